@@ -40,6 +40,16 @@ class ByPointer:
 
 
 @dataclass(frozen=True)
+class InRegister:
+    """An address that a register holds."""
+
+    held: Register
+
+    def point(self, asm: Assembler, register: Register) -> None:
+        asm.emit("mov", register, self.held)
+
+
+@dataclass(frozen=True)
 class InPool:
     """A literal, at its offset in the pool."""
 

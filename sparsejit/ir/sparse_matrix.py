@@ -123,6 +123,10 @@ class SparseMatrix:
             self._made[key] = make()
         return cast("_Made", self._made[key])
 
+    def has_made(self, key: Hashable) -> bool:
+        """Whether something was made under a key, or under one that begins with it."""
+        return any(key in (known, isinstance(known, tuple) and known[0]) for known in self._made)
+
     # The families whose data were made of the weights, and lie where other code reads them.
     kept: frozenset[str] = frozenset()
 

@@ -1,10 +1,14 @@
 """Chains of elementwise functions and row reductions."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.recurrence.gate_sums import is_scaled_column, only_gates_read
 from sparsejit.lowering.registry import lowers
 from sparsejit.passes.chain_steps import as_chain
@@ -32,5 +36,28 @@ def _lower(low: Lowering, node: Node, chain: Chain) -> None:
         raise InvalidInput(f"{chain.title} reduces rows of {chain.shape}; give them elements")
     reads = [low.view(value) for value in node.inputs]
     scalars = [low.scalar(value) for value in node.inputs]
-    writes = [low.result(value) for value in node.outputs]
+    if _stays_side_by_side(low, node, chain):
+        chain = replace(chain, shape=_swapped(chain.shape))
+        reads = [_by_channel(view) for view in reads]
+        writes = [low.result_side_by_side(value) for value in node.outputs]
+    else:
+        writes = [low.result(value) for value in node.outputs]
     low.add_chain(chain, reads, scalars, writes, node.outputs[0].origin)
+
+
+def _stays_side_by_side(low: Lowering, node: Node, chain: Chain) -> bool:
+    """Whether all operands lie by channel, of each the images of all samples; numbers beside."""
+    images = [value for value in node.inputs if value.type.size > 1]
+    if not images or chain.reduces or any(value in low.wanted for value in node.outputs):
+        return False
+    return low.side_by_side.issuperset(images)
+
+
+def _by_channel(view: View) -> View:
+    return view if view.type.size == 1 else view.permuted(_swapped(range(len(view.shape))))
+
+
+def _swapped(sizes: Sequence[int]) -> tuple[int, ...]:
+    """With the first two in each other's place."""
+    first, second, *others = sizes
+    return (second, first, *others)

@@ -24,6 +24,8 @@ from sparsejit.machine.target import Target
 from sparsejit.planner.layer_planner import LayerPlanner
 from sparsejit.x86.assembler import Assembler
 
+# Weights that code for one sample and for several read, and their matrices once these are made.
+CommonMatrices = dict[Value, SparseMatrix | None]
 # Told each stage as it begins, and the share of the work done by then, 0 to 1.
 Progress = Callable[[str, float], None]
 
@@ -85,13 +87,19 @@ class Lowering:
     """The state of lowering a graph: views of the values made so far, and the steps so far."""
 
     def __init__(
-        self, graph: Graph, options: ModelOptions, kept: KeptWeights | None = None
+        self,
+        graph: Graph,
+        options: ModelOptions,
+        kept: KeptWeights | None = None,
+        common: CommonMatrices | None = None,
     ) -> None:
         self.graph, self.options, self.kept = graph, options, kept
+        self.common: CommonMatrices = {} if common is None else common
         self.target = options.target
         self.steps: list[Step] = []
         self.wanted = destinations(graph)
         self.feature_major: set[Value] = set()  # what one linear layer keeps so for others
+        self.side_by_side: set[Value] = set()  # images by channel, of each those of all samples
         self.lowered: set[Node] = set()  # before their turn, with a node that they read
         self.sums_for_gates: dict[Value, Node] = {}  # that a GRU's gates add up themselves
         self._views: dict[Value, View] = {}
@@ -127,7 +135,8 @@ class Lowering:
 
     def trial(self, values: Sequence[Value]) -> "Lowering":
         """An empty list of kernels for what reads some values, which `adopt` may take over."""
-        trial = Lowering(Graph((), (), (), self.graph.constants), self.options, self.kept)
+        nothing = Graph((), (), (), self.graph.constants)
+        trial = Lowering(nothing, self.options, self.kept, self.common)
         trial.wanted, trial._arrays = self.wanted, self._arrays
         for value in values:
             trial.bind(value, self.view(value))
@@ -169,9 +178,18 @@ class Lowering:
 
     def matrix(self, value: Value) -> SparseMatrix:
         """The weights that a constant holds. Raises CompileError as `constant` does."""
-        if self.kept is None or value not in self.graph.constants:
-            return SparseMatrix(self.constant(value))
-        return self.kept.matrix(value, self.graph.constants)
+        if self.kept is not None and value in self.graph.constants:
+            return self.kept.matrix(value, self.graph.constants)
+        return self.laid_out(value, lambda weights: weights)
+
+    def laid_out(self, value: Value, matrix_of: Callable[[Array], Array]) -> SparseMatrix:
+        """The matrix that is made of a constant. Raises CompileError as `constant` does."""
+        made = self.common.get(value)
+        if made is None:
+            made = SparseMatrix(matrix_of(self.constant(value)))
+            if value in self.common:
+                self.common[value] = made
+        return made
 
     def scalar(self, value: Value) -> float | None:
         """The number that a constant of one element holds; None for all other values."""
@@ -192,6 +210,15 @@ class Lowering:
         wanted = self.wanted.get(value)
         view = wanted if wanted and fits(wanted) else self.temporary(value.type)
         self.bind(value, view)
+        return view
+
+    def result_side_by_side(self, value: Value) -> View:
+        """For images (samples, channels, *positions), a new (channels, samples, *positions)."""
+        order = (1, 0, *range(2, len(value.shape)))
+        kind = replace(value.type, shape=tuple(value.shape[axis] for axis in order))
+        view = self.temporary(kind)
+        self.bind(value, view.permuted(order))
+        self.side_by_side.add(value)
         return view
 
     def dense_result(self, value: Value) -> View:

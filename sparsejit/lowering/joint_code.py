@@ -26,7 +26,7 @@ class JointCode:
 
     def __init__(self, each: ModelCode, end: JointEnd) -> None:
         self._each, self._end = each, end
-        self._several = ModelCode(end.lowered, None)
+        self._several = ModelCode(end.lowered, None, each.lowered.steps)
         self._lowered = each.lowered
         self._left, self._joint = each.left, each.joint
         self._to_come = Memory(WORKSPACE, self._lowered.joint_offset + POINTER)

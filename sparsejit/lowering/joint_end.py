@@ -10,38 +10,78 @@ one. A sample alone has steps of its own for its last layers, as before.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from sparsejit.ir.graph import Graph
-from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.context import CommonMatrices, Lowering, ModelOptions
 from sparsejit.lowering.lowered_model import JointEnd, LoweredModel
 from sparsejit.lowering.memory.storage import Buffer, OutputBuffer, View
 from sparsejit.lowering.step import Step
 from sparsejit.lowering.tiles import ENOUGH_ROWS
-from sparsejit.passes.last_layers import LastLayers, last_layers
+from sparsejit.passes.last_layers import LastLayers, last_layers, weights_behind
 
-SAMPLES = ENOUGH_ROWS
-# The share of a sample's time that must be saved: the end is there twice, code and weights.
+# The share of a sample's time that must be saved: the end is there twice, but for weights as data.
 _LEAST_SAVED = 0.02
 
 # Lowers the graph of so many samples.
 LowerSeveral = Callable[[Graph, int], LoweredModel]
 
 
+class EndSize(NamedTuple):
+    """How many samples share layers in which a sample has fewer rows than these."""
+
+    rows: int
+    samples: int
+
+
+_NARROW = EndSize(ENOUGH_ROWS, ENOUGH_ROWS)
+# Where code comes from memory, images of so few positions need it for several samples. More of
+# these would exceed L2.
+_FAR = EndSize(256, 4)
+
+
+def _sizes(options: ModelOptions) -> list[EndSize]:
+    """Those worth a try."""
+    is_far = options.weight_bytes > options.planner.l3_bytes
+    return [_NARROW, _FAR] if is_far else [_NARROW]
+
+
+def common_matrices(graph: Graph, options: ModelOptions) -> CommonMatrices:
+    """Room for the matrices of all layers that an end may have."""
+    rows = max(size.rows for size in _sizes(options))
+    return dict.fromkeys(weights_behind(graph, rows))
+
+
 def joint_end(low: Lowering, lower: LowerSeveral) -> JointEnd | None:
     """The end of a model whose steps are lowered; None where that is not to be, or gains little."""
-    found = last_layers(low.graph, SAMPLES, ENOUGH_ROWS)
+    found = [end for size in _sizes(low.options) if (end := _end(low, lower, size)) is not None]
+    best = max(found, key=lambda end: _saved_ns(low, end), default=None)
+    whole_ns = sum(step.ns for step in low.steps)
+    if best is None or _saved_ns(low, best) < _LEAST_SAVED * whole_ns:
+        return None
+    return best
+
+
+def _saved_ns(low: Lowering, end: JointEnd) -> float:
+    """What a sample gains."""
+    return _alone_ns(low, end.first) - end.lowered.ns / end.samples
+
+
+def _alone_ns(low: Lowering, first: int) -> float:
+    return sum(step.ns for step in low.steps[first:])
+
+
+def _end(low: Lowering, lower: LowerSeveral, size: EndSize) -> JointEnd | None:
+    """None where the graph has no such end."""
+    found = last_layers(low.graph, size.samples, size.rows)
     views = None if found is None else _views(low, found)
     if found is None or views is None:
         return None
     first = _first(low.steps, views, found, len(low.graph.outputs))
     if not _are_read(views, low.steps[first:]):
         return None
-    lowered = lower(found.graph, SAMPLES)
-    alone_ns = sum(step.ns for step in low.steps[first:])
-    whole_ns = sum(step.ns for step in low.steps)
-    if alone_ns - lowered.ns / SAMPLES < _LEAST_SAVED * whole_ns:
-        return None
-    fewest = min(int(lowered.ns / alone_ns) + 1, SAMPLES)
+    lowered = lower(found.graph, size.samples)
+    fewest = min(int(lowered.ns / _alone_ns(low, first)) + 1, size.samples)
     return JointEnd(first, fewest, _copies(low, found, views), lowered, found.outputs)
 
 

@@ -24,9 +24,9 @@ from sparsejit.asm_templates.shared.location import (
     Location,
 )
 from sparsejit.ir.graph import Graph
-from sparsejit.lowering.context import Lowering, ModelOptions, Progress
+from sparsejit.lowering.context import CommonMatrices, Lowering, ModelOptions, Progress
 from sparsejit.lowering.empty import is_empty
-from sparsejit.lowering.joint_end import joint_end
+from sparsejit.lowering.joint_end import common_matrices, joint_end
 from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.lowered_model import POINTER, JointEnd, LoweredModel, header_bytes
 from sparsejit.lowering.memory.storage import (
@@ -81,18 +81,22 @@ def lower_model(
     tile: int | None = None,
     kept: KeptWeights | None = None,
     joins: bool = False,
+    common: CommonMatrices | None = None,
 ) -> LoweredModel:
     """Choose a kernel for every node and a place for every buffer.
 
     The graph is of `tile` samples where the batch is free; `kept` is what other code of the model
     made of its weights. A function of one sample that `joins` has last layers for several, if
-    these gain. Raises InvalidInput or CompileError for what no kernel can do.
+    these gain; both have matrices in `common`. Raises InvalidInput or CompileError for what no
+    kernel can do.
     """
     if not options.weight_bytes:
         matrices = [array for array in graph.constants.values() if array.ndim > 1]
         found = sum(weight_bytes(int(np.count_nonzero(each)), each.nbytes) for each in matrices)
         options = replace(options, weight_bytes=found - unread_bytes(graph))
-    low = Lowering(graph, options, kept)
+    joins = joins and tile == 1 and not options.exact and options.threads == 1
+    common = common_matrices(graph, options) if joins else common
+    low = Lowering(graph, options, kept, common)
     for number, node in enumerate(graph.nodes):
         progress(f"choosing a kernel for {node.outputs[0].origin.name}", number / len(graph.nodes))
         if not is_empty(low, node):
@@ -107,7 +111,7 @@ def lower_model(
     waves = schedule(low.steps, options.threads_a_tile, WavePrices.on(options.target))
     steps, run = tuple(low.steps), [[[t.step for t in each] for each in w.threads] for w in waves]
     first = first_of_turns(steps, options) if tile == 1 else None
-    end = _end_of(low) if joins and tile == 1 else None
+    end = _end_of(low) if joins else None
     if first is None or (end is not None and end.first < first):
         return LoweredModel(graph, options, steps, waves, plan_memory(run), tile or 1, None, end)
     own_bytes, most_bytes = header_bytes(graph, waves, end), bytes_of_turns(options)
@@ -117,10 +121,10 @@ def lower_model(
 
 
 def _end_of(low: Lowering) -> JointEnd | None:
-    """Last layers for several samples; none where these may not differ in a bit from one alone."""
-    if low.options.exact or low.options.threads > 1:
-        return None
-    return joint_end(low, lambda graph, n: lower_model(graph, low.options, tile=n, kept=low.kept))
+    def several(graph: Graph, tile: int) -> LoweredModel:
+        return lower_model(graph, low.options, tile=tile, kept=low.kept, common=low.common)
+
+    return joint_end(low, several)
 
 
 def _is_there(view: View, number: int) -> bool:
@@ -145,12 +149,16 @@ class ModelCode:
 
     tile_step = 1  # from a tile to the next that the same code runs
 
-    def __init__(self, lowered: LoweredModel, probe: Probe | None) -> None:
+    def __init__(
+        self, lowered: LoweredModel, probe: Probe | None, beside: Sequence[Step] = ()
+    ) -> None:
         self.lowered, self.graph, self.probe = lowered, lowered.graph, probe
         self.literals: dict[ConstantBuffer, int] = {}
         steps = [each.step for wave in lowered.waves for each in wave.steps]
         is_alone = lowered.options.threads_a_tile == 1
-        self.bodies = SharedBodies(steps, lowered.operand_offset if is_alone else None)
+        others = beside if lowered.end is None else lowered.end.lowered.steps
+        slots = lowered.operand_offset if is_alone else None
+        self.bodies = SharedBodies(steps, slots, others)
         self.scratch = dict(zip(steps, lowered.memory.scratch, strict=True))
         self.left = Memory(WORKSPACE, lowered.left_offset)
         self.status = Memory(WORKSPACE, lowered.status_offset)

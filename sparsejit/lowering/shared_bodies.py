@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from sparsejit.asm_templates.shared.location import WORKSPACE, ByPointer
-from sparsejit.lowering.step import Locations, Step
+from sparsejit.lowering.step import Locations, Step, point
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rax
 from sparsejit.x86.routines import call_routine
@@ -21,13 +21,16 @@ _LEAST_NS = 1000.0
 class SharedBodies:
     """The bodies, and the codes with keys, that more than one of some steps have.
 
-    `slots` is where the workspace has `OPERAND_SLOTS` pointers; None where threads share it.
+    `slots` is where the workspace has `OPERAND_SLOTS` pointers; None where threads share it. What
+    runs `beside` these steps in the same function has other slots, but bodies may be the same.
     """
 
-    def __init__(self, steps: Iterable[Step], slots: int | None) -> None:
+    def __init__(
+        self, steps: Iterable[Step], slots: int | None, beside: Iterable[Step] = ()
+    ) -> None:
         self._slots = slots
         all_steps = list(steps)
-        bodies = Counter(step.body for step in all_steps if step.body)
+        bodies = Counter(step.body for step in (*all_steps, *beside) if step.body)
         keys = Counter(step.code_key for step in all_steps if self._is_worth_it(step))
         self._shared = {body for body, count in bodies.items() if count > 1}
         self._shared_keys = {key for key, count in keys.items() if count > 1}
@@ -40,7 +43,7 @@ class SharedBodies:
     def run(self, asm: Assembler, step: Step, at: Locations) -> None:
         """Append a step."""
         if step.body is not None and step.body in self._shared:
-            at.point(asm)
+            point(asm, at, step.scratch_bytes > 0)
             call_routine(asm, step.body, step.body)
         elif self._is_worth_it(step) and step.code_key in self._shared_keys:
             self._call(asm, step, at)
@@ -56,4 +59,4 @@ class SharedBodies:
         reads = len(at.reads)
         places = [ByPointer(slot) for slot in slots[: reads + len(at.writes) + 1]]
         given = Locations(places[:reads], places[reads:-1], places[-1], at.status)
-        call_routine(asm, ("step", step.code_key), lambda asm: step.emit(asm, given))
+        call_routine(asm, ("step", self._slots, step.code_key), lambda asm: step.emit(asm, given))

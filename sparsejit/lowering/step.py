@@ -11,7 +11,7 @@ from sparsejit.ir.spec import Layer
 from sparsejit.lowering.memory.storage import View
 from sparsejit.planner.plan import Plan
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Memory, Register, dword, rax, rdi, rsi
+from sparsejit.x86.operands import Memory, Register, dword, rax, rdi, rdx, rsi
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,21 @@ class Locations:
 Body = Callable[[Assembler], None]
 
 
-def between(body: Body) -> Callable[[Assembler, Locations], None]:
-    """What appends a body with rdi and rsi pointing to a step's operands."""
+def between(body: Body, scratch: bool = False) -> Callable[[Assembler, Locations], None]:
+    """What appends a body with rdi and rsi pointing to a step's operands, rdx to `scratch`."""
 
     def emit(asm: Assembler, at: Locations) -> None:
-        at.point(asm)
+        point(asm, at, scratch)
         body(asm)
 
     return emit
+
+
+def point(asm: Assembler, at: Locations, scratch: bool) -> None:
+    """Have registers point to what a body takes, `scratch` memory too if that is wanted."""
+    at.point(asm)
+    if scratch:
+        at.scratch.point(asm, rdx)
 
 
 @dataclass(frozen=True)
@@ -100,8 +107,8 @@ class Step:
     of `emit` by rounding.
     `divide(n)`: ways to do the same by up to n steps that may run at once, the best guess first.
     `share`: which part of the whole such a step is, in words.
-    `body`: what `emit` appends behind pointing rdi to the first read and rsi to the first write;
-    steps that have the same one may share its code.
+    `body`: what `emit` appends behind pointing rdi to the first read, rsi to the first write and
+    rdx to the scratch memory, if it has any; steps that have the same one may share its code.
     `code_key`: steps that have an equal one append the same code, but for where their views lie.
     """
 

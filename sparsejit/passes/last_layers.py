@@ -59,6 +59,12 @@ def last_layers(single: Graph, samples: int, enough_rows: int) -> LastLayers | N
     return None if graph is None else LastLayers(read, graph, outputs)
 
 
+def weights_behind(single: Graph, enough_rows: int) -> list[Value]:
+    """The weights of products behind the last that has so many rows."""
+    nodes = single.nodes[_start(single, enough_rows) :]
+    return [node.inputs[1] for node in nodes if _has_weights(single, node)]
+
+
 def _start(single: Graph, enough_rows: int) -> int:
     """The node behind the last that needs no other samples, or cannot be of several."""
     for number in reversed(range(len(single.nodes))):

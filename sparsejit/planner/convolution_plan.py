@@ -52,6 +52,11 @@ class WindowPlan:
     def cost(self) -> Cost:
         return self.costs[self.name]
 
+    def shared_by(self, samples: int) -> "WindowPlan":
+        """The part of each of some samples: what code costs to arrive, it costs once."""
+        costs = {name: replace(cost, ns=cost.ns / samples) for name, cost in self.costs.items()}
+        return replace(self, costs=costs)
+
 
 @dataclass(frozen=True)
 class FilterProduct:

@@ -47,7 +47,8 @@ class CommonLiterals:
 class LiteralPool:
     """Arrays in order, with what aligns them; `size` is in bytes.
 
-    Large arrays are not copied: they must stay as they are until `write`. `common` are literals
+    Large arrays are not copied: they must stay as they are until `write`, and lie in the pool once
+    however often they are appended. `common` are literals
     of another image that need not be appended, or those of this one if that has none yet.
     """
 
@@ -55,6 +56,7 @@ class LiteralPool:
         self.size = 0
         self._common = common
         self._places: list[tuple[int, memoryview]] = []
+        self._large: dict[tuple[_Span, int], int] = {}
 
     def append(self, values: npt.NDArray[Any], align: int) -> int:
         """Where the array begins, a multiple of `align` bytes."""
@@ -62,11 +64,15 @@ class LiteralPool:
         common = self._common
         if common is not None and (there := common.offset_of(whole)) is not None:
             return COMMON + there
+        if (known := self._large.get((_span(whole), align))) is not None:
+            return known
         offset = -(-self.size // align) * align
         if common is not None and not common.address:
             common.add(whole, offset)
         if whole.nbytes < _LARGE:
             whole = whole.copy()
+        else:
+            self._large[_span(whole), align] = offset
         self._places.append((offset, whole.view(np.uint8).data))
         self.size = offset + whole.nbytes
         return offset

@@ -1,5 +1,6 @@
 """Last layers that several samples have in common: what a sample alone computes, up to rounding."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from test_batch_forms import random_samples
 
 import sparsejit
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Element, Graph
+from sparsejit.ir.graph import Element, Graph, Value
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.row_chains import softmax
@@ -90,6 +91,26 @@ def looked_up() -> Graph:
     return s.finish(s(Linear(), s(Reshape((1, 100)), wide), s.weight(CLASSES, 100)))
 
 
+def bottlenecks() -> Graph:
+    """Blocks of pruned convolutions with a sum, of more positions than a vector has lanes."""
+    s = Sketch()
+    point, around = Convolution((1, 1), (0, 0), (1, 1)), Convolution((1, 1), (1, 1), (1, 1))
+    relu = replace(point, activation=Activation.RELU)
+
+    def pruned(*shape: int) -> Value:
+        return s.constant(s.random.standard_normal(shape) * (s.random.random(shape) < 0.2))
+
+    x = s(replace(relu, stride=(2, 2)), s.input(1, 3, 33, 33), s.weight(24, 3, 1, 1))
+    x = s(replace(relu, stride=(3, 3)), x, s.weight(24, 24, 1, 1))  # 6 x 6
+    for _ in range(2):
+        y = s(relu, x, pruned(8, 24, 1, 1), s.weight(8))
+        y = s(replace(around, activation=Activation.RELU), y, pruned(8, 8, 3, 3), s.weight(8))
+        x = s("relu", s("add", s(point, y, pruned(24, 8, 1, 1), s.weight(24)), x))
+    mean = Pooling(PoolingKind.AVERAGE, (6, 6), (1, 1), ((0, 0), (0, 0)), (1, 1))
+    flat = s(Reshape((1, 24)), s(mean, x))
+    return s.finish(s(Linear(), flat, s.weight(CLASSES, 24), s.weight(CLASSES)))
+
+
 GRAPHS = {
     each.__name__: each for each in (classifier, features_too, small_images, two_read, looked_up)
 }
@@ -145,6 +166,38 @@ def test_samples_that_take_turns_have_an_end_in_common(
     made = lowered(graph, "avx2")
     assert made.turns is not None and made.end is not None
     check_batches(graph, made, "avx2")
+
+
+@pytest.fixture
+def far(joined: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images of some positions are last layers, too, as where code comes from memory."""
+    monkeypatch.setattr(joint_end, "_sizes", lambda _: [joint_end.EndSize(256, 4)])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_images_of_several_samples_lie_side_by_side(isa: str, far: None) -> None:
+    graph = bottlenecks()
+    made = lowered(graph, isa)
+    assert made.end is not None and made.end.samples == 4
+    (x,) = made.end.lowered.graph.inputs
+    assert x.shape == (4, 24, 17, 17)
+    check_batches(graph, made, isa)
+
+
+def test_weights_are_there_once(far: None) -> None:
+    """Code for one sample and for several reads them, whether they are code or data."""
+    graph = bottlenecks()
+    made = lowered(graph, "avx2")
+    assert made.end is not None
+    windows = [step for step in made.steps if step.kernel == "sparse-windows-avx2"]
+    assert len(windows) == 2
+    for step in windows:
+        again = [each for each in made.end.lowered.steps if each.body is step.body]
+        assert len(again) == 4
+    alone = lowered(graph, "avx2", joins=False)
+    sizes = [build_forms([each], "joint").image.size for each in (made, alone)]
+    weights = sum(step.facts.code_bytes for step in windows)
+    assert sizes[0] - sizes[1] < sizes[1] - weights
 
 
 @given(st.integers(1, 40), st.integers(1, 16))

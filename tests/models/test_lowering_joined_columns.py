@@ -18,6 +18,7 @@ from sparsejit.ir.ops.views import Concat
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.lowering.tiles import samples_a_tile
 from sparsejit.machine.target import Target
+from sparsejit.passes.default import run_passes
 
 pytestmark = pytest.mark.plans
 
@@ -79,6 +80,22 @@ def test_long_images_stay_apart() -> None:
     x = s.input(3, CHANNELS, 16)
     graph = s.finish(s(Convolution((1,), (0,), (1,)), x, s.weight(OUTPUTS, CHANNELS, 1)))
     assert products(kernels_of(graph, "avx2")) == 3
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_long_images_of_one_tap_that_save_vectors_are_one_product(isa: str) -> None:
+    """Results lie side by side, and so does what functions make of them and of each other."""
+    s = Sketch()
+    point = Convolution((1, 1), (0, 0), (1, 1))
+    x = s.input(8, CHANNELS, 3, 6)  # 18 positions, 144 in all
+    first, second = (s(point, x, s.weight(OUTPUTS, CHANNELS, 1, 1)) for _ in range(2))
+    both = s("tanh", s("add", first, s("mul", second, s.constant(np.array(0.5)))))
+    other = s(point, both, s.weight(CHANNELS, OUTPUTS, 1, 1), s.weight(CHANNELS))
+    graph = run_passes(s.finish(s("add", other, x), both))
+    kernels = kernels_of(graph, isa)
+    assert sum("f32" in name for name in kernels) == 3
+    assert kernels.count("copy") <= 3  # of x, to the output, and of what is read beside x
+    check_graph(graph, [random_input(graph)], Target.named(isa), 1e-3)
 
 
 def encoder() -> nn.Module:

@@ -1,5 +1,6 @@
 """The filters of a convolution as the matrix of a linear layer."""
 
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -16,15 +17,18 @@ def filter_matrix(low: Lowering, node: Node) -> tuple[SparseMatrix, MatVec]:
     """W (out, channels * taps), those of a transposed convolution turned around; and its layer."""
     op, (_, weights, *bias) = node.op, node.inputs
     assert isinstance(op, Convolution)
-    filters = low.constant(weights)
-    if op.transposed:
-        filters = _as_direct(filters, op.groups)
-    matrix = SparseMatrix(_block_diagonal(filters, op.groups))
+    matrix = low.laid_out(weights, partial(_as_matrix, op))
     values = low.constant(bias[0]) if bias else None
     each = MatVec(matrix.out_features, matrix.in_features, values, op.activation, op.dtype)
     each = with_input_scale(each, matrix, op)
     matrix.check_fits(each)
     return matrix, each
+
+
+def _as_matrix(op: Convolution, filters: Array) -> Array:
+    """W (out, channels * taps) of a convolution's weights."""
+    direct = _as_direct(filters, op.groups) if op.transposed else filters
+    return _block_diagonal(direct, op.groups)
 
 
 def _as_direct(weights: Array, groups: int) -> Array:

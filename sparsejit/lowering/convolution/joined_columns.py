@@ -8,7 +8,7 @@ A product of few positions leaves lanes empty and reads all weights for each sam
 from dataclasses import replace
 from math import prod
 
-from sparsejit.ir.graph import Node, TensorType
+from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
@@ -20,6 +20,8 @@ from sparsejit.lowering.products.linear import product_step
 _ENOUGH_POSITIONS = 16
 # Columns gathered for each sample by itself cost code and time beside the product's.
 _MOST_TIMES = 1.25
+# What lies sample by sample is copied to where columns of all samples lie, and back.
+_MOST_OF_LONG = 0.97
 
 
 def lower_joined(
@@ -31,19 +33,19 @@ def lower_joined(
     samples, outputs, *positions = y.shape
     is_long = prod(positions) >= _ENOUGH_POSITIONS
     # int8 has a scale for all columns of a product, which would depend on other samples.
-    if samples == 1 or is_long or op.transposed or op.dtype is DType.INT8:
+    if samples == 1 or op.transposed or op.dtype is DType.INT8:
+        return False
+    if is_long and prod(weights.shape[2:]) > 1:
         return False
     joined = MatMul(each, samples * prod(positions), Layout.FEATURE_MAJOR)
     planner = low.options.planner
     apart_ns = samples * planner.expected_ns(alone, matrix)
-    if planner.expected_ns(joined, matrix) >= _MOST_TIMES * apart_ns:
+    most_times = _MOST_OF_LONG if is_long else _MOST_TIMES
+    if planner.expected_ns(joined, matrix) >= most_times * apart_ns:
         return False
     columns = _columns(low, node, weights.shape[2:], tuple(positions))
-    kind = TensorType((outputs, samples * prod(positions)), y.type.element)
-    result = low.temporary(kind)
-    by_sample = result.reshaped((outputs, samples, *positions))
-    assert by_sample is not None
-    low.bind(y, by_sample.permuted((1, 0, *range(2, len(y.shape)))))
+    result = low.result_side_by_side(y).reshaped((outputs, samples * prod(positions)))
+    assert result is not None
     low.add(product_step(node, joined, matrix, columns, result, low.options))
     return True
 

@@ -4,8 +4,9 @@ By price one of: weights as code, a loop over channels with all weights, Winogra
 where code is so long that it comes from far, columns gathered after all.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -26,6 +27,7 @@ from sparsejit.asm_templates.convolution.winograd import (
     lower_winograd,
     winograd_image,
 )
+from sparsejit.asm_templates.shared.location import InRegister
 from sparsejit.ir.graph import Element, Node, TensorType
 from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -36,7 +38,7 @@ from sparsejit.lowering.convolution.filters import filter_matrix
 from sparsejit.lowering.convolution.images import image_result
 from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import View
-from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.step import Body, Facts, Locations, Step, between
 from sparsejit.machine.target import Target
 from sparsejit.planner.convolution_plan import (
     DENSE_WINDOWS,
@@ -50,9 +52,9 @@ from sparsejit.planner.convolution_plan import (
 )
 from sparsejit.planner.split import some_rows
 from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import rdx
 
 _ROW_STEP = 8  # channels: parts of a layer begin where a block of sums may
-_Emit = Callable[[Assembler, Locations], None]
 # What lowers a kernel's windows, and what appends its code.
 _KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
     DENSE_WINDOWS: (lower_dense_windows, emit_dense_windows),
@@ -66,6 +68,8 @@ def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec)
     image = window_image(low, node)
     if image is None:
         return False
+    if image.samples > 1 and matrix.has_made("csr") and not matrix.has_made(SPARSE_WINDOWS):
+        return False  # one sample's columns are gathered: the weights for that are there
     choice = plan_windows(image, matrix, each, low.options.planner)
     if columns_are_cheaper(image, matrix, each, choice, low.options.planner):
         return False
@@ -99,7 +103,15 @@ def _add_steps(
     planes = low.temporary(TensorType((read.floats,), Element.FLOAT32))
     low.add(_padding_step(low, node, read, x, planes))
     reads = (planes, low.contiguous(node.inputs[3])) if adds_operand(node) else (planes,)
-    low.add(_product_step(low, node, image, matrix, each, reads, y, choice))
+    if adds_operand(node) or not matrix.has_made(_code_key(image, y)):
+        low.add(_product_step(low, node, image, matrix, each, reads, y, choice))
+        return
+    one, size = replace(image, samples=1), image.channels * image.channel
+    alone = choice.shared_by(image.samples)
+    for sample in range(image.samples):
+        plane = planes.sliced(0, sample * size, (sample + 1) * size)
+        place = y.sliced(0, sample, sample + 1)
+        low.add(_product_step(low, node, one, matrix, each, (plane,), place, alone))
 
 
 def _padding_step(low: Lowering, node: Node, image: PaddedImage, x: View, planes: View) -> Step:
@@ -145,10 +157,11 @@ def _product_step(
         made = _product_step(low, node, image, rows, some, from_channels, into, own)
         return replace(made, share=f"channels {first} to {end - 1}")
 
-    emit, scratch = _products(image, matrix, each, y, choice.name, low.target)
+    code = _code(image, matrix, each, y, choice.name, low.target, adds=len(reads) > 1)
     facts = _facts(matrix, each, choice, image, node.inputs[1].origin.name)
     kernel, origin = f"{choice.name}-{low.target.isa}", node.output.origin
-    return Step(kernel, origin, reads, (y,), emit, facts, scratch, divide=divide)
+    made = Step(kernel, origin, reads, (y,), code.emit, facts, code.scratch_bytes, divide=divide)
+    return replace(made, body=code.body)
 
 
 def window_image(low: Lowering, node: Node) -> PaddedImage | None:
@@ -167,19 +180,49 @@ def window_image(low: Lowering, node: Node) -> PaddedImage | None:
     return image if fills_windows(image, low.target) else None
 
 
-def _products(
-    image: PaddedImage, matrix: SparseMatrix, each: MatVec, y: View, name: str, target: Target
-) -> tuple[_Emit, int]:
-    """The code, and the bytes of scratch memory that it needs."""
+@dataclass(frozen=True, eq=False)
+class _WindowCode:
+    """What appends a kernel's code, and its bytes of scratch memory; `body` is as in `Step`."""
+
+    emit: Callable[[Assembler, Locations], None]
+    scratch_bytes: int
+    body: Body | None = None
+
+
+def _code(
+    image: PaddedImage,
+    matrix: SparseMatrix,
+    each: MatVec,
+    y: View,
+    name: str,
+    target: Target,
+    adds: bool,
+) -> _WindowCode:
+    """Weights as code are made once for all that run one sample alike."""
     lower, append = _KERNELS[name]
-    lowered = lower(image, each, matrix, (y.strides[0], y.strides[1]), target)
 
-    def emit(asm: Assembler, at: Locations) -> None:
-        at.point(asm)
-        added = AddedOperand(at.reads[1], at.writes[0]) if len(at.reads) > 1 else None
-        append(asm, lowered, at.scratch, added)
+    def made() -> _WindowCode:
+        lowered = lower(image, each, matrix, (y.strides[0], y.strides[1]), target)
+        if name == SPARSE_WINDOWS and image.samples == 1 and not adds:
+            body = partial(append, lowered=lowered, scratch=InRegister(rdx))
+            scratch = lowered.scratch_bytes
+            return _WindowCode(between(body, scratch > 0), scratch, body)
 
-    return emit, lowered.scratch_bytes
+        def emit(asm: Assembler, at: Locations) -> None:
+            at.point(asm)
+            added = AddedOperand(at.reads[1], at.writes[0]) if adds else None
+            append(asm, lowered, at.scratch, added)
+
+        return _WindowCode(emit, lowered.scratch_bytes)
+
+    if name == SPARSE_WINDOWS and image.samples == 1 and not adds:
+        return matrix.once(_code_key(image, y), made)
+    return made()
+
+
+def _code_key(image: PaddedImage, y: View) -> Hashable:
+    """All that the code of one sample depends on beside its weights and bias."""
+    return SPARSE_WINDOWS, replace(image, samples=1, x_pitches=(0, 0, 0)), y.strides[1]
 
 
 def _copy_facts(image: PaddedImage, low: Lowering) -> Facts:
