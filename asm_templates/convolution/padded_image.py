@@ -4,6 +4,10 @@
 
 With a stride of 2 even and odd columns, and even and odd rows, are planes of their own: in each,
 neighbouring positions meet neighbouring elements. Stores run over into what is written next.
+
+    tap 0   0 x x x | 0 x x x | ...      tap 1   x x x x | x x x x | ...      tap 2   x x x 0 | ...
+
+Or each tap of a row has a plane, without gaps: all positions of an image follow each other there.
 """
 
 from dataclasses import dataclass
@@ -35,6 +39,7 @@ _X_ROW, _ROW, _FILLED = r8, r10, r11
 _UNROLLED = 16  # vectors of zeros; more of them take a loop
 MOST_COLUMNS = 1 << 13  # the code of a row has all its vectors
 _SLACK = 16  # floats: less than what a store may run over the end
+_LINE = 16  # floats of a cache line
 
 
 @dataclass(frozen=True)
@@ -72,9 +77,24 @@ def phases(axis: Axis) -> list[Phase]:
     return found
 
 
+def tap_phases(axis: Axis) -> list[Phase]:
+    """What each tap meets, position after position."""
+    found = []
+    for tap in range(axis.kernel):
+        offset = tap * axis.dilation
+        before = min(axis.positions, max(0, -(-(axis.padding - offset) // axis.stride)))
+        first = offset + before * axis.stride - axis.padding
+        last = axis.size - 1 - first
+        count = min(axis.positions - before, last // axis.stride + 1 if last >= 0 else 0)
+        found.append(Phase(tap, before, first, count, axis.positions))
+    return found
+
+
 @dataclass(frozen=True)
 class PaddedImage:
     """The planes of (samples, channels) images; `x_pitches` are bytes from one to the next.
+
+    `by_tap`: each tap of a row has a plane of its own, in which positions follow each other.
 
     A plane has `row_count` rows of `pitch` floats. Behind the last that windows meet lie zeros: in
     them ends the row before, and lanes that are no positions find no subnormal numbers there, which
@@ -86,6 +106,7 @@ class PaddedImage:
     rows: Axis
     columns: Axis
     x_pitches: tuple[int, int, int]
+    by_tap: bool = False
 
     @cached_property
     def row_phases(self) -> list[Phase]:
@@ -93,11 +114,13 @@ class PaddedImage:
 
     @cached_property
     def column_phases(self) -> list[Phase]:
-        return phases(self.columns)
+        return tap_phases(self.columns) if self.by_tap else phases(self.columns)
 
     @cached_property
     def pitch(self) -> int:
         """Floats from one row of a plane to the next: zeros before a row end the row before it."""
+        if self.by_tap:
+            return self.columns.positions
         filled = max(p.before + p.count for p in self.column_phases)
         shared = max(p.needed - p.before for p in self.column_phases)
         return max(filled, shared, self.columns.positions)
@@ -108,8 +131,12 @@ class PaddedImage:
 
     @property
     def plane(self) -> int:
-        """Floats of a plane, with what stores of its last rows may run over."""
-        return self.row_count * self.pitch + _SLACK
+        """Floats of a plane, with what stores of its last rows may run over.
+
+        Planes of taps are an odd number of cache lines apart: many meet at the same position.
+        """
+        floats = self.row_count * self.pitch + _SLACK
+        return (-(-floats // _LINE) | 1) * _LINE if self.by_tap else floats
 
     @property
     def planes_a_channel(self) -> int:
@@ -130,6 +157,8 @@ class PaddedImage:
         """Floats from a channel's first plane to what each tap meets at the first position."""
         rows = _places(self.rows, self.row_phases)
         columns = _places(self.columns, self.column_phases)
+        if self.by_tap:
+            columns = [(tap, 0) for tap in range(self.columns.kernel)]
         each = (
             (row_plane * len(self.column_phases) + plane) * self.plane + down * self.pitch + right
             for (row_plane, down), (plane, right) in product(rows, columns)
@@ -230,23 +259,29 @@ class _PaddingCode:
     def _elements(self) -> None:
         """The elements of a row, to each phase's plane."""
         asm, image = self.asm, self.image
-        vectors = max(-(-part.count // self.lanes) for part in image.column_phases)
-        for number in range(vectors):
-            found = self._pair(number) if self.pair else self._vector(number)
-            for plane, part in enumerate(image.column_phases):
-                if number * self.lanes < part.count:
-                    at = plane * image.plane + part.before + number * self.lanes
-                    asm.emit("vmovups", Memory(_ROW, 4 * at), found[part.first])
+        loads: dict[int, list[tuple[int, Phase]]] = {}
+        for plane, part in enumerate(image.column_phases):
+            start = part.first - part.first % image.columns.stride
+            loads.setdefault(start, []).append((plane, part))
+        most = max(part.count for part in image.column_phases)
+        for first, (start, parts) in product(range(0, most, self.lanes), loads.items()):
+            if not any(first < part.count for _, part in parts):
+                continue
+            found = self._pair(2 * first + start) if self.pair else self._vector(first + start)
+            for plane, part in parts:
+                if first < part.count:
+                    at = plane * image.plane + part.before + first
+                    asm.emit("vmovups", Memory(_ROW, 4 * at), found[part.first - start])
 
-    def _vector(self, number: int) -> dict[int, Register]:
-        register, first = vector(self.asm, 0), self.image.column_phases[0].first
-        self._load(register, number * self.lanes + first)
-        return {first: register}
+    def _vector(self, first: int) -> tuple[Register, ...]:
+        """The elements from the first on."""
+        register = vector(self.asm, 0)
+        self._load(register, first)
+        return (register,)
 
-    def _pair(self, number: int) -> tuple[Register, Register]:
-        """The even and the odd elements of the next two vectors."""
+    def _pair(self, first: int) -> tuple[Register, ...]:
+        """The even and the odd elements of two vectors."""
         asm, (even, high, odd) = self.asm, (vector(self.asm, n) for n in range(3))
-        first = 2 * number * self.lanes
         self._load(even, first)
         self._load(high, first + self.lanes)
         if asm.target.isa == "avx512":

@@ -2,6 +2,7 @@
 
     along rows      one vector after the other in each row, the last of which overlaps
     across rows     through the zeros between rows: what they give is left out of y
+    in order        all rows as one, where planes of taps have no zeros between them
 
 A vector's offsets and masks lie in a table, an entry each:
 
@@ -42,6 +43,8 @@ class WindowPanels:
 
 def window_panels(image: PaddedImage, target: Target) -> WindowPanels:
     """As few vectors as can be; across rows only where lanes can be left out."""
+    if image.by_tap:
+        return _in_order(image, target.lanes)
     along = _along_rows(image, target.lanes)
     if target.isa != "avx512":
         return along
@@ -51,11 +54,28 @@ def window_panels(image: PaddedImage, target: Target) -> WindowPanels:
 
 def _along_rows(image: PaddedImage, lanes: int) -> WindowPanels:
     columns = image.columns.positions
-    starts = np.array([*range(0, columns - lanes, lanes), max(0, columns - lanes)])
+    starts = _starts(columns, lanes)
     rows = np.arange(image.rows.positions)[:, None]
-    table = np.zeros((len(rows), len(starts)), _ENTRY)
-    table["x"], table["y"] = 4 * (rows * image.pitch + starts), 4 * (rows * columns + starts)
-    width = min(columns, lanes)
+    return _overlapping(rows * image.pitch + starts, rows * columns + starts, min(columns, lanes))
+
+
+def _in_order(image: PaddedImage, lanes: int) -> WindowPanels:
+    positions = image.rows.positions * image.columns.positions
+    starts = _starts(positions, lanes)
+    return _overlapping(starts, starts, min(positions, lanes))
+
+
+def _starts(positions: int, lanes: int) -> npt.NDArray[np.int64]:
+    """Where vectors begin that cover so many positions; the last overlaps the one before."""
+    return np.array([*range(0, positions - lanes, lanes), max(0, positions - lanes)])
+
+
+def _overlapping(
+    x: npt.NDArray[np.int64], y: npt.NDArray[np.int64], width: int
+) -> WindowPanels:
+    """Vectors of so many positions from these elements on."""
+    table = np.zeros(x.shape, _ENTRY)
+    table["x"], table["y"] = 4 * x, 4 * y
     table["kept"] = table["stored"] = (1 << width) - 1
     return WindowPanels(table.ravel(), False, width)
 

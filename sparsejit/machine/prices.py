@@ -187,6 +187,8 @@ class LoopPrices(NamedTuple):
     csr_near: the share of L1 up to which its panel of x comes from there.
     winograd: cycles to bring a vector of tiles of an image into Winograd's form, a channel, and
         a vector of products out of it.
+    by_tap: by level, times the price of sparse windows where each tap of a row has planes of its
+        own, for windows one apart and two: more lines to keep in L1, but none across rows.
     panels_from: times the next family's price from which panels are taken for a layer that changes
         layouts: it has nothing else to fall back to.
     """
@@ -200,6 +202,9 @@ class LoopPrices(NamedTuple):
     csr_call: float = 300.0
     csr_near: float = 1.1
     winograd: tuple[float, float] = (45.0, 45.0)
+    by_tap: Mapping[str, tuple[float, float]] = MappingProxyType(
+        {"avx512": (1.09, 0.93), "avx2": (1.2, 0.93)}
+    )
     panels_from: float = 0.85
 
 

@@ -89,6 +89,8 @@ def plan_windows(
     target = planner.target
     counts = expect_windows(image, matrix, target)
     costs = {SPARSE_WINDOWS: price_sparse_windows(counts, target)}
+    if image.by_tap:
+        return WindowPlan(costs, SPARSE_WINDOWS)
     if image.rows.kernel * image.columns.kernel <= MOST_TAPS:
         cycles = image.samples * tile_shape(each, window_panels(image, target), target).cycles
         moved = counts.moved_bytes
@@ -100,6 +102,23 @@ def plan_windows(
         moved = counts.moved_bytes
         costs[WINOGRAD] = price_dense_windows(cycles, weight_bytes, moved, target, passes)
     return WindowPlan(costs, name or min(costs, key=lambda one: costs[one].ns))
+
+
+def cheapest_planes(
+    image: PaddedImage, matrix: SparseMatrix, each: MatVec, planner: LayerPlanner
+) -> PaddedImage:
+    """The image with planes of its own for each tap of a row, where sparse windows gain by that."""
+    plain = plan_windows(image, matrix, each, planner).name
+    if image.columns.kernel == 1 or plain != SPARSE_WINDOWS:
+        return image
+    target, by_tap = planner.target, replace(image, by_tap=True)
+    windows = [
+        price_sparse_windows(expect_windows(one, matrix, target), target).ns
+        for one in (image, by_tap)
+    ]
+    copies = [padding_cost(one, target).ns for one in (image, by_tap)]
+    times = target.core.loops.by_tap[target.isa][image.columns.stride - 1]
+    return by_tap if copies[1] + times * windows[1] < copies[0] + windows[0] else image
 
 
 def fills_windows(image: PaddedImage, target: Target) -> bool:

@@ -1,5 +1,8 @@
 """Convolutions over padded images, and pooling by windows, against their float64 reference."""
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -9,13 +12,18 @@ from runnable import ISAS
 from sketch import Sketch
 from window_cases import Sizes, windows
 
+from sparsejit.asm_templates.convolution.geometry import Axis
+from sparsejit.asm_templates.convolution.padded_image import PaddedImage
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.views import Permute
-from sparsejit.ir.spec import Activation
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, MatVec
 from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.convolution import windows as lowering
 from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target
+from sparsejit.planner.convolution_plan import cheapest_planes, plan_windows
 
 TOLERANCE = 1e-4
 
@@ -51,6 +59,55 @@ def convolutions(draw: st.DrawFn) -> Graph:
 @settings(max_examples=15)
 def test_any_window_over_any_image(isa: str, graph: Graph) -> None:
     check(graph, isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@given(graph=convolutions())
+@settings(max_examples=25)
+def test_any_window_over_planes_of_taps(isa: str, graph: Graph) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lowering, "cheapest_planes", lambda image, *_: replace(image, by_tap=True))
+        check(graph, isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kernel", [2, 3, 5, 7])
+@pytest.mark.parametrize(("size", "stride"), [(33, 1), (32, 2), (17, 2), (16, 1), (8, 1), (5, 2)])
+def test_planes_of_taps_have_the_bits_of_shared_ones(
+    isa: str, kernel: int, size: int, stride: int
+) -> None:
+    """Every position adds the same products in the same order."""
+    op = Convolution((stride,) * 2, (kernel // 2,) * 2, (1, 1), activation=Activation.RELU)
+    graph = convolution((2, 9, size, size), 21, (kernel, kernel), op, 0.3)
+    found, target = [], Target.named(isa)
+    for by_tap in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                lowering, "cheapest_planes", lambda image, *_, b=by_tap: replace(image, by_tap=b)
+            )
+            patch.setattr(lowering, "plan_windows", partial(plan_windows, name="sparse-windows"))
+            patch.setattr(lowering, "fills_windows", lambda *_: True)
+            assert f"sparse-windows-{isa}" in kernels_of(graph, isa)
+            found.append(run_graph(graph, [random_input(graph)], target)[0])
+    np.testing.assert_array_equal(*found)
+
+
+def test_small_images_of_whole_vectors_have_planes_of_taps() -> None:
+    """8 x 8 positions are four vectors of 16, with zeros between rows five; 7 x 7 are four."""
+    target = Target.named("avx512")
+    planner = ModelOptions(target).planner
+    random = np.random.default_rng(0)
+    kept = random.random((128, 64 * 9)) < 0.1
+    matrix = SparseMatrix(random.standard_normal(kept.shape) * kept)
+    each = MatVec(*kept.shape)
+
+    def chosen(size: int, stride: int) -> bool:
+        axis = Axis(size * stride, size, 3, stride, 1, 1)
+        image = PaddedImage(1, 64, axis, axis, (0, 0, 0))
+        return cheapest_planes(image, matrix, each, planner).by_tap
+
+    assert [chosen(size, 1) for size in (7, 8, 14, 56)] == [False, True, False, False]
+    assert chosen(8, 2)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -45,6 +45,7 @@ from sparsejit.planner.convolution_plan import (
     SPARSE_WINDOWS,
     WINOGRAD,
     WindowPlan,
+    cheapest_planes,
     columns_are_cheaper,
     fills_windows,
     padding_cost,
@@ -70,6 +71,7 @@ def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec)
         return False
     if image.samples > 1 and matrix.has_made("csr") and not matrix.has_made(SPARSE_WINDOWS):
         return False  # one sample's columns are gathered: the weights for that are there
+    image = cheapest_planes(image, matrix, each, low.options.planner)
     choice = plan_windows(image, matrix, each, low.options.planner)
     if columns_are_cheaper(image, matrix, each, choice, low.options.planner):
         return False
@@ -84,6 +86,7 @@ def window_steps(low: Lowering, node: Node, x: View, y: View, over: tuple[Axis, 
     """Rows and columns of x to those of y, which lie in order, by the cheaper kernel."""
     image = PaddedImage(x.shape[0], x.shape[1], *over, pitches(x))
     matrix, each = filter_matrix(low, node)
+    image = cheapest_planes(image, matrix, each, low.options.planner)
     choice = plan_windows(image, matrix, each, low.options.planner)
     _add_steps(low, node, x, y, image, matrix, each, choice)
 
