@@ -43,12 +43,13 @@ class BytePlanes:
     def plain(cls, shape: tuple[int, ...], pitch: int | None = None) -> "BytePlanes":
         """For windows of 3x3 and less, with a gap of one byte unless a pitch is given.
 
-        Images without rows are of one row.
+        Images without rows are of one row, which windows leave at its ends alone.
         """
         samples, channels, *space = shape
         rows, columns = (1, *space)[-2:]
         pitch = columns + 1 if pitch is None else pitch
-        return cls(samples, channels, rows, columns, pitch, pitch + 1)
+        reach = pitch + 1 if len(space) > 1 else pitch - columns
+        return cls(samples, channels, rows, columns, pitch, reach)
 
     @property
     def used(self) -> int:

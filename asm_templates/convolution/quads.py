@@ -51,7 +51,7 @@ from sparsejit.x86.routines import call_routine
 from sparsejit.x86.stack import pop, push
 
 _GROUP = np.dtype([("turns", "<i4"), ("entry", "<i4"), ("rows", "<i4"), ("before", "<i4")])
-ROW = np.dtype([("offset", "<i4"), ("scale", "<f4"), ("bias", "<f4")])
+ROW = np.dtype([("offset", "<i4"), ("scale", "<f4"), ("bias", "<f4"), ("late", "<f4")])
 _UNROLLED = 8
 _ENTRY_BYTES = 16
 _PREFETCH_AHEAD = 3072  # bytes of the quads
@@ -62,9 +62,9 @@ _X, _Y, _ADDED, _MASKS = rbx, r12, r13, r14
 _SUMS, _WEIGHTS = ((0, 1, 2, 3), (17, 18, 19, 30)), (12, 13)
 _QUADS_A_LINE = 3  # at most: lines are asked for so often
 _OFFSETS = (rax, r8, r9, r10)
-_KEPT = ("groups", "quads", "rows", "masks", "entries")
+_KEPT = ("groups", "quads", "rows", "masks", "constants", "entries")
 _SLOTS = {name: 8 * n for n, name in enumerate((*_KEPT, "turns", "vectors", "samples"))}
-_SLOT_BYTES = 64
+_SLOT_BYTES = 72
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,7 @@ def quad_stream(
     ends: npt.NDArray[np.floating],
     together: int,
 ) -> QuadStream:
-    """Int8 weights whose inputs lie at `places`, from 0 on; scale and bias of rows in `ends`.
+    """Int8 weights whose inputs lie at `places`, from 0 on; scale and biases of rows in `ends`.
 
     So many rows share their quads, those of any nonzeros alike.
     """
@@ -140,7 +140,8 @@ def quad_stream(
     quads = _quads(used % inputs, values, counts, by_length, places)
     records = np.zeros(members.shape, ROW)
     records["offset"] = members * y_channel
-    records["scale"], records["bias"] = np.moveaxis(ends[members], -1, 0)
+    for number, name in enumerate(("scale", "bias", "late")):
+        records[name] = ends[members, number]
     return QuadStream(
         _groups(-(-counts[by_length] // 4), quads.itemsize), quads, records[by_length].ravel()
     )
@@ -231,7 +232,7 @@ class _QuadCode:
         asm.emit("mov", _Y, rsi)
         asm.emit("mov", _ADDED, rdx)
         asm.address(rax, self.entries)
-        for name, register in zip(_KEPT, (r8, r9, r10, r11, rax), strict=True):
+        for name, register in zip(_KEPT, (r8, r9, r10, r11, rcx, rax), strict=True):
             asm.emit("mov", self._slot(name), register)
         fill_gaps(asm, self.y, rsi, self.results.gap, self.is_first)
         self._loop("samples", self.y.samples, self._sample)
@@ -311,8 +312,8 @@ class _QuadCode:
         asm.jump("jge", turn)
         for sums in self.sums:
             asm.emit("mov", dword(rax), Memory(_ROWS))
-            place = (Memory(base, 0, rax) for base in (_Y, _ADDED))
-            self.results.finish(sums, _ROWS, *place)
+            y, added = (Memory(base, 0, rax) for base in (_Y, _ADDED))
+            self.results.finish(sums, _ROWS, y, added, self._slot("constants"))
             asm.emit("add", _ROWS, ROW.itemsize)
 
     def _quad(self, place: int) -> None:

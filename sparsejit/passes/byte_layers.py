@@ -6,19 +6,24 @@
 
     p = conv[int8, to steps](x, W, b)           z = conv[int8, to steps](x, W, b, q)
     z = rounded(relu(add(p, q)))        ->      of p and q in steps too
+
+    p = rounded(conv[int8](x, W, b))            z = conv[int8, to steps, by a table](x, W, b)
+    z = rounded(gelu(p))                ->
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from sparsejit.ir.graph import Graph, Node, Value
+from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.ir.ops.byte_columns import ByteAttention, NormalisedColumns
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import Activation, DType
+from sparsejit.passes.byte_functions import ByteFunction, ByteFunctions
 from sparsejit.passes.quantised_values import steps_of
 from sparsejit.passes.rewriter import Site, rewrite
 
@@ -26,25 +31,43 @@ _FUSED = {"relu": Activation.RELU}
 
 
 class _End(NamedTuple):
-    """The steps that all read a value in, behind an activation; `last` is what it is then."""
+    """The steps that all read a value in, behind an activation; `last` is what it is then.
+
+    Where more is done to it in steps, these are `own`: `late` is added, which is rounded to
+    `summed` where a table follows, or there is a table alone.
+    """
 
     steps: QuantisedSteps
     activation: Activation
     last: Value
+    own: QuantisedSteps | None = None
+    table: tuple[int, ...] | None = None
+    late: Array | None = None
+    summed: QuantisedSteps | None = None
+
+    @property
+    def rounding(self) -> RoundedResult:
+        is_late = self.late is not None
+        return RoundedResult(self.steps, self.own, None, is_late, self.summed, self.table)
 
 
-def byte_layers(graph: Graph, wins: Callable[[Node], bool]) -> Graph:
+def byte_layers(graph: Graph, wins: Callable[[Node], bool], has_tables: bool = True) -> Graph:
     """The graph with those convolutions to bytes that can, and for which `wins` is true."""
-    found = _Regions(graph, wins)
+    found = _Regions(graph, wins, has_tables)
+    made: dict[Value, Value] = {}
 
     def rule(site: Site) -> Sequence[Value] | None:
         (output, *_), op = site.outputs, site.op
+        if output in found.instead:
+            return (made[found.instead[output]],)
         if output in found.dropped:
             return (site.inputs[0],)
         if output in found.ends and isinstance(op, Convolution):
             end = found.ends[output]
-            made = replace(op, activation=end.activation, rounding=RoundedResult(end.steps))
-            return (site.one(made, *site.inputs),)
+            op = replace(op, activation=end.activation, rounding=end.rounding)
+            late = [] if end.late is None else [site.constant(end.late)]
+            made[output] = site.one(op, *site.inputs, *late)
+            return (made[output],)
         return _with_added(site, *found.sums[output]) if output in found.sums else None
 
     return rewrite(graph, rule) if found.ends else graph
@@ -68,8 +91,11 @@ class _Regions:
     Keys are values of the graph as it was.
     """
 
-    def __init__(self, graph: Graph, wins: Callable[[Node], bool]) -> None:
+    def __init__(self, graph: Graph, wins: Callable[[Node], bool], has_tables: bool) -> None:
         self.graph, self.readers, self.producers = graph, graph.consumers(), graph.producers()
+        self.has_tables, self.functions = has_tables, ByteFunctions(graph, self.readers)
+        self.instead: dict[Value, Value] = {}
+        self.in_bytes: set[Value] = set()
         self.rounded = {
             node.output: found
             for node in graph.nodes
@@ -87,7 +113,8 @@ class _Regions:
         op, output = node.op, node.output
         if output in self.rounded:
             source, steps = self.rounded[output]
-            if self._are_bytes(source) and self.steps.get(source) == steps:
+            is_last = output in self.instead
+            if self._are_bytes(source) and self.steps.get(source) == steps and not is_last:
                 self.dropped.add(output)
         elif isinstance(op, Pooling) and op.kind is PoolingKind.MAX:
             if node.inputs[0] in self.steps:
@@ -95,19 +122,53 @@ class _Regions:
         elif isinstance(op, Convolution) and _takes_bytes(op):
             end = self._end(output)
             if end is not None and wins(node):
-                self._ends_in(output, end)
+                if len(node.inputs) == 2 and end.activation is Activation.NONE:
+                    end = self._with_late_bias(end) or end
+                self._ends_in(output, self._with_table(end) or end)
+        elif isinstance(op, ByteAttention):
+            self.steps[output] = op.result
         elif isinstance(op, Pointwise) and op.kind == "add":
             self._sum(node)
 
     def _are_bytes(self, value: Value) -> bool:
         """Whether a value is one of those steps as it is made, not by a chain."""
-        return value in self.steps and value not in self.rounded
+        return value in self.in_bytes or (value in self.steps and value not in self.rounded)
 
     def _ends_in(self, output: Value, end: _End) -> None:
         self.ends[output] = end
         self.steps[end.last] = end.steps
-        if end.last is not output:
+        self.in_bytes.add(end.last)
+        if end.own is not None:
+            self.instead[end.last] = output
+        elif end.last is not output:
             self.dropped.add(end.last)
+
+    def _functions(self, end: _End) -> Iterator[tuple[ByteFunction, _End]]:
+        """Functions of the byte that a product becomes, and how they end."""
+        readers = self.readers[end.last]
+        if len(readers) != 1 or readers[0].output not in self.rounded:
+            return
+        for function in self.functions.behind(readers[0].output):
+            last = self._end(function.last)
+            if last is not None and last.activation is Activation.NONE:
+                yield function, last
+
+    def _with_late_bias(self, end: _End) -> _End | None:
+        for function, last in self._functions(end):
+            late = function.added_by_channel(self.graph.constants)
+            if late is not None:
+                return last._replace(own=end.steps, late=late)
+        return None
+
+    def _with_table(self, end: _End) -> _End | None:
+        for function, last in self._functions(end) if self.has_tables else ():
+            table = function.table(end.steps, last.steps, self._number)
+            if table is not None:
+                made = end._replace(steps=last.steps, last=last.last, table=table)
+                if end.own is None:
+                    return made._replace(own=end.steps)
+                return made._replace(summed=end.steps)
+        return None
 
     def _sum(self, node: Node) -> None:
         """A sum of two in steps, one of them what a convolution makes for it alone."""
@@ -120,7 +181,8 @@ class _Regions:
             made = self.ends.get(source)
             alone = all(len(self.readers[each]) == 1 for each in {value, source})
             same = value.shape == other.shape == node.output.shape
-            if made and made.activation is Activation.NONE and alone and same:
+            is_plain = made is not None and made.activation is Activation.NONE and made.own is None
+            if is_plain and alone and same:
                 if source in self.graph.outputs or source in self.sums:
                     continue
                 self.sums[node.output] = place, self.steps[other], end
@@ -153,6 +215,10 @@ class _Regions:
         if isinstance(op, Pooling) and op.kind is PoolingKind.MAX:
             end = self._end(reader.output)
             return end.steps if end and end.activation is Activation.NONE else None
+        if isinstance(op, NormalisedColumns | ByteAttention):
+            places = zip(reader.inputs, op.steps, strict=False)
+            wanted = {steps for each, steps in places if each is value}
+            return wanted.pop() if len(wanted) == 1 else None
         if not isinstance(op, Convolution) or op.dtype is not DType.INT8:
             return None
         if op.input_scale is None or value in reader.inputs[1:]:

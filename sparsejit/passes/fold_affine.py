@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsejit.ir.graph import Array, Graph, Value
-from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.convolution import Convolution, rounds
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import Activation, DType
@@ -52,7 +52,8 @@ def _fold_behind(site: Site) -> Sequence[Value] | None:
     if found is None or node is None or not isinstance(node.op, Product):
         return None
     op = node.op
-    is_plain = op.activation is Activation.NONE and site.is_used_once(found.source)
+    is_plain = op.activation is Activation.NONE and not rounds(op)
+    is_plain = is_plain and site.is_used_once(found.source)
     vectors = found.by_channel(_channel_axis(op, found.source))
     parts = _weights_and_bias(site, node.inputs)
     if not is_plain or vectors is None or parts is None or found.source.shape != site.output.shape:

@@ -10,7 +10,7 @@ z = minimum(y, 6)            ->
 from dataclasses import replace
 
 from sparsejit.ir.graph import Graph, Value
-from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.convolution import Convolution, rounds
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import Activation
@@ -32,7 +32,7 @@ def _fuse(site: Site) -> tuple[Value, ...] | None:
     if not isinstance(site.op, Pointwise):
         return None
     product = site.producer(site.inputs[0])
-    if product is None or not isinstance(product.op, Linear | Convolution):
+    if product is None or not isinstance(product.op, Linear | Convolution) or rounds(product.op):
         return None
     both = _both(product.op.activation, site)
     same = site.output.type == product.output.type

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.asm_templates.convolution.byte_planes import BytePlanes, ByteWindows
+from sparsejit.asm_templates.convolution.byte_attention import ByteHeads
+from sparsejit.asm_templates.convolution.byte_norm import ByteNorm
+from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes, ByteWindows, lines
 from sparsejit.asm_templates.convolution.quads import expected_quads
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.machine.target import Target
@@ -37,6 +39,11 @@ def plan_quads(
     return min(plans, key=lambda plan: plan.cost.ns)
 
 
+def fills_vectors(columns: int) -> bool:
+    """Whether positions in a row leave at most half of their vectors empty."""
+    return 2 * columns >= LINE * lines(columns)
+
+
 def has_quads(target: Target) -> bool:
     """Whether there is code for products of bytes."""
     return target.isa == "avx512" and target.has("avx512_vnni")
@@ -45,3 +52,19 @@ def has_quads(target: Target) -> bool:
 def copy_cost(moved_bytes: int, target: Target) -> Cost:
     """To bring images to bytes, to floats and into phases."""
     return price_copy(moved_bytes, target)
+
+
+def norm_cost(norm: ByteNorm, target: Target) -> Cost:
+    """A norm over channels: what each vector of 16 floats takes, thrice."""
+    vectors = norm.channels * lines(norm.columns) * 4
+    cycles = vectors * (4.0 + 2.0 * len(norm.added) + 2.0 * len(norm.results))
+    moved = norm.channels * norm.columns * (len(norm.added) + len(norm.results))
+    return Cost(vectors, 0, moved, cycles / target.core.rates.cycles_per_ns, "execution")
+
+
+def attention_cost(heads: ByteHeads, target: Target) -> Cost:
+    """Two products of bytes, and what is done to each score between them."""
+    vectors = heads.samples * heads.heads * heads.blocks * heads.keys * 4
+    cycles = vectors * (heads.features / 2 + 16.0)
+    moved = sum(planes.bytes for planes in heads.planes)
+    return Cost(vectors, 0, moved, cycles / target.core.rates.cycles_per_ns, "execution")

@@ -9,6 +9,7 @@ import numpy as np
 
 from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType, Value
 from sparsejit.ir.ops.attention import Attention
+from sparsejit.ir.ops.byte_columns import ByteAttention, NormalisedColumns
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
@@ -32,7 +33,9 @@ from sparsejit.ir.ops.sampling import (
 from sparsejit.ir.ops.selection import ArgMax, BagKind, Embedding, EmbeddingBag, TopK
 from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
+from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import Activation, DType
+from sparsejit.machine.target import Target
 
 _RANDOM = np.random.default_rng(4)
 
@@ -52,12 +55,20 @@ def graph_of(op: Operator, *operands: Array, constants: Iterable[int] = ()) -> G
 
 @dataclass(frozen=True, eq=False)
 class OperatorCase:
-    """`constants`: how many of the last operands are known at compile time."""
+    """`constants`: how many of the last operands are known at compile time.
+
+    `needs`: the instruction set without which there is no code.
+    """
 
     op: Operator
     operands: tuple[Array, ...]
     constants: int = 0
     tolerance: float = 2e-6
+    needs: str = ""
+
+    def has_code(self, target: Target) -> bool:
+        """Whether there is some for a target."""
+        return not self.needs or (target.isa == "avx512" and target.has(self.needs))
 
     def graph(self) -> Graph:
         """The operator alone."""
@@ -86,9 +97,13 @@ def truths(*shape: int) -> Array:
 
 
 def case(
-    op: Operator, *operands: Array, constants: int = 0, tolerance: float = 2e-6
+    op: Operator,
+    *operands: Array,
+    constants: int = 0,
+    tolerance: float = 2e-6,
+    needs: str = "",
 ) -> OperatorCase:
-    return OperatorCase(op, operands, constants, tolerance)
+    return OperatorCase(op, operands, constants, tolerance, needs)
 
 
 TREES = (
@@ -98,6 +113,7 @@ TREES = (
     np.array([[0, 0], [1, 1]]),
     floats(2),
 )
+_BYTES = QuantisedSteps(0.02, 3)
 DOUBLE_TREES = (TREES[0].astype(np.float64), *TREES[1:])
 SCALES = np.array([[0.1, 0.2], [2, 1], [0, 1], [-2, -2], [2, 2], [0, 1]])
 CASES = [
@@ -154,6 +170,19 @@ CASES = [
         *(floats(3, 2, 15), floats(2, 5), floats(15, 5), floats(15)),
         constants=2,
         tolerance=0.05,
+    ),
+    case(
+        NormalisedColumns(1e-5, (QuantisedSteps(0.02, 3), None)),
+        *(floats(1, 8, 5), floats(1, 8, 5), floats(3, 8)),
+        constants=1,
+        tolerance=1e-4,
+        needs="avx512_vnni",
+    ),
+    case(
+        ByteAttention(2, 5, 0.5, (_BYTES,) * 3, _BYTES, QuantisedSteps(1 / 255, -128), _BYTES),
+        *(floats(1, 8, 10), floats(1, 8, 10), floats(1, 8, 10)),
+        tolerance=0.0201,
+        needs="avx512_vnni",
     ),
     case(Forest(0.5), floats(4, 3), *TREES, constants=5),
     case(Forest(element=Element.FLOAT64), np.float64(floats(4, 3)), *DOUBLE_TREES, constants=5),

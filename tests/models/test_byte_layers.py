@@ -188,3 +188,18 @@ def test_sparse_layers_are_cheaper_in_bytes_where_there_is_code() -> None:
     ):
         found = with_byte_layers(graph, ModelOptions(target))
         assert all((op.rounding is not None) is wanted for op in convolutions(found))
+
+
+@pytest.mark.parametrize("kind", ["Mul", "Relu"])
+def test_what_is_behind_a_rounding_stays_there(kind: str) -> None:
+    """It would be done before the rounding if the layer took it over."""
+    q = Qdq()
+    y = q.steps(q.convolution(q.steps("x", 0.02, 7), CHANNELS, CHANNELS), 0.043, 120)
+    q(kind, y, *([q.constant(np.float32(0.37))] if kind == "Mul" else []))
+    model = q.model("y")
+    graph = in_bytes(model)
+    assert [op.rounding is not None for op in convolutions(graph)] == [True]
+    x = np.random.default_rng(5).uniform(-3, 3, (1, CHANNELS, SIZE, SIZE)).astype(np.float32)
+    before = run_passes(quantised_layers(import_onnx(model).graph(1)))
+    (found,), (wanted,) = graph.evaluate([x]), before.evaluate([x])
+    np.testing.assert_allclose(found, wanted, atol=1e-5)

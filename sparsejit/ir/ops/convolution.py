@@ -56,13 +56,50 @@ def _check_sizes(op: object, least: int, *sizes: Sizes) -> None:
 class RoundedResult:
     """What becomes of a convolution's result behind its activation: whole steps of `result`.
 
-    Where an operand is added, both are rounded before: the product to `own`, the operand to
-    `added`.
+    Attributes:
+        result: the steps of what is read
+        own: those to which the product is rounded first, if something happens to it behind that
+        added: those of an operand, which is added to the product in steps of `own`
+        late: whether the bias is added behind the rounding to `own`, not before it
+        summed: the steps to which the sum with a late bias is rounded, if a table follows
+        table: what a function of one byte makes of -128 to 127 of `summed`, else of `own`, in
+            integers of `result`
     """
 
     result: QuantisedSteps
     own: QuantisedSteps | None = None
     added: QuantisedSteps | None = None
+    late: bool = field(default=False, metadata={"newer": True})
+    summed: QuantisedSteps | None = field(default=None, metadata={"newer": True})
+    table: tuple[int, ...] | None = field(default=None, metadata={"newer": True})
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput for what comes behind a rounding that is not there."""
+        has_table, adds = self.table is not None, self.added is not None
+        if self.own is None and (self.late or has_table or adds):
+            raise InvalidInput(f"{self} does more behind the product; give `own` its steps")
+        is_whole = self.table is None or len(self.table) == 256
+        if not is_whole or (adds and (self.late or has_table)):
+            raise InvalidInput(f"{self}: give `added` alone, or a table of 256 integers")
+        if (self.summed is not None) != (self.late and has_table):
+            raise InvalidInput(f"{self}: give `summed` where a table follows a late bias alone")
+
+    @property
+    def read(self) -> QuantisedSteps:
+        """The steps of what a table reads, or of the result where there is none."""
+        if self.table is None or self.own is None:
+            return self.result
+        return self.summed or self.own
+
+    def of(self, y: Array) -> Array:
+        """What becomes of a product whose bias, or what is added, is in it."""
+        scale, shift = self.read.scale, self.read.shift
+        rounded = on_steps(y, scale, shift)
+        if self.table is None:
+            return rounded
+        numbers = np.rint(rounded / scale) + shift
+        made = np.array(self.table)[(numbers + 128).astype(np.int64)]
+        return np.asarray((made - self.result.shift) * self.result.scale)
 
 
 @dataclass(frozen=True)
@@ -137,13 +174,15 @@ class Convolution(Operator):
         if self.input_scale is not None and self.input_shift is not None:
             x = on_steps(x, self.input_scale, self.input_shift)
         y = self._transposed(x, weights) if self.transposed else self._direct(x, weights)
+        ends = self.rounding
+        if ends is not None and ends.late:
+            y = _rounded(y, ends.own)
         if bias:
             y = y + bias[0].reshape(-1, *(1,) * len(self.stride))
-        ends = self.rounding
         for added in bias[1:]:
             y = y + added if ends is None else _rounded(y, ends.own) + _rounded(added, ends.added)
         y = ACTIVATIONS[self.activation](y)
-        return (y if ends is None else _rounded(y, ends.result),)
+        return (y if ends is None else ends.of(y),)
 
     def _direct(self, x: Array, weights: Array) -> Array:
         rank, groups = len(self.stride), self.groups
@@ -178,6 +217,11 @@ def _rounded(y: Array, steps: QuantisedSteps | None) -> Array:
 def adds_operand(node: Node) -> bool:
     """Whether a convolution adds an operand of its result's shape."""
     return isinstance(node.op, Convolution) and len(node.inputs) == 4
+
+
+def rounds(op: Operator) -> bool:
+    """Whether a product's result is in steps, so that nothing behind it is the product's."""
+    return isinstance(op, Convolution) and op.rounding is not None
 
 
 class PoolingKind(Choice):

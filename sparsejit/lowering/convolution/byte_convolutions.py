@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, prod
 
 import numpy as np
 
@@ -23,9 +23,10 @@ from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
 from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.convolution import Convolution, RoundedResult
+from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.spec import Activation, DType, MatMul, MatVec
 from sparsejit.lowering.context import ByteImage, Lowering
 from sparsejit.lowering.convolution.byte_images import (
     ZERO,
@@ -38,8 +39,9 @@ from sparsejit.lowering.convolution.depthwise import node_axes
 from sparsejit.lowering.convolution.filters import filter_matrix
 from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.products.quantised import with_input_scale
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.planner.byte_plan import QuadPlan, copy_cost, has_quads, plan_quads
+from sparsejit.planner.byte_plan import QuadPlan, copy_cost, fills_vectors, has_quads, plan_quads
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdx
 
@@ -214,27 +216,34 @@ def _plain(op: Convolution) -> Convolution:
 def _ends(
     matrix: SparseMatrix, bias: np.ndarray | None, op: Convolution, x: QuantisedSteps
 ) -> tuple[ByteEpilogue, np.ndarray]:
-    """What becomes of sums, and each row's scale and bias (out, 2) in steps of the result."""
+    """What becomes of sums; each row's scale and biases (out, 3), before and behind `own`."""
     integers, scales = quantised_nonzeros(matrix)
     assert op.rounding is not None
     first = op.rounding.own or op.rounding.result
     of_sums = scales.astype(np.float64) * x.scale / first.scale
     weights = integers.sums_by_row(integers.values)
-    start = 0.0 if bias is None else bias.astype(np.float64) / first.scale
-    ends = np.stack([of_sums, start - of_sums * (x.shift + ZERO) * weights], axis=1)
+    added = np.zeros(len(of_sums)) if bias is None else bias.astype(np.float64)
+    late = added / op.rounding.read.scale
+    start = 0.0 if op.rounding.late else added / first.scale
+    ends = np.stack([of_sums, start - of_sums * (x.shift + ZERO) * weights, late], axis=1)
     most = 255 * integers.sums_by_row(np.abs(integers.values.astype(np.int32))) * of_sums
     cuts = bool((most + np.abs(ends[:, 1])).max(initial=0) >= _WORTH_CUTTING)
     return _epilogue(op.rounding, op.activation, cuts), ends.astype(np.float32)
 
 
 def _epilogue(rounding: RoundedResult, activation: Activation, cuts: bool) -> ByteEpilogue:
-    zero, scale = rounding.result.shift + ZERO, rounding.result.scale
-    least = zero if activation in (Activation.RELU, Activation.RELU6) else 0
-    six = int(min(255, np.rint(6.0 / scale) + zero)) if activation is Activation.RELU6 else 255
-    if rounding.own is None or rounding.added is None:
-        return ByteEpilogue(zero, least, six, cuts)
-    parts = ((each.scale / scale, each.shift + ZERO) for each in (rounding.own, rounding.added))
-    return ByteEpilogue(zero, least, six, cuts, *parts)
+    zero, cut = rounding.result.shift + ZERO, rounding.read
+    least = cut.shift + ZERO if activation in (Activation.RELU, Activation.RELU6) else 0
+    is_cut = activation is Activation.RELU6
+    six = int(min(255, np.rint(6.0 / cut.scale) + cut.shift + ZERO)) if is_cut else 255
+    own, added = (
+        None if each is None else (each.scale / cut.scale, each.shift + ZERO)
+        for each in (rounding.own, rounding.added)
+    )
+    table = None
+    if rounding.table is not None:
+        table = (np.array(rounding.table) + ZERO).astype(np.uint8), cut.shift + ZERO
+    return ByteEpilogue(zero, least, six, cuts, own, added, rounding.late, table)
 
 
 def _facts(
@@ -272,3 +281,26 @@ def byte_product_ns(low: Lowering, node: Node) -> float:
     if windows.in_place:
         return ns
     return ns + copy_cost(planes.bytes + 2 * windows.planes.bytes, low.target).ns
+
+
+def byte_columns_are_cheaper(low: Lowering, node: Node) -> bool:
+    """Whether a linear layer in int8 should be faster as a convolution of its columns in bytes.
+
+    The loop is that of int8 `quads`, without the copies of x, sums and y: it is where columns fill
+    its vectors. Elsewhere prices say.
+    """
+    op, (x, weights, *others) = node.op, node.inputs
+    assert isinstance(op, Linear)
+    columns = prod(x.shape[:-1])
+    if columns < 2 or any(value not in low.graph.constants for value in (weights, *others)):
+        return False
+    if fills_vectors(columns):
+        return True
+    matrix, target = low.matrix(weights), low.target
+    planes, y = (BytePlanes.plain((1, size, columns)) for size in weights.shape[::-1])
+    alone = (BytePhase(0, 1, 1),)
+    windows = ByteWindows(planes, alone, alone, (0,), in_place=True)
+    each = MatVec(y.channels, planes.channels, None, op.activation, op.dtype)
+    layer = MatMul(with_input_scale(each, matrix, op), columns)
+    others_ns = low.options.planner.of_one_layer.expected_ns(layer, matrix)
+    return plan_quads(matrix, windows, y, False, target).cost.ns < others_ns

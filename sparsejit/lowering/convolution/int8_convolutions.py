@@ -18,14 +18,18 @@ from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import Lowering, ModelOptions
-from sparsejit.lowering.convolution.byte_convolutions import byte_product_ns
+from sparsejit.lowering.convolution.byte_convolutions import (
+    byte_columns_are_cheaper,
+    byte_product_ns,
+)
 from sparsejit.lowering.convolution.depthwise import is_depthwise
 from sparsejit.lowering.convolution.filters import filter_matrix
 from sparsejit.lowering.convolution.windows import window_image
+from sparsejit.passes.byte_columns import byte_columns
 from sparsejit.passes.byte_layers import byte_layers
 from sparsejit.passes.quantised_values import rounded_to_steps
 from sparsejit.passes.rewriter import Site, rewrite
-from sparsejit.planner.byte_plan import copy_cost, has_quads
+from sparsejit.planner.byte_plan import copy_cost, fills_vectors, has_quads
 from sparsejit.planner.convolution_plan import FilterProduct, int8_is_cheaper, quantised_ns
 from sparsejit.planner.layer_planner import LayerPlanner
 
@@ -52,16 +56,18 @@ def with_cheapest_convolutions(graph: Graph, options: ModelOptions) -> Graph:
 
 
 def with_byte_layers(graph: Graph, options: ModelOptions) -> Graph:
-    """The graph with those convolutions from bytes to bytes that are faster so."""
+    """The graph with those layers from bytes to bytes that are faster so."""
     if not has_quads(options.target):
         return graph
+    layers = Lowering(graph, options)
+    graph = byte_columns(graph, lambda node: byte_columns_are_cheaper(layers, node))
     low = Lowering(graph, options)
 
     def wins(node: Node) -> bool:
         known = all(value in graph.constants for value in node.inputs[1:])
         return known and _bytes_are_cheaper(low, node)
 
-    return byte_layers(graph, wins)
+    return byte_layers(graph, wins, options.target.has("avx512vbmi"))
 
 
 def with_rounded_inputs(graph: Graph) -> Graph:
@@ -111,7 +117,14 @@ def _is_cheaper(low: Lowering, node: Node) -> bool:
 
 
 def _bytes_are_cheaper(low: Lowering, node: Node) -> bool:
-    """Whether it is faster from bytes to bytes than between floats, which are rounded then."""
+    """Whether it is faster from bytes to bytes than between floats, which are rounded then.
+
+    Behind `byte_columns` a layer of one tap is.
+    """
+    shape = node.output.shape
+    is_turned = shape[0] == 1 and node.inputs[1].shape[2:] == (1,)
+    if is_turned and fills_vectors(shape[2]):
+        return True
     rounding = copy_cost(2 * node.output.type.bytes, low.target).ns
     return byte_product_ns(low, node) < quantised_ns(*_contestants(low, node)) + rounding
 

@@ -1,0 +1,391 @@
+"""Attention in bytes, a head at a time, whose features are channels: 64 queries in the lanes.
+
+    keys  = four features of a key side by side, signed            of the head, once
+    for 64 queries:
+        q      = four features of a query side by side             vpunpck of four channels
+        score  = sum of vpdpbusd q, key                            four keys by 64 queries
+        power  = 2^((round(score) - largest) * c)                  all by lane
+        share  = round(power / total / scale)                      four keys side by side
+        y      = sum of vpdpbusd share, value                      four features by 64 queries
+
+Both products have the one loop. Interleaving leaves queries, keys and values in an order of its own
+within 64: shares are made in it, values are brought into it, and packing undoes it for queries.
+"""
+
+from collections.abc import Callable, Hashable
+
+from sparsejit.asm_templates.convolution.byte_heads import (
+    BLOCK,
+    FOUR,
+    PLACE,
+    TILE_BYTES,
+    AttentionSteps,
+    ByteHeads,
+    attention_constants,
+    constant_places,
+)
+from sparsejit.asm_templates.convolution.byte_planes import LINE
+from sparsejit.asm_templates.pointwise.exponential import emit_exp2
+from sparsejit.asm_templates.shared.interleave import interleaved
+from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.rows import zero
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    k,
+    r8,
+    r9,
+    r10,
+    r11,
+    r12,
+    r13,
+    r14,
+    rax,
+    rbx,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    zmm,
+)
+from sparsejit.x86.routines import call_routine
+from sparsejit.x86.stack import pop, push
+
+# Where the operands lie, the result, what is kept between, and the constants.
+QUERY, KEY, VALUE, RESULT, SCRATCH = rdi, rdx, r8, rsi, r9
+_CONSTANTS, _MASKS = r10, r11
+_HEADS_LEFT, _BLOCKS_LEFT, _LEFT, _INNER = r12, r13, r14, rax
+_SAVED = (rbx, r12, r13, r14)
+_X, _W, _INTO = rbx, rcx, r14
+_QUARTERS = range(4)  # registers of 64 columns of four bytes each
+_SUMS = [[zmm(4 * row + number) for number in _QUARTERS] for row in range(FOUR)]
+_INPUTS, _WEIGHTS = [zmm(n) for n in range(16, 20)], [zmm(n) for n in range(20, 24)]
+_STARTS = [zmm(n) for n in range(24, 28)]  # by column: what its sums start at
+_KEPT = [zmm(n) for n in range(28, 32)]  # by column: the largest score, or the share's scale
+_STORED = k(1)
+_NEAREST = 0  # vrndscaleps: to integers, ties to even
+
+
+def emit_byte_attention(asm: Assembler, heads: ByteHeads, steps: AttentionSteps) -> None:
+    """Append attention between what the registers above point to; layers share its code."""
+    asm.emit("lea", _CONSTANTS, Literal(asm.literal(attention_constants(heads, steps))))
+    key: Hashable = ("byte attention", heads)
+    call_routine(asm, key, lambda asm: _HeadsCode(asm, heads).emit())
+
+
+class _HeadsCode:
+    """Appends the code."""
+
+    def __init__(self, asm: Assembler, heads: ByteHeads) -> None:
+        self.asm, self.heads = asm, heads
+        self.order, self.masks, self.far = constant_places(heads)
+        self.has_gaps = heads.length < heads.keys
+
+    def emit(self) -> None:
+        """A head of a sample after the other; pointers move on from head to head."""
+        heads, asm = self.heads, self.asm
+        push(asm, _SAVED)
+        moving = [*zip((QUERY, KEY, VALUE, RESULT), heads.planes, strict=True)]
+
+        def head() -> None:
+            self._head()
+            for register, planes in moving:
+                asm.emit("add", register, heads.features * planes.channel)
+
+        for sample in range(heads.samples):
+            repeat(asm, heads.heads, _HEADS_LEFT, head)
+            if sample + 1 < heads.samples:
+                for register, planes in moving:
+                    back = heads.planes[0].channels * planes.channel
+                    asm.emit("sub", register, back - heads.length)
+        pop(asm, _SAVED)
+
+    def _constant(self, name: str) -> Memory:
+        return Memory(_CONSTANTS, PLACE[name], broadcast=16)
+
+    def _load(self, register: Register, name: str) -> None:
+        self.asm.emit("vpbroadcastd", register, Memory(_CONSTANTS, PLACE[name]))
+
+    def _scratch(self, register: Register, name: str) -> None:
+        self.asm.emit("lea", register, Memory(SCRATCH, self.heads.places[name]))
+
+    def _head(self) -> None:
+        asm = self.asm
+        self._keys()
+        self._key_starts()
+        self._values()
+        asm.emit("lea", _MASKS, Memory(_CONSTANTS, self.masks))
+        repeat(asm, self.heads.blocks, _BLOCKS_LEFT, self._block)
+        passed = self.heads.blocks * BLOCK
+        for register in (QUERY, RESULT):
+            asm.emit("sub", register, passed)
+
+    def _interleave(self, base: Register, pitch: int, is_signed: bool) -> None:
+        """_INPUTS = four channels at `base`, side by side."""
+        asm = self.asm
+        for number, register in enumerate(_INPUTS):
+            asm.emit("vmovdqu64", register, Memory(base, number * pitch))
+            if is_signed:
+                asm.emit("vpxord", register, register, self._constant("sign"))
+        for _ in interleaved(asm, _INPUTS, _WEIGHTS):
+            pass
+
+    def _keys(self) -> None:
+        """All keys of a head: by four features a row of keys, in the order of interleaving."""
+        asm, heads = self.asm, self.heads
+        pitch, row = heads.planes[1].channel, 4 * heads.keys
+        asm.emit("mov", _X, KEY)
+        self._scratch(_INTO, "keys")
+
+        def fours() -> None:
+            for block in range(heads.blocks):
+                asm.emit("lea", rcx, Memory(_X, block * BLOCK))
+                self._interleave(rcx, pitch, True)
+                for number, register in enumerate(_INPUTS):
+                    place = block * TILE_BYTES + number * LINE
+                    asm.emit("vmovdqu64", Memory(_INTO, place), register)
+            asm.emit("add", _X, FOUR * pitch)
+            asm.emit("add", _INTO, row)
+
+        repeat(asm, heads.features // FOUR, _INNER, fours)
+
+    def _key_starts(self) -> None:
+        """By key: what zero points make sums start at."""
+        asm, heads = self.asm, self.heads
+        self._scratch(_X, "keys")
+        self._scratch(_INTO, "starts")
+        self._load(_WEIGHTS[0], "ones")
+
+        def sixteen() -> None:
+            total = _INPUTS[0]
+            zero(asm, total)
+            for four in range(heads.features // FOUR):
+                asm.emit("vmovdqu64", _INPUTS[1], Memory(_X, four * 4 * heads.keys))
+                asm.emit("vpdpbusd", total, _WEIGHTS[0], _INPUTS[1])
+            asm.emit("vpmulld", total, total, self._constant("query zero"))
+            asm.emit("vpaddd", total, total, self._constant("both zeros"))
+            asm.emit("vmovdqu64", Memory(_INTO), total)
+            for register in (_X, _INTO):
+                asm.emit("add", register, LINE)
+
+        repeat(asm, heads.keys // 16, _INNER, sixteen)
+
+    def _values(self) -> None:
+        """Signed values of a head, fours of keys in the order of interleaving; 0 for no key."""
+        asm, heads = self.asm, self.heads
+        asm.emit("mov", _X, VALUE)
+        self._scratch(_INTO, "values")
+        asm.emit("vmovdqu64", _WEIGHTS[0], Memory(_CONSTANTS, self.order))
+        self._load(_WEIGHTS[1], "sign")
+
+        def channel() -> None:
+            for block in range(heads.blocks):
+                value, place = _INPUTS[0], Memory(_X, block * BLOCK)
+                asm.emit("vpxord", value, _WEIGHTS[1], place)
+                if self.has_gaps and block == heads.blocks - 1:
+                    asm.emit("kmovq", _STORED, Memory(_CONSTANTS, self.masks + 8 * block))
+                    asm.emit("vmovdqu8", value.masked(_STORED, zeroing=True), value)
+                asm.emit("vpermd", value, _WEIGHTS[0], value)
+                asm.emit("vmovdqu64", Memory(_INTO, block * BLOCK), value)
+            asm.emit("add", _X, heads.planes[2].channel)
+            asm.emit("add", _INTO, heads.keys)
+
+        repeat(asm, heads.features, _INNER, channel)
+
+    def _block(self) -> None:
+        """64 queries."""
+        asm = self.asm
+        self._queries()
+        self._scores()
+        self._powers()
+        self._shares()
+        self._results()
+        for register in (QUERY, RESULT):
+            asm.emit("add", register, BLOCK)
+        asm.emit("add", _MASKS, 8)
+
+    def _queries(self) -> None:
+        """Interleaved, and what their sums start at."""
+        asm, heads = self.asm, self.heads
+        pitch = heads.planes[0].channel
+        asm.emit("mov", _X, QUERY)
+        self._scratch(_INTO, "queries")
+        self._load(_KEPT[0], "ones")
+        for start in _STARTS:
+            zero(asm, start)
+
+        def fours() -> None:
+            self._interleave(_X, pitch, False)
+            for number, (start, register) in enumerate(zip(_STARTS, _INPUTS, strict=True)):
+                asm.emit("vmovdqu64", Memory(_INTO, number * LINE), register)
+                asm.emit("vpdpbusd", start, register, _KEPT[0])
+            asm.emit("add", _X, FOUR * pitch)
+            asm.emit("add", _INTO, TILE_BYTES)
+
+        repeat(asm, heads.features // FOUR, _INNER, fours)
+        for start in _STARTS:
+            asm.emit("vpmulld", start, start, self._constant("key zero"))
+
+    def _product(self, fours: int, row: int, step: int) -> None:
+        """_SUMS += rows of weights at _W, `row` bytes apart, times the tiles at _X.
+
+        `step`: bytes from four weights of a row to the next.
+        """
+        asm = self.asm
+
+        def four() -> None:
+            for number, register in enumerate(_INPUTS):
+                asm.emit("vmovdqu64", register, Memory(_X, number * LINE))
+            for number, weight in enumerate(_WEIGHTS):
+                asm.emit("vpbroadcastd", weight, Memory(_W, number * row))
+            for sums, weight in zip(_SUMS, _WEIGHTS, strict=True):
+                for total, register in zip(sums, _INPUTS, strict=True):
+                    asm.emit("vpdpbusd", total, register, weight)
+            asm.emit("add", _X, TILE_BYTES)
+            asm.emit("add", _W, step)
+
+        repeat(asm, fours, _INNER, four)
+
+    def _scores(self) -> None:
+        """Four keys at a time, rounded; and the largest of every query."""
+        asm, heads = self.asm, self.heads
+        places = heads.places
+        for register in _KEPT:
+            asm.emit("vbroadcastss", register, Memory(_CONSTANTS, PLACE["least"]))
+        row = 4 * heads.keys
+
+        def four() -> None:
+            for number, sums in enumerate(_SUMS):
+                place = Memory(SCRATCH, places["starts"] + 4 * number, _LEFT, 4, broadcast=16)
+                for total, start in zip(sums, _STARTS, strict=True):
+                    asm.emit("vpaddd", total, start, place)
+            self._scratch(_X, "queries")
+            asm.emit("lea", _W, Memory(SCRATCH, places["keys"], _LEFT, 4))
+            self._product(heads.features // FOUR, 4, row)
+            for register, name in zip(_WEIGHTS, ("score", "least", "most"), strict=False):
+                asm.emit("vbroadcastss", register, Memory(_CONSTANTS, PLACE[name]))
+            asm.emit("mov", _X, _LEFT)
+            asm.emit("shl", _X, 8)
+            asm.emit("add", _X, SCRATCH)
+            for row_number, sums in enumerate(_SUMS):
+                far = Memory(_CONSTANTS, self.far + 4 * row_number, _LEFT, 4, broadcast=16)
+                for number, total in enumerate(sums):
+                    asm.emit("vcvtdq2ps", total, total)
+                    asm.emit("vmulps", total, total, _WEIGHTS[0])
+                    asm.emit("vrndscaleps", total, total, _NEAREST)
+                    asm.emit("vmaxps", total, total, _WEIGHTS[1])
+                    asm.emit("vminps", total, total, _WEIGHTS[2])
+                    if self.has_gaps:
+                        asm.emit("vaddps", total, total, far)
+                    asm.emit("vmaxps", _KEPT[number], _KEPT[number], total)
+                    into = places["scores"] + row_number * TILE_BYTES + number * LINE
+                    asm.emit("vmovups", Memory(_X, into), total)
+
+        self._by_fours(heads.keys, four)
+
+    def _by_fours(self, count: int, body: Callable[[], None]) -> None:
+        """A turn for every four of so many, whose number is in _LEFT."""
+        asm, again = self.asm, self.asm.label("again")
+        asm.emit("xor", dword(_LEFT), dword(_LEFT))
+        asm.bind(again)
+        body()
+        asm.emit("add", _LEFT, FOUR)
+        asm.emit("cmp", dword(_LEFT), count)
+        asm.jump("jl", again)
+
+    def _powers(self) -> None:
+        """In place of scores; _KEPT = what makes shares of them."""
+        asm = self.asm
+        totals, powers = _STARTS, [zmm(n) for n in range(4)]
+        for total in totals:
+            zero(asm, total)
+        self._scratch(_X, "scores")
+        asm.emit("vbroadcastss", zmm(16), Memory(_CONSTANTS, PLACE["power"]))
+
+        def key() -> None:
+            for number, power in enumerate(powers):
+                asm.emit("vmovups", power, Memory(_X, number * LINE))
+                asm.emit("vsubps", power, power, _KEPT[number])
+                asm.emit("vmulps", power, power, zmm(16))
+            emit_exp2(asm, powers, [zmm(n) for n in range(4, 13)])
+            for number, (total, power) in enumerate(zip(totals, powers, strict=True)):
+                asm.emit("vaddps", total, total, power)
+                asm.emit("vmovups", Memory(_X, number * LINE), power)
+            asm.emit("add", _X, TILE_BYTES)
+
+        repeat(asm, self.heads.keys, _INNER, key)
+        asm.emit("vbroadcastss", zmm(16), Memory(_CONSTANTS, PLACE["share"]))
+        for kept, total in zip(_KEPT, totals, strict=True):
+            asm.emit("vdivps", kept, zmm(16), total)
+
+    def _shares(self) -> None:
+        """Four keys side by side; _STARTS = what sums of values start at."""
+        asm, heads = self.asm, self.heads
+        self._scratch(_X, "scores")
+        self._scratch(_INTO, "shares")
+        self._load(zmm(16), "ones")
+        asm.emit("vpsrld", zmm(17), zmm(16), 24)
+        asm.emit("vpslld", zmm(18), zmm(17), 8)
+        asm.emit("vpsubd", zmm(17), zmm(18), zmm(17))  # 255
+        for start in _STARTS:
+            zero(asm, start)
+
+        def fours() -> None:
+            for number, (kept, start) in enumerate(zip(_KEPT, _STARTS, strict=True)):
+                for key in range(FOUR):
+                    share = zmm(key)
+                    asm.emit("vmulps", share, kept, Memory(_X, key * TILE_BYTES + number * LINE))
+                    asm.emit("vcvtps2dq", share, share)
+                    asm.emit("vpminud", share, share, zmm(17))
+                    if key:
+                        asm.emit("vpslld", share, share, 8 * key)
+                        asm.emit("vpord", zmm(0), zmm(0), share)
+                asm.emit("vmovdqu64", Memory(_INTO, number * LINE), zmm(0))
+                asm.emit("vpdpbusd", start, zmm(0), zmm(16))
+            asm.emit("add", _X, FOUR * TILE_BYTES)
+            asm.emit("add", _INTO, TILE_BYTES)
+
+        repeat(asm, heads.keys // FOUR, _INNER, fours)
+        for start in _STARTS:
+            asm.emit("vpmulld", start, start, self._constant("value zero"))
+
+    def _results(self) -> None:
+        """Four features at a time."""
+        asm, heads = self.asm, self.heads
+        channel = heads.planes[3].channel
+        self._scratch(rbx, "values")
+        if self.has_gaps:
+            asm.emit("kmovq", _STORED, Memory(_MASKS))
+        asm.emit("vbroadcastss", _KEPT[0], Memory(_CONSTANTS, PLACE["result"]))
+        self._load(_KEPT[1], "zero")
+        asm.emit("lea", _W, Memory(SCRATCH, heads.places["values"]))
+
+        def four() -> None:
+            for sums in _SUMS:
+                for total, start in zip(sums, _STARTS, strict=True):
+                    asm.emit("vmovdqa64", total, start)
+            self._scratch(_X, "shares")
+            self._product(heads.keys // FOUR, heads.keys, FOUR)
+            asm.emit("add", _W, 3 * heads.keys)
+            for number, sums in enumerate(_SUMS):
+                for total in sums:
+                    asm.emit("vcvtdq2ps", total, total)
+                    asm.emit("vmulps", total, total, _KEPT[0])
+                    asm.emit("vcvtps2dq", total, total)
+                first, second, third, fourth = sums
+                for low, high in ((first, second), (third, fourth)):
+                    asm.emit("vpackssdw", low, low, high)
+                    asm.emit("vpaddsw", low, low, _KEPT[1])
+                asm.emit("vpackuswb", first, first, third)
+                into = Memory(RESULT, number * channel)
+                if self.has_gaps:
+                    asm.emit("vmovdqu8", into.masked(_STORED), first)
+                else:
+                    asm.emit("vmovdqu64", into, first)
+            asm.emit("add", RESULT, FOUR * channel)
+
+        repeat(asm, heads.features // FOUR, _LEFT, four)
+        asm.emit("sub", RESULT, heads.features * channel)

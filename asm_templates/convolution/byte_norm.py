@@ -1,0 +1,232 @@
+"""A layer norm over channels of bytes, or of floats, at 64 columns at a time.
+
+    v = more + sum of (byte * scale), or of floats         to the scratch, and into sums of columns
+    mean = sum / channels
+    square += (v - mean) * (v - mean)
+    y = (v - mean) / sqrt(square / channels + epsilon) * weight + bias      floats
+    byte = clip(round(y / scale) + zero)                                    ties to even
+
+Columns are lanes, so that neither sums nor means cross them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.convolution.byte_planes import LINE
+from sparsejit.asm_templates.convolution.byte_rows import ByteSteps
+from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.rows import TAIL_MASK, set_tail_mask, zero
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    r8,
+    r9,
+    r10,
+    r11,
+    rax,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    zmm,
+)
+
+_LANES, _VECTORS = 16, 4
+# Where operands, results, scratch and parameters lie; the first of what may be two in rdi and rsi.
+ADDED, RESULTS, SCRATCH = (rdi, rdx), (rsi, r8), r9
+_PARAMETERS, _ROW, _LEFT, _BLOCKS_LEFT = r10, r11, rcx, rax
+_PARAMETER_BYTES = 12
+_LARGEST = 1024.0  # of a byte's steps from its zero point; more is as much
+_MEAN, _SCALE, _SQUARE = (range(first, first + _VECTORS) for first in (8, 12, 16))
+
+
+@dataclass(frozen=True)
+class NormOperand:
+    """Where values of a channel are `pitch` bytes from the next's: bytes of `steps`, or floats."""
+
+    pitch: int
+    steps: ByteSteps | None
+
+
+@dataclass(frozen=True, eq=False)
+class ByteNorm:
+    """The norm of so many channels and columns; `parameters` (3, channels) as the operator's.
+
+    results: floats, bytes, or one of each; those of bytes lie in planes.
+    """
+
+    channels: int
+    columns: int
+    epsilon: float
+    added: tuple[NormOperand, ...]
+    results: tuple[NormOperand, ...]
+    parameters: npt.NDArray[np.float32]
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self.channels * LINE * _VECTORS
+
+
+def emit_byte_norm(asm: Assembler, norm: ByteNorm) -> None:
+    """Append the norm of what ADDED points to, to where RESULTS do; clobbers all that it names."""
+    code = _NormCode(asm, norm)
+    whole, rest = divmod(norm.columns, _LANES * _VECTORS)
+    asm.emit("lea", _PARAMETERS, Literal(asm.literal(code.parameters())))
+
+    def block() -> None:
+        code.block([False] * _VECTORS)
+        code.move_on()
+
+    repeat(asm, whole, _BLOCKS_LEFT, block)
+    if rest:
+        set_tail_mask(asm, rest % _LANES or _LANES)
+        code.block([False] * (rest // _LANES) + [True] * (rest % _LANES > 0))
+
+
+class _NormCode:
+    """Appends the code of a block of columns."""
+
+    def __init__(self, asm: Assembler, norm: ByteNorm) -> None:
+        self.asm, self.norm = asm, norm
+
+    def parameters(self) -> npt.NDArray[np.float32]:
+        """By channel: what is added, weight and bias."""
+        more = self.norm.parameters[0].astype(np.float64)
+        for each in self.norm.added:
+            if each.steps is not None:
+                more = more - each.steps.zero * np.float64(np.float32(each.steps.scale))
+        return np.stack([more, *self.norm.parameters[1:]], axis=1).astype(np.float32)
+
+    def block(self, tails: list[bool]) -> None:
+        """So many vectors of columns, the last of which may be a partial one."""
+        places = list(enumerate(tails))
+        for number, _ in places:
+            zero(self.asm, zmm(_MEAN[number]))
+            zero(self.asm, zmm(_SQUARE[number]))
+        self._constants([each.steps.scale if each.steps else None for each in self.norm.added])
+        self._channels([*self._moving(ADDED, self.norm.added)], lambda: self._sum(places))
+        share = np.float32(1 / self.norm.channels)
+        self._broadcast(zmm(20), float(share))
+        for number, _ in places:
+            self.asm.emit("vmulps", zmm(_MEAN[number]), zmm(_MEAN[number]), zmm(20))
+        self._channels([], lambda: self._squares(places))
+        self._broadcast(zmm(20), float(share))
+        self._broadcast(zmm(21), self.norm.epsilon)
+        self._broadcast(zmm(22), 1.0)
+        for number, _ in places:
+            scale = zmm(_SCALE[number])
+            self.asm.emit("vmulps", scale, zmm(_SQUARE[number]), zmm(20))
+            self.asm.emit("vaddps", scale, scale, zmm(21))
+            self.asm.emit("vsqrtps", scale, scale)
+            self.asm.emit("vdivps", scale, zmm(22), scale)
+        self._ends()
+        self._channels([*self._moving(RESULTS, self.norm.results)], lambda: self._store(places))
+
+    def move_on(self) -> None:
+        """All pointers to the next block."""
+        pairs = [*self._pairs(ADDED, self.norm.added), *self._pairs(RESULTS, self.norm.results)]
+        for register, each in pairs:
+            size = 4 if each.steps is None else 1
+            self.asm.emit("add", register, size * _LANES * _VECTORS)
+
+    @staticmethod
+    def _pairs(
+        registers: tuple[Register, ...], operands: tuple[NormOperand, ...]
+    ) -> list[tuple[Register, NormOperand]]:
+        return [*zip(registers, operands, strict=False)]
+
+    def _moving(
+        self, registers: tuple[Register, ...], operands: tuple[NormOperand, ...]
+    ) -> list[tuple[Register, int]]:
+        return [(r, each.pitch) for r, each in self._pairs(registers, operands)]
+
+    def _broadcast(self, register: Register, value: float) -> None:
+        place = self.asm.literal(np.array([value], np.float32))
+        self.asm.emit("vbroadcastss", register, Literal(place))
+
+    def _constants(self, scales: list[float | None]) -> None:
+        for number, scale in enumerate(scales):
+            if scale is not None:
+                self._broadcast(zmm(24 + number), scale)
+
+    def _channels(self, moving: list[tuple[Register, int]], body: Callable[[], None]) -> None:
+        """A turn for each channel; registers that move are as before behind all of them."""
+        asm, channels = self.asm, self.norm.channels
+        asm.emit("mov", _ROW, SCRATCH)
+
+        def turn() -> None:
+            body()
+            asm.emit("add", _ROW, LINE * _VECTORS)
+            asm.emit("add", _PARAMETERS, _PARAMETER_BYTES)
+            for register, pitch in moving:
+                asm.emit("add", register, pitch)
+
+        repeat(asm, channels, _LEFT, turn)
+        asm.emit("sub", _PARAMETERS, _PARAMETER_BYTES * channels)
+        for register, pitch in moving:
+            asm.emit("sub", register, pitch * channels)
+
+    def _sum(self, places: list[tuple[int, bool]]) -> None:
+        asm = self.asm
+        asm.emit("vbroadcastss", zmm(28), Memory(_PARAMETERS))
+        for number, is_tail in places:
+            value = zmm(number)
+            asm.emit("vmovaps", value, zmm(28))
+            for place, (base, each) in enumerate(self._pairs(ADDED, self.norm.added)):
+                loaded = zmm(4 + number)
+                if each.steps is None:
+                    into = loaded.masked(TAIL_MASK, zeroing=True) if is_tail else loaded
+                    asm.emit("vmovups", into, Memory(base, LINE * number))
+                    asm.emit("vaddps", value, value, loaded)
+                else:
+                    asm.emit("vpmovzxbd", loaded, Memory(base, _LANES * number))
+                    asm.emit("vcvtdq2ps", loaded, loaded)
+                    asm.emit("vfmadd231ps", value, loaded, zmm(24 + place))
+            asm.emit("vaddps", zmm(_MEAN[number]), zmm(_MEAN[number]), value)
+            asm.emit("vmovups", Memory(_ROW, LINE * number), value)
+
+    def _squares(self, places: list[tuple[int, bool]]) -> None:
+        asm = self.asm
+        for number, _ in places:
+            value, mean = zmm(number), zmm(_MEAN[number])
+            asm.emit("vmovups", value, Memory(_ROW, LINE * number))
+            asm.emit("vsubps", value, value, mean)
+            asm.emit("vfmadd231ps", zmm(_SQUARE[number]), value, value)
+            asm.emit("vmovups", Memory(_ROW, LINE * number), value)
+
+    def _ends(self) -> None:
+        """What bytes are made with."""
+        for each in self.norm.results:
+            if each.steps is not None:
+                self._broadcast(zmm(20), float(np.float32(1) / np.float32(each.steps.scale)))
+                self._broadcast(zmm(21), _LARGEST)
+                self.asm.emit("mov", dword(_LEFT), each.steps.zero)
+                self.asm.emit("vpbroadcastd", zmm(22), dword(_LEFT))
+                zero(self.asm, zmm(23))
+
+    def _store(self, places: list[tuple[int, bool]]) -> None:
+        asm = self.asm
+        asm.emit("vbroadcastss", zmm(28), Memory(_PARAMETERS, 4))
+        asm.emit("vbroadcastss", zmm(29), Memory(_PARAMETERS, 8))
+        for number, is_tail in places:
+            value = zmm(number)
+            asm.emit("vmulps", value, zmm(_SCALE[number]), Memory(_ROW, LINE * number))
+            asm.emit("vfmadd213ps", value, zmm(28), zmm(29))
+            for base, each in self._pairs(RESULTS, self.norm.results):
+                if each.steps is None:
+                    into = Memory(base, LINE * number)
+                    asm.emit("vmovups", into.masked(TAIL_MASK) if is_tail else into, value)
+                    continue
+                byte, into = zmm(4 + number), Memory(base, _LANES * number)
+                asm.emit("vmulps", byte, value, zmm(20))
+                asm.emit("vminps", byte, byte, zmm(21))
+                asm.emit("vcvtps2dq", byte, byte)
+                asm.emit("vpaddd", byte, byte, zmm(22))
+                asm.emit("vpmaxsd", byte, byte, zmm(23))
+                asm.emit("vpmovusdb", into.masked(TAIL_MASK) if is_tail else into, byte)

@@ -1,0 +1,120 @@
+"""What lies between the products of a quantised transformer, whose features are channels.
+
+Values are (1, features, columns), a column for each token of all samples, so that a linear layer is
+a convolution of one tap and whatever lies in bytes is read by vectors of columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Array
+from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.ops.signature import Bound, Signature, signature
+from sparsejit.ir.quantised_steps import QuantisedSteps
+from sparsejit.ir.reference import on_steps
+
+_MOST_ADDED = 2
+_COLUMNS = "[1, features, columns]"
+
+
+@dataclass(frozen=True)
+class NormalisedColumns(Operator):
+    """A layer norm over the features of a sum: (x - mean) / sqrt(variance + epsilon) * w + b.
+
+    x is the sum of one or two operands, and of a number for each feature. Behind them come the
+    parameters (3, features): these numbers, w and b.
+
+    Attributes:
+        epsilon: added to the variance
+        steps: to which each operand is rounded, None where it is taken as it is
+    """
+
+    epsilon: float
+    steps: tuple[QuantisedSteps | None, ...]
+
+    mixes: ClassVar[tuple[str, ...]] = ("features",)
+    mixing: ClassVar[str] = "normalises over features"
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput for a sum of other numbers of operands."""
+        if not 1 <= len(self.steps) <= _MOST_ADDED:
+            raise InvalidInput(f"{self} has {len(self.steps)} operands; give 1 to {_MOST_ADDED}")
+
+    def signature(self, operands: int) -> Signature:
+        added = ", ".join(f"x{n} float32 {_COLUMNS}" for n in range(len(self.steps)))
+        return signature(f"{added}, parameters float32 [3, features] -> float32 {_COLUMNS}")
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        *added, parameters = operands
+        more, weight, bias = parameters[..., None]
+        pairs = zip(added, self.steps, strict=True)
+        x = more + sum(y if s is None else on_steps(y, s.scale, s.shift) for y, s in pairs)
+        centred = x - x.mean(axis=1, keepdims=True)
+        variance = np.square(centred).mean(axis=1, keepdims=True)
+        return (centred / np.sqrt(variance + self.epsilon) * weight + bias,)
+
+
+@dataclass(frozen=True)
+class ByteAttention(Operator):
+    """Attention of each sample's tokens to each other, in steps: softmax(scale Q K^T) V.
+
+    Q, K and V (1, heads * features, samples * length) are rounded to their steps, as are the
+    products of Q and K before they are scaled, the shares that softmax makes, and the result.
+
+    Attributes:
+        heads: among which the channels are divided, one head's behind another's
+        length: tokens of a sample
+        scale: by which scores are multiplied
+        steps: of Q, K and V
+        scores: the steps of Q K^T
+        shares: the steps of what softmax makes, the least of which stands for 0
+        result: the steps of the result
+    """
+
+    heads: int
+    length: int
+    scale: float
+    steps: tuple[QuantisedSteps, QuantisedSteps, QuantisedSteps]
+    scores: QuantisedSteps
+    shares: QuantisedSteps
+    result: QuantisedSteps
+
+    types: ClassVar[str] = (
+        "query float32 [1, heads*each, columns], key float32 [1, heads*each, columns], "
+        "value float32 [1, heads*each, columns] -> float32 [1, heads*each, columns]"
+    )
+    needs: ClassVar[str] = ", features of a head by fours, columns by the length"
+    mixes: ClassVar[tuple[str, ...]] = ("columns", "heads*each")
+    mixing: ClassVar[str] = "attends from one token to another"
+
+    def __post_init__(self) -> None:
+        """Raises InvalidInput for what there is no code for."""
+        if self.heads < 1 or self.length < 1 or self.shares.shift != -128:
+            raise InvalidInput(f"{self}: give heads and length of 1 or more, shares from -128 on")
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        fits = bound["each"] % 4 == 0 and bound["columns"] % self.length == 0
+        return {} if fits else None
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        query, key, value = (
+            self._by_head(on_steps(x, s.scale, s.shift))
+            for x, s in zip(operands, self.steps, strict=True)
+        )
+        products = np.einsum("hcbq,hcbk->bhqk", query, key)
+        scores = self.scale * on_steps(products, self.scores.scale, self.scores.shift)
+        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        shares = powers / powers.sum(axis=-1, keepdims=True)
+        shares = on_steps(shares, self.shares.scale, self.shares.shift)
+        mixed = np.einsum("bhqk,hcbk->hcbq", shares, value).reshape(operands[0].shape)
+        return (on_steps(mixed, self.result.scale, self.result.shift),)
+
+    def _by_head(self, x: Array) -> Array:
+        """(heads, features, samples, length)."""
+        return x.reshape(self.heads, -1, x.shape[2] // self.length, self.length)

@@ -1,0 +1,208 @@
+"""Layer norms and attention between quantised layers, whose features are channels in bytes.
+
+Who reads a norm in steps reads bytes, which the norm rounds itself; who does not reads floats.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from sparsejit.asm_templates.convolution.byte_attention import (
+    KEY,
+    QUERY,
+    RESULT,
+    SCRATCH,
+    VALUE,
+    AttentionSteps,
+    ByteHeads,
+    emit_byte_attention,
+)
+from sparsejit.asm_templates.convolution.byte_norm import (
+    ADDED,
+    RESULTS,
+    ByteNorm,
+    NormOperand,
+    emit_byte_norm,
+)
+from sparsejit.asm_templates.convolution.byte_norm import SCRATCH as NORM_SCRATCH
+from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
+from sparsejit.asm_templates.convolution.byte_rows import fill_planes
+from sparsejit.errors import CompileError
+from sparsejit.ir.graph import Node, Value
+from sparsejit.ir.ops.byte_columns import ByteAttention, NormalisedColumns
+from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.quantised_steps import QuantisedSteps
+from sparsejit.lowering.context import ByteImage, Lowering
+from sparsejit.lowering.convolution.byte_images import (
+    ZERO,
+    bind_image,
+    byte_view,
+    bytes_of,
+    in_bytes,
+)
+from sparsejit.lowering.memory.shape_parts import cut
+from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.registry import lowers
+from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.planner.byte_plan import attention_cost, has_quads, norm_cost
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import rsi
+
+
+@lowers(NormalisedColumns)
+def lower_norm(low: Lowering, node: Node) -> None:
+    """Raises CompileError on processors without the instructions."""
+    op, (*added, parameters) = node.op, node.inputs
+    assert isinstance(op, NormalisedColumns)
+    _check(low, node)
+    reads = [_operand(low, *each) for each in zip(added, op.steps, strict=True)]
+    value = node.output
+    wanted = [_read_in(reader, value) for reader in low.readers[value]]
+    in_steps = next((each for each in wanted if each is not None), None)
+    results, writes = list[NormOperand](), list[View]()
+    if in_steps is None or value in low.graph.outputs or {*wanted} != {in_steps}:
+        writes.append(low.dense_result(value))
+        results.append(NormOperand(writes[-1].strides[1], None))
+    planes = BytePlanes.plain(value.shape)
+    if in_steps is not None:
+        image = ByteImage(byte_view(planes), planes, in_steps)
+        low.byte_images[value, in_steps] = image
+        writes.append(image.view)
+        results.append(NormOperand(planes.channel, in_bytes(in_steps)))
+    channels, columns = value.shape[1:]
+    operands = tuple(each for _, each in reads)
+    numbers = low.constant(parameters)
+    norm = ByteNorm(channels, columns, op.epsilon, operands, tuple(results), numbers)
+    fills = None if in_steps is None or not _has_taps(low, value) else in_steps.shift + ZERO
+    low.add(_norm_step(low, node, norm, [view for view, _ in reads], writes, planes, fills))
+
+
+def _norm_step(
+    low: Lowering,
+    node: Node,
+    norm: ByteNorm,
+    reads: Sequence[View],
+    writes: Sequence[View],
+    planes: BytePlanes,
+    fills: int | None,
+) -> Step:
+    """`fills`: what lies around the bytes, where somebody reads it."""
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        if fills is not None:
+            at.writes[-1].point(asm, rsi)
+            fill_planes(asm, planes, fills)
+        for places, registers in ((at.reads, ADDED), (at.writes, RESULTS)):
+            for place, register in zip(places, registers, strict=False):
+                place.point(asm, register)
+        at.scratch.point(asm, NORM_SCRATCH)
+        emit_byte_norm(asm, norm)
+
+    cost = norm_cost(norm, low.target)
+    facts = Facts(
+        "a norm over channels",
+        predicted_ns=cost.ns,
+        bound=cost.bound,
+        moved_bytes=cost.data_bytes,
+    )
+    name, origin, scratch = f"byte-norm-{low.target.isa}", node.output.origin, norm.scratch_bytes
+    return Step(name, origin, tuple(reads), tuple(writes), emit, facts, scratch)
+
+
+@lowers(ByteAttention)
+def lower_byte_attention(low: Lowering, node: Node) -> None:
+    """Raises CompileError on processors without the instructions."""
+    op, value = node.op, node.output
+    assert isinstance(op, ByteAttention)
+    _check(low, node)
+    images = [bytes_of(low, *each) for each in zip(node.inputs, op.steps, strict=True)]
+    planes = BytePlanes.plain(value.shape)
+    result = byte_view(planes)
+    all_planes = (*(image.planes for image in images), planes)
+    heads = ByteHeads(all_planes, op.heads, op.length)  # type: ignore[arg-type]
+    numbers = (*op.steps, op.scores, op.shares, op.result)
+    query, key, values, scores, shares, made = map(in_bytes, numbers)
+    steps = AttentionSteps(query, key, values, scores, shares, made, op.scale)
+    fills = op.result.shift + ZERO if _has_taps(low, value) else None
+    views = [image.view for image in images]
+    low.add(_attention_step(low, node, heads, steps, views, result, fills))
+    bind_image(low, value, ByteImage(result, planes, op.result))
+
+
+def _attention_step(
+    low: Lowering,
+    node: Node,
+    heads: ByteHeads,
+    steps: AttentionSteps,
+    reads: Sequence[View],
+    result: View,
+    fills: int | None,
+) -> Step:
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.writes[0].point(asm, RESULT)
+        if fills is not None:
+            fill_planes(asm, heads.planes[3], fills)
+        for place, register in zip(at.reads, (QUERY, KEY, VALUE), strict=True):
+            place.point(asm, register)
+        at.scratch.point(asm, SCRATCH)
+        emit_byte_attention(asm, heads, steps)
+
+    def divide(threads: int) -> list[list[Step]]:
+        return [] if fills is not None else [[part(*some) for some in cut(heads.heads, threads)]]
+
+    def part(first: int, end: int) -> Step:
+        some = first * heads.features, end * heads.features
+        planes = tuple(replace(each, channels=some[1] - some[0]) for each in heads.planes)
+        fewer = ByteHeads(planes, end - first, heads.length)  # type: ignore[arg-type]
+        views = [view.sliced(1, *some) for view in reads]
+        made = _attention_step(low, node, fewer, steps, views, result.sliced(1, *some), None)
+        return replace(made, share=f"heads {first} to {end - 1}")
+
+    cost = attention_cost(heads, low.target)
+    facts = Facts(
+        f"bytes to bytes, {heads.heads} heads of {heads.features} features, {heads.length} tokens",
+        predicted_ns=cost.ns,
+        bound=cost.bound,
+    )
+    return Step(
+        f"byte-attention-{low.target.isa}",
+        node.output.origin,
+        tuple(reads),
+        (result,),
+        emit,
+        facts,
+        scratch_bytes=heads.places["end"],
+        divide=divide,
+    )
+
+
+def _check(low: Lowering, node: Node) -> None:
+    if not has_quads(low.target):
+        raise CompileError(f"{node.output.origin.name} is in bytes, which takes AVX-512 VNNI")
+
+
+def _operand(
+    low: Lowering, value: Value, steps: QuantisedSteps | None
+) -> tuple[View, NormOperand]:
+    if steps is not None:
+        image = bytes_of(low, value, steps)
+        return image.view, NormOperand(image.planes.channel, in_bytes(steps))
+    view = low.contiguous(value)
+    return view, NormOperand(view.strides[1], None)
+
+
+def _read_in(reader: Node, value: Value) -> QuantisedSteps | None:
+    """The steps in which a node reads a value in bytes."""
+    op = reader.op
+    if isinstance(op, NormalisedColumns | ByteAttention):
+        wanted = {s for v, s in zip(reader.inputs, op.steps, strict=False) if v is value}
+        return wanted.pop() if len(wanted) == 1 else None
+    if not isinstance(op, Convolution) or op.rounding is None or value is not reader.inputs[0]:
+        return None
+    assert op.input_scale is not None
+    return QuantisedSteps(op.input_scale, op.input_shift or 0)
+
+
+def _has_taps(low: Lowering, value: Value) -> bool:
+    """Whether windows read what lies around the bytes."""
+    readers = low.readers[value]
+    return any(isinstance(r.op, Convolution) and r.inputs[1].shape[2:] != (1,) for r in readers)

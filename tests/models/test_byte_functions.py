@@ -1,0 +1,154 @@
+"""Functions of one byte behind convolutions: tables, and biases behind a first rounding."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+
+from native import built_model, run_built
+from onnx.reference import ReferenceEvaluator
+from sketch import Sketch
+from test_byte_convolutions import TARGET, Case, is_near, needs_vnni, quantised
+from test_byte_layers import CHANNELS, SIZE, Qdq, convolutions, in_bytes
+
+import sparsejit
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.onnx import import_onnx
+from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.ops.convolution import RoundedResult
+from sparsejit.ir.quantised_steps import QuantisedSteps
+from sparsejit.ir.spec import Activation
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.model import lower_model
+from sparsejit.passes.byte_layers import byte_layers
+from sparsejit.passes.default import run_passes
+from sparsejit.passes.quantised_layers import quantised_layers
+
+CASE = Case(33, 41, (11, 12), density=0.2, shift=-7, y_shift=5)
+RESULT = QuantisedSteps(0.027, -19)
+TABLE = tuple(np.random.default_rng(3).integers(-128, 128, 256).tolist())
+
+
+def with_rounding(case: Case, rounding: RoundedResult) -> Graph:
+    s, inner = Sketch(), case.graph()
+    (node,) = inner.nodes
+    x = s.input(*inner.inputs[0].shape)
+    constants = (s.constant(inner.constants[each]) for each in node.inputs[1:])
+    return s.finish(s(replace(node.op, rounding=rounding), x, *constants))
+
+
+def integers_of(graph: Graph, x: Array) -> Array:
+    found = run_built(built_model(lower_model(graph, ModelOptions(TARGET))), [x[None]])
+    return np.rint(found.outputs[0][0] / np.float32(RESULT.scale)).astype(int) + RESULT.shift
+
+
+@needs_vnni
+@pytest.mark.parametrize("shift", [-128, 5, 127])
+@pytest.mark.parametrize("density", [0.1, 1.0])
+@pytest.mark.parametrize("activation", [Activation.NONE, Activation.RELU])
+def test_a_table_says_what_becomes_of_a_byte(
+    activation: Activation, density: float, shift: int
+) -> None:
+    """At density 1 two rows share their inputs."""
+    case = replace(CASE, y_shift=shift, density=density, activation=activation)
+    own = case.steps[1]
+    graph = with_rounding(case, RoundedResult(RESULT, own, table=TABLE))
+    (x,) = case.inputs(case.graph())
+    found = integers_of(graph, x)
+    integers, near = case.wanted([x])
+    wanted = np.array(TABLE)[integers.astype(int) + 128]
+    np.testing.assert_array_equal(found[~near], wanted[~near])
+    (said,) = graph.evaluate([x])
+    np.testing.assert_allclose(said[~near], ((wanted - RESULT.shift) * RESULT.scale)[~near], 1e-6)
+
+
+@needs_vnni
+@pytest.mark.parametrize("has_table", [False, True])
+def test_a_late_bias_comes_behind_the_first_rounding(has_table: bool) -> None:
+    own, more = CASE.steps[1], dict[str, Any]()
+    read = QuantisedSteps(0.029, 17) if has_table else RESULT
+    if has_table:
+        more = {"summed": read, "table": TABLE}
+    graph = with_rounding(CASE, RoundedResult(RESULT, own, late=True, **more))
+    (x,) = CASE.inputs(CASE.graph())
+    found = integers_of(graph, x)
+    weights, scale = CASE.integers
+    shifted = quantised(x, CASE.steps[0]) - CASE.steps[0].shift
+    sums = np.einsum("ncij,oc->noij", shifted, weights[..., 0, 0])
+    product = sums * (scale.astype(np.float64) * CASE.steps[0].scale)[:, None, None] / own.scale
+    of_own = (np.rint(product) + own.shift).clip(-128, 127) - own.shift
+    y = (of_own * own.scale + CASE.bias.astype(np.float64)[:, None, None]) / read.scale
+    wanted = (np.rint(y) + read.shift).clip(-128, 127).astype(int)
+    if has_table:
+        wanted = np.array(TABLE)[wanted + 128]
+    near = is_near(product) | is_near(y)
+    np.testing.assert_array_equal(found[~near], wanted[~near])
+    (said,) = graph.evaluate([x])
+    np.testing.assert_allclose(said[~near], ((wanted - RESULT.shift) * RESULT.scale)[~near], 1e-6)
+
+
+@pytest.mark.parametrize("given", [{"late": True}, {"table": TABLE}, {"added": RESULT}])
+def test_what_comes_behind_a_rounding_needs_it(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="own"):
+        RoundedResult(RESULT, **given)
+    with pytest.raises(InvalidInput, match="256"):
+        RoundedResult(RESULT, RESULT, table=TABLE[:-1])
+    with pytest.raises(InvalidInput, match="`added` alone"):
+        RoundedResult(RESULT, RESULT, **{"added": RESULT, "table": TABLE, **given})
+    with pytest.raises(InvalidInput, match="late bias alone"):
+        RoundedResult(RESULT, RESULT, late=True, table=TABLE)
+
+
+def activated(kind: str) -> Any:
+    """Two convolutions, and a function of the first one's byte, as quantize_static writes it."""
+    q = Qdq()
+    y = q.steps(q.convolution(q.steps("x", 0.02, 7), 32, CHANNELS), 0.043, 120)
+    if kind == "silu":
+        y = q("Mul", y, q.steps(q("Sigmoid", y), 0.0039))
+    elif kind == "hardswish":
+        y = q("HardSwish", y)
+    elif kind == "gelu":
+        half, one = q.constant(np.float32(0.5)), q.constant(np.float32(1))
+        inner = q("Erf", q("Div", y, q.constant(np.float32(np.sqrt(2)))))
+        y = q("Mul", q("Mul", y, q("Add", inner, one)), half)
+    else:
+        y = q("Add", y, q.constant(np.linspace(-1, 1, 32, dtype=np.float32).reshape(1, 32, 1, 1)))
+    y = q.steps(y, 0.031, 12)
+    model = q.model(q.steps(q.convolution(y, CHANNELS, 32), 0.061, 121))
+    (same,) = model.opset_import
+    same.version = 17
+    return model
+
+
+@pytest.mark.parametrize("kind", ["silu", "hardswish", "gelu"])
+def test_functions_of_one_byte_become_tables(kind: str) -> None:
+    model = activated(kind)
+    graph = in_bytes(model)
+    first, second = convolutions(graph)
+    assert first.rounding is not None and first.rounding.table is not None
+    assert second.rounding is not None and second.rounding.own is None
+    x = np.random.default_rng(5).uniform(-3, 3, (1, CHANNELS, SIZE, SIZE)).astype(np.float32)
+    layers = quantised_layers(import_onnx(model).graph(1))
+    (found,), (wanted,) = graph.evaluate([x]), run_passes(layers).evaluate([x])
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    without = run_passes(byte_layers(layers, lambda node: True, has_tables=False))
+    assert all(op.rounding is None or op.rounding.table is None for op in convolutions(without))
+
+
+@needs_vnni
+@pytest.mark.parametrize("kind", ["silu", "hardswish", "gelu", "bias by channel"])
+def test_they_compute_what_the_file_says(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "sparsejit.lowering.convolution.int8_convolutions._bytes_are_cheaper"
+    monkeypatch.setattr(path, lambda low, node: True)
+    model = activated(kind)
+    fast = sparsejit.compile(model)
+    x = np.random.default_rng(5).uniform(-3, 3, (2, CHANNELS, SIZE, SIZE)).astype(np.float32)
+    (same,) = model.opset_import
+    same.version = 19
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    steps = np.abs(fast(x) - wanted) / 0.061
+    assert steps.max() < 1.01
+    assert (steps > 0.5).mean() < 0.01
