@@ -112,9 +112,17 @@ class ByteResults:
         return self.kept[_GAP]
 
     def finish(
-        self, sums: list[Register], row: Register, y: Memory, added: Memory, constants: Memory
+        self,
+        sums: list[Register],
+        row: Register,
+        y: Memory,
+        added: Memory,
+        constants: Memory,
+        order: Register | None = None,
     ) -> None:
-        """y = the bytes of four registers of sums, whose scale and biases lie at `row` + 4.
+        """y = the bytes of one, two or four registers of sums, whose scale and biases lie at `row`.
+
+        `order`: what brings dwords into order where sums are of positions in their order.
 
         `constants`: where the address that `load_constants` was given is kept. Clobbers rcx where
         there is a table.
@@ -134,12 +142,14 @@ class ByteResults:
                 asm.emit("vminps", total, total, kept[_LARGEST])
         for total in sums:
             asm.emit("vcvtps2dq", total, total)
-        low, second, high, fourth = sums
-        for first, next_one in ((low, second), (high, fourth)):
+        for first, next_one in zip(sums[::2], sums[1::2] or sums, strict=True):
             asm.emit("vpackssdw", first, first, next_one)
             if epilogue.packed_zero:
                 asm.emit("vpaddsw", first, first, kept[_ZERO])
+        low, high = sums[0], sums[len(sums) // 4 * 2]
         asm.emit("vpackuswb", low, low, high)
+        if order is not None:
+            asm.emit("vpermd", low, order, low)
         if epilogue.least:
             asm.emit("vpmaxub", low, low, kept[_LEAST])
         if epilogue.most < 255:
@@ -149,7 +159,13 @@ class ByteResults:
         self.store(low, y)
 
     def store(self, values: Register, y: Memory) -> None:
-        """The bytes of a vector where the mask has positions, the zero point in gaps."""
+        """The bytes of a vector where the mask has positions, the zero point in gaps.
+
+        All of those that y's own mask has, if it has one.
+        """
+        if y.mask:
+            self.asm.emit("vmovdqu8", y, values)
+            return
         self.asm.emit("vmovdqa64", _OTHERS, MASK)
         self.asm.emit("vpternlogd", _OTHERS, values, self.gap, _BLEND)
         self.asm.emit("vmovdqu64", y, _OTHERS)

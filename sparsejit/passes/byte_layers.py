@@ -182,6 +182,7 @@ class _Regions:
             alone = all(len(self.readers[each]) == 1 for each in {value, source})
             same = value.shape == other.shape == node.output.shape
             is_plain = made is not None and made.activation is Activation.NONE and made.own is None
+            is_plain = is_plain and not self._is_grouped(source)
             if is_plain and alone and same:
                 if source in self.graph.outputs or source in self.sums:
                     continue
@@ -189,6 +190,10 @@ class _Regions:
                 self._ends_in(node.output, end)
                 del self.ends[node.output]
                 return
+
+    def _is_grouped(self, value: Value) -> bool:
+        op = self.producers[value].op
+        return isinstance(op, Convolution) and op.groups > 1
 
     def _end(self, value: Value) -> _End | None:
         """What a product's result ends in, if all that read it agree."""

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.asm_templates.convolution.byte_attention import ByteHeads
+from sparsejit.asm_templates.convolution.byte_depthwise import ByteChannelWindows
+from sparsejit.asm_templates.convolution.byte_heads import ByteHeads
 from sparsejit.asm_templates.convolution.byte_norm import ByteNorm
 from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes, ByteWindows, lines
 from sparsejit.asm_templates.convolution.quads import expected_quads
@@ -68,3 +69,15 @@ def attention_cost(heads: ByteHeads, target: Target) -> Cost:
     cycles = vectors * (heads.features / 2 + 16.0)
     moved = sum(planes.bytes for planes in heads.planes)
     return Cost(vectors, 0, moved, cycles / target.core.rates.cycles_per_ns, "execution")
+
+
+def byte_depthwise_cost(windows: ByteChannelWindows, target: Target) -> Cost:
+    """Windows by channel: four taps of 16 positions at a time, and the ends of 64."""
+    y = windows.y
+    runs, quarters = y.vectors, 4 * y.vectors
+    if not windows.is_whole:
+        runs, quarters = y.rows * lines(y.columns), y.rows * -(-y.columns // 16)
+    each = quarters * len(windows.groups) * 1.3 + runs * 13.0
+    vectors = y.samples * y.channels * quarters
+    ns = y.samples * y.channels * each / target.core.rates.cycles_per_ns
+    return Cost(vectors, 0, windows.x.bytes + y.bytes, ns, "execution")

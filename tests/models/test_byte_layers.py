@@ -203,3 +203,23 @@ def test_what_is_behind_a_rounding_stays_there(kind: str) -> None:
     before = run_passes(quantised_layers(import_onnx(model).graph(1)))
     (found,), (wanted,) = graph.evaluate([x]), before.evaluate([x])
     np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+def test_layers_by_channel_stay_in_bytes_too() -> None:
+    """No sum is inside such a layer, and each is rounded as the file has it."""
+    q = Qdq()
+    x = q.steps("x", 0.021, 117)
+    y = q.steps(q("Relu", q.convolution(x, 32, CHANNELS)), 0.043)
+    y = q.steps(q("Relu", q.convolution(y, 32, 1, 3, group=32, strides=[2, 2])), 0.037)
+    y = q.steps(q.convolution(y, 32, 1, 3, group=32), 0.031, 90)
+    y = q.steps(q("Add", y, q.steps(q.convolution(y, 32, 32), 0.04, 99)), 0.05, 111)
+    model = q.model(q.steps(q.convolution(y, CHANNELS, 32), 0.061, 121))
+    graph = in_bytes(model)
+    ops = convolutions(graph)
+    assert len(ops) == 5 and all(op.rounding is not None for op in ops)
+    adds = [op.rounding.added is not None for op in ops if op.rounding]
+    assert adds == [False, False, False, True, False]
+    x = np.random.default_rng(5).uniform(-3, 3, (1, CHANNELS, SIZE, SIZE)).astype(np.float32)
+    before = run_passes(quantised_layers(import_onnx(model).graph(1)))
+    (found,), (wanted,) = graph.evaluate([x]), before.evaluate([x])
+    np.testing.assert_allclose(found, wanted, atol=1e-5)

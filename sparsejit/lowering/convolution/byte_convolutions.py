@@ -15,24 +15,29 @@ from sparsejit.asm_templates.convolution.byte_planes import (
     windows_in_phases,
     windows_in_place,
 )
-from sparsejit.asm_templates.convolution.byte_results import ByteEpilogue
-from sparsejit.asm_templates.convolution.byte_rows import emit_byte_pooling, emit_phases
+from sparsejit.asm_templates.convolution.byte_rows import emit_byte_pooling
 from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.convolution.quads import LoweredQuads, emit_quads, quad_stream
 from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
 from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Node
-from sparsejit.ir.ops.convolution import Convolution, RoundedResult
+from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, DType, MatMul, MatVec
+from sparsejit.ir.spec import MatMul, MatVec
 from sparsejit.lowering.context import ByteImage, Lowering
+from sparsejit.lowering.convolution.byte_depthwise import (
+    byte_depthwise_ns,
+    lower_byte_depthwise,
+)
+from sparsejit.lowering.convolution.byte_ends import ends_of, plain
 from sparsejit.lowering.convolution.byte_images import (
     ZERO,
     bind_image,
     byte_view,
     bytes_of,
+    copied,
     copy_step,
 )
 from sparsejit.lowering.convolution.depthwise import node_axes
@@ -56,6 +61,9 @@ def lower_byte_convolution(low: Lowering, node: Node) -> None:
         raise CompileError(f"{node.output.origin.name} is in bytes, which takes AVX-512 VNNI")
     assert op.input_scale is not None
     image = bytes_of(low, value, QuantisedSteps(op.input_scale, op.input_shift or 0))
+    if op.groups > 1:
+        lower_byte_depthwise(low, node, image)
+        return
     windows, x = _windows(low, image, node_axes(node), node, image.steps.shift + ZERO)
     y = _result_planes(node, windows)
     reads: tuple[View, ...] = (x,)
@@ -101,19 +109,7 @@ def _windows(
     windows = windows_of(image.planes, *over, fits)
     if windows.in_place:
         return windows, image.view
-    return windows, _copied(low, node, image, windows, gap)
-
-
-def _copied(low: Lowering, node: Node, image: ByteImage, windows: ByteWindows, gap: int) -> View:
-    into = byte_view(windows.planes)
-
-    def emit(asm: Assembler, at: Locations) -> None:
-        at.point(asm)
-        emit_phases(asm, image.planes, windows, gap)
-
-    moved = image.planes.bytes + 2 * windows.planes.bytes
-    low.add(copy_step(low, "phases", node.output.origin, (image.view, into), moved, emit))
-    return into
+    return windows, copied(low, node, image, windows, gap)
 
 
 def _result_planes(node: Node, windows: ByteWindows) -> BytePlanes:
@@ -126,7 +122,7 @@ def _added(low: Lowering, node: Node, image: ByteImage, y: BytePlanes) -> View:
     if image.planes == y:
         return image.view
     rows, columns = (BytePhase(0, 1, count) for count in (y.rows, y.columns))
-    return _copied(low, node, image, ByteWindows(y, (rows,), (columns,), (0,)), 0)
+    return copied(low, node, image, ByteWindows(y, (rows,), (columns,), (0,)), 0)
 
 
 @dataclass(frozen=True)
@@ -161,11 +157,12 @@ class _Product:
 
     def lowered(self, low: Lowering) -> tuple[SparseMatrix, LoweredQuads, QuadPlan]:
         """The weights of these outputs, how they are read, and what that costs."""
-        plain = Node(_plain(self.op), self.node.inputs[:3], self.node.outputs)
-        matrix, each = filter_matrix(low, plain)
+        matrix, each = filter_matrix(
+            low, Node(plain(self.op), self.node.inputs[:3], self.node.outputs)
+        )
         matrix, bias = matrix.rows(self.first, self.end), each.bias
         bias = None if bias is None else bias[self.first : self.end]
-        epilogue, ends = _ends(matrix, bias, self.op, self.x)
+        epilogue, ends = ends_of(matrix, bias, self.op, self.x)
         integers, _ = quantised_nonzeros(matrix)
         windows, taps = self.windows, np.array(self.windows.taps)
         channels = np.arange(matrix.in_features // len(taps)) * windows.phases
@@ -208,44 +205,6 @@ def _step(low: Lowering, product: _Product) -> Step:
     )
 
 
-def _plain(op: Convolution) -> Convolution:
-    """The operator whose weights and bias are as the model has them."""
-    return replace(op, dtype=DType.FLOAT32, input_scale=None, input_shift=None, rounding=None)
-
-
-def _ends(
-    matrix: SparseMatrix, bias: np.ndarray | None, op: Convolution, x: QuantisedSteps
-) -> tuple[ByteEpilogue, np.ndarray]:
-    """What becomes of sums; each row's scale and biases (out, 3), before and behind `own`."""
-    integers, scales = quantised_nonzeros(matrix)
-    assert op.rounding is not None
-    first = op.rounding.own or op.rounding.result
-    of_sums = scales.astype(np.float64) * x.scale / first.scale
-    weights = integers.sums_by_row(integers.values)
-    added = np.zeros(len(of_sums)) if bias is None else bias.astype(np.float64)
-    late = added / op.rounding.read.scale
-    start = 0.0 if op.rounding.late else added / first.scale
-    ends = np.stack([of_sums, start - of_sums * (x.shift + ZERO) * weights, late], axis=1)
-    most = 255 * integers.sums_by_row(np.abs(integers.values.astype(np.int32))) * of_sums
-    cuts = bool((most + np.abs(ends[:, 1])).max(initial=0) >= _WORTH_CUTTING)
-    return _epilogue(op.rounding, op.activation, cuts), ends.astype(np.float32)
-
-
-def _epilogue(rounding: RoundedResult, activation: Activation, cuts: bool) -> ByteEpilogue:
-    zero, cut = rounding.result.shift + ZERO, rounding.read
-    least = cut.shift + ZERO if activation in (Activation.RELU, Activation.RELU6) else 0
-    is_cut = activation is Activation.RELU6
-    six = int(min(255, np.rint(6.0 / cut.scale) + cut.shift + ZERO)) if is_cut else 255
-    own, added = (
-        None if each is None else (each.scale / cut.scale, each.shift + ZERO)
-        for each in (rounding.own, rounding.added)
-    )
-    table = None
-    if rounding.table is not None:
-        table = (np.array(rounding.table) + ZERO).astype(np.uint8), cut.shift + ZERO
-    return ByteEpilogue(zero, least, six, cuts, own, added, rounding.late, table)
-
-
 def _facts(
     matrix: SparseMatrix, y: BytePlanes, plan: QuadPlan, stream_bytes: int, node: Node
 ) -> Facts:
@@ -270,12 +229,14 @@ def byte_product_ns(low: Lowering, node: Node) -> float:
     """What a convolution should take from bytes to bytes; infinite where there is no code."""
     op, x = node.op, node.inputs[0]
     assert isinstance(op, Convolution)
-    if op.transposed or op.groups > 1 or max(op.stride) > 2 or len(x.shape) not in (3, 4):
+    if op.transposed or max(op.stride) > 2 or len(x.shape) not in (3, 4):
         return inf
     planes = BytePlanes.plain(x.shape)
+    if op.groups > 1:
+        return byte_depthwise_ns(low, node, planes)
     windows, y = windows_of(planes, *node_axes(node)), node.output
     result = BytePlanes.plain(y.shape, windows.planes.pitch)
-    matrix, _ = filter_matrix(low, replace(node, op=_plain(op)))
+    matrix, _ = filter_matrix(low, replace(node, op=plain(op)))
     target = low.options.planner.beside(matrix).target
     ns = plan_quads(matrix, windows, result, False, target).cost.ns
     if windows.in_place:

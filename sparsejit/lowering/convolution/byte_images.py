@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 
-from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
+from sparsejit.asm_templates.convolution.byte_planes import BytePlanes, ByteWindows
 from sparsejit.asm_templates.convolution.byte_rows import (
     ByteSteps,
     FloatRows,
+    emit_phases,
     emit_to_bytes,
     emit_to_floats,
 )
-from sparsejit.ir.graph import Element, Origin, TensorType, Value
+from sparsejit.ir.graph import Element, Node, Origin, TensorType, Value
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.lowering.context import ByteImage, Lowering
 from sparsejit.lowering.convolution.depthwise import has_whole_rows, pitches
@@ -87,3 +88,18 @@ def copy_step(
     cost = copy_cost(moved_bytes, low.target)
     facts = Facts(kernel, predicted_ns=cost.ns, bound=cost.bound, moved_bytes=moved_bytes)
     return Step(f"{kernel}-{low.target.isa}", origin, (x,), (y,), emit, facts)
+
+
+def copied(
+    low: Lowering, node: Node, image: ByteImage, windows: ByteWindows, gap: int
+) -> View:
+    """The planes that windows read, of an image; what lies around them is `gap`."""
+    into = byte_view(windows.planes)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.point(asm)
+        emit_phases(asm, image.planes, windows, gap)
+
+    moved = image.planes.bytes + 2 * windows.planes.bytes
+    low.add(copy_step(low, "phases", node.output.origin, (image.view, into), moved, emit))
+    return into

@@ -9,7 +9,7 @@ values that the integers of x stand for:
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import prod
+from math import isfinite, prod
 
 from sparsejit.asm_templates.convolution.padded_image import PaddedImage
 from sparsejit.ir.graph import Graph, Node, Origin, Value
@@ -125,8 +125,11 @@ def _bytes_are_cheaper(low: Lowering, node: Node) -> bool:
     is_turned = shape[0] == 1 and node.inputs[1].shape[2:] == (1,)
     if is_turned and fills_vectors(shape[2]):
         return True
+    in_bytes = byte_product_ns(low, node)
+    if is_depthwise(_plain(node)):
+        return isfinite(in_bytes)  # float32 takes copies of both images as well
     rounding = copy_cost(2 * node.output.type.bytes, low.target).ns
-    return byte_product_ns(low, node) < quantised_ns(*_contestants(low, node)) + rounding
+    return in_bytes < quantised_ns(*_contestants(low, node)) + rounding
 
 
 def _plain(node: Node) -> Node:

@@ -1,0 +1,262 @@
+"""Convolutions by channel from bytes to bytes: four taps of a row of the window at a time.
+
+    e            = bytes p to p+3 of 16 positions p         vpermb zmm4, zmm17, [rdi+tap+16*v]
+    sum0 .. sum3 += vpdpbusd e, w                           w: four weights of the channel
+
+    stride 1: 64 positions of the image as it lies, whatever its rows are
+    stride 2: every other p, a row of the result after the other
+
+A permutation by bytes makes all four of a position's taps of one load, which may lie anywhere.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes, lines
+from sparsejit.asm_templates.convolution.byte_results import MASK, ByteEpilogue, ByteResults
+from sparsejit.asm_templates.convolution.byte_rows import fill_gaps
+from sparsejit.asm_templates.convolution.geometry import Axis
+from sparsejit.asm_templates.convolution.quads import ROW
+from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.rows import zero
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    k,
+    r8,
+    r9,
+    r10,
+    r11,
+    rax,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    rsp,
+    zmm,
+)
+from sparsejit.x86.routines import call_routine
+from sparsejit.x86.stack import pop, push
+
+_FOUR, _LANES, _QUARTERS = 4, 16, 4
+_CHANNELS, _MASKS, _X, _Y = r8, r9, r10, r11
+_CHANNELS_LEFT, _RUNS_LEFT = rdx, rax
+_PATTERN, _ORDER = zmm(17), zmm(18)
+_WEIGHTS = (zmm(9), zmm(10), zmm(11), zmm(12), zmm(19))  # which ends of rows leave alone
+_LOADED = [zmm(number) for number in range(4, 8)]
+_STORED = k(2)
+_MOST_STRIDE = 2
+_CONSTANTS = Memory(rsp, 0)
+
+
+@dataclass(frozen=True)
+class ByteChannelWindows:
+    """Windows over planes `x`, whose gaps are large enough, to planes `y`.
+
+    taps: rows and columns of a window.
+    first: bytes from the first position of x to what the first tap of the first window meets.
+    stride: rows and columns from window to window.
+    is_first: whether the gap before the first channel is theirs to fill.
+    """
+
+    x: BytePlanes
+    y: BytePlanes
+    taps: tuple[int, int]
+    first: int
+    stride: tuple[int, int]
+    is_first: bool = True
+
+    @property
+    def groups(self) -> list[int]:
+        """Bytes from the first tap to each four."""
+        rows, columns = self.taps
+        return [
+            row * self.x.pitch + first for row in range(rows) for first in range(0, columns, _FOUR)
+        ]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether positions of y are those of x, gaps too."""
+        return self.stride == (1, 1) and self.x.pitch == self.y.pitch
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredByteDepthwise:
+    """Windows and, for each channel, weights (channels, taps), scale and biases (channels, 3)."""
+
+    windows: ByteChannelWindows
+    weights: npt.NDArray[np.int8]
+    ends: npt.NDArray[np.floating]
+    epilogue: ByteEpilogue
+
+    @property
+    def channels(self) -> npt.NDArray[np.void]:
+        """The data of each, in order."""
+        rows, columns = self.windows.taps
+        fours = -(-columns // _FOUR) * _FOUR
+        weights = np.zeros((len(self.weights), rows, fours), np.int8)
+        weights[:, :, :columns] = self.weights.reshape(-1, rows, columns)
+        channels = np.zeros(len(weights), np.dtype([("row", ROW), ("weight", "i1", rows * fours)]))
+        for number, name in enumerate(("scale", "bias", "late")):
+            channels["row"][name] = self.ends[:, number]
+        channels["weight"] = weights.reshape(len(weights), -1)
+        return channels
+
+
+def byte_channel_windows(
+    x: BytePlanes, y_shape: tuple[int, ...], rows: Axis, columns: Axis
+) -> ByteChannelWindows | None:
+    """Over an image as it lies; None where there is no code, or gaps are too small."""
+    if rows.dilation > 1 or columns.dilation > 1 or columns.stride > _MOST_STRIDE:
+        return None
+    right, below = (
+        max(0, (axis.positions - 1) * axis.stride - axis.padding + axis.kernel - axis.size)
+        for axis in (columns, rows)
+    )
+    gap, pitch = max(columns.padding, right), x.pitch
+    if pitch - x.columns < gap or max(rows.padding, below) * pitch + gap > x.reach:
+        return None
+    stride = rows.stride, columns.stride
+    y = BytePlanes.plain(y_shape, pitch if stride == (1, 1) else None)
+    first = -rows.padding * pitch - columns.padding
+    return ByteChannelWindows(x, y, (rows.kernel, columns.kernel), first, stride)
+
+
+def gaps_for(rows: Axis, columns: Axis, x: BytePlanes) -> BytePlanes:
+    """Planes of the same image with gaps that are large enough."""
+    right, below = (
+        max(0, (axis.positions - 1) * axis.stride - axis.padding + axis.kernel - axis.size)
+        for axis in (columns, rows)
+    )
+    gap = max(1, columns.padding, right)
+    pitch = x.columns + gap
+    reach = max(1, rows.padding, below) * pitch + gap
+    return BytePlanes(x.samples, x.channels, x.rows, x.columns, pitch, reach)
+
+
+def emit_byte_depthwise(asm: Assembler, lowered: LoweredByteDepthwise) -> None:
+    """Append the kernel of x in rdi to y in rsi; layers share its code."""
+    asm.emit("lea", _CHANNELS, Literal(asm.literal(lowered.channels)))
+    asm.emit("lea", rcx, Literal(asm.literal(lowered.epilogue.constants())))
+    code = _ByChannelCode(asm, lowered.windows, lowered.epilogue)
+    call_routine(asm, code.key, lambda asm: code.emit())
+
+
+class _ByChannelCode:
+    """Appends the code."""
+
+    def __init__(self, asm: Assembler, windows: ByteChannelWindows, epilogue: ByteEpilogue) -> None:
+        self.asm, self.windows, self.results = asm, windows, ByteResults(asm, epilogue)
+        self.key: Hashable = "byte depthwise", windows, epilogue.code
+        self.record = ROW.itemsize + _FOUR * len(windows.groups)
+
+    def emit(self) -> None:
+        """A channel after the other."""
+        asm, x, y = self.asm, self.windows.x, self.windows.y
+        push(asm, (rcx,))
+        self.results.load_constants(rcx)
+        lanes, taps = np.arange(_LANES)[:, None], np.arange(_FOUR)
+        pattern = (self.windows.stride[1] * lanes + taps).astype(np.uint8)
+        asm.emit("vmovdqu64", _PATTERN, Literal(asm.literal(pattern.reshape(-1))))
+        order = (lanes % 4 * 4 + lanes // 4).astype(np.int32)
+        asm.emit("vmovdqu64", _ORDER, Literal(asm.literal(order.reshape(-1))))
+        fill = fill_gaps if self.windows.is_whole else _fill_channels
+        fill(asm, y, rsi, self.results.gap, self.windows.is_first)
+
+        def channel() -> None:
+            self._channel()
+            asm.emit("add", rdi, x.channel)
+            asm.emit("add", rsi, y.channel)
+            asm.emit("add", _CHANNELS, self.record)
+
+        for sample in range(x.samples):
+            repeat(asm, x.channels, _CHANNELS_LEFT, channel)
+            if sample + 1 < x.samples:
+                asm.emit("add", rdi, x.sample - x.channels * x.channel)
+                asm.emit("add", rsi, y.sample - y.channels * y.channel)
+                asm.emit("sub", _CHANNELS, x.channels * self.record)
+        pop(asm, (rcx,))
+
+    def _weight(self, number: int) -> Memory:
+        return Memory(_CHANNELS, ROW.itemsize + _FOUR * number)
+
+    @property
+    def _keeps_weights(self) -> bool:
+        return len(self.windows.groups) <= len(_WEIGHTS)
+
+    def _channel(self) -> None:
+        asm, windows, y = self.asm, self.windows, self.windows.y
+        if self._keeps_weights:
+            for number in range(len(windows.groups)):
+                asm.emit("vpbroadcastd", _WEIGHTS[number], self._weight(number))
+        asm.emit("lea", _X, Memory(rdi, windows.first))
+        asm.emit("mov", _Y, rsi)
+        if windows.is_whole:
+            asm.emit("lea", _MASKS, Literal(asm.literal(y.masks())))
+            repeat(asm, y.vectors, _RUNS_LEFT, self._vector)
+        else:
+            repeat(asm, y.rows, _RUNS_LEFT, self._row)
+
+    def _vector(self) -> None:
+        """64 positions, gaps among them."""
+        asm = self.asm
+        asm.emit("vmovdqu64", MASK, Memory(_MASKS))
+        self._sums(0, _QUARTERS)
+        self._finish(_QUARTERS, Memory(_Y))
+        for register in (_X, _Y, _MASKS):
+            asm.emit("add", register, LINE)
+
+    def _row(self) -> None:
+        """A row of the result, whose end is stored under a mask."""
+        asm, windows = self.asm, self.windows
+        for first in range(0, windows.y.columns, LINE):
+            count = min(LINE, windows.y.columns - first)
+            quarters = -(-count // _LANES)
+            quarters = quarters if quarters < 3 else _QUARTERS
+            self._sums(first * windows.stride[1], quarters)
+            asm.emit("mov", rcx, (1 << count) - 1)
+            asm.emit("kmovq", _STORED, rcx)
+            self._finish(quarters, Memory(_Y, first).masked(_STORED))
+        asm.emit("add", _X, windows.stride[0] * windows.x.pitch)
+        asm.emit("add", _Y, windows.y.pitch)
+
+    def _sums(self, place: int, quarters: int) -> None:
+        asm, step = self.asm, _LANES * self.windows.stride[1]
+        sums = [zmm(number) for number in range(quarters)]
+        for total in sums:
+            zero(asm, total)
+        for number, group in enumerate(self.windows.groups):
+            weight: Register | Memory = Memory(
+                _CHANNELS, self._weight(number).displacement, broadcast=_LANES
+            )
+            if self._keeps_weights:
+                weight = _WEIGHTS[number]
+            for quarter, total in enumerate(sums):
+                loaded = _LOADED[quarter]
+                at = Memory(_X, place + group + quarter * step)
+                asm.emit("vpermb", loaded, _PATTERN, at)
+                asm.emit("vpdpbusd", total, loaded, weight)
+
+    def _finish(self, quarters: int, y: Memory) -> None:
+        sums = [zmm(number) for number in range(quarters)]
+        self.results.finish(sums, _CHANNELS, y, y, _CONSTANTS, _ORDER)
+
+
+def _fill_channels(
+    asm: Assembler, planes: BytePlanes, base: Register, gap: Register, before: bool = True
+) -> None:
+    """Append what sets all bytes of all channels, and of what lies before them."""
+    behind = planes.samples * planes.channels * planes.channel
+    start = planes.before if before else 0
+    asm.emit("lea", rcx, Memory(base, -start))
+
+    def line() -> None:
+        asm.emit("vmovdqu64", Memory(rcx), gap)
+        asm.emit("add", rcx, LINE)
+
+    repeat(asm, lines(behind + start), rax, line)

@@ -1,0 +1,223 @@
+"""Convolutions by channel from bytes to bytes against exact integers, at guard pages, in parts."""
+
+from dataclasses import dataclass, replace
+
+import native
+import numpy as np
+import pytest
+from guard import EDGES, Edge, GuardedArray, run_in_child
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native import built_model, run_built
+from sketch import Sketch
+from test_byte_convolutions import LEVEL, TARGET, is_near, quantised
+from test_divided_steps import divided
+
+from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.ops.convolution import Convolution, RoundedResult, windows
+from sparsejit.ir.quantised_steps import QuantisedSteps
+from sparsejit.ir.spec import Activation, DType
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.model import lower_model
+from sparsejit.machine.target import Target
+
+SETS = TARGET.instruction_sets | {"avx512vbmi"}
+WITH_VBMI = replace(LEVEL, instruction_sets=SETS)
+needs_vbmi = pytest.mark.skipif(not WITH_VBMI.runs_on(Target.detect()), reason="needs VBMI")
+SCALE = 0.0071
+
+
+@dataclass(frozen=True)
+class Channels:
+    """A convolution by channel, whose weights are whole steps of `SCALE`."""
+
+    channels: int
+    space: tuple[int, ...]
+    kernel: tuple[int, ...] = (3, 3)
+    stride: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (1, 1)
+    samples: int = 1
+    shift: int = -128
+    y_shift: int = 3
+    activation: Activation = Activation.NONE
+    table: bool = False
+
+    @property
+    def random(self) -> np.random.Generator:
+        return np.random.default_rng([self.channels, *self.space])
+
+    @property
+    def weights(self) -> Array:
+        weights = self.random.integers(-127, 128, (self.channels, 1, *self.kernel))
+        weights.reshape(self.channels, -1)[:, 0] = 127
+        return weights
+
+    @property
+    def bias(self) -> Array:
+        return self.random.standard_normal(self.channels).astype(np.float32)
+
+    @property
+    def steps(self) -> tuple[QuantisedSteps, QuantisedSteps]:
+        spread = 0.021 * float(np.sqrt(np.prod(self.kernel)))
+        return QuantisedSteps(0.0211, self.shift), QuantisedSteps(spread, self.y_shift)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return tuple(np.random.default_rng(1).integers(-128, 128, 256).tolist())
+
+    def graph(self) -> Graph:
+        s, (x_steps, y_steps) = Sketch(), self.steps
+        rounding = RoundedResult(y_steps)
+        if self.table:
+            rounding = RoundedResult(y_steps, y_steps, table=self.numbers)
+        op = Convolution(
+            *(self.stride, self.padding, (1,) * len(self.space)),
+            groups=self.channels,
+            activation=self.activation,
+            dtype=DType.INT8,
+            input_scale=x_steps.scale,
+            input_shift=x_steps.shift,
+            rounding=rounding,
+        )
+        weights = (self.weights * np.float32(SCALE)).astype(np.float32)
+        x = s.input(self.samples, self.channels, *self.space)
+        return s.finish(s(op, x, s.constant(weights), s.constant(self.bias)))
+
+    def inputs(self) -> list[Array]:
+        low, high = (np.array([-140, 140]) - self.shift) * 0.0211
+        shape = self.samples, self.channels, *self.space
+        return [self.random.uniform(low, high, shape).astype(np.float32)]
+
+    def check(self, x: Array, found: Array) -> None:
+        x_steps, y_steps = self.steps
+        integers = quantised(x, x_steps) - x_steps.shift
+        around = [(0, 0), (0, 0), *((p, p) for p in self.padding)]
+        ones = (1,) * len(self.kernel)
+        seen = windows(np.pad(integers, around), self.kernel, self.stride, ones)
+        axes = tuple(range(-len(self.kernel), 0))
+        weights = self.weights.reshape(self.channels, *(1,) * len(self.kernel), *self.kernel)
+        scale = (np.float32(127) * np.float32(SCALE) / np.float32(127)).astype(np.float64)
+        bias = self.bias.astype(np.float64).reshape(-1, *ones)
+        product = (seen * weights).sum(axis=axes) * (scale * x_steps.scale) + bias
+        near = is_near(product / y_steps.scale)
+        low = 0.0 if self.activation is not Activation.NONE else -np.inf
+        high = 6.0 if self.activation is Activation.RELU6 else np.inf
+        wanted = np.rint(product.clip(low, high) / y_steps.scale) + y_steps.shift
+        wanted = wanted.clip(-128, 127).astype(int)
+        got = np.rint(found / np.float32(y_steps.scale)).astype(int) + y_steps.shift
+        if self.table:
+            wanted = np.array(self.numbers)[wanted + 128]
+        else:
+            assert np.abs(got - wanted).max() <= 1
+        np.testing.assert_array_equal(got[~near], wanted[~near])
+
+
+def run(case: Channels, x: Array) -> Array:
+    lowered = lower_model(case.graph(), ModelOptions(WITH_VBMI))
+    assert any(step.kernel.startswith("byte-depthwise") for step in lowered.steps)
+    return run_built(built_model(lowered), [x[None]]).outputs[0][0]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Channels:
+    sizes = st.sampled_from([1, 2, 7, 8, 14, 15, 16, 17, 31, 33, 64, 65, 130])
+    kernel = draw(st.sampled_from([(3, 3), (3, 3), (5, 5), (7, 7), (1, 3), (2, 2), (4, 9)]))
+    padding = draw(st.sampled_from([(0, 0), (1, 1), (kernel[0] // 2, kernel[1] // 2), (2, 3)]))
+    least = [k - 2 * p for k, p in zip(kernel, padding, strict=True)]
+    return Channels(
+        channels=draw(st.sampled_from([2, 3, 5, 16])),
+        space=(max(draw(sizes), least[0]), max(draw(sizes), least[1])),
+        kernel=kernel,
+        stride=draw(st.sampled_from([(1, 1), (2, 2), (2, 1), (1, 2), (3, 2)])),
+        padding=padding,
+        samples=draw(st.sampled_from([1, 1, 2, 3])),
+        shift=draw(st.sampled_from([-128, -100, 0, 127])),
+        y_shift=draw(st.sampled_from([-128, 0, 7, 127])),
+        activation=draw(st.sampled_from([Activation.NONE, Activation.RELU, Activation.RELU6])),
+        table=draw(st.booleans()),
+    )
+
+
+@needs_vbmi
+@settings(max_examples=150)
+@given(cases())
+def test_any_windows(case: Channels) -> None:
+    (x,) = case.inputs()
+    case.check(x, run(case, x))
+
+
+@needs_vbmi
+@pytest.mark.parametrize("size", [3, 16, 17, 64, 100])
+def test_one_axis(size: int) -> None:
+    case = Channels(6, (size,), (3,), (1,), (1,), samples=2)
+    (x,) = case.inputs()
+    case.check(x, run(case, x))
+
+
+SAME = Channels(7, (15, 17), shift=9)
+STRIDED = replace(SAME, stride=(2, 2), space=(15, 90))
+WIDE = replace(SAME, kernel=(5, 5), padding=(2, 2), table=True)
+each_way = pytest.mark.parametrize("case", [SAME, STRIDED, WIDE], ids=["whole", "rows", "copied"])
+
+
+@needs_vbmi
+@each_way
+def test_at_guard_pages(case: Channels, monkeypatch: pytest.MonkeyPatch) -> None:
+    (x,) = case.inputs()
+    built = built_model(lower_model(case.graph(), ModelOptions(WITH_VBMI)))
+
+    def at(edge: Edge) -> None:
+        kept = []
+
+        def guarded(size: int) -> Array:
+            kept.append(GuardedArray(np.full(-(-size // 64) * 16, np.nan, np.float32), "end"))
+            return kept[-1].values.view(np.uint8)
+
+        monkeypatch.setattr(native, "_aligned", guarded)
+        case.check(x, run_built(built, [x[None]], edge).outputs[0][0])
+
+    run_in_child([(f"{edge} of memory", lambda e=edge: at(e)) for edge in EDGES]).assert_clean()
+
+
+@needs_vbmi
+@each_way
+def test_bits_do_not_depend_on_the_batch_or_on_threads(case: Channels) -> None:
+    several = replace(case, samples=3)
+    (x,) = several.inputs()
+    together = run(several, x)
+    for number in range(3):
+        alone = run(case, x[number : number + 1])
+        assert alone.tobytes() == together[number : number + 1].tobytes()
+    for threads in (2, 3):
+        lowered, count = divided(case.graph(), WITH_VBMI, threads, 0)
+        assert count
+        parts = run_built(built_model(lowered), [x[None, :1]]).outputs[0][0]
+        assert parts.tobytes() == together[:1].tobytes()
+
+
+@needs_vbmi
+def test_layers_behind_read_what_lies_around() -> None:
+    """A second convolution by channel reads the gaps that the first one has left."""
+    s = Sketch()
+    x = s.input(2, 5, 9, 31)
+    for number, stride in enumerate((1, 2, 1)):
+        steps = QuantisedSteps(0.02, 9 + number), QuantisedSteps(0.02, 10 + number)
+        op = Convolution(
+            *((stride, stride), (1, 1), (1, 1)),
+            groups=5,
+            dtype=DType.INT8,
+            input_scale=steps[0].scale,
+            input_shift=steps[0].shift,
+            rounding=RoundedResult(steps[1]),
+        )
+        weights = np.random.default_rng(number).integers(-127, 128, (5, 1, 3, 3))
+        weights.reshape(5, -1)[:, 0] = 127
+        x = s(op, x, s.constant((weights * np.float32(0.003)).astype(np.float32)))
+    graph = s.finish(x)
+    array = np.random.default_rng(8).uniform(-2, 2, (2, 5, 9, 31)).astype(np.float32)
+    built = built_model(lower_model(graph, ModelOptions(WITH_VBMI)))
+    found = run_built(built, [array[None]]).outputs[0][0]
+    (wanted,) = graph.evaluate([array])
+    off = np.abs(found - wanted) / 0.02
+    assert off.max() < 1.01
+    assert (off > 0.01).mean() < 0.01
