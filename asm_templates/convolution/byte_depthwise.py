@@ -1,16 +1,18 @@
 """Convolutions by channel from bytes to bytes: four taps of a row of the window at a time.
 
-    e            = bytes p to p+3 of 16 positions p         vpermb zmm4, zmm17, [rdi+tap+16*v]
+    x            = 64 bytes of a row                        vmovdqu64 zmm4, [rdi+row+32*v]
+    e            = bytes p to p+3 of 16 positions p         vpermb zmm8, pattern, zmm4
     sum0 .. sum3 += vpdpbusd e, w                           w: four weights of the channel
 
     stride 1: 64 positions of the image as it lies, whatever its rows are
     stride 2: every other p, a row of the result after the other
 
-A permutation by bytes makes all four of a position's taps of one load, which may lie anywhere.
+A permutation by bytes makes all four of a position's taps of one load, which may lie anywhere; a
+load has those of 32 positions, with a stride of 2 those of 16.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -46,11 +48,12 @@ from sparsejit.x86.stack import pop, push
 _FOUR, _LANES, _QUARTERS = 4, 16, 4
 _CHANNELS, _MASKS, _X, _Y = r8, r9, r10, r11
 _CHANNELS_LEFT, _RUNS_LEFT = rdx, rax
-_PATTERN, _ORDER = zmm(17), zmm(18)
-_WEIGHTS = (zmm(9), zmm(10), zmm(11), zmm(12), zmm(19))  # which ends of rows leave alone
-_LOADED = [zmm(number) for number in range(4, 8)]
+_ORDER = zmm(18)
+# What ends of rows leave alone: patterns from the front, weights from the back.
+_LASTING = [zmm(number) for number in (17, 30, 15, 19, 12, 11, 10, 9)]
+_LOADED, _FOURS = [zmm(number) for number in range(4, 8)], [zmm(n) for n in (8, 13, 14, 16)]
 _STORED = k(2)
-_MOST_STRIDE = 2
+_MOST_STRIDE, _MOST_TAPS = 2, 16
 _CONSTANTS = Memory(rsp, 0)
 
 
@@ -72,12 +75,14 @@ class ByteChannelWindows:
     is_first: bool = True
 
     @property
-    def groups(self) -> list[int]:
-        """Bytes from the first tap to each four."""
-        rows, columns = self.taps
-        return [
-            row * self.x.pitch + first for row in range(rows) for first in range(0, columns, _FOUR)
-        ]
+    def fours(self) -> int:
+        """How many times four taps a row of a window has."""
+        return -(-self.taps[1] // _FOUR)
+
+    @property
+    def groups(self) -> int:
+        """How many times four taps a window has."""
+        return self.taps[0] * self.fours
 
     @property
     def is_whole(self) -> bool:
@@ -98,7 +103,7 @@ class LoweredByteDepthwise:
     def channels(self) -> npt.NDArray[np.void]:
         """The data of each, in order."""
         rows, columns = self.windows.taps
-        fours = -(-columns // _FOUR) * _FOUR
+        fours = self.windows.fours * _FOUR
         weights = np.zeros((len(self.weights), rows, fours), np.int8)
         weights[:, :, :columns] = self.weights.reshape(-1, rows, columns)
         channels = np.zeros(len(weights), np.dtype([("row", ROW), ("weight", "i1", rows * fours)]))
@@ -112,7 +117,8 @@ def byte_channel_windows(
     x: BytePlanes, y_shape: tuple[int, ...], rows: Axis, columns: Axis
 ) -> ByteChannelWindows | None:
     """Over an image as it lies; None where there is no code, or gaps are too small."""
-    if rows.dilation > 1 or columns.dilation > 1 or columns.stride > _MOST_STRIDE:
+    is_dense = rows.dilation == columns.dilation == 1
+    if not is_dense or columns.stride > _MOST_STRIDE or columns.kernel > _MOST_TAPS:
         return None
     right, below = (
         max(0, (axis.positions - 1) * axis.stride - axis.padding + axis.kernel - axis.size)
@@ -153,7 +159,14 @@ class _ByChannelCode:
     def __init__(self, asm: Assembler, windows: ByteChannelWindows, epilogue: ByteEpilogue) -> None:
         self.asm, self.windows, self.results = asm, windows, ByteResults(asm, epilogue)
         self.key: Hashable = "byte depthwise", windows, epilogue.code
-        self.record = ROW.itemsize + _FOUR * len(windows.groups)
+        self.record = ROW.itemsize + _FOUR * windows.groups
+        # A load has the positions of two quarters, but for a stride of 2.
+        self.shared = 2 // windows.stride[1]
+        lasting = iter(_LASTING)
+        self.patterns = [
+            [next(lasting) for _ in range(self.shared)] for _ in range(windows.fours)
+        ]
+        self.weights = [*lasting]
 
     def emit(self) -> None:
         """A channel after the other."""
@@ -161,8 +174,11 @@ class _ByChannelCode:
         push(asm, (rcx,))
         self.results.load_constants(rcx)
         lanes, taps = np.arange(_LANES)[:, None], np.arange(_FOUR)
-        pattern = (self.windows.stride[1] * lanes + taps).astype(np.uint8)
-        asm.emit("vmovdqu64", _PATTERN, Literal(asm.literal(pattern.reshape(-1))))
+        for four, registers in enumerate(self.patterns):
+            for part, register in enumerate(registers):
+                first = _LANES * part + _FOUR * four
+                pattern = (first + self.windows.stride[1] * lanes + taps).astype(np.uint8)
+                asm.emit("vmovdqu64", register, Literal(asm.literal(pattern.reshape(-1))))
         order = (lanes % 4 * 4 + lanes // 4).astype(np.int32)
         asm.emit("vmovdqu64", _ORDER, Literal(asm.literal(order.reshape(-1))))
         fill = fill_gaps if self.windows.is_whole else _fill_channels
@@ -187,13 +203,13 @@ class _ByChannelCode:
 
     @property
     def _keeps_weights(self) -> bool:
-        return len(self.windows.groups) <= len(_WEIGHTS)
+        return self.windows.groups <= len(self.weights)
 
     def _channel(self) -> None:
         asm, windows, y = self.asm, self.windows, self.windows.y
         if self._keeps_weights:
-            for number in range(len(windows.groups)):
-                asm.emit("vpbroadcastd", _WEIGHTS[number], self._weight(number))
+            for number in range(windows.groups):
+                asm.emit("vpbroadcastd", self.weights[number], self._weight(number))
         asm.emit("lea", _X, Memory(rdi, windows.first))
         asm.emit("mov", _Y, rsi)
         if windows.is_whole:
@@ -226,21 +242,25 @@ class _ByChannelCode:
         asm.emit("add", _Y, windows.y.pitch)
 
     def _sums(self, place: int, quarters: int) -> None:
-        asm, step = self.asm, _LANES * self.windows.stride[1]
-        sums = [zmm(number) for number in range(quarters)]
-        for total in sums:
-            zero(asm, total)
-        for number, group in enumerate(self.windows.groups):
-            weight: Register | Memory = Memory(
-                _CHANNELS, self._weight(number).displacement, broadcast=_LANES
-            )
-            if self._keeps_weights:
-                weight = _WEIGHTS[number]
-            for quarter, total in enumerate(sums):
-                loaded = _LOADED[quarter]
-                at = Memory(_X, place + group + quarter * step)
-                asm.emit("vpermb", loaded, _PATTERN, at)
-                asm.emit("vpdpbusd", total, loaded, weight)
+        """The sums of so many times 16 positions, `place` bytes behind _X."""
+        asm, windows = self.asm, self.windows
+        for number in range(quarters):
+            zero(asm, zmm(number))
+        for row in range(windows.taps[0]):
+            for number in range(-(-quarters // self.shared)):
+                at = Memory(_X, place + row * windows.x.pitch + 2 * _LANES * number)
+                asm.emit("vmovdqu64", _LOADED[number], at)
+            for four, patterns in enumerate(self.patterns):
+                weight = self._operand(row * windows.fours + four)
+                for quarter in range(quarters):
+                    number, part = divmod(quarter, self.shared)
+                    asm.emit("vpermb", _FOURS[quarter], patterns[part], _LOADED[number])
+                    asm.emit("vpdpbusd", zmm(quarter), _FOURS[quarter], weight)
+
+    def _operand(self, number: int) -> Register | Memory:
+        if self._keeps_weights:
+            return self.weights[number]
+        return replace(self._weight(number), broadcast=_LANES)
 
     def _finish(self, quarters: int, y: Memory) -> None:
         sums = [zmm(number) for number in range(quarters)]

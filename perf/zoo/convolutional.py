@@ -69,7 +69,7 @@ def mobilenet_like() -> nn.Module:
         nn.Flatten(),
         nn.Linear(256, 10),
     )
-    return _with_statistics(net)
+    return with_statistics(net)
 
 
 def mobilenet_v1() -> nn.Module:
@@ -88,7 +88,7 @@ def mobilenet_v1() -> nn.Module:
         nn.Flatten(),
         nn.Linear(1024, 1000),
     )
-    return _with_statistics(net)
+    return with_statistics(net)
 
 
 def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
@@ -129,7 +129,7 @@ def resnet_like() -> nn.Module:
         nn.Flatten(),
         nn.Linear(128, 10),
     )
-    return _with_statistics(net)
+    return with_statistics(net)
 
 
 def resnet_18() -> nn.Module:
@@ -148,7 +148,7 @@ def resnet_18() -> nn.Module:
         nn.Flatten(),
         nn.Linear(512, 1000),
     )
-    return _with_statistics(net)
+    return with_statistics(net)
 
 
 class Bottleneck(nn.Module):
@@ -189,7 +189,7 @@ def resnet_50() -> nn.Module:
         nn.Flatten(),
         nn.Linear(in_channels, 1000),
     )
-    return _with_statistics(net)
+    return with_statistics(net)
 
 
 class InvertedResidual(nn.Module):
@@ -241,7 +241,7 @@ def mobilenet_v2() -> nn.Module:
         nn.Flatten(),
         nn.Linear(1280, 1000),
     )
-    return _with_statistics(net, 0.5, 1.5)
+    return with_statistics(net, 0.5, 1.5)
 
 
 def small_1d() -> nn.Module:
@@ -266,7 +266,7 @@ def small_2d() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10))
 
 
-def _with_statistics(net: nn.Module, least: float = 0.2, most: float = 0.6) -> nn.Module:
+def with_statistics(net: nn.Module, least: float = 0.2, most: float = 0.6) -> nn.Module:
     """The net with batch-norms as after training: statistics and scales that differ by channel.
 
     Variances lie between `least` and `most`: under them signals of the pruned net keep their size.

@@ -21,6 +21,7 @@ from sparsejit.perf.zoo.convolutional import (
     small_2d,
     temporal_convolutions,
 )
+from sparsejit.perf.zoo.efficientnet import efficientnet_b0
 from sparsejit.perf.zoo.perceptrons import (
     DeepAndWide,
     Recommendation,
@@ -221,6 +222,14 @@ _MODELS = (
         _PHOTOGRAPH,
         ("*.expand.0.weight", "*.project.weight", "20.weight"),
         "Sandler et al. 2018, arXiv:1801.04381; depthwise layers, first and last stay dense",
+        is_benchmark=True,
+    ),
+    ZooModel(
+        "efficientnet-b0",
+        efficientnet_b0,
+        _PHOTOGRAPH,
+        ("*.expand.0.weight", "*.project.0.weight", "17.0.weight"),
+        "Tan and Le 2019, arXiv:1905.11946; depthwise layers, scales, first and last stay dense",
         is_benchmark=True,
     ),
     ZooModel(

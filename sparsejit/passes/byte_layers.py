@@ -13,14 +13,18 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
 from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.ir.ops import row_chains
+from sparsejit.ir.ops.byte_channels import ChannelMeans, ScaledChannels
 from sparsejit.ir.ops.byte_columns import ByteAttention, NormalisedColumns
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult
-from sparsejit.ir.ops.pointwise import Pointwise
+from sparsejit.ir.ops.pointwise import Chain, Pointwise
+from sparsejit.ir.ops.views import Reshape
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.passes.byte_functions import ByteFunction, ByteFunctions
@@ -68,6 +72,10 @@ def byte_layers(graph: Graph, wins: Callable[[Node], bool], has_tables: bool = T
             late = [] if end.late is None else [site.constant(end.late)]
             made[output] = site.one(op, *site.inputs, *late)
             return (made[output],)
+        if output in found.scaled:
+            return _scaled(site, *found.scaled[output])
+        if output in found.means:
+            return _mean(site, found.means[output])
         return _with_added(site, *found.sums[output]) if output in found.sums else None
 
     return rewrite(graph, rule) if found.ends else graph
@@ -83,6 +91,23 @@ def _with_added(site: Site, place: int, added: QuantisedSteps, end: _End) -> Seq
         bias = [site.constant(np.zeros(weights.shape[0], np.float32), weights.origin)]
     made = replace(product.op, activation=end.activation, rounding=rounding)
     return (site.one(made, x, weights, *bias, site.inputs[1 - place]),)
+
+
+def _scaled(
+    site: Site, place: int, steps: QuantisedSteps, result: QuantisedSteps
+) -> Sequence[Value]:
+    """An operand times a number by channel, from bytes to bytes."""
+    x, by = site.inputs[place], site.inputs[1 - place]
+    scale = site.one(Reshape(by.shape[:2]), by)
+    return (site.one(ScaledChannels(steps, result), x, scale),)
+
+
+def _mean(site: Site, steps: QuantisedSteps) -> Sequence[Value]:
+    """The mean of each channel, of bytes."""
+    source = site.producer(site.inputs[0])
+    is_reshaped = source is not None and isinstance(source.op, Reshape)
+    x = source.inputs[0] if source is not None and is_reshaped else site.inputs[0]
+    return (site.one(Reshape(site.output.shape), site.one(ChannelMeans(steps), x)),)
 
 
 class _Regions:
@@ -104,6 +129,8 @@ class _Regions:
         self.steps = {value: steps for value, (_, steps) in self.rounded.items()}
         self.ends: dict[Value, _End] = {}
         self.sums: dict[Value, tuple[int, QuantisedSteps, _End]] = {}
+        self.scaled: dict[Value, tuple[int, QuantisedSteps, QuantisedSteps]] = {}
+        self.means: dict[Value, QuantisedSteps] = {}
         self.dropped: set[Value] = set()
         for node in graph.nodes:
             if len(node.outputs) == 1:
@@ -129,6 +156,10 @@ class _Regions:
             self.steps[output] = op.result
         elif isinstance(op, Pointwise) and op.kind == "add":
             self._sum(node)
+        elif isinstance(op, Pointwise) and op.kind == "mul":
+            self._scale(node)
+        elif isinstance(op, Chain):
+            self._mean(node)
 
     def _are_bytes(self, value: Value) -> bool:
         """Whether a value is one of those steps as it is made, not by a chain."""
@@ -190,6 +221,36 @@ class _Regions:
                 self._ends_in(node.output, end)
                 del self.ends[node.output]
                 return
+
+    def _scale(self, node: Node) -> None:
+        """Bytes times a number by channel, where all that read that read it in steps."""
+        end, shape = self._end(node.output), node.output.shape
+        if end is None or end.activation is not Activation.NONE or len(shape) not in (3, 4):
+            return
+        for place in (0, 1):
+            x, by = node.inputs[place], node.inputs[1 - place]
+            is_by_channel = by.shape == (*shape[:2], *(1,) * (len(shape) - 2))
+            if x.shape == shape and is_by_channel and self._come_as_bytes(x):
+                self.scaled[node.output] = place, self.steps[x], end.steps
+                self.steps[node.output] = end.steps
+                return
+
+    def _mean(self, node: Node) -> None:
+        """The mean of each channel of what comes as bytes."""
+        x = node.inputs[0]
+        source = self.producers.get(x)
+        if source is not None and isinstance(source.op, Reshape):
+            (x,) = source.inputs
+        count = prod(x.shape[2:])
+        is_mean = node.op == row_chains.mean((*x.shape[:2], count)) and len(x.shape) in (3, 4)
+        is_whole = is_mean and self._number(node.inputs[1]) == np.float32(1 / count)
+        if is_whole and self._come_as_bytes(x):
+            self.means[node.output] = self.steps[x]
+
+    def _come_as_bytes(self, value: Value) -> bool:
+        """Whether they are made as bytes, before they are rounded to the same steps again."""
+        source, steps = self.rounded.get(value, (value, self.steps.get(value)))
+        return self._are_bytes(value) or (self._are_bytes(source) and self.steps[source] == steps)
 
     def _is_grouped(self, value: Value) -> bool:
         op = self.producers[value].op

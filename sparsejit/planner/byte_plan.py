@@ -77,7 +77,14 @@ def byte_depthwise_cost(windows: ByteChannelWindows, target: Target) -> Cost:
     runs, quarters = y.vectors, 4 * y.vectors
     if not windows.is_whole:
         runs, quarters = y.rows * lines(y.columns), y.rows * -(-y.columns // 16)
-    each = quarters * len(windows.groups) * 1.3 + runs * 13.0
+    each = quarters * windows.groups * 1.0 + runs * 16.0
     vectors = y.samples * y.channels * quarters
     ns = y.samples * y.channels * each / target.core.rates.cycles_per_ns
     return Cost(vectors, 0, windows.x.bytes + y.bytes, ns, "execution")
+
+
+def byte_scaling_cost(y: BytePlanes, target: Target) -> Cost:
+    """To multiply and to round 64 positions at a time."""
+    vectors = y.samples * y.channels * y.vectors
+    ns = 20.0 * vectors / target.core.rates.cycles_per_ns
+    return Cost(vectors, 0, 2 * y.bytes, ns, "execution")

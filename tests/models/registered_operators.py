@@ -9,6 +9,7 @@ import numpy as np
 
 from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType, Value
 from sparsejit.ir.ops.attention import Attention
+from sparsejit.ir.ops.byte_channels import ChannelMeans, ScaledChannels
 from sparsejit.ir.ops.byte_columns import ByteAttention, NormalisedColumns
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
@@ -181,6 +182,13 @@ CASES = [
     case(
         ByteAttention(2, 5, 0.5, (_BYTES,) * 3, _BYTES, QuantisedSteps(1 / 255, -128), _BYTES),
         *(floats(1, 8, 10), floats(1, 8, 10), floats(1, 8, 10)),
+        tolerance=0.0201,
+        needs="avx512_vnni",
+    ),
+    case(ChannelMeans(_BYTES), floats(2, 3, 4, 5), tolerance=1e-5, needs="avx512_vnni"),
+    case(
+        ScaledChannels(_BYTES, _BYTES),
+        *(floats(2, 3, 4, 5), floats(2, 3)),
         tolerance=0.0201,
         needs="avx512_vnni",
     ),

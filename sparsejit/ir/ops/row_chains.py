@@ -26,6 +26,12 @@ class ChainWriter:
         return Chain(self.shape, self.operands, tuple(self._steps), results, title)
 
 
+def mean(shape: tuple[int, ...]) -> Chain:
+    """Operands: x of `shape`, and 1 / length."""
+    write = ChainWriter(shape, 2)
+    return write.finish(write.step("mul", write.step("row_sum", 0), 1), title="mean")
+
+
 def softmax(shape: tuple[int, ...]) -> Chain:
     """Operand: x of `shape`."""
     write = ChainWriter(shape, 1)

@@ -26,7 +26,6 @@ from sparsejit.asm_templates.convolution.byte_norm import (
 from sparsejit.asm_templates.convolution.byte_norm import SCRATCH as NORM_SCRATCH
 from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
 from sparsejit.asm_templates.convolution.byte_rows import fill_planes
-from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Node, Value
 from sparsejit.ir.ops.byte_columns import ByteAttention, NormalisedColumns
 from sparsejit.ir.ops.convolution import Convolution
@@ -37,13 +36,14 @@ from sparsejit.lowering.convolution.byte_images import (
     bind_image,
     byte_view,
     bytes_of,
+    check_bytes,
     in_bytes,
 )
 from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.planner.byte_plan import attention_cost, has_quads, norm_cost
+from sparsejit.planner.byte_plan import attention_cost, norm_cost
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rsi
 
@@ -53,7 +53,7 @@ def lower_norm(low: Lowering, node: Node) -> None:
     """Raises CompileError on processors without the instructions."""
     op, (*added, parameters) = node.op, node.inputs
     assert isinstance(op, NormalisedColumns)
-    _check(low, node)
+    check_bytes(low, node)
     reads = [_operand(low, *each) for each in zip(added, op.steps, strict=True)]
     value = node.output
     wanted = [_read_in(reader, value) for reader in low.readers[value]]
@@ -113,7 +113,7 @@ def lower_byte_attention(low: Lowering, node: Node) -> None:
     """Raises CompileError on processors without the instructions."""
     op, value = node.op, node.output
     assert isinstance(op, ByteAttention)
-    _check(low, node)
+    check_bytes(low, node)
     images = [bytes_of(low, *each) for each in zip(node.inputs, op.steps, strict=True)]
     planes = BytePlanes.plain(value.shape)
     result = byte_view(planes)
@@ -173,11 +173,6 @@ def _attention_step(
         scratch_bytes=heads.places["end"],
         divide=divide,
     )
-
-
-def _check(low: Lowering, node: Node) -> None:
-    if not has_quads(low.target):
-        raise CompileError(f"{node.output.origin.name} is in bytes, which takes AVX-512 VNNI")
 
 
 def _operand(

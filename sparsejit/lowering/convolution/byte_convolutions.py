@@ -19,7 +19,6 @@ from sparsejit.asm_templates.convolution.byte_rows import emit_byte_pooling
 from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.convolution.quads import LoweredQuads, emit_quads, quad_stream
 from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
-from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
@@ -37,6 +36,7 @@ from sparsejit.lowering.convolution.byte_images import (
     bind_image,
     byte_view,
     bytes_of,
+    check_bytes,
     copied,
     copy_step,
 )
@@ -46,7 +46,7 @@ from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.products.quantised import with_input_scale
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.planner.byte_plan import QuadPlan, copy_cost, fills_vectors, has_quads, plan_quads
+from sparsejit.planner.byte_plan import QuadPlan, copy_cost, fills_vectors, plan_quads
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdx
 
@@ -57,8 +57,7 @@ def lower_byte_convolution(low: Lowering, node: Node) -> None:
     """Raises CompileError on processors without the instructions."""
     op, (value, _, *others) = node.op, node.inputs
     assert isinstance(op, Convolution) and op.rounding is not None
-    if not has_quads(low.target):
-        raise CompileError(f"{node.output.origin.name} is in bytes, which takes AVX-512 VNNI")
+    check_bytes(low, node)
     assert op.input_scale is not None
     image = bytes_of(low, value, QuantisedSteps(op.input_scale, op.input_shift or 0))
     if op.groups > 1:

@@ -10,18 +10,25 @@ from sparsejit.asm_templates.convolution.byte_rows import (
     emit_to_bytes,
     emit_to_floats,
 )
+from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Element, Node, Origin, TensorType, Value
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.lowering.context import ByteImage, Lowering
 from sparsejit.lowering.convolution.depthwise import has_whole_rows, pitches
 from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.planner.byte_plan import copy_cost
+from sparsejit.planner.byte_plan import copy_cost, has_quads
 from sparsejit.x86.assembler import Assembler
 
 # What bytes are to the memory plan: elements of one byte.
 _BYTE = Element.BOOL
 ZERO = 128  # the byte of the integer 0
+
+
+def check_bytes(low: Lowering, node: Node) -> None:
+    """Raises CompileError on processors that have no code for images in bytes."""
+    if not has_quads(low.target):
+        raise CompileError(f"{node.output.origin.name} is in bytes, which takes AVX-512 VNNI")
 
 
 def byte_view(planes: BytePlanes) -> View:

@@ -1,0 +1,134 @@
+"""Means of channels of bytes, and channels of bytes times a number each.
+
+    vpsadbw  zmm1, zmm2, [rdi]          eight sums of eight bytes, of which zmm2 has none
+    vpaddq   zmm0, zmm0, zmm1
+
+Gaps hold the zero point, which a sum takes off again for all bytes alike.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes
+from sparsejit.asm_templates.convolution.byte_results import MASK, ByteEpilogue, ByteResults
+from sparsejit.asm_templates.convolution.byte_rows import ByteSteps, fill_gaps
+from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.rows import zero
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    dword,
+    r8,
+    r9,
+    r10,
+    r11,
+    rax,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    rsp,
+    xmm,
+    ymm,
+    zmm,
+)
+
+SCALES = rdx  # where the number of each channel lies
+_CHANNELS_LEFT, _VECTORS_LEFT = r9, rax
+_X, _Y, _MASKS = r8, r10, r11
+_ORDER = zmm(17)
+_LANES, _QUARTERS = 16, 4
+_ROW_BYTES = 16  # as `ByteResults` reads them: 4 bytes, a scale, a bias, 4 bytes
+_STACK = _ROW_BYTES + 8
+
+
+def emit_channel_means(asm: Assembler, x: BytePlanes, steps: ByteSteps) -> None:
+    """Append the means of the planes at rdi, to floats at rsi, one behind another."""
+    total, summed, none = zmm(0), zmm(1), zmm(2)
+    share = np.float32(steps.scale / (x.rows * x.columns))
+    place = asm.literal(np.array([share], np.float32))
+    zero(asm, none)
+
+    def vector() -> None:
+        asm.emit("vpsadbw", summed, none, Memory(_X))
+        asm.emit("vpaddq", total, total, summed)
+        asm.emit("add", _X, LINE)
+
+    def channel() -> None:
+        zero(asm, total)
+        asm.emit("mov", _X, rdi)
+        repeat(asm, x.vectors, _VECTORS_LEFT, vector)
+        asm.emit("vextracti64x4", ymm(1), total, 1)
+        asm.emit("vpaddq", ymm(0), ymm(0), ymm(1))
+        asm.emit("vextracti128", xmm(1), ymm(0), 1)
+        asm.emit("vpaddq", xmm(0), xmm(0), xmm(1))
+        asm.emit("vpshufd", xmm(1), xmm(0), 0b01001110)
+        asm.emit("vpaddq", xmm(0), xmm(0), xmm(1))
+        asm.emit("vmovd", dword(rcx), xmm(0))
+        asm.emit("sub", dword(rcx), x.vectors * LINE * steps.zero)
+        asm.emit("vcvtsi2ss", xmm(0), xmm(0), dword(rcx))
+        asm.emit("vmulss", xmm(0), xmm(0), Literal(place))
+        asm.emit("vmovss", Memory(rsi), xmm(0))
+        asm.emit("add", rsi, 4)
+        asm.emit("add", rdi, x.channel)
+
+    for sample in range(x.samples):
+        repeat(asm, x.channels, _CHANNELS_LEFT, channel)
+        if sample + 1 < x.samples:
+            asm.emit("add", rdi, x.sample - x.channels * x.channel)
+
+
+@dataclass(frozen=True)
+class ByteScaling:
+    """From planes x to planes y of the same positions, in steps of each."""
+
+    x: BytePlanes
+    y: BytePlanes
+    x_steps: ByteSteps
+    y_steps: ByteSteps
+    is_first: bool = True
+
+
+def emit_scaled_channels(asm: Assembler, scaling: ByteScaling) -> None:
+    """Append the channels at rdi times the numbers at SCALES, to those at rsi."""
+    x, y, sums = scaling.x, scaling.y, [zmm(number) for number in range(_QUARTERS)]
+    results = ByteResults(asm, ByteEpilogue(scaling.y_steps.zero, cuts=True))
+    asm.emit("sub", rsp, _STACK)
+    asm.emit("lea", rcx, Literal(asm.literal(results.epilogue.constants())))
+    results.load_constants(rcx)
+    lanes = np.arange(_LANES)
+    order = (lanes % 4 * 4 + lanes // 4).astype(np.int32)
+    asm.emit("vmovdqu64", _ORDER, Literal(asm.literal(order)))
+    ratio = np.float32(scaling.x_steps.scale / scaling.y_steps.scale)
+    numbers = asm.literal(np.array([ratio, -scaling.x_steps.zero], np.float32))
+    fill_gaps(asm, y, rsi, results.gap, scaling.is_first)
+
+    def vector() -> None:
+        asm.emit("vmovdqu64", MASK, Memory(_MASKS))
+        for number, total in enumerate(sums):
+            asm.emit("vpmovzxbd", total, Memory(_X, _LANES * number))
+        results.finish(sums, rsp, Memory(_Y), Memory(_Y), Memory(rsp), _ORDER)
+        for register in (_X, _Y, _MASKS):
+            asm.emit("add", register, LINE)
+
+    def channel() -> None:
+        asm.emit("vmovss", xmm(0), Memory(SCALES))
+        asm.emit("vmulss", xmm(0), xmm(0), Literal(numbers))
+        asm.emit("vmovss", Memory(rsp, 4), xmm(0))
+        asm.emit("vmulss", xmm(0), xmm(0), Literal(numbers + 4))
+        asm.emit("vmovss", Memory(rsp, 8), xmm(0))
+        asm.emit("mov", _X, rdi)
+        asm.emit("mov", _Y, rsi)
+        asm.emit("lea", _MASKS, Literal(asm.literal(y.masks())))
+        repeat(asm, y.vectors, _VECTORS_LEFT, vector)
+        for register, step in ((rdi, x.channel), (rsi, y.channel), (SCALES, 4)):
+            asm.emit("add", register, step)
+
+    for sample in range(x.samples):
+        repeat(asm, x.channels, _CHANNELS_LEFT, channel)
+        if sample + 1 < x.samples:
+            asm.emit("add", rdi, x.sample - x.channels * x.channel)
+            asm.emit("add", rsi, y.sample - y.channels * y.channel)
+    asm.emit("add", rsp, _STACK)
