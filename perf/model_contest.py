@@ -178,10 +178,14 @@ def measure(
     peers: Iterable[ModelPeer],
     progress: Callable[[str], None],
     rounds: int = ROUNDS,
+    largest: float = LARGEST_RELATIVE_ERROR,
 ) -> tuple[tuple[ContestantTime, ...], dict[str, str]]:
-    """Who took how long, fastest first, and why others are not there."""
+    """Who took how long, fastest first, and why others are not there.
+
+    `largest` is the relative error from which on one is wrong.
+    """
     with ExitStack() as stack:
-        contest = ModelRounds(stack, task, title, peers, progress)
+        contest = ModelRounds(stack, task, title, peers, progress, lambda peer: largest)
         return contest.times(rounds), contest.skipped
 
 

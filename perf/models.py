@@ -2,7 +2,7 @@
 
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -15,15 +15,26 @@ import numpy as np
 import torch
 
 from sparsejit.errors import MissingDependency
-from sparsejit.perf.model_contest import ROUNDS, Arrays, ContestantTime, measure
+from sparsejit.frontends.onnx import import_onnx
+from sparsejit.perf.model_contest import (
+    LARGEST_RELATIVE_ERROR,
+    ROUNDS,
+    Arrays,
+    ContestantTime,
+    measure,
+)
 from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer
 from sparsejit.perf.peers.peer_process import PeerFailed
 from sparsejit.perf.zoo import ZooModel, pruned
+from sparsejit.perf.zoo.quantised import OPSET, quantise_file
 
 OURS = (
     ModelPeer("sparsejit", "this project, called as the model is"),
     ModelPeer("sparsejit-bound", "this project, bound to its arrays"),
 )
+# A tie that is rounded otherwise moves what follows by steps: engines differ by that much.
+_LARGEST_QUANTISED = 0.1
+_MORE_SAMPLES = 3  # that a quantiser calibrates with, besides the inputs
 
 
 @dataclass(frozen=True)
@@ -64,9 +75,18 @@ class ModelTask:
         self.inputs_file = folder / "inputs.npz"
         np.savez(self.inputs_file, *(tensor.numpy() for tensor in self._inputs))
 
+    @property
+    def is_quantised(self) -> bool:
+        """Whether the model is a file in bytes, the same for all."""
+        return self.model.quantises is not None
+
     @cached_property
     def exact(self) -> Arrays:
-        """The outputs in float64."""
+        """The outputs in float64; of a quantised file what its steps mean."""
+        if self.is_quantised:
+            arrays = [tensor.numpy() for tensor in self._inputs]
+            graph = import_onnx(self.onnx_file(OPSET), arrays, False).graph()
+            return graph.evaluate([_widened(array) for array in arrays])
         module = pruned(self.model, self.density).double()
         doubles = (one.double() if one.is_floating_point() else one for one in self._inputs)
         with torch.no_grad():
@@ -77,23 +97,63 @@ class ModelTask:
     @property
     def request(self) -> dict[str, Any]:
         """What `PeerWorker.load` is told of the model, besides files."""
+        if self.is_quantised:
+            file = str(self.onnx_file(OPSET))
+            return {"file": file, "names": self._names, "constants": {}, "fallback": None}
         return {"zoo": {"model": self.model.name, "density": self.density}}
 
     def onnx_file(self, opset: int) -> Path:
-        """The model as ONNX for exactly this batch.
+        """The model as ONNX for exactly this batch; the same one for all where it is quantised.
 
-        Raises as `export_onnx` does.
+        Raises as `export_onnx` and `quantise_file` do.
         """
+        if self.is_quantised:
+            return self._quantised_file
         file = self.folder / f"opset{opset}.onnx"
         if not file.exists():
             export_onnx(pruned(self.model, self.density), self._inputs, file, opset)
         return file
 
+    @property
+    def _names(self) -> list[str]:
+        return [f"x{number}" for number in range(len(self._inputs))]
+
+    @cached_property
+    def _quantised_file(self) -> Path:
+        plain, made = self.folder / "plain.onnx", self.folder / "quantised.onnx"
+        export_onnx(pruned(self.model, self.density), self._inputs, plain, OPSET, self._names)
+        samples = [self._inputs, *(_others(self._inputs, seed) for seed in range(_MORE_SAMPLES))]
+        named = [
+            {name: x.numpy() for name, x in zip(self._names, each, strict=True)} for each in samples
+        ]
+        quantise_file(plain, made, named, self.model.quantises or ())
+        plain.unlink()
+        return made
+
+
+def _widened(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
+
+
+def _others(inputs: tuple[torch.Tensor, ...], seed: int) -> tuple[torch.Tensor, ...]:
+    """Inputs that are as large, of other numbers."""
+    random = torch.Generator().manual_seed(seed)
+    return tuple(
+        torch.randn(x.shape, generator=random)
+        if x.is_floating_point()
+        else torch.randint(int(x.max()) + 1, x.shape, generator=random)
+        for x in inputs
+    )
+
 
 def export_onnx(
-    module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], file: Path, opset: int
+    module: torch.nn.Module,
+    inputs: tuple[torch.Tensor, ...],
+    file: Path,
+    opset: int,
+    names: Sequence[str] | None = None,
 ) -> None:
-    """Write a module as ONNX with the shapes of `inputs`.
+    """Write a module as ONNX with the shapes of `inputs`, and with these names of them.
 
     By tracing: the newer exporter writes no opset that all peers read, and a GRU in pieces. Raises
     MissingDependency without the package onnx, PeerFailed for an operator that ONNX lacks.
@@ -105,7 +165,12 @@ def export_onnx(
     with warnings.catch_warnings(), redirect_stdout(StringIO()):  # a failure prints its graph
         warnings.simplefilter("ignore")  # of the exporter's age, and of batches that differ
         try:
-            torch.onnx.export(module, inputs, str(file), dynamo=False, opset_version=opset)
+            torch.onnx.export(
+                *(module, inputs, str(file)),
+                dynamo=False,
+                opset_version=opset,
+                input_names=None if names is None else list(names),
+            )
         except RuntimeError as problem:
             words = str(problem).splitlines()[0]
             raise PeerFailed(f"no ONNX file of opset {opset}: {words}") from problem
@@ -123,5 +188,9 @@ def compare(
     with tempfile.TemporaryDirectory(prefix="sparsejit-models-") as folder:
         task = ModelTask(model, batch, density, Path(folder))
         title = f"{model.name}, batch {batch}"
-        times, skipped = measure(task, title, (*OURS, *peers), progress, rounds)
+        contestants, largest = [*OURS, *peers], LARGEST_RELATIVE_ERROR
+        if task.is_quantised:  # ours is bound to its arrays, and torch reads no such file
+            readers = (peer for peer in contestants[len(OURS) :] if peer.opset is not None)
+            contestants, largest = [OURS[0], *readers], _LARGEST_QUANTISED
+        times, skipped = measure(task, title, contestants, progress, rounds, largest)
     return ModelComparison(model.name, batch, density, times, skipped)

@@ -284,7 +284,7 @@ class _HeadsCode:
                     into = places["scores"] + row_number * TILE_BYTES + number * LINE
                     asm.emit("vmovups", Memory(_X, into), total)
 
-        self._by_fours(heads.keys, four)
+        self._by_fours(heads.rows, four)
 
     def _by_fours(self, count: int, body: Callable[[], None]) -> None:
         """A turn for every four of so many, whose number is in _LEFT."""
@@ -316,7 +316,7 @@ class _HeadsCode:
                 asm.emit("vmovups", Memory(_X, number * LINE), power)
             asm.emit("add", _X, TILE_BYTES)
 
-        repeat(asm, self.heads.keys, _INNER, key)
+        repeat(asm, self.heads.rows, _INNER, key)
         asm.emit("vbroadcastss", zmm(16), Memory(_CONSTANTS, PLACE["share"]))
         for kept, total in zip(_KEPT, totals, strict=True):
             asm.emit("vdivps", kept, zmm(16), total)
@@ -348,7 +348,7 @@ class _HeadsCode:
             asm.emit("add", _X, FOUR * TILE_BYTES)
             asm.emit("add", _INTO, TILE_BYTES)
 
-        repeat(asm, heads.keys // FOUR, _INNER, fours)
+        repeat(asm, heads.rows // FOUR, _INNER, fours)
         for start in _STARTS:
             asm.emit("vpmulld", start, start, self._constant("value zero"))
 
@@ -368,8 +368,8 @@ class _HeadsCode:
                 for total, start in zip(sums, _STARTS, strict=True):
                     asm.emit("vmovdqa64", total, start)
             self._scratch(_X, "shares")
-            self._product(heads.keys // FOUR, heads.keys, FOUR)
-            asm.emit("add", _W, 3 * heads.keys)
+            self._product(heads.rows // FOUR, heads.keys, FOUR)
+            asm.emit("add", _W, 4 * heads.keys - heads.rows)
             for number, sums in enumerate(_SUMS):
                 for total in sums:
                     asm.emit("vcvtdq2ps", total, total)

@@ -47,6 +47,12 @@ class ByteHeads:
         return self.blocks * BLOCK
 
     @property
+    def rows(self) -> int:
+        """How many keys, in the order of interleaving, are there, or before others that are."""
+        order = _interleaved_order(self.keys)
+        return -(-(int(np.flatnonzero(order < self.length)[-1]) + 1) // FOUR) * FOUR
+
+    @property
     def places(self) -> dict[str, int]:
         """Where parts of the scratch begin, and its end."""
         sizes = {

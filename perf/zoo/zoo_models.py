@@ -1,14 +1,20 @@
 """The table of models."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from sparsejit.errors import InvalidInput
-from sparsejit.perf.zoo.attention import TOKENS, WIDTH, Bert, transformer_encoder
+from sparsejit.perf.zoo.attention import (
+    TOKENS,
+    WIDTH,
+    Bert,
+    VisionTransformer,
+    transformer_encoder,
+)
 from sparsejit.perf.zoo.convolutional import (
     depthwise,
     mobilenet_like,
@@ -29,6 +35,7 @@ from sparsejit.perf.zoo.perceptrons import (
     multilayer_perceptron,
 )
 from sparsejit.perf.zoo.recurrent import LPCNetLike, Tagger
+from sparsejit.perf.zoo.yolox import yolox_tiny
 from sparsejit.prune import Pruner
 
 SEED = 20
@@ -40,6 +47,8 @@ class ZooModel:
 
     `targets` are globs over names of weights, as `Pruner` reads them: what `pruned` prunes, each
     gate of each by magnitude. Without any the model stays dense. `origin` says where it comes from.
+    `quantises` are kinds of operators: the model is a QDQ file in which these are quantised, all
+    that ONNX Runtime's quantiser takes for (); None for a torch module.
     What `is_benchmark` is there to be timed, and too large or too many for every test to walk.
     """
 
@@ -49,6 +58,7 @@ class ZooModel:
     targets: tuple[str, ...]
     origin: str
     is_benchmark: bool = False
+    quantises: tuple[str, ...] | None = None
 
     def build(self) -> nn.Module:
         """The dense model in eval mode, the same at every call."""
@@ -233,6 +243,17 @@ _MODELS = (
         is_benchmark=True,
     ),
     ZooModel(
+        "yolox-tiny",
+        yolox_tiny,
+        _normal(3, 640, 640),
+        (
+            *(f"{part}*.0.weight" for part in ("dark", "lateral", "up", "down", "out")),
+            *(f"heads.*.{part}.*0.weight" for part in ("stem", "classes", "boxes")),
+        ),
+        "Ge et al. 2021, arXiv:2107.08430; the first layer and the last ones stay dense",
+        is_benchmark=True,
+    ),
+    ZooModel(
         "small-1d",
         small_1d,
         _normal(40, 64),
@@ -269,6 +290,22 @@ _MODELS = (
         _words(128),
         _ENCODER,
         "Turc et al. 2019, arXiv:1908.08962, without segments; the tables stay dense",
+        is_benchmark=True,
+    ),
+    ZooModel(
+        "bert-6x384",
+        partial(Bert, 6, 384, 12),
+        _words(128),
+        _ENCODER,
+        "Wang et al. 2020, arXiv:2002.10957 (MiniLM), without segments; the tables stay dense",
+        is_benchmark=True,
+    ),
+    ZooModel(
+        "vit-b-16",
+        partial(VisionTransformer, 12, 768, 12),
+        _PHOTOGRAPH,
+        _ENCODER,
+        "Dosovitskiy et al. 2020, arXiv:2010.11929; patches and the last layer stay dense",
         is_benchmark=True,
     ),
     ZooModel(
@@ -321,5 +358,16 @@ _LENGTHS = (
     )
     for tokens in (1, 7, 31, 384, 512)
 )
-ZOO = {model.name: model for model in (*_MODELS, *_LENGTHS, *_DEPTHWISE_MODELS)}
+# As ONNX files of bytes; of transformers products alone, as their quantised files are made.
+_PRODUCTS = ("MatMul", "Gemm")
+_QUANTISED = {
+    **dict.fromkeys(("resnet-50", "mobilenet-v1", "mobilenet-v2", "efficientnet-b0"), ()),
+    "yolox-tiny": (),
+    **dict.fromkeys(("bert-base", "bert-mini", "bert-6x384", "vit-b-16"), _PRODUCTS),
+}
+_ALL = {model.name: model for model in (*_MODELS, *_LENGTHS, *_DEPTHWISE_MODELS)}
+ZOO = _ALL | {
+    f"{name}-qdq": replace(_ALL[name], name=f"{name}-qdq", quantises=operators)
+    for name, operators in _QUANTISED.items()
+}
 SMALL_ZOO = {name: model for name, model in ZOO.items() if not model.is_benchmark}

@@ -151,17 +151,18 @@ class _Turning:
         return kept
 
     def _elementwise(self, site: Site) -> Sequence[Value] | None:
-        """The same of columns, where all operands are, or are numbers or one for each feature."""
+        """The same of columns, where an operand is turned; others may be numbers by feature."""
         forms = {self._turned[v].form for v in site.inputs if v in self._turned}
         if len(forms) != 1 or not _is_float(site):
             return None
         (form,), operands = forms, list[Value]()
         for value in site.inputs:
-            known = self._turned.get(value)
-            if known is not None and value.shape == site.output.shape:
-                operands.append(known.columns)
-                continue
             array = site.array(value)
+            if array is None and value.shape == site.output.shape:
+                if value not in self._turned and form != _ROWS:
+                    return None
+                operands.append(self._columns(site, value))
+                continue
             turned = None if array is None else _by_feature(array, site.output.shape, form)
             if turned is None:
                 return None
@@ -317,7 +318,7 @@ def _form_of(op: Reshape | Permute, form: str, shape: tuple[int, ...]) -> str | 
     if form == _ROWS:
         if op.shape[-1] == shape[-1]:
             return _ROWS
-        is_split = len(shape) == 3 and op.shape[:2] == shape[:2] and len(op.shape) == 4
+        is_split = len(op.shape) == 4 and prod(op.shape[2:]) == shape[-1]
         return _SPLIT if is_split else None
     if form == _SPLIT and prod(op.shape[:-1]) == prod(shape[:2]):
         return _ROWS

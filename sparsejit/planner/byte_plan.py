@@ -65,7 +65,7 @@ def norm_cost(norm: ByteNorm, target: Target) -> Cost:
 
 def attention_cost(heads: ByteHeads, target: Target) -> Cost:
     """Two products of bytes, and what is done to each score between them."""
-    vectors = heads.samples * heads.heads * heads.blocks * heads.keys * 4
+    vectors = heads.samples * heads.heads * heads.blocks * heads.rows * 4
     cycles = vectors * (heads.features / 2 + 16.0)
     moved = sum(planes.bytes for planes in heads.planes)
     return Cost(vectors, 0, moved, cycles / target.core.rates.cycles_per_ns, "execution")

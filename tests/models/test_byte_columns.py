@@ -276,6 +276,8 @@ class Transformer(Qdq):
     def layer(self, length: int, is_by_rows: bool = False) -> str:
         x = self.norm("x")
         q, k, v = (self.linear(self.steps(x, 0.021, 126), FEATURES, FEATURES, 0.04) for _ in "qkv")
+        if is_by_rows:  # as Gemm has them, which the next view then turns back
+            q, k, v = (self.shaped(each, -1, FEATURES) for each in (q, k, v))
         split = [self.shaped(each, -1, length, HEADS, FEATURES // HEADS) for each in (q, k, v)]
         axes = ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3])
         q, k, v = (self("Transpose", a, perm=p) for a, p in zip(split, axes, strict=True))

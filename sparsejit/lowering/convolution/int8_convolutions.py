@@ -28,6 +28,7 @@ from sparsejit.lowering.convolution.windows import window_image
 from sparsejit.passes.byte_columns import byte_columns
 from sparsejit.passes.byte_layers import byte_layers
 from sparsejit.passes.quantised_values import rounded_to_steps
+from sparsejit.passes.recognise_norms import recognise_norms
 from sparsejit.passes.rewriter import Site, rewrite
 from sparsejit.planner.byte_plan import copy_cost, fills_vectors, has_quads
 from sparsejit.planner.convolution_plan import FilterProduct, int8_is_cheaper, quantised_ns
@@ -59,6 +60,7 @@ def with_byte_layers(graph: Graph, options: ModelOptions) -> Graph:
     """The graph with those layers from bytes to bytes that are faster so."""
     if not has_quads(options.target):
         return graph
+    graph = recognise_norms(graph)
     layers = Lowering(graph, options)
     graph = byte_columns(graph, lambda node: byte_columns_are_cheaper(layers, node))
     low = Lowering(graph, options)
