@@ -24,6 +24,7 @@ from sparsejit.asm_templates.convolution.byte_heads import (
     attention_constants,
     constant_places,
 )
+from sparsejit.asm_templates.convolution.byte_mask import emit_key_mask
 from sparsejit.asm_templates.convolution.byte_planes import LINE
 from sparsejit.asm_templates.pointwise.exponential import emit_exp2
 from sparsejit.asm_templates.shared.interleave import interleaved
@@ -49,13 +50,14 @@ from sparsejit.x86.operands import (
     rdi,
     rdx,
     rsi,
+    rsp,
     zmm,
 )
 from sparsejit.x86.routines import call_routine
 from sparsejit.x86.stack import pop, push
 
 # Where the operands lie, the result, what is kept between, and the constants.
-QUERY, KEY, VALUE, RESULT, SCRATCH = rdi, rdx, r8, rsi, r9
+QUERY, KEY, VALUE, RESULT, SCRATCH, MASK = rdi, rdx, r8, rsi, r9, rcx
 _CONSTANTS, _MASKS = r10, r11
 _HEADS_LEFT, _BLOCKS_LEFT, _LEFT, _INNER = r12, r13, r14, rax
 _SAVED = (rbx, r12, r13, r14)
@@ -87,7 +89,7 @@ class _HeadsCode:
     def emit(self) -> None:
         """A head of a sample after the other; pointers move on from head to head."""
         heads, asm = self.heads, self.asm
-        push(asm, _SAVED)
+        push(asm, (*_SAVED, MASK))
         moving = [*zip((QUERY, KEY, VALUE, RESULT), heads.planes, strict=True)]
 
         def head() -> None:
@@ -96,12 +98,15 @@ class _HeadsCode:
                 asm.emit("add", register, heads.features * planes.channel)
 
         for sample in range(heads.samples):
+            if heads.is_masked:
+                asm.emit("mov", MASK, Memory(rsp))
+                emit_key_mask(asm, heads, sample, _CONSTANTS, MASK, SCRATCH)
             repeat(asm, heads.heads, _HEADS_LEFT, head)
             if sample + 1 < heads.samples:
                 for register, planes in moving:
                     back = heads.planes[0].channels * planes.channel
                     asm.emit("sub", register, back - heads.length)
-        pop(asm, _SAVED)
+        pop(asm, (*_SAVED, MASK))
 
     def _constant(self, name: str) -> Memory:
         return Memory(_CONSTANTS, PLACE[name], broadcast=16)
@@ -254,7 +259,8 @@ class _HeadsCode:
         asm, heads = self.asm, self.heads
         places = heads.places
         for register in _KEPT:
-            asm.emit("vbroadcastss", register, Memory(_CONSTANTS, PLACE["least"]))
+            start = "missing" if heads.is_masked else "least"
+            asm.emit("vbroadcastss", register, Memory(_CONSTANTS, PLACE[start]))
         row = 4 * heads.keys
 
         def four() -> None:
@@ -272,13 +278,16 @@ class _HeadsCode:
             asm.emit("add", _X, SCRATCH)
             for row_number, sums in enumerate(_SUMS):
                 far = Memory(_CONSTANTS, self.far + 4 * row_number, _LEFT, 4, broadcast=16)
+                if heads.is_masked:
+                    more = places["mask"] + 4 * row_number
+                    far = Memory(SCRATCH, more, _LEFT, 4, broadcast=16)
                 for number, total in enumerate(sums):
                     asm.emit("vcvtdq2ps", total, total)
                     asm.emit("vmulps", total, total, _WEIGHTS[0])
                     asm.emit("vrndscaleps", total, total, _NEAREST)
                     asm.emit("vmaxps", total, total, _WEIGHTS[1])
                     asm.emit("vminps", total, total, _WEIGHTS[2])
-                    if self.has_gaps:
+                    if self.has_gaps or heads.is_masked:
                         asm.emit("vaddps", total, total, far)
                     asm.emit("vmaxps", _KEPT[number], _KEPT[number], total)
                     into = places["scores"] + row_number * TILE_BYTES + number * LINE

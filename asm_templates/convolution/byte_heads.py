@@ -9,13 +9,16 @@ import numpy.typing as npt
 from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes
 from sparsejit.asm_templates.convolution.byte_rows import ByteSteps
 
-FOUR, BLOCK = 4, 64  # keys or features side by side; columns
+FOUR, BLOCK, LANES = 4, 64, 16  # keys or features side by side; columns; floats
 TILE_BYTES = FOUR * LINE
 _SIGN = 0x80808080
+# Steps that a mask takes off at most, so that scores of a row without a key are equal; and more.
+_FORBIDDEN, _MISSING = -1e30, -3e38
 _SURELY_NOTHING = 200.0  # 2^-200 is 0
 NAMES = (
     *("score", "least", "most", "power", "share", "result"),
-    *("key zero", "query zero", "both zeros", "value zero", "zero", "ones", "sign", "order"),
+    *("key zero", "query zero", "both zeros", "value zero", "zero", "ones", "sign"),
+    *("of mask", "nothing", "missing"),
 )
 PLACE = {name: 4 * number for number, name in enumerate(NAMES)}
 
@@ -27,6 +30,7 @@ class ByteHeads:
     planes: tuple[BytePlanes, BytePlanes, BytePlanes, BytePlanes]
     heads: int
     length: int
+    is_masked: bool = False
 
     @property
     def samples(self) -> int:
@@ -62,6 +66,7 @@ class ByteHeads:
             "values": self.features * self.keys,
             "scores": self.keys * TILE_BYTES,
             "shares": self.keys // FOUR * TILE_BYTES,
+            "mask": 4 * self.keys * self.is_masked,
         }
         ends = np.cumsum([0, *sizes.values()])
         return dict(zip([*sizes, "end"], ends.tolist(), strict=True))
@@ -103,10 +108,11 @@ def attention_constants(heads: ByteHeads, steps: AttentionSteps) -> npt.NDArray[
         "zero": steps.result.zero * 0x10001,
         "ones": 0x01010101,
         "sign": np.uint32(_SIGN).astype(np.int32),
-        "order": 0,
     }
+    masks = 1 / (steps.scores.scale * steps.scale), _FORBIDDEN, _MISSING
     words = [np.array([n], np.float32).tobytes() for n in floats.values()]
     words += [np.array([n], np.int32).tobytes() for n in integers.values()]
+    words.append(np.array(masks, np.float32).tobytes())
     order = np.arange(16)
     words.append((order % 4 * 4 + order // 4).astype(np.int32).tobytes())
     there = np.arange(heads.keys) < heads.length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -77,6 +78,8 @@ class Follower:
             raise SamplesMixed(f"reads {value.origin.name}, which has no batch, sample by sample")
         array = self.array(value)
         sizes = (place.outer, self.batch, place.inner)
+        if array.shape[axis] != prod(sizes):
+            raise SamplesMixed(f"repeats samples along {value.origin.name}")
         apart = array.reshape(*array.shape[:axis], *sizes, *array.shape[axis + 1 :])
         first = apart.take([0], axis=axis + 1)
         if not np.array_equal(apart, np.broadcast_to(first, apart.shape)):

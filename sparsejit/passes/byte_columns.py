@@ -22,7 +22,7 @@ from sparsejit.ir.ops.byte_columns import ByteAttention, NormalisedColumns
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
-from sparsejit.ir.ops.views import Permute, Reshape
+from sparsejit.ir.ops.views import Expand, Permute, Reshape
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import DType
 from sparsejit.passes.quantised_values import steps_of
@@ -241,7 +241,8 @@ class _Turning:
             return None
         if softmax.op != row_chains.softmax(softmax.output.shape):
             return None
-        scaled, scale = _unscaled(site, softmax.inputs[0])
+        unmasked, mask = _unmasked(site, softmax.inputs[0])
+        scaled, scale = _unscaled(site, unmasked)
         scores = _rounded(site, site.producer(scaled))
         first = None if scores is None else _product(site, scores[0])
         if scores is None or first is None or scale <= 0:
@@ -255,9 +256,13 @@ class _Turning:
             return None
         if not query[0].shape == key[0].shape == value[0].shape:
             return None
-        steps = query[1], key[1], value[1]
+        steps, operands = (query[1], key[1], value[1]), [query[0], key[0], value[0]]
+        if mask is not None:
+            samples = product.output.shape[0]
+            rows = site.one(Reshape((mask.type.size // length, length)), mask)
+            operands.append(site.one(Expand((samples, length)), rows))
         op = ByteAttention(heads, length, scale, steps, scores[1], shares[1], mixed[1])
-        return self._back(site, site.one(op, query[0], key[0], value[0]), _HEADS)
+        return self._back(site, site.one(op, *operands), _HEADS)
 
     def _operand(self, site: Site, value: Value, form: str) -> tuple[Value, QuantisedSteps] | None:
         """Columns, and the steps in which a product reads them."""
@@ -299,6 +304,31 @@ def _unscaled(site: Site, value: Value) -> tuple[Value, float]:
     if not number:
         return value, 1.0
     return first, number if node.op.kind == "mul" else 1 / number
+
+
+def _unmasked(site: Site, value: Value) -> tuple[Value, Value | None]:
+    """Scores, and a mask (samples or 1, 1, 1, keys) that is added to them, if there is one."""
+    for scores, mask in (parts, parts[::-1]) if (parts := _parts_of_sum(site, value)) else ():
+        if scores.shape == value.shape and len(mask.shape) == 4 and mask.shape[1] == 1:
+            found = _by_key(site, mask)
+            if found is not None:
+                return scores, found
+    return value, None
+
+
+def _by_key(site: Site, value: Value) -> Value | None:
+    """The same for one query, if it is the same for all of them; None where it may not be."""
+    if len(value.shape) < 2 or value.shape[-2] == 1:
+        return value
+    array, node = site.array(value), site.producer(value)
+    if array is not None:
+        first = array[..., :1, :]
+        return site.constant(first, value.origin) if (array == first).all() else None
+    if node is None or not isinstance(node.op, Pointwise):
+        return None
+    operands = [_by_key(site, each) for each in node.inputs]
+    known = [each for each in operands if each is not None]
+    return site.one(node.op, *known) if len(known) == len(operands) else None
 
 
 def _parts_of_sum(site: Site, value: Value) -> tuple[Value, ...] | None:

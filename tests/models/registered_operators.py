@@ -185,6 +185,12 @@ CASES = [
         tolerance=0.0201,
         needs="avx512_vnni",
     ),
+    case(
+        ByteAttention(2, 5, 0.5, (_BYTES,) * 3, _BYTES, QuantisedSteps(1 / 255, -128), _BYTES),
+        *(floats(1, 8, 10), floats(1, 8, 10), floats(1, 8, 10), floats(2, 5)),
+        tolerance=0.0201,
+        needs="avx512_vnni",
+    ),
     case(ChannelMeans(_BYTES), floats(2, 3, 4, 5), tolerance=1e-5, needs="avx512_vnni"),
     case(
         ScaledChannels(_BYTES, _BYTES),

@@ -65,7 +65,8 @@ class ByteAttention(Operator):
     """Attention of each sample's tokens to each other, in steps: softmax(scale Q K^T) V.
 
     Q, K and V (1, heads * features, samples * length) are rounded to their steps, as are the
-    products of Q and K before they are scaled, the shares that softmax makes, and the result.
+    products of Q and K before they are scaled, the shares that softmax makes, and the result. A
+    mask (samples, length), if there is one, is added to a key's scores once they are scaled.
 
     Attributes:
         heads: among which the channels are divided, one head's behind another's
@@ -87,7 +88,8 @@ class ByteAttention(Operator):
 
     types: ClassVar[str] = (
         "query float32 [1, heads*each, columns], key float32 [1, heads*each, columns], "
-        "value float32 [1, heads*each, columns] -> float32 [1, heads*each, columns]"
+        "value float32 [1, heads*each, columns], mask? float32 [samples, length] "
+        "-> float32 [1, heads*each, columns]"
     )
     needs: ClassVar[str] = ", features of a head by fours, columns by the length"
     mixes: ClassVar[tuple[str, ...]] = ("columns", "heads*each")
@@ -99,16 +101,19 @@ class ByteAttention(Operator):
             raise InvalidInput(f"{self}: give heads and length of 1 or more, shares from -128 on")
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
-        fits = bound["each"] % 4 == 0 and bound["columns"] % self.length == 0
+        samples, rest = divmod(bound["columns"], self.length)
+        fits = bound["each"] % 4 == 0 and rest == 0 and bound.get("samples", samples) == samples
         return {} if fits else None
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         query, key, value = (
             self._by_head(on_steps(x, s.scale, s.shift))
-            for x, s in zip(operands, self.steps, strict=True)
+            for x, s in zip(operands, self.steps, strict=False)
         )
         products = np.einsum("hcbq,hcbk->bhqk", query, key)
         scores = self.scale * on_steps(products, self.scores.scale, self.scores.shift)
+        for mask in operands[3:]:
+            scores = scores + mask[:, None, None]
         powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
         shares = powers / powers.sum(axis=-1, keepdims=True)
         shares = on_steps(shares, self.shares.scale, self.shares.shift)

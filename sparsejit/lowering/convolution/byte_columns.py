@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from sparsejit.asm_templates.convolution.byte_attention import (
     KEY,
+    MASK,
     QUERY,
     RESULT,
     SCRATCH,
@@ -114,16 +115,18 @@ def lower_byte_attention(low: Lowering, node: Node) -> None:
     op, value = node.op, node.output
     assert isinstance(op, ByteAttention)
     check_bytes(low, node)
-    images = [bytes_of(low, *each) for each in zip(node.inputs, op.steps, strict=True)]
+    images = [bytes_of(low, *each) for each in zip(node.inputs, op.steps, strict=False)]
+    masks = [low.contiguous(mask) for mask in node.inputs[len(images) :]]
     planes = BytePlanes.plain(value.shape)
     result = byte_view(planes)
     all_planes = (*(image.planes for image in images), planes)
-    heads = ByteHeads(all_planes, op.heads, op.length)  # type: ignore[arg-type]
+    sizes = op.heads, op.length, bool(masks)
+    heads = ByteHeads(all_planes, *sizes)  # type: ignore[arg-type]
     numbers = (*op.steps, op.scores, op.shares, op.result)
     query, key, values, scores, shares, made = map(in_bytes, numbers)
     steps = AttentionSteps(query, key, values, scores, shares, made, op.scale)
     fills = op.result.shift + ZERO if _has_taps(low, value) else None
-    views = [image.view for image in images]
+    views = [*(image.view for image in images), *masks]
     low.add(_attention_step(low, node, heads, steps, views, result, fills))
     bind_image(low, value, ByteImage(result, planes, op.result))
 
@@ -141,7 +144,7 @@ def _attention_step(
         at.writes[0].point(asm, RESULT)
         if fills is not None:
             fill_planes(asm, heads.planes[3], fills)
-        for place, register in zip(at.reads, (QUERY, KEY, VALUE), strict=True):
+        for place, register in zip(at.reads, (QUERY, KEY, VALUE, MASK), strict=False):
             place.point(asm, register)
         at.scratch.point(asm, SCRATCH)
         emit_byte_attention(asm, heads, steps)
@@ -152,8 +155,9 @@ def _attention_step(
     def part(first: int, end: int) -> Step:
         some = first * heads.features, end * heads.features
         planes = tuple(replace(each, channels=some[1] - some[0]) for each in heads.planes)
-        fewer = ByteHeads(planes, end - first, heads.length)  # type: ignore[arg-type]
-        views = [view.sliced(1, *some) for view in reads]
+        sizes = end - first, heads.length, heads.is_masked
+        fewer = ByteHeads(planes, *sizes)  # type: ignore[arg-type]
+        views = [*(view.sliced(1, *some) for view in reads[:3]), *reads[3:]]
         made = _attention_step(low, node, fewer, steps, views, result.sliced(1, *some), None)
         return replace(made, share=f"heads {first} to {end - 1}")
 

@@ -1,0 +1,40 @@
+"""What a mask adds to scores in bytes: by key, in steps of scores, in the order of interleaving."""
+
+from sparsejit.asm_templates.convolution.byte_heads import BLOCK, FOUR, LANES, PLACE, ByteHeads
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Memory, Register, dword, k, rax, zmm
+
+_THERE = k(1)
+_VALUE, _CUT, _OF_MASK, _NOTHING, _MISSING = (zmm(number) for number in range(16, 21))
+
+
+def emit_key_mask(
+    asm: Assembler,
+    heads: ByteHeads,
+    sample: int,
+    constants: Register,
+    mask: Register,
+    scratch: Register,
+) -> None:
+    """Append a sample's part of the mask (samples, length), to the scratch; clobbers rax.
+
+    Keys that are not there get so little that they come behind all that a mask forbids.
+    """
+    for name, register in zip(
+        ("of mask", "nothing", "missing"), (_OF_MASK, _NOTHING, _MISSING), strict=True
+    ):
+        asm.emit("vbroadcastss", register, Memory(constants, PLACE[name]))
+    for first in range(0, heads.keys, LANES):
+        count = min(LANES, heads.length - first)
+        asm.emit("vmovaps", _VALUE, _MISSING)
+        if count > 0:
+            asm.emit("mov", dword(rax), (1 << count) - 1)
+            asm.emit("kmovw", _THERE, dword(rax))
+            place = Memory(mask, 4 * (sample * heads.length + first))
+            asm.emit("vmovups", _CUT.masked(_THERE, zeroing=True), place)
+            asm.emit("vmulps", _CUT, _CUT, _OF_MASK)
+            asm.emit("vmaxps", _VALUE.masked(_THERE), _CUT, _NOTHING)
+        block, lane = divmod(first, BLOCK)
+        for four in range(FOUR):
+            at = heads.places["mask"] + 4 * (BLOCK * block + LANES * four) + lane
+            asm.emit("vextractf32x4", Memory(scratch, at), _VALUE, four)
