@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from numbers import Integral
 from typing import Protocol
 
@@ -118,6 +119,42 @@ class BlockPattern:
 
 
 @dataclass(frozen=True)
+class InputBlocks(BlockPattern):
+    """Blocks of `rows` consecutive outputs by `cols` consecutive inputs, of a convolution channels.
+
+    A block of a convolution lies at one tap of its windows. Columns of its matrix are channel by
+    channel, so that a channel's neighbour is `taps` columns on.
+    """
+
+    taps: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.cols}x{self.rows}in"
+
+    @property
+    def window(self) -> int:
+        return self.cols * self.taps
+
+    def count(self, rows: int, cols: int) -> int:
+        return super().count(rows, cols // self.taps) * self.taps
+
+    def blocks(self, importance: Tensor, alive: Tensor) -> Blocks:
+        gates, rows, cols = importance.shape
+        column = torch.arange(cols, device=importance.device)
+        across = column // self.window * self.taps + column % self.taps
+        down = torch.arange(rows, device=importance.device) // self.rows
+        in_a_row = self.count(1, cols)
+        labels = (down[:, None] * in_a_row + across).expand(gates, -1, -1)
+        return _mean_scores(labels, self.count(rows, cols), importance, alive)
+
+
+def on_weight(pattern: Pattern, shape: Sequence[int]) -> Pattern:
+    """How a pattern lies on a weight (out, in, taps ...) that is read as (out, in * taps)."""
+    return replace(pattern, taps=prod(shape[2:])) if isinstance(pattern, InputBlocks) else pattern
+
+
+@dataclass(frozen=True)
 class LanePattern:
     """In each group of `rows` outputs every row keeps the same count per window of inputs.
 
@@ -216,6 +253,8 @@ PATTERNS: dict[str, Pattern] = {
     "1x8": BlockPattern(8, 1),
     "1x16": BlockPattern(16, 1),
     "lane16": LanePattern(),
+    "4x1in": InputBlocks(1, 4),
+    "4x2in": InputBlocks(2, 4),
 }
 
 

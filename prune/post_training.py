@@ -9,13 +9,14 @@ from sparsejit.errors import InvalidInput
 from sparsejit.prune.allocation import choose_least
 from sparsejit.prune.amounts import Amount, amounts_by_gate, check_amount
 from sparsejit.prune.calibration import Calibration, LayerCalibration
-from sparsejit.prune.patterns import BlockPattern, NofM, Pattern, choose_pattern
+from sparsejit.prune.patterns import BlockPattern, NofM, Pattern, choose_pattern, on_weight
 from sparsejit.prune.report import SparsityReport, describe_layer
 from sparsejit.prune.second_order import choose_by_second_order, damped, refit_survivors
 from sparsejit.prune.targets import count_gates
 
-# Pruned weights, float64 (out, in), of a layer by the share that each of its gates gives up.
-_Method = Callable[[LayerCalibration, Sequence[float]], Tensor]
+# Pruned weights, float64 (out, in), of a layer by the share that each of its gates gives up, in
+# the pattern as it lies on them.
+_Method = Callable[[LayerCalibration, Pattern, Sequence[float]], Tensor]
 
 
 def prune_wanda(
@@ -43,13 +44,13 @@ def prune_wanda(
     """
     chosen = choose_pattern(pattern)
 
-    def method(layer: LayerCalibration, amounts: Sequence[float]) -> Tensor:
-        if chosen == BlockPattern(1, 1):
+    def method(layer: LayerCalibration, lying: Pattern, amounts: Sequence[float]) -> Tensor:
+        if lying == BlockPattern(1, 1):
             rows = len(layer.weight) // len(amounts)
             amounts = [amount for amount in amounts for _ in range(rows)]
         importance = layer.weight.square() * layer.gram.diagonal()
-        counts = _counts(layer.weight, chosen, amounts)
-        return layer.weight.masked_fill(choose_least(importance, chosen, counts), 0)
+        counts = _counts(layer.weight, lying, amounts)
+        return layer.weight.masked_fill(choose_least(importance, lying, counts), 0)
 
     return _prune(model, calibration, amount, chosen, per_gate, method)
 
@@ -85,16 +86,16 @@ def prune_second_order(
     """
     chosen = choose_pattern(pattern)
 
-    def method(layer: LayerCalibration, amounts: Sequence[float]) -> Tensor:
+    def method(layer: LayerCalibration, lying: Pattern, amounts: Sequence[float]) -> Tensor:
         hessian = _hessian(layer, damping)
         # What no input reaches costs nothing, though damping says otherwise.
         heard = layer.weight.masked_fill(layer.gram.diagonal() == 0, 0)
-        counts = _counts(layer.weight, chosen, amounts)
-        even = _even_counts(layer.weight, chosen, counts)
+        counts = _counts(layer.weight, lying, amounts)
+        even = _even_counts(layer.weight, lying, counts)
         candidates = [
-            choose_by_second_order(heard, hessian, chosen, counts),
-            choose_by_second_order(heard, hessian, chosen, even),
-            choose_least(layer.weight.square(), chosen, counts),
+            choose_by_second_order(heard, hessian, lying, counts),
+            choose_by_second_order(heard, hessian, lying, even),
+            choose_least(layer.weight.square(), lying, counts),
         ]
         refitted = [refit_survivors(layer.weight, hessian, pruned) for pruned in candidates]
         return min(refitted, key=layer.error)
@@ -138,7 +139,8 @@ def _prune(
     layers = []
     for name, amounts in amounts_by_gate(everywhere, gates).items():
         weight = model.get_parameter(name)
-        _assign(weight, method(calibration[name], amounts))
+        lying = on_weight(pattern, weight.shape)
+        _assign(weight, method(calibration[name], lying, amounts))
         layers.append(describe_layer(name, weight.detach(), pattern, gates[name]))
     return SparsityReport(layers)
 

@@ -15,7 +15,7 @@ from sparsejit.api import compile_matrix
 from sparsejit.prune.allocation import choose_pruned
 from sparsejit.prune.convolutions import ConvolutionInModel
 from sparsejit.prune.in_model import CompiledLayer
-from sparsejit.prune.patterns import Blocks, Pattern
+from sparsejit.prune.patterns import Blocks, Pattern, on_weight
 from sparsejit.prune.targets import Target, check_finite, count_gates, match_targets
 
 FloatArray = npt.NDArray[np.float64]
@@ -89,6 +89,7 @@ def prunables(
         check_finite(name, weight)
         gates = count_gates(model, name, per_gate)
         by_gate = weight.reshape(gates, weight.shape[0] // gates, -1)
-        blocks = pattern.blocks(by_gate.double().square(), torch.ones_like(by_gate).bool())
+        lying = on_weight(pattern, weight.shape)
+        blocks = lying.blocks(by_gate.double().square(), torch.ones_like(by_gate).bool())
         layers[name] = Prunable(weight.flatten(1).float(), blocks, convolutions.get(name))
     return layers

@@ -17,7 +17,7 @@ from sparsejit.prune.calibration import call
 from sparsejit.prune.convolutions import ConvolutionInModel, convolutions_in_model
 from sparsejit.prune.criteria import Criterion, Magnitude, check_criterion
 from sparsejit.prune.latency import measured_latencies
-from sparsejit.prune.patterns import Blocks, Pattern, choose_pattern
+from sparsejit.prune.patterns import Blocks, Pattern, choose_pattern, on_weight
 from sparsejit.prune.prunable import Prunable
 from sparsejit.prune.regularisers import Regulariser
 from sparsejit.prune.report import SparsityReport, describe_layer
@@ -46,8 +46,8 @@ class Pruner:
     Args:
         amount: share of blocks pruned at the end, 0 <= amount < 1; or globs with a share each, or
             with one share a gate: {"rnn.*": (0.9, 0.8, 0.9), "fc*": 0.95}; the first match counts.
-        pattern: "unstructured", "1x8" or "1x16" (one input, 8 or 16 consecutive outputs), "lane16",
-            or N:M such as "2:4".
+        pattern: "unstructured", "1x8" or "1x16" (one input, 8 or 16 consecutive outputs), "4x1in"
+            or "4x2in" (four consecutive inputs, 1 or 2 outputs), "lane16", or N:M such as "2:4".
         targets: globs over `model.named_parameters()` names, "!glob" for what to leave alone, or
             functions of a name and a parameter. By default, or with nothing but "!glob", every
             weight of two or more axes that no embedding or normalisation holds.
@@ -319,7 +319,8 @@ class Pruner:
             importance = importance.masked_fill(protect_diagonal(name, importance), torch.inf)
         alive = ~self._mask(name, importance.device)
         gates = (self._gates[name], importance.shape[0] // self._gates[name], -1)
-        return self.pattern.blocks(importance.reshape(gates), alive.reshape(gates))
+        pattern = on_weight(self.pattern, importance.shape)
+        return pattern.blocks(importance.reshape(gates), alive.reshape(gates))
 
     def _spend(
         self,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sparsejit.errors import InvalidInput
-from sparsejit.prune.patterns import BlockPattern, Pattern
+from sparsejit.prune.patterns import BlockPattern, InputBlocks, Pattern
 
 # Tensors to the nearest ones that meet the pruner's pattern and final amount.
 Project = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -62,12 +62,13 @@ class GroupLasso:
         pass
 
     def penalty(self, weights: Mapping[str, Tensor], gates: Mapping[str, int]) -> Tensor:
-        norms = [
-            _block_norms(
-                weight.reshape(gates[name], weight.shape[0] // gates[name], -1), self.pattern
-            )
-            for name, weight in weights.items()
-        ]
+        norms = []
+        for name, weight in weights.items():
+            matrix = weight.reshape(gates[name], weight.shape[0] // gates[name], -1)
+            if isinstance(self.pattern, InputBlocks):  # each tap is a matrix of its own
+                taps = weight.shape[2:].numel()
+                matrix = matrix.unflatten(2, (-1, taps)).movedim(3, 1).flatten(0, 1)
+            norms.append(_block_norms(matrix, self.pattern))
         return self.strength * torch.stack(norms).sum()
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rich.table import Table
 from torch import Tensor
 
 from sparsejit.api.shown import Shown, table_of
-from sparsejit.prune.patterns import Pattern
+from sparsejit.prune.patterns import Pattern, on_weight
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class LayerSparsity:
 def describe_layer(name: str, weight: Tensor, pattern: Pattern, gates: int) -> LayerSparsity:
     """Count what is left of one weight, shape (out_features, ...), in `gates` equal row groups."""
     nonzero = weight.reshape(gates, weight.shape[0] // gates, -1) != 0
-    scores = pattern.blocks(nonzero.double(), nonzero).scores
+    scores = on_weight(pattern, weight.shape).blocks(nonzero.double(), nonzero).scores
     return LayerSparsity(
         name=name,
         shape=tuple(weight.shape),

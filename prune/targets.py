@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sparsejit.errors import InvalidInput
 from sparsejit.prune.folding import computed_weights
-from sparsejit.prune.patterns import Pattern
+from sparsejit.prune.patterns import Pattern, on_weight
 
 # What looks numbers up or scales them holds no weights of a product.
 _NO_PRODUCTS = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm)
@@ -45,7 +45,7 @@ def check_model(model: object) -> None:
 def warn_of_one_block(name: str, weight: Tensor, gates: int, pattern: Pattern) -> None:
     """Warn where a gate of a weight is no more than a block, so that all of it goes or nothing."""
     rows, cols = weight.shape[0] // gates, weight.shape[1:].numel()
-    if rows * cols > 1 and pattern.count(rows, cols) == 1:
+    if rows * cols > 1 and on_weight(pattern, weight.shape).count(rows, cols) == 1:
         warnings.warn(
             f"{name} has {gates} x {rows} x {cols} weights (gates, rows, columns), no more than a "
             f"block of {pattern.name!r} a gate, so all of a gate is pruned or nothing: give a "
