@@ -117,6 +117,12 @@ class ByteWindows:
     def phases(self) -> int:
         return len(self.rows) * len(self.columns)
 
+    def places(self, together: int) -> npt.NDArray[np.int64]:
+        """Where each tap meets so many channels side by side, channel by channel."""
+        groups = np.arange(-(-self.planes.channels // self.phases // together))
+        apart = self.phases * self.planes.channel
+        return together * (groups[:, None] * apart + np.array(self.taps)).reshape(-1)
+
 
 def windows_in_place(image: BytePlanes, rows: Axis, columns: Axis) -> ByteWindows | None:
     """Over an image as it lies; None where its gaps are too small or windows are not one apart."""

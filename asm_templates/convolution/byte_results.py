@@ -9,7 +9,7 @@
     t = clip(round(sum * scale + bias) + zt, ...);  y = table[t]
 
 Four registers of sums hold, in each 16 bytes, positions 0 to 3, 4 to 7, 8 to 11 and 12 to 15:
-what packing with saturation brings back into their order.
+what packing with saturation brings back into their order. Or they hold 16 positions each.
 """
 
 from dataclasses import dataclass
@@ -134,7 +134,7 @@ class ByteResults:
             asm.emit("vcvtdq2ps", total, total)
             asm.emit("vfmadd213ps", total, _SCALE, _BIAS)
         if epilogue.added is not None:
-            self._add(sums, added)
+            self._add(sums, added, order)
         elif epilogue.late:
             self._add_late(sums, row)
         elif epilogue.cuts:
@@ -195,9 +195,11 @@ class ByteResults:
         asm.emit("vmaxps", total, total, kept[_FLOOR])
         asm.emit("vminps", total, total, kept[_CEILING])
 
-    def _add(self, sums: list[Register], added: Memory) -> None:
+    def _add(self, sums: list[Register], added: Memory, order: Register | None) -> None:
         asm, kept, parts = self.asm, self.kept, [zmm(number) for number in range(4, 8)]
         asm.emit("vmovdqu64", _OTHERS, added)
+        if order is not None:
+            asm.emit("vpermd", _OTHERS, order, _OTHERS)
         halves = zmm(8), zmm(9)
         asm.emit("vpunpcklbw", halves[0], _OTHERS, _EMPTY)
         asm.emit("vpunpckhbw", halves[1], _OTHERS, _EMPTY)

@@ -107,6 +107,7 @@ class Lowering:
         self._arrays: dict[Value, View] = {}  # of constants, when they are first read
         self._later: dict[Value, Callable[[], View]] = {}
         self.byte_images: dict[tuple[Value, QuantisedSteps], ByteImage] = {}
+        self.byte_fours: dict[View, View] = {}  # images whose channels lie by four as well
         for number, value in enumerate(graph.inputs):
             self._views[value] = View.whole(InputBuffer(value.type.bytes, number), value.type)
 

@@ -92,12 +92,14 @@ class QuadPrices(NamedTuple):
 
     quad: four inputs whose vectors lie in line.
     shifted: the same where they lie across lines.
+    fours: both of these where x lies by fours.
     row: to start and end a row of the matrix.
     added: what more that takes where bytes are added.
     """
 
     quad: tuple[float, float]
     shifted: tuple[float, float]
+    fours: tuple[tuple[float, float], tuple[float, float]]
     row: float
     added: float
 

@@ -1,5 +1,6 @@
 """What convolutions of bytes cost, and where they are cheaper than others."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,36 +9,52 @@ from sparsejit.asm_templates.convolution.byte_depthwise import ByteChannelWindow
 from sparsejit.asm_templates.convolution.byte_heads import ByteHeads
 from sparsejit.asm_templates.convolution.byte_norm import ByteNorm
 from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes, ByteWindows, lines
-from sparsejit.asm_templates.convolution.quads import expected_quads
+from sparsejit.asm_templates.convolution.quad_stream import QUAD, QuadForm, expected_quads
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.machine.target import Target
 from sparsejit.planner.convolution_price import QuadCounts, price_copy, price_quads
 from sparsejit.planner.cost import Cost
 
-TOGETHER = (1, 2)  # rows that may share quads
+FORMS = tuple(QuadForm(together, fours) for fours in (False, True) for together in (1, 2))
 
 
 @dataclass(frozen=True)
 class QuadPlan:
-    """How many rows share their quads, and what that costs."""
+    """How weights are read, and what that costs.
 
-    together: int
+    before_ns: what it takes to bring x into that form first.
+    """
+
+    form: QuadForm
     cost: Cost
+    before_ns: float = 0.0
+
+    @property
+    def ns(self) -> float:
+        """All together."""
+        return self.before_ns + self.cost.ns
 
 
 def plan_quads(
-    matrix: SparseMatrix, windows: ByteWindows, y: BytePlanes, adds: bool, target: Target
+    matrix: SparseMatrix,
+    windows: ByteWindows,
+    y: BytePlanes,
+    adds: bool,
+    target: Target,
+    forms: Sequence[QuadForm] = FORMS,
 ) -> QuadPlan:
-    """The cheaper of all."""
-    across = float(np.mean([tap % 64 != 0 for tap in windows.taps]))
+    """The cheapest of these forms."""
+    taps = np.array(windows.taps)
     moved = windows.planes.bytes + (1 + adds) * y.bytes
     plans = []
-    for together in TOGETHER:
-        quads = expected_quads(matrix.row_counts, matrix.in_features, together)
+    for form in forms:
+        quads = expected_quads(matrix, len(taps), form)
+        across = float(np.mean(taps % (LINE * form.offsets // QUAD) != 0))
         sizes = y.samples * y.vectors, matrix.out_features, quads
-        counts = QuadCounts(together, *sizes, across, adds, moved)
-        plans.append(QuadPlan(together, price_quads(counts, target)))
-    return min(plans, key=lambda plan: plan.cost.ns)
+        counts = QuadCounts(form, *sizes, across, adds, moved)
+        before = copy_cost(2 * windows.planes.bytes, target).ns if form.fours else 0.0
+        plans.append(QuadPlan(form, price_quads(counts, target), before))
+    return min(plans, key=lambda plan: plan.ns)
 
 
 def fills_vectors(columns: int) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.batch.panels import shared_loads
-from sparsejit.asm_templates.convolution.quads import ROW, quad_dtype
+from sparsejit.asm_templates.convolution.quad_stream import ROW, QuadForm
 from sparsejit.asm_templates.convolution.sparse_windows import WindowCounts
 from sparsejit.asm_templates.convolution.window_loop import DirectCounts
 from sparsejit.machine.target import Target
@@ -14,11 +14,10 @@ from sparsejit.planner.cost import Cost, cache_level
 class QuadCounts:
     """What a call does: vectors of positions, for each of them rows, and quads of weights.
 
-    together: how many rows share a quad.
     shifted: the share of inputs whose vectors lie across lines.
     """
 
-    together: int
+    form: QuadForm
     vectors: int
     rows: int
     quads: int
@@ -76,14 +75,16 @@ def price_dense_windows(
 
 def price_quads(counts: QuadCounts, target: Target) -> Cost:
     """Weights come once a vector of positions, beside the products."""
-    prices, rates, kind = target.core.quads, target.core.rates, counts.together - 1
-    quad = prices.quad[kind] + counts.shifted * (prices.shifted[kind] - prices.quad[kind])
+    prices, rates, form = target.core.quads, target.core.rates, counts.form
+    in_line, across = prices.fours if form.fours else (prices.quad, prices.shifted)
+    number = form.together - 1
+    quad = in_line[number] + counts.shifted * (across[number] - in_line[number])
     row = prices.row + (prices.added if counts.adds else 0.0)
     computing = counts.vectors * (counts.quads * quad + counts.rows * row)
-    stream_bytes = quad_dtype(counts.together).itemsize * counts.quads + ROW.itemsize * counts.rows
-    first = cache_level(stream_bytes, counts.moved_bytes, target, 0)
-    fetching = stream_bytes / rates.data[first]
-    bound = "execution" if computing >= fetching else f"data from {first}"
+    stream_bytes = form.dtype.itemsize * counts.quads + ROW.itemsize * counts.rows
+    level = cache_level(stream_bytes, counts.moved_bytes, target, 0)
+    fetching = stream_bytes / rates.data[level]
+    bound = "execution" if computing >= fetching else f"data from {level}"
     ns = max(computing, fetching) / rates.cycles_per_ns
     return Cost(counts.vectors * counts.quads, 0, stream_bytes + counts.moved_bytes, ns, bound)
 

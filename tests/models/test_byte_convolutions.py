@@ -1,17 +1,26 @@
 """Convolutions from bytes to bytes against exact integers, at guard pages, in parts."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import native
 import numpy as np
 import pytest
 from guard import EDGES, Edge, GuardedArray, run_in_child
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from native import built_model, run_built
 from sketch import Sketch
 from test_divided_steps import divided
 
+from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
+from sparsejit.asm_templates.convolution.geometry import Axis
+from sparsejit.asm_templates.convolution.quad_stream import (
+    QuadForm,
+    expected_quads,
+    quad_stream,
+)
+from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
 from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult, windows
@@ -19,8 +28,11 @@ from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.convolution import byte_convolutions
+from sparsejit.lowering.convolution.byte_convolutions import windows_of
 from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target
+from sparsejit.planner.byte_plan import FORMS, QuadPlan, plan_quads
 
 LEVEL = Target.named("avx512")
 TARGET = replace(LEVEL, instruction_sets=LEVEL.instruction_sets | {"avx512_vnni"})
@@ -48,6 +60,7 @@ class Case:
     adds: bool = False
     largest: int = 127
     y_scale: float = 0.0
+    block: tuple[int, int] = (1, 1)
 
     @property
     def random(self) -> np.random.Generator:
@@ -58,7 +71,11 @@ class Case:
         """Integers; every other row of the first few has no nonzeros."""
         shape = self.outputs, self.channels, *self.kernel
         weights = self.random.integers(-self.largest, self.largest + 1, shape)
-        weights *= self.random.random(shape) < self.density
+        rows, inputs = self.block
+        blocks = -(-shape[0] // rows), -(-shape[1] // inputs), *self.kernel
+        kept = self.random.random(blocks) < self.density
+        kept = kept.repeat(rows, 0).repeat(inputs, 1)[: shape[0], : shape[1]]
+        weights *= kept
         weights[1:6:2] = 0
         return weights
 
@@ -212,6 +229,7 @@ def cases(draw: st.DrawFn) -> Case:
         ),
         adds=draw(st.booleans()),
         largest=draw(st.sampled_from([127, 127, 3])),
+        block=draw(st.sampled_from([(1, 1), (2, 1), (1, 4), (2, 4)])),
     )
 
 
@@ -220,6 +238,25 @@ def cases(draw: st.DrawFn) -> Case:
 @given(cases())
 def test_any_windows(case: Case) -> None:
     check(case)
+
+
+@needs_vnni
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cases())
+def test_any_windows_in_every_form(
+    form: QuadForm, monkeypatch: pytest.MonkeyPatch, case: Case
+) -> None:
+    """Whatever the plan prefers."""
+    use(form, monkeypatch)
+    check(case)
+
+
+def use(form: QuadForm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def planned(*counted: Any) -> QuadPlan:
+        return plan_quads(*counted[:5], [form])
+
+    monkeypatch.setattr(byte_convolutions, "plan_quads", planned)
 
 
 @needs_vnni
@@ -243,9 +280,11 @@ STRIDED = replace(BLOCK, stride=(2, 2), adds=False, density=1.0, activation=Acti
 
 
 @needs_vnni
+@pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("case", [BLOCK, STRIDED], ids=["as it lies", "phases"])
-def test_at_guard_pages(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_guard_pages(case: Case, form: QuadForm, monkeypatch: pytest.MonkeyPatch) -> None:
     """x, y, and the workspace, which ends where its last buffer does."""
+    use(form, monkeypatch)
     graph = case.graph()
     inputs = case.inputs(graph)
     built = built_model(lower_model(graph, ModelOptions(TARGET)))
@@ -265,8 +304,13 @@ def test_at_guard_pages(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_vnni
+@pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("case", [BLOCK, STRIDED], ids=["as it lies", "phases"])
-def test_bits_do_not_depend_on_the_batch_or_on_threads(case: Case) -> None:
+def test_bits_do_not_depend_on_the_batch_or_on_threads(
+    case: Case, form: QuadForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(form, monkeypatch)
+
     def run(graph: Graph, arrays: list[Array]) -> Array:
         built = built_model(lower_model(graph, ModelOptions(TARGET)))
         return run_built(built, [array[None] for array in arrays]).outputs[0][0]
@@ -312,3 +356,31 @@ def test_the_largest_of_windows_stays_in_bytes(
 def test_other_processors_refuse_what_was_made_for_these() -> None:
     with pytest.raises(CompileError, match="VNNI"):
         lower_model(BLOCK.graph(), ModelOptions(Target.named("avx2")))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("block", [(1, 1), (2, 1), (1, 4), (2, 4)], ids=str)
+def test_as_many_quads_are_read_as_the_plan_counts(block: tuple[int, int], form: QuadForm) -> None:
+    """Exactly, but where any zeros are assumed to lie at random."""
+    case = Case(18, 31, (5, 5), (3, 3), padding=(1, 1), density=0.3, block=block)
+    flat = case.integers[0].reshape(31, -1).astype(np.float32)
+    matrix, places = SparseMatrix(flat), np.arange(flat.shape[1])
+    stream = quad_stream(quantised_nonzeros(matrix)[0], places, 1, np.zeros((31, 2)), form, 9)
+    expected = expected_quads(matrix, 9, form)
+    at_random = form == QuadForm(2) and block[0] == 1
+    assert len(stream.quads) == pytest.approx(expected, rel=0.03 if at_random else 0)
+
+
+@pytest.mark.plans
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_blocks_over_channels_are_found_from_the_weights(kernel: int) -> None:
+    """Where there are rows enough to share the making of fours, each form wins its own zeros."""
+    case = Case(64, 512, (14, 14), (kernel,) * 2, padding=(kernel // 2,) * 2, density=0.2)
+    planes = BytePlanes.plain((1, 64, 14, 14))
+    axis = Axis(14, 14, kernel, 1, kernel // 2, 1)
+    seen, y = windows_of(planes, axis, axis), BytePlanes.plain((1, 512, 14, 14))
+    found = {}
+    for block in ((1, 1), (1, 4), (2, 4)):
+        matrix = SparseMatrix(replace(case, block=block).weights.reshape(512, -1))
+        found[block] = plan_quads(matrix, seen, y, False, TARGET).form
+    assert not found[1, 1].fours and found[1, 4].fours and found[2, 4] == QuadForm(2, fours=True)

@@ -6,8 +6,7 @@
 from dataclasses import dataclass, replace
 from math import inf, prod
 
-import numpy as np
-
+from sparsejit.asm_templates.convolution.byte_fours import ChannelFours
 from sparsejit.asm_templates.convolution.byte_planes import (
     BytePhase,
     BytePlanes,
@@ -17,7 +16,8 @@ from sparsejit.asm_templates.convolution.byte_planes import (
 )
 from sparsejit.asm_templates.convolution.byte_rows import emit_byte_pooling
 from sparsejit.asm_templates.convolution.geometry import Axis
-from sparsejit.asm_templates.convolution.quads import LoweredQuads, emit_quads, quad_stream
+from sparsejit.asm_templates.convolution.quad_stream import QUAD, QuadForm, quad_stream
+from sparsejit.asm_templates.convolution.quads import LoweredQuads, emit_quads
 from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
 from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.convolution import Convolution
@@ -34,6 +34,7 @@ from sparsejit.lowering.convolution.byte_ends import ends_of, plain
 from sparsejit.lowering.convolution.byte_images import (
     ZERO,
     bind_image,
+    by_fours,
     byte_view,
     bytes_of,
     check_bytes,
@@ -65,11 +66,20 @@ def lower_byte_convolution(low: Lowering, node: Node) -> None:
         return
     windows, x = _windows(low, image, node_axes(node), node, image.steps.shift + ZERO)
     y = _result_planes(node, windows)
+    adds = len(others) == 2 and op.rounding.added is not None
+    matrix = _plain_filters(low, node)[0]
+    target = low.options.planner.beside(matrix).target
+    form = plan_quads(matrix, windows, y, adds, target).form
     reads: tuple[View, ...] = (x,)
-    if len(others) == 2 and op.rounding.added is not None:
-        reads = x, _added(low, node, bytes_of(low, others[1], op.rounding.added), y)
-    result = byte_view(y)
-    low.add(_step(low, _Product(node, windows, image.steps, y, reads, result, 0, y.channels)))
+    if form.fours:
+        fours = ChannelFours(windows.planes, windows.phases)
+        reads = (by_fours(low, x, fours, image.steps.shift + ZERO, node.output.origin),)
+    if adds:
+        assert op.rounding.added is not None
+        reads = *reads, _added(low, node, bytes_of(low, others[1], op.rounding.added), y)
+    result, all_of_it = byte_view(y), (0, y.channels)
+    product = _Product(node, windows, image.steps, form, y, reads, result, *all_of_it)
+    low.add(_step(low, product))
     bind_image(low, node.output, ByteImage(result, y, op.rounding.result))
 
 
@@ -131,6 +141,7 @@ class _Product:
     node: Node
     windows: ByteWindows
     x: QuantisedSteps
+    form: QuadForm
     y: BytePlanes
     reads: tuple[View, ...]
     result: View
@@ -156,22 +167,21 @@ class _Product:
 
     def lowered(self, low: Lowering) -> tuple[SparseMatrix, LoweredQuads, QuadPlan]:
         """The weights of these outputs, how they are read, and what that costs."""
-        matrix, each = filter_matrix(
-            low, Node(plain(self.op), self.node.inputs[:3], self.node.outputs)
-        )
+        matrix, each = _plain_filters(low, self.node)
         matrix, bias = matrix.rows(self.first, self.end), each.bias
         bias = None if bias is None else bias[self.first : self.end]
         epilogue, ends = ends_of(matrix, bias, self.op, self.x)
         integers, _ = quantised_nonzeros(matrix)
-        windows, taps = self.windows, np.array(self.windows.taps)
-        channels = np.arange(matrix.in_features // len(taps)) * windows.phases
-        before = -min(0, int(taps.min()))
-        places = (channels[:, None] * windows.planes.channel + taps).reshape(-1) + before
+        windows, form = self.windows, self.form
+        x = ChannelFours(windows.planes, windows.phases) if form.fours else windows.planes
+        places = windows.places(QUAD // form.offsets)
+        before = -min(0, int(places.min()))
         target, adds = low.options.planner.beside(matrix).target, len(self.reads) > 1
-        plan = plan_quads(matrix, windows, self.part, adds, target)
-        stream = quad_stream(integers, places, self.y.channel, ends, plan.together)
-        ways = stream, epilogue, self.first == 0, plan.together
-        return matrix, LoweredQuads(windows.planes, self.part, before, *ways), plan
+        plan = plan_quads(matrix, windows, self.part, adds, target, [form])
+        where = places + before, self.y.channel
+        stream = quad_stream(integers, *where, ends, form, len(windows.taps))
+        ways = stream, epilogue, form, self.first == 0
+        return matrix, LoweredQuads(x, self.part, before, *ways), plan
 
 
 def _step(low: Lowering, product: _Product) -> Step:
@@ -204,14 +214,23 @@ def _step(low: Lowering, product: _Product) -> Step:
     )
 
 
+def _plain_filters(low: Lowering, node: Node) -> tuple[SparseMatrix, MatVec]:
+    """The weights of a node as the model has them, and its layer."""
+    op = node.op
+    assert isinstance(op, Convolution)
+    return filter_matrix(low, Node(plain(op), node.inputs[:3], node.outputs))
+
+
 def _facts(
     matrix: SparseMatrix, y: BytePlanes, plan: QuadPlan, stream_bytes: int, node: Node
 ) -> Facts:
     weights = matrix.out_features * matrix.in_features
     positions = y.samples * y.rows * y.columns
-    rows = "a row" if plan.together == 1 else f"{plan.together} rows"
+    together = plan.form.together
+    rows = "a row" if together == 1 else f"{together} rows"
+    four = "four channels side by side" if plan.form.fours else "four inputs"
     return Facts(
-        f"bytes to bytes, four inputs of {rows} at a time, bound by {plan.cost.bound}",
+        f"bytes to bytes, {four} of {rows} at a time, bound by {plan.cost.bound}",
         predicted_ns=plan.cost.ns,
         nnz=matrix.nnz,
         weights=weights,
@@ -235,9 +254,9 @@ def byte_product_ns(low: Lowering, node: Node) -> float:
         return byte_depthwise_ns(low, node, planes)
     windows, y = windows_of(planes, *node_axes(node)), node.output
     result = BytePlanes.plain(y.shape, windows.planes.pitch)
-    matrix, _ = filter_matrix(low, replace(node, op=plain(op)))
+    matrix, _ = _plain_filters(low, node)
     target = low.options.planner.beside(matrix).target
-    ns = plan_quads(matrix, windows, result, False, target).cost.ns
+    ns = plan_quads(matrix, windows, result, False, target).ns
     if windows.in_place:
         return ns
     return ns + copy_cost(planes.bytes + 2 * windows.planes.bytes, low.target).ns
@@ -263,4 +282,4 @@ def byte_columns_are_cheaper(low: Lowering, node: Node) -> bool:
     each = MatVec(y.channels, planes.channels, None, op.activation, op.dtype)
     layer = MatMul(with_input_scale(each, matrix, op), columns)
     others_ns = low.options.planner.of_one_layer.expected_ns(layer, matrix)
-    return plan_quads(matrix, windows, y, False, target).cost.ns < others_ns
+    return plan_quads(matrix, windows, y, False, target).ns < others_ns

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from sparsejit.asm_templates.convolution.byte_fours import ChannelFours, emit_fours
 from sparsejit.asm_templates.convolution.byte_planes import BytePlanes, ByteWindows
 from sparsejit.asm_templates.convolution.byte_rows import (
     ByteSteps,
@@ -35,6 +36,25 @@ def byte_view(planes: BytePlanes) -> View:
     """Room for them in the workspace; the view begins at the first position."""
     shape = planes.samples, planes.channels, planes.rows, planes.columns
     return View(Buffer(planes.bytes), TensorType(shape, _BYTE), planes.strides, planes.before)
+
+
+def by_fours(low: Lowering, x: View, fours: ChannelFours, gap: int, origin: Origin) -> View:
+    """The same planes, their channels by four: made once for all that read them."""
+    if x not in low.byte_fours:
+        planes, each = fours.planes, fours.four
+        shape = planes.samples, fours.sample // each, each
+        into = View(
+            Buffer(fours.bytes), TensorType(shape, _BYTE), (fours.sample, each, 1), fours.before
+        )
+
+        def emit(asm: Assembler, at: Locations) -> None:
+            at.point(asm)
+            emit_fours(asm, fours, gap)
+
+        moved = planes.bytes + fours.bytes
+        low.add(copy_step(low, "fours", origin, (x, into), moved, emit))
+        low.byte_fours[x] = into
+    return low.byte_fours[x]
 
 
 def bytes_of(low: Lowering, value: Value, steps: QuantisedSteps) -> ByteImage:

@@ -148,7 +148,13 @@ GOLDEN_COVE = Core(
     ask_ahead=16 << 10,  # assumed
     l3_share=0.5,
     # Assumed, from what its ports take.
-    quads=QuadPrices(quad=(8.0, 8.5), shifted=(9.0, 9.5), row=24.0, added=16.0),
+    quads=QuadPrices(
+        quad=(8.0, 8.5),
+        shifted=(9.0, 9.5),
+        fours=((2.6, 4.2), (4.5, 5.0)),
+        row=24.0,
+        added=16.0,
+    ),
     # 64 KB to 1 MB, read and then written again by the other in order: 8 to 15. With 6 the least
     # time of a transformer and MobileNet on two threads.
     sharing=SharingPrices(barrier_ns=583.0, crossing_bytes=6.0),

@@ -89,7 +89,13 @@ ZEN4 = Core(
     ask_ahead=16 << 10,  # 32 columns, 47 MB: 7.26 ms without, 4.70 with, 4.81 at 8 KB
     l3_share=0.75,
     # Measured in L1 and L2; ResNet-50's layers take 0.85 to 1.2 of what these predict.
-    quads=QuadPrices(quad=(7.2, 8.5), shifted=(9.8, 10.6), row=20.0, added=16.0),
+    quads=QuadPrices(
+        quad=(7.2, 8.5),
+        shifted=(9.8, 10.6),
+        fours=((5.2, 8.0), (7.7, 8.5)),
+        row=20.0,
+        added=16.0,
+    ),
     # On two virtual cores: 640 to 700 ns and 33 to 41 bytes where they are cores apart, as they
     # are most of the time; 90 to 200 ns and 140 to 190 bytes where they share one.
     sharing=SharingPrices(barrier_ns=650.0, crossing_bytes=34.0),

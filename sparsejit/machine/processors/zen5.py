@@ -184,8 +184,14 @@ ZEN5 = Core(
     multipliers=2,
     ask_ahead=16 << 10,  # 0.4 bytes a cycle without, 9.5 with
     l3_share=0.75,
-    # quad: prototypes; else by their instructions.
-    quads=QuadPrices(quad=(5.0, 5.0), shifted=(6.5, 6.5), row=14.0, added=10.0),
+    # quad: prototypes; fours: by prototypes of whole layers; else by their instructions.
+    quads=QuadPrices(
+        quad=(5.0, 5.0),
+        shifted=(6.5, 6.5),
+        fours=((4.2, 4.6), (5.0, 5.2)),
+        row=14.0,
+        added=10.0,
+    ),
     # `sparsejit bench threads`, docs/notes/threads.md; what crosses is assumed, within one L3.
     sharing=SharingPrices(barrier_ns=100.0, crossing_bytes=20.0),
 )
