@@ -92,14 +92,18 @@ class QuadPrices(NamedTuple):
 
     quad: four inputs whose vectors lie in line.
     shifted: the same where they lie across lines.
-    fours: both of these where x lies by fours.
+    far: what more that takes where what windows meet at once comes from L2.
+    fours: as quad and shifted, where x lies by fours.
+    making: to bring four channels side by side.
     row: to start and end a row of the matrix.
     added: what more that takes where bytes are added.
     """
 
     quad: tuple[float, float]
     shifted: tuple[float, float]
+    far: float
     fours: tuple[tuple[float, float], tuple[float, float]]
+    making: float
     row: float
     added: float
 

@@ -12,7 +12,12 @@ from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes, By
 from sparsejit.asm_templates.convolution.quad_stream import QUAD, QuadForm, expected_quads
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.machine.target import Target
-from sparsejit.planner.convolution_price import QuadCounts, price_copy, price_quads
+from sparsejit.planner.convolution_price import (
+    QuadCounts,
+    price_copy,
+    price_fours,
+    price_quads,
+)
 from sparsejit.planner.cost import Cost
 
 FORMS = tuple(QuadForm(together, fours) for fours in (False, True) for together in (1, 2))
@@ -45,14 +50,17 @@ def plan_quads(
 ) -> QuadPlan:
     """The cheapest of these forms."""
     taps = np.array(windows.taps)
+    channels = windows.planes.channels // windows.phases
+    ends = {(tap + end) // LINE for tap in windows.taps for end in (0, LINE - 1)}
+    met = LINE * channels * len(ends)
     moved = windows.planes.bytes + (1 + adds) * y.bytes
     plans = []
     for form in forms:
         quads = expected_quads(matrix, len(taps), form)
         across = float(np.mean(taps % (LINE * form.offsets // QUAD) != 0))
         sizes = y.samples * y.vectors, matrix.out_features, quads
-        counts = QuadCounts(form, *sizes, across, adds, moved)
-        before = copy_cost(2 * windows.planes.bytes, target).ns if form.fours else 0.0
+        counts = QuadCounts(form, *sizes, across, met, adds, moved)
+        before = fours_cost(windows.planes, target).ns if form.fours else 0.0
         plans.append(QuadPlan(form, price_quads(counts, target), before))
     return min(plans, key=lambda plan: plan.ns)
 
@@ -65,6 +73,12 @@ def fills_vectors(columns: int) -> bool:
 def has_quads(target: Target) -> bool:
     """Whether there is code for products of bytes."""
     return target.isa == "avx512" and target.has("avx512_vnni")
+
+
+def fours_cost(planes: BytePlanes, target: Target) -> Cost:
+    """To bring the channels of planes side by side, four by four."""
+    lines = planes.samples * -(-planes.channels // QUAD) * planes.channel // LINE
+    return price_fours(lines, 2 * planes.bytes, target)
 
 
 def copy_cost(moved_bytes: int, target: Target) -> Cost:

@@ -15,6 +15,7 @@ class QuadCounts:
     """What a call does: vectors of positions, for each of them rows, and quads of weights.
 
     shifted: the share of inputs whose vectors lie across lines.
+    met_bytes: what windows of a vector's positions meet.
     """
 
     form: QuadForm
@@ -22,6 +23,7 @@ class QuadCounts:
     rows: int
     quads: int
     shifted: float
+    met_bytes: int
     adds: bool
     moved_bytes: int
 
@@ -78,7 +80,8 @@ def price_quads(counts: QuadCounts, target: Target) -> Cost:
     prices, rates, form = target.core.quads, target.core.rates, counts.form
     in_line, across = prices.fours if form.fours else (prices.quad, prices.shifted)
     number = form.together - 1
-    quad = in_line[number] + counts.shifted * (across[number] - in_line[number])
+    far = prices.far if counts.met_bytes > target.l1d_bytes and not form.fours else 0.0
+    quad = in_line[number] + counts.shifted * (across[number] + far - in_line[number])
     row = prices.row + (prices.added if counts.adds else 0.0)
     computing = counts.vectors * (counts.quads * quad + counts.rows * row)
     stream_bytes = form.dtype.itemsize * counts.quads + ROW.itemsize * counts.rows
@@ -87,6 +90,12 @@ def price_quads(counts: QuadCounts, target: Target) -> Cost:
     bound = "execution" if computing >= fetching else f"data from {level}"
     ns = max(computing, fetching) / rates.cycles_per_ns
     return Cost(counts.vectors * counts.quads, 0, stream_bytes + counts.moved_bytes, ns, bound)
+
+
+def price_fours(lines: int, moved_bytes: int, target: Target) -> Cost:
+    """To bring four channels side by side, so many times at 64 positions."""
+    ns = lines * target.core.quads.making / target.core.rates.cycles_per_ns
+    return Cost(lines, 0, moved_bytes, ns, "execution")
 
 
 def price_copy(moved_bytes: int, target: Target) -> Cost:

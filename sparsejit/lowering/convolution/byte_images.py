@@ -18,7 +18,7 @@ from sparsejit.lowering.context import ByteImage, Lowering
 from sparsejit.lowering.convolution.depthwise import has_whole_rows, pitches
 from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.planner.byte_plan import copy_cost, has_quads
+from sparsejit.planner.byte_plan import copy_cost, fours_cost, has_quads
 from sparsejit.x86.assembler import Assembler
 
 # What bytes are to the memory plan: elements of one byte.
@@ -51,8 +51,10 @@ def by_fours(low: Lowering, x: View, fours: ChannelFours, gap: int, origin: Orig
             at.point(asm)
             emit_fours(asm, fours, gap)
 
+        cost = fours_cost(planes, low.target)
         moved = planes.bytes + fours.bytes
-        low.add(copy_step(low, "fours", origin, (x, into), moved, emit))
+        facts = Facts("fours", predicted_ns=cost.ns, bound=cost.bound, moved_bytes=moved)
+        low.add(Step(f"fours-{low.target.isa}", origin, (x,), (into,), emit, facts))
         low.byte_fours[x] = into
     return low.byte_fours[x]
 

@@ -151,7 +151,9 @@ GOLDEN_COVE = Core(
     quads=QuadPrices(
         quad=(8.0, 8.5),
         shifted=(9.0, 9.5),
+        far=1.5,
         fours=((2.6, 4.2), (4.5, 5.0)),
+        making=14.0,
         row=24.0,
         added=16.0,
     ),

@@ -92,7 +92,9 @@ ZEN4 = Core(
     quads=QuadPrices(
         quad=(7.2, 8.5),
         shifted=(9.8, 10.6),
+        far=1.6,
         fours=((5.2, 8.0), (7.7, 8.5)),
+        making=17.0,
         row=20.0,
         added=16.0,
     ),

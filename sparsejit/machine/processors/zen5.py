@@ -188,7 +188,9 @@ ZEN5 = Core(
     quads=QuadPrices(
         quad=(5.0, 5.0),
         shifted=(6.5, 6.5),
+        far=0.8,
         fours=((4.2, 4.6), (5.0, 5.2)),
+        making=10.0,
         row=14.0,
         added=10.0,
     ),
