@@ -61,6 +61,15 @@ _INT8: tuple[tuple[str, str, Arithmetic, frozenset[str]], ...] = (
     ("floats-avx512", "avx512", Arithmetic.INTEGERS, frozenset()),
     ("avx2", "avx2", Arithmetic.INTEGERS, frozenset()),
 )
+_CSR_PAIRS = Template(
+    "int8-csr-pairs-avx2",
+    "csr",
+    "avx2",
+    _csr(Arithmetic.PAIRS),
+    "csr; pairs for vpmaddwd: Intel's optimisation manual",
+    DType.INT8,
+    takes_vast=True,
+)
 _QUADS = Template(
     "int8-quads-avx512",
     "quads",
@@ -123,6 +132,7 @@ MATMUL_TEMPLATES: tuple[Template, ...] = (
         for family in ("rows", "mixed")
         if family == "rows" or each.dtype is not DType.INT8  # int8 is panels or rows
     ),
+    _CSR_PAIRS,
     _QUADS,
     _TILES,
 )

@@ -42,9 +42,9 @@ from sparsejit.asm_templates.batch.csr_shape import (
 from sparsejit.asm_templates.batch.csr_stream import (
     CsrBlocks,
     CsrStream,
-    byte_words,
     csr_stream,
     float_words,
+    short_words,
 )
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, copy, transpose
 from sparsejit.asm_templates.shared.activation import apply_activation
@@ -91,7 +91,8 @@ _KEPT = tuple(Memory(rbp, -8 * number) for number in range(6, 11))
 _SLOT_BYTES = 128
 _PAGE = 4096
 _INT8_WORDS: dict[Arithmetic, Callable[[CompressedRows], CompressedRows]] = {
-    Arithmetic.BYTES: byte_words,
+    Arithmetic.BYTES: partial(short_words, kind=np.int8),
+    Arithmetic.PAIRS: partial(short_words, kind=np.int16),
     Arithmetic.INTEGERS: float_words,
     Arithmetic.QUADS: lambda integers: integers,
 }
@@ -329,9 +330,9 @@ class _CsrCode:
             body(rest)
 
     def _staging(self) -> tuple[Register, int]:
-        """Where float32 inputs wait: as bytes they go elsewhere, as floats they stay."""
-        in_bytes = self.shape.arithmetic.in_bytes
-        return (rsp, self.shape.staging) if in_bytes else (PANEL, 0)
+        """Where float32 inputs wait: as shorter ones they go elsewhere, as floats they stay."""
+        is_short = self.shape.arithmetic.is_short
+        return (rsp, self.shape.staging) if is_short else (PANEL, 0)
 
     def _scales(self, part: Pass) -> None:
         """int8: what the columns of a pass are multiplied by to become integers."""

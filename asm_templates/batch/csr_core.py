@@ -8,6 +8,7 @@
     vfmadd231ps     zmm0, zmm31, [rbx]       16 columns, and so many vectors of them
 
 Bytes are multiplied by `vpdpbusd`, which wants x in a register: it takes unsigned ones from there.
+Pairs of 16 bits are multiplied by `vpmaddwd` and added by `vpaddd`.
 
 There is code for `MOST` weights, and it is entered where as many are left as a segment has. All
 segments of a group enter at the same place, so that the processor predicts it. An address with two
@@ -198,6 +199,9 @@ class _CsrLoop:
         if self.arithmetic is Arithmetic.BYTES:
             asm.emit("vmovups", self.inputs, place)
             asm.emit("vpdpbusd", total, self.inputs, self.weight)
+        elif self.arithmetic is Arithmetic.PAIRS:
+            asm.emit("vpmaddwd", self.inputs, self.weight, place)
+            asm.emit("vpaddd", total, total, self.inputs)
         else:
             asm.emit("vfmadd231ps", total, self.weight, place)
 

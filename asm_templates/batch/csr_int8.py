@@ -2,7 +2,8 @@
 
 Every column has a scale of its own, `reference.quantised_input` says which. As bytes, four inputs
 lie side by side with 128 added to each, for `vpdpbusd` takes unsigned ones; sums therefore start at
--128 times the sum of their weights. Where float32 multiplies, the integers stay float32.
+-128 times the sum of their weights. Without that instruction they lie in pairs of 16 bits, or the
+integers stay float32, which float32 multiplies.
 """
 
 import numpy as np
@@ -123,10 +124,16 @@ class CsrInt8:
         asm.emit("lea", r8, Memory(base, offset))
         asm.emit("mov", dword(r10), -(-inputs // together))
         asm.bind(again)
-        if self.shape.arithmetic is Arithmetic.QUADS:
+        one = {
+            Arithmetic.BYTES: self._bytes,
+            Arithmetic.PAIRS: self._pair,
+            Arithmetic.INTEGERS: self._floats,
+        }.get(self.shape.arithmetic)
+        if one is None:
             self._line()
-        for number in range(0 if self.shape.arithmetic is Arithmetic.QUADS else self.vectors):
-            self._bytes(number) if together > 1 else self._floats(number)
+        else:
+            for number in range(self.vectors):
+                one(number)
         asm.emit("add", r8, together * self.shape.pitch)
         asm.emit("add", PANEL, self.shape.panel_pitch)
         asm.emit("sub", dword(r10), 1)
@@ -165,6 +172,14 @@ class CsrInt8:
             self._quantise(register, number, position)
         side_by_side(self.asm, parts)
         self.asm.emit("vmovups", self._place(PANEL, 0, number), parts[0])
+
+    def _pair(self, number: int) -> None:
+        first, second = (vector(self.asm, 2 * (number % 4) + position) for position in range(2))
+        self._quantise(first, number, 0)
+        self._quantise(second, number, 1)
+        self.asm.emit("vpslld", second, second, 16)
+        self.asm.emit("vpblendw", first, first, second, 0b10101010)
+        self.asm.emit("vmovups", self._place(PANEL, 0, number), first)
 
     def outputs(self, values: list[Register], row: Register, scratch: list[Register]) -> None:
         """values = the sums in them as outputs; the row's scale and bias lie at `row`."""

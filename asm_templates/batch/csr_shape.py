@@ -25,22 +25,29 @@ from sparsejit.machine.target import Target
 class Arithmetic(Enum):
     """What products are made of, and how many inputs a word of weights has side by side.
 
+    `PAIRS`: int8 as int16, by `vpmaddwd`, whose sums of two are exact.
     `INTEGERS`: int8 as float32. The products of a segment, `MOST` of 127 * 127, add up exactly.
     `QUADS`: bytes, of any four inputs at a time, which are interleaved as they are multiplied.
     """
 
     FLOATS = "floats"
     BYTES = "bytes"
+    PAIRS = "pairs"
     INTEGERS = "integers"
     QUADS = "quads"
 
     @property
     def together(self) -> int:
-        return 4 if self is Arithmetic.BYTES else 1
+        return {Arithmetic.BYTES: 4, Arithmetic.PAIRS: 2}.get(self, 1)
 
     @property
     def in_bytes(self) -> bool:
         return self in (Arithmetic.BYTES, Arithmetic.QUADS)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether inputs take less room than the float32 that they are made of."""
+        return self.in_bytes or self is Arithmetic.PAIRS
 
 
 # Vectors in a pass: more would share a weight's and an offset's load, but fewer inputs fit L1.
@@ -51,6 +58,7 @@ _CHAINS = {
     Arithmetic.FLOATS: (4, 2, 2),
     Arithmetic.INTEGERS: (4, 2, 2),
     Arithmetic.BYTES: (4, 4, 4, 2),
+    Arithmetic.PAIRS: (1,),
     Arithmetic.QUADS: (1,),
 }
 _OTHER_REGISTERS = 3  # a weight, four of them, and inputs
@@ -106,7 +114,7 @@ class CsrShape:
     @property
     def scales(self) -> int:
         """Where int8 has the reciprocals of the scales of x, a `pitch` on the scales."""
-        return self.staging + (STAGED * self.pitch if self.arithmetic.in_bytes else 0)
+        return self.staging + (STAGED * self.pitch if self.arithmetic.is_short else 0)
 
     @property
     def workspace_bytes(self) -> int:

@@ -4,7 +4,8 @@ A *block* is so many rows by so many inputs. Its nonzero weights lie row by row,
 equally many follow each other (a *group*), so that a loop over them has no branch that is hard to
 predict.
 A row with more than `MOST` weights in a block is cut into several *segments*. A *word* is what is
-multiplied at once: a float32 weight, the int8 weights of four inputs side by side, or of any one.
+multiplied at once: a float32 weight, the weights of four inputs side by side as int8, those of two
+as int16, or of any one.
 
     quad    four offsets of inputs, 16 bits each, and four words, 32 or 8 bits    24 or 12 bytes
     segment its quads; the first one lacks what is missing to a whole number of quads
@@ -71,13 +72,14 @@ def float_words(nonzeros: CompressedRows) -> CompressedRows:
     return nonzeros.with_values(nonzeros.values.astype(np.float32).view(np.uint32))
 
 
-def byte_words(integers: CompressedRows) -> CompressedRows:
-    """A word for the weights of four inputs, int8."""
-    shape = integers.shape[0], -(-integers.shape[1] // 4)
-    numbers = integers.rows * shape[1] + integers.columns // 4
+def short_words(integers: CompressedRows, kind: npt.DTypeLike) -> CompressedRows:
+    """A word for the weights of four inputs, int8, or of two, int16."""
+    together = 4 // np.dtype(kind).itemsize
+    shape = integers.shape[0], -(-integers.shape[1] // together)
+    numbers = integers.rows * shape[1] + integers.columns // together
     found, word = distinct(numbers, shape[0] * shape[1])
-    parts = np.zeros((len(found), 4), np.int8)
-    parts[word, integers.columns % 4] = integers.values
+    parts = np.zeros((len(found), together), kind)
+    parts[word, integers.columns % together] = integers.values
     return CompressedRows.of_numbers(shape, found, parts.view(np.uint32)[:, 0])
 
 

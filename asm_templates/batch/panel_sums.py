@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates.batch.csr_int8 import first_sums, int8_rows, side_by_side
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic
-from sparsejit.asm_templates.batch.csr_stream import byte_words
+from sparsejit.asm_templates.batch.csr_stream import short_words
 from sparsejit.asm_templates.batch.row_tiles import IntArray, Products, products
 from sparsejit.asm_templates.batch.transpose import Masks, MatrixPlace
 from sparsejit.asm_templates.shared.int8_inputs import (
@@ -58,7 +58,7 @@ def panel_products(
     if arithmetic is Arithmetic.INTEGERS:
         tiles = products(integers.with_values(integers.values.astype(np.float32)), accumulators)
         return tiles, PanelSums(arithmetic, spec.in_features, None, ends)
-    words = byte_words(integers)
+    words = short_words(integers, np.int8)
     # Bytes of x are multiplied from a register: no input comes with its product.
     tiles = [
         replace(tile, alone=np.zeros(len(tile), bool)) for tile in products(words, accumulators)

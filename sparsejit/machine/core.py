@@ -78,7 +78,7 @@ class Core:
     reduction_cycles: cycles to add up the lanes of a vector.
     gate_cycles: cycles of a hidden unit, by recurrent cell and level.
     batch: what the parts of a batch cost.
-    csr: by level and arithmetic, "floats", "integers" or "bytes".
+    csr: by level and arithmetic, "floats", "pairs" and the others.
     forest: decision trees.
     attention: by level.
     sharing: what it costs to share work with another core.

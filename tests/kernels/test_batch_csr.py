@@ -18,9 +18,9 @@ from sparsejit.asm_templates.batch.csr_stream import (
     OFFSET_UNIT,
     QUAD,
     CsrBlocks,
-    byte_words,
     csr_stream,
     float_words,
+    short_words,
 )
 from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
@@ -132,10 +132,12 @@ def test_what_is_expected_is_what_is_made(isa: str) -> None:
     assert np.count_nonzero(lowered.stream.quads["word"]) == lowered.counts.weights
 
 
-def test_a_word_has_the_weights_of_four_inputs() -> None:
+def test_a_word_has_the_weights_of_four_inputs_or_two() -> None:
     integers = np.array([[1, -2, 3, 0, 0, 0], [0, 0, 0, 0, 0, -1]], np.int8)
-    words = byte_words(CompressedRows.of(integers))
+    words = short_words(CompressedRows.of(integers), np.int8)
     assert words.dense().tolist() == [[0x0003FE01, 0], [0, 0xFF00]]
+    pairs = short_words(CompressedRows.of(integers), np.int16)
+    assert pairs.dense().tolist() == [[0xFFFE0001, 3, 0], [0, 0, 0xFFFF0000]]
 
 
 @pytest.mark.parametrize("layout", Layout)
@@ -166,8 +168,8 @@ def test_int8_panels_the_loop_and_single_columns_agree_to_the_bit(
     isa: str, steps: tuple[Any, ...], layout: Layout
 ) -> None:
     alike = [*INT8_ROWS, *(row for row in RUNNABLE if row.name == f"int8-rows-pairs-{isa}")]
-    matrix, bias = SparseMatrix(block_weights((70, 130), 0.2, 1)), np.linspace(-1, 1, 70)
-    each = MatVec(70, 130, bias.astype(np.float32), Activation.RELU, DType.INT8, *steps)
+    matrix, bias = SparseMatrix(block_weights((70, 131), 0.2, 1)), np.linspace(-1, 1, 70)
+    each = MatVec(70, 131, bias.astype(np.float32), Activation.RELU, DType.INT8, *steps)
     for batch in (5, 16, 77):
         spec = MatMul(each, batch, layout)
         x, outputs = x_for(spec, 3), []

@@ -139,6 +139,8 @@ GOLDEN_COVE = Core(
         ("avx512", "quads"): CsrPrices(2.1, 0.0, 0.0, 3.2, 30, (7, 9), (11, 17), 0.3),
         ("avx2", "floats"): CsrPrices(0.6, 0.51, 0.1, 3.2, 20, (1.4, 2.7), (2.3, 5.7), 0.4),
         ("avx2", "integers"): CsrPrices(0.6, 0.51, 0.1, 4.2, 20, (5, 7.5), (4, 7.5), 0.4),
+        # Assumed, from what its ports take.
+        ("avx2", "pairs"): CsrPrices(0.6, 0.68, 0.1, 3.7, 20, (5, 7.5), (4, 7.5), 0.4),
     },
     forest=FOREST,
     attention=ATTENTION,

@@ -139,6 +139,8 @@ CSR = {
     ("avx512", "quads"): CsrPrices(1.35, 0.0, 0.0, 2.5, 30, (7, 8), (7, 8.5), 0.3),
     ("avx2", "floats"): CsrPrices(0.45, 0.55, 0.2, 2.5, 30, (1.3, 1.5), (2.6, 3), 0.3),
     ("avx2", "integers"): CsrPrices(0.45, 0.55, 0.2, 3.5, 30, (4.6, 5), (4, 4.4), 0.3),
+    # By integers' as on Zen 4: unstructured as long, in blocks over inputs 0.6.
+    ("avx2", "pairs"): CsrPrices(0.45, 0.7, 0.2, 3.0, 30, (4.6, 5), (4, 4.4), 0.3),
 }
 
 ZEN5 = Core(
