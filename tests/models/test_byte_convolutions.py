@@ -365,7 +365,7 @@ def test_as_many_quads_are_read_as_the_plan_counts(block: tuple[int, int], form:
     case = Case(18, 31, (5, 5), (3, 3), padding=(1, 1), density=0.3, block=block)
     flat = case.integers[0].reshape(31, -1).astype(np.float32)
     matrix, places = SparseMatrix(flat), np.arange(flat.shape[1])
-    stream = quad_stream(quantised_nonzeros(matrix)[0], places, 1, np.zeros((31, 2)), form, 9)
+    stream = quad_stream(quantised_nonzeros(matrix)[0], places, 1, np.zeros((31, 3)), form, 9)
     expected = expected_quads(matrix, 9, form)
     at_random = form == QuadForm(2) and block[0] == 1
     assert len(stream.quads) == pytest.approx(expected, rel=0.03 if at_random else 0)
