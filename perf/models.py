@@ -42,6 +42,7 @@ class ModelComparison:
     """One model at one batch: who took how long, fastest first, and why others are not there.
 
     density: the share of the pruned weights that is left.
+    pattern: what they were pruned in.
     """
 
     model: str
@@ -49,6 +50,7 @@ class ModelComparison:
     density: float
     times: tuple[ContestantTime, ...]
     skipped: dict[str, str]
+    pattern: str = "unstructured"
 
     @property
     def reference(self) -> ContestantTime | None:
@@ -68,12 +70,23 @@ class ModelComparison:
 class ModelTask:
     """One model at one batch, as files in `folder`, and what it should compute."""
 
-    def __init__(self, model: ZooModel, batch: int, density: float, folder: Path) -> None:
-        self.model, self.batch, self.density = model, batch, density
+    def __init__(
+        self,
+        model: ZooModel,
+        batch: int,
+        density: float,
+        folder: Path,
+        pattern: str = "unstructured",
+    ) -> None:
+        self.model, self.batch, self.density, self.pattern = model, batch, density, pattern
         self.folder = folder
-        self._inputs = model.inputs(batch)
+        self.inputs = model.inputs(batch)
         self.inputs_file = folder / "inputs.npz"
-        np.savez(self.inputs_file, *(tensor.numpy() for tensor in self._inputs))
+        np.savez(self.inputs_file, *(tensor.numpy() for tensor in self.inputs))
+
+    def module(self) -> torch.nn.Module:
+        """The pruned model."""
+        return pruned(self.model, self.density, self.pattern)
 
     @property
     def is_quantised(self) -> bool:
@@ -84,11 +97,11 @@ class ModelTask:
     def exact(self) -> Arrays:
         """The outputs in float64; of a quantised file what its steps mean."""
         if self.is_quantised:
-            arrays = [tensor.numpy() for tensor in self._inputs]
+            arrays = [tensor.numpy() for tensor in self.inputs]
             graph = import_onnx(self.onnx_file(OPSET), arrays, False).graph()
             return graph.evaluate([_widened(array) for array in arrays])
-        module = pruned(self.model, self.density).double()
-        doubles = (one.double() if one.is_floating_point() else one for one in self._inputs)
+        module = self.module().double()
+        doubles = (one.double() if one.is_floating_point() else one for one in self.inputs)
         with torch.no_grad():
             outputs = module(*doubles)
         several = isinstance(outputs, tuple)
@@ -100,7 +113,8 @@ class ModelTask:
         if self.is_quantised:
             file = str(self.onnx_file(OPSET))
             return {"file": file, "names": self._names, "constants": {}, "fallback": None}
-        return {"zoo": {"model": self.model.name, "density": self.density}}
+        zoo = {"model": self.model.name, "density": self.density, "pattern": self.pattern}
+        return {"zoo": zoo}
 
     def onnx_file(self, opset: int) -> Path:
         """The model as ONNX for exactly this batch; the same one for all where it is quantised.
@@ -111,18 +125,18 @@ class ModelTask:
             return self._quantised_file
         file = self.folder / f"opset{opset}.onnx"
         if not file.exists():
-            export_onnx(pruned(self.model, self.density), self._inputs, file, opset)
+            export_onnx(self.module(), self.inputs, file, opset)
         return file
 
     @property
     def _names(self) -> list[str]:
-        return [f"x{number}" for number in range(len(self._inputs))]
+        return [f"x{number}" for number in range(len(self.inputs))]
 
     @cached_property
     def _quantised_file(self) -> Path:
         plain, made = self.folder / "plain.onnx", self.folder / "quantised.onnx"
-        export_onnx(pruned(self.model, self.density), self._inputs, plain, OPSET, self._names)
-        samples = [self._inputs, *(_others(self._inputs, seed) for seed in range(_MORE_SAMPLES))]
+        export_onnx(self.module(), self.inputs, plain, OPSET, self._names)
+        samples = [self.inputs, *(_others(self.inputs, seed) for seed in range(_MORE_SAMPLES))]
         named = [
             {name: x.numpy() for name, x in zip(self._names, each, strict=True)} for each in samples
         ]
@@ -183,14 +197,15 @@ def compare(
     peers: Iterable[ModelPeer] = tuple(MODEL_PEERS.values()),
     progress: Callable[[str], None] = lambda step: None,
     rounds: int = ROUNDS,
+    pattern: str = "unstructured",
 ) -> ModelComparison:
     """Measure ours and the peers on one model; who is absent or wrong is skipped, with why."""
     with tempfile.TemporaryDirectory(prefix="sparsejit-models-") as folder:
-        task = ModelTask(model, batch, density, Path(folder))
+        task = ModelTask(model, batch, density, Path(folder), pattern)
         title = f"{model.name}, batch {batch}"
         contestants, largest = [*OURS, *peers], LARGEST_RELATIVE_ERROR
         if task.is_quantised:  # ours is bound to its arrays, and torch reads no such file
             readers = (peer for peer in contestants[len(OURS) :] if peer.opset is not None)
             contestants, largest = [OURS[0], *readers], _LARGEST_QUANTISED
         times, skipped = measure(task, title, contestants, progress, rounds, largest)
-    return ModelComparison(model.name, batch, density, times, skipped)
+    return ModelComparison(model.name, batch, density, times, skipped, pattern)

@@ -4,7 +4,8 @@ Run by the peer's own Python as `python peer_worker.py ENGINE CORE,...`, a threa
 it imports nothing but the standard library, numpy and that peer. Requests and replies are JSON, one
 object a line:
 
-    {"do": "load", "inputs": x.npz, "onnx": file or null, "zoo": {model, density}} -> {"version"}
+    {"do": "load", "inputs": x.npz, "onnx": file or null, "zoo": {model, density, pattern}}
+        -> {"version"}
     {"do": "load", ..., "network": [name, path], "feedback": [[result, input], ...]} -> the same
     {"do": "load", ..., "file": .onnx, "names": of inputs, "constants": {name: number},
      "fallback": engine or null} -> the same
@@ -223,7 +224,7 @@ def _module(
         name, path = request["network"]
         return networks.network_named(name, path and Path(path)).step(), tensors
     zoo, asked = import_module("sparsejit.perf.zoo"), request["zoo"]
-    return zoo.pruned(zoo.ZOO[asked["model"]], asked["density"]), tensors
+    return zoo.pruned(zoo.ZOO[asked["model"]], asked["density"], asked["pattern"]), tensors
 
 
 def _frozen(request: dict[str, Any], inputs: list[Any]) -> tuple[Any, tuple[Any, ...]]:

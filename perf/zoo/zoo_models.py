@@ -73,15 +73,17 @@ class ZooModel:
             return self.make_inputs(batch)
 
 
-def pruned(model: ZooModel, density: float) -> nn.Module:
-    """The model with round((1 - density) * weights) of each gate of each target zeroed.
+def pruned(model: ZooModel, density: float, pattern: str = "unstructured") -> nn.Module:
+    """The model with round((1 - density) * blocks) of each gate of each target zeroed.
 
-    density: the share of weights that stays, 0 < density <= 1.
+    density: the share of blocks that stays, 0 < density <= 1.
+    pattern: as `Pruner` takes it.
     """
     check_density(density)
     module = model.build()
     if model.targets and density < 1:
-        Pruner(1 - density, targets=model.targets, allocation="uniform").prepare(module)
+        pruner = Pruner(1 - density, pattern, targets=model.targets, allocation="uniform")
+        pruner.prepare(module)
     return module
 
 

@@ -36,6 +36,9 @@ def models(
     density: Annotated[
         float, typer.Option(help="Share of the pruned layers' weights that is left; 1 is dense.")
     ] = 0.1,
+    pattern: Annotated[
+        str, typer.Option(help="What is pruned together, as `Pruner(pattern=...)` takes it.")
+    ] = "unstructured",
     as_json: JsonOption = False,
     out: JsonFileOption = None,
     record: RecordOption = False,
@@ -45,10 +48,12 @@ def models(
     from sparsejit.perf.models import compare
     from sparsejit.perf.peers.model_peers import MODEL_PEERS, peers_named
     from sparsejit.perf.zoo import ZOO, check_density, models_named
+    from sparsejit.prune.patterns import choose_pattern
 
     chosen, batches = models_named(model or ZOO), batch or [1]
     rivals = peers_named(MODEL_PEERS if peers is None else filter(None, peers.split(",")))
     check_density(density)
+    choose_pattern(pattern)
     for size in batches:
         if size < 1:
             raise InvalidInput(f"batch {size} is out of range; use 1 or more")
@@ -57,7 +62,7 @@ def models(
     for one in chosen:
         for size in batches:
             with error_console.status("") as status:
-                found = compare(one, size, density, rivals, status.update)
+                found = compare(one, size, density, rivals, status.update, pattern=pattern)
             if not as_json:
                 console.print(_comparison_table(found))
             rows.append(found.as_dict())
@@ -105,7 +110,10 @@ def peers(
 
 
 def _comparison_table(found: "ModelComparison") -> Table:
-    title = f"{found.model}, batch {found.batch}, density {found.density:g}; called from Python"
+    title = (
+        f"{found.model}, batch {found.batch}, density {found.density:g} {found.pattern}; "
+        "called from Python"
+    )
     skipped = (f"{name} skipped: {why}" for name, why in found.skipped.items())
     figures = ("min, us", "median, us", "error")
     table = table_of(title, ("engine", "version"), figures, skipped)

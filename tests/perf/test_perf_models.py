@@ -20,7 +20,7 @@ from sparsejit.perf.models import ModelTask, compare
 from sparsejit.perf.peers import model_peers, peer_worker
 from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer, find_python, peers_named
 from sparsejit.perf.peers.peer_process import PeerFailed, PeerProcess
-from sparsejit.perf.zoo import ZOO
+from sparsejit.perf.zoo import ZOO, pruned
 
 MODEL = ZOO["deep-and-wide"]
 
@@ -289,6 +289,7 @@ def test_a_shim_that_does_not_start_is_passed_over(monkeypatch: pytest.MonkeyPat
         (["models", "--model", "alexnet"], "model 'alexnet' is unknown"),
         (["models", "--density", "0"], "use 0 < density <= 1"),
         (["models", "--batch", "0"], "batch 0 is out of range"),
+        (["models", "--pattern", "4x4in"], "pattern='4x4in' is unknown"),
     ],
 )
 def test_what_is_unknown_is_refused_before_any_work(
@@ -323,3 +324,12 @@ def test_the_command_prints_every_contestant(
         assert {one["name"] for one in row["times"]} == {"sparsejit", "good"}
     else:
         assert f"{MODEL.name}, batch 2, density 1" in result.stdout and "good" in result.stdout
+
+
+def test_models_are_pruned_in_the_wanted_pattern() -> None:
+    module = pruned(ZOO["small-2d"], 0.2, "4x1in")
+    for number in (2, 4, 6):
+        weight = module[number].weight.detach().numpy()
+        fours = (weight != 0).reshape(len(weight), -1, 4, *weight.shape[2:])
+        assert (fours.any(axis=2) == fours.all(axis=2)).all()
+        assert np.mean(weight != 0) == pytest.approx(0.2, abs=0.01)
