@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparsejit.asm_templates.convolution.byte_fours import load_order
 from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes
 from sparsejit.asm_templates.convolution.byte_results import MASK, ByteEpilogue, ByteResults
 from sparsejit.asm_templates.convolution.byte_rows import ByteSteps, fill_gaps
@@ -98,9 +99,7 @@ def emit_scaled_channels(asm: Assembler, scaling: ByteScaling) -> None:
     asm.emit("sub", rsp, _STACK)
     asm.emit("lea", rcx, Literal(asm.literal(results.epilogue.constants())))
     results.load_constants(rcx)
-    lanes = np.arange(_LANES)
-    order = (lanes % 4 * 4 + lanes // 4).astype(np.int32)
-    asm.emit("vmovdqu64", _ORDER, Literal(asm.literal(order)))
+    load_order(asm, _ORDER)
     ratio = np.float32(scaling.x_steps.scale / scaling.y_steps.scale)
     numbers = asm.literal(np.array([ratio, -scaling.x_steps.zero], np.float32))
     fill_gaps(asm, y, rsi, results.gap, scaling.is_first)

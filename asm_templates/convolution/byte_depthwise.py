@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.asm_templates.convolution.byte_fours import load_order
 from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes, lines
 from sparsejit.asm_templates.convolution.byte_results import MASK, ByteEpilogue, ByteResults
 from sparsejit.asm_templates.convolution.byte_rows import fill_gaps
@@ -179,8 +180,7 @@ class _ByChannelCode:
                 first = _LANES * part + _FOUR * four
                 pattern = (first + self.windows.stride[1] * lanes + taps).astype(np.uint8)
                 asm.emit("vmovdqu64", register, Literal(asm.literal(pattern.reshape(-1))))
-        order = (lanes % 4 * 4 + lanes // 4).astype(np.int32)
-        asm.emit("vmovdqu64", _ORDER, Literal(asm.literal(order.reshape(-1))))
+        load_order(asm, _ORDER)
         fill = fill_gaps if self.windows.is_whole else _fill_channels
         fill(asm, y, rsi, self.results.gap, self.windows.is_first)
 
