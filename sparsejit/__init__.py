@@ -21,11 +21,13 @@ from sparsejit.errors import (
 if TYPE_CHECKING:
     from sparsejit.api.compile_layer import compile_matrix
     from sparsejit.api.compile_model import compile_model as compile  # noqa: A004, users' verb
+    from sparsejit.api.compile_model import quantise
     from sparsejit.api.compiled_estimator import CompiledEstimator
     from sparsejit.api.kernel import Kernel
     from sparsejit.api.load import load
     from sparsejit.api.model import CompiledModel
     from sparsejit.api.parted_model import PartedModel
+    from sparsejit.api.scales import Scales
     from sparsejit.machine.target import Target
     from sparsejit.voice.speak.wavernn import WaveRNN
 
@@ -39,6 +41,7 @@ __all__ = [
     "MissingDependency",
     "NotCopyable",
     "PartedModel",
+    "Scales",
     "SparseJitError",
     "Target",
     "UnsupportedOperator",
@@ -47,6 +50,7 @@ __all__ = [
     "compile",
     "compile_matrix",
     "load",
+    "quantise",
 ]
 __version__ = "1.0.0"
 
@@ -56,11 +60,13 @@ _MODULES = {
     "CompiledModel": "api.model",
     "Kernel": "api.kernel",
     "PartedModel": "api.parted_model",
+    "Scales": "api.scales",
     "Target": "machine.target",
     "WaveRNN": "voice.speak.wavernn",
     "compile": "api.compile_model",
     "compile_matrix": "api.compile_layer",
     "load": "api.load",
+    "quantise": "api.compile_model",
 }
 _OWN_NAMES = {"compile": "compile_model"}
 # What `import sparsejit` brings as attributes.

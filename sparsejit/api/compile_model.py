@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
-import numpy as np
-
-from sparsejit.api.compile_parts import check_fallback, compile_in_parts
 from sparsejit.api.compiled_estimator import (
     CompiledEstimator,
     Estimator,
     compile_estimator,
     is_estimator,
 )
-from sparsejit.api.known_files import OpenFile, compiled_once
+from sparsejit.api.final_graph import Dtypes
 from sparsejit.api.model import CompiledModel
+from sparsejit.api.model_compiler import AUTO, ModelCompiler
 from sparsejit.api.named_sizes import (
     DynamicShapes,
     NamedSizes,
@@ -28,24 +22,18 @@ from sparsejit.api.named_sizes import (
     sizes_of_exported,
 )
 from sparsejit.api.options import ModelSettings
-from sparsejit.api.other_sizes import OtherSizes
 from sparsejit.api.parted_model import PartedModel
-from sparsejit.api.variant import (
-    GRAPH_REFUSALS,
-    Dtypes,
-    TiledGraph,
-    Variant,
-    final_graph,
-    make_variant,
+from sparsejit.api.quantise import (
+    BUDGET,
+    Budget,
+    calls_of,
+    checked_budget,
 )
-from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.frontends.batch_first import InputAxes
-from sparsejit.frontends.nesting import Nest
-from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_name
-from sparsejit.frontends.torch_export import Exported, export, exported_examples, is_program
-from sparsejit.lowering.context import ModelOptions, Progress, told
-from sparsejit.lowering.kept_weights import KeptWeights
-from sparsejit.lowering.tiles import batch_tiles
+from sparsejit.api.scales import Scales
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.onnx import is_onnx
+from sparsejit.frontends.torch_export import exported_examples, is_program
+from sparsejit.lowering.context import Progress, told
 from sparsejit.machine.target import Target
 
 _ONE_X = (
@@ -145,8 +133,10 @@ def compile_model(
             model has these inputs no more; what depends on them alone is computed now.
         fallback: "onnxruntime" leaves nodes of an ONNX model that cannot be compiled to ONNX
             Runtime. Where there are any, a PartedModel is made, whose batch is the example's.
-        dtype: how weights are stored, as in `compile_matrix`; or a dict from patterns of layers'
-            names ("encoder.*") to that, of which the last that matches counts.
+        dtype: how weights are stored, as in `compile_matrix`; a dict from patterns of layers'
+            names ("encoder.*") to that, of which the last that matches counts; what `quantise`
+            returned; or "auto", which chooses as `quantise` does, on the example inputs, within 1 %
+            of the largest output. With `exact`, in estimators and in parts "auto" stays float32.
         target: as in `compile_matrix`.
         threads: how many may share a call, or "auto" for one a core.
         tune: as in `compile_matrix`, for every layer.
@@ -167,11 +157,58 @@ def compile_model(
     if is_estimator(model):
         if any((example_kwargs, dynamic_shapes, free_shapes, constants, fallback, not free_batch)):
             raise InvalidInput(_ONE_X)
-        return compile_estimator(model, example_inputs, settings, dtype, told(progress))
+        if isinstance(dtype, Scales):
+            raise InvalidInput("dtype is Scales, which are for networks; give an estimator a name")
+        plain = "float32" if dtype == AUTO else dtype
+        return compile_estimator(model, example_inputs, settings, plain, told(progress))
     args, kwargs = _arguments(model, example_inputs, example_kwargs)
     sizes = _sizes(model, dynamic_shapes, args, kwargs, constants or {})
     free = free_batch, free_shapes, sizes, constants or {}
-    return _Compiler(model, *free, fallback, dtype, settings).once(args, kwargs, told(progress))
+    return ModelCompiler(model, *free, fallback, dtype, settings).once(args, kwargs, told(progress))
+
+
+def quantise(
+    model: Any,
+    data: Iterable[Any],
+    *,
+    budget: Budget = BUDGET,
+    constants: Mapping[str, Any] | None = None,
+    target: str | Target = "native",
+    threads: int | str = 1,
+    progress: Progress | None = None,
+) -> Scales:
+    """Choose how each layer is stored, from examples of a trained model's inputs.
+
+    Nothing is trained. A layer becomes int8, bfloat16 or float16 only where that is predicted to be
+    faster. As many do as the budget allows, by what the compiled code gives on the data. With int8
+    the range of x is fixed where that costs least error, or measured for each row of x at every
+    call, where that is clearly better. Takes as long as compiling some ten times.
+
+    Args:
+        model: as for `compile`, without estimators
+        data: examples of what it is called with, some tens: arrays or tensors, tuples of several
+            arguments, or dicts of those by name
+        budget: the error that outputs may have, of the largest one; or a function that gets a list
+            of outputs, one for each element of the data, and says whether they are good enough
+        constants: as for `compile`
+        target: as for `compile`
+        threads: as for `compile`
+        progress: as for `compile`
+
+    Returns:
+        What `compile(model, ..., dtype=scales)` takes, and `print` shows.
+
+    Raises:
+        UnsupportedOperator: the model has operators that sparsejit does not know; it lists them
+        InvalidInput: an argument makes no sense, the data has NaN inside the model, or outputs of
+            float32 are not good enough for the budget
+    """
+    if is_estimator(model):
+        raise InvalidInput("quantise takes networks; an estimator stays float32")
+    calls, allowed = calls_of(data), checked_budget(budget)
+    settings = ModelSettings(target, threads, tune=False, exact=False)
+    given = True, False, None, constants or {}, None, "float32", settings
+    return ModelCompiler(model, *given).scales(calls, allowed, told(progress))
 
 
 def _arguments(
@@ -214,157 +251,3 @@ def _sizes(
         return None
     sizes = sizes_of_exported(model, args)
     return sizes if sizes is not None and sizes.has_others else None
-
-
-@dataclass
-class _Compiler:
-    """A model and how to compile it, for inputs of any shapes."""
-
-    model: Any
-    free_batch: bool
-    free_shapes: bool
-    sizes: NamedSizes | None
-    constants: Mapping[str, Any]
-    fallback: str | None
-    dtype: Dtypes
-    settings: ModelSettings
-    axes: InputAxes | None = None  # of the batch, where they are known
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        self.options = self.settings.resolved()
-        own = model_name(self.model) if is_onnx(self.model) else type(self.model).__name__
-        self.name = self.name or own
-        if self.sizes is not None:
-            self.free_batch = self.free_batch and self.sizes.batch_axes is not None
-            self.free_shapes = self.sizes.has_others
-
-    def once(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tell: Progress
-    ) -> CompiledModel | PartedModel:
-        """What `compiled` makes, or made of the same file before."""
-        check_fallback(self.fallback, self.model)
-        make = partial(self.compiled, args, kwargs, tell)
-        is_file = is_onnx(self.model) and isinstance(self.model, str | Path)
-        if not is_file or self.free_shapes or self.sizes or kwargs:
-            return make()
-        asked, graphs = partial(self.asked, args), partial(self.graphs_of, args)
-        return compiled_once(self.model, asked, make, graphs)
-
-    def compiled(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tell: Progress
-    ) -> CompiledModel | PartedModel:
-        """The model for inputs like these; in parts, where it must be and may be."""
-        kept = _kept_weights() if self._may_share else None
-        try:
-            (inputs, outputs), variant = self.make(args, kwargs, tell, kept)
-        except GRAPH_REFUSALS:
-            if self.fallback is None or kwargs:
-                raise
-            given = self.model, args, self.constants, self.dtype, self.settings
-            return compile_in_parts(*given, tell, self.free_shapes or self.sizes is not None)
-        is_open = self.free_shapes or (self.sizes is not None and variant.tile is None)
-        again = self.other_sizes(inputs, variant, args, kwargs, kept) if is_open else None
-        sizes = self.sizes and self.sizes.in_order(inputs.items[1].keys)
-        return CompiledModel((variant,), inputs, outputs, self.settings, again, sizes)
-
-    @property
-    def _may_share(self) -> bool:
-        """Whether code for other sizes may read the weights of the first."""
-        return self.sizes is not None and self.sizes.has_others and not is_onnx(self.model)
-
-    def make(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        progress: Progress,
-        kept: KeptWeights | None = None,
-    ) -> tuple[tuple[Nest, Nest], Variant]:
-        """Read the model's graph and compile it for inputs like these; and what calls take, give.
-
-        What was read is let go first: it may hold the weights once more. `kept` takes what code
-        for other sizes needs of the weights.
-        """
-        progress("exporting the model", 0.0)
-        trees, graphs, options = self._read(args, kwargs)
-        first, *others = graphs
-        given = options, self.dtype, first.tile, self.name, progress
-        return trees, make_variant(first.graph, *given, others=others, kept=kept)
-
-    def asked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """All that the code of an ONNX file depends on but the file, as data of which digests are.
-
-        Raises AttributeError, TypeError, ValueError or ImportError for what is refused later.
-        """
-        rules = self.dtype if isinstance(self.dtype, str) else list(self.dtype.items())
-        numbers = {name: np.asarray(value) for name, value in self.constants.items()}
-        shapes = [tuple(map(int, example.shape)) for example in args]
-        given = rules, numbers, shapes, self.fallback
-        return version("onnx"), self.settings, self.free_batch, *given
-
-    def graphs_of(self, args: tuple[Any, ...], file: OpenFile) -> list[list[TiledGraph]]:
-        """What `make` lowers of an ONNX file, which may have another name by now."""
-        from onnx import load
-
-        _, graphs, options = replace(self, model=load(str(file.path)))._read(args, {})
-        return [[TiledGraph(final_graph(one, options, self.dtype), t) for one, t in graphs]]
-
-    def _read(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Nest, Nest], list[TiledGraph], ModelOptions]:
-        """The model's nests, its graphs for tiles of samples, the main one first, and options."""
-        exported = self._graphs(args, kwargs)
-        trees = exported.input_tree, exported.output_tree
-        if not exported.batch_is_free:
-            return trees, [TiledGraph(exported.graph(None), None)], self.options
-        batch = exported.example_batch or 1
-        own = self.options
-        tiles = batch_tiles(exported.graph(1), batch, own.threads, one_tile=own.exact)
-        options = replace(own, shares_tiles=tiles.shared)
-        return trees, [TiledGraph(exported.graph(each), each) for each in tiles.samples], options
-
-    def _graphs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exported | ImportedModel:
-        named = self.sizes.in_order(list(kwargs)).batch_axes if self.sizes else None
-        axes = named if self.axes is None else self.axes
-        if not is_onnx(self.model):
-            if self.constants:
-                raise InvalidInput(
-                    f"constants has {', '.join(self.constants)}, which are for ONNX models; give a "
-                    "torch model's as example_kwargs of plain numbers"
-                )
-            return export(self.model, args, dict(kwargs), self.free_batch, axes)
-        if kwargs:
-            raise InvalidInput(
-                f"example_kwargs has {', '.join(kwargs)}; an ONNX model takes example_inputs "
-                "alone, in the order of its inputs"
-            )
-        return import_onnx(self.model, args, self.free_batch, self.constants, axes)
-
-    def other_sizes(
-        self, inputs: Nest, first: Variant, args: Any, kwargs: Any, kept: KeptWeights | None
-    ) -> OtherSizes:
-        """What compiles the model for flat inputs of other shapes, nested as before.
-
-        The batch stays on its axes: other sizes may let it be on others.
-        """
-        axes = first.batch_axes
-        compiler = replace(self, axes=None if axes is None else axes.inputs)
-
-        def compile_it(model: Any, args: Any, kwargs: Mapping[str, Any]) -> Variant:
-            return replace(compiler, model=model).make(args, kwargs, told(None))[1]
-
-        def read_graphs(model: Any, args: Any, kwargs: Mapping[str, Any]) -> list[TiledGraph]:
-            _, graphs, options = replace(compiler, model=model)._read(args, kwargs)
-            return [TiledGraph(final_graph(one, options, self.dtype), t) for one, t in graphs]
-
-        shapes = [tuple(each.shape) for each in (*args, *kwargs.values())] if self.sizes else []
-        how = compile_it, read_graphs
-        return OtherSizes(self.model, self.sizes, inputs, first, shapes, kept, *how)
-
-
-def _kept_weights() -> KeptWeights | None:
-    """None where the system does not grant the addresses."""
-    try:
-        return KeptWeights()
-    except CompileError:
-        return None

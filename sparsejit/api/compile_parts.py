@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sparsejit.api.final_graph import NamedDtypes
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.parted_model import PartedModel
 from sparsejit.api.parts import LeftPart, OwnPart, Part, PartChain
-from sparsejit.api.variant import GRAPH_REFUSALS, Dtypes, Variant, make_variant
+from sparsejit.api.variant import GRAPH_REFUSALS, Variant, make_variant
 from sparsejit.errors import CompileError, InvalidInput, SparseJitError
 from sparsejit.frontends.onnx import GivenModel, ImportedModel, is_onnx, model_name
 from sparsejit.frontends.onnx.dividing import DividedModel, GraphPart, divided
@@ -39,7 +40,7 @@ def compile_in_parts(
     source: Any,
     args: tuple[Any, ...],
     constants: Mapping[str, Any],
-    dtypes: Dtypes,
+    dtypes: NamedDtypes,
     settings: ModelSettings,
     progress: Progress,
     free_shapes: bool,
@@ -78,7 +79,7 @@ class PartCompiler:
     """Compiles parts for inputs of certain shapes."""
 
     settings: ModelSettings
-    dtypes: Dtypes
+    dtypes: NamedDtypes
     name: str
     progress: Progress
     _made: dict[tuple[tuple[str, ...], ...], OwnPart] = field(default_factory=dict)

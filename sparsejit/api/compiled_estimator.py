@@ -14,12 +14,13 @@ from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
 from sparsejit.api.compiled import Compiled, PathLike
 from sparsejit.api.estimator_source import KIND, EstimatorSource, estimator_to_data, source_of
+from sparsejit.api.final_graph import NamedDtypes
 from sparsejit.api.layers_report import measured_times, report_of
 from sparsejit.api.model_export import exported_model
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.report import Report
 from sparsejit.api.statistics import statistics_of
-from sparsejit.api.variant import GRAPH_REFUSALS, Dtypes, Variant, make_variant
+from sparsejit.api.variant import GRAPH_REFUSALS, Variant, make_variant
 from sparsejit.artefact.export import export
 from sparsejit.artefact.exported import ExportedFunction, c_name
 from sparsejit.artefact.sealed import SealedFile
@@ -228,7 +229,7 @@ def compile_estimator(
     estimator: Any,
     example: Any,
     settings: ModelSettings,
-    dtypes: Dtypes,
+    dtypes: NamedDtypes,
     progress: Progress,
 ) -> CompiledEstimator:
     """The estimator compiled for batches like the example: an array, or a tuple of one."""

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from sparsejit.api.final_graph import NamedDtypes
 from sparsejit.api.model_file import settings_from_data, settings_to_data
 from sparsejit.api.options import ModelSettings
-from sparsejit.api.variant import Dtypes
 from sparsejit.artefact.arrays import ArrayReader, ArrayWriter
 from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
 from sparsejit.artefact.records import fields_of
@@ -52,7 +52,7 @@ class EstimatorSource:
 
     input: EstimatorInput
     settings: ModelSettings
-    dtypes: Dtypes
+    dtypes: NamedDtypes
     tile: int
     shares_tiles: bool
     graphs: Mapping[str, Mapping[str, Graph]]
@@ -63,7 +63,7 @@ class EstimatorSource:
 
 
 def source_of(
-    estimator: Any, settings: ModelSettings, dtypes: Dtypes, example: Any
+    estimator: Any, settings: ModelSettings, dtypes: NamedDtypes, example: Any
 ) -> EstimatorSource:
     """A fitted estimator, for batches like the example. Raises InvalidInput for one unknown."""
     # Who stores weights in fewer bits gives up those of X.
@@ -244,9 +244,9 @@ def _group_from_data(entry: Any, features: int) -> Array:
     return np.array(entry)
 
 
-def _dtypes_from_data(data: Any) -> Dtypes:
+def _dtypes_from_data(data: Any) -> NamedDtypes:
     pairs = data.items() if type(data) is dict else [("", data)]
     if not all(type(name) is str and type(dtype) is str for name, dtype in pairs):
         raise DamagedFile(f"has dtypes {data!r}")
-    dtypes: Dtypes = data
+    dtypes: NamedDtypes = data
     return dtypes

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparsejit.api import estimator_source, kernel_file, model_file, parted_file
+from sparsejit.api import scales as scales_file
 from sparsejit.api.compile_layer import compile_source
 from sparsejit.api.compiled_estimator import CompiledEstimator
 from sparsejit.api.kernel import Kernel
@@ -19,6 +20,8 @@ from sparsejit.api.model import CompiledModel, compile_saved
 from sparsejit.api.parted_model import PartedModel, load_parted
 from sparsejit.api.variant import TiledGraph
 from sparsejit.artefact import sealed
+
+Loaded = Kernel | CompiledModel | PartedModel | CompiledEstimator | scales_file.Scales
 
 
 class Loader(NamedTuple):
@@ -38,6 +41,7 @@ LOADERS: dict[str, Loader] = {
     model_file.KIND: Loader(model_file.read_model, compile_saved),
     parted_file.KIND: Loader(parted_file.read_parted, load_parted),
     estimator_source.KIND: Loader(estimator_source.read_estimator_file, CompiledEstimator),
+    scales_file.KIND: Loader(scales_file.read_scales, lambda found: found),
 }
 
 
@@ -47,14 +51,14 @@ def restored(file: sealed.SealedFile) -> Any:
     return loader.compile(loader.read(file.header, file.tensors))
 
 
-def load(path: str | os.PathLike[str]) -> Kernel | CompiledModel | PartedModel | CompiledEstimator:
+def load(path: str | os.PathLike[str]) -> Loaded:
     """Load what `save` wrote, compiled for this machine. No code of the file is run.
 
     Args:
         path: a .sjit file
 
     Returns:
-        The kernel, model or estimator that was saved.
+        The kernel, model, estimator or scales that were saved.
 
     Raises:
         InvalidInput: there is no such file
@@ -62,10 +66,10 @@ def load(path: str | os.PathLike[str]) -> Kernel | CompiledModel | PartedModel |
         UnsupportedTarget: it was made for a target that this machine lacks
     """
 
-    def compiled() -> Kernel | CompiledModel | PartedModel | CompiledEstimator:
+    def compiled() -> Loaded:
         file = sealed.read(path, LOADERS.keys())
         with sealed.naming(Path(path)):
-            result: Kernel | CompiledModel | PartedModel | CompiledEstimator = restored(file)
+            result: Loaded = restored(file)
         return result
 
     return compiled_once(path, lambda: "load", compiled, _saved_graphs)

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from sparsejit.api import code_cache
+from sparsejit.api.final_graph import Dtypes, final_graph
 from sparsejit.api.statistics import sizes_of
 from sparsejit.api.variant_call import native_call
 from sparsejit.artefact.graph_file import (
@@ -21,15 +22,8 @@ from sparsejit.errors import CompileError, DamagedFile
 from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.graph import Graph, Value
 from sparsejit.ir.packed_graph import PackedGraph
-from sparsejit.ir.spec import DType
 from sparsejit.lowering.batch_forms import paying
 from sparsejit.lowering.context import ModelOptions, Progress
-from sparsejit.lowering.convolution.int8_convolutions import (
-    with_byte_layers,
-    with_cheapest_convolutions,
-    with_rounded_inputs,
-)
-from sparsejit.lowering.dtypes import parsed_dtypes, with_dtypes
 from sparsejit.lowering.function import build_function, function_workspace_bytes
 from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.lowered_model import EndRecord, LoweredModel
@@ -40,13 +34,10 @@ from sparsejit.lowering.selection import unread_bytes
 from sparsejit.lowering.step import Step
 from sparsejit.lowering.threads.waves import Wave
 from sparsejit.native.copying import SharedCode
-from sparsejit.passes.default import run_passes
-from sparsejit.passes.quantised_layers import quantised_layers
 from sparsejit.runtime.moved_call import MovedCall
 from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.program import Program
 
-Dtypes = str | Mapping[str, str]
 Shapes = tuple[tuple[int, ...], ...]
 # What lowering may raise for a graph that no frontend and no passes ever made. An AssertionError is
 # a fault of ours, and to be seen as one.
@@ -201,18 +192,6 @@ def make_variant(
     ]
     variant = lowered_variant(finals, options, name, progress, kept)
     return replace(variant, compile_ms=_since(started))
-
-
-def final_graph(
-    graph: Graph, options: ModelOptions, dtypes: Dtypes, is_part: bool = False
-) -> Graph:
-    """The graph that is lowered. Raises as `make_variant` does."""
-    layers = quantised_layers(graph)
-    if not set(parsed_dtypes(dtypes).values()) - {DType.INT8}:
-        layers = with_byte_layers(layers, options)
-    passed = run_passes(with_cheapest_convolutions(layers, options))
-    final = with_rounded_inputs(with_dtypes(passed, dtypes, is_part))
-    return replace(final, notes=graph.notes, batch_axes=graph.batch_axes)
 
 
 def lowered_variant(

@@ -15,6 +15,7 @@ from sparsejit.api import (
     compile_model,
     load,
 )
+from sparsejit.api.scales import Scales
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.model_source import read_source
 from sparsejit.lowering.context import Progress
@@ -91,7 +92,10 @@ def load_or_compile(
     """What a .sjit file holds, or the model compiled. Raises as `load` and `compile` do."""
     if is_compiled(asked.model):
         _refuse_options(asked)
-        return load(asked.model)
+        found = load(asked.model)
+        if isinstance(found, Scales):
+            raise InvalidInput(f"{asked.model} holds scales; give the model they are for")
+        return found
     source = read_source(asked.model, asked.shape, asked.constant, batch=asked.batch)
     with source.advising():
         return compile_model(

@@ -6,13 +6,8 @@ from fnmatch import fnmatchcase
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph, Node
-from sparsejit.ir.ops.convolution import Convolution
-from sparsejit.ir.ops.products import Linear
-from sparsejit.ir.ops.recurrent import Recurrence
-from sparsejit.ir.ops.sampling import GruStep, SumOfRows
 from sparsejit.ir.spec import DType
-
-_STORING = Linear | Convolution | Recurrence | SumOfRows | GruStep
+from sparsejit.passes.calibrated_layers import STORING
 
 
 def with_dtypes(graph: Graph, dtypes: str | Mapping[str, str], is_part: bool = False) -> Graph:
@@ -55,11 +50,11 @@ def layers_with_weights(graph: Graph) -> list[str]:
 
 
 def _stores_weights(node: Node) -> bool:
-    return isinstance(node.op, _STORING)
+    return isinstance(node.op, STORING)
 
 
 def _stored(node: Node, kinds: Mapping[str, DType]) -> Node:
-    assert isinstance(node.op, _STORING)
+    assert isinstance(node.op, STORING)
     name, dtype = node.outputs[0].origin.layer, node.op.dtype
     for pattern, kind in kinds.items():
         if fnmatchcase(name, pattern):

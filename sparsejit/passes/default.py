@@ -55,6 +55,12 @@ FUSING: tuple[Pass, ...] = (
     simplify_views,
     order_for_memory,
 )
+# What makes a layer's weights and bias what they will be; no activation or residual is inside yet.
+FOLDING: tuple[Pass, ...] = tuple(
+    each
+    for each in SIMPLIFYING
+    if each not in (fuse_residuals, exact_probabilities, fuse_activations)
+)
 PASSES = (*dict.fromkeys((*SIMPLIFYING, *FUSING)),)
 # Far more than any model needs; passes only shrink a graph.
 MOST_ROUNDS = 50
@@ -64,6 +70,11 @@ SHOWN_FROM = 3  # SPARSEJIT_DEBUG
 def run_passes(graph: Graph) -> Graph:
     """The graph as it is to be lowered. SPARSEJIT_DEBUG=3 prints it after each change."""
     return _repeated(FUSING, _repeated(SIMPLIFYING, graph))
+
+
+def folded(graph: Graph) -> Graph:
+    """The graph with scales and shifts inside its layers, as calibration looks at it."""
+    return _repeated(FOLDING, graph)
 
 
 def _repeated(passes: tuple[Pass, ...], graph: Graph) -> Graph:

@@ -1,0 +1,60 @@
+"""The graph that is lowered: after all passes, its layers stored as was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from sparsejit.api.scales import Scales
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.layer_scales import LayerScales
+from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.spec import DType
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.convolution.int8_convolutions import (
+    with_byte_layers,
+    with_cheapest_convolutions,
+    with_rounded_inputs,
+)
+from sparsejit.lowering.dtypes import parsed_dtypes, with_dtypes
+from sparsejit.passes.calibrated_layers import keyed_layers, with_scales
+from sparsejit.passes.default import folded, run_passes
+from sparsejit.passes.quantised_layers import quantised_layers
+
+NamedDtypes = str | Mapping[str, str]
+Dtypes = NamedDtypes | Scales
+
+
+def final_graph(
+    graph: Graph, options: ModelOptions, dtypes: Dtypes, is_part: bool = False
+) -> Graph:
+    """The graph that is lowered.
+
+    Where it `is_part` of a model, `dtypes` may name layers that it does not have. Raises as
+    `with_dtypes` does.
+    """
+    layers = quantised_layers(graph)
+    if isinstance(dtypes, Scales):
+        final = run_passes(_in_bytes(folded(layers), options, dtypes.layers))
+    else:
+        if not set(parsed_dtypes(dtypes).values()) - {DType.INT8}:
+            layers = with_byte_layers(layers, options)
+        passed = run_passes(with_cheapest_convolutions(layers, options))
+        final = with_dtypes(passed, dtypes, is_part)
+    return replace(with_rounded_inputs(final), notes=graph.notes, batch_axes=graph.batch_axes)
+
+
+def _in_bytes(graph: Graph, options: ModelOptions, scales: Sequence[LayerScales]) -> Graph:
+    """The graph with layers as calibrated, without int8 for convolutions that it makes slower."""
+    while True:
+        made = with_scales(graph, scales)
+        made = with_cheapest_convolutions(with_byte_layers(made, options), options)
+        lost = {
+            key
+            for key, node in keyed_layers(made).items()
+            if isinstance(node.op, Convolution) and node.op.dtype is DType.FLOAT32
+        }
+        kept = [each for each in scales if each.dtype is not DType.INT8 or each.key not in lost]
+        if len(kept) == len(scales):
+            return made
+        scales = kept

@@ -1,0 +1,121 @@
+"""`sparsejit.quantise`: how a trained model is stored short, from examples of its inputs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparsejit.api.called import as_arrays
+from sparsejit.api.chosen_scales import CalibrationInput, ChosenScales
+from sparsejit.api.narrow_numbers import NarrowNumbers
+from sparsejit.api.scales import Scales
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.nesting import Nest, NestKind, flatten, unflatten
+from sparsejit.ir.graph import Array, Graph
+from sparsejit.lowering.context import ModelOptions, Progress
+
+BUDGET = 0.01
+Budget = float | Callable[[list[Any]], bool]
+
+
+class ExampleCall(NamedTuple):
+    """Arguments of a model by position and by name."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class ReadModel(NamedTuple):
+    """A graph for inputs of certain shapes, batch and all as the model has it, and its nests."""
+
+    graph: Graph
+    inputs: Nest
+    outputs: Nest
+
+
+def calls_of(data: Iterable[Any]) -> list[ExampleCall]:
+    """The elements of data as calls. Raises InvalidInput for none, and for a tensor alone."""
+    if hasattr(data, "shape") or isinstance(data, str | Mapping) or not _is_iterable(data):
+        raise InvalidInput(
+            f"data is a {type(data).__name__}; give a list of example inputs, such as [x], with a "
+            "tuple for several arguments or a dict for those by name"
+        )
+    calls = [_call(each) for each in data]
+    if not calls:
+        raise InvalidInput("data is empty; give at least one example of the model's inputs")
+    return calls
+
+
+def _is_iterable(data: Any) -> bool:
+    return hasattr(data, "__iter__")
+
+
+def _call(element: Any) -> ExampleCall:
+    if isinstance(element, tuple | list):
+        return ExampleCall(tuple(element), {})
+    if isinstance(element, Mapping):
+        return ExampleCall((), dict(element))
+    return ExampleCall((element,), {})
+
+
+def checked_budget(budget: Any) -> Budget:
+    """Raises InvalidInput for what is neither an error nor a function."""
+    is_number = isinstance(budget, int | float | np.floating) and not isinstance(budget, bool)
+    if callable(budget):
+        return budget
+    if not is_number or not 0 <= budget < 1:
+        raise InvalidInput(
+            f"budget={budget!r}; give the error that outputs may have, as a share of the largest "
+            "one, such as 0.01, or a function of a list of outputs that says whether they will do"
+        )
+    return float(budget)
+
+
+@dataclass
+class ScalesFinder:
+    """Chooses for a model that `read` gives the graph of, and `priced` that which calls run."""
+
+    read: Callable[[ExampleCall], ReadModel]
+    priced: Callable[[ExampleCall], Graph]
+    options: ModelOptions
+    _known: dict[tuple[Any, ...], ReadModel] = field(default_factory=dict)
+
+    def scales(self, calls: Sequence[ExampleCall], budget: Budget, tell: Progress) -> Scales:
+        """The choice. Raises InvalidInput for a budget that float32 is beyond."""
+        elements = [self._element(call) for call in calls]
+        nest = next(iter(self._known.values())).outputs
+        leaves = [*calls[0].args, *calls[0].kwargs.values()]
+        wants_tensors = bool(leaves) and not all(isinstance(one, np.ndarray) for one in leaves)
+
+        def as_called(outputs: list[Array]) -> Any:
+            results: list[Any] = outputs
+            if wants_tensors:
+                results = [sys.modules["torch"].from_numpy(each) for each in outputs]
+            is_one = nest.kind is NestKind.TENSOR
+            return results[0] if is_one else unflatten(nest, results)
+
+        priced = self.priced(calls[0])
+        return ChosenScales(elements, priced, budget, self.options, as_called, tell).made()
+
+    def _element(self, call: ExampleCall) -> CalibrationInput:
+        leaves = [*call.args, *call.kwargs.values()]
+        shapes = (*map(_shape_of, leaves), *call.kwargs)
+        if shapes not in self._known:
+            self._known[shapes] = self.read(call)
+        graph, inputs, outputs = self._known[shapes]
+        arrays = as_arrays(flatten(inputs, (call.args, dict(call.kwargs)), "data"))
+        NarrowNumbers(graph.inputs, inputs, outputs).widen(arrays)
+        return CalibrationInput(graph, arrays)
+
+
+def _shape_of(leaf: Any) -> Any:
+    """What tells graphs apart; anything but a tensor stands for itself."""
+    if isinstance(leaf, tuple | list):
+        return tuple(map(_shape_of, leaf))
+    if isinstance(leaf, Mapping):
+        return tuple((key, _shape_of(each)) for key, each in leaf.items())
+    return (tuple(leaf.shape), str(leaf.dtype)) if hasattr(leaf, "shape") else repr(leaf)

@@ -1,0 +1,128 @@
+"""What `sparsejit.quantise` returns: how each layer of a model is stored, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from sparsejit.api.compiled import PathLike
+from sparsejit.api.shown import Shown, table_of
+from sparsejit.artefact import sealed
+from sparsejit.artefact.arrays import ArrayReader, ArrayWriter
+from sparsejit.artefact.records import RecordCodec, fields_of
+from sparsejit.errors import DamagedFile
+from sparsejit.ir.graph import Array
+from sparsejit.ir.layer_scales import LayerScales
+from sparsejit.ir.spec import DType
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+KIND = "scales"
+_RECORDS = RecordCodec((LayerScales,))
+
+
+@dataclass(frozen=True, eq=False)
+class Scales(Shown):
+    """How each layer of a model is stored: `compile(model, ..., dtype=scales)` takes it. Print it.
+
+    Attributes:
+        layers: one record a layer with weights, those that stay float32 too, in the model's order
+        error: the largest error of an output over its largest value, on the data
+        budget: what `error` may be; None where a function decided
+        predicted_ns: nanoseconds of one run, stored so
+        float32_ns: the same, all in float32
+    """
+
+    layers: tuple[LayerScales, ...]
+    error: float
+    budget: float | None
+    predicted_ns: float
+    float32_ns: float
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The dtype of each layer that is not float32, by its name, without scales."""
+        return {
+            each.layer: each.dtype.value
+            for each in self.layers
+            if each.dtype is not DType.FLOAT32
+        }
+
+    def save(self, path: PathLike) -> None:
+        """Write a .sjit file, for `sparsejit.load`.
+
+        Args:
+            path: the file to write
+
+        Raises:
+            InvalidInput: it cannot be written
+        """
+        sealed.write(path, KIND, *scales_to_data(self))
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        saved = 1 - self.predicted_ns / self.float32_ns if self.float32_ns else 0.0
+        title = (
+            f"{len(self.dtypes)} of {len(self.layers)} layers stored short: "
+            f"{self.error:.2g} of the largest output, {saved:.0%} less time predicted"
+        )
+        table = table_of("", ("layer", "dtype", "x"), ("error", "saves ns"))
+        for each in self.layers:
+            if each.dtype is DType.FLOAT32:
+                table.add_row(each.layer, each.dtype.value)
+                continue
+            figures = f"{each.error:.2g}", f"{each.saved_ns:,.0f}"
+            table.add_row(each.layer, each.dtype.value, _range(each), *figures)
+        return Group(Text(title), table)
+
+
+def _range(each: LayerScales) -> str:
+    """What x may be, in words."""
+    if each.input_scale is None or each.input_shift is None:
+        return each.how
+    least, largest = ((end - each.input_shift) * each.input_scale for end in (-128, 127))
+    return f"{least:.3g} to {largest:.3g}, {each.how}"
+
+
+def scales_to_data(scales: Scales) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Header and tensors."""
+    writer = ArrayWriter()
+    layers = [
+        {
+            "scales": _RECORDS.encode(replace(each, correction=None)),
+            "correction": {} if each.correction is None else writer.add(each.correction),
+        }
+        for each in scales.layers
+    ]
+    header = {
+        "layers": layers,
+        "error": float(scales.error),
+        "budget": -1.0 if scales.budget is None else float(scales.budget),
+        "predicted_ns": float(scales.predicted_ns),
+        "float32_ns": float(scales.float32_ns),
+    }
+    return header, writer.tensors
+
+
+def read_scales(header: Any, tensors: Mapping[str, Array]) -> Scales:
+    """What `scales_to_data` took apart. Raises DamagedFile, without the file's name."""
+    layers, *numbers = fields_of(
+        header, layers=list, error=float, budget=float, predicted_ns=float, float32_ns=float
+    )
+    reader, found = ArrayReader(tensors), []
+    for data in layers:
+        record, described = fields_of(data, scales=dict, correction=dict)
+        one = _RECORDS.decode(record)
+        if described:
+            correction = reader.read(described)
+            if correction.ndim != 1 or correction.dtype.name != "float32":
+                raise DamagedFile(f"has a correction of {correction.dtype}{correction.shape}")
+            one = replace(one, correction=correction)
+        found.append(one)
+    reader.finish()
+    error, budget, predicted_ns, float32_ns = numbers
+    return Scales(tuple(found), error, None if budget < 0 else budget, predicted_ns, float32_ns)

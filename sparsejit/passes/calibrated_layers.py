@@ -1,0 +1,120 @@
+"""Stores layers as calibration says, and takes that back.
+
+    y = linear(x, W, b)      ->      y = linear[int8; scale, shift](x, W, b + correction)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from sparsejit.ir.graph import Graph, Node, Origin, Value
+from sparsejit.ir.layer_scales import LayerKey, LayerScales
+from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.recurrent import Recurrence
+from sparsejit.ir.ops.sampling import GruStep, SumOfRows
+from sparsejit.ir.spec import DType
+from sparsejit.passes.rewriter import Site, rewrite
+
+# What has weights that may be stored in a dtype.
+STORING = Linear | Convolution | Recurrence | SumOfRows | GruStep
+
+
+def keyed_layers(graph: Graph) -> dict[LayerKey, Node]:
+    """The layers with weights, in order."""
+    number = _Numbering()
+    return {
+        number(node.op, node.inputs, node.outputs): node
+        for node in graph.nodes
+        if isinstance(node.op, STORING)
+    }
+
+
+class _Numbering:
+    """Counts layers of the same names."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[tuple[str, str]] = Counter()
+
+    def __call__(
+        self, op: Operator, inputs: Sequence[Value], outputs: Sequence[Value]
+    ) -> LayerKey:
+        place = 1 if isinstance(op, Linear | Convolution) else len(inputs) - 1
+        names = outputs[0].origin.layer, inputs[place].origin.name
+        self._seen[names] += 1
+        return LayerKey(*names, self._seen[names] - 1)
+
+
+def with_scales(graph: Graph, layers: Iterable[LayerScales]) -> Graph:
+    """The graph with its float32 layers stored as these say; others stay as they are."""
+    by_key = {each.key: each for each in layers if each.dtype is not DType.FLOAT32}
+
+    def store(site: Site, found: LayerScales) -> Sequence[Value] | None:
+        op = site.op
+        assert isinstance(op, STORING)
+        if op.dtype is not DType.FLOAT32:
+            return None
+        if not isinstance(op, Linear | Convolution):
+            return site.add(replace(op, dtype=found.dtype), *site.inputs)
+        scale, shift = found.input_scale, found.input_shift
+        made = replace(op, dtype=found.dtype, input_scale=scale, input_shift=shift)
+        return _with_bias(site, made, found, 1.0)
+
+    return _at_layers(graph, by_key, store)
+
+
+def without_scales(graph: Graph, layers: Iterable[LayerScales]) -> Graph:
+    """What `with_scales` was made of, in float32: passes may have followed it."""
+    by_key = {each.key: each for each in layers if each.dtype is not DType.FLOAT32}
+
+    def restore(site: Site, found: LayerScales) -> Sequence[Value]:
+        op = site.op
+        assert isinstance(op, STORING)
+        plain = replace(op, dtype=DType.FLOAT32)
+        if isinstance(plain, Linear | Convolution):
+            plain = replace(plain, input_scale=None, input_shift=None)
+        if isinstance(plain, Convolution):
+            plain = replace(plain, rounding=None)
+        if not isinstance(plain, Linear | Convolution):
+            return site.add(plain, *site.inputs)
+        return _with_bias(site, plain, found, -1.0)
+
+    return _at_layers(graph, by_key, restore)
+
+
+def _at_layers(
+    graph: Graph,
+    by_key: dict[LayerKey, LayerScales],
+    change: Callable[[Site, LayerScales], Sequence[Value] | None],
+) -> Graph:
+    """The graph with those layers changed."""
+    number = _Numbering()
+
+    def rule(site: Site) -> Sequence[Value] | None:
+        if not isinstance(site.op, STORING):
+            return None
+        found = by_key.get(number(site.op, site.inputs, site.outputs))
+        return None if found is None else change(site, found)
+
+    return rewrite(graph, rule)
+
+
+def _with_bias(
+    site: Site, op: Linear | Convolution, found: LayerScales, times: float
+) -> Sequence[Value]:
+    """The layer, its bias corrected, which it may lack before."""
+    x, weights, *others = site.inputs
+    if found.correction is None:
+        return (site.one(op, *site.inputs),)
+    bias = site.array(others[0]) if others else np.zeros((), np.float32)
+    if bias is None:  # computed: nothing was corrected either
+        return (site.one(op, *site.inputs),)
+    whole = (bias + np.float32(times) * found.correction).astype(np.float32)
+    origin = others[0].origin if others else Origin(f"{weights.origin.name}.bias")
+    corrected = site.constant(whole, origin)
+    return (site.one(op, x, weights, corrected, *others[1:]),)
