@@ -94,6 +94,7 @@ class _Advisor:
 
     def ideas(self) -> Iterator[_Idea]:
         """Whatever they save."""
+        yield self._in_float32()
         for dtype in (DType.BFLOAT16, DType.INT8):
             yield self._storage(dtype)
         yield from self._threads()
@@ -136,6 +137,17 @@ class _Advisor:
         ]
         change = f"store weights as {dtype.value}"
         return _Idea(change, gains, lambda chosen: self._dtype(chosen, dtype), _ACCURACY)
+
+    def _in_float32(self) -> _Idea:
+        """Short layers that are slower for it."""
+        gains = [
+            timed.gain(self.prices.stored(layer, timed.matrix, DType.FLOAT32))
+            for timed in self.layers
+            if (layer := timed.step.facts.layer) is not None and layer.dtype is not DType.FLOAT32
+        ]
+        change = "float32 would be faster here"
+        risk = "none for accuracy, which gains"
+        return _Idea(change, gains, lambda chosen: self._dtype(chosen, DType.FLOAT32), risk)
 
     def _dtype(self, gains: Sequence[LayerGain], dtype: DType) -> str:
         """The argument of `compile`; what layers are stored as now, it keeps."""

@@ -11,6 +11,7 @@ from sparsejit.api.compiled_estimator import (
     compile_estimator,
     is_estimator,
 )
+from sparsejit.api.example_calls import calls_of
 from sparsejit.api.final_graph import Dtypes
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.model_compiler import AUTO, ModelCompiler
@@ -23,12 +24,7 @@ from sparsejit.api.named_sizes import (
 )
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.parted_model import PartedModel
-from sparsejit.api.quantise import (
-    BUDGET,
-    Budget,
-    calls_of,
-    checked_budget,
-)
+from sparsejit.api.quantise import BUDGET, Budget, checked_budget
 from sparsejit.api.scales import Scales
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx import is_onnx

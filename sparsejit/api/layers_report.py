@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from sparsejit.api.accuracy import Accuracy
 from sparsejit.api.report import LayerReport, Report, candidates_of
 from sparsejit.api.schedule_text import schedule_lines
 from sparsejit.api.variant import Variant
@@ -25,11 +26,19 @@ from sparsejit.runtime.step_timing import ModelTimer, ProbedFunction, StepTimes,
 _MOST_TIMES_PREDICTED, _LEAST_SHARE = 1.5, 0.01
 
 
-def report_of(variant: Variant, title: str, facts: dict[str, Any], measure: bool) -> Report:
+def report_of(
+    variant: Variant,
+    title: str,
+    facts: dict[str, Any],
+    measure: bool,
+    accuracy: Accuracy | None = None,
+) -> Report:
     """The report of one native function; `measure` runs it, on random inputs, for a second."""
     times = measured_times(variant) if measure else None
     target = variant.options.target
     layers = layers_of(variant.steps, target, times)
+    if accuracy is not None:
+        layers = list(_with_errors(layers, accuracy))
     if times is not None and times.call is not None:
         layers.append(_call(times.call, sum(times.steps) + times.call))
     notes = list(variant.graph.notes)
@@ -37,8 +46,19 @@ def report_of(variant: Variant, title: str, facts: dict[str, Any], measure: bool
     whole, samples = None if times is None else times.whole, variant.tile or 1
     lines = [*_lines(facts), *_batch_lines(variant), *notes]
     lines += _measured_lines(whole, samples, layers)
+    lines += [accuracy.line] if accuracy is not None else []
     schedule = tuple(schedule_lines(variant))
     return Report(title, tuple(lines), tuple(layers), facts, whole, samples, schedule)
+
+
+def _with_errors(layers: Iterable[LayerReport], accuracy: Accuracy) -> Iterator[LayerReport]:
+    """With the error of each; layers of one name have the largest."""
+    errors: dict[str, float] = {}
+    for each in accuracy.layers:
+        errors[each.name] = max(each.largest, errors.get(each.name, 0.0))
+    for layer in layers:
+        error = errors.get(layer.layer) if layer.weights else None
+        yield replace(layer, error=error)
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparsejit.api.accuracy import Accuracy, ModelCall, accuracy_of
 from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
 from sparsejit.api.called import CalledModel, as_arrays, bound_arrays
 from sparsejit.api.compiled import Compiled
+from sparsejit.api.example_calls import calls_of
 from sparsejit.api.layers_report import measured_times, report_of
 from sparsejit.api.model_export import exported_model
 from sparsejit.api.model_file import KIND, ModelSource, SavedVariant, model_to_data
@@ -28,6 +30,7 @@ from sparsejit.errors import CompileError, DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import Nest
 from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.runtime.program import Program
 
 
@@ -64,13 +67,15 @@ class CompiledModel(CalledModel, Compiled):
         settings: ModelSettings,
         compile_for: Callable[[Sequence[Any]], Variant] | None = None,
         sizes: NamedSizes | None = None,
+        scales: Sequence[LayerScales] = (),
     ) -> None:
         super().__init__(input_nest, output_nest)
         self._first = variants[0]
         self._variants = {variant.input_shapes: variant for variant in variants}
         self._settings = settings
         self._compile_for = compile_for
-        self._sizes = sizes
+        self._sizes, self._scales = sizes, scales
+        self._accuracy: Accuracy | None = None
         self._compiling = threading.Lock()
         self._narrow = NarrowNumbers(self._first.inputs, input_nest, output_nest)
 
@@ -171,7 +176,29 @@ class CompiledModel(CalledModel, Compiled):
         Returns:
             A report to print; `as_dict()` is plain data, `html()` a self-contained page.
         """
-        return report_of(self._first, self.title, self.stats, measure)
+        return report_of(self._first, self.title, self.stats, measure, self._accuracy)
+
+    def accuracy(self, data: Iterable[Any]) -> Accuracy:
+        """What layers and outputs are off on data, beside float64 and the same in float32.
+
+        `explain()` shows it from then on. An element takes as long as numpy takes for the model in
+        float64. A model that was loaded is compared with what its file says: there the ranges and
+        corrections of `Scales` are part of the model.
+
+        Args:
+            data: as for `quantise`
+
+        Raises:
+            InvalidInput: data that is not a list, or not what the model takes
+        """
+        checked = []
+        for call in calls_of(data):
+            arrays = as_arrays(self._leaves(call.args, dict(call.kwargs)))
+            self._narrow.widen(arrays)
+            variant = self._variant_for(arrays)
+            checked.append(ModelCall(variant, arrays, variant.call.run(*arrays)))
+        self._accuracy = accuracy_of(checked, self._scales)
+        return self._accuracy
 
     def advise(self) -> Advice:
         """What would make the model faster on this processor, and by how much.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.api.compile_parts import check_fallback, compile_in_parts
+from sparsejit.api.example_calls import ExampleCall
 from sparsejit.api.final_graph import Dtypes, final_graph
 from sparsejit.api.known_files import OpenFile, compiled_once
 from sparsejit.api.model import CompiledModel
@@ -19,7 +20,7 @@ from sparsejit.api.named_sizes import NamedSizes
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.other_sizes import OtherSizes
 from sparsejit.api.parted_model import PartedModel
-from sparsejit.api.quantise import BUDGET, Budget, ExampleCall, ReadModel, ScalesFinder
+from sparsejit.api.quantise import BUDGET, Budget, ReadModel, ScalesFinder
 from sparsejit.api.scales import Scales
 from sparsejit.api.variant import GRAPH_REFUSALS, TiledGraph, Variant, make_variant
 from sparsejit.errors import CompileError, InvalidInput
@@ -96,7 +97,8 @@ class ModelCompiler:
         is_open = self.free_shapes or (self.sizes is not None and variant.tile is None)
         again = self.other_sizes(inputs, variant, args, kwargs, kept) if is_open else None
         sizes = self.sizes and self.sizes.in_order(inputs.items[1].keys)
-        return CompiledModel((variant,), inputs, outputs, self.settings, again, sizes)
+        scales = self.dtype.layers if isinstance(self.dtype, Scales) else ()
+        return CompiledModel((variant,), inputs, outputs, self.settings, again, sizes, scales)
 
     def scales(self, calls: Sequence[ExampleCall], budget: Budget, tell: Progress) -> Scales:
         """How layers are stored best, by what the model does on these calls."""

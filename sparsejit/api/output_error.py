@@ -1,4 +1,4 @@
-"""How far outputs are from others, as one number."""
+"""How far values are from others, as one number."""
 
 from __future__ import annotations
 
@@ -9,39 +9,52 @@ import numpy as np
 from sparsejit.ir.graph import Array
 
 
-def output_error(found: Sequence[Sequence[Array]], exact: Sequence[Sequence[Array]]) -> float:
-    """The largest difference of an output, over its largest value in all of the data.
+class ErrorSums:
+    """The error of one value, whose arrays come one after the other.
 
-    It is the worst of all outputs; of whole numbers and bool the share that differs. Both have a
-    list of outputs for each element of the data.
+    Attributes:
+        largest: the largest difference, over the largest exact value
+        mean: the root mean square of the difference, over that of the exact values
+
+    Both are the share that differs where the exact values are whole numbers or bool.
     """
-    pairs = [
-        (list(ours), list(theirs))
-        for ours, theirs in zip(zip(*found, strict=True), zip(*exact, strict=True), strict=True)
-    ]
-    return max((largest_error(*pair) for pair in pairs), default=0.0)
+
+    def __init__(self) -> None:
+        self._most_off = self._most = self._squares_off = self._squares = 0.0
+        self._wrong = self._count = 0
+
+    def add(self, found: Array, exact: Array) -> None:
+        """Take in an array, and what it should be."""
+        if exact.dtype.kind != "f":
+            self._wrong += int(np.count_nonzero(found != exact))
+            self._count += exact.size
+            return
+        exact = exact.astype(np.float64, copy=False)
+        with np.errstate(invalid="ignore"):
+            off = np.where(found == exact, 0.0, found - exact)  # infinities may be right
+        finite = exact[np.isfinite(exact)]
+        self._most_off = float(np.fmax(self._most_off, np.abs(off).max(initial=0.0)))
+        if np.isnan(off).any():
+            self._most_off = float("inf")
+        self._most = max(self._most, float(np.abs(finite).max(initial=0.0)))
+        self._squares_off += float(np.square(off).sum())
+        self._squares += float(np.square(finite).sum())
+
+    @property
+    def largest(self) -> float:
+        return self._wrong / self._count if self._count else self._most_off / (self._most or 1.0)
+
+    @property
+    def mean(self) -> float:
+        if self._count:
+            return self._wrong / self._count
+        return float(np.sqrt(self._squares_off / (self._squares or 1.0)))
 
 
-def largest_error(found: Sequence[Array], exact: Sequence[Array]) -> float:
-    """The same of one output, an array for each element of the data."""
-    if not any(each.size for each in exact):
-        return 0.0
-    if exact[0].dtype.kind != "f":
-        wrong = sum(np.count_nonzero(a != b) for a, b in zip(found, exact, strict=True))
-        return wrong / sum(each.size for each in exact)
-    largest = max(float(np.abs(each).max(initial=0.0)) for each in exact)
-    off = max(
-        float(np.abs(a.astype(np.float64) - b).max(initial=0.0))
-        for a, b in zip(found, exact, strict=True)
-    )
-    return off / (largest or 1.0) if np.isfinite(off) else float("inf")
-
-
-def mean_error(found: Sequence[Array], exact: Sequence[Array]) -> float:
-    """The root mean square of the difference, over that of the exact values."""
-    off = sum(
-        float(np.square(a.astype(np.float64) - b).sum())
-        for a, b in zip(found, exact, strict=True)
-    )
-    whole = sum(float(np.square(each.astype(np.float64)).sum()) for each in exact)
-    return float(np.sqrt(off / whole)) if whole else float(np.sqrt(off))
+def output_error(found: Sequence[Sequence[Array]], exact: Sequence[Sequence[Array]]) -> float:
+    """The largest error of the worst output; both have a list for each element of the data."""
+    sums = [ErrorSums() for _ in exact[0]]
+    for ours, theirs in zip(found, exact, strict=True):
+        for one, *pair in zip(sums, ours, theirs, strict=True):
+            one.add(*pair)
+    return max((one.largest for one in sums), default=0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from sparsejit.api.called import as_arrays
 from sparsejit.api.chosen_scales import CalibrationInput, ChosenScales
+from sparsejit.api.example_calls import ExampleCall
 from sparsejit.api.narrow_numbers import NarrowNumbers
 from sparsejit.api.scales import Scales
 from sparsejit.errors import InvalidInput
@@ -22,44 +23,12 @@ BUDGET = 0.01
 Budget = float | Callable[[list[Any]], bool]
 
 
-class ExampleCall(NamedTuple):
-    """Arguments of a model by position and by name."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
 class ReadModel(NamedTuple):
     """A graph for inputs of certain shapes, batch and all as the model has it, and its nests."""
 
     graph: Graph
     inputs: Nest
     outputs: Nest
-
-
-def calls_of(data: Iterable[Any]) -> list[ExampleCall]:
-    """The elements of data as calls. Raises InvalidInput for none, and for a tensor alone."""
-    if hasattr(data, "shape") or isinstance(data, str | Mapping) or not _is_iterable(data):
-        raise InvalidInput(
-            f"data is a {type(data).__name__}; give a list of example inputs, such as [x], with a "
-            "tuple for several arguments or a dict for those by name"
-        )
-    calls = [_call(each) for each in data]
-    if not calls:
-        raise InvalidInput("data is empty; give at least one example of the model's inputs")
-    return calls
-
-
-def _is_iterable(data: Any) -> bool:
-    return hasattr(data, "__iter__")
-
-
-def _call(element: Any) -> ExampleCall:
-    if isinstance(element, tuple | list):
-        return ExampleCall(tuple(element), {})
-    if isinstance(element, Mapping):
-        return ExampleCall((), dict(element))
-    return ExampleCall((element,), {})
 
 
 def checked_budget(budget: Any) -> Budget:

@@ -60,6 +60,8 @@ class LayerReport:
         share_of_limit: the least time that the processor could take, over the time taken; None
             where nothing was measured or nothing is computed
         reason: why this kernel
+        error: the largest difference from float64, over the layer's largest value, on the data that
+            `accuracy` was given last; None where nothing was measured
         shape: (out_features, in_features) of a product's main kernel
         candidates: what that was chosen from, in order of predicted time
     """
@@ -78,6 +80,7 @@ class LayerReport:
     real_gflops: float | None = None
     share_of_limit: float | None = None
     reason: str = ""
+    error: float | None = None
     shape: tuple[int, int] | None = None
     candidates: tuple[CandidateReport, ...] = field(default=(), repr=False)
 

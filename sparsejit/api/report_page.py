@@ -25,6 +25,8 @@ class Column(NamedTuple):
     is_text: bool = False
 
 
+# Shown where `accuracy` has measured it.
+_ERROR = Column("error", lambda layer: "" if layer.error is None else f"{layer.error:.1e}")
 _LAYERS = (
     Column("layer", lambda layer: layer.layer, True),
     Column("kernel", lambda layer: layer.kernel, True),
@@ -38,6 +40,7 @@ _LAYERS = (
     Column("effective GFLOPS", lambda layer: _number(layer.effective_gflops)),
     Column("real GFLOPS", lambda layer: _number(layer.real_gflops)),
     Column("of limit", lambda layer: _percent(layer.share_of_limit)),
+    _ERROR,
     Column("why", lambda layer: layer.reason, True),
 )
 _CANDIDATES = (
@@ -109,7 +112,9 @@ def _cut(name: str, head: int) -> str:
 
 def _tables(report: Report) -> list[tuple[Sequence[Column], Sequence[Any]]]:
     """The columns and rows of each."""
-    tables: list[tuple[Sequence[Column], Sequence[Any]]] = [(_LAYERS, report.layers)]
+    seen = any(layer.error is not None for layer in report.layers)
+    columns = [each for each in _LAYERS if seen or each is not _ERROR]
+    tables: list[tuple[Sequence[Column], Sequence[Any]]] = [(columns, report.layers)]
     if len(report.layers) == 1 and report.layers[0].candidates:
         tables.append((_CANDIDATES, report.layers[0].candidates))
     return tables

@@ -20,6 +20,8 @@ _SHARES = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 _PERCENTILES = (99.99, 99.9, 99.0)
 # A step for each row costs a look at x: one for all rows may have so many times its error.
 _MOST_TIMES = 1.1
+# So few rows do not tell how large others are.
+_FEWEST_ROWS = 64
 # A correction is kept where rows that it was not made from lose at least this share of their error.
 _LEAST_GAIN = 0.005
 
@@ -56,7 +58,7 @@ def short_forms(key: LayerKey, seen: SeenInput) -> Mapping[DType, LayerScales]:
 
 
 def _as_int8(key: LayerKey, seen: SeenInput, matrix: SparseMatrix, exact: Array) -> LayerScales:
-    """With one step for x or, where that is much better, one for each row; squares for errors."""
+    """With one step for x, or one a row where that is better or safer; errors are squares."""
     x, weights = seen.rows, stored_weights(matrix, DType.INT8).astype(np.float32).T
     pairs = ((steps, steps.of(x) @ weights - exact) for steps in _choices(seen))
     best, off = min(pairs, key=lambda pair: float(np.square(pair[1]).mean()))
@@ -66,7 +68,7 @@ def _as_int8(key: LayerKey, seen: SeenInput, matrix: SparseMatrix, exact: Array)
     error = float(np.square(off).mean())
     if seen.has_own_rows:
         own = float(np.square(_by_rows(x) @ weights - exact).mean())
-        if own * _MOST_TIMES**2 < error:
+        if own * _MOST_TIMES**2 < error or len(x) < _FEWEST_ROWS:
             return LayerScales(*key, DType.INT8, how="each row", error=own)
     steps = float(np.float32(best.scale)), best.shift
     return LayerScales(

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparsejit.ir.graph import Graph, Node, Origin, Value
+from sparsejit.ir.graph import Array, Graph, Node, Origin, Value
 from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.operator import Operator
@@ -54,67 +54,65 @@ def with_scales(graph: Graph, layers: Iterable[LayerScales]) -> Graph:
     """The graph with its float32 layers stored as these say; others stay as they are."""
     by_key = {each.key: each for each in layers if each.dtype is not DType.FLOAT32}
 
-    def store(site: Site, found: LayerScales) -> Sequence[Value] | None:
-        op = site.op
-        assert isinstance(op, STORING)
-        if op.dtype is not DType.FLOAT32:
+    def store(site: Site, op: STORING, key: LayerKey) -> Sequence[Value] | None:
+        found = by_key.get(key)
+        if found is None or op.dtype is not DType.FLOAT32:
             return None
         if not isinstance(op, Linear | Convolution):
             return site.add(replace(op, dtype=found.dtype), *site.inputs)
         scale, shift = found.input_scale, found.input_shift
         made = replace(op, dtype=found.dtype, input_scale=scale, input_shift=shift)
-        return _with_bias(site, made, found, 1.0)
+        return _with_bias(site, made, found.correction)
 
-    return _at_layers(graph, by_key, store)
+    return _at_layers(graph, store)
 
 
-def without_scales(graph: Graph, layers: Iterable[LayerScales]) -> Graph:
-    """What `with_scales` was made of, in float32: passes may have followed it."""
+def in_float32(graph: Graph, layers: Iterable[LayerScales]) -> Graph:
+    """A graph that passes made of what `with_scales` gave, all in float32.
+
+    Layers that the model itself has in steps of a zero point stay so, if these do not name them.
+    """
     by_key = {each.key: each for each in layers if each.dtype is not DType.FLOAT32}
 
-    def restore(site: Site, found: LayerScales) -> Sequence[Value]:
-        op = site.op
-        assert isinstance(op, STORING)
-        plain = replace(op, dtype=DType.FLOAT32)
-        if isinstance(plain, Linear | Convolution):
-            plain = replace(plain, input_scale=None, input_shift=None)
+    def restore(site: Site, op: STORING, key: LayerKey) -> Sequence[Value] | None:
+        found = by_key.get(key)
+        if op.dtype is DType.FLOAT32:
+            return None
+        if not isinstance(op, Linear | Convolution):
+            return site.add(replace(op, dtype=DType.FLOAT32), *site.inputs)
+        if found is None and op.input_shift is not None:
+            return None
+        plain = replace(op, dtype=DType.FLOAT32, input_scale=None, input_shift=None)
         if isinstance(plain, Convolution):
             plain = replace(plain, rounding=None)
-        if not isinstance(plain, Linear | Convolution):
-            return site.add(plain, *site.inputs)
-        return _with_bias(site, plain, found, -1.0)
+        correction = None if found is None else found.correction
+        return _with_bias(site, plain, None if correction is None else -correction)
 
-    return _at_layers(graph, by_key, restore)
+    return _at_layers(graph, restore)
 
 
 def _at_layers(
-    graph: Graph,
-    by_key: dict[LayerKey, LayerScales],
-    change: Callable[[Site, LayerScales], Sequence[Value] | None],
+    graph: Graph, change: Callable[[Site, STORING, LayerKey], Sequence[Value] | None]
 ) -> Graph:
-    """The graph with those layers changed."""
+    """The graph with its layers changed."""
     number = _Numbering()
 
     def rule(site: Site) -> Sequence[Value] | None:
         if not isinstance(site.op, STORING):
             return None
-        found = by_key.get(number(site.op, site.inputs, site.outputs))
-        return None if found is None else change(site, found)
+        return change(site, site.op, number(site.op, site.inputs, site.outputs))
 
     return rewrite(graph, rule)
 
 
 def _with_bias(
-    site: Site, op: Linear | Convolution, found: LayerScales, times: float
+    site: Site, op: Linear | Convolution, correction: Array | None
 ) -> Sequence[Value]:
     """The layer, its bias corrected, which it may lack before."""
     x, weights, *others = site.inputs
-    if found.correction is None:
-        return (site.one(op, *site.inputs),)
     bias = site.array(others[0]) if others else np.zeros((), np.float32)
-    if bias is None:  # computed: nothing was corrected either
+    if correction is None or bias is None:  # of a bias that is computed, nothing is known
         return (site.one(op, *site.inputs),)
-    whole = (bias + np.float32(times) * found.correction).astype(np.float32)
     origin = others[0].origin if others else Origin(f"{weights.origin.name}.bias")
-    corrected = site.constant(whole, origin)
+    corrected = site.constant((bias + correction).astype(np.float32), origin)
     return (site.one(op, x, weights, corrected, *others[1:]),)

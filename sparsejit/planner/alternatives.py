@@ -139,9 +139,10 @@ def _kind(matrix: SparseMatrix) -> str:
 def stored_as(layer: Layer, dtype: DType) -> Layer:
     """The layer with its weights stored so, and x quantised by what it holds if that is int8."""
     if isinstance(layer, MatMul):
-        stored = replace(layer, each=replace(layer.each, dtype=dtype, input_scale=None))
+        each = replace(layer.each, dtype=dtype, input_scale=None, input_shift=None)
+        stored = replace(layer, each=each)
         if dtype is not DType.INT8 or layer.layout is layer.y_layout:
             return stored
         # Only panels take one layout to another, and they sum no integers.
         return replace(stored, layout=Layout.BATCH_MAJOR, padded_to=None, result_layout=None)
-    return replace(layer, dtype=dtype, input_scale=None)
+    return replace(layer, dtype=dtype, input_scale=None, input_shift=None)

@@ -155,6 +155,32 @@ def test_the_dtype_argument_is_one_that_compile_takes() -> None:
     assert [step.facts.layer.dtype for step in again.steps] == [DType.BFLOAT16, DType.INT8]
 
 
+def test_layers_that_are_slower_for_being_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = layers_graph(sparse(256, 256), sparse(128, 256))
+    variant = make_variant(graph, ModelOptions(TARGET), {"*": "bfloat16", "1": "int8"}, None)
+    slower = {step.facts.layer.dtype: step.facts.plan.chosen for step in variant.steps}
+    of_int8 = slower[DType.INT8]
+    faster = replace(of_int8, cost=replace(of_int8.cost, ns=of_int8.cost.ns / 2))
+
+    def stored(self: object, layer: MatVec, matrix: SparseMatrix, dtype: DType) -> object:
+        return faster if (layer.dtype, dtype) == (DType.INT8, DType.FLOAT32) else None
+
+    monkeypatch.setattr(AlternativePrices, "stored", stored)
+    suggestion = found(advice(variant), "float32 would be faster here")
+    assert suggestion.layers == ("1",)
+    assert suggestion.how == 'dtype={"0": "bfloat16"}'
+    assert suggestion.saved_ns == pytest.approx(SLOWER * faster.cost.ns, rel=0.01)
+
+
+def test_a_short_layer_in_float32_has_no_scale_left() -> None:
+    short = MatVec(64, 96, dtype=DType.INT8, input_scale=0.1, input_shift=3)
+    own = SparseMatrix(sparse(64, 96))
+    prices = AlternativePrices(TARGET, exact=False)
+    assert prices.stored(short, own, DType.FLOAT32) == chosen(MatVec(64, 96), own)
+    batch = prices.stored(MatMul(short, 16), own, DType.FLOAT32)
+    assert batch == plan_batch(MatMul(MatVec(64, 96), 16), own, TARGET).chosen
+
+
 def test_the_call_that_prunes_can_be_made() -> None:
     torch = pytest.importorskip("torch")
     from sparsejit.prune import Pruner
