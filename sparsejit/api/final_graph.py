@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sparsejit.api.scales import Scales
-from sparsejit.ir.graph import Graph
+from sparsejit.ir.graph import Graph, Node
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
@@ -44,15 +44,26 @@ def final_graph(
     return replace(with_rounded_inputs(final), notes=graph.notes, batch_axes=graph.batch_axes)
 
 
+def _is_made_in_steps(node: Node | None) -> bool:
+    return node is not None and isinstance(node.op, Convolution) and node.op.rounding is not None
+
+
 def _in_bytes(graph: Graph, options: ModelOptions, scales: Sequence[LayerScales]) -> Graph:
-    """The graph with layers as calibrated, without int8 for convolutions that it makes slower."""
+    """The graph with layers as calibrated, without int8 for convolutions that it makes slower.
+
+    A convolution in float32 stays among those calibrated where it reads what others make in bytes:
+    their steps are its. Where x would have to be rounded for it, nothing is gained.
+    """
     while True:
         made = with_scales(graph, scales)
         made = with_cheapest_convolutions(with_byte_layers(made, options), options)
+        producers = made.producers()
         lost = {
             key
             for key, node in keyed_layers(made).items()
-            if isinstance(node.op, Convolution) and node.op.dtype is DType.FLOAT32
+            if isinstance(node.op, Convolution)
+            and node.op.dtype is DType.FLOAT32
+            and not _is_made_in_steps(producers.get(node.inputs[0]))
         }
         kept = [each for each in scales if each.dtype is not DType.INT8 or each.key not in lost]
         if len(kept) == len(scales):
