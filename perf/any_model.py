@@ -31,6 +31,9 @@ OURS = {
     "int8": ModelPeer(
         "sparsejit-int8", "its weights and what they multiply in int8", is_float32=False
     ),
+    "auto": ModelPeer(
+        "sparsejit-auto", "as short as 1 % of the largest output allows", is_float32=False
+    ),
 }
 DTYPES = ("float32", "bfloat16", "int8")
 # What is in float32 and further from float64 computes something else.

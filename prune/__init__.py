@@ -18,6 +18,7 @@ from sparsejit.prune.budget import TradeOff
 from sparsejit.prune.calibration import Calibration, LayerCalibration, calibrate
 from sparsejit.prune.criteria import Criterion, Magnitude, Movement, Random
 from sparsejit.prune.factorise import Factorisation, factorise
+from sparsejit.prune.fake_quantisation import FakeQuantisation
 from sparsejit.prune.folding import fold
 from sparsejit.prune.latency import LatencyTable, latency_table
 from sparsejit.prune.layer_time import time_layers
@@ -47,6 +48,7 @@ __all__ = [
     "Criterion",
     "CubicSchedule",
     "Factorisation",
+    "FakeQuantisation",
     "GroupLasso",
     "IterativeSchedule",
     "LanePattern",

@@ -177,6 +177,7 @@ ENGINES: dict[str, tuple[Callable[[dict[str, Any], list[Any]], Loaded], str]] = 
     "sparsejit-bfloat16": (partial(_sparsejit, dtype="bfloat16"), "sparsejit"),
     "sparsejit-float16": (partial(_sparsejit, dtype="float16"), "sparsejit"),
     "sparsejit-int8": (partial(_sparsejit, dtype="int8"), "sparsejit"),
+    "sparsejit-auto": (partial(_sparsejit, dtype="auto"), "sparsejit"),
     "sparsejit-bound": (_sparsejit_bound, "sparsejit"),
     "torch": (_torch, "torch"),
     "torch-channels-last": (_torch_channels_last, "torch"),

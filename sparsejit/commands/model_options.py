@@ -44,7 +44,7 @@ BatchOption = Annotated[
 ]
 DTypesOption = Annotated[
     list[str] | None,
-    typer.Option(help="float32, bfloat16, float16 or int8; or LAYERS=DTYPE, repeatable."),
+    typer.Option(help="float32, bfloat16, float16, int8 or auto; or LAYERS=DTYPE, repeatable."),
 ]
 ThreadsOption = Annotated[int, typer.Option(min=1, help="The most threads that may share a call.")]
 TargetOption = Annotated[str, typer.Option(help="native, avx2 or avx512.")]

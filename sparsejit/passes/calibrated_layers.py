@@ -44,7 +44,7 @@ class _Numbering:
     def __call__(
         self, op: Operator, inputs: Sequence[Value], outputs: Sequence[Value]
     ) -> LayerKey:
-        place = 1 if isinstance(op, Linear | Convolution) else len(inputs) - 1
+        place = 1 if isinstance(op, Linear | Convolution) else -2  # before the bias
         names = outputs[0].origin.layer, inputs[place].origin.name
         self._seen[names] += 1
         return LayerKey(*names, self._seen[names] - 1)
