@@ -17,12 +17,12 @@ import numpy as np
 from sparsejit.api.final_graph import Dtypes, final_graph
 from sparsejit.api.output_error import output_error
 from sparsejit.api.scales import Scales
-from sparsejit.api.seen_inputs import SeenInput, WatchedModel, rows_each
-from sparsejit.api.steps_of_input import short_forms
+from sparsejit.api.seen_inputs import SeenInput, SeenValues, WatchedModel, rows_each
+from sparsejit.api.steps_of_input import Forms, short_forms, steps_of_values
 from sparsejit.api.variant import TiledGraph, Variant, lowered_variant
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Graph
-from sparsejit.ir.layer_scales import LayerKey, LayerScales
+from sparsejit.ir.graph import Array, Graph, Value
+from sparsejit.ir.layer_scales import LayerKey, LayerScales, SumScales
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.model import lower_model
@@ -97,9 +97,10 @@ class ChosenScales:
             for key, graph in graphs.items()
         }
 
-    def _calibrated(self) -> dict[LayerKey, Mapping[DType, LayerScales]]:
-        """What each short dtype can do for each layer that may have steps."""
-        seen: dict[LayerKey, SeenInput] = {}
+    def _calibrated(self) -> dict[LayerKey, Forms]:
+        """What each short dtype can do for each layer that may have steps; and sums' steps."""
+        layers: dict[LayerKey, SeenInput] = {}
+        sums: dict[str, tuple[SeenValues, SeenValues]] = {}
         self.exact: list[list[Array]] = []
         most = rows_each(len(self.elements))
         for number, (graph, inputs) in enumerate(self.elements):
@@ -107,19 +108,38 @@ class ChosenScales:
             watched = self._watched[id(graph)]
             outputs, found = watched.run(inputs)
             self.exact.append(outputs)
-            for key, x in found.items():
-                if not np.isfinite(x).all():
-                    raise InvalidInput(f"{key.layer} meets NaN or infinite values on the data")
-                if key not in seen:
-                    node = watched.layers[key]
-                    weights = watched.graph.constants[node.inputs[1]]
-                    seen[key] = SeenInput(node, weights, len(seen))
-                seen[key].add(x, most)
+            for key, node in watched.layers.items():
+                if (x := found.get(node.inputs[0])) is not None:
+                    _check_finite(key.layer, x)
+                    if key not in layers:
+                        weights = watched.graph.constants[node.inputs[1]]
+                        layers[key] = SeenInput(node, weights, len(layers))
+                    layers[key].add(x, most)
+            for name, node in watched.sums.items():
+                pair = sums.setdefault(name, (SeenValues(0), SeenValues(1)))
+                for seen, value in zip(pair, node.inputs, strict=True):
+                    seen.add(found[value], most)
         self.tell("calibrating layers", 0.2)
-        return {key: short_forms(key, each) for key, each in seen.items()}
+        self._sums = tuple(
+            SumScales(name, *map(steps_of_values, pair)) for name, pair in sums.items()
+        )
+        forms: dict[LayerKey, Forms] = {}
+        for group in self._of_one_x(layers):
+            forms.update(short_forms(group))
+        return forms
+
+    def _of_one_x(
+        self, layers: Mapping[LayerKey, SeenInput]
+    ) -> Iterable[dict[LayerKey, SeenInput]]:
+        """Layers that read the same value, together."""
+        groups: dict[Value, dict[LayerKey, SeenInput]] = defaultdict(dict)
+        for key, node in self._watched[id(self.elements[0].graph)].layers.items():
+            if key in layers:
+                groups[node.inputs[0]][key] = layers[key]
+        return groups.values()
 
     def _changes(
-        self, forms: Mapping[LayerKey, Mapping[DType, LayerScales]]
+        self, forms: Mapping[LayerKey, Forms]
     ) -> Iterator[_Change]:
         """Those that are predicted to save time."""
         self._float32_ns, floats = self._times("float32")
@@ -128,7 +148,7 @@ class ChosenScales:
             stored = [_form(forms, key, dtype) for key in keys]
             found = [each for each in stored if each is not None]
             try:
-                _, times = self._times(_scales(found))
+                _, times = self._times(self._scales(found))
             except InvalidInput:  # weights beyond the dtype
                 continue
             by_layer: dict[str, list[LayerScales]] = defaultdict(list)
@@ -176,7 +196,7 @@ class ChosenScales:
         while fits + 1 < fails:
             self.tell(f"trying {len(chosen) + count} short layers", 0.5)
             tried = [*chosen.values(), *left[:count]]
-            if self._fits(self._outputs(_scales(_layers(tried)))):
+            if self._fits(self._outputs(self._scales(_layers(tried)))):
                 fits = count
             else:
                 fails = count
@@ -197,6 +217,9 @@ class ChosenScales:
             results.append(variants[id(graph)].call.run(*inputs))
         return results
 
+    def _scales(self, layers: Iterable[LayerScales]) -> Scales:
+        return Scales(tuple(layers), 0.0, None, 0.0, 0.0, self._sums)
+
     def _fits(self, outputs: list[list[Array]]) -> bool:
         if callable(self.budget):
             return bool(self.budget([self.as_called(each) for each in outputs]))
@@ -205,15 +228,16 @@ class ChosenScales:
     def _record(self, chosen: Mapping[str, _Change]) -> Scales:
         """The choice; none at all where it is not predicted to be faster."""
         short = _layers(chosen.values())
-        ns, _ = self._times(_scales(short)) if short else (self._float32_ns, {})
+        ns, _ = self._times(self._scales(short)) if short else (self._float32_ns, {})
         if ns > (1 - _LEAST_WHOLE_GAIN) * self._float32_ns:
             short, ns = [], self._float32_ns
-        by_key = {each.key: each for each in short}
+        by_place = {each.place: each for each in short}
         keys = keyed_layers(self._folded)
-        layers = [by_key.get(key) or LayerScales(*key, DType.FLOAT32) for key in keys]
-        error = output_error(self._outputs(_scales(short)), self.exact) if short else 0.0
+        layers = [by_place.get(key.place) or LayerScales(*key, DType.FLOAT32) for key in keys]
+        error = output_error(self._outputs(self._scales(short)), self.exact) if short else 0.0
         budget = None if callable(self.budget) else float(self.budget)
-        return Scales(tuple(layers), error, budget, ns, self._float32_ns)
+        sums = self._sums if short else ()
+        return Scales(tuple(layers), error, budget, ns, self._float32_ns, sums)
 
 
 def _is_plain(op: Any) -> bool:
@@ -221,7 +245,7 @@ def _is_plain(op: Any) -> bool:
 
 
 def _form(
-    forms: Mapping[LayerKey, Mapping[DType, LayerScales]], key: LayerKey, dtype: DType
+    forms: Mapping[LayerKey, Forms], key: LayerKey, dtype: DType
 ) -> LayerScales | None:
     """As calibrated; a layer whose x has no steps, such as a recurrence, by its dtype alone."""
     if key in forms:
@@ -234,5 +258,6 @@ def _layers(changes: Iterable[_Change]) -> list[LayerScales]:
     return [one for each in changes for one in each.scales]
 
 
-def _scales(layers: Iterable[LayerScales]) -> Scales:
-    return Scales(tuple(layers), 0.0, None, 0.0, 0.0)
+def _check_finite(layer: str, x: Array) -> None:
+    if not np.isfinite(x).all():
+        raise InvalidInput(f"{layer} meets NaN or infinite values on the data")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sparsejit.api.scales import Scales
 from sparsejit.ir.graph import Graph, Node
-from sparsejit.ir.layer_scales import LayerScales
+from sparsejit.ir.layer_scales import LayerScales, SumScales
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions
@@ -18,6 +18,7 @@ from sparsejit.lowering.convolution.int8_convolutions import (
 )
 from sparsejit.lowering.dtypes import parsed_dtypes, with_dtypes
 from sparsejit.passes.calibrated_layers import keyed_layers, with_scales
+from sparsejit.passes.calibrated_sums import left_in_floats, with_rounded_sums
 from sparsejit.passes.default import folded, run_passes
 from sparsejit.passes.quantised_layers import quantised_layers
 
@@ -35,7 +36,7 @@ def final_graph(
     """
     layers = quantised_layers(graph)
     if isinstance(dtypes, Scales):
-        final = run_passes(_in_bytes(folded(layers), options, dtypes.layers))
+        final = run_passes(_in_bytes(folded(layers), options, dtypes.layers, dtypes.sums))
     else:
         if not set(parsed_dtypes(dtypes).values()) - {DType.INT8}:
             layers = with_byte_layers(layers, options)
@@ -48,24 +49,32 @@ def _is_made_in_steps(node: Node | None) -> bool:
     return node is not None and isinstance(node.op, Convolution) and node.op.rounding is not None
 
 
-def _in_bytes(graph: Graph, options: ModelOptions, scales: Sequence[LayerScales]) -> Graph:
+def _in_bytes(
+    graph: Graph,
+    options: ModelOptions,
+    scales: Sequence[LayerScales],
+    sums: Sequence[SumScales],
+) -> Graph:
     """The graph with layers as calibrated, without int8 for convolutions that it makes slower.
 
     A convolution in float32 stays among those calibrated where it reads what others make in bytes:
-    their steps are its. Where x would have to be rounded for it, nothing is gained.
+    their steps are its. Where x would have to be rounded for it, nothing is gained, and neither is
+    by rounding what a sum in float32 adds.
     """
     while True:
-        made = with_scales(graph, scales)
+        made = with_rounded_sums(with_scales(graph, scales), sums)
         made = with_cheapest_convolutions(with_byte_layers(made, options), options)
         producers = made.producers()
         lost = {
-            key
+            key.place
             for key, node in keyed_layers(made).items()
             if isinstance(node.op, Convolution)
             and node.op.dtype is DType.FLOAT32
             and not _is_made_in_steps(producers.get(node.inputs[0]))
         }
-        kept = [each for each in scales if each.dtype is not DType.INT8 or each.key not in lost]
-        if len(kept) == len(scales):
+        kept = [each for each in scales if each.dtype is not DType.INT8 or each.place not in lost]
+        in_floats = left_in_floats(made)
+        short = [each for each in sums if each.name not in in_floats]
+        if (len(kept), len(short)) == (len(scales), len(sums)):
             return made
-        scales = kept
+        scales, sums = kept, short

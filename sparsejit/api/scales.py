@@ -13,14 +13,14 @@ from sparsejit.artefact.arrays import ArrayReader, ArrayWriter
 from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.errors import DamagedFile
 from sparsejit.ir.graph import Array
-from sparsejit.ir.layer_scales import LayerScales
+from sparsejit.ir.layer_scales import LayerScales, SumScales
 from sparsejit.ir.spec import DType
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 KIND = "scales"
-_RECORDS = RecordCodec((LayerScales,))
+_RECORDS = RecordCodec((LayerScales, SumScales))
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +33,7 @@ class Scales(Shown):
         budget: what `error` may be; None where a function decided
         predicted_ns: nanoseconds of one run, stored so
         float32_ns: the same, all in float32
+        sums: the steps of sums between convolutions in bytes
     """
 
     layers: tuple[LayerScales, ...]
@@ -40,6 +41,7 @@ class Scales(Shown):
     budget: float | None
     predicted_ns: float
     float32_ns: float
+    sums: tuple[SumScales, ...] = ()
 
     @property
     def dtypes(self) -> dict[str, str]:
@@ -104,14 +106,17 @@ def scales_to_data(scales: Scales) -> tuple[dict[str, Any], dict[str, Array]]:
         "budget": -1.0 if scales.budget is None else float(scales.budget),
         "predicted_ns": float(scales.predicted_ns),
         "float32_ns": float(scales.float32_ns),
+        "sums": list(map(_RECORDS.encode, scales.sums)),
     }
     return header, writer.tensors
 
 
 def read_scales(header: Any, tensors: Mapping[str, Array]) -> Scales:
     """What `scales_to_data` took apart. Raises DamagedFile, without the file's name."""
-    layers, *numbers = fields_of(
-        header, layers=list, error=float, budget=float, predicted_ns=float, float32_ns=float
+    layers, sums, *numbers = fields_of(
+        header,
+        **dict.fromkeys(("layers", "sums"), list),
+        **dict.fromkeys(("error", "budget", "predicted_ns", "float32_ns"), float),
     )
     reader, found = ArrayReader(tensors), []
     for data in layers:
@@ -125,4 +130,6 @@ def read_scales(header: Any, tensors: Mapping[str, Array]) -> Scales:
         found.append(one)
     reader.finish()
     error, budget, predicted_ns, float32_ns = numbers
-    return Scales(tuple(found), error, None if budget < 0 else budget, predicted_ns, float32_ns)
+    limit = None if budget < 0 else budget
+    kept = tuple(map(_RECORDS.decode, sums))
+    return Scales(tuple(found), error, limit, predicted_ns, float32_ns, kept)

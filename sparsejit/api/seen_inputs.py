@@ -2,57 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from sparsejit.api.variant import TiledGraph, Variant, lowered_variant
 from sparsejit.ir.graph import Array, Graph, Node, Value
-from sparsejit.ir.layer_scales import LayerKey
 from sparsejit.ir.ops.convolution import Convolution, windows
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.passes.calibrated_layers import keyed_layers
+from sparsejit.passes.calibrated_sums import sums_of_images
 from sparsejit.passes.default import run_passes
 
 # Rows of x that are kept of a layer: what its error is measured on.
 _MOST_ROWS = 256
 _FEWEST_ROWS = 16  # of each element of the data
+_ELEMENTS_A_ROW = 16  # kept of a value that no layer multiplies
 
 
-class SeenInput:
-    """The x of one layer.
+class SeenValues:
+    """Some of a value's elements, one a row, and its range.
 
     Attributes:
-        weights: float32 (out, in), an output's weights as rows of x meet them
-        rows: float32 (n, in), some of those that were multiplied
-        least: the least value of x, 0 included, for zeros are padded
-        largest: the largest value of x, 0 included
+        rows: float32 (n, 1)
+        least: the least value, 0 included, for zeros are padded
+        largest: the largest value, 0 included
     """
 
-    def __init__(self, node: Node, weights: Array, seed: int) -> None:
-        self._op = node.op
-        self._kernel = weights.shape[2:]
+    def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
         self._rows: list[Array] = []
-        self.weights = weights.reshape(len(weights), -1)
         self.least = self.largest = 0.0
 
     @property
     def rows(self) -> Array:
         return np.concatenate(self._rows)
 
+    def add(self, x: Array, most: int) -> None:
+        """Take in the value of one run, and keep that many of its rows."""
+        self.least = min(self.least, float(x.min(initial=0.0)))
+        self.largest = max(self.largest, float(x.max(initial=0.0)))
+        self._rows.append(self._some_rows(x, most))
+
+    def _some_rows(self, x: Array, most: int) -> Array:
+        chosen = self._rng.integers(0, x.size, _ELEMENTS_A_ROW * most)
+        return np.array(x.reshape(-1)[chosen], np.float32)[:, None]
+
+
+class SeenInput(SeenValues):
+    """The x of one layer, of which whole rows are kept.
+
+    Attributes:
+        weights: float32 (out, in), an output's weights as rows of x meet them
+        rows: float32 (n, in), some of those that were multiplied
+    """
+
+    def __init__(self, node: Node, weights: Array, seed: int) -> None:
+        super().__init__(seed)
+        self._op = node.op
+        self._kernel = weights.shape[2:]
+        self.weights = weights.reshape(len(weights), -1)
+
     @property
     def has_own_rows(self) -> bool:
         """Whether a row is a sample's or a token's own, which may have a step of its own."""
         return isinstance(self._op, Linear)
 
-    def add(self, x: Array, most: int) -> None:
-        """Take in the x of one run, and keep that many of its rows."""
-        self.least = min(self.least, float(x.min(initial=0.0)))
-        self.largest = max(self.largest, float(x.max(initial=0.0)))
+    def _some_rows(self, x: Array, most: int) -> Array:
         rows = _windows_of(self._op, x, self._kernel) if isinstance(self._op, Convolution) else x
         inputs = self.weights.shape[1]
         count = rows.size // inputs
@@ -63,7 +82,7 @@ class SeenInput:
             found = np.moveaxis(rows, 1, -1 - rank)[places]
         else:
             found = rows.reshape(count, inputs)[chosen]
-        self._rows.append(np.array(found, np.float32).reshape(len(chosen), inputs))
+        return np.array(found, np.float32).reshape(len(chosen), inputs)
 
 
 def _windows_of(op: Convolution, x: Array, kernel: Sequence[int]) -> Array:
@@ -84,7 +103,7 @@ def takes_steps(node: Node, graph: Graph) -> bool:
 
 
 class WatchedModel:
-    """A model in float32 that also gives the x of each layer that may have steps."""
+    """A model in float32 that also gives what may have steps: x of layers, operands of sums."""
 
     def __init__(self, graph: Graph, options: ModelOptions) -> None:
         """`graph` is folded, and its batch fixed."""
@@ -92,21 +111,18 @@ class WatchedModel:
         self.layers = {
             key: node for key, node in keyed_layers(graph).items() if takes_steps(node, graph)
         }
-        own = (node.inputs[0] for node in self.layers.values())
+        self.sums = sums_of_images(graph)
+        own = [node.inputs[0] for node in self.layers.values()]
+        own += [value for node in self.sums.values() for value in node.inputs]
         watched = [value for value in dict.fromkeys(own) if value not in graph.constants]
         self._places = {value: number for number, value in enumerate(watched, self._outputs)}
         self._variant = watching(graph, watched, options)
 
-    def run(self, inputs: Sequence[Array]) -> tuple[list[Array], dict[LayerKey, Array]]:
-        """The outputs, and the x of each layer."""
+    def run(self, inputs: Sequence[Array]) -> tuple[list[Array], dict[Value, Array]]:
+        """The outputs, and what layers and sums read."""
         results = self._variant.call.run(*inputs)
-        return results[: self._outputs], dict(self._inputs_of(results))
-
-    def _inputs_of(self, results: Sequence[Array]) -> Iterator[tuple[LayerKey, Array]]:
-        for key, node in self.layers.items():
-            place = self._places.get(node.inputs[0])
-            if place is not None:
-                yield key, results[place]
+        found = {value: results[place] for value, place in self._places.items()}
+        return results[: self._outputs], found
 
 
 def watching(graph: Graph, watched: Sequence[Value], options: ModelOptions) -> Variant:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
 
-from sparsejit.api.seen_inputs import SeenInput
+from sparsejit.api.seen_inputs import SeenInput, SeenValues
 from sparsejit.ir.graph import Array
 from sparsejit.ir.layer_scales import LayerKey, LayerScales
+from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.reference import stored_weights
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, OVERFLOWS_AT, SMALLEST_SCALE, DType
@@ -40,43 +41,77 @@ class _InputSteps(NamedTuple):
         return np.asarray(clipped * np.float32(self.scale), np.float32)
 
 
-def short_forms(key: LayerKey, seen: SeenInput) -> Mapping[DType, LayerScales]:
-    """The best that each short dtype can do for a layer, without those that cannot hold it."""
-    x, exact = seen.rows, seen.rows @ seen.weights.T
-    matrix, whole = SparseMatrix(seen.weights), float(np.square(exact).mean()) or 1.0
-    found = {DType.INT8: _as_int8(key, seen, matrix, exact)}
-    largest = float(np.abs(seen.weights).max(initial=0.0))
-    for dtype in (DType.BFLOAT16, DType.FLOAT16):
-        if largest < OVERFLOWS_AT[dtype]:
-            stored = stored_weights(matrix, dtype).astype(np.float32)
-            error = np.square(x @ stored.T - exact).mean()
-            found[dtype] = LayerScales(*key, dtype, error=float(error))
-    return {
-        dtype: replace(each, error=float(np.sqrt(each.error / whole)))
-        for dtype, each in found.items()
-    }
+Forms = Mapping[DType, LayerScales]
 
 
-def _as_int8(key: LayerKey, seen: SeenInput, matrix: SparseMatrix, exact: Array) -> LayerScales:
-    """With one step for x, or one a row where that is better or safer; errors are squares."""
-    x, weights = seen.rows, stored_weights(matrix, DType.INT8).astype(np.float32).T
-    pairs = ((steps, steps.of(x) @ weights - exact) for steps in _choices(seen))
-    best, off = min(pairs, key=lambda pair: float(np.square(pair[1]).mean()))
-    correction = _correction(off)
-    if correction is not None:
-        off = off + correction
-    error = float(np.square(off).mean())
-    if seen.has_own_rows:
-        own = float(np.square(_by_rows(x) @ weights - exact).mean())
-        if own * _MOST_TIMES**2 < error or len(x) < _FEWEST_ROWS:
-            return LayerScales(*key, DType.INT8, how="each row", error=own)
-    steps = float(np.float32(best.scale)), best.shift
-    return LayerScales(
-        *key, DType.INT8, *steps, how=best.how, error=error, correction=correction
+def short_forms(layers: Mapping[LayerKey, SeenInput]) -> dict[LayerKey, Forms]:
+    """The best that each short dtype can do for layers of one x, which have one step for it.
+
+    A dtype that cannot hold the weights is left out.
+    """
+    errors = [_LayerErrors(key, seen) for key, seen in layers.items()]
+    choices = list(_choices(errors[0].seen))
+    best = min(choices, key=lambda steps: sum(each.of_steps(steps) for each in errors))
+    return {each.key: dict(each.forms(best)) for each in errors}
+
+
+class _LayerErrors:
+    """What roundings change in the outputs of one layer; as shares of their mean square."""
+
+    def __init__(self, key: LayerKey, seen: SeenInput) -> None:
+        self.key, self.seen = key, seen
+        self._x, self._matrix = seen.rows, SparseMatrix(seen.weights)
+        self._exact = self._x @ seen.weights.T
+        self._whole = float(np.square(self._exact).mean()) or 1.0
+        self._int8 = stored_weights(self._matrix, DType.INT8).astype(np.float32).T
+
+    def of_steps(self, steps: _InputSteps) -> float:
+        """With int8, and x in these steps."""
+        return self._square(self._off(steps))
+
+    def _off(self, steps: _InputSteps) -> Array:
+        return np.asarray(steps.of(self._x) @ self._int8 - self._exact)
+
+    def _square(self, off: Array) -> float:
+        return float(np.square(off).mean()) / self._whole
+
+    def forms(self, steps: _InputSteps) -> Iterator[tuple[DType, LayerScales]]:
+        """The layer in each short dtype that can hold it, with these steps in int8."""
+        yield DType.INT8, self._as_int8(steps)
+        largest = float(np.abs(self.seen.weights).max(initial=0.0))
+        for dtype in (DType.BFLOAT16, DType.FLOAT16):
+            if largest < OVERFLOWS_AT[dtype]:
+                stored = stored_weights(self._matrix, dtype).astype(np.float32)
+                square = self._square(self._x @ stored.T - self._exact)
+                yield dtype, LayerScales(*self.key, dtype, error=sqrt(square))
+
+    def _as_int8(self, steps: _InputSteps) -> LayerScales:
+        """With one step for x, or one a row where that is better or safer."""
+        off = self._off(steps)
+        correction = _correction(off)
+        square = self._square(off if correction is None else off + correction)
+        if self.seen.has_own_rows:
+            own = self._square(_by_rows(self._x) @ self._int8 - self._exact)
+            if own * _MOST_TIMES**2 < square or len(self._x) < _FEWEST_ROWS:
+                return LayerScales(*self.key, DType.INT8, how="each row", error=sqrt(own))
+        scale = float(np.float32(steps.scale))
+        return LayerScales(
+            *(*self.key, DType.INT8, scale, steps.shift, steps.how),
+            error=sqrt(square),
+            correction=correction,
+        )
+
+
+def steps_of_values(seen: SeenValues) -> QuantisedSteps:
+    """The steps of a value in which it errs least itself."""
+    rows = seen.rows
+    best = min(
+        _choices(seen), key=lambda steps: float(np.square(steps.of(rows) - rows).mean())
     )
+    return QuantisedSteps(best.scale, best.shift)
 
 
-def _choices(seen: SeenInput) -> Iterator[_InputSteps]:
+def _choices(seen: SeenValues) -> Iterator[_InputSteps]:
     least, largest = seen.least, seen.largest
     yield _between(least, largest, "range")
     for share in _SHARES:

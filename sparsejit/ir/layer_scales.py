@@ -12,11 +12,19 @@ from sparsejit.ir.spec import DType
 
 
 class LayerKey(NamedTuple):
-    """Tells a layer of a model: its name, its weights', and which of several that share both."""
+    """Names a layer of a model. Its weights, and which of several that share them, tell it apart.
+
+    Its own name may change: a sum inside a convolution gives it the sum's.
+    """
 
     layer: str
     weights: str
     number: int
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What passes leave as it is."""
+        return self.weights, self.number
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +34,7 @@ class LayerScales:
     Attributes:
         layer: its name in the model, as `explain()` has it
         weights: the name of its weights
-        number: which it is of layers of these names, from 0
+        number: which it is of the layers that have these weights, from 0
         dtype: how its weights are to be stored
         input_scale: with int8, the step of x; None where each row of x is measured at every call
         input_shift: the zero point of x, -128 to 127; None without a step
@@ -58,6 +66,26 @@ class LayerScales:
                 raise InvalidInput(f"{self.layer}: only int8 has an input_scale, leave it out")
 
     @property
+    def place(self) -> tuple[str, int]:
+        """As of its key."""
+        return self.key.place
+
+    @property
     def key(self) -> LayerKey:
         """What tells it from the model's other layers."""
         return LayerKey(self.layer, self.weights, self.number)
+
+
+@dataclass(frozen=True)
+class SumScales:
+    """The steps of what a sum of images adds, so that it may stay in bytes.
+
+    Attributes:
+        name: of the sum's result
+        first: the steps of its first operand, where no layer reads that in steps
+        second: the steps of its second operand, likewise
+    """
+
+    name: str
+    first: QuantisedSteps
+    second: QuantisedSteps

@@ -36,26 +36,26 @@ def keyed_layers(graph: Graph) -> dict[LayerKey, Node]:
 
 
 class _Numbering:
-    """Counts layers of the same names."""
+    """Counts layers of the same weights."""
 
     def __init__(self) -> None:
-        self._seen: Counter[tuple[str, str]] = Counter()
+        self._seen: Counter[str] = Counter()
 
     def __call__(
         self, op: Operator, inputs: Sequence[Value], outputs: Sequence[Value]
     ) -> LayerKey:
         place = 1 if isinstance(op, Linear | Convolution) else -2  # before the bias
-        names = outputs[0].origin.layer, inputs[place].origin.name
-        self._seen[names] += 1
-        return LayerKey(*names, self._seen[names] - 1)
+        layer, weights = outputs[0].origin.layer, inputs[place].origin.name
+        self._seen[weights] += 1
+        return LayerKey(layer, weights, self._seen[weights] - 1)
 
 
 def with_scales(graph: Graph, layers: Iterable[LayerScales]) -> Graph:
     """The graph with its float32 layers stored as these say; others stay as they are."""
-    by_key = {each.key: each for each in layers if each.dtype is not DType.FLOAT32}
+    by_place = {each.place: each for each in layers if each.dtype is not DType.FLOAT32}
 
     def store(site: Site, op: STORING, key: LayerKey) -> Sequence[Value] | None:
-        found = by_key.get(key)
+        found = by_place.get(key.place)
         if found is None or op.dtype is not DType.FLOAT32:
             return None
         if not isinstance(op, Linear | Convolution):
@@ -72,10 +72,10 @@ def in_float32(graph: Graph, layers: Iterable[LayerScales]) -> Graph:
 
     Layers that the model itself has in steps of a zero point stay so, if these do not name them.
     """
-    by_key = {each.key: each for each in layers if each.dtype is not DType.FLOAT32}
+    by_place = {each.place: each for each in layers if each.dtype is not DType.FLOAT32}
 
     def restore(site: Site, op: STORING, key: LayerKey) -> Sequence[Value] | None:
-        found = by_key.get(key)
+        found = by_place.get(key.place)
         if op.dtype is DType.FLOAT32:
             return None
         if not isinstance(op, Linear | Convolution):

@@ -84,7 +84,7 @@ def test_rows_of_a_convolution_are_its_windows(layer: nn.Module) -> None:
 def test_the_error_of_a_layer_is_what_its_code_has() -> None:
     model, x = nn.Sequential(nn.Linear(64, 48)).eval(), torch.randn(200, 64).relu()
     exact = (x @ model[0].weight.T).detach().numpy()
-    for dtype, form in short_forms(KEY, seen_by(model, x)).items():
+    for dtype, form in short_forms({KEY: seen_by(model, x)})[KEY].items():
         fast = sparsejit.compile(model, (x,), dtype=scales_of(form))
         assert layers_of(fast)["0"].dtype is dtype
         found = fast(x).numpy() - model[0].bias.detach().numpy()
@@ -110,10 +110,10 @@ def test_a_range_with_far_values_is_cut_or_measured_by_rows() -> None:
     layer = nn.Linear(64, 16).eval()
     x = torch.randn(250, 64)
     x[3, 5] = 400.0  # in one row of many
-    form = short_forms(KEY, seen_by(layer, x))[DType.INT8]
+    form = short_forms({KEY: seen_by(layer, x)})[KEY][DType.INT8]
     assert form.input_scale is None and form.how == "each row"
     x = torch.rand(250, 64)  # all rows alike: steps of one sign are finer
-    form = short_forms(KEY, seen_by(layer, x))[DType.INT8]
+    form = short_forms({KEY: seen_by(layer, x)})[KEY][DType.INT8]
     assert form.input_shift == -128 and form.error < 0.005
 
 
@@ -121,7 +121,7 @@ def test_a_correction_takes_off_the_mean_error() -> None:
     """A bias of weights' rounding, where x is far from 0."""
     layer = nn.Linear(300, 8).eval()
     x = 5 + 0.1 * torch.randn(200, 300)
-    form = short_forms(KEY, seen_by(layer, x))[DType.INT8]
+    form = short_forms({KEY: seen_by(layer, x)})[KEY][DType.INT8]
     assert form.correction is not None
     seen = seen_by(layer, x)
     stored = stored_weights(SparseMatrix(seen.weights), DType.INT8)
