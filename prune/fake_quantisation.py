@@ -102,14 +102,12 @@ def _forward(module: nn.Module, layers: Sequence[LayerScales]) -> Callable[..., 
     turns = cycle(layers)
 
     def linear(x: Tensor) -> Tensor:
-        layer = next(turns)
         assert isinstance(module, nn.Linear)
-        return functional.linear(_input(layer, x), _weight(layer, module.weight), module.bias)
+        return functional.linear(*_rounded(next(turns), x, module.weight), module.bias)
 
     def convolution(x: Tensor) -> Tensor:
-        layer = next(turns)
         assert isinstance(module, nn.Conv1d | nn.Conv2d)
-        return module._conv_forward(_input(layer, x), _weight(layer, module.weight), module.bias)
+        return module._conv_forward(*_rounded(next(turns), x, module.weight), module.bias)
 
     return linear if isinstance(module, nn.Linear) else convolution
 
@@ -129,6 +127,15 @@ def _recurrent(module: nn.RNNBase, layers: dict[str, LayerScales]) -> Callable[.
             module._flat_weights = before
 
     return forward
+
+
+def _rounded(layer: LayerScales, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """What takes the place of x and weights, their channels equalised before they are rounded."""
+    if layer.factors is not None:
+        factors = torch.from_numpy(layer.factors).to(weight)
+        around = (1,) * (weight.ndim - 2)
+        x, weight = x / factors.view(-1, *around), weight * factors.view(-1, *around)
+    return _input(layer, x), _weight(layer, weight)
 
 
 def _weight(layer: LayerScales, weight: Tensor) -> Tensor:

@@ -124,8 +124,9 @@ class ChosenScales:
             SumScales(name, *map(steps_of_values, pair)) for name, pair in sums.items()
         )
         forms: dict[LayerKey, Forms] = {}
+        alone = self._watched[id(self.elements[0].graph)].alone
         for group in self._of_one_x(layers):
-            forms.update(short_forms(group))
+            forms.update(short_forms(group, alone.issuperset(group)))
         return forms
 
     def _of_one_x(

@@ -62,7 +62,7 @@ def _in_bytes(
     by rounding what a sum in float32 adds.
     """
     while True:
-        made = with_rounded_sums(with_scales(graph, scales), sums)
+        made = with_rounded_sums(folded(with_scales(graph, scales)), sums)
         made = with_cheapest_convolutions(with_byte_layers(made, options), options)
         producers = made.producers()
         lost = {

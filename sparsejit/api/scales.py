@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 KIND = "scales"
+_ARRAYS = ("correction", "factors")
 _RECORDS = RecordCodec((LayerScales, SumScales))
 
 
@@ -68,8 +69,9 @@ class Scales(Shown):
         from rich.text import Text
 
         saved = 1 - self.predicted_ns / self.float32_ns if self.float32_ns else 0.0
+        short = sum(each.dtype is not DType.FLOAT32 for each in self.layers)
         title = (
-            f"{len(self.dtypes)} of {len(self.layers)} layers stored short: "
+            f"{short} of {len(self.layers)} layers stored short: "
             f"{self.error:.2g} of the largest output, {saved:.0%} less time predicted"
         )
         table = table_of("", ("layer", "dtype", "x"), ("error", "saves ns"))
@@ -95,8 +97,11 @@ def scales_to_data(scales: Scales) -> tuple[dict[str, Any], dict[str, Array]]:
     writer = ArrayWriter()
     layers = [
         {
-            "scales": _RECORDS.encode(replace(each, correction=None)),
-            "correction": {} if each.correction is None else writer.add(each.correction),
+            "scales": _RECORDS.encode(replace(each, correction=None, factors=None)),
+            **{
+                name: {} if (array := getattr(each, name)) is None else writer.add(array)
+                for name in _ARRAYS
+            },
         }
         for each in scales.layers
     ]
@@ -120,16 +125,21 @@ def read_scales(header: Any, tensors: Mapping[str, Array]) -> Scales:
     )
     reader, found = ArrayReader(tensors), []
     for data in layers:
-        record, described = fields_of(data, scales=dict, correction=dict)
-        one = _RECORDS.decode(record)
-        if described:
-            correction = reader.read(described)
-            if correction.ndim != 1 or correction.dtype.name != "float32":
-                raise DamagedFile(f"has a correction of {correction.dtype}{correction.shape}")
-            one = replace(one, correction=correction)
-        found.append(one)
+        record, *described = fields_of(data, scales=dict, **dict.fromkeys(_ARRAYS, dict))
+        arrays = {
+            name: _vector(reader.read(about))
+            for name, about in zip(_ARRAYS, described, strict=True)
+            if about
+        }
+        found.append(replace(_RECORDS.decode(record), **arrays))
     reader.finish()
     error, budget, predicted_ns, float32_ns = numbers
     limit = None if budget < 0 else budget
     kept = tuple(map(_RECORDS.decode, sums))
     return Scales(tuple(found), error, limit, predicted_ns, float32_ns, kept)
+
+
+def _vector(array: Array) -> Array:
+    if array.ndim != 1 or array.dtype.name != "float32":
+        raise DamagedFile(f"has {array.dtype}{array.shape} where a vector belongs")
+    return array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,8 @@ import numpy as np
 from sparsejit.api.variant import TiledGraph, Variant, lowered_variant
 from sparsejit.ir.graph import Array, Graph, Node, Value
 from sparsejit.ir.ops.convolution import Convolution, windows
+from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions
@@ -20,6 +23,8 @@ from sparsejit.passes.default import run_passes
 # Rows of x that are kept of a layer: what its error is measured on.
 _MOST_ROWS = 256
 _FEWEST_ROWS = 16  # of each element of the data
+_TAKES_FACTORS = Linear | Convolution | Pointwise | Chain  # into weights, or a step of a chain
+_MOST_FACTOR = 64.0  # of a channel, to the geometric mean
 _ELEMENTS_A_ROW = 16  # kept of a value that no layer multiplies
 
 
@@ -63,8 +68,41 @@ class SeenInput(SeenValues):
     def __init__(self, node: Node, weights: Array, seed: int) -> None:
         super().__init__(seed)
         self._op = node.op
+        self._shape = weights.shape
         self._kernel = weights.shape[2:]
+        self._axis = 1 if isinstance(node.op, Convolution) else -1
+        self._ranges = np.zeros((2, weights.shape[1]), np.float32)  # of each channel
         self.weights = weights.reshape(len(weights), -1)
+
+    def add(self, x: Array, most: int) -> None:
+        super().add(x, most)
+        others = tuple(np.delete(np.arange(x.ndim), self._axis))
+        least, largest = x.min(others, initial=0.0), x.max(others, initial=0.0)
+        self._ranges[0] = np.minimum(self._ranges[0], least)
+        self._ranges[1] = np.maximum(self._ranges[1], largest)
+
+    @property
+    def factors(self) -> Array:
+        """What divides each channel of x so that neither it nor its weights have few steps."""
+        weights = np.abs(self.weights.reshape(self._shape))
+        of_weights = weights.max(axis=tuple(np.delete(np.arange(weights.ndim), 1)))
+        of_x = np.abs(self._ranges).max(axis=0)
+        used = (of_weights > 0) & (of_x > 0)
+        ratios = np.sqrt(np.divide(of_x, of_weights, where=used, out=np.ones_like(of_x)))
+        middle = np.exp(np.log(ratios[used]).mean()) if used.any() else 1.0
+        factors = np.where(used, ratios / middle, 1.0)
+        return np.asarray(factors.clip(1 / _MOST_FACTOR, _MOST_FACTOR), np.float32)
+
+    def equalised(self) -> SeenInput:
+        """The same with x divided, and weights multiplied, by `factors`."""
+        factors = self.factors
+        twin = copy(self)
+        twin._ranges = (self._ranges / factors).astype(np.float32)
+        each = np.repeat(factors, self.weights.shape[1] // len(factors))
+        twin.weights = self.weights * each
+        twin._rows = [rows / each for rows in self._rows]
+        twin.least, twin.largest = float(twin._ranges[0].min()), float(twin._ranges[1].max())
+        return twin
 
     @property
     def has_own_rows(self) -> bool:
@@ -103,7 +141,15 @@ def takes_steps(node: Node, graph: Graph) -> bool:
 
 
 class WatchedModel:
-    """A model in float32 that also gives what may have steps: x of layers, operands of sums."""
+    """A model in float32 that also gives what may have steps: x of layers, operands of sums.
+
+    Attributes:
+        graph: what it runs
+        layers: those whose x may have steps
+        sums: those of images
+        alone: layers that alone read what a product or a function of elements makes: another scale
+            of it costs nothing, or a step of a chain
+    """
 
     def __init__(self, graph: Graph, options: ModelOptions) -> None:
         """`graph` is folded, and its batch fixed."""
@@ -117,12 +163,24 @@ class WatchedModel:
         watched = [value for value in dict.fromkeys(own) if value not in graph.constants]
         self._places = {value: number for number, value in enumerate(watched, self._outputs)}
         self._variant = watching(graph, watched, options)
+        readers, producers = graph.consumers(), graph.producers()
+        self.alone = {
+            key
+            for key, node in self.layers.items()
+            if len(readers[node.inputs[0]]) == 1
+            and node.inputs[0] not in graph.outputs
+            and isinstance(_op_of(producers.get(node.inputs[0])), _TAKES_FACTORS)
+        }
 
     def run(self, inputs: Sequence[Array]) -> tuple[list[Array], dict[Value, Array]]:
         """The outputs, and what layers and sums read."""
         results = self._variant.call.run(*inputs)
         found = {value: results[place] for value, place in self._places.items()}
         return results[: self._outputs], found
+
+
+def _op_of(node: Node | None) -> Operator | None:
+    return None if node is None else node.op
 
 
 def watching(graph: Graph, watched: Sequence[Value], options: ModelOptions) -> Variant:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import sqrt
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ _PERCENTILES = (99.99, 99.9, 99.0)
 _MOST_TIMES = 1.1
 # So few rows do not tell how large others are.
 _FEWEST_ROWS = 64
+# Equalised channels may have this share of the error at most.
+_EQUALISED_GAIN = 0.95
 # A correction is kept where rows that it was not made from lose at least this share of their error.
 _LEAST_GAIN = 0.005
 
@@ -44,11 +47,22 @@ class _InputSteps(NamedTuple):
 Forms = Mapping[DType, LayerScales]
 
 
-def short_forms(layers: Mapping[LayerKey, SeenInput]) -> dict[LayerKey, Forms]:
+def short_forms(
+    layers: Mapping[LayerKey, SeenInput], may_equalise: bool = False
+) -> dict[LayerKey, Forms]:
     """The best that each short dtype can do for layers of one x, which have one step for it.
 
-    A dtype that cannot hold the weights is left out.
+    A dtype that cannot hold the weights is left out. Channels are equalised where they may be, and
+    that is clearly better.
     """
+    if may_equalise:
+        ((key, seen),) = layers.items()
+        twin = seen.equalised()
+        plain, other = short_forms({key: seen})[key], short_forms({key: twin})[key]
+        if other[DType.INT8].error < _EQUALISED_GAIN * plain[DType.INT8].error:
+            form = replace(other[DType.INT8], factors=seen.factors)
+            return {key: {**plain, DType.INT8: form}}
+        return {key: plain}
     errors = [_LayerErrors(key, seen) for key, seen in layers.items()]
     choices = list(_choices(errors[0].seen))
     best = min(choices, key=lambda steps: sum(each.of_steps(steps) for each in errors))

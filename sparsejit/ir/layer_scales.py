@@ -43,6 +43,8 @@ class LayerScales:
         error: root mean square of its error, of the outputs' root mean square, on the data, alone
         saved_ns: nanoseconds a run that it is predicted to save, with others of this name
         correction: added to the bias, (out,): less the mean error; None for none
+        factors: by which channels of x are divided and their weights multiplied, (in,), before both
+            are rounded, so that no channel has few steps; None for none
     """
 
     layer: str
@@ -55,6 +57,7 @@ class LayerScales:
     error: float = 0.0
     saved_ns: float = 0.0
     correction: Array | None = field(default=None, repr=False)
+    factors: Array | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Raises InvalidInput for steps that cannot be, or that are of another dtype."""

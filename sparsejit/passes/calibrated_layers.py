@@ -1,6 +1,7 @@
 """Stores layers as calibration says, and takes that back.
 
-    y = linear(x, W, b)      ->      y = linear[int8; scale, shift](x, W, b + correction)
+    y = linear(x, W, b)      ->      z = x / factors
+                                     y = linear[int8; scale, shift](z, W factors, b + correction)
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from sparsejit.ir.graph import Array, Graph, Node, Origin, Value
 from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.ir.ops.sampling import GruStep, SumOfRows
@@ -62,7 +64,10 @@ def with_scales(graph: Graph, layers: Iterable[LayerScales]) -> Graph:
             return site.add(replace(op, dtype=found.dtype), *site.inputs)
         scale, shift = found.input_scale, found.input_shift
         made = replace(op, dtype=found.dtype, input_scale=scale, input_shift=shift)
-        return _with_bias(site, made, found.correction)
+        x, weights, *others = site.inputs
+        if found.factors is not None:
+            x, weights = _equalised(site, op, found.factors)
+        return _with_bias(site, made, (x, weights, *others), found.correction)
 
     return _at_layers(graph, store)
 
@@ -86,7 +91,9 @@ def in_float32(graph: Graph, layers: Iterable[LayerScales]) -> Graph:
         if isinstance(plain, Convolution):
             plain = replace(plain, rounding=None)
         correction = None if found is None else found.correction
-        return _with_bias(site, plain, None if correction is None else -correction)
+        return _with_bias(
+            site, plain, site.inputs, None if correction is None else -correction
+        )
 
     return _at_layers(graph, restore)
 
@@ -105,14 +112,35 @@ def _at_layers(
     return rewrite(graph, rule)
 
 
+def _equalised(
+    site: Site, op: Linear | Convolution, factors: Array
+) -> tuple[Value, Value]:
+    """x / factors and weights * factors; before a relu, where the product behind it takes them."""
+    x, weights = site.inputs[:2]
+    array = site.array(weights)
+    assert array is not None
+    around = (1,) * (array.ndim - 2)
+    divided = site.constant((1 / factors).astype(np.float32).reshape(-1, *around))
+    times = site.constant((array * factors.reshape(-1, *around)).astype(np.float32), weights.origin)
+    node = site.producer(x)
+    if node is None or node.op != Pointwise("relu"):
+        return site.one(Pointwise("mul"), x, divided, origin=x.origin), times
+    before = node.inputs[0]
+    scaled = site.one(Pointwise("mul"), before, divided, origin=before.origin)
+    return site.one(node.op, scaled, origin=x.origin), times
+
+
 def _with_bias(
-    site: Site, op: Linear | Convolution, correction: Array | None
+    site: Site,
+    op: Linear | Convolution,
+    inputs: Sequence[Value],
+    correction: Array | None,
 ) -> Sequence[Value]:
-    """The layer, its bias corrected, which it may lack before."""
-    x, weights, *others = site.inputs
+    """The layer of these operands, its bias corrected, which it may lack before."""
+    x, weights, *others = inputs
     bias = site.array(others[0]) if others else np.zeros((), np.float32)
     if correction is None or bias is None:  # of a bias that is computed, nothing is known
-        return (site.one(op, *site.inputs),)
+        return (site.one(op, *inputs),)
     origin = others[0].origin if others else Origin(f"{weights.origin.name}.bias")
     corrected = site.constant((bias + correction).astype(np.float32), origin)
     return (site.one(op, x, weights, corrected, *others[1:]),)
