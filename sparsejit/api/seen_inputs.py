@@ -25,6 +25,7 @@ _MOST_ROWS = 256
 _FEWEST_ROWS = 16  # of each element of the data
 _TAKES_FACTORS = Linear | Convolution | Pointwise | Chain  # into weights, or a step of a chain
 _MOST_FACTOR = 64.0  # of a channel, to the geometric mean
+_FEWEST_VALUES = 256  # of a channel, to tell its range
 _ELEMENTS_A_ROW = 16  # kept of a value that no layer multiplies
 
 
@@ -72,14 +73,21 @@ class SeenInput(SeenValues):
         self._kernel = weights.shape[2:]
         self._axis = 1 if isinstance(node.op, Convolution) else -1
         self._ranges = np.zeros((2, weights.shape[1]), np.float32)  # of each channel
+        self._values = 0  # of a channel
         self.weights = weights.reshape(len(weights), -1)
 
     def add(self, x: Array, most: int) -> None:
         super().add(x, most)
         others = tuple(np.delete(np.arange(x.ndim), self._axis))
+        self._values += x.size // x.shape[self._axis]
         least, largest = x.min(others, initial=0.0), x.max(others, initial=0.0)
         self._ranges[0] = np.minimum(self._ranges[0], least)
         self._ranges[1] = np.maximum(self._ranges[1], largest)
+
+    @property
+    def knows_channels(self) -> bool:
+        """Whether enough was seen of each channel to tell how large it becomes."""
+        return self._values >= _FEWEST_VALUES
 
     @property
     def factors(self) -> Array:

@@ -22,7 +22,7 @@ _SHARES = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 _PERCENTILES = (99.99, 99.9, 99.0)
 # A step for each row costs a look at x: one for all rows may have so many times its error.
 _MOST_TIMES = 1.1
-# So few rows do not tell how large others are.
+# So few rows do not tell what others are like.
 _FEWEST_ROWS = 64
 # Equalised channels may have this share of the error at most.
 _EQUALISED_GAIN = 0.95
@@ -55,8 +55,8 @@ def short_forms(
     A dtype that cannot hold the weights is left out. Channels are equalised where they may be, and
     that is clearly better.
     """
-    if may_equalise:
-        ((key, seen),) = layers.items()
+    ((key, seen), *_) = layers.items()
+    if may_equalise and seen.knows_channels:
         twin = seen.equalised()
         plain, other = short_forms({key: seen})[key], short_forms({key: twin})[key]
         if other[DType.INT8].error < _EQUALISED_GAIN * plain[DType.INT8].error:
@@ -152,7 +152,7 @@ def _by_rows(x: Array) -> Array:
 
 def _correction(off: Array) -> Array | None:
     """Less the mean error of each output, where half of the rows tells that of the others."""
-    if len(off) < 4:
+    if len(off) < _FEWEST_ROWS:
         return None
     from_some, on_others = off[::2].mean(axis=0), off[1::2]
     before = float(np.square(on_others).sum())

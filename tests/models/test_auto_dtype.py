@@ -70,3 +70,14 @@ def test_an_estimator_stays_float32() -> None:
         sparsejit.compile(fitted, x, dtype=scales)
     with pytest.raises(InvalidInput, match="an estimator stays float32"):
         sparsejit.quantise(fitted, [x])
+
+
+def test_auto_of_named_sizes_is_chosen_once() -> None:
+    shapes = {"input": {0: "batch", 1: "time"}}
+    x, longer = torch.randn(2, 3, 256), torch.randn(2, 17, 256)
+    fast = sparsejit.compile(LARGE, (x,), dynamic_shapes=shapes, dtype="auto")
+    with torch.no_grad():
+        assert error(fast(longer), LARGE(longer)) < 0.05
+    stored = {node.op.dtype for node in fast.graph.nodes if hasattr(node.op, "dtype")}
+    others = fast.parts.variants[1].graph.nodes
+    assert {node.op.dtype for node in others if hasattr(node.op, "dtype")} == stored

@@ -125,6 +125,12 @@ def test_a_value_that_others_read_keeps_its_scale() -> None:
     assert all(each.factors is None for each in forms_of(Both().eval(), inputs_of("linear")))
 
 
+def test_few_rows_do_not_tell_how_large_channels_are() -> None:
+    model, x = uneven(nn.ReLU()), inputs_of("linear")
+    assert forms_of(model, x)[1].factors is not None
+    assert forms_of(model, x[:100])[1].factors is None
+
+
 def test_factors_are_saved(tmp_path: Path) -> None:
     model, x = uneven(nn.ReLU()), inputs_of("linear")
     scales = scales_of(*forms_of(model, x))
