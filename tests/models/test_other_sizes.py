@@ -237,7 +237,7 @@ def test_a_system_without_so_many_addresses(monkeypatch: pytest.MonkeyPatch) -> 
     def refuse() -> None:
         raise CompileError("no addresses")
 
-    module = import_module("sparsejit.api.compile_model")
+    module = import_module("sparsejit.api.model_compiler")
     monkeypatch.setattr(module, "KeptWeights", refuse)
     fast = reading()
     for time in (30, 12, 50):
