@@ -11,7 +11,7 @@ from sparsejit.api.compiled_estimator import (
     compile_estimator,
     is_estimator,
 )
-from sparsejit.api.example_calls import calls_of
+from sparsejit.api.example_calls import ExampleCall, calls_of
 from sparsejit.api.final_graph import Dtypes
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.model_compiler import AUTO, ModelCompiler
@@ -168,6 +168,7 @@ def quantise(
     data: Iterable[Any],
     *,
     budget: Budget = BUDGET,
+    example_inputs: Sequence[Any] | None = None,
     constants: Mapping[str, Any] | None = None,
     target: str | Target = "native",
     threads: int | str = 1,
@@ -186,6 +187,8 @@ def quantise(
             arguments, or dicts of those by name
         budget: the error that outputs may have, of the largest one; or a function that gets a list
             of outputs, one for each element of the data, and says whether they are good enough
+        example_inputs: a tuple of the arguments that calls will be like, for what is faster then;
+            by default the first element of the data, whose batch may be another
         constants: as for `compile`
         target: as for `compile`
         threads: as for `compile`
@@ -204,7 +207,8 @@ def quantise(
     calls, allowed = calls_of(data), checked_budget(budget)
     settings = ModelSettings(target, threads, tune=False, exact=False)
     given = True, False, None, constants or {}, None, "float32", settings
-    return ModelCompiler(model, *given).scales(calls, allowed, told(progress))
+    like = None if example_inputs is None else ExampleCall(tuple(example_inputs), {})
+    return ModelCompiler(model, *given).scales(calls, allowed, told(progress), like)
 
 
 def _arguments(

@@ -100,7 +100,13 @@ class ModelCompiler:
         scales = self.dtype.layers if isinstance(self.dtype, Scales) else ()
         return CompiledModel((variant,), inputs, outputs, self.settings, again, sizes, scales)
 
-    def scales(self, calls: Sequence[ExampleCall], budget: Budget, tell: Progress) -> Scales:
+    def scales(
+        self,
+        calls: Sequence[ExampleCall],
+        budget: Budget,
+        tell: Progress,
+        like: ExampleCall | None = None,
+    ) -> Scales:
         """How layers are stored best, by what the model does on these calls."""
         plain = replace(self, free_batch=False)
 
@@ -112,7 +118,7 @@ class ModelCompiler:
             _, graphs, _ = self._read(call.args, call.kwargs)
             return graphs[0].graph
 
-        return ScalesFinder(read, priced, self.options).scales(calls, budget, tell)
+        return ScalesFinder(read, priced, self.options).scales(calls, budget, tell, like)
 
     @property
     def _may_share(self) -> bool:

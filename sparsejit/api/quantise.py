@@ -53,8 +53,14 @@ class ScalesFinder:
     options: ModelOptions
     _known: dict[tuple[Any, ...], ReadModel] = field(default_factory=dict)
 
-    def scales(self, calls: Sequence[ExampleCall], budget: Budget, tell: Progress) -> Scales:
-        """The choice. Raises InvalidInput for a budget that float32 is beyond."""
+    def scales(
+        self,
+        calls: Sequence[ExampleCall],
+        budget: Budget,
+        tell: Progress,
+        like: ExampleCall | None = None,
+    ) -> Scales:
+        """The choice, for calls `like` that or else the first. Raises as `ChosenScales` does."""
         elements = [self._element(call) for call in calls]
         nest = next(iter(self._known.values())).outputs
         leaves = [*calls[0].args, *calls[0].kwargs.values()]
@@ -67,7 +73,7 @@ class ScalesFinder:
             is_one = nest.kind is NestKind.TENSOR
             return results[0] if is_one else unflatten(nest, results)
 
-        priced = self.priced(calls[0])
+        priced = self.priced(like or calls[0])
         return ChosenScales(elements, priced, budget, self.options, as_called, tell).made()
 
     def _element(self, call: ExampleCall) -> CalibrationInput:

@@ -149,6 +149,16 @@ def test_budgets_hold_on_the_data() -> None:
     assert not sparsejit.quantise(model, data, budget=0.0).dtypes
 
 
+def test_gains_are_those_of_calls_like_the_example() -> None:
+    data = [torch.randn(64, 96)]
+    model = perceptron()
+    alone, many = (
+        sparsejit.quantise(model, data, example_inputs=like)
+        for like in ((torch.randn(1, 96),), None)
+    )
+    assert 4 * alone.float32_ns < many.float32_ns  # one sample, and a tile of 64
+
+
 def test_a_function_may_be_the_budget() -> None:
     model, asked = perceptron(), []
 
