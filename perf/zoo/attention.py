@@ -63,15 +63,8 @@ class Bert(nn.Module):
         return self.layers(self.norm(self.words(ids) + self.positions(places)))
 
 
-class VisionLayer(nn.Module):
-    """Attention and two linear layers, each behind a norm, each added to what it reads."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.linear1, self.linear2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+class VisionLayer(BertLayer):
+    """The same layers, each behind a norm and added to what it reads."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x)

@@ -1,6 +1,6 @@
 """Graphs run as machine code between guard pages, and compared with their float64 reference."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,13 +66,17 @@ def run_lowered(lowered: LoweredModel, inputs: Sequence[Array], edge: Edge | Non
 
 
 def run_built(built: Built, inputs: Sequence[Array], edge: Edge | None = None) -> Ran:
-    """Run its code; the workspace is filled with NaN before."""
+    """Run its code; the workspace is filled with NaN before.
+
+    With `edge` arrays begin or end at a guard page, and the workspace ends at one.
+    """
     lowered, program = built
     graph, tiles = lowered.graph, len(inputs[0])
     inputs = [x[:1] if graph.is_shared(number) else x for number, x in enumerate(inputs)]
     given = [_placed(array, edge) for array in inputs]
     made = [_placed(_blank(value.type, tiles), edge) for value in graph.outputs]
-    workspace = _aligned(lowered.workspace_bytes)
+    room = _Workspace(lowered.workspace_bytes, guarded=edge is not None)
+    workspace = room.bytes
     tables = [np.array([each.address for each in group], np.uint64) for group in (given, made)]
     program.memory.function(4)(*(t.ctypes.data for t in tables), workspace.ctypes.data, tiles)
     assert all(each.surroundings_intact() for each in (*given, *made))
@@ -153,9 +157,22 @@ def _placed(array: Array, edge: Edge | None) -> GuardedArray | _Plain:
     return GuardedArray(flat.view(np.float32), edge)
 
 
-def _aligned(size: int) -> Array:
-    raw = np.empty(size + 64, np.uint8)
-    first = -raw.ctypes.data % 64
-    workspace = raw[first : first + size]
-    workspace[:] = 0xFF
-    return workspace
+class _Workspace:
+    """NaN, aligned to cache lines; if `guarded`, the last one ends at a guard page."""
+
+    def __init__(self, size: int, guarded: bool) -> None:
+        lines = np.full(-(-size // 64) * 16 + 16 * (not guarded), np.nan, np.float32)
+        self._guarded = GuardedArray(lines, "end") if guarded else None
+        whole = (lines if self._guarded is None else self._guarded.values).view(np.uint8)
+        self.bytes = whole[-whole.ctypes.data % 64 :]
+
+
+def check_at_guard_pages(
+    built: Built, inputs: Sequence[Array], check: Callable[[list[Array]], None]
+) -> None:
+    """Run one tile at both edges of guarded memory; `check` raises for wrong outputs."""
+
+    def at(edge: Edge) -> None:
+        check([each[0] for each in run_built(built, [x[None] for x in inputs], edge).outputs])
+
+    run_in_child([(f"{edge} of memory", lambda e=edge: at(e)) for edge in EDGES]).assert_clean()

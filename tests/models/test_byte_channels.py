@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 from typing import Any
 
-import native
 import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
 
-from guard import EDGES, Edge, GuardedArray, run_in_child
-from native import built_model, run_built
+from native import built_model, check_at_guard_pages, run_built
 from onnx.reference import ReferenceEvaluator
 from sketch import Sketch, kinds
 from test_byte_convolutions import TARGET, is_near, needs_vnni, quantised
@@ -90,23 +88,11 @@ def test_any_image(space: tuple[int, ...], samples: int, shift: int) -> None:
 
 
 @needs_vnni
-def test_at_guard_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_guard_pages() -> None:
     case = Scaling(samples=2)
     inputs = case.inputs()
     built = built_model(lower_model(case.graph(), ModelOptions(TARGET)))
-
-    def at(edge: Edge) -> None:
-        kept = []
-
-        def guarded(size: int) -> Array:
-            kept.append(GuardedArray(np.full(-(-size // 64) * 16, np.nan, np.float32), "end"))
-            return kept[-1].values.view(np.uint8)
-
-        monkeypatch.setattr(native, "_aligned", guarded)
-        ran = run_built(built, [x[None] for x in inputs], edge)
-        case.check(inputs, [each[0] for each in ran.outputs])
-
-    run_in_child([(f"{edge} of memory", lambda e=edge: at(e)) for edge in EDGES]).assert_clean()
+    check_at_guard_pages(built, inputs, lambda found: case.check(inputs, found))
 
 
 @needs_vnni

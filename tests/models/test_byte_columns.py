@@ -3,14 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-import native
 import numpy as np
 import pytest
 
 pytest.importorskip("onnx")
 
-from guard import EDGES, Edge, GuardedArray, run_in_child
-from native import built_model, run_built
+from native import built_model, check_at_guard_pages, run_built
 from sketch import Sketch
 from test_byte_convolutions import TARGET, is_near, needs_vnni, quantised
 from test_divided_steps import divided
@@ -204,22 +202,14 @@ GUARDED = [
 
 @needs_vnni
 @pytest.mark.parametrize("case", GUARDED)
-def test_at_guard_pages(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_guard_pages(case: Any) -> None:
     inputs = case.inputs()
     built = built_model(lower_model(case.graph(), ModelOptions(TARGET)))
 
-    def at(edge: Edge) -> None:
-        kept = []
-
-        def guarded(size: int) -> Array:
-            kept.append(GuardedArray(np.full(-(-size // 64) * 16, np.nan, np.float32), "end"))
-            return kept[-1].values.view(np.uint8)
-
-        monkeypatch.setattr(native, "_aligned", guarded)
-        found = [each[0] for each in run_built(built, [x[None] for x in inputs], edge).outputs]
+    def check(found: list[Array]) -> None:
         case.check(inputs, found if isinstance(case, Norm) else found[0])
 
-    run_in_child([(f"{edge} of memory", lambda e=edge: at(e)) for edge in EDGES]).assert_clean()
+    check_at_guard_pages(built, inputs, check)
 
 
 @needs_vnni

@@ -3,13 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-import native
 import numpy as np
 import pytest
-from guard import EDGES, Edge, GuardedArray, run_in_child
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from native import built_model, run_built
+from native import built_model, check_at_guard_pages, run_built
 from sketch import Sketch
 from test_divided_steps import divided
 
@@ -288,19 +286,7 @@ def test_at_guard_pages(case: Case, form: QuadForm, monkeypatch: pytest.MonkeyPa
     graph = case.graph()
     inputs = case.inputs(graph)
     built = built_model(lower_model(graph, ModelOptions(TARGET)))
-
-    def at(edge: Edge) -> None:
-        kept = []
-
-        def guarded(size: int) -> Array:
-            kept.append(GuardedArray(np.full(-(-size // 64) * 16, np.nan, np.float32), "end"))
-            return kept[-1].values.view(np.uint8)
-
-        monkeypatch.setattr(native, "_aligned", guarded)
-        ran = run_built(built, [array[None] for array in inputs], edge)
-        assert_same(case, inputs, ran.outputs[0][0])
-
-    run_in_child([(f"{edge} of memory", lambda e=edge: at(e)) for edge in EDGES]).assert_clean()
+    check_at_guard_pages(built, inputs, lambda found: assert_same(case, inputs, found[0]))
 
 
 @needs_vnni

@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-import native
 import numpy as np
 import pytest
-from guard import EDGES, Edge, GuardedArray, run_in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native import built_model, run_built
+from native import built_model, check_at_guard_pages, run_built
 from sketch import Sketch
 from test_byte_convolutions import LEVEL, TARGET, is_near, quantised
 from test_divided_steps import divided
@@ -162,21 +160,10 @@ each_way = pytest.mark.parametrize("case", [SAME, STRIDED, WIDE], ids=["whole", 
 
 @needs_vbmi
 @each_way
-def test_at_guard_pages(case: Channels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_guard_pages(case: Channels) -> None:
     (x,) = case.inputs()
     built = built_model(lower_model(case.graph(), ModelOptions(WITH_VBMI)))
-
-    def at(edge: Edge) -> None:
-        kept = []
-
-        def guarded(size: int) -> Array:
-            kept.append(GuardedArray(np.full(-(-size // 64) * 16, np.nan, np.float32), "end"))
-            return kept[-1].values.view(np.uint8)
-
-        monkeypatch.setattr(native, "_aligned", guarded)
-        case.check(x, run_built(built, [x[None]], edge).outputs[0][0])
-
-    run_in_child([(f"{edge} of memory", lambda e=edge: at(e)) for edge in EDGES]).assert_clean()
+    check_at_guard_pages(built, [x], lambda found: case.check(x, found[0]))
 
 
 @needs_vbmi
