@@ -107,7 +107,7 @@ class _Advisor:
         every: list[TimedProduct | TimedConvolution] = [*layers, *self.convolutions]
         pruned = [timed for timed in every if not timed.is_dense]
         dense = [timed for timed in every if timed.is_dense]
-        for pattern in ("1x8", "1x16", "lane16"):
+        for pattern in [each for each in PATTERNS if each != "unstructured"]:
             others = [timed for timed in pruned if timed.pattern != pattern]
             change = f"prune in pattern {pattern}, as much as now"
             yield self._pruning(change, others, pattern, lambda density: density)

@@ -40,13 +40,15 @@ class LastLayers:
 def last_layers(single: Graph, samples: int, enough_rows: int) -> LastLayers | None:
     """Last layers of a one-sample graph whose products have fewer rows each; None without any.
 
-    The graph is cut where the fewest bytes cross.
+    Nor are there any where no product before them has as many: samples run together throughout
+    then, or none may depend on others. The graph is cut where the fewest bytes cross.
     """
     nodes = single.nodes
     start = _start(single, enough_rows)
     products = (n for n in range(start, len(nodes)) if _has_weights(single, nodes[n]))
     first_product = next(products, None)
-    if not start or first_product is None:
+    is_wide = any(_rows(node) >= enough_rows for node in nodes[:start])
+    if not is_wide or first_product is None:
         return None
     cuts = range(first_product, start - 1, -1)
     cut = min(cuts, key=lambda number: sum(v.type.bytes for v in _crossing(single, number)))

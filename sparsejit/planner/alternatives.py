@@ -21,12 +21,15 @@ Mask = npt.NDArray[np.bool_]
 _WINDOW = 16  # inputs in which lane16 keeps equally many weights of a row
 
 
-def _blocks(rows: int) -> Callable[[np.random.Generator, tuple[int, int], float], Mask]:
-    """One input and so many consecutive outputs live and die together."""
+def _blocks(
+    rows: int, inputs: int = 1
+) -> Callable[[np.random.Generator, tuple[int, int], float], Mask]:
+    """So many consecutive inputs of so many consecutive outputs live and die together."""
 
     def draw(rng: np.random.Generator, shape: tuple[int, int], density: float) -> Mask:
-        kept = _exactly(rng, (-(-shape[0] // rows), shape[1]), density)
-        return np.repeat(kept, rows, axis=0)[: shape[0]]
+        kept = _exactly(rng, (-(-shape[0] // rows), -(-shape[1] // inputs)), density)
+        whole = np.repeat(np.repeat(kept, rows, axis=0), inputs, axis=1)
+        return whole[: shape[0], : shape[1]]
 
     return draw
 
@@ -53,6 +56,8 @@ PATTERNS: Mapping[str, Callable[[np.random.Generator, tuple[int, int], float], M
     "1x8": _blocks(8),
     "1x16": _blocks(16),
     "lane16": _lanes,
+    "4x1in": _blocks(1, 4),
+    "4x2in": _blocks(2, 4),
 }
 
 

@@ -21,7 +21,7 @@ from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.row_chains import softmax
 from sparsejit.ir.ops.selection import Embedding
-from sparsejit.ir.ops.views import Permute, Reshape
+from sparsejit.ir.ops.views import Permute, Reshape, Slice
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.lowering import joint_end, model
 from sparsejit.lowering.batch_forms import build_forms
@@ -249,6 +249,9 @@ def test_what_needs_all_samples_for_itself_has_no_end() -> None:
     assert cut(s.finish(s("tanh", pooled(s)))) is None  # no weights
     s = Sketch()
     assert cut(s.finish(s(Linear(), s.input(1, 6), s.weight(5, 6)))) is None  # no trunk
+    s = Sketch()
+    taken = s(Slice(1, 2, 8), s.input(1, 9))
+    assert cut(s.finish(s(Linear(), taken, s.weight(5, 6)))) is None  # a narrow one
 
 
 def test_an_end_that_gains_little_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def test_amount_outside_range(amount):
     [
         (
             {"pattern": "8x1"},
-            r"pattern='8x1' is unknown.*unstructured, 1x8, 1x16, lane16, N:M.*block=",
+            r"pattern='8x1' is unknown.*unstructured, 1x8, 1x16, lane16, 4x1in, 4x2in, N:M.*block=",
         ),
         ({"pattern": "1x8", "block": (8, 1)}, r"'1x8' and block=\(8, 1\).*drop one"),
         ({"block": (0, 4)}, r"block=\(0, 4\) is empty"),
