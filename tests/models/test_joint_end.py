@@ -261,7 +261,7 @@ def test_an_end_that_gains_little_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     assert lowered(classifier(), "avx2").end is None
     monkeypatch.setattr(joint_end, "_LEAST_SAVED", -1e9)
     joined = lowered(classifier(), "avx2")
-    assert joined.end is not None and joined.end.lowered.ns > 0
+    assert joined.end is not None
     assert sum(step.ns for step in joined.steps) == whole
 
 

@@ -39,8 +39,12 @@ def test_a_file_of_a_release_gives_what_it_gave(path: Path) -> None:
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+# Kinds that came after the major version's first release: the next release's files have them.
+LATER = {"scales"}
+
+
 def test_every_kind_of_file_is_kept_of_this_major_version() -> None:
     major = sparsejit.__version__.split(".")[0]
     kept = list(DATA.glob(f"release-{major}.0/*.sjit"))
     assert {path.stem for path in kept} >= set(KINDS)
-    assert {sealed.read(path, LOADERS).kind for path in kept} == set(LOADERS)
+    assert {sealed.read(path, LOADERS).kind for path in kept} == set(LOADERS) - LATER
