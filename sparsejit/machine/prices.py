@@ -239,6 +239,7 @@ class LayoutPrices(NamedTuple):
     csr_block: the share of L1 that the inputs of its block may take.
     quads_block: the same of bytes, four at a time: L2 delivers them nearly as fast.
     windows_near: the share of L1 that code takes, and inputs, of a part of sparse windows.
+    bands_near: times L2, what two neighbouring images of a band of rows may take.
     """
 
     square: Mapping[str, float] = MappingProxyType({"avx512": 57.0, "avx2": 27.0})
@@ -260,3 +261,4 @@ class LayoutPrices(NamedTuple):
     csr_block: float = 1.0
     quads_block: float = 1.5
     windows_near: float = 0.6
+    bands_near: float = 0.6

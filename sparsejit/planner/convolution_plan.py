@@ -35,8 +35,7 @@ DENSE_WINDOWS, SPARSE_WINDOWS, WINOGRAD = "dense-windows", "sparse-windows", "wi
 _LEAST_FILLED = 0.4  # of the lanes of windows, by positions
 _LEAST_SPREAD = 0.5  # of a channel's cache lines, by what it holds
 _LEAST_POSITIONS = 4  # of pooling, in a row: of fewer, chains keep more lanes busy
-# Shares of L2: what images between layers exceed where bands pay, and what a band's may take.
-_LARGE, _NEAR = 0.5, 0.6
+_LARGE = 0.5  # of L2: what images between layers exceed where bands pay
 _MOST_WEIGHTS = 10_000  # nonzeros of a convolution that has its code once a band
 _MOST_BANDS = 16
 
@@ -156,7 +155,7 @@ def band_count(
     None where no number of bands keeps it near.
     """
     counts = range(threads, min(rows, _MOST_BANDS) + 1, threads)
-    near = _NEAR * target.l2_bytes
+    near = target.core.layouts.bands_near * target.l2_bytes
     return next((count for count in counts if live_bytes(count) <= near), None)
 
 
