@@ -38,6 +38,7 @@ KINDS = {
     "mutants": "fuzzing.onnx_files",
     "operators": "fuzzing.operator_files",
     "rows": "fuzzing.onnx_rows",
+    "qdq": "fuzzing.qdq_files",
 }
 # No case takes a tenth of it; a machine may be busy.
 PATIENCE_S = 120.0

@@ -6,6 +6,7 @@ import sys
 from types import ModuleType
 
 import fuzz
+import numpy as np
 import pytest
 from fuzzing import torch_models
 
@@ -66,6 +67,39 @@ def test_a_wrong_result_is_a_finding() -> None:
         torch_models.compare(case, case.inputs, wrong, wanted)
     with pytest.raises(AssertionError, match="shape"):
         torch_models.compare(case, case.inputs, [x[None] for x in wanted], wanted)
+
+
+def test_more_than_ties_is_a_finding_of_quantised_files() -> None:
+    """Also where it is one step, if no tie is near."""
+    qdq_files = pytest.importorskip("fuzzing.qdq_files")
+    step, wanted = np.float32(0.05), np.arange(100, dtype=np.float32) / 20
+    off = wanted + step * (np.arange(100) < 4)
+    assert qdq_files.compare(wanted, wanted, [wanted]) == "equal"
+    assert qdq_files.compare(off, wanted, [off, wanted]) == "equal but for ties"
+    many, far = wanted + step * (np.arange(100) < 40), wanted + 3 * (off - wanted)
+    for wrong, runs in ((off, [wanted]), (many, [off]), (far, [off]), (wanted + np.nan, [off])):
+        with pytest.raises(AssertionError, match="off "):
+            qdq_files.compare(wrong, wanted, runs)
+
+
+def test_ties_of_quantised_files_go_both_ways() -> None:
+    """A sum of halves of steps: every number of it is a tie."""
+    qdq_files = pytest.importorskip("fuzzing.qdq_files")
+    from onnx import helper
+    from test_onnx import graph_model
+
+    steps = ["s", "z"]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x0", *steps], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", *steps], ["y"]),
+    ]
+    constants = {"s": np.array(0.5, np.float32), "z": np.array(9, np.uint8)}
+    model = graph_model(nodes, {"x0": (4, 5)}, constants, 13, 2)
+    x = np.arange(20, dtype=np.float32).reshape(4, 5) / 2 + 0.25
+    wanted, runs = qdq_files.wanted_of(1, model, {"x0": x})
+    assert (np.max(runs, 0) - np.min(runs, 0) == 0.5).all()
+    assert all((np.abs(each - x) == 0.25).all() for each in (wanted, *runs))
+    assert not qdq_files.wanted_of(1, model, {"x0": np.where(x > 9, np.float32(np.inf), x)})[1]
 
 
 def test_a_refusal_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

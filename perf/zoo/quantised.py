@@ -28,12 +28,18 @@ class _Samples:
 
 
 def quantise_file(
-    plain: Path, into: Path, samples: Sequence[Inputs], operators: Sequence[str]
+    plain: Path,
+    into: Path,
+    samples: Sequence[Inputs],
+    operators: Sequence[str],
+    *,
+    per_channel: bool = True,
+    activations: str = "QUInt8",
 ) -> None:
     """Write the file with these kinds of operators quantised, or with all that can be for none.
 
-    Weights are int8 by channel, activations uint8 by tensor. Raises MissingDependency without
-    ONNX Runtime.
+    Weights are int8 by channel or by tensor, activations uint8 by tensor, or "QInt8". Raises
+    MissingDependency without ONNX Runtime.
     """
     if find_spec("onnxruntime") is None or find_spec("onnx") is None:
         raise MissingDependency(
@@ -53,8 +59,8 @@ def quantise_file(
             into,
             _Samples(samples),
             quant_format=quantisation.QuantFormat.QDQ,
-            per_channel=True,
-            activation_type=quantisation.QuantType.QUInt8,
+            per_channel=per_channel,
+            activation_type=quantisation.QuantType[activations],
             weight_type=quantisation.QuantType.QInt8,
             op_types_to_quantize=list(operators) or None,
         )

@@ -303,7 +303,7 @@ def _runner(
         return _runner(*_as_lstm(node, opset, values, known))
     if node.op_type == "GroupNormalization":
         return lambda values: [_group_normalized(node, opset, {**known, **values})]
-    evaluator = _session(model)
+    evaluator = session(model)
 
     def run(values: dict[str, Array]) -> list[Array]:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
@@ -368,13 +368,13 @@ def is_taken(opset: int) -> bool:
     """Whether ONNX Runtime reads models of that opset; where there is none, it is taken."""
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
     try:
-        _session(_model([helper.make_node("Relu", ["x"], ["y"])], [x], [y], {}, opset))
+        session(_model([helper.make_node("Relu", ["x"], ["y"])], [x], [y], {}, opset))
     except Exception:  # of whatever type it raises
         return False
     return True
 
 
-def _session(model: ModelProto) -> Any:
+def session(model: ModelProto) -> Any:
     """Of ONNX Runtime, without its optimisations; of the package's reference where it is not."""
     if onnxruntime is None:
         from onnx.reference import ReferenceEvaluator
