@@ -81,13 +81,14 @@ def make(seed: int) -> QdqCase:
     draw = random.Random(seed)
     torch.manual_seed(seed)
     net, inputs = grown(draw)
-    pattern, amount = draw.choice(_PATTERNS), draw.choice((0.0, 0.5, 0.85, 0.95))
+    pattern, amount = draw.choice(_PATTERNS), draw.choice((0.0, 0.5, 0.8, 0.9))
     _prepare(draw, net.eval(), pattern, amount)
     forms = {"per_channel": draw.random() < 0.7, "activations": draw.choice(("QUInt8", "QInt8"))}
     # Scores behind a mask have a range that would leave the others one step.
     some = ("MatMul", "Gemm")
-    operators = some if len(inputs) > 1 or draw.random() < 0.2 else ()
-    changed = draw.choice((0.0, 0.0, 0.15, 0.5))
+    is_image = inputs[0].ndim == 4
+    operators = some if len(inputs) > 1 or (not is_image and draw.random() < 0.3) else ()
+    changed = draw.choice((0.0, 0.0, 0.15, 0.3))
     options = {"target": draw.choice(("native", "native", "native", *LEVELS))}
     pruned = f"{amount} pruned, {pattern}"
     opset = draw.choice((13, 14, 17))
@@ -105,7 +106,7 @@ def _prepare(draw: random.Random, net: nn.Module, pattern: str, amount: float) -
             if each.ndim == 1:
                 each += 0.1 * torch.randn(each.shape)
                 continue
-            each *= draw.choice((1.0, 2.0, 4.0)) / (1 - amount) ** 0.5
+            each *= draw.choice((1.5, 2.5, 4.0)) / (1 - amount) ** 0.5
             if draw.random() < 0.2:
                 each[draw.randrange(len(each)) :: 5] = 0
 
