@@ -10,8 +10,9 @@ says. Sums of whole numbers are exact, so that a result may differ by what float
 a number lies so near the middle between two steps that rounding decides. From there on bytes differ
 by one step, which moves what is near a middle further on. What that may cost is measured: the
 reference several times more with all that is quantised moved by `_NEAR` of the largest number
-there: up in half of the places, down in the others, then the other way round. Each tie goes both
-ways by that.
+there: up in half of the places, down in the others, then the other way round, so that each tie goes
+both ways; and all of a value up, then down, for equal numbers are ties together, as what a resize
+repeats.
 
 A result may then be off, at most and in the mean of squares, by twice what the moved ones are, in
 twice as many places and two more; where these are not off, by what float32 rounds.
@@ -181,8 +182,9 @@ def wanted_of(seed: int, model: ModelProto, inputs: Inputs) -> tuple[Array, list
         return wanted, []
     near = [_NEAR * np.abs(x).max(initial=0) for x in seen]
     runs, numbers, again = [], np.random.default_rng(seed), session(moved)
-    for _ in range(_PAIRS):
-        signs = [numbers.choice((-1, 1), x.shape) for x in seen]
+    for pair in range(_PAIRS):
+        shapes = [x.shape if pair % 2 else (1,) * x.ndim for x in seen]
+        signs = [numbers.choice((-1, 1), shape) for shape in shapes]
         for way in (1, -1):
             moves = {
                 name: np.float32(way * size * each)
