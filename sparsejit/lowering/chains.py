@@ -50,7 +50,8 @@ def _stays_side_by_side(low: Lowering, node: Node, chain: Chain) -> bool:
     images = [value for value in node.inputs if value.type.size > 1]
     if not images or chain.reduces or any(value in low.wanted for value in node.outputs):
         return False
-    return low.side_by_side.issuperset(images)
+    alike = all(len(value.shape) == len(chain.shape) for value in images)
+    return alike and low.side_by_side.issuperset(images)
 
 
 def _by_channel(view: View) -> View:

@@ -15,6 +15,7 @@ from small_models import compiled
 from test_batch_forms import random_samples
 
 import sparsejit
+from sparsejit.asm_templates.convolution.padded_image import PaddedImage
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Element, Graph, Value
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
@@ -26,12 +27,14 @@ from sparsejit.ir.spec import Activation, DType
 from sparsejit.lowering import joint_end, model
 from sparsejit.lowering.batch_forms import build_forms
 from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.convolution import windows
 from sparsejit.lowering.lowered_model import LoweredModel
 from sparsejit.lowering.model import lower_model
 from sparsejit.lowering.tiles import ENOUGH_ROWS
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 from sparsejit.passes.last_layers import last_layers
+from sparsejit.planner.convolution_plan import WindowPlan, plan_windows
 
 ISAS = ["avx2", *(["avx512"] if Target.detect().isa == "avx512" else [])]
 CLASSES = 33
@@ -182,6 +185,25 @@ def test_images_of_several_samples_lie_side_by_side(isa: str, far: None) -> None
     (x,) = made.end.lowered.graph.inputs
     assert x.shape == (4, 24, 17, 17)
     check_batches(graph, made, isa)
+
+
+@pytest.mark.parametrize("several", ["dense-windows", "winograd"])
+def test_several_samples_may_take_other_windows(
+    several: str, far: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose planes may be others, too: the code of one sample is not theirs then."""
+
+    def planned(image: PaddedImage, *given: Any) -> WindowPlan:
+        name = "sparse-windows" if image.samples == 1 else several
+        return plan_windows(image, *given[:3], name)
+
+    monkeypatch.setattr(windows, "plan_windows", planned)
+    graph = bottlenecks()
+    made = lowered(graph, "avx2")
+    assert made.end is not None
+    kernels = [step.kernel for step in made.end.lowered.steps]
+    assert kernels.count(f"{several}-avx2") == 2
+    check_batches(graph, made, "avx2")
 
 
 def test_weights_are_there_once(far: None) -> None:

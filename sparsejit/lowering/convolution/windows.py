@@ -106,7 +106,8 @@ def _add_steps(
     planes = low.temporary(TensorType((read.floats,), Element.FLOAT32))
     low.add(_padding_step(low, node, read, x, planes))
     reads = (planes, low.contiguous(node.inputs[3])) if adds_operand(node) else (planes,)
-    if adds_operand(node) or not matrix.has_made(_code_key(image, y)):
+    is_there = choice.name == SPARSE_WINDOWS and matrix.has_made(_code_key(image, y))
+    if adds_operand(node) or not is_there:
         low.add(_product_step(low, node, image, matrix, each, reads, y, choice))
         return
     one, size = replace(image, samples=1), image.channels * image.channel
