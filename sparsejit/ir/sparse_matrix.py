@@ -124,8 +124,13 @@ class SparseMatrix:
         return cast("_Made", self._made[key])
 
     def has_made(self, key: Hashable) -> bool:
-        """Whether something was made under a key, or under one that begins with it."""
-        return any(key in (known, isinstance(known, tuple) and known[0]) for known in self._made)
+        """Whether something was made under this key."""
+        return key in self._made
+
+    @property
+    def families_made(self) -> frozenset[str]:
+        """What the keys begin with under which something was made."""
+        return frozenset(str(key[0]) for key in self._made if isinstance(key, tuple))
 
     # The families whose data were made of the weights, and lie where other code reads them.
     kept: frozenset[str] = frozenset()

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.lowering.lowered_model import POINTER, LoweredModel
+from sparsejit.lowering.memory_plan import aligned
 from sparsejit.lowering.model import move_by_samples
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import Memory, Register, dword, rax, rcx, rdi, rdx, rsi, xmm, ymm
 
-_ALIGNMENT = 64
 _BLOCK = 32  # bytes of a vector that moves copies
 
 
@@ -62,10 +62,10 @@ class BatchRest:
     @property
     def _places(self) -> list[int]:
         """Where copies of operands begin, inputs first, and where the last ends."""
-        place = _aligned(self.room + POINTER * len(self.outputs))
+        place = aligned(self.room + POINTER * len(self.outputs))
         places = [place]
         for each in (*self.inputs, *self.outputs):
-            place = _aligned(place + self.tile * each)
+            place = aligned(place + self.tile * each)
             places.append(place)
         return places
 
@@ -189,7 +189,3 @@ def _copy_part(asm: Assembler, mnemonic: str, register: Register) -> None:
 def _move_on(asm: Assembler, size: int) -> None:
     for register in (rsi, rdi):
         asm.emit("add", register, size)
-
-
-def _aligned(place: int) -> int:
-    return -(-place // _ALIGNMENT) * _ALIGNMENT

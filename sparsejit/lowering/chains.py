@@ -1,6 +1,5 @@
 """Chains of elementwise functions and row reductions."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from sparsejit.errors import InvalidInput
@@ -8,7 +7,6 @@ from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.recurrence.gate_sums import is_scaled_column, only_gates_read
 from sparsejit.lowering.registry import lowers
 from sparsejit.passes.chain_steps import as_chain
@@ -37,8 +35,9 @@ def _lower(low: Lowering, node: Node, chain: Chain) -> None:
     reads = [low.view(value) for value in node.inputs]
     scalars = [low.scalar(value) for value in node.inputs]
     if _stays_side_by_side(low, node, chain):
-        chain = replace(chain, shape=_swapped(chain.shape))
-        reads = [_by_channel(view) for view in reads]
+        samples, channels, *positions = chain.shape
+        chain = replace(chain, shape=(channels, samples, *positions))
+        reads = [view if view.type.size == 1 else view.swapped() for view in reads]
         writes = [low.result_side_by_side(value) for value in node.outputs]
     else:
         writes = [low.result(value) for value in node.outputs]
@@ -52,13 +51,3 @@ def _stays_side_by_side(low: Lowering, node: Node, chain: Chain) -> bool:
         return False
     alike = all(len(value.shape) == len(chain.shape) for value in images)
     return alike and low.side_by_side.issuperset(images)
-
-
-def _by_channel(view: View) -> View:
-    return view if view.type.size == 1 else view.permuted(_swapped(range(len(view.shape))))
-
-
-def _swapped(sizes: Sequence[int]) -> tuple[int, ...]:
-    """With the first two in each other's place."""
-    first, second, *others = sizes
-    return (second, first, *others)

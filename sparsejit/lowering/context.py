@@ -215,10 +215,9 @@ class Lowering:
 
     def result_side_by_side(self, value: Value) -> View:
         """For images (samples, channels, *positions), a new (channels, samples, *positions)."""
-        order = (1, 0, *range(2, len(value.shape)))
-        kind = replace(value.type, shape=tuple(value.shape[axis] for axis in order))
-        view = self.temporary(kind)
-        self.bind(value, view.permuted(order))
+        samples, channels, *positions = value.shape
+        view = self.temporary(replace(value.type, shape=(channels, samples, *positions)))
+        self.bind(value, view.swapped())
         self.side_by_side.add(value)
         return view
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sparsejit.ir.graph import Graph
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.memory_plan import MemoryPlan
+from sparsejit.lowering.memory_plan import MemoryPlan, aligned
 from sparsejit.lowering.sample_turns import SampleTurns
 from sparsejit.lowering.shared_bodies import OPERAND_SLOTS
 from sparsejit.lowering.step import Step
@@ -21,7 +21,6 @@ from sparsejit.lowering.threads.waves import Wave
 POINTER = 8  # bytes
 LOOP_SLOTS = 5
 _JOINT_SLOTS = 2
-_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class LoweredModel:
     @property
     def end_offset(self) -> int:
         """Where the end for several samples keeps what it reads and makes."""
-        return -(-(self.header_bytes + self.memory.bytes) // 64) * 64
+        return aligned(self.header_bytes + self.memory.bytes)
 
     @property
     def workspace_bytes(self) -> int:
@@ -121,7 +120,7 @@ def header_bytes(graph: Graph, waves: Sequence[Wave], end: JointEnd | None) -> i
     probe_slots = len(waves) + 2
     fixed = 2 + LOOP_SLOTS + OPERAND_SLOTS + _JOINT_SLOTS + (len(end.copies) if end else 0)
     slots = len(graph.inputs) + len(graph.outputs) + fixed + probe_slots
-    return -(-slots * POINTER // 64) * 64
+    return aligned(slots * POINTER)
 
 
 class EndRecord(NamedTuple):
@@ -171,7 +170,7 @@ class JointEnd:
         graph = self.lowered.graph
         places = [0]
         for value in (*graph.inputs, *graph.outputs):
-            places.append(-(-(places[-1] + value.type.bytes) // _ALIGNMENT) * _ALIGNMENT)
+            places.append(aligned(places[-1] + value.type.bytes))
         return places
 
     @property

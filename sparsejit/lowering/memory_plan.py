@@ -108,7 +108,7 @@ def plan_regions(
     own, passing = _Arena(runs, owners, None), _Arena(runs, owners, 0)
     offsets, own_bytes = own.placed()
     others, size = passing.placed()
-    stride = _aligned(header_bytes + own_bytes)
+    stride = aligned(header_bytes + own_bytes)
     samples = max(1, min(most_samples, most_bytes // stride))
     behind = samples * stride - header_bytes
     places = {**offsets, **{buffer: behind + offset for buffer, offset in others.items()}}
@@ -126,7 +126,7 @@ def live_bytes(steps: Sequence[Step]) -> list[int]:
     live = [0] * len(steps)
     for life in arena.lives.values():
         for time in range(life.first, life.last + 1):
-            live[time] += _aligned(life.buffer.bytes)
+            live[time] += aligned(life.buffer.bytes)
     return live
 
 
@@ -180,7 +180,7 @@ class _Arena:
 
     @property
     def sum_bytes(self) -> int:
-        return sum(_aligned(buffer.bytes) for buffer in self.lives)
+        return sum(aligned(buffer.bytes) for buffer in self.lives)
 
     def placed(self) -> tuple[dict[Buffer, int], int]:
         """Offsets from the first byte of the arena, and how many it needs."""
@@ -194,7 +194,7 @@ class _Arena:
             offsets[life.buffer] = offset
         for buffer in taken:
             offsets[buffer] = offsets[_root(buffer, taken)]
-        end = max((offset + _aligned(life.buffer.bytes) for life, offset in placed), default=0)
+        end = max((offset + aligned(life.buffer.bytes) for life, offset in placed), default=0)
         return offsets, end
 
     def _shared_in_place(self) -> dict[Buffer, Buffer]:
@@ -239,8 +239,8 @@ def _merged(lives: list[_Lifetime], taken: Mapping[Buffer, Buffer]) -> list[_Lif
 
 def _lowest(life: _Lifetime, placed: list[tuple[_Lifetime, int]]) -> int:
     """The lowest offset that no buffer alive at the same time covers."""
-    size, offset = _aligned(life.buffer.bytes), 0
-    neighbours = ((o, _aligned(p.buffer.bytes)) for p, o in placed if p.overlaps(life))
+    size, offset = aligned(life.buffer.bytes), 0
+    neighbours = ((o, aligned(p.buffer.bytes)) for p, o in placed if p.overlaps(life))
     for start, length in sorted(neighbours):
         if offset + size <= start:
             break
@@ -248,5 +248,6 @@ def _lowest(life: _Lifetime, placed: list[tuple[_Lifetime, int]]) -> int:
     return offset
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """So many bytes, rounded up to whole cache lines."""
     return -(-size // ALIGNMENT) * ALIGNMENT

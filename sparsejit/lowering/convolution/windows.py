@@ -69,7 +69,8 @@ def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec)
     image = window_image(low, node)
     if image is None:
         return False
-    if image.samples > 1 and matrix.has_made("csr") and not matrix.has_made(SPARSE_WINDOWS):
+    made = matrix.families_made if image.samples > 1 else frozenset()
+    if "csr" in made and SPARSE_WINDOWS not in made:
         return False  # one sample's columns are gathered: the weights for that are there
     image = cheapest_planes(image, matrix, each, low.options.planner)
     choice = plan_windows(image, matrix, each, low.options.planner)

@@ -84,6 +84,10 @@ class View:
         strides = tuple(self.strides[axis] for axis in axes)
         return replace(self, type=kind, strides=strides)
 
+    def swapped(self) -> View:
+        """The first two axes in each other's place."""
+        return self.permuted((1, 0, *range(2, len(self.shape))))
+
     def sliced(self, axis: int, first: int, end: int, step: int = 1) -> View:
         """Elements first, first + step ... before end of an axis."""
         length = len(range(first, end, step))
