@@ -45,20 +45,28 @@ class BatchCounts:
 
     @property
     def x_stays(self) -> bool:
-        """Whether panels take a feature-major x where it lies, if that is aligned.
+        """Whether panels take a feature-major x where it lies.
 
-        It is float32, each of its rows has whole vectors, a copy of its pitch would fit the
-        workspace, and the lines of a panel are less than twice what those sets of L1 hold that they
-        fall into.
+        It is float32, each of its rows has whole vectors, and the sets of L1 that the lines of a
+        panel fall into hold these lines so nearly that a copy would gain less than it takes
+        (`LayoutPrices.panels_spread`).
         """
-        lanes, row_bytes = self.target.lanes, 4 * self.spec.pitch
-        whole = self.in_panels > 0 and (self.in_panels | self.spec.pitch) % lanes == 0
-        fits = row_bytes * self.spec.in_features <= LARGEST_WORKSPACE
+        target, row_bytes = self.target, 4 * self.spec.pitch
+        whole = self.in_panels > 0 and (self.in_panels | self.spec.pitch) % target.lanes == 0
         lines_to_next_set = max(1, math.gcd(row_bytes, _WAY_BYTES) // CACHE_LINE_BYTES)
         spread_bytes = self.spec.in_features * lines_to_next_set * CACHE_LINE_BYTES
-        is_spread = spread_bytes < 2 * self.target.l1d_bytes
+        most = target.core.layouts.panels_spread[target.isa] * target.l1d_bytes
         possible = self.spec.layout is Layout.FEATURE_MAJOR and self.spec.dtype is not DType.INT8
-        return possible and whole and fits and is_spread
+        return possible and whole and spread_bytes < most
+
+    @property
+    def copies_unaligned(self) -> bool:
+        """Whether an x that stays, but turns out not to be aligned, is copied after all.
+
+        The workspace must hold all of it. AVX2 needs no copy: half of its loads stay within a line.
+        """
+        fits = 4 * self.spec.pitch * self.spec.in_features <= LARGEST_WORKSPACE
+        return fits and self.target.isa == "avx512"
 
 
 @dataclass(frozen=True, eq=False)

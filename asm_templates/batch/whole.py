@@ -296,7 +296,7 @@ class _BatchCode:
         done = asm.label("done")
         if self.x_stays:
             asm.emit("mov", PANEL_X, _X)
-            if asm.target.isa == "avx2":  # half of its loads stay within a cache line anyway
+            if not self.lowered.counts.copies_unaligned:
                 return
             asm.emit("mov", rax, _X)
             asm.emit("and", rax, asm.target.vector_bytes - 1)

@@ -240,6 +240,8 @@ class LayoutPrices(NamedTuple):
     quads_block: the same of bytes, four at a time: L2 delivers them nearly as fast.
     windows_near: the share of L1 that code takes, and inputs, of a part of sparse windows.
     bands_near: times L2, what two neighbouring images of a band of rows may take.
+    panels_spread: by level, times L1, the sets of it that the lines of a panel may fall into where
+        x stays as it lies; from there on it is copied into line.
     """
 
     square: Mapping[str, float] = MappingProxyType({"avx512": 57.0, "avx2": 27.0})
@@ -262,3 +264,4 @@ class LayoutPrices(NamedTuple):
     quads_block: float = 1.5
     windows_near: float = 0.6
     bands_near: float = 0.6
+    panels_spread: Mapping[str, float] = MappingProxyType({"avx512": 2.0, "avx2": 2.0})

@@ -218,12 +218,18 @@ def test_every_batch_of_many_inputs(row: Template) -> None:
 
 @pytest.mark.parametrize("offset", [0, 4, 32])
 @pytest.mark.parametrize("row", KINDS, ids=lambda row: row.name)
-@pytest.mark.parametrize(("batch", "pitch"), [(32, None), (80, None), (33, 48), (5, 16)])
+@pytest.mark.parametrize(
+    ("batch", "pitch", "in_features"),
+    [(32, None, 50), (80, None, 50), (33, 48, 50), (5, 16, 50), (400, None, 700)],
+)
 def test_x_may_lie_anywhere(
-    row: Template, batch: int, pitch: int | None, offset: int
+    row: Template, batch: int, pitch: int | None, in_features: int, offset: int
 ) -> None:
-    """Feature-major x of whole panels is used where it lies if aligned, else copied."""
-    matrix = SparseMatrix(block_weights((30, 50), 0.3))
+    """Feature-major x of whole panels is used where it lies if aligned, else copied.
+
+    The last one exceeds the workspace, so it is used as it is even then.
+    """
+    matrix = SparseMatrix(block_weights((30, in_features), 15 / in_features))
     spec = spec_of(row, matrix, batch, Layout.FEATURE_MAJOR, Activation.RELU, pitch)
     values = x_for(spec, 3)
     room = np.zeros(values.size + 32, np.float32)
