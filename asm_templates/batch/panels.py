@@ -92,8 +92,16 @@ class Panels:
 
 def shared_loads(target: Target, panels: int) -> float:
     """The share of weights with a load for four, where so many panels are computed at once."""
-    shares = target.core.shared_panel_loads[target.isa]
-    return shares[min(panels, len(shares)) - 1]
+    return _for_count(target.core.shared_panel_loads[target.isa], panels)
+
+
+def shared_window_loads(target: Target, vectors: int) -> float:
+    """The same for so many vectors of positions of an image."""
+    return _for_count(target.core.shared_window_loads[target.isa], vectors)
+
+
+def _for_count(shares: tuple[float, ...], count: int) -> float:
+    return shares[min(count, len(shares)) - 1]
 
 
 def emit_panels(

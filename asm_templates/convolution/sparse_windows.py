@@ -20,7 +20,7 @@ from sparsejit.asm_templates.batch.panels import (
     RESERVED,
     add_products,
     panel_sum,
-    shared_loads,
+    shared_window_loads,
     start_sums,
 )
 from sparsejit.asm_templates.batch.row_tiles import Products, inputs_by_tile
@@ -199,7 +199,7 @@ class _PartCode:
         self.asm, self.lowered, self.added = asm, lowered, added
         self.table = asm.literal(lowered.panels.table)
         self.places = input_places(lowered.image)
-        self.share = shared_loads(asm.target, lowered.panels.count)
+        self.share = shared_window_loads(asm.target, lowered.panels.count)
         # Sums that waited begin at no product.
         started = np.zeros(lowered.each.out_features, np.float32)
         self.waited = replace(lowered.sums, start=started)

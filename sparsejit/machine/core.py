@@ -58,7 +58,8 @@ class Core:
     widened: by family and dtype, the farthest cache, "L1" or "L2", from which short weights come
         best as float32.
     shared_panel_loads: by level, how many weights of panels come four with a load and are spread by
-        permutation, for 1, 2, 3 and more panels.
+        permutation, for 1, 2, 3 and more panels; the last is for all beyond.
+    shared_window_loads: the same of sparse windows, whose x lies across lines.
     folding: by level and whether weights are short, when the code of a permute kernel runs several
         times; of rules that hold, the last.
     ask_ahead: bytes ahead of which straight code from beyond L2 asks for the code to come.
@@ -94,6 +95,7 @@ class Core:
     steps: StepPrices = field(repr=False)
     folding: Mapping[tuple[str, bool], tuple[FoldingRule, ...]] = field(repr=False)
     shared_panel_loads: Mapping[str, tuple[float, ...]] = field(repr=False)
+    shared_window_loads: Mapping[str, tuple[float, ...]] = field(repr=False)
     code_rates: Mapping[str, float] = field(repr=False)
     data_rates: Mapping[str, float] = field(repr=False)
     batch: BatchPrices = field(repr=False)

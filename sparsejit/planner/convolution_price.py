@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sparsejit.asm_templates.batch.panels import shared_loads
+from sparsejit.asm_templates.batch.panels import shared_window_loads
 from sparsejit.asm_templates.convolution.quad_stream import ROW, QuadForm
 from sparsejit.asm_templates.convolution.sparse_windows import WindowCounts
 from sparsejit.asm_templates.convolution.window_loop import DirectCounts
@@ -48,7 +48,7 @@ def price_direct(counts: DirectCounts, target: Target) -> Cost:
 def price_sparse_windows(counts: WindowCounts, target: Target) -> Cost:
     """Code comes once a call: a part of it stays in L1 while it runs over all positions."""
     core, prices = target.core, target.core.batch
-    share = shared_loads(target, counts.panels)
+    share = shared_window_loads(target, counts.panels)
     inputs = counts.inputs * core.loops.across_lines[target.isa]
     loading = (counts.nnz * (1 - 0.75 * share) + inputs) / prices.loads
     products = counts.nnz * (1 + share * prices.spreading[target.isa]) / prices.products

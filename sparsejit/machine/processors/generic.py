@@ -44,6 +44,7 @@ GENERIC = Core(
     widened={},
     placement=False,
     shared_panel_loads=GOLDEN_COVE.shared_panel_loads,
+    shared_window_loads=GOLDEN_COVE.shared_window_loads,
     shared_way=0.15,
     shared_far=0.3,
     l2_ways=16,

@@ -60,6 +60,8 @@ _STEPS = {
     ("immediate", "avx2", "float32"): StepPrice(0.75, _MEASURED),
 }
 
+_SHARED_LOADS = {"avx512": (0.12, 0.2), "avx2": (0.0, 1.0)}
+
 GOLDEN_COVE = Core(
     key="golden_cove",
     data_of="golden_cove",
@@ -96,7 +98,8 @@ GOLDEN_COVE = Core(
     # D16 takes 0.90 to 0.96 without.
     placement=False,
     # Port 5 spreads: 512x784 at 90 %, 64 columns: 52.9 us with 0.2, 54.7 with 0.45.
-    shared_panel_loads={"avx512": (0.12, 0.2, 0.2, 0.2), "avx2": (0.0, 1.0)},
+    shared_panel_loads=_SHARED_LOADS,
+    shared_window_loads=_SHARED_LOADS,
     # In 162 layers these lost 1.014 to the best family, 94 % predicted within 1.5; shares of 0.2 to
     # 0.3 predict better in noisy hours and choose worse. In 20 to 40 bytes of code beside a vector
     # of data, the lesser added 0.05 from L2, 0.32 to 0.48 from L3.

@@ -143,6 +143,8 @@ CSR = {
     ("avx2", "pairs"): CsrPrices(0.45, 0.7, 0.2, 3.0, 30, (4.6, 5), (4, 4.4), 0.3),
 }
 
+_SHARED_LOADS = {"avx512": (0.12, 0.2, 0.4, 0.45), "avx2": (0.0, 1.0)}
+
 ZEN5 = Core(
     key="zen5",
     data_of="zen5",
@@ -167,7 +169,8 @@ ZEN5 = Core(
     widened={},
     placement=True,
     # 512x784 at 90 %, 64 columns.
-    shared_panel_loads={"avx512": (0.12, 0.2, 0.4, 0.45), "avx2": (0.0, 1.0)},
+    shared_panel_loads=_SHARED_LOADS,
+    shared_window_loads=_SHARED_LOADS,
     # Predictions for 45 layers of 768 to 3072 outputs, permute and broadcast, were 0.84 of the
     # measured times without, 0.99 with.
     shared_way=0.25,
