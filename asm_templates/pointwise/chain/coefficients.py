@@ -1,11 +1,15 @@
 """Polynomials of the functions of a chain, constant terms first.
 
 EXP, LOG and ERF have the least relative error (`git show 740c1e5:perf/fit_functions.py`), at most
-4e-9, 1e-8 and 6e-8 in exact arithmetic; in float32 erf errs by up to 3.5e-7. SIN and COS are those
-of Cephes' sinf.c and cosf.c.
+4e-9, 1e-8 and 6e-8 in exact arithmetic; in float32 erf errs by up to 3.5e-7, and in pieces by 1e-7.
+SIN and COS are those of Cephes' sinf.c and cosf.c.
 """
 
+from functools import cache
+from math import erf
+
 import numpy as np
+import numpy.typing as npt
 
 # exp x = 1 + x + x^2 P(x) on [-ln 2 / 2, ln 2 / 2].
 EXP = (0.49999994, 0.16666521, 0.04166839, 0.00836871, 0.0013814614)
@@ -18,6 +22,8 @@ LOG = (
 ERF_NUMERATOR = (1.1283791, 0.19354483, 0.053101663, 0.003883317, 0.00028456261, 1.9867516e-06)
 ERF_DENOMINATOR = (1.0, 0.5048572, 0.11534986, 0.015207202, 0.0011855594, 3.741968e-05)
 ERF_LIMIT = 4.0
+# AVX-512 has erf in pieces of so much of |x|, a polynomial of this degree each.
+ERF_STEP, ERF_DEGREE = 0.262, 5
 # sin x = x P(x^2) and cos x = P(x^2) on [-pi / 4, pi / 4].
 SIN = (1.0, -1.6666654611e-1, 8.3321608736e-3, -1.9515295891e-4)
 COS = (1.0, -0.5, 4.166664568298827e-02, -1.388731625493765e-03, 2.443315711809948e-05)
@@ -30,6 +36,22 @@ EXP_LOWEST, EXP_HIGHEST = -176.0, 89.0
 EXP_LEAST_POWER = -254  # of 2, rounded from e^-176; below e^-104 exp is 0 in float32
 EXP2_LOWEST, EXP2_HIGHEST = -254.0, 128.5  # as of e
 EXPM1_LOWEST = -18.0  # exp(-18) - 1 rounds to -1
+
+
+@cache
+def erf_pieces(count: int) -> npt.NDArray[np.float32]:
+    """(degree + 1, count) coefficients of |x| / ERF_STEP - n for the pieces around whole n.
+
+    They meet erf at the Chebyshev nodes of each piece. The first is odd, the last is 1.
+    """
+    nodes = np.cos(np.pi * (np.arange(ERF_DEGREE + 1) + 0.5) / (ERF_DEGREE + 1)) / 2
+    pieces = np.zeros((ERF_DEGREE + 1, count))
+    for number in range(count - 1):
+        values = [erf(ERF_STEP * (number + node)) for node in nodes]
+        pieces[:, number] = np.polynomial.polynomial.polyfit(nodes, values, ERF_DEGREE)
+    pieces[::2, 0] = 0
+    pieces[0, -1] = 1
+    return pieces.astype(np.float32)
 
 
 def split(value: float, count: int) -> tuple[float, ...]:

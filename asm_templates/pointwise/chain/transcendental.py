@@ -7,6 +7,7 @@ from sparsejit.asm_templates.pointwise.chain.coefficients import (
     ERF_DENOMINATOR,
     ERF_LIMIT,
     ERF_NUMERATOR,
+    ERF_STEP,
     EXP,
     EXP2_HIGHEST,
     EXP2_LOWEST,
@@ -22,19 +23,22 @@ from sparsejit.asm_templates.pointwise.chain.coefficients import (
     LOG2_E,
     SIN,
     SINE_LIMIT,
+    erf_pieces,
 )
 from sparsejit.asm_templates.pointwise.chain.lanes import bits, is_wide, move, select
 from sparsejit.asm_templates.shared.constants import load_constant
 from sparsejit.asm_templates.shared.polynomial import emit_polynomial
 from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Register, k
+from sparsejit.x86.operands import Literal, Register, k
 
 Registers = Sequence[Register]
 _TO_NEAREST = 8  # of vroundps and vrndscaleps, without exception flags
 _MANTISSA_FROM_3_4 = 0x0B  # of vgetmantps: in [3/4, 3/2); NaN for negative numbers
 _NOT_BELOW = 22  # predicate of vcmpps: not less or equal, or NaN
 _MASK = k(1)
+# Of vpternlogd a, b, mask: b where the mask has ones, a elsewhere.
+_FIRST_ELSE = 0xD8
 
 
 def _parts(scratch: Registers, count: int, parts: int) -> list[Registers]:
@@ -246,11 +250,45 @@ def log1p(asm: Assembler, x: Registers, scratch: Registers) -> None:
 
 
 def erf(asm: Assembler, x: Registers, scratch: Registers) -> None:
-    """x P(x^2) / Q(x^2) within [-1, 1].
+    """Exactly 1 beyond ERF_LIMIT, so that gelu vanishes for large negative x."""
+    if is_wide(asm):
+        _erf_in_pieces(asm, x, scratch)
+    else:
+        _erf_as_quotient(asm, x, scratch)
 
-    Where x^2 is clamped the quotient grows with x, so that erf is exactly 1 beyond ERF_LIMIT and
-    gelu vanishes for large negative x.
-    """
+
+def _erf_in_pieces(asm: Assembler, x: Registers, scratch: Registers) -> None:
+    """Polynomials of what |x| is more than whole steps, whose number chooses coefficients."""
+    (steps, rest, p), spare = _parts(scratch, len(x), 3), scratch[-1]
+    pieces = erf_pieces(asm.target.lanes)
+    move(asm, spare, bits(asm, 0x7FFFFFFF))
+    for magnitude, register in zip(rest, x, strict=True):
+        asm.emit("vandps", magnitude, register, spare)
+    _with(asm, "vmulps", rest, rest, 1 / ERF_STEP, spare)
+    load_constant(asm, spare, asm.target.lanes - 0.51)
+    for register in rest:
+        # min returns its second source when either is NaN.
+        asm.emit("vminps", register, spare, register)
+    # What is added leaves a whole number in the lowest bits, which are all that vpermps reads.
+    _with(asm, "vaddps", steps, rest, 2.0**23, spare)
+    for whole, number in zip(p, steps, strict=True):
+        asm.emit("vsubps", whole, number, spare)
+    _each(asm, "vsubps", rest, rest, p)
+    table = asm.literal(pieces)
+    *others, highest = [Literal(table + pieces[0].nbytes * power) for power in range(len(pieces))]
+    for result, number in zip(p, steps, strict=True):
+        asm.emit("vpermps", result, number, highest)
+    for place in reversed(others):
+        for result, number, argument in zip(p, steps, rest, strict=True):
+            asm.emit("vpermps", spare, number, place)
+            asm.emit("vfmadd213ps", result, argument, spare)
+    # The sign of x, all else of p.
+    for register, result in zip(x, p, strict=True):
+        asm.emit("vpternlogd", register, result, bits(asm, 0x7FFFFFFF), _FIRST_ELSE)
+
+
+def _erf_as_quotient(asm: Assembler, x: Registers, scratch: Registers) -> None:
+    """x P(x^2) / Q(x^2) within [-1, 1]: where x^2 is clamped the quotient grows with x."""
     (square, top, bottom), spare = _parts(scratch, len(x), 3), scratch[-1]
     _each(asm, "vmulps", square, x, x)
     load_constant(asm, spare, ERF_LIMIT**2)
@@ -258,16 +296,8 @@ def erf(asm: Assembler, x: Registers, scratch: Registers) -> None:
         asm.emit("vminps", register, spare, register)
     emit_polynomial(asm, bottom, square, ERF_DENOMINATOR, spare)
     emit_polynomial(asm, top, square, ERF_NUMERATOR, spare)
-    if is_wide(asm):
-        # An estimate of 14 bits and one Newton step on the quotient, as in shared/activation.py.
-        _each(asm, "vrcp14ps", square, bottom)
-        # The factor x comes last: it may be infinite, P / Q is not.
-        for inverse, above, below in zip(square, top, bottom, strict=True):
-            asm.emit("vmulps", spare, above, inverse)
-            asm.emit("vfnmadd213ps", below, spare, above)
-            asm.emit("vfmadd213ps", below, inverse, spare)
-    else:
-        _each(asm, "vdivps", bottom, top, bottom)
+    _each(asm, "vdivps", bottom, top, bottom)
+    # The factor x comes last: it may be infinite, P / Q is not.
     _each(asm, "vmulps", x, x, bottom)
     _clamp(asm, x, -1.0, 1.0, spare)
 
