@@ -354,7 +354,8 @@ def test_a_convolution_gains_what_lowering_says(groups: int) -> None:
     ):
         saved = SLOWER * (lowered_ns(now) - lowered_ns(pruned_to(pattern, density)))
         if saved < LEAST_SHARE * given.whole_ns:
-            assert TARGET.isa == "avx2", "blocks save loads where there are registers for them"
+            assert change == "pattern 1x8", "fewer products gain, fewer loads only where they bind"
+            assert not [each for each in given.suggestions if change in each.change]
             continue
         suggestion = found(given, change)
         assert suggestion.saved_ns == pytest.approx(saved)

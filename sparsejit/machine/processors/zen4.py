@@ -71,8 +71,10 @@ ZEN4 = Core(
     data_rates=ZEN5.data_rates,
     # In BERT-base at 128 columns: 768x768 0.2 more than warm; 3072x768 and 768x3072 0.25 and 0.4
     # more than four times that warm.
-    # windows: 11 layers of ResNet-50 and small nets took 0.63 to 0.85 of what Zen 5's 1.4 predicts.
-    batch=replace(ZEN5.batch, loads=1.0, products=1.0, from_memory=0.3, windows=1.0),
+    # loads: one of 512 bits a cycle, but two that are broadcast; 17 panels, x as it lies, then take
+    # 0.92 to 1.36 of the prediction, the most where x comes from L3.
+    # windows: 11 layers of ResNet-50 and small nets took 1.1 to 1.5 times one product a cycle.
+    batch=replace(ZEN5.batch, loads=1.5, products=1.0, from_memory=0.3, windows=1.23),
     csr={
         **{
             (isa, kind): _in_halves(prices, _FLOATS_FACTOR if kind == "floats" else _WIDE_FACTOR)
