@@ -7,7 +7,13 @@ about twice what they cost on Zen 5. What is not said here is taken to be as on 
 from dataclasses import replace
 
 from sparsejit.machine.core import Core, FoldingRule, caches, models
-from sparsejit.machine.prices import CsrPrices, QuadPrices, SharingPrices, StepPrice
+from sparsejit.machine.prices import (
+    CsrPrices,
+    LayoutPrices,
+    QuadPrices,
+    SharingPrices,
+    StepPrice,
+)
 from sparsejit.machine.processors.attention import ATTENTION
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.zen5 import STEPS, ZEN5
@@ -132,6 +138,9 @@ GOLDEN_COVE = Core(
         # 3 x 3 layers of 64 to 256 channels at 90 %: 1.25 to 1.4; a dense one of 7 x 7 1.5.
         windows=1.4,
     ),
+    # Panels of 15 shapes: where x stays they take 0.59 to 0.97 of the time up to 2.7 times L1, one
+    # of them 1.05; 1.13 at 5.4 times. With AVX2 0.68 to 1.02 and 1.4 to 1.8.
+    layouts=LayoutPrices(panels_spread={"avx512": 4.0, "avx2": 2.0}),
     # From 370 layers of 64 to 4096 inputs and outputs, 50 to 99 % zero, batch 2 to 256;
     # integers and bytes from 256x256, 1024x1024 and 4096x4096 at 90 %.
     csr={
