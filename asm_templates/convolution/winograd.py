@@ -33,8 +33,9 @@ from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.asm_templates.shared.storage import rounded
+from sparsejit.ir.dense_product import DenseProduct
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DenseProduct, MatVec
+from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (

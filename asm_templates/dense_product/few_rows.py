@@ -22,7 +22,7 @@ from sparsejit.asm_templates.shared.rows import (
     store,
     vector,
 )
-from sparsejit.ir.spec import DenseProduct
+from sparsejit.ir.dense_product import DenseProduct
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import (

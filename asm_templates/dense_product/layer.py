@@ -11,8 +11,9 @@ from sparsejit.asm_templates.dense_product.packing import Packed, pack_columns, 
 from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_product
 from sparsejit.asm_templates.dense_product.tiling import Tiling, tiling
 from sparsejit.asm_templates.shared.storage import rounded
+from sparsejit.ir.dense_product import DenseProduct
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DenseProduct, Layout, MatMul
+from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdi, rdx

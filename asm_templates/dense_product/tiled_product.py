@@ -24,7 +24,7 @@ from sparsejit.asm_templates.shared.constants import load_constant
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.asm_templates.shared.rows import TAIL_MASK, lane_mask, set_tail_mask, vector, zero
-from sparsejit.ir.spec import DenseProduct
+from sparsejit.ir.dense_product import DenseProduct
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import (
     Literal,
@@ -66,7 +66,7 @@ def emit_dense_product(
     b: Packed | None = None,
     tiles: Tiling | None = None,
 ) -> None:
-    """Append C = activation(scale * A B), or of constants with their bias; see `spec.DenseProduct`.
+    """Append C = activation(scale * A B), or of constants with their bias; see `ir.dense_product`.
 
     rdi: A, rdx: B, rsi: C, where C overlaps neither; all three are kept. `a` or `b` is that operand
     as a constant, packed for `tiles`, with scale and bias inside; its register is not used then,

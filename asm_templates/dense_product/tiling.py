@@ -10,7 +10,8 @@ FMA and loads start in a cycle, and an FMA waits for the one before it in the sa
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR
-from sparsejit.ir.spec import Activation, DenseProduct
+from sparsejit.ir.dense_product import DenseProduct
+from sparsejit.ir.spec import Activation
 from sparsejit.machine.target import Target
 
 UNROLL = 4  # steps of the depth in a turn of the loop

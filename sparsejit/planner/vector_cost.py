@@ -7,9 +7,9 @@ from sparsejit.asm_templates.pointwise.chain import LoweredChain
 from sparsejit.asm_templates.pointwise.chain.passes import COSTS
 from sparsejit.asm_templates.pointwise.chain.plan import ChainPlan
 from sparsejit.asm_templates.pointwise.chain.transposed import TransposedCopy
+from sparsejit.ir.dense_product import DenseProduct
 from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS
 from sparsejit.ir.ops.recurrent import RecurrentCell
-from sparsejit.ir.spec import DenseProduct
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import Cost, cache_level
 

@@ -20,7 +20,8 @@ from sparsejit.asm_templates.families import Template
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
-from sparsejit.ir.spec import Activation, DenseProduct
+from sparsejit.ir.dense_product import DenseProduct
+from sparsejit.ir.spec import Activation
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.selftest.calling_convention import UNUSUAL_MXCSR, Checker

@@ -14,10 +14,10 @@ from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
 from sparsejit.asm_templates.pointwise.lstm_gates import emit_lstm_update
 from sparsejit.asm_templates.pointwise.random_uniform import emit_random_uniform
 from sparsejit.asm_templates.pointwise.rnn_gates import emit_rnn_update
+from sparsejit.ir.dense_product import DenseProduct
 from sparsejit.ir.spec import (
     Activation,
     CategoricalDraw,
-    DenseProduct,
     Elementwise,
     GruUpdate,
     LstmUpdate,

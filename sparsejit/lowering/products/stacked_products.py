@@ -10,9 +10,9 @@ from math import prod
 from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_product
 from sparsejit.asm_templates.dense_product.tiling import widest_strip
 from sparsejit.asm_templates.shared.location import Location
+from sparsejit.ir.dense_product import DenseProduct
 from sparsejit.ir.graph import Node, Origin, TensorType, Value
 from sparsejit.ir.ops.products import Bmm
-from sparsejit.ir.spec import DenseProduct
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
 from sparsejit.lowering.memory.storage import View
