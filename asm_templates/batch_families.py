@@ -1,7 +1,8 @@
 """Every kernel for a batch; `families` has those for one vector, and the naming law.
 
 A batch template is called with the address of x in rdi and of y in rsi, in the layout of its
-spec, under the same terms as a matrix-vector template.
+spec, under the same terms as a matrix-vector template; with that of what is added in rdx, where its
+spec says so.
 """
 
 import math

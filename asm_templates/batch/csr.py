@@ -29,6 +29,7 @@ from sparsejit.asm_templates.batch.csr_core import (
     core_key,
     emit_core,
 )
+from sparsejit.asm_templates.batch.csr_ends import RowEnds, activate_rows, finish_rows
 from sparsejit.asm_templates.batch.csr_int8 import PANEL, CsrInt8, first_sums, int8_rows
 from sparsejit.asm_templates.batch.csr_shape import (
     STAGED,
@@ -47,7 +48,6 @@ from sparsejit.asm_templates.batch.csr_stream import (
     short_words,
 )
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, copy, transpose
-from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.storage import rounded_matrix
@@ -64,6 +64,7 @@ from sparsejit.x86.operands import (
     r8,
     r9,
     r10,
+    r11,
     r12,
     r13,
     r14,
@@ -88,6 +89,8 @@ _PASSES_LEFT, _ROW_BLOCKS_LEFT, _STAGES_LEFT, _NEXT_START, _NEXT_END = (
 # Where the layer's groups, quads, rows, starts and ends begin: given in registers, kept in slots.
 _GIVEN = (rcx, rdx, r8, r9, r10)
 _KEPT = tuple(Memory(rbp, -8 * number) for number in range(6, 11))
+# From y to what is added to it: given in a register, kept in a slot.
+_GIVEN_DISTANCE, _DISTANCE = r11, Memory(rbp, -8 * 11)
 _SLOT_BYTES = 128
 _PAGE = 4096
 _INT8_WORDS: dict[Arithmetic, Callable[[CompressedRows], CompressedRows]] = {
@@ -160,6 +163,9 @@ def emit(asm: Assembler, lowered: LoweredCsr) -> None:
 
     Layers that differ in their weights alone share their code.
     """
+    if lowered.spec.added_pitch is not None:
+        asm.emit("mov", _GIVEN_DISTANCE, rdx)
+        asm.emit("sub", _GIVEN_DISTANCE, rsi)
     _place_stream(asm, lowered)
     code = _CsrCode(asm, lowered)
     call_routine(asm, code.key, lambda asm: code.emit())
@@ -224,6 +230,8 @@ class _CsrCode:
         make_room(asm, self.shape.workspace_bytes + _SLOT_BYTES, _PAGE)
         for register, slot in zip(_GIVEN, _KEPT, strict=True):
             asm.emit("mov", slot, register)
+        if self.spec.added_pitch is not None:
+            asm.emit("mov", _DISTANCE, _GIVEN_DISTANCE)
 
     def _leave(self) -> None:
         self.asm.emit("mov", rsp, rbp)
@@ -247,6 +255,7 @@ class _CsrCode:
         y_step = 4 * columns * (1 if self.feature_major else spec.y_features)
         asm.emit("add", _X, x_step)
         asm.emit("add", _Y, y_step - spec.out_features * self._step)
+        self._move_added(-spec.out_features)
 
     @property
     def _step(self) -> int:
@@ -257,14 +266,9 @@ class _CsrCode:
         """A block of rows: from the bias to y."""
         asm, spec = self.asm, self.spec
         self._start(part, rows)
-        whole, rest = divmod(spec.in_features, self.shape.block_inputs)
-        if whole:
-            again = asm.label("again")
-            asm.emit("mov", dword(_INPUT_BLOCKS_LEFT), whole)
-            asm.bind(again)
-            self._inputs(part, self.shape.block_inputs)
-            asm.emit("sub", dword(_INPUT_BLOCKS_LEFT), 1)
-            asm.jump("jnz", again)
+        width = self.shape.block_inputs
+        whole, rest = divmod(spec.in_features, width)
+        repeat(asm, whole, _INPUT_BLOCKS_LEFT, partial(self._inputs, part, width))
         if rest:
             self._inputs(part, rest)
         asm.emit("sub", _X, spec.in_features * self._step)
@@ -357,43 +361,39 @@ class _CsrCode:
         )
 
     def _finish(self, part: Pass, rows: int) -> None:
-        """y = activation(sums)."""
-        asm, spec = self.asm, self.spec
-        if self.is_int8 or spec.each.activation is not Activation.NONE:
-            self._activate(part, rows)
-        columns = self._columns(part)
+        """y = activation(sums + what is added)."""
+        asm, spec, columns = self.asm, self.spec, self._columns(part)
         sums = MatrixPlace(rsp, self.shape.pitch, self.shape.panel_bytes)
+        y = MatrixPlace(_Y, self._step)
+        vectors = [(n * self.vector_bytes, 4 * first) for n, first in enumerate(columns)]
+        if self.feature_major and not self.is_int8:
+            ends = RowEnds(sums, y, self._added(rows), vectors, self.few)
+            finish_rows(asm, spec.each.activation, ends, rows)
+            return
+        if self.is_int8 or spec.each.activation is not Activation.NONE:
+            next_end = _NEXT_END if self.has_ends else None
+            activate_rows(asm, spec.each, self.shape, part.vectors, rows, next_end)
         if self.feature_major:
-            vectors = [(n * self.vector_bytes, 4 * first) for n, first in enumerate(columns)]
-            copy(asm, sums, MatrixPlace(_Y, self._step), rows, vectors, self.few)
+            copy(asm, sums, y, rows, vectors, self.few)
             return
         for number, first in enumerate(columns):
             target = MatrixPlace(_Y, 4 * spec.y_features).row(first)
-            source = sums.column(number * self.lanes)
-            transpose(asm, source, target, rows, self.few or self.lanes)
+            transpose(asm, sums.column(number * self.lanes), target, rows, self.few or self.lanes)
 
-    def _activate(self, part: Pass, rows: int) -> None:
-        """In place: int8 to outputs, and the activation."""
-        asm, again = self.asm, self.asm.label("again")
-        values = [vector(asm, number) for number in range(part.vectors)]
-        scratch = [vector(asm, n) for n in range(part.vectors, asm.target.vector_registers)]
-        asm.emit("lea", r8, Memory(rsp, self.shape.panel_bytes))
-        if self.has_ends:
-            asm.emit("mov", r9, _NEXT_END)
-        asm.emit("mov", dword(r10), rows)
-        asm.bind(again)
-        places = [Memory(r8, number * self.vector_bytes) for number in range(part.vectors)]
-        for value, place in zip(values, places, strict=True):
-            asm.emit("vmovups", value, place)
-        if self.has_ends:
-            int8 = CsrInt8(asm, self.spec.each, self.shape, part.vectors)
-            int8.outputs(values, r9, scratch)
-            asm.emit("add", r9, 8)
-        apply_activation(asm, self.spec.each.activation, values, scratch)
-        for value, place in zip(values, places, strict=True):
-            asm.emit("vmovups", place, value)
-        asm.emit("add", r8, self.shape.pitch)
-        asm.emit("sub", dword(r10), 1)
-        asm.jump("jnz", again)
-        if self.has_ends:
-            asm.emit("mov", _NEXT_END, r9)
+    def _added(self, rows: int) -> MatrixPlace | None:
+        """What is added to so many rows, from rcx on; the next ones follow."""
+        pitch = self.spec.added_pitch
+        if pitch is None:
+            return None
+        self.asm.emit("mov", rcx, _DISTANCE)
+        self._move_added(rows)
+        self.asm.emit("add", rcx, _Y)
+        return MatrixPlace(rcx, 4 * pitch)
+
+    def _move_added(self, rows: int) -> None:
+        """What is added, beside y, by so many rows. Clobbers rax."""
+        further = 0 if self.spec.added_pitch is None else self.spec.added_pitch - self.spec.pitch
+        if further:
+            self.asm.emit("mov", rax, _DISTANCE)
+            self.asm.emit("add", rax, 4 * rows * further)
+            self.asm.emit("mov", _DISTANCE, rax)

@@ -89,7 +89,7 @@ def columns_in_panels(family: str, spec: MatMul, target: Target) -> int:
 def whole_vectors(spec: MatMul, target: Target) -> int:
     """The batch, and as much padding as fills its last vector, if there is so much."""
     columns = -(-spec.batch // target.lanes) * target.lanes
-    return columns if columns <= spec.room else spec.batch
+    return columns if columns <= spec.added_room else spec.batch
 
 
 def spread_pitch(batch: int) -> int:

@@ -15,6 +15,7 @@ Loads and code bind in turn (docs/kernels/batch.md), hence shares of both forms,
 after another within a tile, and `fetch_redirects` that let the second run as the first was decoded.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +50,7 @@ from sparsejit.x86.operands import (
     r15,
     rax,
     rbx,
+    rcx,
     rdi,
     rdx,
     rsi,
@@ -78,7 +80,7 @@ class Panels:
     """How x and y lie: bytes from one feature to the next, and from one panel to the next.
 
     `count` is how many panels are computed at once; `masked` whether only the columns in
-    PANEL_MASK exist in y; `x_padding` that of the features of x.
+    PANEL_MASK exist in y; `x_padding` that of the features of x; `added` what is added to y.
     """
 
     count: int
@@ -88,6 +90,20 @@ class Panels:
     y_step: int
     masked: bool = False
     x_padding: StridePadding = DENSE
+    added: "AddedRows | None" = None
+
+
+@dataclass(frozen=True)
+class AddedRows:
+    """What is added to y before the activation; it may be y itself where no panels overlap.
+
+    `distance` has the bytes from a panel of y to what is added to it, whose rows lie `pitch` bytes
+    apart. `is_far`: y exceeds L2, so that a panel's lines of it are asked for a panel ahead.
+    """
+
+    distance: Memory
+    pitch: int
+    is_far: bool
 
 
 def shared_loads(target: Target, panels: int) -> float:
@@ -164,7 +180,7 @@ def _tile(
     start_sums(asm, sums, tile)
     x_address = panels.x_padding.place(tile.column) * panels.x_pitch
     inputs = _reached(rdi, x_address, asm.target.isa == "avx512")
-    add_products(asm, tile, inputs, sums, weights, ahead)
+    add_products(asm, tile, inputs, sums, weights, ahead, _next_outputs(tile, panels))
     _finish(asm, spec, tile, sums, panels)
     asm.emit("add", rdi, panels.x_step)
     asm.emit("add", rsi, panels.y_step)
@@ -210,10 +226,11 @@ def add_products(
     sums: PanelSums,
     weights: TileWeights,
     ahead: Ahead | None = None,
+    beside: Sequence[Line] = (),
 ) -> None:
     """Append all products of a tile; `inputs` are lines that come before, and where each x is.
 
-    Clobbers r10, rcx and vectors 0 to 2.
+    `beside` are lines between products. Clobbers r10, rcx and vectors 0 to 2.
     """
     wide, begins = asm.target.isa == "avx512", _begins(sums, tile)
     in_bytes = sums.arithmetic is Arithmetic.BYTES
@@ -240,6 +257,7 @@ def add_products(
         [
             fetch_redirects(len(tile), asm.target, _REDIRECT_EVERY),
             *([] if ahead is None else ahead.lines(len(tile))),
+            *beside,
             *move_x,
             line("vmovups", x, x_place, when=tile.first & ~x_from_memory),
             *fours,
@@ -252,6 +270,18 @@ def add_products(
     )
     if ahead is not None:
         ahead.advance(asm)
+
+
+def _next_outputs(tile: Products, panels: Panels) -> list[Line]:
+    """Between products: ask for what the next panel adds to, a line a row."""
+    rows = len(tile.rows)
+    if panels.added is None or not panels.added.is_far or len(tile) < rows:
+        return []
+    asked = np.zeros(len(tile), bool)
+    asked[np.linspace(0, len(tile), rows, endpoint=False).astype(int)] = True
+    row = tile.rows[np.maximum(np.cumsum(asked) - 1, 0)]
+    place = Memory(rsi, row * panels.y_pitch + panels.y_step)
+    return [line("prefetcht0", place, when=asked)]
 
 
 def _reached(base: Register, address: IntArray, in_windows: bool) -> tuple[list[Line], Memory]:
@@ -271,6 +301,8 @@ def _finish(
 ) -> None:
     """Store the sums; those of a costly activation in two halves, the later with more scratch."""
     everyone = np.arange(len(tile.rows))
+    if panels.added is not None:
+        _add(asm, everyone, tile.rows, panels, panels.added)
     halves = 2 if spec.activation in COSTLY else 1
     half = -(-len(everyone) // halves)
     if halves > 1:
@@ -285,6 +317,19 @@ def _finish(
         free = [vector(asm, n) for n in range(asm.target.vector_registers - half)]
         apply_activation(asm, spec.activation, [panel_sum(asm, int(n)) for n in own], free)
         _store(asm, own, rows, panels)
+
+
+def _add(
+    asm: Assembler, accumulator: IntArray, rows: IntArray, panels: Panels, added: AddedRows
+) -> None:
+    """Add to the sums what lies as far from y as `added` says. Clobbers rcx and r8."""
+    asm.emit("mov", rcx, added.distance)
+    asm.emit("add", rcx, rsi)
+    in_windows = asm.target.isa == "avx512" and added.pitch % 64 == 0
+    move, place = _reached(rcx, rows * added.pitch, in_windows)
+    sums = _sums(asm, accumulator)
+    target = sums.masked(PANEL_MASK) if panels.masked else sums
+    asm.stamp(len(rows), [*move, line("vaddps", target, sums, place)])
 
 
 def _store(asm: Assembler, accumulator: IntArray, rows: IntArray, panels: Panels) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from sparsejit.asm_templates.batch.lowered_batch import LoweredBatch
+from sparsejit.asm_templates.batch.lowered_batch import LoweredBatch, whole_vectors
 from sparsejit.asm_templates.batch.panel_sums import PanelIntegers
 from sparsejit.asm_templates.batch.panels import (
     LAST_Y,
@@ -28,6 +28,7 @@ from sparsejit.asm_templates.batch.panels import (
     PANEL_X,
     PANEL_Y,
     PANELS,
+    AddedRows,
     Panels,
     emit_panels,
 )
@@ -36,9 +37,11 @@ from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding, stride_padding
 from sparsejit.errors import CompileError
 from sparsejit.ir.spec import Layout, MatMul
+from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Memory,
+    Register,
     dword,
     r12,
     r13,
@@ -48,6 +51,7 @@ from sparsejit.x86.operands import (
     rbp,
     rbx,
     rdi,
+    rdx,
     rsi,
     rsp,
 )
@@ -76,6 +80,14 @@ def chunk_columns(spec: MatMul, lanes: int) -> int:
 def _bytes_a_column(spec: MatMul) -> int:
     """Workspace for one column of x and of y, each rounded up to vectors."""
     return 4 * (spec.each.in_features + spec.each.out_features + 2 * 16)
+
+
+def writes_to_y(spec: MatMul, target: Target) -> bool:
+    """Whether panels of all columns, or of those that fill some, are written to y itself."""
+    masks = target.isa == "avx512"
+    return spec.y_layout is Layout.FEATURE_MAJOR and (
+        masks or whole_vectors(spec, target) >= target.lanes
+    )
 
 
 @dataclass(frozen=True)
@@ -136,7 +148,16 @@ class _BatchCode:
         y = as_it_lies if self.y_lies else (vector, vector * each.out_features)
         count = -(-self.panel_chunks[0].columns // self.lanes)
         masked = self.y_lies and self.in_panels < self.lanes
-        return Panels(count, *x, *y, masked, self._padding)
+        return Panels(count, *x, *y, masked, self._padding, self._added)
+
+    @property
+    def _added(self) -> AddedRows | None:
+        """`_enter` leaves the distance to what is added where rbp points."""
+        if self.spec.added_pitch is None:
+            return None
+        y_bytes = self._feature_pitch * self.spec.out_features
+        is_far = y_bytes > self.asm.target.l2_bytes
+        return AddedRows(Memory(rbp), 4 * self.spec.added_pitch, is_far)
 
     @cached_property
     def _padding(self) -> StridePadding:
@@ -149,8 +170,7 @@ class _BatchCode:
     @cached_property
     def y_lies(self) -> bool:
         """Whether panels are written to y itself."""
-        masks = self.asm.target.isa == "avx512"
-        return self.y_lanes and (masks or self.in_panels >= self.lanes)
+        return writes_to_y(self.spec, self.asm.target)
 
     def emit(self) -> None:
         self._enter()
@@ -177,11 +197,18 @@ class _BatchCode:
     def _enter(self) -> None:
         """Save registers, make room for the workspace, and point at x and y."""
         asm = self.asm
-        push(asm, _SAVED)
+        if self.spec.added_pitch is not None:
+            asm.emit("sub", rdx, rsi)
+        push(asm, self._saved)
         asm.emit("mov", rbp, rsp)
         asm.emit("mov", _X, rdi)
         asm.emit("mov", _Y, rsi)
         self._make_room(max(self._y_room, self._row_room) if self.x_stays else self._room)
+
+    @property
+    def _saved(self) -> tuple[Register, ...]:
+        """The last one is the distance from y to what is added, if anything is."""
+        return _SAVED if self.spec.added_pitch is None else (*_SAVED, rdx)
 
     def _make_room(self, room: int) -> None:
         if room:
@@ -216,7 +243,7 @@ class _BatchCode:
 
     def _leave(self) -> None:
         self.asm.emit("mov", rsp, rbp)
-        pop(self.asm, _SAVED)
+        pop(self.asm, self._saved)
 
     def _repeat(self, chunk: _Chunk, body: Callable[[], None]) -> None:
         """Run `body` for each chunk, with x and y moving on."""

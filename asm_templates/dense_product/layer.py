@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sparsejit.asm_templates.batch.lowered_batch import whole_vectors
 from sparsejit.asm_templates.dense_product.packing import Packed, pack_columns, pack_rows
-from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_product
+from sparsejit.asm_templates.dense_product.tiled_product import ADDED, emit_dense_product
 from sparsejit.asm_templates.dense_product.tiling import Tiling, tiling
 from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.dense_product import DenseProduct
@@ -62,6 +62,8 @@ def lower(spec: MatMul, matrix: SparseMatrix, target: Target) -> DenseLayer:
 
 def emit(asm: Assembler, lowered: DenseLayer) -> None:
     """Append the kernel; see `batch_families` for the contract."""
+    if lowered.product.added_pitch is not None:
+        asm.emit("mov", ADDED, rdx)
     asm.emit("mov", rdx, rdi)  # x is B where weights are A
     emit_dense_product(asm, lowered.product, lowered.rows, lowered.columns, lowered.tiles)
 
@@ -78,6 +80,7 @@ def _product(spec: MatMul, target: Target) -> DenseProduct:
         *(spec.out_features, whole_vectors(spec, target), depth),
         *(4 * depth, pitch, pitch),
         activation=activation,
+        added_pitch=None if spec.added_pitch is None else 4 * spec.added_pitch,
     )
 
 

@@ -52,6 +52,10 @@ _A, _B, _STEPS_LEFT = rax, rcx, r8  # of a tile, moving along the depth
 _TILE_A, _TILE_C, _TILES_LEFT = r9, r10, rbx
 _STRIP_B, _STRIP_C, _STRIPS_LEFT = r11, r12, rbp
 _FRAME, _AHEAD = r13, r14
+# What is added where A is constant: it is given in a register, and neither B is transposed then nor
+# does a strip of it come ahead.
+ADDED = rax
+_STRIP_ADDED, _TILE_ADDED = r13, r14
 _SAVED = (rbx, rbp, r12, r13, r14)
 # A strip from beyond L2 is fetched while so many tiles or more work on the one before it.
 _TILES_TO_FETCH_IN = 3
@@ -70,7 +74,7 @@ def emit_dense_product(
 
     rdi: A, rdx: B, rsi: C, where C overlaps neither; all three are kept. `a` or `b` is that operand
     as a constant, packed for `tiles`, with scale and bias inside; its register is not used then,
-    unless it says so.
+    unless it says so. `ADDED`: what is added, if anything is; it may be C.
     Clobbers rax, rcx, r8-r11, the vector registers and k5-k7, and uses the stack below rsp.
     """
     if has_few_rows(spec, asm.target):
@@ -111,6 +115,8 @@ class _ProductCode:
         else:
             asm.emit("lea", _STRIP_B, self.b_literal)
         asm.emit("mov", _STRIP_C, rsi)
+        if self.spec.added_pitch is not None:
+            asm.emit("mov", _STRIP_ADDED, ADDED)
         strips, rest = divmod(self.spec.columns, self.tiles.vectors * self.lanes)
         repeat(asm, strips, _STRIPS_LEFT, lambda: self._strip(self.tiles.vectors, 0))
         if rest:
@@ -137,12 +143,16 @@ class _ProductCode:
         else:
             asm.emit("lea", _TILE_A, self.a_literal)
         asm.emit("mov", _TILE_C, _STRIP_C)
+        if spec.added_pitch is not None:
+            asm.emit("mov", _TILE_ADDED, _STRIP_ADDED)
         if self.fetches_ahead:
             asm.emit("lea", _AHEAD, Memory(_STRIP_B, self._strip_bytes(vectors)))
         for each in self.tiles.row_tiles:
             self._row_tiles(each, vectors, lanes_of_last)
         asm.emit("add", _STRIP_B, self._strip_bytes(vectors))
         asm.emit("add", _STRIP_C, vectors * self.vector_bytes)
+        if spec.added_pitch is not None:
+            asm.emit("add", _STRIP_ADDED, vectors * self.vector_bytes)
 
     def _strip_bytes(self, vectors: int) -> int:
         """From one strip of B to the next."""
@@ -174,6 +184,8 @@ class _ProductCode:
             else:
                 self.asm.emit("add", _TILE_A, height * self.spec.a_pitch)
             self.asm.emit("add", _TILE_C, height * self.spec.c_pitch)
+            if self.spec.added_pitch is not None:
+                self.asm.emit("add", _TILE_ADDED, height * self.spec.added_pitch)
 
         repeat(self.asm, each.count, _TILES_LEFT, body)
 
@@ -310,14 +322,40 @@ class _ProductTile:
             load_constant(asm, free[0], spec.scale)
             for total in sums:
                 asm.emit("vmulps", total, total, free[0])
+        mask = free[0] if self.lanes_of_last and not self.wide else None
+        if spec.added_pitch is not None:
+            self._add(sums, spec.added_pitch, mask, free[1])
         apply_activation(asm, spec.activation, sums, free)
-        if self.lanes_of_last and not self.wide:
-            asm.emit("vmovups", free[0], lane_mask(asm, self.lanes_of_last))
+        if mask is not None:
+            asm.emit("vmovups", mask, lane_mask(asm, self.lanes_of_last))
         for number, total in enumerate(sums):
-            row, column = divmod(number, self.vectors)
-            place = Memory(_TILE_C, row * spec.c_pitch + column * self.vector_bytes)
-            partial = self.lanes_of_last and column == self.vectors - 1
-            self._store(place, total, free[0] if partial else None)
+            place = self._place(_TILE_C, spec.c_pitch, number)
+            self._store(place, total, free[0] if self._is_partial(number) else None)
+
+    def _place(self, base: Register, pitch: int, number: int) -> Memory:
+        """Where the vector of a sum lies in a tile."""
+        row, column = divmod(number, self.vectors)
+        return Memory(base, row * pitch + column * self.vector_bytes)
+
+    def _is_partial(self, number: int) -> bool:
+        return self.lanes_of_last > 0 and number % self.vectors == self.vectors - 1
+
+    def _add(
+        self, sums: list[Register], pitch: int, mask: Register | None, loaded: Register
+    ) -> None:
+        """Add to the sums what lies `pitch` bytes from row to row; clobbers AVX2's mask."""
+        asm = self.asm
+        if mask is not None:
+            asm.emit("vmovups", mask, lane_mask(asm, self.lanes_of_last))
+        for number, total in enumerate(sums):
+            place = self._place(_TILE_ADDED, pitch, number)
+            if not self._is_partial(number):
+                asm.emit("vaddps", total, total, place)
+            elif mask is None:
+                asm.emit("vaddps", total.masked(TAIL_MASK), total, place)
+            else:
+                asm.emit("vmaskmovps", loaded, mask, place)
+                asm.emit("vaddps", total, total, loaded)
 
     def _store(self, place: Memory, total: Register, mask: Register | None) -> None:
         if mask is None:

@@ -79,15 +79,17 @@ def _with_height(spec: DenseProduct, target: Target, vectors: int, most_rows: in
     strips, rest = divmod(-(-spec.columns // target.lanes), vectors)
     widths = [(strips, vectors)] * (strips > 0) + [(1, rest)] * (rest > 0)
     cycles = sum(
-        strips * each.count * _tile_cycles(each.height, width, spec.depth, target)
+        strips * each.count * _tile_cycles(each.height, width, spec, target)
         for strips, width in widths
         for each in row_tiles
     )
     return Tiling(vectors, row_tiles, cycles)
 
 
-def _tile_cycles(height: int, vectors: int, depth: int, target: Target) -> float:
+def _tile_cycles(height: int, vectors: int, spec: DenseProduct, target: Target) -> float:
+    depth = spec.depth
     sums, loops, prices = height * vectors, target.core.loops, target.core.layouts
     waiting = 0.5 * _SUMS_UNDER_WAY / chains(sums, depth)
     step = max(sums / prices.products, (height + vectors) / prices.loads, waiting)
-    return depth * (step + loops.far_load * vectors) + 2 * sums + loops.tile
+    adding = 0.0 if spec.added_pitch is None else sums / prices.loads
+    return depth * (step + loops.far_load * vectors) + 2 * sums + adding + loops.tile

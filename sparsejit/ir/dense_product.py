@@ -20,6 +20,8 @@ class DenseProduct:
         transposed: whether B is stored as (columns, depth)
         scale: times the product
         activation: applied to each element of C
+        added_pitch: bytes from row to row of an operand (rows, columns) that is added to C before
+            the activation, which may be C itself; None where nothing is. A is constant then.
 
     Raises:
         InvalidInput: a size below 1, a short or odd pitch, more than `MOST_BYTES`
@@ -34,6 +36,7 @@ class DenseProduct:
     transposed: bool = False
     scale: float = 1.0
     activation: Activation = Activation.NONE
+    added_pitch: int | None = None
 
     def __post_init__(self) -> None:
         if min(self.rows, self.columns, self.depth) < 1:

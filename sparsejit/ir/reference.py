@@ -1,6 +1,7 @@
 """Slow, obvious numpy for every spec, in float64: the oracle that every kernel is held to."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -136,12 +137,23 @@ def matvec(spec: MatVec, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
     return ACTIVATIONS[spec.activation](y)
 
 
-def matmul(spec: MatMul, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
+def matmul(
+    spec: MatMul,
+    matrix: SparseMatrix,
+    x: npt.NDArray[Any],
+    added: npt.NDArray[Any] | None = None,
+) -> Float64:
     """`matvec` for every column of the batch; x and the result in the layout of the spec.
 
-    Padding columns of x are passed over; those of the result are NaN.
+    Padding columns of x are passed over; those of the result are NaN. `added` (out_features,
+    `added_pitch`), where the spec has one, is added before the activation.
     """
-    return _for_each(matvec, spec, matrix, x)
+    if added is None:
+        return _for_each(matvec, spec, matrix, x)
+    plain = replace(spec, each=replace(spec.each, activation=Activation.NONE))
+    y = _for_each(matvec, plain, matrix, x)
+    y[:, : spec.batch] += added[:, : spec.batch].astype(np.float64)
+    return ACTIVATIONS[spec.each.activation](y)
 
 
 def product(spec: Layer, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:

@@ -190,6 +190,8 @@ class MatMul:
         padded_to: the pitch, in elements; None is the batch
         part_of: the product of which this is some outputs or columns, in its rows
         result_layout: of y, where it is another
+        added_pitch: elements from one feature to the next of an operand that is added to W x + bias
+            before the activation; None where nothing is. It has y's padding where that is y's pitch
 
     Raises:
         InvalidInput: x or y longer than `MOST_BYTES`, or a pitch below the batch or batch-major
@@ -201,6 +203,7 @@ class MatMul:
     padded_to: int | None = None
     part_of: "MatMul | None" = None
     result_layout: Layout | None = None
+    added_pitch: int | None = None
 
     def __post_init__(self) -> None:
         most = MOST_BYTES // (4 * max(self.in_features, self.out_features))
@@ -209,16 +212,20 @@ class MatMul:
                 f"batch={self.batch} makes x or y longer than 2 GiB; give at most "
                 f"{most} and call the kernel several times"
             )
-        if self.padded_to is None:
+        self._check_pitch("added_pitch", self.added_pitch, most)
+        self._check_pitch("pitch", self.padded_to, most)
+
+    def _check_pitch(self, name: str, pitch: int | None, most: int) -> None:
+        if pitch is None:
             return
         if Layout.FEATURE_MAJOR not in (self.layout, self.y_layout):
             raise InvalidInput(
-                f"pitch={self.padded_to} with layout={self.layout.value!r}; only the rows of "
+                f"{name}={pitch} with layout={self.layout.value!r}; only the rows of "
                 "layout='feature-major' may be padded, leave it out"
             )
-        if not self.batch <= self.padded_to <= most:
+        if not self.batch <= pitch <= most:
             raise InvalidInput(
-                f"pitch={self.padded_to} for a batch of {self.batch}; give a number of elements "
+                f"{name}={pitch} for a batch of {self.batch}; give a number of elements "
                 f"from {self.batch} to {most}"
             )
 
@@ -244,7 +251,8 @@ class MatMul:
         pitch = "" if self.padded_to is None else f" pitch={self.padded_to}"
         whole = "" if self.part_of is None else f" of {self.y_features}, {self.part_of.case}"
         to = "" if self.y_layout is self.layout else f" to {self.y_layout.value}"
-        return f"{self.each.case} batch={self.batch} {self.layout.value}{to}{pitch}{whole}"
+        adds = "" if self.added_pitch is None else f" added_pitch={self.added_pitch}"
+        return f"{self.each.case} batch={self.batch} {self.layout.value}{to}{pitch}{adds}{whole}"
 
     @property
     def y_layout(self) -> Layout:
@@ -254,6 +262,11 @@ class MatMul:
     def room(self) -> int:
         """The columns from the first of x and y on that may be touched."""
         return self.batch if self.padded_to is None else self.padded_to
+
+    @property
+    def added_room(self) -> int:
+        """The columns from its first on that may be read of what is added, if anything is."""
+        return self.room if self.added_pitch in (None, self.pitch) else self.batch
 
     @property
     def pitch(self) -> int:

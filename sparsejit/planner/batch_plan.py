@@ -13,7 +13,7 @@ from sparsejit.asm_templates.batch.amx_layout import TileCounts
 from sparsejit.asm_templates.batch.csr_shape import CsrCounts
 from sparsejit.asm_templates.batch.lowered_batch import BatchCounts, whole_vectors
 from sparsejit.asm_templates.batch.panels import shared_loads
-from sparsejit.asm_templates.batch.whole import chunk_columns
+from sparsejit.asm_templates.batch.whole import chunk_columns, writes_to_y
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES, PANEL_BYTES
 from sparsejit.asm_templates.dense_product.layer import DenseCounts
 from sparsejit.asm_templates.families import Template
@@ -26,6 +26,7 @@ from sparsejit.planner.plan import AUTO, Job, Plan, choose
 from sparsejit.planner.tile_price import price_tiles
 
 _MANY_COLUMNS, _MANY_ROWS = 64, 64
+_ADDING = ("panels", "csr", "dense")  # families that add an operand to y
 
 
 def batch_strategies() -> tuple[str, ...]:
@@ -95,8 +96,10 @@ def prefers_panels(spec: MatMul, matrix: SparseMatrix, target: Target, exact: bo
 def _is_possible(template: Template, spec: MatMul, target: Target) -> bool:
     """Whether the workspace suffices, and whether `mixed` is neither of the other two.
 
-    Panels alone, if they are full, take one layout to another.
+    Panels alone, if they are full, take one layout to another. Not all add an operand.
     """
+    if spec.added_pitch is not None and not can_add(template, spec, target):
+        return False
     if spec.layout is not spec.y_layout:
         full = whole_vectors(spec, target) % target.lanes == 0
         return template.family == "panels" and full and chunk_columns(spec, target.lanes) > 0
@@ -105,6 +108,19 @@ def _is_possible(template: Template, spec: MatMul, target: Target) -> bool:
         return True
     both = spec.batch > target.lanes and spec.batch % target.lanes != 0
     return chunk_columns(spec, target.lanes) > 0 and (both or template.family != "mixed")
+
+
+def can_add(template: Template, spec: MatMul, target: Target) -> bool:
+    """Whether a template adds an operand to y as it writes it."""
+    in_order = spec.layout is spec.y_layout is Layout.FEATURE_MAJOR
+    adding = template.family in _ADDING and spec.dtype is not DType.INT8
+    return in_order and adding and (template.family != "panels" or writes_to_y(spec, target))
+
+
+def adds_in_place(template: Template, spec: MatMul, target: Target) -> bool:
+    """Whether what is added may be y itself: nothing is added to what was written before."""
+    overlap = spec.batch > target.lanes and whole_vectors(spec, target) % target.lanes != 0
+    return template.family != "panels" or not overlap
 
 
 def price_batch(counts: BatchCounts | CsrCounts | DenseCounts | TileCounts) -> Cost:
@@ -188,15 +204,17 @@ def _panels(counts: BatchCounts) -> Cost:
     chunks = -(-panels // at_once)
     share, code = shared_loads(target, at_once), PANEL_BYTES[target.isa]
     code_bytes = int(nnz * (code.weight + share * code.by_four) + counts.inputs * code.input)
-    data_bytes = 4 * nnz + panels * target.vector_bytes * (spec.in_features + spec.out_features)
+    added = 0 if spec.added_pitch is None else spec.out_features
+    features = spec.in_features + spec.out_features + added
+    data_bytes = 4 * nnz + panels * target.vector_bytes * features
     fetching, code_level = _fetching(code_bytes, data_bytes, target)
     again, _ = _fetching(code_bytes, data_bytes, replace(target, between_bytes=0))
-    loading = (nnz * (1 - 0.75 * share) + counts.inputs) / prices.loads
+    loading = (nnz * (1 - 0.75 * share) + counts.inputs + added) / prices.loads
     products = nnz * (1 + share * prices.spreading[target.isa]) / prices.products
     later = max(loading, products + spec.out_features * prices.store_cycles)
     first, first_again = max(fetching, later), max(again, later)
     computing = first + (chunks - 1) * first_again + (panels - chunks) * later
-    arriving = panels * _arriving(counts, at_once)
+    arriving = panels * _arriving(counts, at_once, added)
     hidden = core.unhidden * min(computing, arriving)
     cycles = max(computing, arriving) + hidden + panels * _copying(counts)
     if code_level == "memory":
@@ -205,13 +223,16 @@ def _panels(counts: BatchCounts) -> Cost:
     return Cost(panels * nnz, code_bytes, data_bytes, cycles / core.rates.cycles_per_ns, bound)
 
 
-def _arriving(counts: BatchCounts, panels: int) -> float:
-    """Cycles in which x, y and weights pass between L1 and L2, of a panel of so many at once."""
+def _arriving(counts: BatchCounts, panels: int, added: int) -> float:
+    """Cycles in which x, y and weights pass between L1 and L2, of a panel of so many at once.
+
+    So do `added` rows of what is added to y.
+    """
     target, spec, prices = counts.target, counts.spec, counts.target.core.batch
-    features = spec.in_features + spec.out_features
+    features = spec.in_features + spec.out_features + added
     if panels * target.vector_bytes * features <= target.l1d_bytes:
         return 0.0
-    read = counts.inputs * target.vector_bytes + 4 * counts.nnz
+    read = (counts.inputs + added) * target.vector_bytes + 4 * counts.nnz
     written = spec.out_features * target.vector_bytes
     rate = target.core.rates.data["L2"]
     return (prices.late_inputs * read + prices.late_stores * written) / rate

@@ -53,5 +53,7 @@ def _cycles(counts: CsrCounts, part: Pass) -> float:
     product = prices.product + (prices.far_product if exceeds else 0)
     moved = spec.in_features * row_blocks * prices.into_panel[layout]
     moved += spec.out_features * prices.to_y[layout]
+    if spec.added_pitch is not None:
+        moved += spec.out_features / target.core.batch.loads
     by_vector = counts.weights * product + counts.segments * prices.sums + moved
     return counts.weights * prices.weight + part.vectors * by_vector + counts.groups * prices.group

@@ -9,7 +9,12 @@ from dataclasses import dataclass, replace
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, MatMul, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.planner.batch_plan import expected_batch_ns, plan_batch, prefers_panels
+from sparsejit.planner.batch_plan import (
+    adds_in_place,
+    expected_batch_ns,
+    plan_batch,
+    prefers_panels,
+)
 from sparsejit.planner.batch_split import split_batch, ways_to_split
 from sparsejit.planner.plan import AUTO, Plan, expected_ns, plan
 from sparsejit.planner.row_parts import row_parts
@@ -108,6 +113,11 @@ class LayerPlanner:
     ) -> tuple[Part, ...]:
         """A layer in parts that read about so many bytes of weights."""
         return row_parts(layer, matrix, whole, self.beside(matrix).target, part_bytes)
+
+    def adds_in_place(self, layer: Layer, choice: Plan) -> bool:
+        """Whether what is added to a layer's result may lie where that does."""
+        template = choice.chosen.template
+        return isinstance(layer, MatMul) and adds_in_place(template, layer, self.target)
 
     def prefers_panels(self, each: MatVec, batch: int, matrix: SparseMatrix) -> bool:
         """Whether panels are expected to be clearly cheapest, from the layer's zeros alone."""

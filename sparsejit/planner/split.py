@@ -77,6 +77,12 @@ class Part:
             return 4 * (self.first_row * self.spec.pitch + self.first_column)
         return 4 * (self.first_column * self.spec.y_features + self.first_row)
 
+    @property
+    def added_bytes(self) -> int:
+        """Where its share of what is added begins."""
+        assert isinstance(self.spec, MatMul) and self.spec.added_pitch is not None
+        return 4 * (self.first_row * self.spec.added_pitch + self.first_column)
+
 
 @dataclass(frozen=True)
 class Split:
