@@ -319,7 +319,7 @@ def chain_step(
         chain_facts(lowered, target),
         lowered.scratch_bytes,
         # What broadcasts over rows is read again after the first row is written.
-        in_place=bool(reads) and prod(reads[0].shape[:-1]) == prod(chain.shape[:-1]),
+        in_place=0 if reads and prod(reads[0].shape[:-1]) == prod(chain.shape[:-1]) else None,
         divide=divide,
         code_key=("chain", chain, *operands, None, *results),
     )

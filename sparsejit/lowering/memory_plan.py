@@ -201,17 +201,15 @@ class _Arena:
         """Written buffers that take over that of an operand which ends with the step."""
         taken: dict[Buffer, Buffer] = {}
         for time, step in self._steps:
-            if not step.in_place:
+            if step.in_place is None:
                 continue
-            read, written = step.reads[0], step.writes[0]
+            read, written = step.reads[step.in_place], step.writes[0]
             before, after = self.lives.get(read.buffer), self.lives.get(written.buffer)
             fits = (
                 before is not None
                 and after is not None
                 and before.last == time == after.first
-                and read.is_whole
-                and written.is_whole
-                and read.type == written.type
+                and read.lies_alike(written)
                 and self._touches[time, read.buffer] == 1
                 and self._touches[time, written.buffer] == 1
             )

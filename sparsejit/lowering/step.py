@@ -54,7 +54,7 @@ Body = Callable[[Assembler], None]
 
 
 def between(body: Body, scratch: bool = False) -> Callable[[Assembler, Locations], None]:
-    """What appends a body with rdi and rsi pointing to a step's operands, rdx to `scratch`."""
+    """What appends a body with registers pointing to what it takes, as `point` has them."""
 
     def emit(asm: Assembler, at: Locations) -> None:
         point(asm, at, scratch)
@@ -64,10 +64,12 @@ def between(body: Body, scratch: bool = False) -> Callable[[Assembler, Locations
 
 
 def point(asm: Assembler, at: Locations, scratch: bool) -> None:
-    """Have registers point to what a body takes, `scratch` memory too if that is wanted."""
+    """rdi = the first read, rsi = the first write, rdx = scratch memory or the second read."""
     at.point(asm)
     if scratch:
         at.scratch.point(asm, rdx)
+    elif len(at.reads) > 1:
+        at.reads[1].point(asm, rdx)
 
 
 @dataclass(frozen=True)
@@ -101,14 +103,14 @@ class Facts:
 class Step:
     """A kernel between views. `emit` may clobber all but rbx, rbp, rsp and r12 to r15.
 
-    `in_place`: the first write may take the memory of the first read where nobody else wants it.
+    `in_place`: of which read the first write may take the memory where nobody else wants it.
     `parts`: the same code in parts, each of which a loop may run for all its streams before the
     next, so that its weights are still near. Unless they are `exact`, results may differ from those
     of `emit` by rounding.
     `divide(n)`: ways to do the same by up to n steps that may run at once, the best guess first.
     `share`: which part of the whole such a step is, in words.
-    `body`: what `emit` appends behind pointing rdi to the first read, rsi to the first write and
-    rdx to the scratch memory, if it has any; steps that have the same one may share its code.
+    `body`: what `emit` appends behind pointing registers as `point` does; steps that have the same
+    one may share its code.
     `code_key`: steps that have an equal one append the same code, but for where their views lie.
     """
 
@@ -119,7 +121,7 @@ class Step:
     emit: Callable[[Assembler, Locations], None]
     facts: Facts
     scratch_bytes: int = 0
-    in_place: bool = False
+    in_place: int | None = None
     parts: tuple[Callable[[Assembler, Locations], None], ...] = ()
     parts_are_exact: bool = False
     divide: Callable[[int], Sequence[Sequence[Step]]] | None = None

@@ -1,4 +1,4 @@
-"""Lets a convolution of windows add what is added to its result.
+"""Lets a convolution add what is added to its result.
 
 y = conv(x, W, b)
 z = add(y, r)                ->   z = conv(x, W, b, r)
@@ -36,11 +36,12 @@ def _fuse(site: Site) -> tuple[Value, ...] | None:
 
 
 def _can_add(site: Site, node: Node) -> bool:
-    """Whether a node is a plain convolution whose windows have several taps, read here only."""
+    """Whether a node is a plain convolution of several taps or positions, read here only."""
     op = node.op
     if not isinstance(op, Convolution) or op.transposed or op.dtype is DType.INT8:
         return False
     weights, is_plain = node.inputs[1].shape, op.activation is Activation.NONE
-    fits = len(node.inputs) < 4 and prod(weights[2:]) > 1 and op.groups == 1
+    is_many = max(prod(weights[2:]), prod(node.output.shape[2:])) > 1
+    fits = len(node.inputs) < 4 and is_many and op.groups == 1
     is_result = node.output.type == site.output.type
     return fits and is_plain and is_result and site.is_used_once(node.output)

@@ -20,7 +20,7 @@ from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.ops.pointwise import write_activation
 from sparsejit.ir.ops.row_chains import ChainWriter
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, Layout, MatMul, MatVec
+from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution.bands import lower_bands
 from sparsejit.lowering.convolution.byte_convolutions import lower_byte_convolution
@@ -28,12 +28,13 @@ from sparsejit.lowering.convolution.depthwise import is_depthwise, lower_depthwi
 from sparsejit.lowering.convolution.filters import filter_matrix
 from sparsejit.lowering.convolution.images import (
     as_matrix,
+    channel_rows,
     image_result,
     is_padded,
     is_pointwise,
     padded_pitch,
 )
-from sparsejit.lowering.convolution.joined_columns import lower_joined, taps
+from sparsejit.lowering.convolution.joined_columns import joined_layer, lower_joined, taps
 from sparsejit.lowering.convolution.windows import lower_windows
 from sparsejit.lowering.memory.storage import ConstantBuffer, View
 from sparsejit.lowering.products.linear import steps_of_product
@@ -56,17 +57,40 @@ def lower_convolution(low: Lowering, node: Node) -> None:
     matrix, each = filter_matrix(low, node)
     if lower_windows(low, node, matrix, each):
         return
-    if adds_operand(node):
+    if adds_operand(node) and not _products_add(low, node, matrix, each):
         _add_afterwards(low, node)
     else:
         _lower_products(low, node, matrix, each)
 
 
+def _products_add(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> bool:
+    """Whether products add the operand: there are several columns, and it lies in rows of these.
+
+    A row that is as long as one of a padded result must have its padding. A sum that is wanted
+    elsewhere than side by side is written there by a kernel of its own.
+    """
+    added, positions = low.view(node.inputs[3]), prod(node.output.shape[2:])
+    in_rows, pitch = channel_rows(added), _common_pitch(low, node)
+    if in_rows is None or each.dtype is DType.INT8 or positions == 1:
+        return False
+    layer = _layer(each, positions, pitch, in_rows[1])
+    if joined_layer(low, node, matrix, each, layer) is not None:
+        return node.output not in low.wanted
+    return pitch is None or in_rows[1] != pitch or padded_pitch(added) == pitch
+
+
 def _lower_products(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> None:
     """A product of columns for all samples, or for each by the same code."""
     pitch = _common_pitch(low, node)
-    layer = _layer(each, prod(node.output.shape[2:]), pitch)
-    if lower_joined(low, node, matrix, each, layer):
+    added, added_pitch = None, None
+    if adds_operand(node):
+        in_rows = channel_rows(low.view(node.inputs[3]))
+        assert in_rows is not None
+        added, added_pitch = in_rows
+    layer = _layer(each, prod(node.output.shape[2:]), pitch, added_pitch)
+    joined = joined_layer(low, node, matrix, each, layer)
+    if joined is not None:
+        lower_joined(low, node, matrix, joined)
         return
     destination = image_result(low, node) if pitch else low.dense_result(node.output)
     x = low.view(node.inputs[0])
@@ -74,7 +98,8 @@ def _lower_products(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVe
     for sample in range(x.shape[0]):
         image, place = (view.sliced(0, sample, sample + 1) for view in (x, destination))
         columns = as_matrix(image) if pitch else _columns(low, node, image, place)
-        low.add(product(columns, as_matrix(place)))
+        operand = None if added is None else as_matrix(added.sliced(0, sample, sample + 1))
+        low.add(product(columns, as_matrix(place), operand))
 
 
 def _add_afterwards(low: Lowering, node: Node) -> None:
@@ -103,8 +128,12 @@ def _common_pitch(low: Lowering, node: Node) -> int | None:
     return padded_pitch(low.view(node.inputs[0]))
 
 
-def _layer(each: MatVec, positions: int, pitch: int | None) -> MatVec | MatMul:
-    return each if positions == 1 else MatMul(each, positions, Layout.FEATURE_MAJOR, pitch)
+def _layer(
+    each: MatVec, positions: int, pitch: int | None, added_pitch: int | None
+) -> MatVec | MatMul:
+    if positions == 1:
+        return each
+    return MatMul(each, positions, Layout.FEATURE_MAJOR, pitch, added_pitch=added_pitch)
 
 
 def _columns(low: Lowering, node: Node, sample: View, result: View) -> View:

@@ -12,7 +12,7 @@ from math import prod
 
 from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.ir.graph import Node, Origin, TensorType, Value
-from sparsejit.ir.ops.convolution import Convolution, Pooling
+from sparsejit.ir.ops.convolution import Convolution, Pooling, adds_operand
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.storage import View
@@ -22,12 +22,12 @@ from sparsejit.planner.convolution_plan import fills_spread
 def image_result(
     low: Lowering, node: Node, fits: Callable[[View], bool] = lambda view: True
 ) -> View:
-    """Where a convolution writes: with padded channels where only such nodes read as take them."""
+    """Where a convolution or pooling writes: with padded channels if all that read it take them."""
     value = node.output
     if not is_padded(low, value):
         return low.result(value, fits)
     readers = low.readers[value]
-    fills = not is_pointwise(node) and any(map(_reads_products, readers))
+    fills = not _is_product(node) and any(map(_is_product, readers))
     view = padded_image(low, value.type, value.origin, fills)
     low.bind(value, view)
     return view
@@ -73,16 +73,19 @@ def is_padded(low: Lowering, value: Value) -> bool:
 def _takes_padding(low: Lowering, reader: Node, value: Value) -> bool:
     if isinstance(reader.op, Pooling):
         return True
-    if not isinstance(reader.op, Convolution) or value is not reader.inputs[0]:
+    if not isinstance(reader.op, Convolution) or value in reader.inputs[1:3]:
         return False
     if reader.op.transposed or reader.op.dtype is DType.INT8:
         return False
+    if adds_operand(reader) and value is reader.inputs[3] and prod(reader.inputs[1].shape[2:]) > 1:
+        return False  # windows add what lies in order
     # A product's positions lie as far apart in its result as in its image.
-    return not is_pointwise(reader) or is_padded(low, reader.output)
+    is_image = value is reader.inputs[0]
+    return not (is_image and is_pointwise(reader)) or is_padded(low, reader.output)
 
 
-def _reads_products(reader: Node) -> bool:
-    return isinstance(reader.op, Convolution) and is_pointwise(reader)
+def _is_product(node: Node) -> bool:
+    return isinstance(node.op, Convolution) and is_pointwise(node)
 
 
 def is_pointwise(node: Node) -> bool:
@@ -92,6 +95,19 @@ def is_pointwise(node: Node) -> bool:
     plain = not any(op.padding) and set(op.stride) == {1} and not op.transposed
     by_channel = op.groups == x.shape[1] > 1
     return plain and prod(weights.shape[2:]) == 1 and not by_channel
+
+
+def channel_rows(image: View) -> tuple[View, int] | None:
+    """(samples, channels, positions) of an image, and elements from one channel to the next.
+
+    None where the positions of a channel do not follow each other, or channels lie in one place.
+    """
+    samples, channels, *spatial = image.shape
+    rows = image.reshaped((samples, channels, prod(spatial)))
+    if rows is None or (rows.shape[2] > 1 and rows.strides[2] != rows.type.element.bytes):
+        return None
+    pitch = rows.strides[1] // rows.type.element.bytes if channels > 1 else rows.shape[2]
+    return (rows, pitch) if pitch >= rows.shape[2] else None
 
 
 def as_matrix(image: View) -> View:

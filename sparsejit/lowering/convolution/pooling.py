@@ -14,6 +14,7 @@ from sparsejit.ir.ops.row_chains import ChainWriter
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution.byte_convolutions import lower_byte_pooling
 from sparsejit.lowering.convolution.depthwise import axes, has_whole_rows, pitches
+from sparsejit.lowering.convolution.images import image_result
 from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import ConstantBuffer, View
 from sparsejit.lowering.registry import lowers
@@ -62,7 +63,7 @@ def _lower_bytes(low: Lowering, node: Node) -> bool:
 
 def _lower_windows(low: Lowering, node: Node) -> bool:
     """One kernel for all taps, where there is one for such windows."""
-    op, value, y = node.op, node.inputs[0], node.output
+    op, value = node.op, node.inputs[0]
     assert isinstance(op, Pooling)
     rows, columns = _axes(node)
     counts_all = op.kind is PoolingKind.MAX or op.counts_padding or not any(map(any, op.padding))
@@ -71,7 +72,7 @@ def _lower_windows(low: Lowering, node: Node) -> bool:
     x = low.view(value)
     if not has_whole_rows(x):
         return False
-    destination = low.result(y, has_whole_rows)
+    destination = image_result(low, node, has_whole_rows)
     pitch_pair = pitches(x), pitches(destination)
     loop = WindowLoop(x.shape[0], x.shape[1], 1, rows, columns, *pitch_pair)
     share = None if op.kind is PoolingKind.MAX else 1.0 / prod(op.kernel)

@@ -70,6 +70,11 @@ class View:
         """Whether the tensor is all of its buffer, in order."""
         return self.is_contiguous and self.type.bytes == self.buffer.bytes
 
+    def lies_alike(self, other: View) -> bool:
+        """Whether each element lies where the other has it, in buffers of one size."""
+        same = self.type == other.type and self.strides == other.strides
+        return same and self.offset == other.offset and self.buffer.bytes == other.buffer.bytes
+
     def reshaped(self, shape: tuple[int, ...]) -> View | None:
         """The same elements as another shape; None where no strides can say so."""
         kind = replace(self.type, shape=shape)

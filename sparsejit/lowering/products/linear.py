@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from math import prod
+from typing import Protocol
 
 from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.asm_templates.gather.int8_layout import kept_input_bytes
@@ -106,33 +107,41 @@ def product_step(
     return steps_of_product(node, layer, matrix, options)(source, destination)
 
 
+class StepMaker(Protocol):
+    """Makes the step for an x, a y and what is added to that, where the layer adds something."""
+
+    def __call__(self, source: View, destination: View, added: View | None = None) -> Step: ...
+
+
 def steps_of_product(
     node: Node, layer: Layer, matrix: SparseMatrix, options: ModelOptions
-) -> Callable[[View, View], Step]:
-    """What makes the step for an x and a y: all that it makes share their code."""
+) -> StepMaker:
+    """What makes the steps of a layer: all that it makes share their code."""
     planner = options.planner.beside(matrix)
     choice = planner.plan(layer, matrix)
     facts = product_facts(layer, matrix, choice, node.inputs[1].origin.name)
     parts, kept_bytes = _parts(layer, matrix, choice, options)
     bodies: Bodies = {}
+    in_place = planner.adds_in_place(layer, choice)
 
     @cache
     def ways(threads: int) -> list[list[Part]]:
         own = replace(planner, cores=options.threads_a_tile)
         return own.ways_to_split(layer, matrix, choice, threads)
 
-    def step_between(source: View, destination: View) -> Step:
+    def step_between(source: View, destination: View, added: View | None = None) -> Step:
         def divide(threads: int) -> list[list[Step]]:
             return [part_steps(step, each, bodies) for each in ways(threads)]
 
         step = Step(
             choice.chosen.template.name,
             node.outputs[0].origin,
-            (source,),
+            (source,) if added is None else (source, added),
             (destination,),
             between(body),
             facts,
             scratch_bytes=kept_bytes,
+            in_place=1 if added is not None and in_place else None,
             parts=parts,
             parts_are_exact=layer.dtype is DType.INT8,
             divide=divide if options.threads_a_tile > 1 else None,  # it holds on to the weights

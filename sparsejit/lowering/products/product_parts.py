@@ -29,7 +29,7 @@ def _part_step(whole: Step, part: Part, body: Body) -> Step:
     return replace(
         whole,
         kernel=chosen.template.name,
-        reads=(_read(whole.reads[0], part),),
+        reads=(_read(whole.reads[0], part), *(_added(view, part) for view in whole.reads[1:])),
         writes=(_written(whole.writes[0], part),),
         emit=between(body),
         facts=Facts(whole.facts.reason, predicted_ns=chosen.cost.ns),
@@ -48,6 +48,15 @@ def _read(source: View, part: Part) -> View:
         strides = (_FLOAT, _FLOAT * spec.pitch)
     kind = TensorType((part.columns, features))
     return View(source.buffer, kind, strides, source.offset + part.x_bytes)
+
+
+def _added(operand: View, part: Part) -> View:
+    """Its columns and rows of what is added, (columns, out_features)."""
+    spec = part.spec
+    assert isinstance(spec, MatMul) and spec.added_pitch is not None
+    kind = TensorType((part.columns, spec.out_features))
+    strides = (_FLOAT, _FLOAT * spec.added_pitch)
+    return View(operand.buffer, kind, strides, operand.offset + part.added_bytes)
 
 
 def _written(destination: View, part: Part) -> View:
