@@ -1,12 +1,15 @@
 """Chains of elementwise functions and row reductions."""
 
 from dataclasses import replace
+from math import prod
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Node
+from sparsejit.ir.graph import Node, Value
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.feature_major import is_whole
+from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.recurrence.gate_sums import is_scaled_column, only_gates_read
 from sparsejit.lowering.registry import lowers
 from sparsejit.passes.chain_steps import as_chain
@@ -32,6 +35,9 @@ def lower_cast(low: Lowering, node: Node) -> None:
 def _lower(low: Lowering, node: Node, chain: Chain) -> None:
     if 0 in chain.shape:  # or nothing would be there that has elements
         raise InvalidInput(f"{chain.title} reduces rows of {chain.shape}; give them elements")
+    if node in low.feature_major.chains:
+        _lower_by_column(low, node, chain)
+        return
     reads = [low.view(value) for value in node.inputs]
     scalars = [low.scalar(value) for value in node.inputs]
     if _stays_side_by_side(low, node, chain):
@@ -42,6 +48,26 @@ def _lower(low: Lowering, node: Node, chain: Chain) -> None:
     else:
         writes = [low.result(value) for value in node.outputs]
     low.add_chain(chain, reads, scalars, writes, node.outputs[0].origin)
+
+
+def _lower_by_column(low: Lowering, node: Node, chain: Chain) -> None:
+    """Over a matrix (features, columns), up to the last whole vector: padding is computed too."""
+    columns = prod(chain.shape[:-1])
+    whole = -(-columns // low.target.lanes) * low.target.lanes
+
+    def read(value: Value) -> View:
+        if is_whole(value, chain):
+            return low.by_feature(value).sliced(1, 0, whole)
+        view = low.contiguous(value)
+        by_feature = view.reshaped((view.type.size, 1))
+        assert by_feature is not None
+        return by_feature
+
+    turned = replace(chain, shape=(chain.shape[-1], whole))
+    reads = [read(value) for value in node.inputs]
+    scalars = [low.scalar(value) for value in node.inputs]
+    writes = [low.result_by_feature(value).sliced(1, 0, whole) for value in node.outputs]
+    low.add_chain(turned, reads, scalars, writes, node.outputs[0].origin)
 
 
 def _stays_side_by_side(low: Lowering, node: Node, chain: Chain) -> bool:

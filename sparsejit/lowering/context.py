@@ -7,14 +7,18 @@ from math import prod
 
 import numpy as np
 
+from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
 from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_chain
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Array, Graph, Node, Origin, TensorType, Value
 from sparsejit.ir.ops.pointwise import Chain
+from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import MatVec
 from sparsejit.lowering.chain_facts import chain_facts
+from sparsejit.lowering.feature_major import FeatureMajor, feature_major
 from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.memory.destinations import destinations
 from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
@@ -98,7 +102,8 @@ class Lowering:
         self.target = options.target
         self.steps: list[Step] = []
         self.wanted = destinations(graph)
-        self.feature_major: set[Value] = set()  # what one linear layer keeps so for others
+        self._prefers_panels: dict[tuple[object, ...], bool] = {}
+        self._by_feature: dict[Value, View] = {}  # (features, columns and padding), all of it
         self.side_by_side: set[Value] = set()  # images by channel, of each those of all samples
         self.lowered: set[Node] = set()  # before their turn, with a node that they read
         self.sums_for_gates: dict[Value, Node] = {}  # that a GRU's gates add up themselves
@@ -115,6 +120,32 @@ class Lowering:
     def readers(self) -> dict[Value, list[Node]]:
         """`Graph.consumers` of the graph."""
         return self.graph.consumers()
+
+    @cached_property
+    def feature_major(self) -> FeatureMajor:
+        """What lies feature-major."""
+        return feature_major(self.graph, self.readers, self.wanted, self._takes_panels)
+
+    def _takes_panels(self, node: Node) -> bool:
+        """Whether a node is a linear layer of several rows for which panels are clearly best.
+
+        Layers of one shape and about as many zeros have one answer.
+        """
+        if not isinstance(node.op, Linear) or prod(node.inputs[0].shape[:-1]) < 2:
+            return False
+        x, weights = node.inputs[:2]
+        percent = round(100 * self._nonzeros(weights) / weights.type.size)
+        rows, case = prod(x.shape[:-1]), (weights.shape, node.op.dtype, percent)
+        if (rows, *case) not in self._prefers_panels:
+            each, matrix = MatVec(*weights.shape, dtype=node.op.dtype), self.matrix(weights)
+            prefers = self.options.planner.prefers_panels(each, rows, matrix)
+            self._prefers_panels[(rows, *case)] = prefers
+        return self._prefers_panels[(rows, *case)]
+
+    def _nonzeros(self, value: Value) -> int:
+        if self.kept is not None and value in self.graph.constants:
+            return self.kept.matrix(value, self.graph.constants).nnz
+        return int(np.count_nonzero(self.constant(value)))
 
     def view(self, value: Value) -> View:
         """Where to read a value, with any strides: its copy in order if it has one."""
@@ -221,6 +252,30 @@ class Lowering:
         self.side_by_side.add(value)
         return view
 
+    def by_feature(self, value: Value) -> View:
+        """A value's columns as a matrix (features, columns and padding); copied if need be."""
+        if value not in self._by_feature:
+            source, matrix = self.view(value), self._padded_matrix(value)
+            self.copy(source, _columns_of(matrix, value), value.origin)
+            self._by_feature[value] = matrix
+        return self._by_feature[value]
+
+    def result_by_feature(self, value: Value) -> View:
+        """A new matrix (features, columns and padding) for a value."""
+        matrix = self._by_feature[value] = self._padded_matrix(value)
+        self.bind_later(value, lambda: self._turned_back(value))
+        return matrix
+
+    def _turned_back(self, value: Value) -> View:
+        """A copy in order of what lies feature-major."""
+        copied = self.temporary(value.type)
+        self.copy(_columns_of(self._by_feature[value], value), copied, value.origin)
+        return copied
+
+    def _padded_matrix(self, value: Value) -> View:
+        *rows, features = value.shape
+        return self.temporary(replace(value.type, shape=(features, spread_pitch(prod(rows)))))
+
     def dense_result(self, value: Value) -> View:
         """Where a kernel that writes row-major results only puts a value."""
         return self.result(value, lambda view: view.is_contiguous)
@@ -280,6 +335,14 @@ class Lowering:
     ) -> None:
         """Append a chain; `scalars` are the values of operands known at compile time."""
         self.add(chain_step(chain, reads, scalars, writes, origin, self.target))
+
+
+def _columns_of(matrix: View, value: Value) -> View:
+    """A value, of which a column of a padded matrix is a row."""
+    rows = prod(value.shape[:-1])
+    view = matrix.sliced(1, 0, rows).permuted((1, 0)).reshaped(value.shape)
+    assert view is not None
+    return view
 
 
 def chain_step(

@@ -84,10 +84,8 @@ def _outnumbers_rows(spec: MatMul) -> bool:
 def prefers_panels(spec: MatMul, matrix: SparseMatrix, target: Target, exact: bool) -> bool:
     """Whether panels are expected to be clearly cheapest, from the layer's zeros alone."""
     job = Job(spec, matrix, target, price_batch)
-    fitting = (row for row in MATMUL_TEMPLATES if job.fits(row, exact) and row.family != "mixed")
-    possible = (job.expected(row) for row in fitting if _is_possible(row, spec, target))
     costs: dict[bool, list[float]] = {True: [], False: []}
-    for candidate in possible:
+    for candidate in job.candidates(_possible(spec, target, AUTO, alike=True), exact):
         costs[candidate.template.family == "panels"].append(candidate.cost.ns)
     others = min(costs[False], default=math.inf)
     return bool(costs[True]) and min(costs[True]) < target.core.loops.panels_from * others

@@ -121,4 +121,5 @@ class LayerPlanner:
 
     def prefers_panels(self, each: MatVec, batch: int, matrix: SparseMatrix) -> bool:
         """Whether panels are expected to be clearly cheapest, from the layer's zeros alone."""
-        return prefers_panels(MatMul(each, batch), matrix, self.target, self.exact)
+        target = self.beside(matrix).target
+        return prefers_panels(MatMul(each, batch), matrix, target, self.exact)

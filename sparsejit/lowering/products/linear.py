@@ -1,7 +1,6 @@
 """Linear layers: the planner's kernel for the matrix, for as many rows as x has.
 
-What only linear layers read, and panels are best for, stays feature-major between them, with rows
-padded (`spread_pitch`): neither layer transposes it then.
+What lies feature-major (`feature_major`) has padded rows (`spread_pitch`): no layer transposes it.
 """
 
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.asm_templates.gather.int8_layout import kept_input_bytes
 from sparsejit.asm_templates.gather.pieces import KeptInputs
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES
-from sparsejit.ir.graph import Node, Value
+from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
@@ -44,55 +43,20 @@ def lower_linear(low: Lowering, node: Node) -> None:
     each = with_input_scale(each, matrix, op)
     matrix.check_fits(each)
     rows = prod(x.shape[:-1])
-    stayed = x in low.feature_major
-    source = low.view(x) if stayed else low.contiguous(x)
-    layer: Layer = each
-    stays = rows > 1 and _stays_feature_major(low, node, rows)
-    if rows > 1:
-        layer = _batch(each, rows, stayed, stays)
-    if stays:
-        destination = _new_feature_major(low, node.output, rows)
-    else:
-        destination = low.dense_result(node.output)
+    lying = low.feature_major
+    x_lies = node in lying.panels and x in lying.read
+    y_lies = node.output in lying.made
+    layer: Layer = _batch(each, rows, x_lies, y_lies) if rows > 1 else each
+    source = low.by_feature(x) if x_lies else low.contiguous(x)
+    destination = (low.result_by_feature if y_lies else low.dense_result)(node.output)
     low.add(product_step(node, layer, matrix, source, destination, low.options))
 
 
-def _batch(each: MatVec, rows: int, x_stays: bool, y_stays: bool) -> MatMul:
-    """The product of all rows; of those that stay, x and y are feature-major."""
-    x, y = (Layout.FEATURE_MAJOR if one else Layout.BATCH_MAJOR for one in (x_stays, y_stays))
-    padded_to = spread_pitch(rows) if x_stays or y_stays else None
+def _batch(each: MatVec, rows: int, x_lies: bool, y_lies: bool) -> MatMul:
+    """The product of all rows; whether x, and y, lie feature-major."""
+    x, y = (Layout.FEATURE_MAJOR if one else Layout.BATCH_MAJOR for one in (x_lies, y_lies))
+    padded_to = spread_pitch(rows) if x_lies or y_lies else None
     return MatMul(each, rows, x, padded_to, result_layout=None if x is y else y)
-
-
-def _new_feature_major(low: Lowering, value: Value, rows: int) -> View:
-    """Room for a value in the workspace, a column of a padded matrix for each row of it."""
-    features = value.shape[-1]
-    kind = replace(value.type, shape=(features, spread_pitch(rows)))
-    view = low.temporary(kind).sliced(1, 0, rows).permuted((1, 0)).reshaped(value.shape)
-    assert view is not None
-    low.bind(value, view)
-    low.feature_major.add(value)
-    return view
-
-
-def _stays_feature_major(low: Lowering, node: Node, rows: int) -> bool:
-    """Whether panels are best for this layer and for all that read it, which are linear too."""
-    value = node.output
-    readers = low.readers[value]
-    if value in low.wanted or value in low.graph.outputs or not readers:
-        return False
-    if not all(isinstance(r.op, Linear) and value not in r.inputs[1:] for r in readers):
-        return False
-    return all(_takes_panels(low, one, rows) for one in (node, *readers))
-
-
-def _takes_panels(low: Lowering, node: Node, rows: int) -> bool:
-    op, weights = node.op, node.inputs[1]
-    assert isinstance(op, Linear)
-    out_features, in_features = weights.shape
-    each = MatVec(out_features, in_features, dtype=op.dtype)
-    matrix = low.matrix(weights)
-    return low.options.planner.prefers_panels(each, rows, matrix)
 
 
 def product_step(
