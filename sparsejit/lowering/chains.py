@@ -51,23 +51,28 @@ def _lower(low: Lowering, node: Node, chain: Chain) -> None:
 
 
 def _lower_by_column(low: Lowering, node: Node, chain: Chain) -> None:
-    """Over a matrix (features, columns), up to the last whole vector: padding is computed too."""
-    columns = prod(chain.shape[:-1])
+    """Over matrices (features, columns), up to the last whole vector: padding is computed too."""
+    columns, features = prod(chain.shape[:-1]), chain.shape[-1]
     whole = -(-columns // low.target.lanes) * low.target.lanes
+
+    def turned(matrix: View) -> View:
+        """Rows are what a chain reduces; others are cut by features, which are far apart."""
+        return matrix.permuted((1, 0)) if chain.reduces else matrix
 
     def read(value: Value) -> View:
         if is_whole(value, chain):
-            return low.by_feature(value).sliced(1, 0, whole)
+            return turned(low.by_feature(value).sliced(1, 0, whole))
         view = low.contiguous(value)
         by_feature = view.reshaped((view.type.size, 1))
         assert by_feature is not None
-        return by_feature
+        return turned(by_feature)
 
-    turned = replace(chain, shape=(chain.shape[-1], whole))
     reads = [read(value) for value in node.inputs]
     scalars = [low.scalar(value) for value in node.inputs]
-    writes = [low.result_by_feature(value).sliced(1, 0, whole) for value in node.outputs]
-    low.add_chain(turned, reads, scalars, writes, node.outputs[0].origin)
+    matrices = [low.result_by_feature(value) for value in node.outputs]
+    writes = [turned(matrix.sliced(1, 0, whole)) for matrix in matrices]
+    shape = (whole, features) if chain.reduces else (features, whole)
+    low.add_chain(replace(chain, shape=shape), reads, scalars, writes, node.outputs[0].origin)
 
 
 def _stays_side_by_side(low: Lowering, node: Node, chain: Chain) -> bool:

@@ -7,18 +7,21 @@ from math import prod
 
 import numpy as np
 
-from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
 from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_chain
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Array, Graph, Node, Origin, TensorType, Value
 from sparsejit.ir.ops.pointwise import Chain
-from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import MatVec
 from sparsejit.lowering.chain_facts import chain_facts
-from sparsejit.lowering.feature_major import FeatureMajor, feature_major
+from sparsejit.lowering.feature_major import (
+    FeatureMajor,
+    TakesPanels,
+    columns_of,
+    feature_major,
+    padded_type,
+)
 from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.memory.destinations import destinations
 from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
@@ -102,7 +105,6 @@ class Lowering:
         self.target = options.target
         self.steps: list[Step] = []
         self.wanted = destinations(graph)
-        self._prefers_panels: dict[tuple[object, ...], bool] = {}
         self._by_feature: dict[Value, View] = {}  # (features, columns and padding), all of it
         self.side_by_side: set[Value] = set()  # images by channel, of each those of all samples
         self.lowered: set[Node] = set()  # before their turn, with a node that they read
@@ -124,23 +126,8 @@ class Lowering:
     @cached_property
     def feature_major(self) -> FeatureMajor:
         """What lies feature-major."""
-        return feature_major(self.graph, self.readers, self.wanted, self._takes_panels)
-
-    def _takes_panels(self, node: Node) -> bool:
-        """Whether a node is a linear layer of several rows for which panels are clearly best.
-
-        Layers of one shape and about as many zeros have one answer.
-        """
-        if not isinstance(node.op, Linear) or prod(node.inputs[0].shape[:-1]) < 2:
-            return False
-        x, weights = node.inputs[:2]
-        percent = round(100 * self._nonzeros(weights) / weights.type.size)
-        rows, case = prod(x.shape[:-1]), (weights.shape, node.op.dtype, percent)
-        if (rows, *case) not in self._prefers_panels:
-            each, matrix = MatVec(*weights.shape, dtype=node.op.dtype), self.matrix(weights)
-            prefers = self.options.planner.prefers_panels(each, rows, matrix)
-            self._prefers_panels[(rows, *case)] = prefers
-        return self._prefers_panels[(rows, *case)]
+        takes_panels = TakesPanels(self.options.planner, self.matrix, self._nonzeros)
+        return feature_major(self.graph, self.readers, self.wanted, takes_panels)
 
     def _nonzeros(self, value: Value) -> int:
         if self.kept is not None and value in self.graph.constants:
@@ -255,26 +242,22 @@ class Lowering:
     def by_feature(self, value: Value) -> View:
         """A value's columns as a matrix (features, columns and padding); copied if need be."""
         if value not in self._by_feature:
-            source, matrix = self.view(value), self._padded_matrix(value)
-            self.copy(source, _columns_of(matrix, value), value.origin)
+            source, matrix = self.view(value), self.temporary(padded_type(value))
+            self.copy(source, columns_of(matrix, value), value.origin)
             self._by_feature[value] = matrix
         return self._by_feature[value]
 
     def result_by_feature(self, value: Value) -> View:
         """A new matrix (features, columns and padding) for a value."""
-        matrix = self._by_feature[value] = self._padded_matrix(value)
+        matrix = self._by_feature[value] = self.temporary(padded_type(value))
         self.bind_later(value, lambda: self._turned_back(value))
         return matrix
 
     def _turned_back(self, value: Value) -> View:
         """A copy in order of what lies feature-major."""
         copied = self.temporary(value.type)
-        self.copy(_columns_of(self._by_feature[value], value), copied, value.origin)
+        self.copy(columns_of(self._by_feature[value], value), copied, value.origin)
         return copied
-
-    def _padded_matrix(self, value: Value) -> View:
-        *rows, features = value.shape
-        return self.temporary(replace(value.type, shape=(features, spread_pitch(prod(rows)))))
 
     def dense_result(self, value: Value) -> View:
         """Where a kernel that writes row-major results only puts a value."""
@@ -337,14 +320,6 @@ class Lowering:
         self.add(chain_step(chain, reads, scalars, writes, origin, self.target))
 
 
-def _columns_of(matrix: View, value: Value) -> View:
-    """A value, of which a column of a padded matrix is a row."""
-    rows = prod(value.shape[:-1])
-    view = matrix.sliced(1, 0, rows).permuted((1, 0)).reshaped(value.shape)
-    assert view is not None
-    return view
-
-
 def chain_step(
     chain: Chain,
     reads: Sequence[View],
@@ -365,7 +340,8 @@ def chain_step(
         emit_chain(asm, lowered, at.reads, at.writes, at.scratch)
 
     def divide(threads: int) -> list[list[Step]]:
-        ways = ways_to_cut(chain.shape, threads, uncut=_reduced_axes(chain))
+        dense = -2 if lowered.is_across else -1
+        ways = ways_to_cut(chain.shape, threads, _reduced_axes(chain), dense)
         return [[*map(part_step, parts)] for parts in ways]
 
     def part_step(part: ShapePart) -> Step:

@@ -10,13 +10,19 @@ hand on to each other together, for as few elements as possible to be transposed
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
-from sparsejit.ir.graph import Element, Graph, Node, Value
+from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
+from sparsejit.ir.graph import Element, Graph, Node, TensorType, Value
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import MatVec
+from sparsejit.lowering.memory.storage import View
 from sparsejit.passes.chain_steps import as_chain
+from sparsejit.planner.layer_planner import LayerPlanner
 
 # What a copy takes, of what a product takes to transpose as many elements: 1.0 to 1.8.
 _COPY = 2
@@ -50,7 +56,7 @@ def feature_major(
     takes_panels: Callable[[Node], bool],
 ) -> FeatureMajor:
     """What should lie so; `wanted` are values that have a place already, batch-major."""
-    return _Choice(graph, readers, wanted, takes_panels).made()
+    return _ChainSides(graph, readers, wanted, takes_panels).made()
 
 
 def is_by_column(node: Node) -> bool:
@@ -59,7 +65,7 @@ def is_by_column(node: Node) -> bool:
         return False
     chain = as_chain(node).op
     assert isinstance(chain, Chain)
-    if chain.reduces or prod(chain.shape[:-1]) < 2 or 0 in chain.shape:
+    if prod(chain.shape[:-1]) < 2 or 0 in chain.shape:
         return False
     values = (*node.inputs, *node.outputs)
     return (
@@ -80,7 +86,50 @@ def _fits(value: Value, chain: Chain) -> bool:
     return value.type.size == 1 or by_feature or is_whole(value, chain)
 
 
-class _Choice:
+def padded_type(value: Value) -> TensorType:
+    """The matrix (features, columns and padding) that a value is."""
+    *rows, features = value.shape
+    return replace(value.type, shape=(features, spread_pitch(prod(rows))))
+
+
+def columns_of(matrix: View, value: Value) -> View:
+    """A value, of which a column of a padded matrix is a row."""
+    rows = prod(value.shape[:-1])
+    view = matrix.sliced(1, 0, rows).permuted((1, 0)).reshaped(value.shape)
+    assert view is not None
+    return view
+
+
+class TakesPanels:
+    """Whether a node is a linear layer of several rows for which panels are clearly best.
+
+    Layers of one shape and about as many zeros have one answer, as it takes longer than to choose a
+    kernel whose matrix is known.
+    """
+
+    def __init__(
+        self,
+        planner: LayerPlanner,
+        matrix: Callable[[Value], SparseMatrix],
+        nonzeros: Callable[[Value], int],
+    ) -> None:
+        self._planner, self._matrix, self._nonzeros = planner, matrix, nonzeros
+        self._answers: dict[tuple[object, ...], bool] = {}
+
+    def __call__(self, node: Node) -> bool:
+        if not isinstance(node.op, Linear) or prod(node.inputs[0].shape[:-1]) < 2:
+            return False
+        (x, weights), dtype = node.inputs[:2], node.op.dtype
+        rows, percent = prod(x.shape[:-1]), 100 * self._nonzeros(weights) // weights.type.size
+        case = rows, weights.shape, dtype, percent
+        if case not in self._answers:
+            out_features, in_features = weights.shape
+            each, matrix = MatVec(out_features, in_features, dtype=dtype), self._matrix(weights)
+            self._answers[case] = self._planner.prefers_panels(each, rows, matrix)
+        return self._answers[case]
+
+
+class _ChainSides:
     def __init__(
         self,
         graph: Graph,

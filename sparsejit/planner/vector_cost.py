@@ -57,9 +57,9 @@ def dense_product_ns(product: DenseProduct, target: Target) -> float:
 def _work(
     lowered: LoweredChain, plan: ChainPlan, moved: int, target: Target
 ) -> tuple[float, int, Target, float]:
-    rows, kinds = plan.space.rows, [plan.values[number] for number in plan.passes.needed]
+    walks, kinds = plan.space.walks, [plan.values[number] for number in plan.passes.needed]
     costs = [COSTS.get(value.kind, 1) for value in kinds if not value.per_row]
-    reductions = sum(value.kind in ROW_REDUCTIONS for value in kinds)
+    reductions = 0 if plan.across else sum(value.kind in ROW_REDUCTIONS for value in kinds)
     arrays = len(lowered.operands) + len(lowered.results)
-    instructions = rows * plan.vectors * (sum(costs) + arrays)
-    return instructions, moved, target, rows * reductions * target.core.reduction_cycles
+    instructions = walks * plan.vectors * (sum(costs) + arrays)
+    return instructions, moved, target, walks * reductions * target.core.reduction_cycles

@@ -63,8 +63,13 @@ def result_types(chain: Chain, operands: Sequence[Operand]) -> tuple[TensorType,
     return chain.infer(*(TensorType(o.view.shape, element_of(o.stored)) for o in operands))
 
 
-def lowered(chain: Chain, operands: Sequence[Operand], target: Target) -> LoweredChain:
-    """Lower for results that are row-major, each of its own shape."""
+def lowered(
+    chain: Chain,
+    operands: Sequence[Operand],
+    target: Target,
+    axes: tuple[int, ...] | None = None,
+) -> LoweredChain:
+    """Lower for results, each of its own shape: row-major, or stored as an operand of `axes` is."""
     ins = [
         Strided((0,) * len(chain.shape), element_of(o.stored), o.stored.reshape(-1)[0].item())
         if o.known
@@ -73,8 +78,8 @@ def lowered(chain: Chain, operands: Sequence[Operand], target: Target) -> Lowere
     ]
     outs = []
     for kind in result_types(chain, operands):
-        array = np.zeros(kind.shape, kind.element.value)
-        outs.append(Strided(np.broadcast_to(array, chain.shape).strides, kind.element))
+        view = Operand(_stored(kind, axes), axes).view
+        outs.append(Strided(np.broadcast_to(view, chain.shape).strides, kind.element))
     return lower_chain(chain, ins, outs, target)
 
 
@@ -99,16 +104,17 @@ def run(
     isa: str,
     edge: Edge = "end",
     in_place: int | None = None,
+    axes: tuple[int, ...] | None = None,
 ) -> list[Array]:
-    """The results; the first lies where operand `in_place` does, if given.
+    """The results; the first lies where operand `in_place` does, if given. `axes` as in `lowered`.
 
     Asserts that nothing beside the results and scratch is written.
     """
     target = Target.named(isa)
-    plan = lowered(chain, operands, target)
+    plan = lowered(chain, operands, target, axes)
     reads = [Guarded(o.stored, edge) for o in operands]
     kinds = result_types(chain, operands)
-    writes = [Guarded(np.zeros(kind.shape, kind.element.value), edge) for kind in kinds]
+    writes = [Guarded(_stored(kind, axes), edge) for kind in kinds]
     if in_place is not None:
         writes[0] = reads[in_place]
     scratch = Guarded(np.zeros(max(plan.scratch_bytes, 1), np.uint8), edge)
@@ -122,10 +128,17 @@ def run(
         if in_place is None or guarded is not writes[0]:
             raw = np.ascontiguousarray(operand.stored).reshape(-1).view(np.uint8)
             assert np.array_equal(guarded.values, raw), "an operand was written to"
-    return [
-        guarded.values.view(kind.element.value).reshape(kind.shape).copy()
+    stored = [
+        guarded.values.view(kind.element.value).reshape(_stored(kind, axes).shape)
         for guarded, kind in zip(writes, kinds, strict=True)
     ]
+    return [Operand(array, axes).view.copy() for array in stored]
+
+
+def _stored(kind: TensorType, axes: tuple[int, ...] | None) -> Array:
+    """Zeros for a result, as it lies in memory."""
+    order = range(len(kind.shape)) if axes is None else np.argsort(axes)
+    return np.zeros([kind.shape[axis] for axis in order], kind.element.value)
 
 
 def expected(chain: Chain, operands: Sequence[Operand]) -> list[Array]:

@@ -7,15 +7,17 @@ import pytest
 from guard import EDGES, Edge, run_in_child
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matvec_checks import block_weights
 from native import built_model, check_alike, run_built
 from random_graphs import GraphCase, graph_cases
 from runnable import ISAS
 from sketch import Sketch
 
-from sparsejit.ir.graph import Array, Graph, GraphBuilder, Origin, TensorType
+from sparsejit.ir.graph import Array, Graph, GraphBuilder, Origin, TensorType, Value
 from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Bmm, Linear
+from sparsejit.ir.ops.row_chains import layer_norm
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lowered_model import LoweredModel
 from sparsejit.lowering.memory_plan import plan_memory
@@ -85,7 +87,24 @@ def products() -> Graph:
     return s.finish(s(Bmm(True), y, y), s(Bmm(), y, s.input(1, 48, 33)))
 
 
+def columns() -> Graph:
+    """A function and a layer norm of values that lie feature-major, between sparse layers."""
+    s = Sketch()
+
+    def layer(x: Value, width: int) -> Value:
+        weights = block_weights((width, x.shape[-1]), 0.1, 1, seed=width)
+        return s(Linear(), x, s.constant(weights), s.weight(width))
+
+    x = s.input(2, 53, 160)
+    y = layer(s("sin", layer(layer(x, 160), 192)), 160)
+    z = s("add", y, layer(x, 160))
+    operands = s.constant(np.float32(1 / 160)), s.constant(np.float32(1e-5)), s.weight(160)
+    norm = s(layer_norm(z.shape, True, False), z, *operands)
+    return s.finish(layer(norm, 176), layer(norm, 208))
+
+
 GRAPHS = {
+    "columns": columns,
     "convolutions": convolutions,
     "attention": lambda: attention(0),
     "masked attention": lambda: attention(1),
@@ -102,7 +121,7 @@ def test_every_kernel_divided(name: str, way: int, isa: str) -> None:
     random = np.random.default_rng(way)
     inputs = [random.uniform(-1, 1, v.shape).astype(np.float32) for v in graph.inputs]
     lowered, count = divided(graph, isa, 2 + way, way)
-    assert count >= (4 if name == "convolutions" else 1)
+    assert count >= {"convolutions": 4, "columns": 7}.get(name, 1)
     check(graph, inputs, lowered, 2e-6)
 
 

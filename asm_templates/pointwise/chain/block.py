@@ -72,15 +72,16 @@ class BlockEmitter:
         return self.block.tail if is_last and self.block.tail else self.asm.target.lanes
 
     def _strip(self, array: int, row: int, position: int) -> Strip:
-        axis = self.plan.space.row
-        step, element = axis.strides[array], self.arrays[array].element
-        lanes = self.asm.target.lanes
-        displacement = self._row(array, row) + (self.block.first + position * lanes) * step
-        base = self.pointers[array]
-        dense = step == element.bytes
-        index = self.index if dense else None
-        place = Memory(base, displacement, index, element.bytes if index is not None else 1)
-        return Strip(place, step, element, self._count(position), lanes)
+        plan = self.plan
+        step, element = plan.space.row.strides[array], self.arrays[array].element
+        first = self.block.first + position * plan.lanes
+        displacement = self._row(array, row) + first * step
+        index = self.index if plan.is_dense(array, self.arrays) else None
+        scale = element.bytes if index is not None else 1
+        place = Memory(self.pointers[array], displacement, index, scale)
+        if plan.across:
+            step = plan.space.loops[-1].strides[array]
+        return Strip(place, step, element, self._count(position), self.asm.target.lanes)
 
     def _row(self, array: int, row: int) -> int:
         return row * self.plan.space.loops[-1].strides[array] if row else 0
@@ -95,12 +96,16 @@ class BlockEmitter:
         each = self._pairs(value.element)
         for number in range(len(out) // each):
             group = out[number * each : (number + 1) * each]
-            if value.per_row:
+            if value.per_row and not self.plan.across:
                 place = Memory(self.pointers[array], self._row(array, number))
                 memory.load_one(self.asm, group, place, value.element, spare)
             else:
                 row, position = divmod(number, self.block.vectors)
-                memory.load(self.asm, group, self._strip(array, row, position), spare)
+                strip = self._strip(array, row, position)
+                if self.plan.across and strip.step == 0:
+                    memory.load_one(self.asm, group, strip.place, value.element, spare)
+                else:
+                    memory.load(self.asm, group, strip, spare)
 
     def _argument(self, action: Action, number: int) -> list[Register]:
         """An argument's registers; a constant goes into the last scratch register."""
@@ -129,7 +134,7 @@ class BlockEmitter:
         groups = [held[n : n + each] for n in range(0, len(held), each)]
         for row in range(self.block.rows):
             mine = groups[row if len(groups) > row else 0]
-            if self.plan.row_stores[result]:
+            if self.plan.row_stores[result] and not self.plan.across:
                 place = Memory(self.pointers[array], self._row(array, row))
                 memory.store_one(self.asm, mine, place, value.element, spares[0])
                 continue
@@ -158,7 +163,7 @@ class BlockEmitter:
                 move(self.asm, holder, self._constant(argument))
                 columns.append([holder] * len(out))
         if function.direct is not None:
-            narrow = value.per_row and value.kind in NARROWED
+            narrow = value.per_row and value.kind in NARROWED and not self.plan.across
             for position, register in enumerate(out):
                 arguments = [column[position] for column in columns]
                 if not narrow:
@@ -264,8 +269,7 @@ class BlockEmitter:
     def _scratch_place(self, offset: int, number: int, registers: int) -> Memory:
         """Where a value is kept: whole vectors one behind the other, whatever their elements."""
         each = registers // self.block.vectors
-        lanes = self.asm.target.lanes
-        first = (self.block.first // lanes * each + number) * self.asm.target.vector_bytes
+        first = (self.block.first // self.plan.lanes * each + number) * self.asm.target.vector_bytes
         scale = 4 * each if self.index is not None else 1
         return Memory(self.pointers[-1], offset + first, self.index, scale)
 

@@ -76,6 +76,11 @@ class LoweredChain:
     def scratch_bytes(self) -> int:
         return self.plan.scratch_bytes if isinstance(self.plan, ChainPlan) else 0
 
+    @property
+    def is_across(self) -> bool:
+        """Whether vectors lie across rows: along the axis before the last, if there are two."""
+        return isinstance(self.plan, ChainPlan) and self.plan.across
+
 
 def lower_chain(
     chain: Chain, operands: Sequence[Strided], results: Sequence[Strided], target: Target
@@ -108,7 +113,7 @@ def _planned(
 ) -> tuple[ChainPlan | TransposedCopy, Mapping[str, int]]:
     """The plan and the counts, which a chain's title does not change."""
     reduces = any(step.kind in ROW_REDUCTIONS for step in chain.steps)
-    space = lay_out(chain.shape, ins, outs, reduces)
+    space = lay_out(chain.shape, ins, outs, reduces, target.lanes)
     traffic = {
         "bytes_read": _touched(chain.shape, [o for o in ins if o.constant is None]),
         "bytes_written": _touched(chain.shape, outs),
@@ -121,7 +126,7 @@ def _planned(
     per_row = [row.length > 1 and step == 0 for step in row.strides[: len(ins)]]
     values, ends = type_values(chain, ins, outs, per_row)
     plan = ChainPlan(quieten(values, ends), ends, space, len(ins), target)
-    vectors = space.rows * plan.vectors
+    vectors = space.walks * plan.vectors
     steps = vectors * sum(not values[v].per_row for v in plan.passes.needed)
     return plan, {"vector_steps": steps, **traffic}
 
@@ -255,14 +260,14 @@ class _ChainEmitter:
         ).run()
 
     def _pass(self, plan: PassPlan) -> None:
-        asm, lanes = self.asm, self.asm.target.lanes
+        asm = self.asm
         for reduction, registers in plan.accumulators.items():
             for number in registers:
                 set_identity(asm, self.plan.values[reduction].kind, vector(asm, number))
         for value, registers in plan.pinned.items():
             self._pin(value, registers)
         if plan.loop is not None:
-            self._walk(plan.loop, plan.trips, plan.loop.vectors * lanes)
+            self._walk(plan.loop, plan.trips)
         if plan.rest is not None:
             self._block(plan.rest, None)
         for reduction, slot in plan.finished:
@@ -274,11 +279,15 @@ class _ChainEmitter:
             slot = self.plan.slots[value] + number * asm.target.vector_bytes
             asm.emit("vmovups", vector(asm, register), Memory(rsp, self.stack + slot))
 
-    def _walk(self, block: Block, trips: int, elements: int) -> None:
-        """The loop over a row: dense arrays by an index, others by their pointers."""
+    def _walk(self, block: Block, trips: int) -> None:
+        """The loop over a row: arrays dense along it by an index, others by their pointers.
+
+        The index counts the lanes of vectors.
+        """
         asm, axis = self.asm, self.plan.space.row
+        elements = block.vectors * asm.target.lanes
         strided = [
-            0 if step == self.arrays[array].element.bytes else step * elements
+            0 if self.plan.is_dense(array, self.arrays) else step * block.vectors * self.plan.lanes
             for array, step in enumerate(axis.strides)
         ]
         again = asm.label("next vectors")
@@ -303,7 +312,8 @@ class _ChainEmitter:
         raise_spares = [vector(asm, number) for number in spares[-2:]]
         for other in others:
             combine(asm, kind, total, total, other, raise_spares[0])
-        across_lanes(asm, kind, [total], raise_spares)
+        if not self.plan.across:
+            across_lanes(asm, kind, [total], raise_spares)
         for number in range(self.plan.width(reduction, 1, 1)):
             place = self.stack + slot + number * asm.target.vector_bytes
             asm.emit("vmovups", Memory(rsp, place), total)

@@ -2,6 +2,7 @@
 
     x (b, t, h, d), y (b, h, t, d)      loops over b, h, t; vectors along d
     x, y (n, c, h, w)                   no loop; vectors along n c h w
+    x, y (f, t), sums over f            loop over t, as many as a vector has lanes at once
 """
 
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 from sparsejit.asm_templates.pointwise.chain.typed import Strided
 from sparsejit.errors import CompileError
+from sparsejit.ir.graph import Element
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,14 @@ class ChainAxis:
 
 @dataclass(frozen=True)
 class IterationSpace:
-    """Loops, outermost first, around the axis along which vectors lie."""
+    """Loops, outermost first, around the axis that is a row.
+
+    Vectors lie along the row, or across so many rows as are `together`: those of the last loop.
+    """
 
     loops: tuple[ChainAxis, ...]
     row: ChainAxis
+    together: int = 1
 
     @property
     def rows(self) -> int:
@@ -39,11 +45,20 @@ class IterationSpace:
             count *= axis.length
         return count
 
+    @property
+    def walks(self) -> int:
+        """How often a row is walked along."""
+        return self.rows // self.together
+
 
 def lay_out(
-    shape: Sequence[int], operands: Sequence[Strided], results: Sequence[Strided], reduces: bool
+    shape: Sequence[int],
+    operands: Sequence[Strided],
+    results: Sequence[Strided],
+    reduces: bool,
+    lanes: int,
 ) -> IterationSpace:
-    """The space of a chain; where it `reduces`, its last axis is that of the vectors.
+    """The space of a chain; where it `reduces`, its last axis is a row.
 
     Arrays are the operands, then the results. Raises CompileError for strides that do not fit the
     shape.
@@ -64,12 +79,24 @@ def lay_out(
     axes.sort(key=lambda axis: -abs(axis.strides[first_result]))
     axes = _collapsed(axes)
     if last is not None:
-        return IterationSpace(tuple(axes), last)
+        across = bool(axes) and _lie_across(axes[-1], last, arrays, first_result, lanes)
+        return IterationSpace(tuple(axes), last, lanes if across else 1)
     if not axes:
         return IterationSpace((), ChainAxis(1, (0,) * len(arrays)))
     elements = [array.element.bytes for array in arrays]
     row = max(axes, key=lambda axis: _merit(axis, elements, first_result))
     return IterationSpace(tuple(axis for axis in axes if axis is not row), row)
+
+
+def _lie_across(
+    axis: ChainAxis, row: ChainAxis, arrays: Sequence[Strided], first_result: int, lanes: int
+) -> bool:
+    """Whether vectors lie along an axis of whole vectors, and not along rows, which are reduced."""
+    size = Element.FLOAT32.bytes
+    dense = axis.strides[first_result:] == (size,) * (len(arrays) - first_result)
+    fits = dense and set(axis.strides) <= {0, size} and size not in row.strides[first_result:]
+    floats = all(array.element is Element.FLOAT32 for array in arrays)
+    return fits and floats and axis.length % lanes == 0
 
 
 def _collapsed(axes: list[ChainAxis]) -> list[ChainAxis]:

@@ -2,6 +2,9 @@
 
 A short row is one block, all its vectors in registers, several rows at a time where they fit. A
 long row takes passes; each is a loop over a few vectors at a time and a block for what is left.
+
+Where vectors lie across rows, each is an element of as many rows. What a row has one of differs
+from lane to lane then.
 """
 
 from __future__ import annotations
@@ -18,7 +21,12 @@ from sparsejit.asm_templates.pointwise.chain.registers import (
     Scan,
     TooFewRegisters,
 )
-from sparsejit.asm_templates.pointwise.chain.typed import REDUCTIONS, ChainValue, function_of
+from sparsejit.asm_templates.pointwise.chain.typed import (
+    REDUCTIONS,
+    ChainValue,
+    Strided,
+    function_of,
+)
 from sparsejit.ir.graph import Element
 from sparsejit.machine.target import Target
 
@@ -89,13 +97,20 @@ class ChainPlan:
         ]
         self.passes = Passes(values, ends, self.row_stores)
         self.constants = {n for n, value in enumerate(values) if value.kind == "constant"}
-        self.vectors, self.tail = -(-length // target.lanes), length % target.lanes
+        self.across = space.together > 1
+        self.lanes = 1 if self.across else target.lanes  # elements of a row in a vector
+        self.vectors, self.tail = -(-length // self.lanes), length % self.lanes
         self.slot_count = 0
         self.slots: dict[int, int] = {}
         self.kept: dict[int, int] = {}
         self.scratch_bytes = 0
         self.rest: StepOfRows | None = None
         self.body = self._short() or self._long()
+
+    def is_dense(self, array: int, arrays: Sequence[Strided]) -> bool:
+        """Whether vectors of an array follow each other in memory along a row."""
+        step = self.space.row.strides[array]
+        return not self.across and step == arrays[array].element.bytes
 
     def new_slot(self, registers: int) -> int:
         """The offset of so many vectors' room on the stack."""
@@ -111,7 +126,7 @@ class ChainPlan:
 
     def _short(self) -> StepOfRows | None:
         """Whole rows in registers, or None where they do not fit."""
-        if self.vectors > _MOST_IN_REGISTERS:
+        if self.across or self.vectors > _MOST_IN_REGISTERS:
             return None
         count = self.space.loops[-1].length if self.space.loops else 1
         for rows in _ROWS_IN_STEP:
@@ -189,7 +204,7 @@ class ChainPlan:
         return Item("store", -1, (self.ends[result],), result, least_scratch=3)
 
     def _long(self) -> StepOfRows:
-        """Passes over one row at a time."""
+        """Passes over one row at a time, or as many as lie together."""
         segments: list[Block | PassPlan] = []
         for stage in range(len(self.passes.row_values)):
             block = self._row_block(stage)
@@ -197,7 +212,7 @@ class ChainPlan:
                 segments.append(block)
             if stage < len(self.passes.passes):
                 segments.append(self._pass(self.passes.passes[stage]))
-        return StepOfRows(1, tuple(segments))
+        return StepOfRows(self.space.together, tuple(segments))
 
     def _row_block(self, stage: int) -> Block | None:
         """Values of which a row has one, which then lie on the stack; at last their results."""
@@ -247,7 +262,7 @@ class ChainPlan:
         )
 
     def _pass_of(self, row_pass: RowPass, vectors: int, pinned_values: list[int]) -> PassPlan:
-        whole = self.space.row.length // self.target.lanes
+        whole = self.space.row.length // self.lanes
         trips = whole // vectors
         free = iter(range(self.target.vector_registers))
         most = self.target.vector_registers
@@ -265,7 +280,7 @@ class ChainPlan:
             loop = self._block(row_pass, vectors, 0, 0, pinned, accumulators)
         left = self.vectors - trips * vectors
         if left:
-            first = trips * vectors * self.target.lanes
+            first = trips * vectors * self.lanes
             rest = self._block(row_pass, left, first, self.tail, pinned, accumulators)
         finished = tuple((reduction, self.slots[reduction]) for reduction in row_pass.reductions)
         return PassPlan(loop, trips, rest, pinned, finished, accumulators)

@@ -38,9 +38,16 @@ class ShapePart:
         return view.sliced(axis, self.first, self.end)
 
 
-def ways_to_cut(shape: tuple[int, ...], threads: int, uncut: int = 0) -> list[list[ShapePart]]:
-    """Into about equal parts, along any axis but the last `uncut`; those of equal parts first."""
-    ways = [_cut_along(shape, axis, threads) for axis in range(len(shape) - uncut)]
+def ways_to_cut(
+    shape: tuple[int, ...], threads: int, uncut: int = 0, dense: int = -1
+) -> list[list[ShapePart]]:
+    """Into about equal parts, along any axis but the last `uncut`; those of equal parts first.
+
+    Vectors lie along the axis `dense`.
+    """
+    steps = [_LANES if axis == dense % len(shape) else 1 for axis in range(len(shape))]
+    ways = [_cut_along(shape, axis, threads, step) for axis, step in enumerate(steps)]
+    ways = ways[: len(shape) - uncut]
     return sorted((parts for parts in ways if len(parts) == threads), key=_longest_share)
 
 
@@ -52,8 +59,9 @@ def cut(length: int, count: int, step: int = 1) -> list[tuple[int, int]]:
     return [(first, min(end, length)) for first, end in bounds]
 
 
-def _cut_along(shape: tuple[int, ...], axis: int, threads: int) -> list[ShapePart]:
-    step = _LANES if axis == len(shape) - 1 else 1
+def _cut_along(
+    shape: tuple[int, ...], axis: int, threads: int, step: int
+) -> list[ShapePart]:
     return [ShapePart(shape, axis, *part) for part in cut(shape[axis], threads, step)]
 
 
