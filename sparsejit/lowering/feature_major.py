@@ -82,7 +82,7 @@ def is_whole(value: Value, chain: Chain) -> bool:
 
 def _fits(value: Value, chain: Chain) -> bool:
     features = chain.shape[-1]
-    by_feature = value.type.size == features == value.shape[-1]
+    by_feature = value.type.size == features and value.shape[-1:] == (features,)
     return value.type.size == 1 or by_feature or is_whole(value, chain)
 
 

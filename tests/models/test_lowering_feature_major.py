@@ -150,3 +150,10 @@ def test_operands_of_every_shape(isa: str, side: tuple[int, ...]) -> None:
     found = chain.layouts(isa, last)
     turned = [(BATCH, FEATURE), (FEATURE, BATCH)]
     assert found == (turned if by_column else [(BATCH, BATCH)] * 2)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_rows_of_one_feature(isa: str) -> None:
+    chain = Chain(61, 200)
+    one = chain.function("add", chain.linear(chain.x, 1), chain.number(0.5))
+    chain.layouts(isa, chain.linear(chain.function("sin", one), 220), chain.norm(one))
