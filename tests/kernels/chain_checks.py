@@ -14,7 +14,7 @@ from sparsejit.asm_templates.pointwise.chain import (
 )
 from sparsejit.asm_templates.shared.location import ByPointer
 from sparsejit.ir.graph import Element, TensorType
-from sparsejit.ir.ops.pointwise import Chain
+from sparsejit.ir.ops.pointwise import Chain, ChainStep
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime.guard_pages import Edge, GuardedArray
@@ -23,6 +23,9 @@ from sparsejit.x86.image import Image
 from sparsejit.x86.operands import rbp, rdi
 
 Array = npt.NDArray[np.generic]
+LENGTHS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 127, 256, 257, 300)
+# Exact on small whole numbers, so that results can be held to equality.
+EXACT = ("add", "sub", "mul", "maximum", "minimum", "neg", "abs", "relu", "fma", "sign", "square")
 
 
 @dataclass
@@ -149,3 +152,21 @@ def expected(chain: Chain, operands: Sequence[Operand]) -> list[Array]:
     kinds = result_types(chain, operands)
     results = chain.reference(*wide)
     return [np.broadcast_to(r, k.shape) for r, k in zip(results, kinds, strict=True)]
+
+
+def step(kind: str, *arguments: int) -> ChainStep:
+    return ChainStep(kind, arguments)
+
+
+def floats(seed: int, shape: tuple[int, ...], scale: float = 2.0) -> Array:
+    values = np.random.default_rng(seed).standard_normal(shape) * scale
+    return values.astype(np.float32)
+
+
+def is_exact(chain: Chain, operands: list[Operand]) -> bool:
+    """Whether every value, and every sum on the way, is a whole number that float32 holds."""
+    every = tuple(range(chain.operands, chain.operands + len(chain.steps)))
+    whole = Chain(chain.shape, chain.operands, chain.steps, every)
+    wide = [o.view.astype(np.float64) if o.stored.dtype.kind == "f" else o.view for o in operands]
+    sizes = [np.abs(np.asarray(v, np.float64)).max() for v in whole.reference(*wide)]
+    return max(sizes, default=0.0) * chain.shape[-1] < 2**24

@@ -2,7 +2,19 @@
 
 import numpy as np
 import pytest
-from chain_checks import Array, Operand, expected, image_of, lowered, run
+from chain_checks import (
+    EXACT,
+    LENGTHS,
+    Array,
+    Operand,
+    expected,
+    floats,
+    image_of,
+    is_exact,
+    lowered,
+    run,
+    step,
+)
 from disassembly import decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,21 +30,9 @@ from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime.guard_pages import EDGES
 from sparsejit.selftest.calling_convention import PATTERNS, Checker
 
-LENGTHS = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 127, 256, 257, 300)
-# Exact on small whole numbers, so that results can be held to equality.
-EXACT = ("add", "sub", "mul", "maximum", "minimum", "neg", "abs", "relu", "fma", "sign", "square")
 QUESTIONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal")
 LOGIC = ("logical_and", "logical_or", "logical_not")
 isas = pytest.mark.parametrize("isa", LEVELS)
-
-
-def step(kind: str, *arguments: int) -> ChainStep:
-    return ChainStep(kind, arguments)
-
-
-def floats(seed: int, shape: tuple[int, ...], scale: float = 2.0) -> Array:
-    values = np.random.default_rng(seed).standard_normal(shape) * scale
-    return values.astype(np.float32)
 
 
 @st.composite
@@ -88,15 +88,6 @@ def steps_of(draw: st.DrawFn, of: dict[str, list[int]]) -> ChainStep:
     if kind == "where":
         arguments[0] = draw(st.sampled_from(of["b"]))
     return ChainStep(kind, tuple(arguments))
-
-
-def is_exact(chain: Chain, operands: list[Operand]) -> bool:
-    """Whether every value, and every sum on the way, is a whole number that float32 holds."""
-    every = tuple(range(chain.operands, chain.operands + len(chain.steps)))
-    whole = Chain(chain.shape, chain.operands, chain.steps, every)
-    wide = [o.view.astype(np.float64) if o.stored.dtype.kind == "f" else o.view for o in operands]
-    sizes = [np.abs(np.asarray(v, np.float64)).max() for v in whole.reference(*wide)]
-    return max(sizes, default=0.0) * chain.shape[-1] < 2**24
 
 
 @isas
@@ -274,80 +265,6 @@ def test_reductions_spread_nan(kind: str, isa: str) -> None:
         np.fill_diagonal(x, np.nan)
         chain = Chain(x.shape, 1, (step(kind, 0),), (1,))
         assert np.isnan(run(chain, [Operand(x)], isa)[0]).all()
-
-
-TURNED = (0, 2, 1)
-
-
-@st.composite
-def columns(draw: st.DrawFn) -> tuple[Chain, list[Operand]]:
-    """A random graph with reductions over features that lie further apart than rows do."""
-    rows, length = draw(st.sampled_from((16, 48))), draw(st.sampled_from(LENGTHS))
-    shape = (draw(st.sampled_from((1, 3))), rows, length)
-    operands = []
-    for number in range(draw(st.integers(1, 4))):
-        sides = st.sampled_from((shape, (1, 1, length), (1, rows, 1), (1, 1, 1)))
-        kept = shape if number == 0 else draw(sides)
-        stored = floats(number, (kept[0], kept[2], kept[1])).round()
-        known = stored.size == 1 and draw(st.booleans())
-        operands.append(Operand(stored, TURNED, known))
-    steps = [step(draw(st.sampled_from([*ROW_REDUCTIONS])), 0)]
-    for _ in range(draw(st.integers(0, 6))):
-        kind = draw(st.sampled_from([*EXACT, *ROW_REDUCTIONS]))
-        pool = st.integers(0, len(operands) + len(steps) - 1)
-        arity = 1 if kind in ROW_REDUCTIONS else FUNCTIONS[kind].arity
-        steps.append(step(kind, *(draw(pool) for _ in range(arity))))
-    made = st.integers(len(operands), len(operands) + len(steps) - 1)
-    results = draw(st.lists(made, min_size=1, max_size=2, unique=True))
-    return Chain(shape, len(operands), tuple(steps), tuple(results)), operands
-
-
-@isas
-@settings(max_examples=80)
-@given(case=columns(), edge=st.sampled_from(EDGES))
-def test_random_chains_of_columns(
-    isa: str, case: tuple[Chain, list[Operand]], edge: str
-) -> None:
-    chain, operands = case
-    if not is_exact(chain, operands):
-        return
-    found = run(chain, operands, isa, edge, axes=TURNED)
-    for result, wanted in zip(found, expected(chain, operands), strict=True):
-        np.testing.assert_array_equal(result, wanted)
-
-
-@isas
-@pytest.mark.parametrize("length", [1, 3, 16, 33, 257, 1000])
-def test_vectors_lie_across_columns(length: int, isa: str) -> None:
-    """Where they can: as many columns as are no whole vectors are walked one by one."""
-    target = Target.named(isa)
-    for rows, is_across in ((16, True), (64, True), (15, False), (17, False)):
-        shape = (1, rows, length)
-        x = Operand(floats(length, (1, length, rows), 4.0), TURNED)
-        inverse, epsilon = (
-            Operand(np.full(1, v, np.float32), known=True) for v in (1 / length, 1e-5)
-        )
-        weight, bias = Operand(floats(1, (length,))), Operand(floats(2, (length,)))
-        for chain, operands in (
-            (softmax(shape), [x]),
-            (log_softmax(shape), [x]),
-            (layer_norm(shape, True, True), [x, inverse, epsilon, weight, bias]),
-        ):
-            assert lowered(chain, operands, target, TURNED).is_across is is_across
-            (wanted,) = expected(chain, operands)
-            for edge in EDGES:
-                (found,) = run(chain, operands, isa, edge, axes=TURNED)
-                np.testing.assert_allclose(found, wanted, rtol=5e-6, atol=5e-6)
-
-
-@isas
-@pytest.mark.parametrize("kind", ROW_REDUCTIONS)
-def test_reductions_of_columns_spread_nan(kind: str, isa: str) -> None:
-    for length in (2, 7, 40, 300):
-        x = floats(1, (1, length, 16))
-        x[0, np.arange(16) % length, np.arange(16)] = np.nan
-        chain = Chain((1, 16, length), 1, (step(kind, 0),), (1,))
-        assert np.isnan(run(chain, [Operand(x, TURNED)], isa, axes=TURNED)[0]).all()
 
 
 @isas
