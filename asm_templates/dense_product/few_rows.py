@@ -49,7 +49,7 @@ _MASK, _ROW_OF_B = 1, 2  # registers: AVX2's mask of the last of the depth, and 
 
 def has_few_rows(spec: DenseProduct, target: Target) -> bool:
     """Whether to transpose B costs more than inner products do, or more room than there is."""
-    if not spec.transposed:
+    if not spec.transposed or spec.a_transposed:
         return False
     prices = target.core.layouts
     transposing = -(-spec.depth // target.lanes) * prices.square[target.isa]

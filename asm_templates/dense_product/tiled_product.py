@@ -9,8 +9,8 @@ A step of the depth, for a tile of rows by vectors, four steps a turn of the loo
     strip of columns -> tile of rows -> depth
 
 A strip of B stays in L2 while all tiles of rows pass over it. Where B is stored transposed, each
-strip is first transposed to the stack (`few_rows` has the exception). docs/kernels/dense.md has
-what bounds it.
+strip is first transposed to the stack (`few_rows` has the exception). A is read where it lies,
+transposed or not. docs/kernels/dense.md has what bounds it.
 """
 
 import numpy as np
@@ -101,6 +101,8 @@ class _ProductCode:
             None if each is None or each.in_register else Literal(asm.literal(each.stream))
             for each in (a, b)
         )
+        # From row to row of A, and along its depth.
+        self.a_row, self.a_step = (spec.a_pitch, 4)[:: -1 if spec.a_transposed else 1]
         beyond_l2 = b is not None and b.stream.nbytes > asm.target.l2_bytes
         self.tiles_a_strip = sum(each.count for each in tiles.row_tiles)
         self.fetches_ahead = beyond_l2 and self.tiles_a_strip >= _TILES_TO_FETCH_IN
@@ -182,7 +184,7 @@ class _ProductCode:
             if self.packed_a is not None:
                 self.asm.emit("mov", _TILE_A, _A)
             else:
-                self.asm.emit("add", _TILE_A, height * self.spec.a_pitch)
+                self.asm.emit("add", _TILE_A, height * self.a_row)
             self.asm.emit("add", _TILE_C, height * self.spec.c_pitch)
             if self.spec.added_pitch is not None:
                 self.asm.emit("add", _TILE_ADDED, height * self.spec.added_pitch)
@@ -277,7 +279,7 @@ class _ProductTile:
         asm.stamp(len(steps), lines + fetches)
         if fetched_bytes:
             asm.emit("add", _AHEAD, fetched_bytes)
-        a_step = 4 * self.height if self.product.packed_a is not None else 4
+        a_step = 4 * self.height if self.product.packed_a is not None else self.product.a_step
         asm.emit("add", _A, count * a_step)
         asm.emit("add", _B, count * self.b_pitch)
 
@@ -295,7 +297,7 @@ class _ProductTile:
     def _element(self, step: np.ndarray, row: np.ndarray) -> Memory:
         if self.product.packed_a is not None:
             return Memory(_A, self.a_start + 4 * (step * self.height + row))
-        return Memory(_A, 4 * step + self.spec.a_pitch * row)
+        return Memory(_A, self.product.a_step * step + self.product.a_row * row)
 
     def _loads(
         self, right: Register, place: Memory, first: np.ndarray, last: np.ndarray

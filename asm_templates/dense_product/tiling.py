@@ -67,7 +67,7 @@ def _most_rows(spec: DenseProduct, most: int, vectors: int, packed_a: bool) -> i
     """Rows of a tile: their sums, a row of vectors of B, and scratch for the activation."""
     scratch = 0 if spec.activation is Activation.NONE else max(0, SCRATCH_PER_VECTOR - 1 - vectors)
     rows = (most - vectors - scratch) // vectors
-    collide = not packed_a and spec.a_pitch % _SET_BYTES == 0
+    collide = not packed_a and not spec.a_transposed and spec.a_pitch % _SET_BYTES == 0
     return min(rows, _WAYS) if collide else rows
 
 

@@ -14,7 +14,7 @@ class DenseProduct:
         rows: of A and C
         columns: of B and C
         depth: columns of A, rows of B
-        a_pitch: bytes from row to row of A, at least those of a row
+        a_pitch: bytes from row to row of A as it is stored, at least those of a row
         b_pitch: the same of B as it is stored
         c_pitch: the same of C
         transposed: whether B is stored as (columns, depth)
@@ -22,6 +22,7 @@ class DenseProduct:
         activation: applied to each element of C
         added_pitch: bytes from row to row of an operand (rows, columns) that is added to C before
             the activation, which may be C itself; None where nothing is. A is constant then.
+        a_transposed: whether A is stored as (depth, rows)
 
     Raises:
         InvalidInput: a size below 1, a short or odd pitch, more than `MOST_BYTES`
@@ -37,6 +38,7 @@ class DenseProduct:
     scale: float = 1.0
     activation: Activation = Activation.NONE
     added_pitch: int | None = None
+    a_transposed: bool = False
 
     def __post_init__(self) -> None:
         if min(self.rows, self.columns, self.depth) < 1:
@@ -44,9 +46,10 @@ class DenseProduct:
                 f"a dense product of {self.rows}x{self.depth} by {self.depth}x{self.columns}; "
                 "give sizes of at least 1"
             )
+        a_shape = (self.rows, self.depth)[:: -1 if self.a_transposed else 1]
         b_shape = (self.depth, self.columns)[:: -1 if self.transposed else 1]
         for name, pitch, (rows, columns) in (
-            ("a_pitch", self.a_pitch, (self.rows, self.depth)),
+            ("a_pitch", self.a_pitch, a_shape),
             ("b_pitch", self.b_pitch, b_shape),
             ("c_pitch", self.c_pitch, (self.rows, self.columns)),
         ):

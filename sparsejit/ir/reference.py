@@ -197,9 +197,9 @@ def dense_product(
     b: npt.NDArray[Any],
     bias: npt.NDArray[Any] | None = None,
 ) -> Float64:
-    """activation(scale * A B + bias): a (rows, depth), b as stored, bias for each element of C."""
-    right = b.T if spec.transposed else b
-    product = spec.scale * (a.astype(np.float64) @ right.astype(np.float64))
+    """activation(scale * A B + bias): a and b as stored, bias for each element of C."""
+    left, right = a.T if spec.a_transposed else a, b.T if spec.transposed else b
+    product = spec.scale * (left.astype(np.float64) @ right.astype(np.float64))
     return ACTIVATIONS[spec.activation](product if bias is None else product + bias)
 
 

@@ -46,8 +46,9 @@ class Problem:
     @classmethod
     def random(cls, spec: DenseProduct, constant: str = "", biased: bool = False) -> "Problem":
         random = np.random.default_rng(spec.rows + spec.columns)
+        a_shape = (spec.depth, spec.rows) if spec.a_transposed else (spec.rows, spec.depth)
         b_shape = (spec.columns, spec.depth) if spec.transposed else (spec.depth, spec.columns)
-        a, b = (random.standard_normal(s, np.float32) for s in ((spec.rows, spec.depth), b_shape))
+        a, b = (random.standard_normal(s, np.float32) for s in (a_shape, b_shape))
         length = spec.rows if constant == "a" else spec.columns
         bias = random.standard_normal(length, np.float32) if constant and biased else None
         return cls(spec, constant, a, b, bias)
@@ -112,6 +113,7 @@ def test_any_shape_inside_guard_pages(isa: str, constant: str) -> None:
         shape=st.tuples(st.integers(1, 70), sizes, sizes),
         gaps=st.tuples(*[st.sampled_from([0, 4, 64, 100])] * 3),
         transposed=st.booleans() if not constant else st.just(False),
+        a_transposed=st.booleans() if not constant else st.just(False),
         scale=st.sampled_from([1.0, 0.125, -3.0]) if not constant else st.just(1.0),
         activation=st.sampled_from(Activation),
         biased=st.booleans(),
@@ -121,14 +123,16 @@ def test_any_shape_inside_guard_pages(isa: str, constant: str) -> None:
         shape: tuple[int, int, int],
         gaps: tuple[int, int, int],
         transposed: bool,
+        a_transposed: bool,
         scale: float,
         activation: Activation,
         biased: bool,
         edge: Edge,
     ) -> None:
         tight = DenseProduct.contiguous(*shape, transposed, scale, activation)
-        pitches = (tight.a_pitch + gaps[0], tight.b_pitch + gaps[1], tight.c_pitch + gaps[2])
-        spec = DenseProduct(*shape, *pitches, transposed, scale, activation)
+        a_pitch = 4 * shape[0] if a_transposed else tight.a_pitch
+        pitches = (a_pitch + gaps[0], tight.b_pitch + gaps[1], tight.c_pitch + gaps[2])
+        spec = DenseProduct(*shape, *pitches, transposed, scale, activation, a_transposed)
         problem = Problem.random(spec, constant, biased)
         kernel = problem.kernel(Target.named(isa))
         checks.append((f"{spec}, {edge}", partial(problem.check, kernel, edge)))

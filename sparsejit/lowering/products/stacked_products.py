@@ -52,15 +52,17 @@ def lower_bmm(low: Lowering, node: Node) -> None:
     """All products of the stack; operands are copied only where neither axis is contiguous."""
     op, (left, right) = node.op, node.inputs
     assert isinstance(op, Bmm)
-    a = low.view(left) if _is_matrix(low.view(left)) else low.contiguous(left)
+    view = low.view(left)
+    a = view if _is_matrix(view) or _is_matrix(_turned(view)) else low.contiguous(left)
     b, transposed = _right(low, right, op.transposed)
     c = low.result(node.output, _is_matrix)
-    low.add(_step(a, b, c, transposed, op.scale, node.output.origin, low.target))
+    low.add(product_of_views(a, b, c, transposed, op.scale, node.output.origin, low.target))
 
 
-def _step(
+def product_of_views(
     a: View, b: View, c: View, transposed: bool, scale: float, origin: Origin, target: Target
 ) -> Step:
+    """C = scale * A B for every place of a stack; either axis of A may be the contiguous one."""
     product = stacked(a, b, c, transposed, scale)
 
     def emit(asm: Assembler, at: Locations) -> None:
@@ -75,7 +77,7 @@ def _step(
         """Some of the stack, or some rows of every A."""
         by_rows = part.axis == len(c.shape) - 2
         right = b if by_rows else part.of(b)
-        made = _step(part.of(a), right, part.of(c), transposed, scale, origin, target)
+        made = product_of_views(part.of(a), right, part.of(c), transposed, scale, origin, target)
         return replace(made, share=part.share)
 
     facts = _facts(product, target)
@@ -99,26 +101,27 @@ def stacked(a: View, b: View, c: View, transposed: bool, scale: float) -> Stacke
         if axes and axes[-1].moves == tuple(length * move for move in axis.moves):
             axis = StackAxis(length * axes.pop().length, axis.moves)
         axes.append(axis)
-    a_pitch, b_pitch, c_pitch = map(_pitch, (a, b, c))
-    if axes and axes[-1].moves == (rows * a_pitch, 0, rows * c_pitch):
+    a_transposed = not _is_matrix(a)
+    a_pitch, b_pitch, c_pitch = map(_pitch, (_turned(a) if a_transposed else a, b, c))
+    a_row = _FLOAT if a_transposed else a_pitch
+    if axes and axes[-1].moves == (rows * a_row, 0, rows * c_pitch):
         rows *= axes.pop().length  # one B for all: the matrices A are one
     sizes = (rows, columns, a.shape[-1])
-    each = DenseProduct(*sizes, a_pitch, b_pitch, c_pitch, transposed, scale)
+    pitches = a_pitch, b_pitch, c_pitch
+    each = DenseProduct(*sizes, *pitches, transposed, scale, a_transposed=a_transposed)
     return StackedProduct(each, tuple(axes))
 
 
 def _right(low: Lowering, value: Value, transposed: bool) -> tuple[View, bool]:
     """B, and whether it lies as (columns, depth)."""
     view = low.view(value)
-    axes = tuple(range(len(view.shape)))
-    swapped = (*axes[:-2], axes[-1], axes[-2])
-    if not _is_matrix(view) and _is_matrix(view.permuted(swapped)):
-        view, transposed = view.permuted(swapped), not transposed
+    if not _is_matrix(view) and _is_matrix(_turned(view)):
+        view, transposed = _turned(view), not transposed
     elif not _is_matrix(view):
         view = low.contiguous(value)
     columns, depth = view.shape[-2:]
     if transposed and widest_strip(_transposed_right(columns, depth), low.target) == 0:
-        turned = view.permuted(swapped)
+        turned = _turned(view)
         view, transposed = low.temporary(TensorType(turned.shape)), False
         low.copy(turned, view, value.origin)
     return view, transposed
@@ -126,6 +129,12 @@ def _right(low: Lowering, value: Value, transposed: bool) -> tuple[View, bool]:
 
 def _transposed_right(columns: int, depth: int) -> DenseProduct:
     return DenseProduct.contiguous(1, columns, depth, transposed=True)
+
+
+def _turned(view: View) -> View:
+    """The last two axes in each other's place."""
+    axes = range(len(view.shape))
+    return view.permuted((*axes[:-2], axes[-1], axes[-2]))
 
 
 def _is_matrix(view: View) -> bool:
