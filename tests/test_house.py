@@ -33,7 +33,7 @@ TEMPLATE_ROOMS = (
 )
 LOWERING_ROOMS = (
     *("memory", "step", "shared_bodies", "chain_facts", "dtypes", "tiles", "probes", "threads"),
-    *("memory_plan", "kept_weights", "feature_major"),
+    *("memory_plan", "kept_weights", "column_attention", "feature_major"),
     *("context", "planned_code", "registry", "products", "convolution", "recurrence"),
     *("chains", "columns", "empty", "forest", "selection", "views", "sample_turns"),
     *("lowered_model", "joint_end", "model", "loop", "turns_code", "batch_rest", "joint_code"),

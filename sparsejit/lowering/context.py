@@ -15,13 +15,8 @@ from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.lowering.chain_facts import chain_facts
-from sparsejit.lowering.feature_major import (
-    FeatureMajor,
-    TakesPanels,
-    columns_of,
-    feature_major,
-    padded_type,
-)
+from sparsejit.lowering.column_attention import columns_of, padded_type
+from sparsejit.lowering.feature_major import FeatureMajor, TakesPanels, feature_major
 from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.memory.destinations import destinations
 from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
@@ -127,7 +122,7 @@ class Lowering:
     def feature_major(self) -> FeatureMajor:
         """What lies feature-major."""
         takes_panels = TakesPanels(self.options.planner, self.matrix, self._nonzeros)
-        return feature_major(self.graph, self.readers, self.wanted, takes_panels)
+        return feature_major(self.graph, self.readers, self.wanted, takes_panels, self.target)
 
     def _nonzeros(self, value: Value) -> int:
         if self.kept is not None and value in self.graph.constants:

@@ -2,25 +2,26 @@
 
     linear -> gelu -> linear                   no product transposes what lies between them
     linear -> add, layer norm -> 3 x linear    the residual lies so too
+    3 x linear -> attention -> linear          scores have queries in the lanes
 
-A value may lie both ways, by a copy, where others read it. Chains are tried both ways, those that
-hand on to each other together, for as few elements as possible to be transposed.
+A value may lie both ways, by a copy, where others read it. Chains and attentions are tried both
+ways, those that hand on to each other together, for as few elements as possible to be transposed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
-from sparsejit.ir.graph import Element, Graph, Node, TensorType, Value
+from sparsejit.ir.graph import Element, Graph, Node, Value
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
-from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.column_attention import ColumnAttention, column_attention
+from sparsejit.machine.target import Target
 from sparsejit.passes.chain_steps import as_chain
 from sparsejit.planner.layer_planner import LayerPlanner
 
@@ -30,15 +31,21 @@ _COPY = 2
 
 @dataclass(frozen=True)
 class FeatureMajor:
-    """Chains that run over columns; values that are made, and that can be read, feature-major.
+    """Values that are made, and that can be read, feature-major, and who makes and reads them.
 
-    `panels` are the linear layers that take panels.
+    `panels` are the linear layers that take panels, `chains` those that run over columns.
+    `attentions` do too, and read and write what views are `between` of as it lies.
     """
 
     panels: frozenset[Node]
     chains: frozenset[Node]
+    attentions: Mapping[Node, ColumnAttention]
+    between: frozenset[Node]
     made: frozenset[Value]
     read: frozenset[Value]
+
+
+_NOTHING = FeatureMajor(frozenset(), frozenset(), {}, frozenset(), frozenset(), frozenset())
 
 
 class _Lying(NamedTuple):
@@ -54,9 +61,13 @@ def feature_major(
     readers: Mapping[Value, Sequence[Node]],
     wanted: Collection[Value],
     takes_panels: Callable[[Node], bool],
+    target: Target,
 ) -> FeatureMajor:
     """What should lie so; `wanted` are values that have a place already, batch-major."""
-    return _ChainSides(graph, readers, wanted, takes_panels).made()
+    panels = frozenset(node for node in graph.nodes if takes_panels(node))
+    if not panels:
+        return _NOTHING
+    return _Sides(graph, readers, {*wanted, *graph.outputs}, panels, target).chosen()
 
 
 def is_by_column(node: Node) -> bool:
@@ -80,24 +91,17 @@ def is_whole(value: Value, chain: Chain) -> bool:
     return value.type.size == prod(chain.shape) and value.shape[-1:] == chain.shape[-1:]
 
 
+def _whole(node: Node) -> list[Value]:
+    """The values of a chain that have all elements of its shape."""
+    chain = as_chain(node).op
+    assert isinstance(chain, Chain)
+    return [v for v in dict.fromkeys((*node.inputs, *node.outputs)) if is_whole(v, chain)]
+
+
 def _fits(value: Value, chain: Chain) -> bool:
     features = chain.shape[-1]
     by_feature = value.type.size == features and value.shape[-1:] == (features,)
     return value.type.size == 1 or by_feature or is_whole(value, chain)
-
-
-def padded_type(value: Value) -> TensorType:
-    """The matrix (features, columns and padding) that a value is."""
-    *rows, features = value.shape
-    return replace(value.type, shape=(features, spread_pitch(prod(rows))))
-
-
-def columns_of(matrix: View, value: Value) -> View:
-    """A value, of which a column of a padded matrix is a row."""
-    rows = prod(value.shape[:-1])
-    view = matrix.sliced(1, 0, rows).permuted((1, 0)).reshaped(value.shape)
-    assert view is not None
-    return view
 
 
 class TakesPanels:
@@ -129,43 +133,61 @@ class TakesPanels:
         return self._answers[case]
 
 
-class _ChainSides:
+class _Sides:
+    """Nodes that may work either way, and those that are to work on columns."""
+
     def __init__(
         self,
         graph: Graph,
         readers: Mapping[Value, Sequence[Node]],
         wanted: Collection[Value],
-        takes_panels: Callable[[Node], bool],
+        panels: frozenset[Node],
+        target: Target,
     ) -> None:
-        self.readers, self.producers = readers, graph.producers()
-        self.panels = {node for node in graph.nodes if takes_panels(node)}
-        self.wanted = {*wanted, *graph.outputs}
-        self.constants = graph.constants
-        possible = [node for node in graph.nodes if is_by_column(node)] if self.panels else []
-        self.possible = dict.fromkeys(possible)
-        self.chains: set[Node] = set()
+        self.readers, self.producers = dict(readers), graph.producers()
+        self.panels, self.wanted = panels, wanted
+        self.values: dict[Node, list[Value]] = {}  # of those that may: what may lie so
+        self.attentions: dict[Node, ColumnAttention] = {}
+        self.columns: set[Node] = set()
+        for node in graph.nodes:
+            if is_by_column(node):
+                self.values[node] = _whole(node)
+        for node in graph.nodes:
+            attention = column_attention(
+                node, self.producers, readers, wanted.__contains__, target
+            )
+            if attention is not None:
+                self._add(attention)
 
-    def made(self) -> FeatureMajor:
+    def _add(self, attention: ColumnAttention) -> None:
+        """Views on its way are as if they were not there."""
+        node = attention.node
+        self.attentions[node] = attention
+        self.values[node] = [*dict.fromkeys(attention.roots), attention.sink]
+        self.readers |= {root: [node] for root in attention.roots}
+        self.producers[attention.sink] = node
+
+    def chosen(self) -> FeatureMajor:
+        """Who works on columns at last, and what lies so."""
         for group in self._groups():
             self._choose(group)
         values = dict.fromkeys(v for node in self.panels for v in (node.inputs[0], node.output))
-        values |= dict.fromkeys(v for node in self.chains for v in self._whole(node))
+        values |= dict.fromkeys(v for node in self.columns for v in self.values[node])
         lying = {value: self._lying(value) for value in values}
-        made = frozenset(value for value, how in lying.items() if how.is_made)
-        read = frozenset(value for value, how in lying.items() if how.is_read)
-        return FeatureMajor(frozenset(self.panels), frozenset(self.chains), made, read)
-
-    def _whole(self, node: Node) -> list[Value]:
-        """The values of a chain that may lie so."""
-        chain = as_chain(node).op
-        assert isinstance(chain, Chain)
-        values = (*node.inputs, *node.outputs)
-        return [value for value in dict.fromkeys(values) if is_whole(value, chain)]
+        attentions = {n: each for n, each in self.attentions.items() if n in self.columns}
+        return FeatureMajor(
+            self.panels,
+            frozenset(self.columns.difference(attentions)),
+            attentions,
+            frozenset(node for each in attentions.values() for node in each.between),
+            frozenset(value for value, how in lying.items() if how.is_made),
+            frozenset(value for value, how in lying.items() if how.is_read),
+        )
 
     def _groups(self) -> list[list[Node]]:
-        """Chains that hand whole values to each other, or read the same."""
+        """Nodes that hand values to each other, or read the same."""
         groups: list[list[Node]] = []
-        left = dict(self.possible)
+        left = dict.fromkeys(self.values)
         while left:
             ahead, group = [next(iter(left))], []
             while ahead:
@@ -174,7 +196,7 @@ class _ChainSides:
                     continue
                 del left[node]
                 group.append(node)
-                for value in self._whole(node):
+                for value in self.values[node]:
                     ahead += [self.producers[value]] if value in self.producers else []
                     ahead += self.readers[value]
             groups.append(group)
@@ -182,40 +204,40 @@ class _ChainSides:
 
     def _choose(self, group: list[Node]) -> None:
         """Some of a group, by the cheaper of what all and what none lead to."""
-        values = list(dict.fromkeys(v for node in group for v in self._whole(node)))
+        values = list(dict.fromkeys(v for node in group for v in self.values[node]))
         found = []
         for start in (set[Node](), set(group)):
-            self.chains |= start
+            self.columns |= start
             self._improve(group)
             cost = sum(self._lying(value).cost for value in values)
-            found.append((cost, self.chains.intersection(group)))
-            self.chains -= set(group)
+            found.append((cost, self.columns.intersection(group)))
+            self.columns -= set(group)
         _, best = min(found, key=lambda each: each[0])
-        self.chains |= best
+        self.columns |= best
 
     def _improve(self, group: list[Node]) -> None:
-        """Turn single chains over as long as one gains."""
+        """Turn single nodes over as long as one gains."""
         gains = True
         while gains:
             gains = False
             for node in group:
-                values = self._whole(node)
+                values = self.values[node]
                 before = sum(self._lying(value).cost for value in values)
-                self.chains ^= {node}
+                self.columns ^= {node}
                 if sum(self._lying(value).cost for value in values) < before:
                     gains = True
                 else:
-                    self.chains ^= {node}
+                    self.columns ^= {node}
 
     def _lying(self, value: Value) -> _Lying:
-        """How a value lies best, the chains being as they are."""
+        """How a value lies best, the others being as they are."""
         producer, readers = self.producers.get(value), self.readers[value]
         by_panels = producer in self.panels
-        ways = [producer in self.chains]
+        ways = [producer in self.columns]
         if by_panels:
             ways = [False] if value in self.wanted else [False, True]
         panels = sum(node in self.panels and node.inputs[0] is value for node in readers)
-        asked = {node in self.chains for node in readers if node not in self.panels}
+        asked = {node in self.columns for node in readers if node not in self.panels}
         if value in self.wanted:
             asked.add(False)
         found = []

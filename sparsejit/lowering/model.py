@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from sparsejit.asm_templates.shared.location import (
     InWorkspace,
     Location,
 )
-from sparsejit.ir.graph import Graph
+from sparsejit.ir.graph import Graph, Node
 from sparsejit.lowering.context import CommonMatrices, Lowering, ModelOptions, Progress
 from sparsejit.lowering.empty import is_empty
 from sparsejit.lowering.joint_end import common_matrices, joint_end
@@ -99,7 +100,9 @@ def lower_model(
     low = Lowering(graph, options, kept, common)
     for number, node in enumerate(graph.nodes):
         progress(f"choosing a kernel for {node.outputs[0].origin.name}", number / len(graph.nodes))
-        if not is_empty(low, node):
+        if node in low.feature_major.between:
+            low.bind_later(node.output, partial(_view_of, low, node))
+        elif not is_empty(low, node):
             LOWERINGS[type(node.op)](low, node)
     for number, value in enumerate(graph.outputs):
         if not value.type.size:
@@ -118,6 +121,12 @@ def lower_model(
     regions = plan_regions(run, first, own_bytes, most_bytes, MOST_IN_TURN)
     turns = SampleTurns(first, regions.samples, regions.stride)
     return LoweredModel(graph, options, steps, waves, regions.plan, 1, turns, end)
+
+
+def _view_of(low: Lowering, node: Node) -> View:
+    """What a view operator makes, where somebody reads it after all."""
+    LOWERINGS[type(node.op)](low, node)
+    return low.view(node.output)
 
 
 def _end_of(low: Lowering) -> JointEnd | None:

@@ -93,6 +93,11 @@ class View:
         """The first two axes in each other's place."""
         return self.permuted((1, 0, *range(2, len(self.shape))))
 
+    def turned(self) -> View:
+        """The last two axes in each other's place."""
+        *others, rows, columns = range(len(self.shape))
+        return self.permuted((*others, columns, rows))
+
     def sliced(self, axis: int, first: int, end: int, step: int = 1) -> View:
         """Elements first, first + step ... before end of an axis."""
         length = len(range(first, end, step))

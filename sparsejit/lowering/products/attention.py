@@ -18,10 +18,11 @@ from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.ops.types import float_type
 from sparsejit.ir.ops.views import Permute
+from sparsejit.lowering.column_attention import ColumnAttention
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
 from sparsejit.lowering.memory.storage import ConstantBuffer, View
-from sparsejit.lowering.products.stacked_products import lower_bmm
+from sparsejit.lowering.products.stacked_products import lower_bmm, product_of_views
 from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.machine.target import Target
@@ -71,6 +72,9 @@ class _Operands(NamedTuple):
 @lowers(Attention)
 def lower_attention(low: Lowering, node: Node) -> None:
     """One kernel for all attentions of the stack, or three steps where those should take less."""
+    if node in low.feature_major.attentions:
+        _lower_by_column(low, low.feature_major.attentions[node])
+        return
     _write_permuted(low, node)
     trials = {form: low.trial(node.inputs[:3]) for form in _WAYS}
     for form, trial in trials.items():
@@ -176,6 +180,30 @@ def _lower_apart(low: Lowering, node: Node) -> None:
         scalars += [None, *numbers]
     low.add_chain(chain, reads, scalars, [low.result(weights)], origin)
     lower_bmm(low, Node(Bmm(), (weights, value), (node.output,)))
+
+
+def _lower_by_column(low: Lowering, found: ColumnAttention) -> None:
+    """Scores are keys by queries, which lie in the lanes, those behind the last query too."""
+    query, key, value = (found.operand(n, low.by_feature(v)) for n, v in enumerate(found.roots))
+    result, origin = found.result(low.result_by_feature(found.sink)), found.sink.origin
+    assert query and key and value and result and isinstance(found.node.op, Attention)
+    low.bind(found.node.output, result)
+    (*stack, tokens, _), keys, lanes = result.shape, key.shape[-2], low.target.lanes
+    columns = -(-tokens // lanes) * lanes if found.is_one_sample else tokens
+    kind = TensorType((*stack, keys, columns))
+    scores, weights = low.temporary(kind), low.temporary(kind)
+    ends = origin, low.target
+    queries, results = _of_tokens(query, columns), _of_tokens(result, columns)
+    low.add(product_of_views(key, queries.turned(), scores, False, found.node.op.scale, *ends))
+    softmax = row_chains.softmax((*stack, columns, keys))
+    low.add_chain(softmax, [scores.turned()], [None], [weights.turned()], origin)
+    low.add(product_of_views(value.turned(), weights, results.turned(), False, 1.0, *ends))
+
+
+def _of_tokens(view: View, tokens: int) -> View:
+    """A view (..., tokens, features) of more tokens, which lie behind its own."""
+    shape = (*view.shape[:-2], tokens, view.shape[-1])
+    return replace(view, type=replace(view.type, shape=shape))
 
 
 _WAYS = {ONE_KERNEL: _lower_together, SEVERAL_STEPS: _lower_apart}

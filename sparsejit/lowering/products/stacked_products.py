@@ -53,7 +53,7 @@ def lower_bmm(low: Lowering, node: Node) -> None:
     op, (left, right) = node.op, node.inputs
     assert isinstance(op, Bmm)
     view = low.view(left)
-    a = view if _is_matrix(view) or _is_matrix(_turned(view)) else low.contiguous(left)
+    a = view if _is_matrix(view) or _is_matrix(view.turned()) else low.contiguous(left)
     b, transposed = _right(low, right, op.transposed)
     c = low.result(node.output, _is_matrix)
     low.add(product_of_views(a, b, c, transposed, op.scale, node.output.origin, low.target))
@@ -102,7 +102,7 @@ def stacked(a: View, b: View, c: View, transposed: bool, scale: float) -> Stacke
             axis = StackAxis(length * axes.pop().length, axis.moves)
         axes.append(axis)
     a_transposed = not _is_matrix(a)
-    a_pitch, b_pitch, c_pitch = map(_pitch, (_turned(a) if a_transposed else a, b, c))
+    a_pitch, b_pitch, c_pitch = map(_pitch, (a.turned() if a_transposed else a, b, c))
     a_row = _FLOAT if a_transposed else a_pitch
     if axes and axes[-1].moves == (rows * a_row, 0, rows * c_pitch):
         rows *= axes.pop().length  # one B for all: the matrices A are one
@@ -115,13 +115,13 @@ def stacked(a: View, b: View, c: View, transposed: bool, scale: float) -> Stacke
 def _right(low: Lowering, value: Value, transposed: bool) -> tuple[View, bool]:
     """B, and whether it lies as (columns, depth)."""
     view = low.view(value)
-    if not _is_matrix(view) and _is_matrix(_turned(view)):
-        view, transposed = _turned(view), not transposed
+    if not _is_matrix(view) and _is_matrix(view.turned()):
+        view, transposed = view.turned(), not transposed
     elif not _is_matrix(view):
         view = low.contiguous(value)
     columns, depth = view.shape[-2:]
     if transposed and widest_strip(_transposed_right(columns, depth), low.target) == 0:
-        turned = _turned(view)
+        turned = view.turned()
         view, transposed = low.temporary(TensorType(turned.shape)), False
         low.copy(turned, view, value.origin)
     return view, transposed
@@ -129,12 +129,6 @@ def _right(low: Lowering, value: Value, transposed: bool) -> tuple[View, bool]:
 
 def _transposed_right(columns: int, depth: int) -> DenseProduct:
     return DenseProduct.contiguous(1, columns, depth, transposed=True)
-
-
-def _turned(view: View) -> View:
-    """The last two axes in each other's place."""
-    axes = range(len(view.shape))
-    return view.permuted((*axes[:-2], axes[-1], axes[-2]))
 
 
 def _is_matrix(view: View) -> bool:
