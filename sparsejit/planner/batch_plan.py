@@ -85,7 +85,7 @@ def prefers_panels(spec: MatMul, matrix: SparseMatrix, target: Target, exact: bo
     """Whether panels are expected to be clearly cheapest, from the layer's zeros alone."""
     job = Job(spec, matrix, target, price_batch)
     costs: dict[bool, list[float]] = {True: [], False: []}
-    for candidate in job.candidates(_possible(spec, target, AUTO, alike=True), exact):
+    for candidate in job.candidates(_possible(spec, target, AUTO, True), exact):
         costs[candidate.template.family == "panels"].append(candidate.cost.ns)
     others = min(costs[False], default=math.inf)
     return bool(costs[True]) and min(costs[True]) < target.core.loops.panels_from * others

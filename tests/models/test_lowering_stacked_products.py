@@ -114,3 +114,23 @@ def test_one_matrix_for_a_stack_and_results_side_by_side(isa: str) -> None:
     assert lowered.steps[0].facts.reason == "1 dense products 12x8 by 8x5"
     inputs = [uniform(generator, shape) for shape in ((4, 3, 8), (8, 5), (1, 8))]
     check_graph(graph, inputs, Target.named(isa), TOLERANCE)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("right_turned", [False, True])
+@pytest.mark.parametrize(("rows", "depth"), [(17, 33), (1, 9), (9, 1), (64, 16)])
+def test_a_left_matrix_may_lie_transposed(
+    isa: str, right_turned: bool, rows: int, depth: int
+) -> None:
+    build, columns = GraphBuilder(), 21
+    left = build.input(TensorType((3, depth, rows)), HERE)
+    right = build.input(TensorType((3, columns, depth)), HERE)
+    if not right_turned:
+        right = build.one(Permute((0, 2, 1)), right, origin=HERE)
+    turned = build.one(Permute((0, 2, 1)), left, origin=HERE)
+    graph = build.finish([build.one(Bmm(right_turned, 0.5), turned, right, origin=HERE)])
+    lowered = lower_model(graph, ModelOptions(Target.named(isa)))
+    assert [step.kernel for step in lowered.steps] == ["dense product"]
+    generator = np.random.default_rng(1)
+    arrays = [uniform(generator, value.shape) for value in graph.inputs]
+    check_graph(graph, arrays, Target.named(isa), TOLERANCE)
