@@ -170,7 +170,7 @@ def _behind(node: Node, view: View) -> View | None:
 
 
 def _before(node: Node, view: View) -> View | None:
-    """Of what a reshape or a permutation makes a view."""
+    """What a reshape or a permutation makes a view of."""
     if isinstance(node.op, Reshape):
         return view.reshaped(node.inputs[0].shape)
     assert isinstance(node.op, Permute)

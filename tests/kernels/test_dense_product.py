@@ -132,7 +132,9 @@ def test_any_shape_inside_guard_pages(isa: str, constant: str) -> None:
         tight = DenseProduct.contiguous(*shape, transposed, scale, activation)
         a_pitch = 4 * shape[0] if a_transposed else tight.a_pitch
         pitches = (a_pitch + gaps[0], tight.b_pitch + gaps[1], tight.c_pitch + gaps[2])
-        spec = DenseProduct(*shape, *pitches, transposed, scale, activation, a_transposed)
+        spec = DenseProduct(
+            *shape, *pitches, transposed, scale, activation, a_transposed=a_transposed
+        )
         problem = Problem.random(spec, constant, biased)
         kernel = problem.kernel(Target.named(isa))
         checks.append((f"{spec}, {edge}", partial(problem.check, kernel, edge)))
