@@ -101,7 +101,8 @@ def lower_model(
     for number, node in enumerate(graph.nodes):
         progress(f"choosing a kernel for {node.outputs[0].origin.name}", number / len(graph.nodes))
         if node in low.feature_major.between:
-            low.bind_later(node.output, partial(_view_of, low, node))
+            if not low.is_open(node.output):  # as the result of an attention of columns is
+                low.bind_later(node.output, partial(_view_of, low, node))
         elif not is_empty(low, node):
             LOWERINGS[type(node.op)](low, node)
     for number, value in enumerate(graph.outputs):

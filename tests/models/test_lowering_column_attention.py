@@ -6,12 +6,14 @@ from matvec_checks import block_weights
 from native import check_graph
 from runnable import ISAS
 
-from sparsejit.ir.graph import Graph, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.graph import GraphBuilder, Origin, TensorType, Value
 from sparsejit.ir.ops.attention import Attention
+from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.views import Permute, Reshape, Slice
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.lowered_model import LoweredModel
 from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target
 
@@ -46,13 +48,16 @@ class Block:
     def attention(self, *operands: Value) -> Value:
         return self.build.one(Attention(0.2), *operands, origin=HERE)
 
+    def lowered(self, isa: str) -> LoweredModel:
+        """The graph that `layouts` made."""
+        return lower_model(self.graph, ModelOptions(Target.named(isa)))
+
     def layouts(self, isa: str, *outputs: Value) -> list[str]:
         """Of x and y of each layer, by first letters; the graph is checked against float64."""
-        graph: Graph = self.build.finish(outputs)
+        graph = self.graph = self.build.finish(outputs)
         x = np.random.default_rng(0).standard_normal(self.x.shape).astype(np.float32)
         check_graph(graph, [x], Target.named(isa), 1e-4)
-        lowered = lower_model(graph, ModelOptions(Target.named(isa)))
-        layers = [step.facts.layer for step in lowered.steps]
+        layers = [step.facts.layer for step in self.lowered(isa).steps]
         products = [each for each in layers if isinstance(each, MatMul)]
         return [f"{_letter(each.layout)}{_letter(each.y_layout)}" for each in products]
 
@@ -71,6 +76,19 @@ def test_of_columns_between_layers(isa: str, samples: int, tokens: int) -> None:
     found = block.layouts(isa, block.linear(mixed, WIDTH, 3))
     assert [each[1] for each in found[:3]] == ["f"] * 3
     assert found[3] == "fb"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_result_that_others_read_is_turned_for_them(isa: str) -> None:
+    block = Block(1, 64)
+    operands = [block.heads(block.linear(block.x, WIDTH, seed)) for seed in range(3)]
+    mixed = block.together(block.attention(*operands))
+    sine = block.build.one(Pointwise("sin"), mixed, origin=HERE)
+    found = block.layouts(isa, block.linear(mixed, WIDTH, 3), sine)
+    assert [each[1] for each in found[:3]] == ["f"] * 3
+    assert found[3] == "fb"
+    kernels = [step.kernel for step in block.lowered(isa).steps]
+    assert kernels[kernels.index("sin") - 1] == "copy"
 
 
 @pytest.mark.parametrize("isa", ISAS)
