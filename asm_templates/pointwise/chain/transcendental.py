@@ -37,7 +37,7 @@ _TO_NEAREST = 8  # of vroundps and vrndscaleps, without exception flags
 _MANTISSA_FROM_3_4 = 0x0B  # of vgetmantps: in [3/4, 3/2); NaN for negative numbers
 _NOT_BELOW = 22  # predicate of vcmpps: not less or equal, or NaN
 _MASK = k(1)
-# Of vpternlogd a, b, mask: b where the mask has ones, a elsewhere.
+# vpternlogd a, b, mask: b where the mask has ones, a elsewhere.
 _FIRST_ELSE = 0xD8
 
 
