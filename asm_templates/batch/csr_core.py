@@ -62,7 +62,9 @@ def emit_core(asm: Assembler, entry: Label, shape: CsrShape, vectors: int, far: 
     Adds a block's products to the sums in the workspace, behind the panel. Clobbers rax, rbx,
     r8-r12 and vectors.
     """
-    _CsrLoop(asm, shape, vectors, far).emit(entry)
+    asm.bind(entry)
+    key = core_key(shape, vectors, far)
+    asm.append_known(key, lambda: _CsrLoop(asm, shape, vectors, far).emit())
 
 
 def core_key(shape: CsrShape, vectors: int, far: bool) -> Hashable:
@@ -89,10 +91,9 @@ class _CsrLoop:
         # Places in the code, by how many weights are left.
         self.left = [asm.label(f"{count} left") for count in range(MOST + 1)]
 
-    def emit(self, entry: Label) -> None:
+    def emit(self) -> None:
         asm = self.asm
         entries, group, row, done = (asm.label(n) for n in ("entries", "group", "row", "done"))
-        asm.bind(entry)
         asm.address(r9, entries)
         asm.bind(group)
         asm.emit("mov", dword(r11), Memory(GROUPS))

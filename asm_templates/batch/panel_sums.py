@@ -95,7 +95,7 @@ def emit_outputs(
     if dynamic:
         lines.append(line("vmulps", values, values, factor))
     elif has_bias and wide:  # of the two that come from memory, one must be in a register
-        lines.append(line("vbroadcastss", scale, replace(places[0], broadcast=0)))
+        lines.append(line("vbroadcastss", scale, places[0]._replace(broadcast=0)))
     last = scale if dynamic or (wide and has_bias) else factor
     end = ("vfmadd213ps", values, last, addend) if has_bias else ("vmulps", values, values, last)
     asm.stamp(len(rows), [*lines, line(*end)])

@@ -55,7 +55,11 @@ def transpose(
 
     def square(count: int) -> None:
         height, width = (count, columns) if tall else (rows, count)
-        _square(asm, source, destination, height, width)
+        pitches = source.pitch, destination.pitch, destination.padded
+        asm.append_known(
+            ("square", height, width, *pitches),
+            lambda: _square(asm, source, destination, height, width),
+        )
 
     _point(asm, source, destination)
     squares, rest = divmod(rows if tall else columns, lanes)

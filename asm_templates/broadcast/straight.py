@@ -20,7 +20,7 @@ Elsewhere loads bind where weights fit L1, and four inputs share one:
 docs/kernels/broadcast.md has what bounds it and what each of these gains.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -210,7 +210,7 @@ def _multiply(asm: Assembler, storage: Storage, part: StraightTile, pool: int) -
     if asm.target.core.halves_share_loads and storage.dtype is DType.FLOAT32:
         loads, half = storage.unpacked(asm, steps.line, place)
         unpack = [_only(each, is_half) for each in loads]
-    either = replace(x, number=np.where(steps.again, _earlier_input(storage), x.number))
+    either = x._replace(number=np.where(steps.again, _earlier_input(storage), x.number))
     asm.stamp(
         len(steps.column),
         [

@@ -12,7 +12,7 @@ load has those of 32 positions, with a stride of 2 those of 16.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -260,7 +260,7 @@ class _ByChannelCode:
     def _operand(self, number: int) -> Register | Memory:
         if self._keeps_weights:
             return self.weights[number]
-        return replace(self._weight(number), broadcast=_LANES)
+        return self._weight(number)._replace(broadcast=_LANES)
 
     def _finish(self, quarters: int, y: Memory) -> None:
         sums = [zmm(number) for number in range(quarters)]

@@ -9,7 +9,7 @@ A vector's offsets and masks lie in a table, an entry each:
     int32 bytes into a plane of x, int32 bytes into a plane of y, uint16 lanes kept, uint16 stored
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -136,7 +136,7 @@ def store_panel(
     masked = wide and (panels.across or partial)
     if added is not None:
         for total, place in sums:
-            _add(asm, panels, total, replace(place, base=added), free, masked)
+            _add(asm, panels, total, place._replace(base=added), free, masked)
     apply_activation(asm, activation, [total for total, _ in sums], free)
     if partial and not wide:
         asm.emit("vmovups", free[0], lane_mask(asm, panels.width))

@@ -13,6 +13,8 @@ strip is first transposed to the stack (`few_rows` has the exception). A is read
 transposed or not. docs/kernels/dense.md has what bounds it.
 """
 
+from collections.abc import Hashable
+
 import numpy as np
 
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, transpose
@@ -219,12 +221,24 @@ class _ProductTile:
         asm.emit("mov", _A, _TILE_A)
         asm.emit("mov", _B, rsp if self.spec.transposed else _STRIP_B)
         self._start()
-        turns, rest = divmod(self.spec.depth, UNROLL)
-        repeat(asm, turns, _STEPS_LEFT, lambda: self._steps(UNROLL))
-        self._steps(rest)
+        if self.product.packed_a is self.product.packed_b is None:
+            asm.append_known(self._key, self._depth)
+        else:
+            self._depth()
         if self.product.packed_a is not None and self.a_start:
             asm.emit("add", _A, self.a_start)
         self._finish()
+
+    @property
+    def _key(self) -> Hashable:
+        """What the loop over the depth depends on."""
+        sizes = self.height, self.vectors, self.spec.depth, self.chains
+        return "depth", *sizes, self.spec.a_pitch, self.b_pitch, self.masks_b
+
+    def _depth(self) -> None:
+        turns, rest = divmod(self.spec.depth, UNROLL)
+        repeat(self.asm, turns, _STEPS_LEFT, lambda: self._steps(UNROLL))
+        self._steps(rest)
 
     def _sum(self, row: int, number: int, chain: int = 0) -> Register:
         top = self.asm.target.vector_registers - 1

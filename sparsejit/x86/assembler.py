@@ -11,10 +11,10 @@ that `lea` loads. The image is therefore position-independent.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -61,11 +61,23 @@ class Label:
 
 @dataclass(frozen=True, eq=False)
 class _Fixup:
-    """Four-byte fields that hold `target - end`, known only when the pool or label is placed."""
+    """Four-byte fields that hold `target - end`, known only when the pool is placed."""
 
     fields: _IntArray
     ends: _IntArray
-    target: _IntArray | Label  # offsets in the pool, or a label
+    target: _IntArray  # offsets in the pool
+
+
+class _KnownCode(NamedTuple):
+    """Instructions that may stand anywhere, and their forms."""
+
+    code: bytes
+    forms: frozenset[Form]
+
+
+# By what they depend on.
+_KNOWN: dict[Hashable, _KnownCode] = {}
+_MOST_KNOWN = 1 << 12
 
 
 class Assembler:
@@ -88,8 +100,9 @@ class Assembler:
         self._code = bytearray()
         self._common, self._pool = common, LiteralPool(common)
         self._fixups: list[_Fixup] = []
-        # Fields, ends and offsets in the pool of single instructions: one fixup together.
+        # Single instructions: their fields, ends, and offsets in the pool or labels.
         self._singles: list[tuple[int, int, int]] = []
+        self._jumps: list[tuple[int, int, Label]] = []
         self._forms: set[Form] = set()
         self._trace: list[StampedRun] | None = [] if listed else None
         self._constants: dict[bytes, int] = {}
@@ -127,16 +140,18 @@ class Assembler:
 
     def emit(self, mnemonic: str, *operands: Operand) -> None:
         """Append one instruction; its operands hold plain numbers, no arrays."""
-        form, code = encoded(mnemonic, operands)
-        self._make_room(form.length)
-        start = len(self._code)
+        form, code, reads_pool = encoded(mnemonic, operands)
+        if self._placement is not None:
+            self._make_room(len(code))
         self._forms.add(form)
         if self._trace is not None:
-            self._trace.append(StampedRun(Line(mnemonic, operands), (start,), (0,)))
-        for operand in operands:
-            if isinstance(operand, Literal):
-                self._singles.append((*form.field_at(start), int(operand.offset)))
-        self._code.extend(code)
+            here = (len(self._code),)
+            self._trace.append(StampedRun(Line(mnemonic, operands), here, (0,)))
+        if reads_pool:
+            literal = _literal_of(operands)
+            assert literal is not None
+            self._singles.append((*form.field_at(len(self._code)), int(literal.offset)))
+        self._code += code
 
     def stamp(self, count: int, lines: Sequence[Line]) -> None:
         """Append `count` rows, each consisting of `lines` in order, less those masked out.
@@ -168,7 +183,7 @@ class Assembler:
 
     def _stamped(self, item: Line, form: Form) -> StampedLine:
         """A line for `stamped`, which says where what reads the pool or is listed begins."""
-        has_starts = self._trace is not None or _literal_of(item) is not None
+        has_starts = self._trace is not None or _literal_of(item.operands) is not None
         return StampedLine(form, item.when, *fields_of(item.operands), has_starts)
 
     def _spread(
@@ -188,6 +203,46 @@ class Assembler:
         self._placement = placement
         yield
         self._placement = None
+
+    def append_known(self, key: Hashable, emit_body: Callable[[], None]) -> None:
+        """Append what `emit_body` does, or what it did before for an equal key.
+
+        The key is all that the instructions depend on but the level and how they are aligned. They
+        are kept where they read no literals, and jump to nothing but each other.
+        """
+        if self._trace is not None or self._placement is not None:
+            emit_body()
+            return
+        start = len(self._code)
+        key = key, self.target.isa, self._ask_ahead, start % POOL_ALIGNMENT
+        known = _KNOWN.get(key)
+        if known is not None:
+            self._code += known.code
+            self._forms |= known.forms
+            return
+        read, jumps, forms = self._reads_of_pool, len(self._jumps), self._forms
+        self._forms = set()
+        emit_body()
+        if self._reads_of_pool == read and self._jump_within(start, jumps):
+            if len(_KNOWN) >= _MOST_KNOWN:
+                _KNOWN.clear()
+            _KNOWN[key] = _KnownCode(bytes(self._code[start:]), frozenset(self._forms))
+        self._forms |= forms
+
+    @property
+    def _reads_of_pool(self) -> tuple[int, int, int]:
+        return self._pool.size, len(self._fixups), len(self._singles)
+
+    def _jump_within(self, start: int, first: int) -> bool:
+        """Whether the jumps from `first` on stay behind `start`; if so they are resolved."""
+        jumps = self._jumps[first:]
+        if any(label.position is None or label.position < start for _, _, label in jumps):
+            return False
+        for field, end, label in jumps:
+            distance = _position_of(label) - end
+            self._code[field : field + 4] = distance.to_bytes(4, "little", signed=True)
+        del self._jumps[first:]
+        return True
 
     def label(self, name: str) -> Label:
         """A new label, to be bound later."""
@@ -211,6 +266,11 @@ class Assembler:
 
     def align(self, boundary: int) -> None:
         """Pad with no-operations to a multiple of `boundary` bytes."""
+        missing = -len(self._code) % boundary
+        if self._placement is None and self._trace is None and missing:
+            form, code, _ = encoded("nop", ())
+            self._forms.add(form)
+            self._code += missing * code
         while len(self._code) % boundary:
             self.emit("nop")
 
@@ -240,22 +300,23 @@ class Assembler:
         """Fill in the distances to labels and literals, from where these begin."""
         if self._singles:
             self._fixups.append(_Fixup(*np.array(self._singles, np.int64).T))
-        if not self._fixups:
+        ends, fields, places = [], [], []
+        for fix in self._fixups:
+            ends.append(fix.ends)
+            fields.append(fix.fields)
+            starts = np.where(fix.target < COMMON, pool_start, common_start - COMMON)
+            places.append(starts + fix.target)
+        if self._jumps:
+            jumps = [(field, end, _position_of(label)) for field, end, label in self._jumps]
+            for each, column in zip((fields, ends, places), np.array(jumps).T, strict=True):
+                each.append(column)
+        if not places:
             return
-        places = [
-            np.full(len(fix.ends), _position_of(fix.target))
-            if isinstance(fix.target, Label)
-            else np.where(
-                fix.target < COMMON, pool_start + fix.target, common_start - COMMON + fix.target
-            )
-            for fix in self._fixups
-        ]
-        ends = np.concatenate([fix.ends for fix in self._fixups])
-        fields = np.concatenate([fix.fields for fix in self._fixups])
-        relative = (np.concatenate(places) - ends).astype("<i4").view(np.uint8).reshape(-1, 4)
+        where, distances = np.concatenate(fields), np.concatenate(places) - np.concatenate(ends)
+        relative = distances.astype("<i4").view(np.uint8).reshape(-1, 4)
         data = np.frombuffer(self._code, np.uint8)
         for byte in range(4):
-            data[fields + byte] = relative[:, byte]
+            data[where + byte] = relative[:, byte]
 
     def _gaps(self, lengths: _IntArray) -> _IntArray:
         if self._placement is None:
@@ -266,8 +327,6 @@ class Assembler:
 
     def _make_room(self, length: int) -> None:
         """Jump to where an instruction may lie, if it may not lie here."""
-        if self._placement is None:
-            return
         gap = int(self._gaps(np.array([length]))[0])
         if gap:
             jump = self._jump_over(0, gap)
@@ -281,25 +340,26 @@ class Assembler:
         return form.encode([], gap - form.length)
 
     def _refer(self, item: Line, form: Form, label: Label) -> None:
-        self._make_room(form.length)
-        start = np.array([len(self._code)])
-        self._code.extend(form.template.tobytes())
-        self._fix(form, start, label)
-        self._record(item, form, _FIRST, start)
+        if self._placement is not None:
+            self._make_room(form.length)
+        start = len(self._code)
+        self._jumps.append((*form.field_at(start), label))
+        self._code += form.code
+        self._forms.add(form)
+        if self._trace is not None:
+            self._trace.append(StampedRun(item, (start,), (0,)))
 
     def _record(self, item: Line, form: Form, rows: _IntArray, starts: _IntArray) -> None:
         """Know of the instructions of a line, and what they read of the pool."""
         self._forms.add(form)
         if self._trace is not None:
             self._trace.append(StampedRun(item, starts, rows))
-        literal = _literal_of(item)
+        literal = _literal_of(item.operands)
         if literal is not None:
             offset = literal.offset
             offsets = np.asarray(offset[rows] if isinstance(offset, np.ndarray) else offset)
-            self._fix(form, starts, np.broadcast_to(offsets.astype(np.int64), rows.shape))
-
-    def _fix(self, form: Form, starts: _IntArray, target: _IntArray | Label) -> None:
-        self._fixups.append(_Fixup(*form.field_at(starts), target))
+            target = np.broadcast_to(offsets.astype(np.int64), rows.shape)
+            self._fixups.append(_Fixup(*form.field_at(starts), target))
 
 
 def _asking(
@@ -322,8 +382,8 @@ def _is_anywhere(item: Line, count: int) -> bool:
     return bool(item.when.any())
 
 
-def _literal_of(item: Line) -> Literal | None:
-    return next((o for o in item.operands if isinstance(o, Literal)), None)
+def _literal_of(operands: Sequence[Operand]) -> Literal | None:
+    return next((o for o in operands if isinstance(o, Literal)), None)
 
 
 def _position_of(label: Label) -> int:

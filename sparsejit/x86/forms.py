@@ -59,9 +59,14 @@ class Form:
     displacement: Hole | None
     immediate: Hole | None
 
-    @property
+    @cached_property
     def length(self) -> int:
         return len(self.template)
+
+    @cached_property
+    def code(self) -> bytes:
+        """The bytes with zeros in all holes."""
+        return self.template.tobytes()
 
     def field_at(self, start: Position) -> tuple[Position, Position]:
         """Where the displacement lies, and where the instruction ends, if it begins there."""

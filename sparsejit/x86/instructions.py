@@ -1,7 +1,7 @@
 """An instruction with its operands: its form, and the numbers that go into it."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,19 @@ from sparsejit.x86.operands import Here, Literal, Memory, Operand, Register, Rel
 Operands = Sequence[Operand]
 _IntArray = npt.NDArray[np.int64]
 
+class Encoded(NamedTuple):
+    """An instruction without arrays: its form, and its bytes.
+
+    `reads_pool`: it has a literal, whose place is zeros in the bytes.
+    """
+
+    form: Form
+    code: bytes
+    reads_pool: bool
+
+
 # Single instructions as they were encoded before: models repeat the same few thousand.
-_ENCODED: dict[tuple[Any, ...], tuple[Form, bytes]] = {}
+_ENCODED: dict[tuple[str, Operands], Encoded] = {}
 _MOST_ENCODED = 1 << 16
 
 
@@ -35,31 +46,26 @@ def form_of(mnemonic: str, operands: Operands) -> Form:
     return short if fits else form_for(mnemonic, operands, 4)
 
 
-def encoded(mnemonic: str, operands: Operands) -> tuple[Form, bytes]:
-    """The form of operands without arrays, and the bytes, zeros where a literal's place goes."""
-    key = (mnemonic, *map(_identity, operands))
-    known = _ENCODED.get(key)
+def encoded(mnemonic: str, operands: tuple[Operand, ...]) -> Encoded:
+    """The instruction of operands without arrays."""
+    known = _ENCODED.get((mnemonic, operands))
     if known is None:
-        form = form_of(mnemonic, operands)
-        if len(_ENCODED) >= _MOST_ENCODED:
-            _ENCODED.clear()
-        known = _ENCODED[key] = form, form.encode(*_numbers_of(operands))
+        known = _encoded_anew(mnemonic, operands)
     return known
 
 
-def _identity(operand: Operand) -> Any:
-    """All that the bytes of an operand depend on."""
-    if isinstance(operand, Register):
-        return operand.kind, int(operand.number), operand.mask, operand.zeroing
-    if isinstance(operand, Memory):
-        index = None if operand.index is None else (operand.index.kind, int(operand.index.number))
-        place = int(operand.base.number), int(operand.displacement), index, operand.scale
-        return (*place, operand.broadcast, operand.mask)
-    if isinstance(operand, Literal):
-        return Literal, operand.broadcast
-    if isinstance(operand, Here):
-        return Here, operand.distance
-    return Relative if isinstance(operand, Relative) else int(operand)
+def _encoded_anew(mnemonic: str, operands: tuple[Operand, ...]) -> Encoded:
+    alike = tuple(Literal(0, o.broadcast) if isinstance(o, Literal) else o for o in operands)
+    known = _ENCODED.get((mnemonic, alike))
+    if known is None:
+        form = form_of(mnemonic, alike)
+        if len(_ENCODED) >= _MOST_ENCODED:
+            _ENCODED.clear()
+        reads_pool = any(isinstance(o, Literal) for o in alike)
+        known = Encoded(form, form.encode(*_numbers_of(alike)), reads_pool)
+        _ENCODED[mnemonic, alike] = known
+    _ENCODED[mnemonic, operands] = known
+    return known
 
 
 def _memory_of(operands: Operands) -> Memory | None:

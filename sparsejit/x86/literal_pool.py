@@ -20,12 +20,22 @@ class CommonLiterals:
     def __init__(self) -> None:
         self.address = self._size = 0
         self._offsets: dict[_Span, int] = {}
+        self._known: dict[int, tuple[npt.NDArray[Any], int]] = {}  # by identity, which they keep
 
     def offset_of(self, array: npt.NDArray[Any]) -> int | None:
         """Where an array lies that is one of these literals; None for any other."""
+        known = self._known.get(id(array))
+        if known is not None:
+            return known[1]
+        if not self.address:
+            return None
         first, size = _span(array)
-        inside = self.address <= first and first + size <= self.address + self._size
-        return first - self.address if self.address and inside else None
+        if first < self.address or first + size > self.address + self._size:
+            return None
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[id(array)] = array, first - self.address
+        return first - self.address
 
     def place_of(self, array: npt.NDArray[Any]) -> int | None:
         """Where an array was copied to; None where it was not, as far as is known.
@@ -60,19 +70,21 @@ class LiteralPool:
 
     def append(self, values: npt.NDArray[Any], align: int) -> int:
         """Where the array begins, a multiple of `align` bytes."""
-        whole = np.ascontiguousarray(values).reshape(-1)
+        whole = values if values.flags.c_contiguous else np.ascontiguousarray(values)
         common = self._common
         if common is not None and (there := common.offset_of(whole)) is not None:
             return COMMON + there
-        if (known := self._large.get((_span(whole), align))) is not None:
+        span = _span(whole)
+        if (known := self._large.get((span, align))) is not None:
             return known
+        whole = whole.reshape(-1)
         offset = -(-self.size // align) * align
         if common is not None and not common.address:
             common.add(whole, offset)
         if whole.nbytes < _LARGE:
             whole = whole.copy()
         else:
-            self._large[_span(whole), align] = offset
+            self._large[span, align] = offset
         self._places.append((offset, whole.view(np.uint8).data))
         self.size = offset + whole.nbytes
         return offset
@@ -101,3 +113,4 @@ def _span(array: npt.NDArray[Any]) -> _Span:
 
 
 _LARGE = 1 << 16  # bytes
+_MOST_KNOWN = 1 << 14

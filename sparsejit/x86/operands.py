@@ -3,10 +3,11 @@
 A number inside an operand (register number, displacement, immediate) may be an integer array.
 An instruction with array operands stands for as many instructions as the array is long;
 `assembler.Assembler.stamp` writes them all at once.
+
+Operands without arrays that are alike are equal, so what they are encoded to is found by them.
 """
 
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,7 @@ _GPR32 = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Register:
+class Register(NamedTuple):
     """One register, or an array of vector registers of the same kind.
 
     `kind` is r16, r32, r64, k, tmm, xmm, ymm or zmm. `mask` is the number of the k register that
@@ -40,7 +40,7 @@ class Register:
 
     def masked(self, mask: "Register", zeroing: bool = False) -> "Register":
         """The same register as a destination predicated by a k register."""
-        return replace(self, mask=int(mask.number), zeroing=zeroing)
+        return self._replace(mask=int(mask.number), zeroing=zeroing)
 
     def text(self, row: int) -> str:
         number = pick(self.number, row)
@@ -54,8 +54,7 @@ class Register:
         return f"{self.kind}{number}{suffix}" + ("{z}" if self.zeroing else "")
 
 
-@dataclass(frozen=True, eq=False)
-class Memory:
+class Memory(NamedTuple):
     """`[base + index * scale + displacement]`.
 
     `broadcast` is the number of copies of one 32-bit element (0: none); `mask` predicates a store.
@@ -63,14 +62,14 @@ class Memory:
 
     base: Register
     displacement: Number = 0
-    index: Register | None = None
+    index: Register | None = None  # type: ignore[assignment]  # a tuple's method elsewhere
     scale: int = 1
     broadcast: int = 0
     mask: int = 0
 
     def masked(self, mask: Register) -> "Memory":
         """The same memory as a store destination predicated by a k register."""
-        return replace(self, mask=int(mask.number))
+        return self._replace(mask=int(mask.number))
 
     def text(self, row: int) -> str:
         parts = self.base.text(row)
@@ -83,8 +82,7 @@ class Memory:
         return f"[{parts}]{copies}" + (f"{{k{self.mask}}}" if self.mask else "")
 
 
-@dataclass(frozen=True, eq=False)
-class Literal:
+class Literal(NamedTuple):
     """A place in the literal pool, addressed relative to the instruction pointer.
 
     `offset` is in bytes from the start of the pool, as `Assembler.literal` returned it.
@@ -98,8 +96,7 @@ class Literal:
         return f"[pool+{pick(self.offset, row)}]{copies}"
 
 
-@dataclass(frozen=True, eq=False)
-class Here:
+class Here(NamedTuple):
     """A place so many bytes behind the end of the instruction itself."""
 
     distance: int
@@ -108,8 +105,7 @@ class Here:
         return f"[rip+{self.distance}]"
 
 
-@dataclass(frozen=True, eq=False)
-class Relative:
+class Relative(NamedTuple):
     """The destination of a jump, filled in when its label is placed."""
 
     name: str

@@ -262,7 +262,7 @@ def assembled(items: Sequence[str | tuple[Any, ...]]) -> bytes:
             jumps.append((len(code), position + form.length, form, target))
             code.append(form.encode([]))
         else:
-            code.append(encoded(mnemonic, operands)[1])
+            code.append(encoded(mnemonic, tuple(operands)).code)
         position += len(code[-1])
     for number, end, form, target in jumps:
         code[number] = form.encode([], places[target] - end)

@@ -64,7 +64,7 @@ def at_row(operand: Any, row: int) -> Any:
         return int(operand[row])
     fields = {
         name: int(value[row]) if isinstance(value, np.ndarray) else value
-        for name, value in vars(operand).items()
+        for name, value in operand._asdict().items()
     }
     return type(operand)(**fields)
 
@@ -297,3 +297,58 @@ def test_the_image_counts_its_code_and_pool() -> None:
 def test_a_masked_register_shows_in_the_listing() -> None:
     register = Register("zmm", 3).masked(Register("k", 2), zeroing=True)
     assert register.text(0) == "zmm3{k2}{z}"
+
+
+def turn(asm: Assembler, count: int) -> None:
+    """A loop, and what is aligned in it."""
+    again = asm.label("again")
+    asm.emit("mov", dword(rax), count)
+    asm.align(16)
+    asm.bind(again)
+    asm.stamp(3, [line("vmulps", zmm(np.arange(3)), zmm(3), zmm(4))])
+    asm.emit("sub", dword(rax), 1)
+    asm.jump("jnz", again)
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 70)), max_size=12))
+def test_code_that_is_known_is_the_same_wherever_it_stands(parts: list[tuple[int, int]]) -> None:
+    known, anew = Assembler(TARGET, listed=False), Assembler(TARGET, listed=False)
+    for count, before in parts:
+        for asm in (known, anew):
+            for _ in range(before):
+                asm.emit("nop")
+        known.append_known(("turn", count), lambda count=count: turn(known, count))
+        turn(anew, count)
+    found, wanted = known.finish(), anew.finish()
+    assert found.data == wanted.data
+    assert found.forms == wanted.forms
+
+
+def test_what_reads_literals_or_jumps_away_is_written_anew() -> None:
+    def code(number: float, is_listed: bool) -> Image:
+        asm = Assembler(TARGET, listed=is_listed)
+        end = asm.label("end")
+
+        def body() -> None:
+            asm.emit("vmulps", zmm(1), zmm(2), asm.constant(number))
+            asm.jump("jmp", end)
+
+        asm.append_known("with a literal", body)
+        asm.append_known("away", lambda: asm.jump("jmp", end))
+        asm.emit("nop")
+        asm.bind(end)
+        return asm.finish()
+
+    for number in (1.0, 2.0):
+        assert code(number, False).data == code(number, True).data
+    assert code(1.0, False).data != code(2.0, False).data
+
+
+def test_known_code_asks_for_code_as_far_ahead_as_its_image_does() -> None:
+    def code(ahead: int) -> bytes:
+        asm = Assembler(TARGET, ahead, listed=False)
+        rows = [line("vmulps", zmm(np.arange(80) % 8), zmm(8), zmm(9))]
+        asm.append_known("rows", lambda: asm.stamp(80, rows))
+        return asm.finish().data
+
+    assert len({code(0), code(1024), code(2048)}) == 3
