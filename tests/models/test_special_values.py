@@ -20,6 +20,7 @@ from operator_cases import OF_POSITIVE, UNARY, Call
 from runnable import ISAS
 from test_operators import CALLS, as_module, overload
 
+import sparsejit
 from sparsejit.errors import UnsupportedOperator
 from sparsejit.frontends.torch_export import graph_of
 from sparsejit.frontends.torch_export.interpreting import leaves
@@ -192,3 +193,14 @@ def test_whole_numbers_between_int64_and_float32_round_once() -> None:
         if target.runs_on(Target.detect()):
             ran = run_lowered(lower_model(graph, ModelOptions(target)), [x.numpy()[None]])
             np.testing.assert_array_equal(ran.outputs[0][0], x.float().numpy())
+
+
+def test_layers_that_differ_in_the_sign_of_a_zero_do_not_share_code() -> None:
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return torch.tanh(x) * 0.0, torch.tanh(y) * -0.0
+
+    x, model = torch.rand(4, 64), Scaled().eval()
+    fast = sparsejit.compile(model, (x, x + 1))
+    for found, wanted in zip(fast(x, x + 1), model(x, x + 1), strict=True):
+        assert torch.equal(torch.signbit(found), torch.signbit(wanted))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -45,17 +46,28 @@ REDUCTIONS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Strided:
     """An operand or result: bytes from element to element along every axis of the chain's shape.
 
     A stride is 0 where the array broadcasts. `constant` is the value of an operand of one element
-    that is known when the code is made; its memory is never read.
+    that is known when the code is made; its memory is never read. Those that are equal have the
+    same code: 0.0 and -0.0 have not.
     """
 
     strides: tuple[int, ...]
     element: Element = Element.FLOAT32
     constant: float | None = None
+
+    @cached_property
+    def _key(self) -> tuple[tuple[int, ...], Element, str]:
+        return self.strides, self.element, repr(self.constant)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Strided) and self._key == other._key
 
 
 @dataclass(frozen=True)
