@@ -6,6 +6,7 @@ in a panel of its own, and the sums of a block of rows in another, both in a wor
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -38,7 +39,9 @@ class Arithmetic(Enum):
 
     @property
     def together(self) -> int:
-        return {Arithmetic.BYTES: 4, Arithmetic.PAIRS: 2}.get(self, 1)
+        if self is Arithmetic.BYTES:
+            return 4
+        return 2 if self is Arithmetic.PAIRS else 1
 
     @property
     def in_bytes(self) -> bool:
@@ -116,11 +119,11 @@ class CsrShape:
         """Where int8 has the reciprocals of the scales of x, a `pitch` on the scales."""
         return self.staging + (STAGED * self.pitch if self.arithmetic.is_short else 0)
 
-    @property
+    @cached_property
     def workspace_bytes(self) -> int:
         return self.scales + 2 * self.pitch
 
-    @property
+    @cached_property
     def pass_count(self) -> int:
         return sum(part.times for part in self.passes)
 
@@ -155,22 +158,33 @@ def csr_shape(
     many threads share it: its chains are as many and its passes no wider. Blocks are the same for
     any batch, so that all have the stream in common.
     """
-    whole = spec if spec.part_of is None else spec.part_of
-    most = _widest(whole.batch, _VECTORS[target.isa], target)
-    chains = _CHAINS[arithmetic][min(most, len(_CHAINS[arithmetic])) - 1]
-    if most * chains > target.vector_registers - _OTHER_REGISTERS:
-        chains = 1
-    pitch = _pitch(_widest(spec.batch, most, target), target)
-    columns = -(-spec.in_features // arithmetic.together)
+    whole, alone = spec if spec.part_of is None else spec.part_of, target.alone
+    key = "csr blocks", arithmetic, alone
+    blocks = matrix.once(key, lambda: _blocks(arithmetic, matrix, alone))
+    return _shape(arithmetic, blocks, spec.batch, whole.batch, alone)
+
+
+def _blocks(arithmetic: Arithmetic, matrix: SparseMatrix, target: Target) -> CsrBlocks:
+    columns = -(-matrix.in_features // arithmetic.together)
     widest_pitch = _pitch(_VECTORS[target.isa], target)
     in_panel = CACHE_LINE_BYTES if arithmetic is Arithmetic.QUADS else widest_pitch
     width = _even(columns, _width(arithmetic, matrix, in_panel, target))
     # What the workspace has besides the sums of rows, which are rounded up.
     others = width + STAGED + 2 + _ROUND
-    rows = _even(spec.out_features, LARGEST_WORKSPACE // widest_pitch - others)
-    blocks = CsrBlocks(spec.out_features, columns, rows, width)
-    passes = _passes(spec.batch, most, target)
-    return CsrShape(arithmetic, passes, blocks, pitch, chains)
+    rows = _even(matrix.out_features, LARGEST_WORKSPACE // widest_pitch - others)
+    return CsrBlocks(matrix.out_features, columns, rows, width)
+
+
+@lru_cache(maxsize=256)  # layers are alike
+def _shape(
+    arithmetic: Arithmetic, blocks: CsrBlocks, batch: int, whole_batch: int, target: Target
+) -> CsrShape:
+    most = _widest(whole_batch, _VECTORS[target.isa], target)
+    chains = _CHAINS[arithmetic][min(most, len(_CHAINS[arithmetic])) - 1]
+    if most * chains > target.vector_registers - _OTHER_REGISTERS:
+        chains = 1
+    pitch = _pitch(_widest(batch, most, target), target)
+    return CsrShape(arithmetic, _passes(batch, most, target), blocks, pitch, chains)
 
 
 def _pitch(vectors: int, target: Target) -> int:

@@ -5,6 +5,7 @@
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sparsejit.asm_templates.batch.lowered_batch import whole_vectors
 from sparsejit.asm_templates.dense_product.packing import Packed, pack_columns, pack_rows
@@ -13,7 +14,7 @@ from sparsejit.asm_templates.dense_product.tiling import Tiling, tiling
 from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.dense_product import DenseProduct
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Layout, MatMul
+from sparsejit.ir.spec import Activation, Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdi, rdx
@@ -46,18 +47,20 @@ class DenseLayer:
 
 def expect(spec: MatMul, matrix: SparseMatrix, target: Target) -> DenseCounts:
     """All weights, zeros included."""
-    return _counts(spec, target, _tiling(spec, target))
+    return _counts(spec, target, *_planned(spec, target))
 
 
 def lower(spec: MatMul, matrix: SparseMatrix, target: Target) -> DenseLayer:
     """Weights packed for the tiling."""
-    tiles, weights = _tiling(spec, target), rounded(matrix.dense, spec.dtype)
+    product, tiles = _planned(spec, target)
+    weights = rounded(matrix.dense, spec.dtype)
     rows = columns = None
     if spec.layout is Layout.FEATURE_MAJOR:
         rows = pack_rows(weights, spec.bias, tiles)
     else:
         columns = pack_columns(weights.T, spec.bias, tiles, target)
-    return DenseLayer(_product(spec, target), tiles, rows, columns, _counts(spec, target, tiles))
+    counts = _counts(spec, target, product, tiles)
+    return DenseLayer(product, tiles, rows, columns, counts)
 
 
 def emit(asm: Assembler, lowered: DenseLayer) -> None:
@@ -68,28 +71,44 @@ def emit(asm: Assembler, lowered: DenseLayer) -> None:
     emit_dense_product(asm, lowered.product, lowered.rows, lowered.columns, lowered.tiles)
 
 
-def _product(spec: MatMul, target: Target) -> DenseProduct:
-    """The product with its padding, as many columns as spare masks."""
-    depth, activation = spec.in_features, spec.each.activation
+def _planned(spec: MatMul, target: Target) -> tuple[DenseProduct, Tiling]:
+    """The product with its padding, as many columns as spare masks; and how it is cut."""
+    sizes = spec.batch, spec.out_features, spec.in_features
     if spec.layout is Layout.BATCH_MAJOR:
-        sizes, pitches = (spec.batch, spec.out_features), (4 * depth, 4 * spec.out_features)
-        y_pitch = 4 * spec.y_features
-        return DenseProduct(*sizes, depth, *pitches, y_pitch, activation=activation)
-    pitch = 4 * spec.pitch
-    return DenseProduct(
-        *(spec.out_features, whole_vectors(spec, target), depth),
-        *(4 * depth, pitch, pitch),
-        activation=activation,
-        added_pitch=None if spec.added_pitch is None else 4 * spec.added_pitch,
-    )
+        return _batch_major(*sizes, spec.y_features, spec.each.activation, target.alone)
+    columns = whole_vectors(spec, target), spec.pitch, spec.added_pitch
+    return _feature_major(*sizes[1:], *columns, spec.each.activation, target.alone)
 
 
-def _tiling(spec: MatMul, target: Target) -> Tiling:
-    return tiling(_product(spec, target), target, spec.layout is Layout.FEATURE_MAJOR)
+@lru_cache(maxsize=256)  # layers are alike
+def _batch_major(
+    batch: int, outputs: int, depth: int, y_features: int, activation: Activation, target: Target
+) -> tuple[DenseProduct, Tiling]:
+    pitches = 4 * depth, 4 * outputs, 4 * y_features
+    product = DenseProduct(batch, outputs, depth, *pitches, activation=activation)
+    return product, tiling(product, target)
 
 
-def _counts(spec: MatMul, target: Target, tiles: Tiling) -> DenseCounts:
-    product = _product(spec, target)
+@lru_cache(maxsize=256)  # layers are alike
+def _feature_major(
+    outputs: int,
+    depth: int,
+    columns: int,
+    pitch: int,
+    added_pitch: int | None,
+    activation: Activation,
+    target: Target,
+) -> tuple[DenseProduct, Tiling]:
+    pitches = 4 * depth, 4 * pitch, 4 * pitch
+    added = None if added_pitch is None else 4 * added_pitch
+    sizes = outputs, columns, depth
+    product = DenseProduct(*sizes, *pitches, activation=activation, added_pitch=added)
+    return product, tiling(product, target, packed_a=True)
+
+
+def _counts(
+    spec: MatMul, target: Target, product: DenseProduct, tiles: Tiling
+) -> DenseCounts:
     vectors = -(-product.columns // target.lanes)
     stored = product.rows if spec.layout is Layout.FEATURE_MAJOR else vectors * target.lanes
     products = product.rows * vectors * product.depth

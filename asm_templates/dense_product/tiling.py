@@ -8,6 +8,7 @@ FMA and loads start in a cycle, and an FMA waits for the one before it in the sa
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR
 from sparsejit.ir.dense_product import DenseProduct
@@ -40,6 +41,11 @@ class Tiling:
 
 def tiling(spec: DenseProduct, target: Target, packed_a: bool = False) -> Tiling:
     """The tiling that should take the fewest cycles; of a transposed B, one whose strips fit."""
+    return _tiling(spec, target.alone, packed_a)
+
+
+@lru_cache(maxsize=256)  # layers are alike
+def _tiling(spec: DenseProduct, target: Target, packed_a: bool) -> Tiling:
     every = -(-spec.columns // target.lanes)
     most = most_sums(target)
     widths = range(1, min(every, most // 2, widest_strip(spec, target)) + 1)

@@ -67,8 +67,9 @@ class Planned(NamedTuple):
     @classmethod
     def of(cls, lowered: LoweredModel) -> Planned:
         """Without weights and code."""
-        steps = tuple(step.without_code() for step in lowered.steps)
-        waves = tuple(wave.without_code() for wave in lowered.waves)
+        records = {step: step.without_code() for step in lowered.steps}
+        waves = tuple(wave.without_code(records) for wave in lowered.waves)
+        steps = tuple(records[step] for step in lowered.steps)
         end = None if lowered.end is None else lowered.end.record
         return cls(steps, waves, lowered.memory, lowered.turns, end)
 

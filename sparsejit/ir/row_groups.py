@@ -38,6 +38,8 @@ def row_groups(mask: _BoolArray, size: int) -> list[RowGroup]:
     """
     own = _cut(np.arange(len(mask)), size)
     choices = [[_group(mask, rows) for rows in own]]
+    if mask.all():  # any order costs as much, and adding more
+        return choices[0]
     if len(mask) * mask.size <= _MOST_COMPARISONS:
         choices.append([_group(mask, rows) for rows in _cut(_alike(mask, size), size)])
         choices += [_band_and_rest(mask, own, size, least) for least in _SHARED_BY]

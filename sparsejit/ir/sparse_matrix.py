@@ -25,6 +25,7 @@ from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, MatVec
 
 FloatArray = npt.NDArray[np.float32]
 _Made = TypeVar("_Made")
+_NOT_MADE = object()
 
 # How far a weight may be from a whole number of steps, in steps: what float32 leaves of 127 times
 # a scale, divided by it again.
@@ -119,9 +120,10 @@ class SparseMatrix:
 
     def once(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
         """What was made of the weights under this key, now or before."""
-        if key not in self._made:
-            self._made[key] = make()
-        return cast("_Made", self._made[key])
+        made = self._made.get(key, _NOT_MADE)
+        if made is _NOT_MADE:
+            made = self._made[key] = make()
+        return cast("_Made", made)
 
     def has_made(self, key: Hashable) -> bool:
         """Whether something was made under this key."""

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from numbers import Real
 from typing import TypeAlias, TypeVar
 
@@ -111,8 +112,7 @@ class MatVec:
         if not is_number or not SMALLEST_SCALE <= self.input_scale <= 1 / SMALLEST_SCALE:
             raise InvalidInput(
                 f"input_scale={self.input_scale!r}; give the quantisation scale of x as a positive "
-                "number, "
-                "such as 1/127 where x lies in [-1, 1]"
+                "number, such as 1/127 where x lies in [-1, 1]"
             )
 
     @property
@@ -155,7 +155,7 @@ class MatVec:
     def y_shape(self) -> tuple[int, ...]:
         return (self.out_features,)
 
-    @property
+    @cached_property
     def case(self) -> str:
         """All but the sizes, in words."""
         words = f"{self.dtype.value} {self.activation.value} bias={self.bias is not None}"
@@ -245,7 +245,7 @@ class MatMul:
     def bias(self) -> npt.NDArray[np.float32] | None:
         return self.each.bias
 
-    @property
+    @cached_property
     def case(self) -> str:
         """All but the sizes of the matrix, in words."""
         pitch = "" if self.padded_to is None else f" pitch={self.padded_to}"

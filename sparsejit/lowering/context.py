@@ -1,16 +1,21 @@
 """What lowering an operator needs: where its operands lie, and a list to append kernels to."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from math import prod
 
 import numpy as np
 
 from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
-from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_chain
+from sparsejit.asm_templates.pointwise.chain import (
+    LoweredChain,
+    Strided,
+    emit_chain,
+    lower_chain,
+)
 from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.ir.graph import Array, Graph, Node, Origin, TensorType, Value
+from sparsejit.ir.graph import Array, Element, Graph, Node, Origin, TensorType, Value
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -20,8 +25,14 @@ from sparsejit.lowering.feature_major import FeatureMajor, TakesPanels, feature_
 from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.memory.destinations import destinations
 from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
-from sparsejit.lowering.memory.storage import Buffer, ConstantBuffer, InputBuffer, View
-from sparsejit.lowering.step import Locations, Step
+from sparsejit.lowering.memory.storage import (
+    Buffer,
+    ConstantBuffer,
+    InputBuffer,
+    StridedShape,
+    View,
+)
+from sparsejit.lowering.step import CodeKey, Facts, Locations, Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.layer_planner import LayerPlanner
 from sparsejit.x86.assembler import Assembler
@@ -59,7 +70,7 @@ class ModelOptions:
     weight_bytes: int = 0
     shares_tiles: bool = False
 
-    @property
+    @cached_property
     def planner(self) -> LayerPlanner:
         """The planner of the model's layers: a sample has the same bits in any batch."""
         return LayerPlanner(
@@ -104,6 +115,7 @@ class Lowering:
         self.side_by_side: set[Value] = set()  # images by channel, of each those of all samples
         self.lowered: set[Node] = set()  # before their turn, with a node that they read
         self.sums_for_gates: dict[Value, Node] = {}  # that a GRU's gates add up themselves
+        self.attention_forms: dict[Hashable, str] = {}  # by what they were chosen for
         self._views: dict[Value, View] = {}
         self._copies: dict[Value, View] = {}
         self._arrays: dict[Value, View] = {}  # of constants, when they are first read
@@ -324,12 +336,10 @@ def chain_step(
     target: Target,
 ) -> Step:
     """A chain between views; `scalars` are the values of operands known at compile time."""
-    operands = [
-        Strided(_broadcast(view, chain.shape), view.type.element, scalar)
-        for view, scalar in zip(reads, scalars, strict=True)
-    ]
-    results = [Strided(_broadcast(v, chain.shape), v.type.element, None) for v in writes]
-    lowered = lower_chain(chain, operands, results, target)
+    given = tuple((view.place, view.type.element) for view in reads)
+    taken = tuple((view.place, view.type.element) for view in writes)
+    numbers = tuple(scalars), tuple(map(repr, scalars))
+    lowered, facts, key = _planned(chain, chain.title, given, *numbers, taken, target)
 
     def emit(asm: Assembler, at: Locations) -> None:
         emit_chain(asm, lowered, at.reads, at.writes, at.scratch)
@@ -350,13 +360,40 @@ def chain_step(
         tuple(reads),
         tuple(writes),
         emit,
-        chain_facts(lowered, target),
+        facts,
         lowered.scratch_bytes,
         # What broadcasts over rows is read again after the first row is written.
         in_place=0 if reads and prod(reads[0].shape[:-1]) == prod(chain.shape[:-1]) else None,
         divide=divide,
-        code_key=("chain", chain, *operands, None, *results),
+        code_key=key,
     )
+
+
+_Typed = tuple[StridedShape, Element]
+
+
+@lru_cache(maxsize=256)  # layers are alike
+def _planned(
+    chain: Chain,
+    title: str,
+    reads: tuple[_Typed, ...],
+    scalars: tuple[float | None, ...],
+    texts: tuple[str, ...],
+    writes: tuple[_Typed, ...],
+    target: Target,
+) -> tuple[LoweredChain, Facts, CodeKey]:
+    """The chain lowered, what is known of it, and what its code depends on.
+
+    `texts` are those of the scalars, as 0.0 and -0.0 are equal.
+    """
+    operands = [
+        Strided(_broadcast(place, chain.shape), element, scalar)
+        for (place, element), scalar in zip(reads, scalars, strict=True)
+    ]
+    results = [Strided(_broadcast(place, chain.shape), element) for place, element in writes]
+    lowered = lower_chain(chain, operands, results, target)
+    key = CodeKey("chain", chain, *operands, None, *results)
+    return lowered, chain_facts(lowered, target), key
 
 
 def _reduced_axes(chain: Chain) -> int:
@@ -364,8 +401,8 @@ def _reduced_axes(chain: Chain) -> int:
     return 1 if chain.reduces else 0
 
 
-def _broadcast(view: View, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Byte strides along every axis of a shape; 0 where the view repeats."""
-    missing = (0,) * (len(shape) - len(view.shape))
-    own = zip(view.shape, view.strides, strict=True)
+def _broadcast(place: StridedShape, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Byte strides along every axis of a shape; 0 where it repeats."""
+    missing = (0,) * (len(shape) - len(place.shape))
+    own = zip(place.shape, place.strides, strict=True)
     return (*missing, *(0 if length == 1 else stride for length, stride in own))

@@ -10,12 +10,12 @@ def is_empty(low: Lowering, node: Node) -> bool:
 
     Raises InvalidInput for one that makes elements out of an empty operand.
     """
-    if not any(value.type.size for value in node.outputs):
+    if all(0 in value.type.shape for value in node.outputs):
         for value in node.outputs:
             low.bind(value, low.temporary(value.type))
         return True
     for value in node.inputs:
-        if not value.type.size and not node.op.takes_empty:
+        if 0 in value.type.shape and not node.op.takes_empty:
             raise InvalidInput(
                 f"{node.outputs[0].origin.name} reads {value.origin.name}, which has shape "
                 f"{value.shape}; give it elements, or leave it out"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from sparsejit.ir.graph import Graph
@@ -58,18 +59,18 @@ class LoweredModel:
         """What a sample takes in each output."""
         return [value.type.bytes // self.tile for value in self.graph.outputs]
 
-    @property
+    @cached_property
     def operand_bytes(self) -> list[int]:
         """What a sample takes where each pointer points: inputs, outputs, what the end reads."""
         handed = [] if self.end is None else self.end.lowered.input_bytes
         return [*self.input_bytes, *self.output_bytes, *handed]
 
-    @property
+    @cached_property
     def header_bytes(self) -> int:
         """Before the first buffer: pointers, samples, status, what loops and probes keep."""
         return header_bytes(self.graph, self.waves, self.end)
 
-    @property
+    @cached_property
     def end_offset(self) -> int:
         """Where the end for several samples keeps what it reads and makes."""
         return aligned(self.header_bytes + self.memory.bytes)
@@ -84,27 +85,27 @@ class LoweredModel:
         """How far ahead its code is to be asked for: not where it stays in L2 from call to call."""
         return self.options.planner.ask_ahead
 
-    @property
+    @cached_property
     def left_offset(self) -> int:
         """Where the number of samples left is kept, as int64."""
         return POINTER * len(self.operand_bytes)
 
-    @property
+    @cached_property
     def status_offset(self) -> int:
         """Where the function leaves its result as int64."""
         return self.left_offset + POINTER
 
-    @property
+    @cached_property
     def loop_offset(self) -> int:
         """Where `LOOP_SLOTS` int64 slots begin, for `loop`."""
         return self.status_offset + POINTER
 
-    @property
+    @cached_property
     def operand_offset(self) -> int:
         """Where steps that share code leave the addresses of their operands."""
         return self.loop_offset + POINTER * LOOP_SLOTS
 
-    @property
+    @cached_property
     def joint_offset(self) -> int:
         """Where it says how many samples have the end in common, and how many are to come."""
         return self.operand_offset + POINTER * OPERAND_SLOTS

@@ -11,8 +11,11 @@ Where samples take turns with the last steps (`sample_groups`), each has a regio
 touch, and behind the regions of all lies what the others touch, the same for every sample.
 """
 
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from sparsejit.lowering.memory.storage import Buffer
 from sparsejit.lowering.step import Step
@@ -45,14 +48,20 @@ class SampleRegions:
     stride: int
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Lifetime:
     buffer: Buffer
     first: int
     last: int
 
-    def overlaps(self, other: "_Lifetime") -> bool:
-        return self.first <= other.last and other.first <= self.last
+
+class _PlacedBuffer(NamedTuple):
+    """Bytes from `start` to `end` that a buffer has from time `first` to `last`."""
+
+    start: int
+    end: int
+    first: int
+    last: int
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,7 @@ class _TimedStep:
     place: int
     scratch: Buffer
 
-    @property
+    @cached_property
     def buffers(self) -> list[Buffer]:
         """The buffers of the workspace that it writes or reads, one for each view of them."""
         views = (*self.step.writes, *self.step.reads)
@@ -174,8 +183,11 @@ class _Arena:
                     self._touch(buffer, time)
 
     def _touch(self, buffer: Buffer, time: int) -> None:
-        known = self.lives.get(buffer, _Lifetime(buffer, time, time))
-        self.lives[buffer] = _Lifetime(buffer, known.first, time)
+        known = self.lives.get(buffer)
+        if known is None:
+            self.lives[buffer] = _Lifetime(buffer, time, time)
+        else:
+            known.last = time
         self._touches[time, buffer] = self._touches.get((time, buffer), 0) + 1
 
     @property
@@ -185,17 +197,16 @@ class _Arena:
     def placed(self) -> tuple[dict[Buffer, int], int]:
         """Offsets from the first byte of the arena, and how many it needs."""
         taken = self._shared_in_place()
-        placed: list[tuple[_Lifetime, int]] = []
+        placed: list[_PlacedBuffer] = []  # by where they start
         offsets: dict[Buffer, int] = {}
         merged = _merged(list(self.lives.values()), taken)
         for life in sorted(merged, key=lambda life: (-life.buffer.bytes, life.first)):
-            offset = _lowest(life, placed)
-            placed.append((life, offset))
-            offsets[life.buffer] = offset
+            size = aligned(life.buffer.bytes)
+            offset = offsets[life.buffer] = _lowest(size, life, placed)
+            insort(placed, _PlacedBuffer(offset, offset + size, life.first, life.last))
         for buffer in taken:
             offsets[buffer] = offsets[_root(buffer, taken)]
-        end = max((offset + aligned(life.buffer.bytes) for life, offset in placed), default=0)
-        return offsets, end
+        return offsets, max((each.end for each in placed), default=0)
 
     def _shared_in_place(self) -> dict[Buffer, Buffer]:
         """Written buffers that take over that of an operand which ends with the step."""
@@ -229,20 +240,23 @@ def _merged(lives: list[_Lifetime], taken: Mapping[Buffer, Buffer]) -> list[_Lif
     merged: dict[Buffer, _Lifetime] = {}
     for life in lives:
         root = _root(life.buffer, taken)
-        known = merged.get(root, _Lifetime(root, life.first, life.last))
-        ends = min(known.first, life.first), max(known.last, life.last)
-        merged[root] = _Lifetime(root, *ends)
+        known = merged.get(root)
+        if known is None:
+            merged[root] = _Lifetime(root, life.first, life.last)
+        else:
+            known.first, known.last = min(known.first, life.first), max(known.last, life.last)
     return list(merged.values())
 
 
-def _lowest(life: _Lifetime, placed: list[tuple[_Lifetime, int]]) -> int:
+def _lowest(size: int, life: _Lifetime, placed: list[_PlacedBuffer]) -> int:
     """The lowest offset that no buffer alive at the same time covers."""
-    size, offset = aligned(life.buffer.bytes), 0
-    neighbours = ((o, aligned(p.buffer.bytes)) for p, o in placed if p.overlaps(life))
-    for start, length in sorted(neighbours):
+    offset, own_first, own_last = 0, life.first, life.last
+    for start, end, first, last in placed:
+        if first > own_last or own_first > last:
+            continue
         if offset + size <= start:
             break
-        offset = max(offset, start + length)
+        offset = max(offset, end)
     return offset
 
 

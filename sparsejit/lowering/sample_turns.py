@@ -47,6 +47,8 @@ def first_of_turns(steps: Sequence[Step], options: ModelOptions) -> int | None:
     """
     if options.threads > 1 or options.weight_bytes <= options.planner.l3_bytes:
         return None
+    if sum(step.facts.code_bytes for step in steps) <= options.target.l2_bytes:
+        return None
     most = bytes_of_turns(options) // _FEWEST_IN_TURN
     live = live_bytes(steps)
     first = next((n + 1 for n in reversed(range(len(live))) if live[n] > most), 0)

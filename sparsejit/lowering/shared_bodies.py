@@ -29,34 +29,39 @@ class SharedBodies:
         self, steps: Iterable[Step], slots: int | None, beside: Iterable[Step] = ()
     ) -> None:
         self._slots = slots
+        numbers = range(0 if slots is None else OPERAND_SLOTS)
+        self._places = [Memory(WORKSPACE, (slots or 0) + 8 * number) for number in numbers]
         all_steps = list(steps)
         bodies = Counter(step.body for step in (*all_steps, *beside) if step.body)
-        keys = Counter(step.code_key for step in all_steps if self._is_worth_it(step))
+        keyed = [step for step in all_steps if self._is_worth_it(step)]
+        keys = Counter(step.code_key for step in keyed)
         self._shared = {body for body, count in bodies.items() if count > 1}
-        self._shared_keys = {key for key, count in keys.items() if count > 1}
+        self._calling = {step for step in keyed if keys[step.code_key] > 1}
 
     def _is_worth_it(self, step: Step) -> bool:
-        operands = len(step.reads) + len(step.writes) + 1
-        fits = self._slots is not None and operands <= OPERAND_SLOTS
-        return fits and step.code_key is not None and step.ns >= _LEAST_NS
+        if self._slots is None or step.code_key is None or step.ns < _LEAST_NS:
+            return False
+        return len(step.reads) + len(step.writes) + 1 <= OPERAND_SLOTS
 
     def run(self, asm: Assembler, step: Step, at: Locations) -> None:
         """Append a step."""
         if step.body is not None and step.body in self._shared:
             point(asm, at, step.scratch_bytes > 0)
             call_routine(asm, step.body, step.body)
-        elif self._is_worth_it(step) and step.code_key in self._shared_keys:
+        elif step in self._calling:
             self._call(asm, step, at)
         else:
             step.emit(asm, at)
 
     def _call(self, asm: Assembler, step: Step, at: Locations) -> None:
-        assert self._slots is not None
-        slots = [self._slots + 8 * number for number in range(OPERAND_SLOTS)]
-        for slot, operand in zip(slots, (*at.reads, *at.writes, at.scratch), strict=False):
+        operands = *at.reads, *at.writes, at.scratch
+        for place, operand in zip(self._places, operands, strict=False):
             operand.point(asm, rax)
-            asm.emit("mov", Memory(WORKSPACE, slot), rax)
-        reads = len(at.reads)
-        places = [ByPointer(slot) for slot in slots[: reads + len(at.writes) + 1]]
-        given = Locations(places[:reads], places[reads:-1], places[-1], at.status)
-        call_routine(asm, ("step", self._slots, step.code_key), lambda asm: step.emit(asm, given))
+            asm.emit("mov", place, rax)
+
+        def emit_body(asm: Assembler) -> None:
+            reads, slots = len(at.reads), self._places[: len(operands)]
+            places = [ByPointer(int(place.displacement)) for place in slots]
+            step.emit(asm, Locations(places[:reads], places[reads:-1], places[-1], at.status))
+
+        call_routine(asm, ("step", self._slots, step.code_key), emit_body)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from sparsejit.asm_templates.shared.location import WORKSPACE, Location
 from sparsejit.ir.graph import Origin
@@ -99,6 +99,21 @@ class Facts:
     moved_bytes: int = 0
 
 
+class CodeKey:
+    """All that the code of a step depends on. Its hash is computed once."""
+
+    def __init__(self, *parts: Hashable) -> None:
+        self._parts, self._hash = parts, hash(parts)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CodeKey):
+            return NotImplemented
+        return self is other or (self._hash == other._hash and self._parts == other._parts)
+
+
 @dataclass(frozen=True, eq=False)
 class Step:
     """A kernel between views. `emit` may clobber all but rbx, rbp, rsp and r12 to r15.
@@ -127,7 +142,7 @@ class Step:
     divide: Callable[[int], Sequence[Sequence[Step]]] | None = None
     share: str = ""
     body: Body | None = None
-    code_key: Hashable | None = None
+    code_key: CodeKey | None = None
 
     @property
     def ns(self) -> float:
@@ -136,8 +151,18 @@ class Step:
 
     def without_code(self) -> Step:
         """A record of it: what it holds of weights and code is let go."""
-        alone = replace(self, parts=(), reads=(), writes=(), divide=None)
-        return replace(alone, emit=_no_code, body=None)
+        return Step(
+            self.kernel,
+            self.origin,
+            (),
+            (),
+            _no_code,
+            self.facts,
+            self.scratch_bytes,
+            self.in_place,
+            parts_are_exact=self.parts_are_exact,
+            share=self.share,
+        )
 
 
 def _no_code(asm: Assembler, at: Locations) -> None:

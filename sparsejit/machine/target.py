@@ -88,6 +88,15 @@ class Target:
     between_bytes: int = 0
 
     @property
+    def alone(self) -> "Target":
+        """The same, with nothing between two calls of a kernel."""
+        return _beside(self, 0) if self.between_bytes else self
+
+    def beside(self, between_bytes: int) -> "Target":
+        """The same, with `between_bytes` of others between two calls of a kernel."""
+        return _beside(self, between_bytes)
+
+    @property
     def vector_registers(self) -> int:
         """Number of architectural vector registers: 16 ymm or 32 zmm."""
         return _LEVELS[self.isa].vector_registers
@@ -252,6 +261,11 @@ def _checked_level(max_isa: str | None) -> str:
 
 def _max_isa() -> str | None:
     return os.environ.get(MAX_ISA_VARIABLE) or None
+
+
+@lru_cache(maxsize=512)
+def _beside(target: Target, between_bytes: int) -> Target:
+    return replace(target, between_bytes=between_bytes)
 
 
 @lru_cache(maxsize=8)

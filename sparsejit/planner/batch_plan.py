@@ -8,6 +8,7 @@ code by the weight, zeros included. docs/kernels/batch.md and dense.md have wher
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache, lru_cache
 
 from sparsejit.asm_templates.batch.amx_layout import TileCounts
 from sparsejit.asm_templates.batch.csr_shape import CsrCounts
@@ -17,6 +18,7 @@ from sparsejit.asm_templates.batch.whole import chunk_columns, writes_to_y
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES, PANEL_BYTES
 from sparsejit.asm_templates.dense_product.layer import DenseCounts
 from sparsejit.asm_templates.families import Template
+from sparsejit.asm_templates.lowered import Counts
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.machine.target import Target
@@ -29,6 +31,7 @@ _MANY_COLUMNS, _MANY_ROWS = 64, 64
 _ADDING = ("panels", "csr", "dense")  # families that add an operand to y
 
 
+@cache
 def batch_strategies() -> tuple[str, ...]:
     """The names `strategy=` accepts for a batch."""
     return (AUTO, *dict.fromkeys(template.family for template in MATMUL_TEMPLATES))
@@ -67,9 +70,16 @@ def _possible(spec: MatMul, target: Target, strategy: str, alike: bool) -> Itera
     left_out = {"mixed"} if alike else set()
     if strategy == AUTO and _outnumbers_rows(spec):
         left_out.add("rows")
-    for row in MATMUL_TEMPLATES:
+    for row in _made_for(target.alone, spec.dtype):
         if row.family not in left_out and _is_possible(row, spec, target):
             yield row
+
+
+@lru_cache(maxsize=64)
+def _made_for(target: Target, dtype: DType) -> tuple[Template, ...]:
+    return tuple(
+        row for row in MATMUL_TEMPLATES if row.dtype is dtype and row.made_for(target)
+    )
 
 
 def _outnumbers_rows(spec: MatMul) -> bool:
@@ -135,8 +145,8 @@ def price_batch(counts: BatchCounts | CsrCounts | DenseCounts | TileCounts) -> C
     if counts.in_panels:
         parts.append((1, _panels(counts)))
     if counts.each is not None and counts.repeats:
-        each = price(replace(counts.each, target=replace(counts.target, between_bytes=0)))
-        waiting += (price(counts.each).ns - each.ns) * core.rates.cycles_per_ns
+        each, first_ns = _prices_of_each(counts.each)
+        waiting += (first_ns - each.ns) * core.rates.cycles_per_ns
         parts.append((core.batch.repeated * counts.repeats, each))
         if counts.in_panels:  # which have left nothing of its code where it is fetched from
             waiting += each.code_bytes / (core.rates.code["L2"] * core.batch.l2_code)
@@ -150,16 +160,32 @@ def price_batch(counts: BatchCounts | CsrCounts | DenseCounts | TileCounts) -> C
     )
 
 
+@lru_cache(maxsize=1 << 12)  # for any number of columns
+def _prices_of_each(counts: Counts) -> tuple[Cost, float]:
+    """What a column costs behind another one, and the nanoseconds of the first."""
+    return price(replace(counts, target=counts.target.alone)), price(counts).ns
+
+
 def _dense(counts: DenseCounts) -> Cost:
+    spec = counts.spec
+    vector_bytes = 4 * spec.batch * (spec.in_features + spec.out_features)
+    own = counts.target, counts.products, counts.cycles, counts.pool_bytes
+    return _dense_cost(*own, vector_bytes)
+
+
+@lru_cache(maxsize=256)  # layers are alike
+def _dense_cost(
+    target: Target, products: int, computing: float, pool_bytes: int, vector_bytes: int
+) -> Cost:
     """Weights come once; L2 hides behind the multiplications, what lies beyond does in part."""
-    spec, core = counts.spec, counts.target.core
-    data_bytes = counts.pool_bytes + 4 * spec.batch * (spec.in_features + spec.out_features)
-    level = cache_level(counts.pool_bytes, data_bytes - counts.pool_bytes, counts.target, 0)
-    fetching = counts.pool_bytes / core.rates.data[level]
+    core = target.core
+    level = cache_level(pool_bytes, vector_bytes, target, 0)
+    fetching = pool_bytes / core.rates.data[level]
     exposed = 0.0 if level == "L2" else core.batch.dense_fetch * fetching
-    cycles = max(fetching, counts.cycles + exposed)
-    bound = "execution" if counts.cycles > fetching else f"data from {level}"
-    return Cost(counts.products, 0, data_bytes, cycles / core.rates.cycles_per_ns, bound)
+    cycles = max(fetching, computing + exposed)
+    bound = "execution" if computing > fetching else f"data from {level}"
+    ns = cycles / core.rates.cycles_per_ns
+    return Cost(products, 0, pool_bytes + vector_bytes, ns, bound)
 
 
 def _transposing(counts: BatchCounts) -> float:
@@ -171,24 +197,31 @@ def _transposing(counts: BatchCounts) -> float:
 
 def _squares(counts: BatchCounts, layout: Layout) -> float:
     """Cycles to transpose lanes of features, of the columns that are wanted the other way."""
-    target = counts.target
-    lanes, prices = target.lanes, target.core.batch
+    target, spec = counts.target, counts.spec
     feature_major = layout is Layout.FEATURE_MAJOR
     columns = counts.repeats if feature_major else counts.in_panels
+    if not columns:
+        return 0.0
+    at_once = min(spec.batch, chunk_columns(spec, target.lanes) or target.lanes)
+    both_bytes = 2 * 4 * at_once * (spec.in_features + spec.out_features)
+    is_near = both_bytes <= target.l1d_bytes
+    return _square_cycles(target.alone, feature_major, columns, is_near)
+
+
+@lru_cache(maxsize=256)  # layers are alike
+def _square_cycles(target: Target, feature_major: bool, columns: int, is_near: bool) -> float:
+    """Cycles to transpose so many columns, of which L1 holds both layouts where it `is_near`."""
+    lanes, prices = target.lanes, target.core.batch
     square = (prices.feature_major_square if feature_major else prices.square)[target.isa]
     whole, rest = divmod(columns, lanes)
     return sum(
-        times * (square[0] + square[1] * width + _line_cycles(counts, width))
+        times * (square[0] + square[1] * width + (0.0 if is_near else _line_cycles(target, width)))
         for times, width in ((whole, lanes), (rest > 0, rest))
     )
 
 
-def _line_cycles(counts: BatchCounts, width: int) -> float:
-    """Cycles in which the lines of a square come from L2, where L1 does not hold both layouts."""
-    target, spec = counts.target, counts.spec
-    columns = min(spec.batch, chunk_columns(spec, target.lanes) or target.lanes)
-    if 2 * 4 * columns * (spec.in_features + spec.out_features) <= target.l1d_bytes:
-        return 0.0
+def _line_cycles(target: Target, width: int) -> float:
+    """Cycles in which the lines of a square come from L2."""
     lines = (target.lanes + width) * target.vector_bytes
     return target.core.batch.late_inputs * lines / target.core.rates.data["L2"]
 
@@ -206,7 +239,7 @@ def _panels(counts: BatchCounts) -> Cost:
     features = spec.in_features + spec.out_features + added
     data_bytes = 4 * nnz + panels * target.vector_bytes * features
     fetching, code_level = _fetching(code_bytes, data_bytes, target)
-    again, _ = _fetching(code_bytes, data_bytes, replace(target, between_bytes=0))
+    again, _ = _fetching(code_bytes, data_bytes, target.alone)
     loading = (nnz * (1 - 0.75 * share) + counts.inputs + added) / prices.loads
     products = nnz * (1 + share * prices.spreading[target.isa]) / prices.products
     later = max(loading, products + spec.out_features * prices.store_cycles)

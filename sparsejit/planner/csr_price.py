@@ -7,8 +7,6 @@ Weights from beyond L2 are prefetched and arrive beside this, but for a share. P
 the processor (`machine.prices.CsrPrices`).
 """
 
-from dataclasses import replace
-
 from sparsejit.asm_templates.batch.csr_core import quad_bytes
 from sparsejit.asm_templates.batch.csr_shape import CsrCounts, Pass
 from sparsejit.ir.spec import Layout
@@ -23,7 +21,7 @@ def price_csr(counts: CsrCounts) -> Cost:
     stream_bytes = quad_bytes(shape.arithmetic) * counts.quads + 4 * counts.segments
     vector_bytes = 4 * spec.batch * (spec.in_features + spec.out_features)
     level = cache_level(stream_bytes, shape.workspace_bytes, target, 0)
-    again = cache_level(stream_bytes, shape.workspace_bytes, replace(target, between_bytes=0), 0)
+    again = cache_level(stream_bytes, shape.workspace_bytes, target.alone, 0)
     cycles_a_byte = 1 / core.rates.data[level] + (shape.pass_count - 1) / core.rates.data[again]
     fetching = stream_bytes * cycles_a_byte
     computing = core.loops.csr_call + sum(

@@ -5,6 +5,7 @@ planner is told what all layers take, and prices each as one among the others.
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, MatMul, MatVec
@@ -71,7 +72,7 @@ class LayerPlanner:
         if whole <= self.target.l2_bytes:
             return self
         between = max(0, whole - weight_bytes(matrix.nnz, 4 * matrix.size))
-        return replace(self, target=replace(self.target, between_bytes=between))
+        return _with_target(self, self.target.beside(between))
 
     def plan(self, layer: Layer, matrix: SparseMatrix) -> Plan:
         """The choice for a layer, or where asked the fastest as measured.
@@ -123,3 +124,8 @@ class LayerPlanner:
         """Whether panels are expected to be clearly cheapest, from the layer's zeros alone."""
         target = self.beside(matrix).target
         return prefers_panels(MatMul(each, batch), matrix, target, self.exact)
+
+
+@lru_cache(maxsize=512)  # layers are alike
+def _with_target(planner: LayerPlanner, target: Target) -> LayerPlanner:
+    return replace(planner, target=target)

@@ -8,7 +8,7 @@ A strategy named by the caller overrides the price, not the record of it.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
@@ -51,7 +51,7 @@ class Plan:
 
     def record(self) -> "Plan":
         """The plan without what was lowered, which takes as much memory as the weights."""
-        return replace(self, lowered=None)
+        return Plan(self.chosen, self.candidates, self.reason, self.measured_ns)
 
 
 def strategies() -> tuple[str, ...]:
@@ -88,11 +88,14 @@ class Job:
     matrix: SparseMatrix
     target: Target
     price: Callable[[Any], Cost]
+    _expected: dict[str, tuple[Any, Cost]] = field(default_factory=dict, repr=False)
 
     def expected(self, template: Template) -> Candidate:
         """The template at the cost that the layer's zeros let expect."""
         counts = template.expect(self.spec, self.matrix, self.target)
-        return Candidate(template, self.price(counts))
+        cost = self.price(counts)
+        self._expected[template.name] = counts, cost
+        return Candidate(template, cost)
 
     def candidates(self, templates: Iterable[Template], exact: bool) -> list[Candidate]:
         """Those that fit, at what they are expected to cost, the cheapest first."""
@@ -102,7 +105,9 @@ class Job:
     def lowered(self, template: Template) -> tuple[Candidate, Any]:
         """The template at the cost of what it makes of the layer, and what it makes."""
         lowered = template.lower(self.spec, self.matrix, self.target)
-        cost = self.price(lowered.counts)
+        counts, cost = self._expected.get(template.name, (None, None))
+        if cost is None or counts != lowered.counts:
+            cost = self.price(lowered.counts)
         return Candidate(template, cost, is_lowered=True), lowered
 
     def case(self, exact: bool) -> str:
@@ -140,11 +145,11 @@ def choose(
     if strategy not in strategies:
         raise InvalidInput(f"strategy {strategy!r} is unknown; use one of {', '.join(strategies)}")
     candidates = job.candidates(templates, exact)
-    case = job.case(exact)
     if not candidates:
-        raise InvalidInput(f"there is no kernel for {case}; use dtype='float32'")
+        raise InvalidInput(f"there is no kernel for {job.case(exact)}; use dtype='float32'")
     considered = [c for c in candidates if strategy in (AUTO, c.template.family)]
     if not considered:
+        case = job.case(exact)
         known = ", ".join(dict.fromkeys((AUTO, *(c.template.family for c in candidates))))
         raise InvalidInput(f"strategy {strategy!r} has no kernel for {case}; use one of {known}")
     shared = _as_good(job.matrix.kept, considered) if strategy == AUTO else None

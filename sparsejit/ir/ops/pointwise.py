@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import erf
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -189,6 +190,13 @@ class Chain(Operator):
     title: str = field(default="chain", compare=False)
 
     needs: ClassVar[str] = ", as many as it counts, that broadcast to its shape"
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, self.operands, self.steps, self.results))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def __post_init__(self) -> None:
         """Raises InvalidInput for a step that there is not, or that reads what comes later."""

@@ -3,6 +3,8 @@
 Constants are operands of one element, so that a chain holds no numbers of its own.
 """
 
+from functools import lru_cache
+
 from sparsejit.ir.ops.pointwise import Chain, ChainStep
 
 # `safe_softmax`: scores below the first are as if forbidden, and no sum is less than the second.
@@ -32,6 +34,7 @@ def mean(shape: tuple[int, ...]) -> Chain:
     return write.finish(write.step("mul", write.step("row_sum", 0), 1), title="mean")
 
 
+@lru_cache(maxsize=64)  # layers are alike
 def softmax(shape: tuple[int, ...]) -> Chain:
     """Operand: x of `shape`."""
     write = ChainWriter(shape, 1)
@@ -47,6 +50,7 @@ def safe_softmax(shape: tuple[int, ...]) -> Chain:
     return write.finish(_safe_softmax(write, 0, 1, 2), title="masked_softmax")
 
 
+@lru_cache(maxsize=64)  # layers are alike
 def masked_softmax(shape: tuple[int, ...]) -> Chain:
     """`safe_softmax` of a sum. Operands: x of `shape`, what is added, and the two numbers."""
     write = ChainWriter(shape, 4)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from sparsejit.ir.graph import Array, TensorType
 
@@ -40,6 +41,20 @@ class ConstantBuffer(Buffer):
         return cls(array.nbytes, lambda: array)
 
 
+class StridedShape(NamedTuple):
+    """How a tensor lies, wherever it begins: its shape, and the byte strides of its axes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def moves(self, stack: tuple[int, ...]) -> tuple[int, ...]:
+        """Byte strides of the axes before the last two, repeated to those of a stack."""
+        own, strides = self.shape[:-2], self.strides[:-2]
+        new = len(stack) - len(own)
+        axes = zip(own, strides, stack[new:], strict=True)
+        return (*[0] * new, *(stride if length == wanted else 0 for length, stride, wanted in axes))
+
+
 @dataclass(frozen=True)
 class View:
     """A tensor in a buffer: byte strides of its axes, and where its first element lies."""
@@ -57,6 +72,11 @@ class View:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.type.shape
+
+    @property
+    def place(self) -> StridedShape:
+        """How it lies."""
+        return StridedShape(self.type.shape, self.strides)
 
     @property
     def is_contiguous(self) -> bool:
@@ -77,7 +97,7 @@ class View:
 
     def reshaped(self, shape: tuple[int, ...]) -> View | None:
         """The same elements as another shape; None where no strides can say so."""
-        kind = replace(self.type, shape=shape)
+        kind = TensorType(shape, self.type.element)
         if self.is_contiguous:
             return View(self.buffer, kind, row_major(kind), self.offset)
         strides = _regrouped(self.shape, self.strides, shape)
@@ -85,9 +105,9 @@ class View:
 
     def permuted(self, axes: tuple[int, ...]) -> View:
         """Axis i is axis axes[i] of this view."""
-        kind = replace(self.type, shape=tuple(self.shape[axis] for axis in axes))
-        strides = tuple(self.strides[axis] for axis in axes)
-        return replace(self, type=kind, strides=strides)
+        own, steps = self.type.shape, self.strides
+        kind = TensorType(tuple(own[axis] for axis in axes), self.type.element)
+        return View(self.buffer, kind, tuple(steps[axis] for axis in axes), self.offset)
 
     def swapped(self) -> View:
         """The first two axes in each other's place."""
@@ -104,7 +124,7 @@ class View:
         shape, strides = list(self.shape), list(self.strides)
         shape[axis], strides[axis] = length, strides[axis] * step
         offset = self.offset + first * self.strides[axis]
-        kind = replace(self.type, shape=tuple(shape))
+        kind = TensorType(tuple(shape), self.type.element)
         return View(self.buffer, kind, tuple(strides), offset)
 
     def expanded(self, shape: tuple[int, ...]) -> View:
@@ -112,7 +132,8 @@ class View:
         new = len(shape) - len(self.shape)
         axes = zip(self.shape, self.strides, shape[new:], strict=True)
         kept = (stride if length == wanted else 0 for length, stride, wanted in axes)
-        return replace(self, type=replace(self.type, shape=shape), strides=(*[0] * new, *kept))
+        kind = TensorType(shape, self.type.element)
+        return View(self.buffer, kind, (*[0] * new, *kept), self.offset)
 
 
 def row_major(kind: TensorType) -> tuple[int, ...]:

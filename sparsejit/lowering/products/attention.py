@@ -1,7 +1,8 @@
 """Attention: a loop over the stack around tiles of queries, or two products around a softmax."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -21,10 +22,10 @@ from sparsejit.ir.ops.views import Permute
 from sparsejit.lowering.column_attention import ColumnAttention
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
-from sparsejit.lowering.memory.storage import ConstantBuffer, View
+from sparsejit.lowering.memory.storage import ConstantBuffer, StridedShape, View
 from sparsejit.lowering.products.stacked_products import lower_bmm, product_of_views
 from sparsejit.lowering.registry import lowers
-from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.step import CodeKey, Facts, Locations, Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.attention_plan import (
     ONE_KERNEL,
@@ -49,15 +50,35 @@ class _StackMasks:
     arrays: BoolArray
     axis: int = -1
 
+    @cached_property
+    def _key(self) -> Hashable:
+        return self.axis, self.arrays.shape, self.arrays.tobytes()
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _StackMasks) and self._key == other._key
+
+    @cached_property
+    def share(self) -> float:
+        """How much of the scores they allow."""
+        return float(self.arrays.mean())
+
     @classmethod
     def of(cls, low: Lowering, node: Node) -> "_StackMasks":
         query, key, _, *masks = node.inputs
         if not masks:
-            return cls(np.ones((1, query.shape[-2], key.shape[-2]), bool))
+            return _no_masks(query.shape[-2], key.shape[-2])
         own = masks[0].shape[:-2]
         along = [axis - len(own) for axis, length in enumerate(own) if length > 1]
         arrays = low.constant(masks[0]).reshape(-1, *masks[0].shape[-2:])
         return cls(arrays, *along)
+
+
+@lru_cache(maxsize=8)  # layers are alike
+def _no_masks(queries: int, keys: int) -> _StackMasks:
+    return _StackMasks(np.ones((1, queries, keys), bool))
 
 
 class _Operands(NamedTuple):
@@ -76,16 +97,30 @@ def lower_attention(low: Lowering, node: Node) -> None:
         _lower_by_column(low, low.feature_major.attentions[node])
         return
     _write_permuted(low, node)
+    key = _case(low, node)
+    form = low.attention_forms.get(key)
+    if form is not None:  # layers are alike
+        _WAYS[form](low, node)
+        return
     trials = {form: low.trial(node.inputs[:3]) for form in _WAYS}
     for form, trial in trials.items():
         _WAYS[form](trial, node)
     ns = {form: sum(step.ns for step in trial.steps) for form, trial in trials.items()}
-    low.adopt(trials[plan_attention(ns, low.target)])
+    form = low.attention_forms[key] = plan_attention(ns, low.target)
+    low.adopt(trials[form])
+
+
+def _case(low: Lowering, node: Node) -> Hashable:
+    """What the steps of an attention, and their prices, depend on."""
+    views = [low.view(value) for value in node.inputs[:3]]
+    wanted = low.wanted.get(node.output)
+    places = [None if view is None else (view.type, view.strides) for view in (*views, wanted)]
+    return node.op, *places, node.output.type, *node.inputs[3:]
 
 
 def _write_permuted(low: Lowering, node: Node) -> None:
     """Have results written in the order in which their only reader permutes them."""
-    readers = [other for other in low.graph.nodes if node.output in other.inputs]
+    readers = low.readers[node.output]
     is_seen = node.output in (*low.wanted, *low.graph.outputs)
     if is_seen or len(readers) != 1 or not isinstance(readers[0].op, Permute):
         return
@@ -107,7 +142,8 @@ def _lower_together(low: Lowering, node: Node) -> None:
 def _step(
     kernel: str, origin: Origin, views: _Operands, masks: _StackMasks, scale: float, target: Target
 ) -> Step:
-    stack, tiles = _stack_and_tiles(views, masks, scale, target)
+    places = tuple(view.place for view in views)
+    stack, tiles, facts, scratch, key = _planned(places, masks, scale, target)
 
     def emit(asm: Assembler, at: Locations) -> None:
         for register, location in zip((rdi, rsi, rdx, rcx), (*at.reads, *at.writes), strict=True):
@@ -127,34 +163,28 @@ def _step(
             own = replace(masks, arrays=masks.arrays[:, part.first : part.end])
         return replace(_step(kernel, origin, parts, own, scale, target), share=part.share)
 
-    facts = _facts(stack, tiles, masks.arrays, target)
-    scratch = stack.scratch_bytes(tiles, target)
-    key = "attention", stack, tiles.numbers.tobytes()
     sides = views[:3], views[3:]
     return Step(kernel, origin, *sides, emit, facts, scratch, divide=divide, code_key=key)
 
 
-def _stack_and_tiles(
-    views: _Operands, masks: _StackMasks, scale: float, target: Target
-) -> tuple[AttentionStack, AttentionTiles]:
-    query, key, value, result = views
-    pitches = Pitches(*(view.strides[-2] for view in views))
+@lru_cache(maxsize=8)  # layers are alike
+def _planned(
+    places: tuple[StridedShape, ...], masks: _StackMasks, scale: float, target: Target
+) -> tuple[AttentionStack, AttentionTiles, Facts, int, CodeKey]:
+    """The stack with its tiles, what is known of it, its scratch memory, what its code is by."""
+    query, key, value, result = places
+    pitches = Pitches(*(place.strides[-2] for place in places))
     packed = packed_pitch(value.shape[-1], target)
-    often = _readings(masks.arrays, value.shape[-1], target) >= _TO_PACK
+    often = _readings(masks, value.shape[-1], target) >= _TO_PACK
     packed_from = pitches.value if often and pitches.value != packed else 0
     sizes = key.shape[-2], query.shape[-1], value.shape[-1], scale
-    axes = _axes(result.shape[:-2], views, masks.axis)
+    axes = _axes(result.shape[:-2], places, masks.axis)
     pitches = replace(pitches, value=packed) if packed_from else pitches
-    bits = masks.arrays.tobytes()
-    tiles = _tiles_of(bits, masks.arrays.shape, pitches, target)
-    return AttentionStack(*sizes, axes, packed_from), tiles
-
-
-@lru_cache(maxsize=8)  # layers are alike
-def _tiles_of(
-    masks: bytes, shape: tuple[int, ...], pitches: Pitches, target: Target
-) -> AttentionTiles:
-    return AttentionTiles.of(np.frombuffer(masks, bool).reshape(shape), pitches, target)
+    tiles = AttentionTiles.of(masks.arrays, pitches, target)
+    stack = AttentionStack(*sizes, axes, packed_from)
+    facts = _facts(stack, tiles, masks, target)
+    code_key = CodeKey("attention", stack, tiles.numbers.tobytes())
+    return stack, tiles, facts, stack.scratch_bytes(tiles, target), code_key
 
 
 def _cuts_masks(part: ShapePart, masks: _StackMasks) -> bool:
@@ -214,10 +244,10 @@ def _constant(values: npt.ArrayLike) -> View:
     return View.whole(ConstantBuffer.of(array), TensorType(array.shape))
 
 
-def _readings(masks: BoolArray, values: int, target: Target) -> float:
+def _readings(masks: _StackMasks, values: int, target: Target) -> float:
     """How often a value is read, by all tiles."""
-    rows = tile_width(masks, target) * target.lanes
-    return float(masks.mean()) * masks.shape[1] / rows * readings(rows, values, target)
+    rows = tile_width(masks.arrays, target) * target.lanes
+    return masks.share * masks.arrays.shape[1] / rows * readings(rows, values, target)
 
 
 def _rows(low: Lowering, value: Value) -> View:
@@ -231,24 +261,26 @@ def _has_rows(view: View) -> bool:
 
 
 def _axes(
-    stack: tuple[int, ...], views: tuple[View, ...], last: int
+    stack: tuple[int, ...], places: tuple[StridedShape, ...], last: int
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """Lengths, and by how much views move; an axis counted from the end comes last."""
-    strides = [view.expanded((*stack, *view.shape[-2:])).strides[:-2] for view in views]
+    strides = [place.moves(stack) for place in places]
     axes = list(zip(stack, *strides, strict=True))
     if axes:
         axes.append(axes.pop(last))
     return tuple((length, tuple(moves)) for length, *moves in axes if length > 1)
 
 
-def _facts(stack: AttentionStack, tiles: AttentionTiles, masks: BoolArray, target: Target) -> Facts:
+def _facts(
+    stack: AttentionStack, tiles: AttentionTiles, masks: _StackMasks, target: Target
+) -> Facts:
     count = prod(length for length, _ in stack.axes)
-    queries, keys = masks.shape[1:]
+    queries, keys = masks.arrays.shape[1:]
     reason = f"{count} attentions of {queries} queries to {keys} keys"
-    if not masks.all():
-        looked = tiles.all_keys * tiles.rows / masks.size
+    if not masks.arrays.all():
+        looked = tiles.all_keys * tiles.rows / masks.arrays.size
         reason += (
-            f", of which the mask allows {masks.mean():.1%} and tiles of {tiles.rows} queries "
+            f", of which the mask allows {masks.share:.1%} and tiles of {tiles.rows} queries "
             f"look at {looked:.1%}"
         )
     effective = 2 * count * queries * keys * (stack.depth + stack.values)

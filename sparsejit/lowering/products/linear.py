@@ -81,16 +81,15 @@ def steps_of_product(
     node: Node, layer: Layer, matrix: SparseMatrix, options: ModelOptions
 ) -> StepMaker:
     """What makes the steps of a layer: all that it makes share their code."""
-    planner = options.planner.beside(matrix)
-    choice = planner.plan(layer, matrix)
+    choice = options.planner.plan(layer, matrix)
     facts = product_facts(layer, matrix, choice, node.inputs[1].origin.name)
     parts, kept_bytes = _parts(layer, matrix, choice, options)
     bodies: Bodies = {}
-    in_place = planner.adds_in_place(layer, choice)
+    in_place = options.planner.adds_in_place(layer, choice)
 
     @cache
     def ways(threads: int) -> list[list[Part]]:
-        own = replace(planner, cores=options.threads_a_tile)
+        own = replace(options.planner.beside(matrix), cores=options.threads_a_tile)
         return own.ways_to_split(layer, matrix, choice, threads)
 
     def step_between(source: View, destination: View, added: View | None = None) -> Step:
@@ -148,11 +147,12 @@ def _part_code(part: Part, number: int, keeps: bool) -> _Code:
 
 def product_facts(layer: Layer, matrix: SparseMatrix, choice: Plan, parameter: str) -> Facts:
     """What is known of a product of a model before it runs."""
-    zeros = matrix.zero_bits()
-    return replace(planned_facts(layer, matrix, choice), zeros=zeros, parameter=parameter)
+    return planned_facts(layer, matrix, choice, matrix.zero_bits(), parameter)
 
 
-def planned_facts(layer: Layer, matrix: SparseMatrix, choice: Plan) -> Facts:
+def planned_facts(
+    layer: Layer, matrix: SparseMatrix, choice: Plan, zeros: bytes = b"", parameter: str = ""
+) -> Facts:
     """What its plan and the number of its weights say of a product."""
     columns = layer.batch if isinstance(layer, MatMul) else 1
     chosen, weights = choice.chosen, matrix.out_features * matrix.in_features
@@ -168,4 +168,6 @@ def planned_facts(layer: Layer, matrix: SparseMatrix, choice: Plan) -> Facts:
         bound=chosen.cost.bound,
         plan=choice.record(),
         layer=layer,
+        zeros=zeros,
+        parameter=parameter,
     )

@@ -5,6 +5,7 @@ Matrices are read where they lie at any pitch, such as the heads of attention wi
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
 from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_product
@@ -15,9 +16,9 @@ from sparsejit.ir.graph import Node, Origin, TensorType, Value
 from sparsejit.ir.ops.products import Bmm
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
-from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.memory.storage import StridedShape, View
 from sparsejit.lowering.registry import lowers
-from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.step import CodeKey, Facts, Locations, Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.vector_cost import dense_product_ns
 from sparsejit.x86.assembler import Assembler
@@ -80,19 +81,32 @@ def product_of_views(
         made = product_of_views(part.of(a), right, part.of(c), transposed, scale, origin, target)
         return replace(made, share=part.share)
 
-    facts = _facts(product, target)
+    facts, key = _planned(product, target)
     scratch = _COUNTER * len(product.axes)
-    operands, key = ((a, b), (c,)), ("dense products", product)
+    operands = (a, b), (c,)
     return Step(
         "dense product", origin, *operands, emit, facts, scratch, divide=divide, code_key=key
     )
 
 
+@lru_cache(maxsize=64)  # layers are alike
+def _planned(product: StackedProduct, target: Target) -> tuple[Facts, CodeKey]:
+    """What is known of a product, and what its code depends on."""
+    return _facts(product, target), CodeKey("dense products", product)
+
+
 def stacked(a: View, b: View, c: View, transposed: bool, scale: float) -> StackedProduct:
     """The product of matrices whose inner axes are contiguous, with as few axes as will do."""
+    return _stacked(a.place, b.place, c.place, transposed, scale)
+
+
+@lru_cache(maxsize=64)  # layers are alike
+def _stacked(
+    a: StridedShape, b: StridedShape, c: StridedShape, transposed: bool, scale: float
+) -> StackedProduct:
     rows, columns = c.shape[-2:]
     stack = c.shape[:-2]
-    strides = [view.expanded((*stack, *view.shape[-2:])).strides[:-2] for view in (a, b, c)]
+    strides = [place.moves(stack) for place in (a, b, c)]
     axes: list[StackAxis] = []
     for length, *moves in zip(stack, *strides, strict=True):
         if length == 1:
@@ -138,10 +152,10 @@ def _is_matrix(view: View) -> bool:
     return (columns == 1 or step == _FLOAT) and (rows == 1 or pitch >= _FLOAT * columns)
 
 
-def _pitch(view: View) -> int:
+def _pitch(place: StridedShape) -> int:
     """Bytes from row to row; those of a row where there is one row only."""
-    rows, columns = view.shape[-2:]
-    return view.strides[-2] if rows > 1 else _FLOAT * columns
+    rows, columns = place.shape[-2:]
+    return place.strides[-2] if rows > 1 else _FLOAT * columns
 
 
 def _emit_axes(

@@ -43,13 +43,20 @@ class Wave:
         """All of them, thread by thread."""
         return [each for steps in self.threads for each in steps]
 
-    def without_code(self) -> Wave:
-        """A record of it."""
-        threads = (
-            tuple(ScheduledStep(number, step.without_code()) for number, step in steps)
+    def without_code(self, records: dict[Step, Step]) -> Wave:
+        """A record of it; `records` has those of steps, which are made once."""
+        threads = [
+            tuple(ScheduledStep(number, _record(step, records)) for number, step in steps)
             for steps in self.threads
-        )
-        return replace(self, threads=tuple(threads))
+        ]
+        return Wave(tuple(threads), self.alone_ns, self.ns)
+
+
+def _record(step: Step, records: dict[Step, Step]) -> Step:
+    record = records.get(step)
+    if record is None:
+        record = records[step] = step.without_code()
+    return record
 
 
 def schedule(steps: Sequence[Step], threads: int, prices: WavePrices) -> tuple[Wave, ...]:
