@@ -123,7 +123,7 @@ class ModelCompiler:
     @property
     def _may_share(self) -> bool:
         """Whether code for other sizes may read the weights of the first."""
-        return self.sizes is not None and self.sizes.has_others and not is_onnx(self.model)
+        return self.sizes is not None and self.sizes.has_others
 
     def make(
         self,

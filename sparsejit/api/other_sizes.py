@@ -18,7 +18,7 @@ from sparsejit.api.variant import GRAPH_REFUSALS, TiledGraph, Variant, lowered_v
 from sparsejit.errors import SparseJitError
 from sparsejit.frontends.nesting import Nest, unflatten
 from sparsejit.frontends.torch_export import has_polynomial_sizes, is_program, opened
-from sparsejit.ir.sized_graph import SizedGraph
+from sparsejit.ir.sized_graph import SizedGraph, with_constants_of
 from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.tiles import share_tiles
 
@@ -54,18 +54,27 @@ class OtherSizes:
         """The variant for inputs like these. Raises as compiling does."""
         args, kwargs = unflatten(self._inputs, list(leaves))
         program = self._program.of(args, kwargs, leaves)
-        ways = () if program is None else (self._by_rule, self._by_program)
+        ways = (self._beside_first,) if program is None else (self._by_rule, self._beside_first)
         for way in ways:
             with suppress(SparseJitError, *GRAPH_REFUSALS):
-                variant = way(program, leaves)
+                variant = way(self._model if program is None else program, leaves)
                 if variant is not None:
                     return variant
         return self._compile(self._model, args, kwargs)
 
-    def _by_program(self, program: Any, leaves: Sequence[Array]) -> Variant | None:
-        """By reading it for this length; None where the batch would lie on other axes."""
-        variant = self._compile(program, *unflatten(self._inputs, list(leaves)))
-        return variant if variant.batch_axes == self._first.batch_axes else None
+    def _beside_first(self, model: Any, leaves: Sequence[Array]) -> Variant | None:
+        """By reading the model, or its program, for this length, with the weights of the first.
+
+        None where samples would run otherwise, or weights are not to be shared.
+        """
+        if self._kept is None:
+            return None
+        self._write_first()
+        read = {t: g for g, t in self._read(model, *unflatten(self._inputs, list(leaves)))}
+        if set(read) != {tile for _, tile in self._first.graphs}:
+            return None
+        finals = [TiledGraph(with_constants_of(g, read[t]), t) for g, t in self._first.graphs]
+        return self._lowered(finals) if self._runs_alike(finals) else None
 
     def _by_rule(self, program: Any, leaves: Sequence[Array]) -> Variant | None:
         """From the graphs of other lengths; None where only reading the model does."""
@@ -80,8 +89,7 @@ class OtherSizes:
             self._without_rule.add(name)
         if name in self._without_rule:
             return None
-        if not self._kept.is_there:  # the first came from the cache of code
-            self._first = self._lowered(self._first.graphs)
+        self._write_first()
         finals = self._graphs(name, lengths[name])
         if finals is None:
             self._without_rule.add(name)  # unless there is one
@@ -100,8 +108,18 @@ class OtherSizes:
         made = [TiledGraph(graph, tile) for graph, tile in graphs if graph is not None]
         if not made or len(made) < len(graphs):
             return None
-        first, smallest = (min(each, key=_tile).graph for each in (self._first.graphs, made))
-        return made if share_tiles(first, smallest) else None
+        return made if self._runs_alike(made) else None
+
+    def _runs_alike(self, finals: Sequence[TiledGraph]) -> bool:
+        """Whether samples of these graphs run as those of the first's."""
+        first, smallest = (min(each, key=_tile).graph for each in (self._first.graphs, finals))
+        return first.batch_axes == smallest.batch_axes and share_tiles(first, smallest)
+
+    def _write_first(self) -> None:
+        """Have the first's weights where others read them, if it came from the cache of code."""
+        assert self._kept is not None
+        if not self._kept.is_there:
+            self._first = self._lowered(self._first.graphs)
 
     def _rules(
         self, program: Any, name: str, leaves: Sequence[Array]

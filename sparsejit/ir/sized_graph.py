@@ -7,13 +7,16 @@ how, the third is compared. Constants that grow must begin alike. That is no pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.ir.graph import Array, Graph, Node, TensorType, Value
+
+_COMPARED = 3  # constants of the first that each of another graph is compared with
 
 
 class _DiffersError(Exception):
@@ -30,9 +33,9 @@ class _Proportion(NamedTuple):
         return self.at_0 + self.slope * length
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Record:
-    """A dataclass of which some fields depend on the length."""
+    """A dataclass of which some fields depend on the length; alike ones are one."""
 
     example: Any
     changed: Mapping[str, Any]
@@ -66,6 +69,7 @@ class SizedGraph:
         self._types: dict[Value, Any] = {}
         self._twins: dict[Value, Value] = {}  # of the others' values to those of the first
         self._constants: dict[Value, _SizedConstant] = {}
+        self._records: dict[Hashable, _Record] = {}
         try:
             self._compare(graphs)
         except _DiffersError as error:
@@ -82,14 +86,23 @@ class SizedGraph:
             known[value] = Value(replace(value.type, shape=array.shape), value.origin)
             constants[value] = known[value], array
 
+        made: dict[_Record, Any] = {}
+
         def own(value: Value) -> Value:
             if value not in known:
                 kind = self._types.get(value)
-                known[value] = value if kind is None else Value(_at(kind, length), value.origin)
+                known[value] = value if kind is None else Value(of(kind), value.origin)
             return known[value]
 
+        def of(sized: Any) -> Any:
+            if type(sized) is not _Record:
+                return sized
+            if sized not in made:
+                made[sized] = _at(sized, length)
+            return made[sized]
+
         nodes = [
-            Node(_at(op, length), tuple(map(own, node.inputs)), tuple(map(own, node.outputs)))
+            Node(of(op), tuple(map(own, node.inputs)), tuple(map(own, node.outputs)))
             for op, node in zip(self._ops, self._first.nodes, strict=True)
         ]
         first = self._first
@@ -170,7 +183,15 @@ class SizedGraph:
             sized = self._sized(own)
             if not _is_fixed(sized):
                 changed[field.name] = sized
-        return _Record(first, changed) if changed else first
+        return self._one_of(_Record(first, changed)) if changed else first
+
+    def _one_of(self, record: _Record) -> _Record:
+        """The record, or one that is the same in all."""
+        try:  # what is left out of comparisons stands in the text
+            key = record.example, repr(record.example), tuple(record.changed.items())
+            return self._records.setdefault(key, record)
+        except TypeError:  # it holds arrays
+            return record
 
     def _line(self, numbers: Sequence[int]) -> int | _Proportion:
         if len(set(numbers)) == 1:
@@ -181,6 +202,52 @@ class SizedGraph:
         if rest or any(line.at(x) != y for x, y in zip(lengths, numbers, strict=True)):
             raise _DiffersError
         return line
+
+
+def with_constants_of(first: Graph, graph: Graph) -> Graph:
+    """A graph in which constants that have the bits of one of the first's are that one.
+
+    Constants of the same shape and element are compared in their order, with a few each.
+    """
+    left: dict[TensorType, list[Value]] = {}
+    for value in first.constants:
+        left.setdefault(value.type, []).append(value)
+    known: dict[Value, Value] = {}
+    for value, array in graph.constants.items():
+        for one in left.get(value.type, [])[:_COMPARED]:
+            if _alike(first.constants[one], array):
+                known[value] = one
+                left[value.type].remove(one)
+                break
+    nodes = [
+        Node(node.op, tuple(known.get(v, v) for v in node.inputs), node.outputs)
+        for node in graph.nodes
+    ]
+    outputs = tuple(known.get(value, value) for value in graph.outputs)
+    others = {v: a for v, a in graph.constants.items() if v not in known}
+    constants = _Joined(first.constants, frozenset(known.values()), others)
+    return replace(graph, nodes=tuple(nodes), outputs=outputs, constants=constants)
+
+
+class _Joined(Mapping[Value, Array]):
+    """Some constants of the first graph, read when they are asked for, and others."""
+
+    def __init__(
+        self, first: Mapping[Value, Array], taken: frozenset[Value], others: Mapping[Value, Array]
+    ) -> None:
+        self._first, self._taken, self._others = first, taken, others
+
+    def __getitem__(self, value: Value) -> Array:
+        return self._first[value] if value in self._taken else self._others[value]
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._taken or value in self._others
+
+    def __iter__(self) -> Iterator[Value]:
+        return chain((value for value in self._first if value in self._taken), self._others)
+
+    def __len__(self) -> int:
+        return len(self._taken) + len(self._others)
 
 
 class _Constants(Mapping[Value, Array]):

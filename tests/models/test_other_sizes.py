@@ -18,6 +18,7 @@ import sparsejit
 from sparsejit.api import code_cache
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.ir.sized_graph import with_constants_of
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.native.executable_memory import ExecutableMemory, Neighbourhood
 from sparsejit.planner import plan
@@ -152,6 +153,50 @@ def test_other_lengths_read_the_weights_of_the_first(monkeypatch: pytest.MonkeyP
     assert kept.run(words(1, 70).numpy())[0].shape == (1, 70, WIDTH)  # its weights are still there
 
 
+def as_file(model: nn.Module, path: Path) -> Path:
+    """The model as an ONNX file whose batch and time have names."""
+    open_axes = {"ids": {0: "batch", 1: "time"}, "y": {0: "batch", 1: "time"}}
+    names = {"input_names": ["ids"], "output_names": ["y"], "dynamic_axes": open_axes}
+    torch.onnx.export(model, (words(1, 24),), str(path), dynamo=False, **names)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lengths_of_an_onnx_file_read_the_weights_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnx")
+    model = weights_by_loop(monkeypatch)
+    path = as_file(model, tmp_path / "reader.onnx")
+    sizes = {"ids": {0: "batch", 1: Dim("time", min=1, max=70)}}
+    fast = sparsejit.compile(path, (words(1, 24).numpy(),), dynamic_shapes=sizes)
+    for time in (30, 40, 33, 70, 1, 2):
+        x = words(3, time)
+        np.testing.assert_allclose(fast(x.numpy()), model(x).detach(), rtol=1e-5, atol=1e-5)
+    first, *others = (variant.program.image for variant in fast.parts.variants)
+    longer = [v.program.image.pool_bytes for v in fast.parts.variants[1:5]]
+    assert max(longer) < 4 * WIDTH * 70 + 10_000 < first.pool_bytes, longer
+    del first, others
+    fast.save(tmp_path / "reader.sjit")
+    again = sparsejit.load(tmp_path / "reader.sjit")
+    for time in (24, 30, 70):
+        np.testing.assert_array_equal(again(words(2, time).numpy()), fast(words(2, time).numpy()))
+
+
+def test_constants_with_other_bits_stay_those_of_the_graph() -> None:
+    fast, other = reading(), sparsejit.compile(pruned(Reader(), 0.3), (words(1, 24),))
+    first, graph = fast.parts.variants[0].graph, other.parts.variants[0].graph
+    joined = with_constants_of(first, graph)
+    assert len(joined.constants) == len(graph.constants) == len(list(joined.constants))
+    taken = [value for value in joined.constants if value in first.constants]
+    for value in joined.constants:
+        assert (value in first.constants) != (value in graph.constants)
+    ids = words(1, 24).numpy()
+    for found, wanted in zip(joined.evaluate([ids]), graph.evaluate([ids]), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    assert len(taken) < len(graph.constants)  # norms begin alike, weights do not
+
+
 def test_weights_that_are_there_are_read_where_that_is_hardly_slower() -> None:
     matrix = SparseMatrix(np.eye(20, dtype=np.float32))
     costs = {"panels": 100.0, "csr": 107.0, "rows": 300.0}
@@ -231,6 +276,23 @@ def test_bits_are_those_of_a_model_compiled_for_the_length() -> None:
     fast = reading()
     for time in (30, 12, 50):
         assert torch.equal(fast(words(3, time)), reading(time)(words(3, time)))
+
+
+@settings(max_examples=8, deadline=None, derandomize=True, database=None)
+@given(order=st.permutations([9, 17, 30, 33, 50, 64]))
+def test_code_of_a_length_does_not_depend_on_which_came_before(order: list[int]) -> None:
+    """But for where the weights lie: forms, bytes, kernels and prices are the same."""
+    fast = reading()
+    for time in order:
+        fast.prepare(time=time)
+    found = {v.input_shapes[0][0]: v for v in fast.parts.variants[1:]}
+    for time, variant in found.items():
+        image, steps = variant.program.image, variant.steps
+        now = image.code_bytes, image.forms, [(s.kernel, s.facts.reason, s.ns) for s in steps]
+        assert KNOWN.setdefault(time, now) == now
+
+
+KNOWN: dict[int, object] = {}
 
 
 def test_a_system_without_so_many_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
