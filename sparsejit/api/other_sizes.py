@@ -17,6 +17,7 @@ from sparsejit.api.named_sizes import NamedSizes
 from sparsejit.api.variant import GRAPH_REFUSALS, TiledGraph, Variant, lowered_variant
 from sparsejit.errors import SparseJitError
 from sparsejit.frontends.nesting import Nest, unflatten
+from sparsejit.frontends.onnx import file_has_polynomial_sizes, is_onnx
 from sparsejit.frontends.torch_export import has_polynomial_sizes, is_program, opened
 from sparsejit.ir.sized_graph import SizedGraph, with_constants_of
 from sparsejit.lowering.kept_weights import KeptWeights
@@ -54,13 +55,19 @@ class OtherSizes:
         """The variant for inputs like these. Raises as compiling does."""
         args, kwargs = unflatten(self._inputs, list(leaves))
         program = self._program.of(args, kwargs, leaves)
-        ways = (self._beside_first,) if program is None else (self._by_rule, self._beside_first)
-        for way in ways:
+        model = self._model if program is None else program
+        ways = (self._by_rule, self._beside_first, self._by_program)
+        for way in ways if program is not None else (self._beside_first,):
             with suppress(SparseJitError, *GRAPH_REFUSALS):
-                variant = way(self._model if program is None else program, leaves)
+                variant = way(model, leaves)
                 if variant is not None:
                     return variant
         return self._compile(self._model, args, kwargs)
+
+    def _by_program(self, program: Any, leaves: Sequence[Array]) -> Variant | None:
+        """With weights of its own; None where the batch would lie on other axes."""
+        variant = self._compile(program, *unflatten(self._inputs, list(leaves)))
+        return variant if variant.batch_axes == self._first.batch_axes else None
 
     def _beside_first(self, model: Any, leaves: Sequence[Array]) -> Variant | None:
         """By reading the model, or its program, for this length, with the weights of the first.
@@ -85,7 +92,8 @@ class OtherSizes:
         if len(others) != 1:
             return None
         (name,) = others
-        if name not in self._sized and not has_polynomial_sizes(program):
+        is_known = file_has_polynomial_sizes if is_onnx(program) else has_polynomial_sizes
+        if name not in self._sized and not is_known(program):
             self._without_rule.add(name)
         if name in self._without_rule:
             return None
@@ -96,19 +104,19 @@ class OtherSizes:
             self._sized[name] = list(self._rules(program, name, leaves))
             self._without_rule.remove(name)
             finals = self._graphs(name, lengths[name])
-        return None if finals is None else self._lowered(finals)
+        if finals is None or not self._runs_alike(finals):
+            return None
+        return self._lowered(finals)
 
     def _lowered(self, finals: Sequence[TiledGraph]) -> Variant:
         options, title = self._first.options, self._first.program.name
         return lowered_variant(finals, options, title, kept=self._kept, is_cached=False)
 
     def _graphs(self, name: str, length: int) -> list[TiledGraph] | None:
-        """Where only this size is another than the first variant's."""
+        """Where only this size is not the first variant's; None where no rule says them."""
         graphs = [(sized.at(length), tile) for sized, tile in self._sized.get(name, ())]
         made = [TiledGraph(graph, tile) for graph, tile in graphs if graph is not None]
-        if not made or len(made) < len(graphs):
-            return None
-        return made if self._runs_alike(made) else None
+        return made if made and len(made) == len(graphs) else None
 
     def _runs_alike(self, finals: Sequence[TiledGraph]) -> bool:
         """Whether samples of these graphs run as those of the first's."""
@@ -158,11 +166,11 @@ class OtherSizes:
 
 
 class _OpenProgram:
-    """A torch module exported once for all its named sizes, at the second of them."""
+    """A torch module exported once for all its named sizes, at the second of them; or a file."""
 
     def __init__(self, model: Any, sizes: NamedSizes | None) -> None:
         self._model, self._sizes = model, sizes
-        self._program: Any = model if is_program(model) else None
+        self._program: Any = model if is_program(model) or is_onnx(model) else None
         self._is_tried = sizes is None or self._program is not None or not _is_module(model)
 
     def of(self, args: Any, kwargs: Mapping[str, Any], leaves: Sequence[Any]) -> Any:

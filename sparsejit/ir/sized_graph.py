@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsejit.ir.graph import Array, Graph, Node, TensorType, Value
+from sparsejit.ir.ops.views import Slice
 
 _COMPARED = 3  # constants of the first that each of another graph is compared with
 
@@ -76,7 +77,10 @@ class SizedGraph:
             raise ValueError("the graphs differ by more than a length") from error
 
     def at(self, length: int) -> Graph | None:
-        """The graph of a length; None where a constant is longer than any that was seen."""
+        """The graph of a length; None where only the model says how it is.
+
+        A constant may be longer than any that was seen, and a slice beyond the end.
+        """
         known: dict[Value, Value] = {}
         constants: dict[Value, tuple[Value, Array]] = {}
         for value, sized in self._constants.items():
@@ -105,6 +109,8 @@ class SizedGraph:
             Node(of(op), tuple(map(own, node.inputs)), tuple(map(own, node.outputs)))
             for op, node in zip(self._ops, self._first.nodes, strict=True)
         ]
+        if not all(map(_is_within, nodes)):
+            return None
         first = self._first
         inputs, outputs = (tuple(map(own, side)) for side in (first.inputs, first.outputs))
         own_constants = _Constants(first.constants, constants)
@@ -281,6 +287,14 @@ def _at(sized: Any, length: int) -> Any:
     if type(sized) is tuple:
         return tuple(_at(each, length) for each in sized)
     return sized
+
+
+def _is_within(node: Node) -> bool:
+    """Whether it is no slice, or one of what there is."""
+    op = node.op
+    if not isinstance(op, Slice):
+        return True
+    return 0 <= op.first <= op.end <= node.inputs[0].shape[op.axis]
 
 
 def _is_fixed(sized: Any) -> bool:

@@ -153,36 +153,6 @@ def test_other_lengths_read_the_weights_of_the_first(monkeypatch: pytest.MonkeyP
     assert kept.run(words(1, 70).numpy())[0].shape == (1, 70, WIDTH)  # its weights are still there
 
 
-def as_file(model: nn.Module, path: Path) -> Path:
-    """The model as an ONNX file whose batch and time have names."""
-    open_axes = {"ids": {0: "batch", 1: "time"}, "y": {0: "batch", 1: "time"}}
-    names = {"input_names": ["ids"], "output_names": ["y"], "dynamic_axes": open_axes}
-    torch.onnx.export(model, (words(1, 24),), str(path), dynamo=False, **names)
-    return path
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_lengths_of_an_onnx_file_read_the_weights_of_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("onnx")
-    model = weights_by_loop(monkeypatch)
-    path = as_file(model, tmp_path / "reader.onnx")
-    sizes = {"ids": {0: "batch", 1: Dim("time", min=1, max=70)}}
-    fast = sparsejit.compile(path, (words(1, 24).numpy(),), dynamic_shapes=sizes)
-    for time in (30, 40, 33, 70, 1, 2):
-        x = words(3, time)
-        np.testing.assert_allclose(fast(x.numpy()), model(x).detach(), rtol=1e-5, atol=1e-5)
-    first, *others = (variant.program.image for variant in fast.parts.variants)
-    longer = [v.program.image.pool_bytes for v in fast.parts.variants[1:5]]
-    assert max(longer) < 4 * WIDTH * 70 + 10_000 < first.pool_bytes, longer
-    del first, others
-    fast.save(tmp_path / "reader.sjit")
-    again = sparsejit.load(tmp_path / "reader.sjit")
-    for time in (24, 30, 70):
-        np.testing.assert_array_equal(again(words(2, time).numpy()), fast(words(2, time).numpy()))
-
-
 def test_constants_with_other_bits_stay_those_of_the_graph() -> None:
     fast, other = reading(), sparsejit.compile(pruned(Reader(), 0.3), (words(1, 24),))
     first, graph = fast.parts.variants[0].graph, other.parts.variants[0].graph

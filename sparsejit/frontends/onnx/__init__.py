@@ -12,6 +12,7 @@ from sparsejit.frontends.onnx.imported import (
     declared_inputs,
     import_onnx,
 )
+from sparsejit.frontends.onnx.polynomial_sizes import file_has_polynomial_sizes
 from sparsejit.frontends.onnx.reading import is_onnx, model_name
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "ImportedModel",
     "declared_inputs",
     "divided_onnx",
+    "file_has_polynomial_sizes",
     "import_onnx",
     "is_onnx",
     "model_name",

@@ -1,0 +1,148 @@
+"""Whether sums and products alone make all sizes in an ONNX model of those of its inputs.
+
+Each value is one of three: a size, as `Shape` gives it; what a size alone has spread, such as the
+places of words; or all else. Sizes may be added, multiplied and put together, what is spread may
+be changed element by element, and neither may be looked at otherwise: no minimum, no rest, no
+comparison of a size, no sum over so many ones. An operator that is not in these tables is none of
+which that is known.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparsejit.frontends.onnx.reading import read_model
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, NodeProto, TensorProto
+
+_OF_SIZES = {"Add", "Mul", "Cast"}  # a difference may be 0 or 1, which reshaping takes apart
+_MOVING = {"Concat", "Identity", "Unsqueeze", "Squeeze", "Transpose", "Flatten"}
+# Which change what stands at a place of what is spread, as its size changes.
+_REORDERING = {"Concat", "Flatten", "Reshape"}
+# Operators of which an operand says sizes, and which.
+_SHAPED = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}
+_BY_ELEMENT = {
+    *("Add", "Sub", "Mul", "Div", "Neg", "Cast", "Abs", "Sqrt", "Reciprocal", "Pow", "Exp", "Log"),
+    *("Erf", "Tanh", "Sigmoid", "Relu", "LeakyRelu", "Elu", "Gelu", "Softplus", "HardSigmoid"),
+    *("Where", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not"),
+    *("Min", "Max", "Clip"),
+}
+_OVER_ROWS = {"MatMul", "Gemm", "Softmax", "LogSoftmax", "LayerNormalization", "ReduceMean"}
+_WHOLE_NUMBERS = {6, 7}  # TensorProto's int32 and int64
+
+
+def file_has_polynomial_sizes(source: str | Path | ModelProto) -> bool:
+    """Whether that is known of the model. Raises as reading it does."""
+    model = read_model(source)
+    follower = Sizes(model)
+    return all(map(follower.takes, model.graph.node))
+
+
+class Sizes:
+    """Which values are sizes, which are spread, and which are constants."""
+
+    def __init__(self, model: ModelProto) -> None:
+        graph = model.graph
+        # By name; None where what is made of constants is not computed.
+        self.constants: dict[str, TensorProto | None] = {e.name: e for e in graph.initializer}
+        self.sizes: set[str] = set()
+        self.spread: set[str] = set()
+
+    def takes(self, node: NodeProto) -> bool:
+        """Whether a node does with sizes what it may; its results are known then."""
+        if node.domain not in ("", "ai.onnx"):
+            return False
+        kind, inputs = node.op_type, [name for name in node.input if name]
+        if kind == "Constant":
+            tensors = [each.t for each in node.attribute if each.name == "value"]
+            self.constants[node.output[0]] = tensors[0] if tensors else None
+            return True
+        if inputs and all(name in self.constants for name in inputs):
+            self.constants.update(dict.fromkeys(node.output))
+            return not any(each.g.node or each.graphs for each in node.attribute)
+        if kind in ("Shape", "Size"):
+            self.sizes.update(node.output)
+            return True
+        if kind == "Range":
+            return self._range(node)
+        if kind in _SHAPED:
+            return self._shaped(node, _SHAPED[kind])
+        if kind == "Gather":
+            return self._gathered(node)
+        if any(name in self.sizes for name in inputs):
+            return self._of_sizes(node)
+        if kind == "Squeeze" and len(inputs) == 1 and not node.attribute:
+            return False  # whatever has one element
+        if kind in _MOVING or kind in _BY_ELEMENT:
+            is_spread = self._is_spread(inputs)
+            self.spread.update(node.output if is_spread else ())
+            return not (is_spread and kind in _REORDERING)
+        return kind in _OVER_ROWS and not any(name in self.spread for name in inputs)
+
+    def _is_spread(self, names: list[str]) -> bool:
+        """Whether something is, and constants are all else."""
+        known = all(name in self.spread or name in self.constants for name in names)
+        return known and any(name in self.spread for name in names)
+
+    def _of_sizes(self, node: NodeProto) -> bool:
+        """Makes whole numbers of sizes, and of constants beside them."""
+        names = [name for name in node.input if name]
+        if any(name not in self.sizes and name not in self.constants for name in names):
+            return False
+        to = [attribute.i for attribute in node.attribute if attribute.name == "to"]
+        if node.op_type == "Cast" and to[0] not in _WHOLE_NUMBERS:
+            return False
+        if node.op_type in ("Add", "Mul"):
+            least = 1 if node.op_type == "Mul" else 0
+            beside = [self._numbers(name) for name in names if name in self.constants]
+            if any(number < least for numbers in beside for number in numbers or [-1]):
+                return False
+        self.sizes.update(node.output)
+        return node.op_type in _OF_SIZES or node.op_type in _MOVING
+
+    def _range(self, node: NodeProto) -> bool:
+        """From 0 on, one by one."""
+        first, _, step = node.input
+        if self._numbers(first) != [0] or self._numbers(step) != [1]:
+            return False
+        self.spread.update(node.output)
+        return True
+
+    def _shaped(self, node: NodeProto, place: int) -> bool:
+        """Its other operand, or what it fills with, in a shape that sizes say."""
+        others = [name for number, name in enumerate(node.input) if number != place]
+        shape = node.input[place]
+        if any(name in self.sizes for name in others):
+            self.sizes.update(node.output)
+            return node.op_type == "Reshape" and shape in self.constants
+        if shape not in self.sizes and shape not in self.constants:
+            return False
+        is_sized = shape in self.sizes and all(name in self.constants for name in others)
+        is_spread = self._is_spread(others) or is_sized
+        self.spread.update(node.output if is_spread else ())
+        return not (is_spread and node.op_type in _REORDERING)
+
+    def _gathered(self, node: NodeProto) -> bool:
+        """Some sizes, whose places are constants; or rows, one for each place."""
+        data, places = node.input
+        if places in self.sizes or data in self.spread:
+            return False
+        if data in self.sizes:
+            self.sizes.update(node.output)
+            return places in self.constants
+        if self._is_spread([data, places]):
+            self.spread.update(node.output)
+        # Several places become indices, which nobody compares with another size. One is a slice.
+        numbers = self._numbers(places)
+        is_one = numbers is not None and (len(numbers) == 1 or set(numbers) <= {0, -1})
+        return is_one or places not in self.constants or data in self.constants
+
+    def _numbers(self, name: str) -> list[float] | None:
+        from onnx.numpy_helper import to_array
+
+        tensor = self.constants.get(name)
+        return None if tensor is None else np.asarray(to_array(tensor)).ravel().tolist()
