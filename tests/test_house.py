@@ -32,7 +32,7 @@ TEMPLATE_ROOMS = (
     "batch_families",
 )
 LOWERING_ROOMS = (
-    *("memory", "step", "shared_bodies", "chain_facts", "dtypes", "tiles", "probes", "threads"),
+    *("memory", "step", "shared_bodies", "chain_step", "dtypes", "tiles", "probes", "threads"),
     *("memory_plan", "kept_weights", "column_attention", "feature_major"),
     *("context", "planned_code", "registry", "products", "convolution", "recurrence"),
     *("chains", "columns", "empty", "forest", "selection", "views", "sample_turns"),

@@ -97,14 +97,23 @@ def _planned(product: StackedProduct, target: Target) -> tuple[Facts, CodeKey]:
 
 def stacked(a: View, b: View, c: View, transposed: bool, scale: float) -> StackedProduct:
     """The product of matrices whose inner axes are contiguous, with as few axes as will do."""
-    return _stacked(a.place, b.place, c.place, transposed, scale)
+    a_transposed = not _is_matrix(a)
+    left = a.turned() if a_transposed else a
+    return _stacked(left.place, b.place, c.place, a_transposed, transposed, scale)
 
 
 @lru_cache(maxsize=64)  # layers are alike
 def _stacked(
-    a: StridedShape, b: StridedShape, c: StridedShape, transposed: bool, scale: float
+    a: StridedShape,
+    b: StridedShape,
+    c: StridedShape,
+    a_transposed: bool,
+    transposed: bool,
+    scale: float,
 ) -> StackedProduct:
+    """The same of matrices as they are stored."""
     rows, columns = c.shape[-2:]
+    depth = a.shape[-2 if a_transposed else -1]
     stack = c.shape[:-2]
     strides = [place.moves(stack) for place in (a, b, c)]
     axes: list[StackAxis] = []
@@ -115,13 +124,11 @@ def _stacked(
         if axes and axes[-1].moves == tuple(length * move for move in axis.moves):
             axis = StackAxis(length * axes.pop().length, axis.moves)
         axes.append(axis)
-    a_transposed = not _is_matrix(a)
-    a_pitch, b_pitch, c_pitch = map(_pitch, (a.turned() if a_transposed else a, b, c))
+    a_pitch, b_pitch, c_pitch = map(_pitch, (a, b, c))
     a_row = _FLOAT if a_transposed else a_pitch
     if axes and axes[-1].moves == (rows * a_row, 0, rows * c_pitch):
         rows *= axes.pop().length  # one B for all: the matrices A are one
-    sizes = (rows, columns, a.shape[-1])
-    pitches = a_pitch, b_pitch, c_pitch
+    sizes, pitches = (rows, columns, depth), (a_pitch, b_pitch, c_pitch)
     each = DenseProduct(*sizes, *pitches, transposed, scale, a_transposed=a_transposed)
     return StackedProduct(each, tuple(axes))
 
