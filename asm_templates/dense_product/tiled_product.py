@@ -233,7 +233,8 @@ class _ProductTile:
     def _key(self) -> Hashable:
         """What the loop over the depth depends on."""
         sizes = self.height, self.vectors, self.spec.depth, self.chains
-        return "depth", *sizes, self.spec.a_pitch, self.b_pitch, self.masks_b
+        left = self.spec.a_pitch, self.spec.a_transposed
+        return "depth", *sizes, *left, self.b_pitch, self.masks_b
 
     def _depth(self) -> None:
         turns, rest = divmod(self.spec.depth, UNROLL)

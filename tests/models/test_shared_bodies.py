@@ -29,7 +29,8 @@ def test_code_of_a_batch_is_about_that_of_a_sample(threads: int) -> None:
         alone = torch.cat([compiled(x[:1].expand_as(x))[:1], compiled(x)[:1]])
         assert torch.equal(alone[0], alone[1])
         sizes[batch] = compiled.stats["code_bytes"] + compiled.stats["pool_bytes"]
-    assert sizes[8] <= 2.1 * sizes[1]  # copies that lay samples side by side, and shorter ones
+    # Copies that lay samples side by side, and shorter ones; loads that other numbers share.
+    assert sizes[8] <= 2.2 * sizes[1]
 
 
 class Layers(nn.Module):

@@ -20,8 +20,7 @@ def gelu(write: Writer, x: Operand, approximate: str = "none") -> Value:
         bell = f("tanh", f("mul", cubic, math.sqrt(2 / math.pi)))
     else:
         bell = f("erf", f("mul", x, math.sqrt(0.5)))
-    half = f("mul", x, 0.5)
-    return f.finish(f("fma", half, bell, half))
+    return f.finish(f("mul", f("mul", x, 0.5), f("add", bell, 1.0)))
 
 
 def silu(write: Writer, x: Operand) -> Value:
