@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.asm_templates.batch.row_tiles import Products
+from sparsejit.asm_templates.batch.row_tiles import BoolArray, Products
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.x86.assembler import Assembler, Label, Line, line
 from sparsejit.x86.operands import Literal, Memory, Register
@@ -64,9 +64,15 @@ class Ahead:
             asm.emit("add", pointer, CACHE_LINE_BYTES * count)
 
 
-def _spread(pointer: Register, count: int, steps: int) -> Line:
+def spread_evenly(count: int, steps: int) -> BoolArray:
+    """Before which of so many steps something is asked for, `count` times in all."""
     asked = np.zeros(steps, bool)
     if steps:  # a tile may have no weights
         asked[np.linspace(0, steps, count, endpoint=False).astype(int)] = True
+    return asked
+
+
+def _spread(pointer: Register, count: int, steps: int) -> Line:
+    asked = spread_evenly(count, steps)
     place = Memory(pointer, CACHE_LINE_BYTES * (np.cumsum(asked) - asked))
     return line("prefetcht1", place, when=asked)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.asm_templates.batch.ahead import Ahead
+from sparsejit.asm_templates.batch.ahead import Ahead, spread_evenly
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic
 from sparsejit.asm_templates.batch.panel_sums import PanelSums, emit_outputs
 from sparsejit.asm_templates.batch.row_tiles import BoolArray, IntArray, Products
@@ -277,8 +277,7 @@ def _next_outputs(tile: Products, panels: Panels) -> list[Line]:
     rows = len(tile.rows)
     if panels.added is None or not panels.added.is_far or len(tile) < rows:
         return []
-    asked = np.zeros(len(tile), bool)
-    asked[np.linspace(0, len(tile), rows, endpoint=False).astype(int)] = True
+    asked = spread_evenly(rows, len(tile))
     row = tile.rows[np.maximum(np.cumsum(asked) - 1, 0)]
     place = Memory(rsi, row * panels.y_pitch + panels.y_step)
     return [line("prefetcht0", place, when=asked)]

@@ -17,12 +17,7 @@ from sparsejit.lowering.column_attention import columns_of, padded_type
 from sparsejit.lowering.feature_major import FeatureMajor, TakesPanels, feature_major
 from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.memory.destinations import destinations
-from sparsejit.lowering.memory.storage import (
-    Buffer,
-    ConstantBuffer,
-    InputBuffer,
-    View,
-)
+from sparsejit.lowering.memory.storage import Buffer, ConstantBuffer, InputBuffer, View
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.layer_planner import LayerPlanner

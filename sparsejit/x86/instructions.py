@@ -13,6 +13,7 @@ from sparsejit.x86.operands import Here, Literal, Memory, Operand, Register, Rel
 Operands = Sequence[Operand]
 _IntArray = npt.NDArray[np.int64]
 
+
 class Encoded(NamedTuple):
     """An instruction without arrays: its form, and its bytes.
 
