@@ -96,9 +96,9 @@ class PaddedImage:
 
     `by_tap`: each tap of a row has a plane of its own, in which positions follow each other.
 
-    A plane has `row_count` rows of `pitch` floats. Behind the last that windows meet lie zeros: in
-    them ends the row before, and lanes that are no positions find no subnormal numbers there, which
-    take a hundred times as long.
+    A plane has rows of `pitch` floats. Behind the last that windows meet lie zeros: in them ends
+    the row before, and lanes that are no positions find no subnormal numbers there, which take a
+    hundred times as long.
     """
 
     samples: int
@@ -125,17 +125,15 @@ class PaddedImage:
         shared = max(p.needed - p.before for p in self.column_phases)
         return max(filled, shared, self.columns.positions)
 
-    @cached_property
-    def row_count(self) -> int:
-        return max(p.needed for p in self.row_phases) + 1
-
     @property
     def plane(self) -> int:
-        """Floats of a plane, with what stores of its last rows may run over.
+        """Floats of a plane, with what lanes and stores may run over the last row.
 
         Planes of taps are an odd number of cache lines apart: many meet at the same position.
         """
-        floats = self.row_count * self.pitch + _SLACK
+        rows = max(part.needed for part in self.row_phases)
+        needed = max(part.needed for part in self.column_phases)
+        floats = rows * self.pitch + max(0, needed - self.pitch) + _SLACK
         return (-(-floats // _LINE) | 1) * _LINE if self.by_tap else floats
 
     @property

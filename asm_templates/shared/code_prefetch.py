@@ -14,7 +14,9 @@ _AT_ONCE = 4
 def prefetch_code(
     asm: Assembler, first: Label, end: Label, place: Register, last: Register
 ) -> None:
-    """Ask for the code between two labels, in L2; clobbers both registers."""
+    """Ask for the code between two labels unless the model stays in L2; clobbers both registers."""
+    if not asm.ask_ahead:
+        return
     again = asm.label("again")
     asm.address(place, first)
     asm.address(last, end)

@@ -108,7 +108,7 @@ class Assembler:
         self._constants: dict[bytes, int] = {}
         self._counts: Counter[str] = Counter()
         self._placement: Placement | None = None
-        self._ask_ahead = ask_ahead
+        self.ask_ahead = ask_ahead
         self.routines: dict[Hashable, Label] = {}  # where `call_routine` finds what it appended
 
     @property
@@ -160,8 +160,8 @@ class Assembler:
         """
         lines = [item for item in lines if _is_anywhere(item, count)]
         forms = [form_of(item.mnemonic, item.operands) for item in lines]
-        if self._ask_ahead and lines:
-            asking = _asking(count, forms, [item.when for item in lines], self._ask_ahead)
+        if self.ask_ahead and lines:
+            asking = _asking(count, forms, [item.when for item in lines], self.ask_ahead)
             if _is_anywhere(asking, count):
                 lines = [asking, *lines]
                 forms = [form_of(asking.mnemonic, asking.operands), *forms]
@@ -214,7 +214,7 @@ class Assembler:
             emit_body()
             return
         start = len(self._code)
-        key = key, self.target.isa, self._ask_ahead, start % POOL_ALIGNMENT
+        key = key, self.target.isa, self.ask_ahead, start % POOL_ALIGNMENT
         known = _KNOWN.get(key)
         if known is not None:
             self._code += known.code

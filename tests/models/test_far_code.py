@@ -10,6 +10,7 @@ from sketch import Sketch
 
 from sparsejit.api.variant import make_variant
 from sparsejit.ir.graph import Element, Graph
+from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.selection import Embedding
 from sparsejit.lowering.context import ModelOptions
@@ -31,11 +32,22 @@ def layers(rows: int = ROWS) -> Graph:
     return s.finish(value)
 
 
+def windows() -> Graph:
+    """A convolution of an image, whose code is in parts."""
+    generator = np.random.default_rng(0)
+    s = Sketch()
+    weights = generator.standard_normal((40, 20, 3, 3)).astype(np.float32)
+    weights *= generator.random(weights.shape) < 0.1
+    op = Convolution((1, 1), (1, 1), (1, 1))
+    return s.finish(s(op, s.input(1, 20, 28, 28), s.constant(weights)))
+
+
 @pytest.mark.parametrize("isa", ISAS)
-def test_code_that_is_asked_for_computes_the_same(isa: str) -> None:
-    """One row has straight code on both levels, which is what asks."""
-    graph, target = layers(1), Target.named(isa)
-    x = np.random.default_rng(1).standard_normal((2, 1, FEATURES)).astype(np.float32)
+@pytest.mark.parametrize("graph", [layers(1), windows()], ids=["linear", "windows"])
+def test_code_that_is_asked_for_computes_the_same(isa: str, graph: Graph) -> None:
+    """One row has straight code on both levels, and so have windows, which is what asks."""
+    target, shape = Target.named(isa), graph.inputs[0].shape
+    x = np.random.default_rng(1).standard_normal((2, *shape)).astype(np.float32)
     outputs = []
     for distance in (0, 4096):
         core = replace(target.core, ask_ahead=distance)
@@ -46,8 +58,9 @@ def test_code_that_is_asked_for_computes_the_same(isa: str) -> None:
     assert outputs[0].tobytes() == outputs[1].tobytes()
 
 
-def test_a_model_that_stays_in_l2_asks_for_nothing() -> None:
-    lowered = lower_model(layers(), ModelOptions(Target.named("avx2")))
+@pytest.mark.parametrize("graph", [layers(), windows()], ids=["linear", "windows"])
+def test_a_model_that_stays_in_l2_asks_for_nothing(graph: Graph) -> None:
+    lowered = lower_model(graph, ModelOptions(Target.named("avx2")))
     assert not build_model(lowered, "test").image.uses("prefetcht1")
 
 

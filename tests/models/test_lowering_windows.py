@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from native import check_graph, kernels_of, random_input, run_graph
 from runnable import ISAS
 from sketch import Sketch
-from window_cases import Sizes, windows
+from window_cases import Sizes, Windows, windows
 
 from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.convolution.padded_image import PaddedImage
+from sparsejit.asm_templates.convolution.window_panels import window_panels
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.views import Permute
@@ -156,6 +157,23 @@ def test_a_signal_and_an_image_with_its_channels_last(isa: str) -> None:
     graph = s.finish(s(Convolution((1, 1), (1, 1), (1, 1)), x, s.weight(4, 3, 3, 3)))
     assert kernels_of(graph, isa)[0] == "copy"
     check(graph, isa)
+
+
+@given(window=windows(2), by_tap=st.booleans())
+def test_no_lane_of_a_vector_leaves_its_plane(window: Windows, by_tap: bool) -> None:
+    """Whatever tap its positions meet: behind the last row a plane has zeros for them."""
+    w, axes = window, [Axis(1, 1, 1, 1, 0, 1)]
+    for size, *rest in zip(w.spatial, w.kernel, w.stride, w.padding, w.dilation, strict=True):
+        kernel, stride, padding, dilation = rest
+        positions = (size + 2 * padding - (kernel - 1) * dilation - 1) // stride + 1
+        axes.append(Axis(size, positions, kernel, stride, padding, dilation))
+    image = PaddedImage(1, 1, axes[-2], axes[-1], (0, 0, 0), by_tap)
+    taps = image.tap_offsets()
+    for isa in ("avx2", "avx512"):
+        target = Target.named(isa)
+        first = window_panels(image, target).table["x"] // 4
+        ends = taps[:, None] % image.plane + first + target.lanes
+        assert taps.min() >= 0 and ends.max() <= image.plane
 
 
 @pytest.mark.parametrize("isa", ISAS)
