@@ -40,11 +40,11 @@ def _lower(low: Lowering, node: Node, chain: Chain) -> None:
         return
     reads = [low.view(value) for value in node.inputs]
     scalars = [low.scalar(value) for value in node.inputs]
-    if _stays_side_by_side(low, node, chain):
-        samples, channels, *positions = chain.shape
-        chain = replace(chain, shape=(channels, samples, *positions))
-        reads = [view if view.type.size == 1 else view.swapped() for view in reads]
-        writes = [low.result_side_by_side(value) for value in node.outputs]
+    order = _common_order(low, node, chain)
+    if order is not None:
+        chain = replace(chain, shape=tuple(chain.shape[axis] for axis in order))
+        reads = [view if view.type.size == 1 else view.permuted(order) for view in reads]
+        writes = [low.result_in_order(value, order) for value in node.outputs]
     else:
         writes = [low.result(value) for value in node.outputs]
     low.add_chain(chain, reads, scalars, writes, node.outputs[0].origin)
@@ -75,10 +75,11 @@ def _lower_by_column(low: Lowering, node: Node, chain: Chain) -> None:
     low.add_chain(replace(chain, shape=shape), reads, scalars, writes, node.outputs[0].origin)
 
 
-def _stays_side_by_side(low: Lowering, node: Node, chain: Chain) -> bool:
-    """Whether all operands lie by channel, of each the images of all samples; numbers beside."""
+def _common_order(low: Lowering, node: Node, chain: Chain) -> tuple[int, ...] | None:
+    """The order of axes that all operands have, if it is not row-major; numbers beside them."""
     images = [value for value in node.inputs if value.type.size > 1]
     if not images or chain.reduces or any(value in low.wanted for value in node.outputs):
-        return False
+        return None
+    first, *others = (low.orders.get(low.view(value).buffer) for value in images)
     alike = all(len(value.shape) == len(chain.shape) for value in images)
-    return alike and low.side_by_side.issuperset(images)
+    return first if alike and all(order == first for order in others) else None

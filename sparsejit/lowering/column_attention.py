@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-import numpy as np
-
 from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.ir.graph import Element, Node, TensorType, Value
 from sparsejit.ir.ops.attention import Attention
@@ -174,4 +172,4 @@ def _before(node: Node, view: View) -> View | None:
     if isinstance(node.op, Reshape):
         return view.reshaped(node.inputs[0].shape)
     assert isinstance(node.op, Permute)
-    return view.permuted(tuple(int(axis) for axis in np.argsort(node.op.axes)))
+    return view.permuted_back(node.op.axes)

@@ -97,7 +97,7 @@ class Lowering:
         self.steps: list[Step] = []
         self.wanted = destinations(graph)
         self._by_feature: dict[Value, View] = {}  # (features, columns and padding), all of it
-        self.side_by_side: set[Value] = set()  # images by channel, of each those of all samples
+        self.orders: dict[Buffer, tuple[int, ...]] = {}  # of axes, as `result_in_order` has them
         self.lowered: set[Node] = set()  # before their turn, with a node that they read
         self.sums_for_gates: dict[Value, Node] = {}  # that a GRU's gates add up themselves
         self.attention_forms: dict[Hashable, str] = {}  # by what they were chosen for
@@ -223,12 +223,12 @@ class Lowering:
         self.bind(value, view)
         return view
 
-    def result_side_by_side(self, value: Value) -> View:
-        """For images (samples, channels, *positions), a new (channels, samples, *positions)."""
-        samples, channels, *positions = value.shape
-        view = self.temporary(replace(value.type, shape=(channels, samples, *positions)))
-        self.bind(value, view.swapped())
-        self.side_by_side.add(value)
+    def result_in_order(self, value: Value, order: tuple[int, ...]) -> View:
+        """New memory for a value: a row-major tensor whose axis i is axis order[i] of the value."""
+        shape = tuple(value.shape[axis] for axis in order)
+        view = self.temporary(replace(value.type, shape=shape))
+        self.bind(value, view.permuted_back(order))
+        self.orders[view.buffer] = order
         return view
 
     def by_feature(self, value: Value) -> View:

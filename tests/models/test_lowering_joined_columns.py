@@ -14,8 +14,10 @@ import sparsejit
 from sparsejit.frontends.torch_export import export
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution
-from sparsejit.ir.ops.views import Concat
+from sparsejit.ir.ops.views import Concat, Slice
 from sparsejit.ir.spec import Activation, DType
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.model import lower_model
 from sparsejit.lowering.tiles import samples_a_tile
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
@@ -95,6 +97,32 @@ def test_long_images_of_one_tap_that_save_vectors_are_one_product(isa: str) -> N
     kernels = kernels_of(graph, isa)
     assert sum("f32" in name for name in kernels) == 3
     assert kernels.count("copy") <= 3  # of x, to the output, and of what is read beside x
+    check_graph(graph, [random_input(graph)], Target.named(isa), 1e-3)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_positions_of_short_images_have_their_samples_side_by_side(isa: str) -> None:
+    """Parts of a result, and what functions make of them, stay so; the copies are of x and y."""
+    s = Sketch()
+    wide, point = (Convolution((1,), (p,), (1,)) for p in (1, 0))
+    x = s.input(SAMPLES, CHANNELS, 3)
+    y = s(wide, x, s.weight(2 * OUTPUTS, CHANNELS, 3))
+    halves = [s(Slice(1, first, first + OUTPUTS), y) for first in (0, OUTPUTS)]
+    power = s("add", *(s("square", half) for half in halves))
+    graph = run_passes(s.finish(s(point, power, s.weight(7, OUTPUTS, 1))))
+    lowered = lower_model(graph, ModelOptions(Target.named(isa)))
+    names = [step.kernel.removesuffix(f"-{isa}") for step in lowered.steps]
+    product = [name for name in names if name not in ("copy", "fill")]
+    assert len(product) == 3 and names[-4:] == [*product, "copy"]
+    whole = {view.type.size for step in lowered.steps[-4:-1] for view in step.writes}
+    assert all(view.is_contiguous for step in lowered.steps[-4:-1] for view in step.reads)
+    assert whole == {n * SAMPLES * 3 for n in (2 * OUTPUTS, OUTPUTS, 7)}
+    check_graph(graph, [random_input(graph)], Target.named(isa), 1e-3)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_fewer_samples_than_positions_have_positions_side_by_side(isa: str) -> None:
+    graph = convolved("padded", samples=3)
     check_graph(graph, [random_input(graph)], Target.named(isa), 1e-3)
 
 

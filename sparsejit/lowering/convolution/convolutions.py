@@ -70,35 +70,32 @@ def _products_add(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec)
     elsewhere than side by side is written there by a kernel of its own.
     """
     added, positions = low.view(node.inputs[3]), prod(node.output.shape[2:])
-    in_rows, pitch = channel_rows(added), _common_pitch(low, node)
-    if in_rows is None or each.dtype is DType.INT8 or positions == 1:
+    if each.dtype is DType.INT8 or positions == 1:
         return False
-    layer = _layer(each, positions, pitch, in_rows[1])
+    in_rows, layer = _added_rows(low, node), _layer(low, node, each)
     if joined_layer(low, node, matrix, each, layer) is not None:
         return node.output not in low.wanted
+    pitch = _common_pitch(low, node)
+    if in_rows is None:
+        return False
     return pitch is None or in_rows[1] != pitch or padded_pitch(added) == pitch
 
 
 def _lower_products(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> None:
     """A product of columns for all samples, or for each by the same code."""
-    pitch = _common_pitch(low, node)
-    added, added_pitch = None, None
-    if adds_operand(node):
-        in_rows = channel_rows(low.view(node.inputs[3]))
-        assert in_rows is not None
-        added, added_pitch = in_rows
-    layer = _layer(each, prod(node.output.shape[2:]), pitch, added_pitch)
+    layer = _layer(low, node, each)
     joined = joined_layer(low, node, matrix, each, layer)
     if joined is not None:
         lower_joined(low, node, matrix, joined)
         return
+    pitch, added = _common_pitch(low, node), _added_rows(low, node)
     destination = image_result(low, node) if pitch else low.dense_result(node.output)
     x = low.view(node.inputs[0])
     product = steps_of_product(node, layer, matrix, low.options)
     for sample in range(x.shape[0]):
         image, place = (view.sliced(0, sample, sample + 1) for view in (x, destination))
         columns = as_matrix(image) if pitch else _columns(low, node, image, place)
-        operand = None if added is None else as_matrix(added.sliced(0, sample, sample + 1))
+        operand = None if added is None else as_matrix(added[0].sliced(0, sample, sample + 1))
         low.add(product(columns, as_matrix(place), operand))
 
 
@@ -128,11 +125,17 @@ def _common_pitch(low: Lowering, node: Node) -> int | None:
     return padded_pitch(low.view(node.inputs[0]))
 
 
-def _layer(
-    each: MatVec, positions: int, pitch: int | None, added_pitch: int | None
-) -> MatVec | MatMul:
+def _added_rows(low: Lowering, node: Node) -> tuple[View, int] | None:
+    """What a convolution adds, and the floats from channel to channel, if it lies in such rows."""
+    return channel_rows(low.view(node.inputs[3])) if adds_operand(node) else None
+
+
+def _layer(low: Lowering, node: Node, each: MatVec) -> MatVec | MatMul:
+    """The product of a sample."""
+    positions, added = prod(node.output.shape[2:]), _added_rows(low, node)
     if positions == 1:
         return each
+    pitch, added_pitch = _common_pitch(low, node), None if added is None else added[1]
     return MatMul(each, positions, Layout.FEATURE_MAJOR, pitch, added_pitch=added_pitch)
 
 

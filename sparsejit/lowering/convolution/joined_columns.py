@@ -1,8 +1,10 @@
 """Short images of several samples: their columns side by side, in one product for all.
 
-    y (out, samples * positions) = W (out, channels * taps) x columns (.., samples * positions)
+    y (out, positions * samples) = W (out, channels * taps) x columns (.., positions * samples)
 
-A product of few positions leaves lanes empty and reads all weights for each sample.
+A product of few positions leaves lanes empty and reads all weights for each sample. Where samples
+are more than positions in a row, those of a position follow each other, so that what a tap meets is
+copied by vectors.
 """
 
 from dataclasses import replace
@@ -48,37 +50,45 @@ def joined_layer(
 
 def lower_joined(low: Lowering, node: Node, matrix: SparseMatrix, joined: MatMul) -> None:
     """Append it; what it adds is copied where it does not lie side by side."""
-    weights, y, added = node.inputs[1], node.output, None
-    columns = _columns(low, node, weights.shape[2:], y.shape[2:])
+    y, order, added = node.output, _order(node.output.shape), None
+    columns = _columns(low, node, order)
     if adds_operand(node):
-        images = low.view(node.inputs[3]).swapped()
-        added = _side_by_side(_in_order(low, images, node.output.origin))
-    result = _side_by_side(low.result_side_by_side(y))
+        images = low.view(node.inputs[3]).permuted(order)
+        added = _as_matrix(_in_order(low, images, y.origin), 1)
+    result = _as_matrix(low.result_in_order(y, order), 1)
     low.add(steps_of_product(node, joined, matrix, low.options)(columns, result, added))
 
 
-def _side_by_side(images: View) -> View:
-    """Images (channels, samples, *positions), row-major, as (channels, samples * positions)."""
-    channels, *others = images.shape
-    rows = images.reshaped((channels, prod(others)))
-    assert rows is not None
-    return rows
+def _order(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of images (samples, channels, *positions) as they lie: channels first."""
+    samples, _, *positions = shape
+    spatial = range(2, len(shape))
+    is_short = prod(positions) < _ENOUGH_POSITIONS and samples >= positions[-1]
+    return (1, *spatial, 0) if is_short else (1, 0, *spatial)
 
 
-def _columns(
-    low: Lowering, node: Node, kernel: tuple[int, ...], positions: tuple[int, ...]
-) -> View:
-    """(channels * taps, samples * positions), row-major."""
-    op, origin, images = node.op, node.output.origin, low.view(node.inputs[0])
-    assert isinstance(op, Convolution)
-    if any(op.padding):
-        around = ((0, 0), (0, 0), *((p, p) for p in op.padding))
-        images = low.padded(images, around, 0.0, origin)
-    view = _in_order(low, taps(images, kernel, positions, op.stride, op.dilation), origin)
-    channels, samples = images.shape[1], images.shape[0]
-    matrix = view.reshaped((channels * prod(kernel), samples * prod(positions)))
+def _as_matrix(view: View, rows: int) -> View:
+    """A row-major view, of which so many axes are rows, the others columns."""
+    matrix = view.reshaped((prod(view.shape[:rows]), prod(view.shape[rows:])))
     assert matrix is not None
     return matrix
+
+
+def _columns(low: Lowering, node: Node, order: tuple[int, ...]) -> View:
+    """(channels * taps, positions of all samples), row-major, columns in the order of images."""
+    op, origin = node.op, node.output.origin
+    kernel, positions = node.inputs[1].shape[2:], node.output.shape[2:]
+    assert isinstance(op, Convolution)
+    images = low.view(node.inputs[0]).permuted(order)
+    if any(op.padding):
+        around = (0, 0), (0, 0), *((p, p) for p in op.padding)
+        images = low.padded(images, tuple(around[axis] for axis in order), 0.0, origin)
+    elif prod(kernel) * prod(positions) > prod(node.inputs[0].shape[2:]):
+        images = _in_order(low, images, origin)  # elements are met several times
+    met = taps(images.permuted_back(order), kernel, positions, op.stride, op.dilation)
+    rows = 1 + len(kernel)
+    columns = (len(kernel) + max(1, axis) for axis in order[1:])
+    return _as_matrix(_in_order(low, met.permuted((*range(rows), *columns)), origin), rows)
 
 
 def _in_order(low: Lowering, view: View, origin: Origin) -> View:

@@ -109,9 +109,9 @@ class View:
         kind = TensorType(tuple(own[axis] for axis in axes), self.type.element)
         return View(self.buffer, kind, tuple(steps[axis] for axis in axes), self.offset)
 
-    def swapped(self) -> View:
-        """The first two axes in each other's place."""
-        return self.permuted((1, 0, *range(2, len(self.shape))))
+    def permuted_back(self, axes: tuple[int, ...]) -> View:
+        """The view that `permuted(axes)` makes this one of."""
+        return self.permuted(tuple(axes.index(axis) for axis in range(len(axes))))
 
     def turned(self) -> View:
         """The last two axes in each other's place."""

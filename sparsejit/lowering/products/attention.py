@@ -124,8 +124,8 @@ def _write_permuted(low: Lowering, node: Node) -> None:
     is_seen = node.output in (*low.wanted, *low.graph.outputs)
     if is_seen or len(readers) != 1 or not isinstance(readers[0].op, Permute):
         return
-    back = tuple(int(axis) for axis in np.argsort(readers[0].op.axes))
-    low.wanted[node.output] = low.temporary(readers[0].output.type).permuted(back)
+    place = low.temporary(readers[0].output.type)
+    low.wanted[node.output] = place.permuted_back(readers[0].op.axes)
 
 
 def _lower_together(low: Lowering, node: Node) -> None:
