@@ -120,7 +120,7 @@ def tile_shape(each: MatVec, panels: WindowPanels, target: Target) -> TileShape:
         for rows, count in ((height + 1, taller), (height, tiles - taller)):
             for width, times in ((vectors, groups), (rest, min(rest, 1))):
                 loads = core.layouts.window_load * (rows + width)
-                step = max(rows * width / core.layouts.products, loads, 4.0)
+                step = max(rows * width / core.layouts.products[target.isa], loads, 4.0)
                 tile = each.in_features * step + 3 * rows * width + core.loops.tile
                 cycles += count * times * tile
         shapes.append(TileShape((height + 1, taller), (height, tiles - taller), vectors, cycles))
@@ -233,11 +233,15 @@ class _DenseCode:
             line("vmovups", vector(asm, n), Memory(pointer, self.places[tap]), when=row == 0)
             for n, pointer in enumerate(_POINTERS[:width])
         ]
+        place = Memory(_WEIGHTS, 4 * steps)
+        # A weight of one product comes with it.
+        comes_with = width == 1 and asm.target.isa == "avx512"
+        broadcast = [] if comes_with else [line("vbroadcastss", weight, place)]
+        from_weights = place._replace(broadcast=16) if comes_with else weight
         products = [
-            line("vfmadd231ps", self._sum(row * width + n), vector(asm, n), weight)
+            line("vfmadd231ps", self._sum(row * width + n), vector(asm, n), from_weights)
             for n in range(width)
         ]
-        broadcast = line("vbroadcastss", weight, Memory(_WEIGHTS, 4 * steps))
         ahead = Memory(_WEIGHTS, 4 * steps + _AHEAD_BYTES)
         fetch = line("prefetcht0", ahead, when=steps % _WEIGHTS_A_LINE == 0)
-        asm.stamp(len(steps), [*loads, fetch, broadcast, *products])
+        asm.stamp(len(steps), [*loads, fetch, *broadcast, *products])

@@ -279,7 +279,9 @@ class _ProductTile:
         total = vector(asm, top - (step % self.chains * self.sums + place))
         element, right = vector(asm, self.vectors), vector(asm, number)
         b_place = Memory(_B, self.b_start + step * self.b_pitch + number * self.vector_bytes)
-        lines = [line("vbroadcastss", element, self._element(step, row), when=number == 0)]
+        a_place = self._element(step, row)
+        comes_with = self.vectors == 1 < self.height and self.wide  # the only product that needs it
+        lines = [] if comes_with else [line("vbroadcastss", element, a_place, when=number == 0)]
         if self.product.packed_a is not None:
             index = step * self.height + row
             ahead = Memory(_A, self.a_start + 4 * index + _A_AHEAD_BYTES)
@@ -289,7 +291,8 @@ class _ProductTile:
             lines.append(line("vfmadd231ps", total, element, b_place))
         else:
             lines += self._loads(right, b_place, row == 0, number == self.vectors - 1)
-            lines.append(line("vfmadd231ps", total, element, right))
+            from_a = a_place._replace(broadcast=16) if comes_with else element
+            lines.append(line("vfmadd231ps", total, right, from_a))
         fetches, fetched_bytes = self._fetches(count)
         asm.stamp(len(steps), lines + fetches)
         if fetched_bytes:
