@@ -114,7 +114,9 @@ def _compiled(
         division = replace(division, reason=alone)
     choice = choice.record()  # a part has what was lowered
     progress("writing the code", 0.8)
-    program = build(choice.chosen.template.name, target, partial(emit_split, split=division))
+    ask_ahead = target.ask_ahead(choice.chosen.cost.all_bytes)
+    emit = partial(emit_split, split=division)
+    program = build(choice.chosen.template.name, target, emit, ask_ahead)
     progress("done", 1.0)
     kept = KernelSource(matrix.held, spec.bias, options)
     compile_ms = 1e3 * (time.perf_counter() - started)

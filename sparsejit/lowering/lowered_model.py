@@ -83,7 +83,7 @@ class LoweredModel:
     @property
     def ask_ahead(self) -> int:
         """How far ahead its code is to be asked for: not where it stays in L2 from call to call."""
-        return self.options.planner.ask_ahead
+        return self.options.target.ask_ahead(self.options.weight_bytes)
 
     @cached_property
     def left_offset(self) -> int:

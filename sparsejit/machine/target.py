@@ -96,6 +96,10 @@ class Target:
         """The same, with `between_bytes` of others between two calls of a kernel."""
         return _beside(self, between_bytes)
 
+    def ask_ahead(self, all_bytes: int) -> int:
+        """Bytes ahead of which code asks for more: 0 where all of it, and its data, stay in L2."""
+        return self.core.ask_ahead if all_bytes > self.l2_bytes else 0
+
     @property
     def vector_registers(self) -> int:
         """Number of architectural vector registers: 16 ymm or 32 zmm."""

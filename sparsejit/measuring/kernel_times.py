@@ -31,8 +31,10 @@ _SAMPLE_NS = 150_000.0
 _MOST_DIFFERENCE = 1.08
 
 
-def kernel_ns(template: Template, lowered: Any, spec: Layer, target: Target) -> float:
-    """Median over places in memory of the least nanoseconds a call."""
+def kernel_ns(
+    template: Template, lowered: Any, spec: Layer, target: Target, all_bytes: int
+) -> float:
+    """Median over places in memory of the least nanoseconds a call; `all_bytes`: code and data."""
 
     def emit(asm: Assembler) -> None:
         if isinstance(spec, MatMul) and spec.added_pitch is not None:
@@ -40,7 +42,7 @@ def kernel_ns(template: Template, lowered: Any, spec: Layer, target: Target) -> 
             asm.emit("lea", rdx, Literal(asm.literal(nothing)))
         template.emit(asm, lowered)
 
-    program = build(template.name, target, emit)
+    program = build(template.name, target, emit, target.ask_ahead(all_bytes))
     x = _x(spec)
     return median_of_least(time_copies(program.image.data, x, spec.y_shape, _PLACES, _SAMPLES))
 

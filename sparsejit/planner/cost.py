@@ -36,6 +36,11 @@ class Cost:
     ns: float
     bound: str
 
+    @property
+    def all_bytes(self) -> int:
+        """Code and data."""
+        return self.code_bytes + self.data_bytes
+
 
 def price(counts: Counts) -> Cost:
     """The cost of a kernel of which so much was counted."""

@@ -61,11 +61,6 @@ class LayerPlanner:
         """What a process can count on in L3."""
         return int(self.target.core.l3_share * self.target.l3_bytes)
 
-    @property
-    def ask_ahead(self) -> int:
-        """Bytes ahead of which the model's code asks for more: 0 where it stays in L2."""
-        return self.target.core.ask_ahead if self.model_bytes > self.target.l2_bytes else 0
-
     def beside(self, matrix: SparseMatrix) -> "LayerPlanner":
         """For one layer of the model: what a core has of the others drives it from L2."""
         whole = self.model_bytes // self.cores

@@ -34,7 +34,7 @@ def tuned(choice: Plan, spec: Layer, matrix: SparseMatrix, target: Target) -> Pl
         for candidate in contenders:
             made.setdefault(candidate.template.name, job.lowered(candidate.template))
         times = {
-            name: kernel_ns(candidate.template, lowered, spec, target)
+            name: kernel_ns(candidate.template, lowered, spec, target, candidate.cost.all_bytes)
             for name, (candidate, lowered) in ((name, made[name]) for name in names)
         }
         problem = remember(file, times)

@@ -8,6 +8,7 @@ from native import run_lowered
 from runnable import ISAS
 from sketch import Sketch
 
+import sparsejit
 from sparsejit.api.variant import make_variant
 from sparsejit.ir.graph import Element, Graph
 from sparsejit.ir.ops.convolution import Convolution
@@ -62,6 +63,16 @@ def test_code_that_is_asked_for_computes_the_same(isa: str, graph: Graph) -> Non
 def test_a_model_that_stays_in_l2_asks_for_nothing(graph: Graph) -> None:
     lowered = lower_model(graph, ModelOptions(Target.named("avx2")))
     assert not build_model(lowered, "test").image.uses("prefetcht1")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_so_it_is_of_a_layer_alone(isa: str) -> None:
+    generator = np.random.default_rng(0)
+    weights = generator.standard_normal((64, 96)) * (generator.random((64, 96)) < 0.2)
+    near = Target.named(isa)
+    far = replace(near, l2_bytes=1 << 12, core=replace(near.core, ask_ahead=4096))
+    kernels = [sparsejit.compile_matrix(weights, batch=16, target=on) for on in (near, far)]
+    assert [kernel.image.uses("prefetcht1") for kernel in kernels] == [False, True]
 
 
 @pytest.mark.parametrize("isa", ISAS)
