@@ -120,6 +120,11 @@ def _for_count(shares: tuple[float, ...], count: int) -> float:
     return shares[min(count, len(shares)) - 1]
 
 
+def asks_ahead(count: int) -> bool:
+    """Whether the code of so many panels asks for that of the next tile."""
+    return count >= _FEWEST_TO_ASK_AHEAD
+
+
 def emit_panels(
     asm: Assembler, spec: MatVec, tiles: list[Products], sums: PanelSums, panels: Panels
 ) -> None:
@@ -131,7 +136,7 @@ def emit_panels(
     can_stay = asm.target.core.placement and asm.target.isa == "avx512"
     stays = can_stay and panels.count == 1 and few
     with asm.placed(_PLACEMENT if stays else None):
-        if panels.count >= _FEWEST_TO_ASK_AHEAD:
+        if asks_ahead(panels.count):
             _tiles(asm, spec, tiles, sums, panels)
         else:
             for tile in tiles:

@@ -96,6 +96,7 @@ def _tile_cycles(height: int, vectors: int, spec: DenseProduct, target: Target) 
     depth = spec.depth
     sums, loops, prices = height * vectors, target.core.loops, target.core.layouts
     waiting = 0.5 * _SUMS_UNDER_WAY / chains(sums, depth)
-    step = max(sums / prices.products, (height + vectors) / prices.loads, waiting)
+    step = max(sums / prices.products[target.isa], (height + vectors) / prices.loads, waiting)
+    far = loops.far_load * vectors + loops.far_element[target.isa] * height
     adding = 0.0 if spec.added_pitch is None else sums / prices.loads
-    return depth * (step + loops.far_load * vectors) + 2 * sums + adding + loops.tile
+    return depth * (step + far) + 2 * sums + adding + loops.tile

@@ -35,6 +35,8 @@ class BatchPrices:
     spreading: by level, products whose place a weight takes that comes by a shared load.
     late_inputs, late_stores: how many times as long as L2's rate says what is read, and what is
         written, takes beside the products, where x and y exceed L1.
+    unhidden_code: the share of the lesser of these that adds to the other, of panels too few to ask
+        for code ahead: the products of the first one, and fetching its code from beyond L2.
     from_memory: cycles a byte of code and weights of panels that come from memory takes beside the
         products: it drives x from L2 on its way.
     windows: how many times as long as those of panels products of windows over a padded image
@@ -57,6 +59,7 @@ class BatchPrices:
     l3_code: float = 1.0
     late_inputs: float = 0.0
     late_stores: float = 0.0
+    unhidden_code: float = 0.0
     from_memory: float = 0.3
     windows: float = 1.4
 
@@ -189,6 +192,7 @@ class LoopPrices(NamedTuple):
         and farther.
     tile: cycles to begin and end a tile of a dense product, beside starting and storing its sums.
     far_load: cycles more for a vector of its second matrix, which mostly comes from L2.
+    far_element: by level, the same for an element of its first, which may come from farther.
     csr_call: cycles of a loop over compressed rows to save registers and make room.
     csr_near: the share of L1 up to which its panel of x comes from there.
     winograd: cycles to bring a vector of tiles of an image into Winograd's form, a channel, and
@@ -205,6 +209,7 @@ class LoopPrices(NamedTuple):
     gathered: tuple[float, float] = (0.75, 1.5)
     tile: float = 12.0
     far_load: float = 0.05
+    far_element: Mapping[str, float] = MappingProxyType({"avx512": 0.0, "avx2": 0.0})
     csr_call: float = 300.0
     csr_near: float = 1.1
     winograd: tuple[float, float] = (45.0, 45.0)
@@ -221,7 +226,7 @@ class LayoutPrices(NamedTuple):
 
     square: by level, cycles to transpose a square of lanes by lanes of a dense product.
     lane_sums: by level, cycles to add the lanes of as many sums.
-    products, loads: of a dense product, how many start in a cycle.
+    products: by level, how many of a dense product start in a cycle; loads: the same of its loads.
     window_load: cycles of a load of dense windows: half of one, more where it touches two lines.
     exchange: steps that an exchange of rows takes, 1.55 cycles where a step takes 0.85.
     int8_exchange: the same of int8, within L1; beyond it larger blocks save more than the bound of
@@ -246,7 +251,7 @@ class LayoutPrices(NamedTuple):
 
     square: Mapping[str, float] = MappingProxyType({"avx512": 57.0, "avx2": 27.0})
     lane_sums: Mapping[str, float] = MappingProxyType({"avx512": 32.0, "avx2": 12.0})
-    products: float = 2.0
+    products: Mapping[str, float] = MappingProxyType({"avx512": 2.0, "avx2": 2.0})
     loads: float = 2.0
     window_load: float = 0.8
     exchange: float = 1.8

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from sparsejit.asm_templates.batch.amx_layout import TileCounts
 from sparsejit.asm_templates.batch.csr_shape import CsrCounts
 from sparsejit.asm_templates.batch.lowered_batch import BatchCounts, whole_vectors
-from sparsejit.asm_templates.batch.panels import shared_loads
+from sparsejit.asm_templates.batch.panels import asks_ahead, shared_loads
 from sparsejit.asm_templates.batch.whole import chunk_columns, writes_to_y
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES, PANEL_BYTES
 from sparsejit.asm_templates.dense_product.layer import DenseCounts
@@ -233,24 +233,27 @@ def _panels(counts: BatchCounts) -> Cost:
     panels = -(-counts.in_panels // target.lanes)
     at_once = min(panels, chunk_columns(spec, target.lanes) // target.lanes)
     chunks = -(-panels // at_once)
-    share, code = shared_loads(target, at_once), PANEL_BYTES[target.isa]
-    code_bytes = int(nnz * (code.weight + share * code.by_four) + counts.inputs * code.input)
+    share, each = shared_loads(target, at_once), PANEL_BYTES[target.isa]
+    code_bytes = int(nnz * (each.weight + share * each.by_four) + counts.inputs * each.input)
     added = 0 if spec.added_pitch is None else spec.out_features
     features = spec.in_features + spec.out_features + added
     data_bytes = 4 * nnz + panels * target.vector_bytes * features
-    fetching, code_level = _fetching(code_bytes, data_bytes, target)
-    again, _ = _fetching(code_bytes, data_bytes, target.alone)
+    arriving_code = _arrivals(code_bytes, data_bytes, target)
+    code_level = max(arriving_code, key=lambda level: arriving_code[level])
     loading = (nnz * (1 - 0.75 * share) + counts.inputs + added) / prices.loads
     products = nnz * (1 + share * prices.spreading[target.isa]) / prices.products
     later = max(loading, products + spec.out_features * prices.store_cycles)
-    first, first_again = max(fetching, later), max(again, later)
+    unhidden = 0.0 if asks_ahead(at_once) else prices.unhidden_code
+    again = _arrivals(code_bytes, data_bytes, target.alone)
+    first, first_again = (_first(each, later, unhidden) for each in (arriving_code, again))
     computing = first + (chunks - 1) * first_again + (panels - chunks) * later
     arriving = panels * _arriving(counts, at_once, added)
     hidden = core.unhidden * min(computing, arriving)
     cycles = max(computing, arriving) + hidden + panels * _copying(counts)
     if code_level == "memory":
         cycles += prices.from_memory * (code_bytes + 4 * nnz)
-    bound = f"code from {code_level}" if fetching > later and panels < 2 * chunks else "execution"
+    waits = sum(arriving_code.values()) > later and panels < 2 * chunks
+    bound = f"code from {code_level}" if waits else "execution"
     return Cost(panels * nnz, code_bytes, data_bytes, cycles / core.rates.cycles_per_ns, bound)
 
 
@@ -269,14 +272,19 @@ def _arriving(counts: BatchCounts, panels: int, added: int) -> float:
     return (prices.late_inputs * read + prices.late_stores * written) / rate
 
 
-def _fetching(code_bytes: int, data_bytes: int, target: Target) -> tuple[float, str]:
-    """Cycles in which code arrives, and from where most of it comes."""
+def _arrivals(code_bytes: int, data_bytes: int, target: Target) -> dict[str, float]:
+    """Cycles in which code arrives, by where it comes from."""
     shares = cache_shares(code_bytes, data_bytes, target, target.l1i_bytes)
-    cycles = {
+    return {
         level: share * code_bytes / _code_rate(code_bytes, level, target)
         for level, share in shares.items()
     }
-    return sum(cycles.values()), max(cycles, key=lambda level: cycles[level])
+
+
+def _first(arrivals: dict[str, float], later: float, unhidden: float) -> float:
+    """Cycles of a chunk's first panel, of which each other one takes `later`."""
+    far = sum(cycles for level, cycles in arrivals.items() if level not in ("L1", "L2"))
+    return max(sum(arrivals.values()), later) + unhidden * min(far, later)
 
 
 def _copying(counts: BatchCounts) -> float:

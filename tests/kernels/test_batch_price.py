@@ -43,6 +43,7 @@ def cycles(
     return min(ns) * on.core.rates.cycles_per_ns
 
 
+ON_ZEN_4 = replace(target(core=core_named("zen4")), l2_bytes=1 << 20, l3_bytes=32 << 20)
 UNSHARED = target(core=replace(GOLDEN_COVE, l2_ways=0))  # L2 misses nothing until it is full
 
 
@@ -101,11 +102,39 @@ def test_layers_of_a_large_model_are_data_on_zen_4(shape: tuple[int, int]) -> No
     """BERT-base at 128 tokens is faster so, and panels are where a layer is alone."""
     weights = (np.random.default_rng(1).random(shape) < 0.1).astype(np.float32)
     spec, matrix = MatMul(MatVec(*shape), 128, Layout.FEATURE_MAJOR), SparseMatrix(weights)
-    alone = replace(target(core=core_named("zen4")), l2_bytes=1 << 20, l3_bytes=32 << 20)
-    among = replace(alone, between_bytes=100 << 20)
+    among = replace(ON_ZEN_4, between_bytes=100 << 20)
     assert plan_batch(spec, matrix, among).chosen.template.family == "csr"
     if shape == (768, 768):
-        assert plan_batch(spec, matrix, alone).chosen.template.family == "panels"
+        assert plan_batch(spec, matrix, ON_ZEN_4).chosen.template.family == "panels"
+
+
+@pytest.mark.parametrize(
+    ("size", "columns", "share", "panels_us", "csr_us", "dense_us"),
+    [
+        (256, 16, 0.6, 11.2, 17.4, 18.0),
+        (512, 16, 0.6, 55.4, 67.8, 71.6),
+        (512, 16, 1.0, 98.5, 106.7, 71.7),
+        (512, 64, 0.3, 91.3, 115.0, 286.8),
+        (512, 64, 1.0, 314.7, 372.4, 286.5),
+        (1024, 16, 0.3, 126.7, 140.2, 286.1),
+        (1024, 16, 1.0, 437.7, 439.3, 290.7),
+        (1024, 32, 0.6, 438.1, 481.1, 577.1),
+        (1024, 64, 0.1, 141.8, 177.7, 1159.0),
+        (1024, 64, 0.6, 842.1, 931.7, 1167.2),
+    ],
+)
+def test_what_zen_4_took(
+    size: int, columns: int, share: float, panels_us: float, csr_us: float, dense_us: float
+) -> None:
+    """Feature-major, code from beyond L2 asked for ahead; the planner takes one of the fastest."""
+    took = {"panels": panels_us, "csr": csr_us, "dense": dense_us}
+    for family, within in (("panels", 0.2), ("csr", 0.35), ("dense", 0.06)):
+        found = cycles(family, (size, size), share, batch=columns, on=ON_ZEN_4)
+        assert found / 3700 == pytest.approx(took[family], rel=within), family
+    weights = (np.random.default_rng(1).random((size, size)) < share).astype(np.float32)
+    spec = MatMul(MatVec(size, size), columns, Layout.FEATURE_MAJOR)
+    chosen = plan_batch(spec, SparseMatrix(weights), ON_ZEN_4).chosen.template.family
+    assert took[chosen] <= 1.05 * min(took.values())
 
 
 def test_what_never_wins_a_large_batch_is_made_only_when_asked_for() -> None:

@@ -10,7 +10,14 @@ import math
 from dataclasses import replace
 
 from sparsejit.machine.core import Core, caches, models
-from sparsejit.machine.prices import CsrPrices, LayoutPrices, QuadPrices, SharingPrices, StepPrice
+from sparsejit.machine.prices import (
+    CsrPrices,
+    LayoutPrices,
+    LoopPrices,
+    QuadPrices,
+    SharingPrices,
+    StepPrice,
+)
 from sparsejit.machine.processors.attention import ATTENTION_BY_HALVES
 from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.zen5 import CSR, STEPS, ZEN5
@@ -18,8 +25,8 @@ from sparsejit.machine.rates import Rates
 
 _WIDE_FACTOR = 2.0
 # Measured: 142 cases of 10 shapes from 64x256 to 3072x768, 10 and 25 % nonzeros, 64 to 784 columns;
-# twice Zen 5's prices were 1.19 times what they took (median; 0.92 to 1.37).
-_FLOATS_FACTOR = _WIDE_FACTOR / 1.2
+# twice Zen 5's prices were 1.19 times what they took (median; 0.92 to 1.37), 1.12 from 20 to 60 %.
+_FLOATS_FACTOR = _WIDE_FACTOR / 1.13
 
 
 def _in_halves(prices: CsrPrices, factor: float) -> CsrPrices:
@@ -73,8 +80,20 @@ ZEN4 = Core(
     # more than four times that warm.
     # loads: one of 512 bits a cycle, but two that are broadcast; 17 panels, x as it lies, then take
     # 0.92 to 1.36 of the prediction, the most where x comes from L3.
+    # products: 768x768, 256x1152, 512x512 at 128 to 784 columns, 20 to 60 % nonzeros: 1.05 to 1.2.
     # windows: 11 layers of ResNet-50 and small nets took 1.1 to 1.5 times one product a cycle.
-    batch=replace(ZEN5.batch, loads=1.5, products=1.0, from_memory=0.3, windows=1.23),
+    # unhidden_code: 512x512, 1024x1024 at 16 and 32 columns, 30 to 100 % nonzeros, code asked for
+    # ahead: 0.9 to 1.2 of the prediction.
+    # dense_fetch: 1000x1280, 1024x1024, 4096x1024 at 16 columns, weights from memory.
+    batch=replace(
+        ZEN5.batch,
+        loads=1.5,
+        products=0.94,
+        from_memory=0.3,
+        windows=1.16,
+        unhidden_code=0.33,
+        dense_fetch=0.15,
+    ),
     csr={
         **{
             (isa, kind): _in_halves(prices, _FLOATS_FACTOR if kind == "floats" else _WIDE_FACTOR)
@@ -96,7 +115,14 @@ ZEN4 = Core(
     # MobileNet v1 and v2, a face detector: 0.92, 0.97 and 0.90 of the time with bands of 0.6.
     # Panels of 21 shapes at pitches of 16 to 3152: an x that stays takes 0.68 to 0.99 of the time
     # of one that is copied. With AVX2 0.61 to 1.31.
-    layouts=LayoutPrices(bands_near=2.0, panels_spread={"avx512": math.inf, "avx2": 2.0}),
+    # products: 1.01 to 1.05 cycles each in 14 dense layers and windows.
+    layouts=LayoutPrices(
+        bands_near=2.0,
+        panels_spread={"avx512": math.inf, "avx2": 2.0},
+        products={"avx512": 1.0, "avx2": 2.0},
+    ),
+    # 768x3072 dense, 128 columns, cold: 1.13 cycles a product by tiles of 29 rows, 1.07 of 7 or 14.
+    loops=LoopPrices(far_element={"avx512": 0.00625, "avx2": 0.0}),
     ask_ahead=16 << 10,  # 32 columns, 47 MB: 7.26 ms without, 4.70 with, 4.81 at 8 KB
     l3_share=0.75,
     # Measured in L1 and L2; ResNet-50's layers take 0.85 to 1.2 of what these predict.
