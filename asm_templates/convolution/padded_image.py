@@ -125,7 +125,7 @@ class PaddedImage:
         shared = max(p.needed - p.before for p in self.column_phases)
         return max(filled, shared, self.columns.positions)
 
-    @property
+    @cached_property
     def plane(self) -> int:
         """Floats of a plane, with what lanes and stores may run over the last row.
 

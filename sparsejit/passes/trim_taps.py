@@ -31,13 +31,13 @@ def _trim(site: Site) -> Sequence[Value] | None:
         return None
     sizes = site.inputs[0].shape[2:], site.output.shape[2:], weights.shape[2:]
     kept = list(map(_kept, *sizes, op.stride, op.padding, op.dilation))
-    padding = tuple(before for _, before in kept)
-    taps = tuple(own for own, _ in kept)
-    if all(len(own) == length for own, length in zip(taps, sizes[2], strict=True)):
+    places = (slice(None), slice(None), *(slice(taps.start, taps.stop) for taps, _ in kept))
+    fewer = weights[places]
+    if fewer.shape == weights.shape:
         return None
-    places = (slice(None), slice(None), *(slice(own.start, own.stop) for own in taps))
-    fewer = site.constant(np.ascontiguousarray(weights[places]), site.inputs[1].origin)
-    return site.add(replace(op, padding=padding), site.inputs[0], fewer, *site.inputs[2:])
+    smaller = replace(op, padding=tuple(before for _, before in kept))
+    own = site.constant(np.ascontiguousarray(fewer), site.inputs[1].origin)
+    return site.add(smaller, site.inputs[0], own, *site.inputs[2:])
 
 
 def _kept(

@@ -233,8 +233,8 @@ def _panels(counts: BatchCounts) -> Cost:
     panels = -(-counts.in_panels // target.lanes)
     at_once = min(panels, chunk_columns(spec, target.lanes) // target.lanes)
     chunks = -(-panels // at_once)
-    share, each = shared_loads(target, at_once), PANEL_BYTES[target.isa]
-    code_bytes = int(nnz * (each.weight + share * each.by_four) + counts.inputs * each.input)
+    share, code = shared_loads(target, at_once), PANEL_BYTES[target.isa]
+    code_bytes = int(nnz * (code.weight + share * code.by_four) + counts.inputs * code.input)
     added = 0 if spec.added_pitch is None else spec.out_features
     features = spec.in_features + spec.out_features + added
     data_bytes = 4 * nnz + panels * target.vector_bytes * features

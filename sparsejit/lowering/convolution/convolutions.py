@@ -75,9 +75,9 @@ def _products_add(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec)
     in_rows, layer = _added_rows(low, node), _layer(low, node, each)
     if joined_layer(low, node, matrix, each, layer) is not None:
         return node.output not in low.wanted
-    pitch = _common_pitch(low, node)
     if in_rows is None:
         return False
+    pitch = _common_pitch(low, node)
     return pitch is None or in_rows[1] != pitch or padded_pitch(added) == pitch
 
 
