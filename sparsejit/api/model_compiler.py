@@ -52,6 +52,7 @@ class ModelCompiler:
     name: str = ""
 
     def __post_init__(self) -> None:
+        self.settings = replace(self.settings, any_length=self._may_share)
         self.options = self.settings.resolved()
         own = model_name(self.model) if is_onnx(self.model) else type(self.model).__name__
         self.name = self.name or own
@@ -210,9 +211,9 @@ class ModelCompiler:
             _, graphs, options = replace(compiler, model=model)._read(args, kwargs)
             return [TiledGraph(final_graph(one, options, self.dtype), t) for one, t in graphs]
 
-        shapes = [tuple(each.shape) for each in (*args, *kwargs.values())] if self.sizes else []
+        examples = [*args, *kwargs.values()] if self.sizes else []
         how = compile_it, read_graphs
-        return OtherSizes(self.model, self.sizes, inputs, first, shapes, kept, *how)
+        return OtherSizes(self.model, self.sizes, inputs, first, examples, kept, *how)
 
 
 def _kept_weights() -> KeptWeights | None:

@@ -90,6 +90,11 @@ class NamedSizes:
             if axis != own
         }
 
+    def largest(self, name: str) -> int | None:
+        """The bound of a size; None where there is none."""
+        sizes = (size for each in self.inputs for size in each.axes.values() if size.name == name)
+        return min((size.largest for size in sizes if size.largest is not None), default=None)
+
     def like(self, shapes: Sequence[Shape]) -> NamedSizes:
         """The same sizes, with these shapes as the example. Raises InvalidInput for others."""
         pairs = zip(self.inputs, shapes, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -63,12 +63,16 @@ class KernelSource:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The keyword arguments of `compile_model` that count for a graph, as they were given."""
+    """The keyword arguments of `compile_model` that count for a graph, as they were given.
+
+    `any_length`: whether any size but the batch has a name.
+    """
 
     target: str | Target
     threads: int | str
     tune: bool
     exact: bool
+    any_length: bool = field(default=False, metadata={"newer": True})
 
     def resolved(self) -> ModelOptions:
         """What they mean on this machine.
@@ -76,7 +80,8 @@ class ModelSettings:
         Raises InvalidInput for what makes no sense, UnsupportedTarget for what cannot run here.
         """
         target, threads = calibrated(Target.resolve(self.target)), parse_threads(self.threads)
-        return ModelOptions(target, threads, self.tune, self.exact)
+        own = self.tune, self.exact
+        return ModelOptions(target, threads, *own, any_length=self.any_length)
 
 
 def _checked_batch(batch: int) -> int:

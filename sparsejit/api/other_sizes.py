@@ -1,15 +1,14 @@
 """A model with named sizes, compiled for lengths that it was not compiled for.
 
-A torch module is exported once for all of them, at the second. Its graphs at three lengths say how
-one at any length looks (`ir.sized_graph`); from then on another length costs the code around the
-weights alone.
+A torch module is exported once for all of them. Its graphs at three lengths say how one at any
+length looks (`ir.sized_graph`); another length costs the code around the weights alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +26,7 @@ Array = np.ndarray[Any, Any]
 # Compiles a model, or the program that it was exported to, for arguments; and only its graphs.
 Compile = Callable[[Any, Any, Mapping[str, Any]], Variant]
 ReadGraphs = Callable[[Any, Any, Mapping[str, Any]], list[TiledGraph]]
+_LONG = 2048  # up to so many a model is read for eight times the first length: masks are squares
 
 
 class OtherSizes:
@@ -38,18 +38,22 @@ class OtherSizes:
         sizes: NamedSizes | None,
         inputs: Nest,
         first: Variant,
-        first_shapes: Sequence[tuple[int, ...]],
+        examples: Sequence[Any],
         kept: KeptWeights | None,
         compile_it: Compile,
         read_graphs: ReadGraphs,
     ) -> None:
+        """`examples` are the tensors, or arrays, of the first call."""
         self._model, self._inputs, self._first = model, inputs, first
         self._sizes = None if sizes is None else sizes.in_order(inputs.items[1].keys)
         self._compile, self._read = compile_it, read_graphs
         self._kept, self._program = kept, _OpenProgram(model, self._sizes)
-        self._lengths = {} if self._sizes is None else self._sizes.lengths(first_shapes)
-        self._sized: dict[str, list[tuple[SizedGraph, int | None]]] = {}
-        self._without_rule: set[str] = set()
+        self._lengths: dict[str, int] = {}
+        if self._sizes is not None:
+            self._lengths = self._sizes.lengths([tuple(each.shape) for each in examples])
+        self._rules: dict[str, _Rule] = {}
+        if self._kept is not None:
+            self._learn(examples)
 
     def __call__(self, leaves: Sequence[Array]) -> Variant:
         """The variant for inputs like these. Raises as compiling does."""
@@ -78,10 +82,12 @@ class OtherSizes:
             return None
         self._write_first()
         read = {t: g for g, t in self._read(model, *unflatten(self._inputs, list(leaves)))}
-        if set(read) != {tile for _, tile in self._first.graphs}:
-            return None
-        finals = [TiledGraph(with_constants_of(g, read[t]), t) for g, t in self._first.graphs]
-        return self._lowered(finals) if self._runs_alike(finals) else None
+        finals = [
+            TiledGraph(with_constants_of(graph, read[tile]), tile)
+            for graph, tile in self._first.graphs
+            if tile in read
+        ]
+        return self._lowered(finals) if finals and self._runs_alike(finals) else None
 
     def _by_rule(self, program: Any, leaves: Sequence[Array]) -> Variant | None:
         """From the graphs of other lengths; None where only reading the model does."""
@@ -89,34 +95,23 @@ class OtherSizes:
             return None
         lengths = self._sizes.lengths([leaf.shape for leaf in leaves])
         others = [name for name, length in lengths.items() if length != self._lengths[name]]
-        if len(others) != 1:
+        if len(others) != 1 or others[0] not in self._rules:
             return None
         (name,) = others
-        is_known = file_has_polynomial_sizes if is_onnx(program) else has_polynomial_sizes
-        if name not in self._sized and not is_known(program):
-            self._without_rule.add(name)
-        if name in self._without_rule:
-            return None
-        self._write_first()
-        finals = self._graphs(name, lengths[name])
-        if finals is None:
-            self._without_rule.add(name)  # unless there is one
-            self._sized[name] = list(self._rules(program, name, leaves))
-            self._without_rule.remove(name)
-            finals = self._graphs(name, lengths[name])
+        rule, length = self._rules[name], lengths[name]
+        finals = rule.at(length)
+        if finals is None and length > rule.longest:
+            self._rules[name] = rule._replace(longest=length)  # unless there is another
+            self._rules[name] = self._rule(program, name, leaves)
+            finals = self._rules[name].at(length)
         if finals is None or not self._runs_alike(finals):
             return None
+        self._write_first()
         return self._lowered(finals)
 
     def _lowered(self, finals: Sequence[TiledGraph]) -> Variant:
         options, title = self._first.options, self._first.program.name
         return lowered_variant(finals, options, title, kept=self._kept, is_cached=False)
-
-    def _graphs(self, name: str, length: int) -> list[TiledGraph] | None:
-        """Where only this size is not the first variant's; None where no rule says them."""
-        graphs = [(sized.at(length), tile) for sized, tile in self._sized.get(name, ())]
-        made = [TiledGraph(graph, tile) for graph, tile in graphs if graph is not None]
-        return made if made and len(made) == len(graphs) else None
 
     def _runs_alike(self, finals: Sequence[TiledGraph]) -> bool:
         """Whether samples of these graphs run as those of the first's."""
@@ -129,44 +124,86 @@ class OtherSizes:
         if not self._kept.is_there:
             self._first = self._lowered(self._first.graphs)
 
-    def _rules(
-        self, program: Any, name: str, leaves: Sequence[Array]
-    ) -> Iterator[tuple[SizedGraph, int | None]]:
-        """By tile. Raises ValueError where there are none."""
+    def _learn(self, examples: Sequence[Any]) -> None:
+        """Find the rules of all lengths that have one, so that no call waits for it."""
+        assert self._sizes is not None
+        for name, length in self._lengths.items():
+            with suppress(SparseJitError, *GRAPH_REFUSALS):
+                leaves = [_zeros(each.shape, each) for each in examples]
+                own = self._resized(leaves, {name: max(2, length)})
+                args, kwargs = unflatten(self._inputs, own)
+                program = self._program.of(args, kwargs, own)
+                if program is not None and _is_known(program):
+                    self._rules[name] = self._rule(program, name, own)
+
+    def _rule(self, program: Any, name: str, leaves: Sequence[Array]) -> _Rule:
+        """How graphs grow with a length, from these inputs and others. Raises ValueError."""
         assert self._sizes is not None
         first = self._lengths[name]
         own = self._sizes.lengths([leaf.shape for leaf in leaves])[name]
-        second = self._read_at(program, leaves, {})
-        third, graphs = self._third(program, name, leaves, {first, own})
-        for graph, tile in self._first.graphs:
-            like = [g for each in (second, graphs) for g, t in each if t == tile]
-            if len(like) < 2:
-                raise ValueError(f"not all lengths have a tile of {tile}")
-            yield SizedGraph([graph, *like], [first, own, third]), tile
-
-    def _third(
-        self, program: Any, name: str, leaves: Sequence[Array], known: set[int]
-    ) -> tuple[int, list[TiledGraph]]:
-        """A length that the model takes, longer than these if it may be, and its graphs."""
-        assert self._sizes is not None
-        for length in (2 * max(known), max(known) + 1, max(known) - 1, max(known) - 2):
-            if length in known or length < 2:
-                continue
+        read: dict[int, list[TiledGraph]] = {}
+        for length in _lengths_to_read(first, own, self._sizes.largest(name)):
             with suppress(SparseJitError, *GRAPH_REFUSALS):
-                return length, self._read_at(program, leaves, {name: length})
+                inputs = unflatten(self._inputs, self._resized(leaves, {name: length}))
+                read[length] = self._read(program, *inputs)
+            if len(read) == 2:
+                return _Rule.of(self._first.graphs, first, read)
         raise ValueError(f"the model takes no third length of {name}")
 
-    def _read_at(
-        self, program: Any, leaves: Sequence[Array], sizes: Mapping[str, int]
-    ) -> list[TiledGraph]:
+    def _resized(self, leaves: Sequence[Array], sizes: Mapping[str, int]) -> list[Array]:
+        """Zeros for these sizes, all others as they are. Raises InvalidInput out of bounds."""
         assert self._sizes is not None
         shapes = self._sizes.like([leaf.shape for leaf in leaves]).shapes_for(sizes)
-        arrays = [np.zeros(shape, leaf.dtype) for shape, leaf in zip(shapes, leaves, strict=True)]
-        return self._read(program, *unflatten(self._inputs, arrays))
+        return [_zeros(shape, leaf) for shape, leaf in zip(shapes, leaves, strict=True)]
+
+
+class _Rule(NamedTuple):
+    """The graphs of any length by tile, and the longest length that it was made of."""
+
+    by_tile: Sequence[tuple[SizedGraph, int | None]]
+    longest: int
+
+    @classmethod
+    def of(
+        cls, graphs: Sequence[TiledGraph], first: int, read: Mapping[int, Sequence[TiledGraph]]
+    ) -> _Rule:
+        """By the graphs of the first length, and those of two others.
+
+        A tile that not all have is left out. Raises ValueError where they differ by more than a
+        length.
+        """
+        by_tile = []
+        for graph, tile in graphs:
+            like = [g for each in read.values() for g, t in each if t == tile]
+            if len(like) == len(read):
+                by_tile.append((SizedGraph([graph, *like], [first, *read]), tile))
+        if not by_tile:
+            raise ValueError("no tile is of all lengths")
+        return cls(by_tile, max(first, *read))
+
+    def at(self, length: int) -> list[TiledGraph] | None:
+        """Where only this size is not the first variant's; None where the rule does not say."""
+        made = []
+        for sized, tile in self.by_tile:
+            graph = sized.at(length)
+            if graph is None:
+                return None
+            made.append(TiledGraph(graph, tile))
+        return made
+
+
+def _lengths_to_read(first: int, own: int, largest: int | None) -> list[int]:
+    """Those that tell how a model grows, the longest first: constants are as long as these."""
+    most = max(first, own)
+    wanted = [max(2 * most, min(8 * most, _LONG)), 4 * most, 2 * most]
+    if largest is not None:
+        wanted = [min(length, largest) for length in wanted]
+    tried = dict.fromkeys((*wanted, own, most + 1, most - 1, most - 2))
+    return [length for length in tried if length > 1 and length != first]
 
 
 class _OpenProgram:
-    """A torch module exported once for all its named sizes, at the second of them; or a file."""
+    """A torch module exported once for all its named sizes; or a file."""
 
     def __init__(self, model: Any, sizes: NamedSizes | None) -> None:
         self._model, self._sizes = model, sizes
@@ -185,6 +222,18 @@ class _OpenProgram:
             self._program = opened(self._model, args, kwargs, self._sizes.open_sizes())
         lengths = self._sizes.lengths([leaf.shape for leaf in leaves])
         return self._program if min(lengths.values(), default=2) > 1 else None
+
+
+def _is_known(program: Any) -> bool:
+    """Whether three lengths tell of all."""
+    is_known = file_has_polynomial_sizes if is_onnx(program) else has_polynomial_sizes
+    return is_known(program)
+
+
+def _zeros(shape: Sequence[int], like: Any) -> Array:
+    """An array for a tensor or an array."""
+    dtype = str(like.dtype).removeprefix("torch.")
+    return np.zeros(tuple(shape), dtype)
 
 
 def _tile(each: TiledGraph) -> int:

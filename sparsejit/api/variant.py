@@ -239,6 +239,7 @@ def _beside_others(
     started = time.perf_counter()
     forms, program = _written(finals, options, name, lambda stage, share: None, kept)
     made = _of_forms(forms, finals[0].tile, program, None, started)
+    kept.share_new()
     kept.put_away()
     return replace(made, make_graphs=lambda: finals)
 

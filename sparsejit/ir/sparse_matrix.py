@@ -130,19 +130,19 @@ class SparseMatrix:
         return key in self._made
 
     @property
+    def made_count(self) -> int:
+        """How many things were made of the weights."""
+        return len(self._made)
+
+    @property
     def families_made(self) -> frozenset[str]:
         """What the keys begin with under which something was made."""
         return frozenset(str(key[0]) for key in self._made if isinstance(key, tuple))
 
-    # The families whose data were made of the weights, and lie where other code reads them.
-    kept: frozenset[str] = frozenset()
-
     def replace_made(self, change: Callable[[Any], Any]) -> None:
-        """Keep what `change` makes of all that `once` made; what it changes is `kept`."""
+        """Keep what `change` makes of all that `once` made."""
         for key, value in self._made.items():
             self._made[key] = change(value)
-            if self._made[key] is not value and isinstance(key, tuple):
-                self.kept |= {str(key[0])}
 
     @cached_property
     def dense(self) -> FloatArray:

@@ -44,7 +44,7 @@ class ModelOptions:
     Products that read more than `part_bytes` of weights are made in parts (`Step.parts`).
     `weight_bytes` are those of the whole model, as code or data: 0 until they are estimated.
     `shares_tiles`: threads take turns with the tiles of a batch, instead of sharing the kernels of
-    each.
+    each. `any_length`: others are to come, whose code shall read the same weights.
     """
 
     target: Target
@@ -54,6 +54,7 @@ class ModelOptions:
     part_bytes: int | None = None
     weight_bytes: int = 0
     shares_tiles: bool = False
+    any_length: bool = False
 
     @cached_property
     def planner(self) -> LayerPlanner:
@@ -64,6 +65,7 @@ class ModelOptions:
             tune=self.tune,
             alike=True,
             model_bytes=self.weight_bytes,
+            any_length=self.any_length,
         )
 
     @property

@@ -24,6 +24,7 @@ class KeptWeights:
     def __init__(self) -> None:
         self.common = CommonWeights()
         self._matrices: dict[Value, SparseMatrix] = {}
+        self._made_count = 0  # of things made of them, when the newest were shared
 
     def begin_anew(self) -> None:
         """Forget what was built: it is written once more."""
@@ -47,6 +48,24 @@ class KeptWeights:
             matrix.replace_made(lambda made: _with_arrays(made, self._there))
         self.put_away()
         return settled
+
+    def share_new(self) -> None:
+        """Have in common what the newest function has of weights that no other had."""
+        made = sum(matrix.made_count for matrix in self._matrices.values())
+        if made == self._made_count:
+            return
+        self._made_count, found = made, False
+
+        def there(array: Array) -> Array:
+            nonlocal found
+            view = self.common.view_of(array)
+            found = found or view is not None
+            return array if view is None else view
+
+        for matrix in self._matrices.values():
+            matrix.replace_made(lambda made: _with_arrays(made, there))
+        if found:
+            self.common.keep()
 
     def put_away(self) -> None:
         """Take less memory until the weights are asked for again."""

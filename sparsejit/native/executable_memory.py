@@ -125,9 +125,13 @@ class ExecutableMemory(SharedCode):
             self._release()
             raise _refused("make it executable (mprotect)", self.size)
 
-    def view(self, size: int) -> memoryview:
-        """The first so many bytes, to be read; it holds this memory alive."""
-        held: Any = (ctypes.c_ubyte * size).from_address(self.address)
+    def view(self, size: int, address: int | None = None) -> memoryview:
+        """The first so many bytes, to be read; it holds this memory alive.
+
+        Those from another `address`, which may be in what this lies beside.
+        """
+        start = self.address if address is None else address
+        held: Any = (ctypes.c_ubyte * size).from_address(start)
         held.memory = self
         return memoryview(held).cast("B").toreadonly()
 

@@ -24,10 +24,13 @@ from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import Cost, cache_level, cache_shares, price
 from sparsejit.planner.csr_price import price_csr
-from sparsejit.planner.plan import AUTO, Job, Plan, choose
+from sparsejit.planner.plan import AUTO, HARDLY_MORE, Job, Plan, choose
 from sparsejit.planner.tile_price import price_tiles
 
-_MANY_COLUMNS, _MANY_ROWS = 64, 64
+# From where kernels repeated by the column do not win, of matrices with many rows or many weights.
+_COLUMNS_OF_MANY_ROWS, _MANY_ROWS = 64, 64
+_COLUMNS_OF_MANY_WEIGHTS, _MANY_WEIGHTS = 9, 1 << 14
+_FOR_ANY_LENGTH = frozenset({"csr"})  # families whose weights are data in one order
 _ADDING = ("panels", "csr", "dense")  # families that add an operand to y
 
 
@@ -44,31 +47,36 @@ def plan_batch(
     strategy: str = AUTO,
     exact: bool = False,
     alike: bool = False,
+    any_length: bool = False,
 ) -> Plan:
     """Choose a template for a batch; if `exact`, one that changes no weight.
 
     If `alike`, one that sums every column in the same order, so that where a column lies in the
-    batch changes no bit of it; `mixed` does not.
+    batch changes no bit of it; `mixed` does not. If `any_length`, preferably one whose weights are
+    data that batches of all lengths read.
 
     Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
     """
-    possible = _possible(spec, target, strategy, alike)
+    possible = _possible(spec, matrix, target, strategy, alike)
     job = Job(spec, matrix, target, price_batch)
-    return choose(job, possible, strategy, batch_strategies(), exact)
+    preferred = _FOR_ANY_LENGTH if any_length else frozenset()
+    return choose(job, possible, strategy, batch_strategies(), exact, preferred)
 
 
 def expected_batch_ns(
     spec: MatMul, matrix: SparseMatrix, target: Target, exact: bool, alike: bool
 ) -> float:
     """What `plan_batch` would choose, as its zeros let expect it: nothing is lowered."""
-    possible = _possible(spec, target, AUTO, alike)
+    possible = _possible(spec, matrix, target, AUTO, alike)
     candidates = Job(spec, matrix, target, price_batch).candidates(possible, exact)
     return min((one.cost.ns for one in candidates), default=math.inf)
 
 
-def _possible(spec: MatMul, target: Target, strategy: str, alike: bool) -> Iterator[Template]:
+def _possible(
+    spec: MatMul, matrix: SparseMatrix, target: Target, strategy: str, alike: bool
+) -> Iterator[Template]:
     left_out = {"mixed"} if alike else set()
-    if strategy == AUTO and _outnumbers_rows(spec):
+    if strategy == AUTO and _outnumbers_rows(spec, matrix):
         left_out.add("rows")
     for row in _made_for(target.alone, spec.dtype):
         if row.family not in left_out and _is_possible(row, spec, target):
@@ -82,23 +90,35 @@ def _made_for(target: Target, dtype: DType) -> tuple[Template, ...]:
     )
 
 
-def _outnumbers_rows(spec: MatMul) -> bool:
-    """Whether no kernel repeated by the column can win: none did in 252 layers (planner.jsonl).
+def _outnumbers_rows(spec: MatMul, matrix: SparseMatrix) -> bool:
+    """Whether no kernel repeated by the column can win.
 
-    int8's do. Counting what such a kernel does takes longer than all else of a plan.
+    With many rows none did in 252 layers (planner.jsonl); with many weights none is predicted to
+    gain more than 7 % in 30 layers on any processor. int8's do. Counting what such a kernel does
+    takes longer than all else of a plan.
     """
-    is_float = spec.dtype is not DType.INT8
-    return is_float and spec.batch >= _MANY_COLUMNS and spec.out_features >= _MANY_ROWS
+    if spec.dtype is DType.INT8:
+        return False
+    many_rows = spec.batch >= _COLUMNS_OF_MANY_ROWS and spec.out_features >= _MANY_ROWS
+    return many_rows or (
+        spec.batch >= _COLUMNS_OF_MANY_WEIGHTS and matrix.nnz >= _MANY_WEIGHTS
+    )
 
 
-def prefers_panels(spec: MatMul, matrix: SparseMatrix, target: Target, exact: bool) -> bool:
-    """Whether panels are expected to be clearly cheapest, from the layer's zeros alone."""
+def prefers_panels(
+    spec: MatMul, matrix: SparseMatrix, target: Target, exact: bool, any_length: bool = False
+) -> bool:
+    """Whether panels are expected to be clearly cheapest, from the layer's zeros alone.
+
+    If `any_length`, more clearly: the weights of others serve all.
+    """
     job = Job(spec, matrix, target, price_batch)
     costs: dict[bool, list[float]] = {True: [], False: []}
-    for candidate in job.candidates(_possible(spec, target, AUTO, True), exact):
+    for candidate in job.candidates(_possible(spec, matrix, target, AUTO, True), exact):
         costs[candidate.template.family == "panels"].append(candidate.cost.ns)
     others = min(costs[False], default=math.inf)
-    return bool(costs[True]) and min(costs[True]) < target.core.loops.panels_from * others
+    most = min(target.core.loops.panels_from, 1 / HARDLY_MORE if any_length else 1.0)
+    return bool(costs[True]) and min(costs[True]) < most * others
 
 
 def _is_possible(template: Template, spec: MatMul, target: Target) -> bool:

@@ -39,6 +39,7 @@ class LayerPlanner:
     exact: whether every weight must stay as its dtype holds it.
     tune: whether candidates are measured.
     alike: whether every column of a batch is summed in the same order.
+    any_length: whether kernels are preferred whose weights serve batches of all lengths.
     model_bytes: about the bytes of code and data of the whole model; 0 for a layer alone.
     cores: among how many cores these are shared.
     """
@@ -48,6 +49,7 @@ class LayerPlanner:
     exact: bool = False
     tune: bool = False
     alike: bool = False
+    any_length: bool = False
     model_bytes: int = 0
     cores: int = 1
 
@@ -76,7 +78,8 @@ class LayerPlanner:
         """
         target = self.beside(matrix).target
         if isinstance(layer, MatMul):
-            choice = plan_batch(layer, matrix, target, self.strategy, self.exact, self.alike)
+            how = self.strategy, self.exact, self.alike, self.any_length
+            choice = plan_batch(layer, matrix, target, *how)
         else:
             choice = plan(layer, matrix, target, self.strategy, self.exact)
         measure = self.tune and self.strategy == AUTO
@@ -118,7 +121,7 @@ class LayerPlanner:
     def prefers_panels(self, each: MatVec, batch: int, matrix: SparseMatrix) -> bool:
         """Whether panels are expected to be clearly cheapest, from the layer's zeros alone."""
         target = self.beside(matrix).target
-        return prefers_panels(MatMul(each, batch), matrix, target, self.exact)
+        return prefers_panels(MatMul(each, batch), matrix, target, self.exact, self.any_length)
 
 
 @lru_cache(maxsize=512)  # layers are alike

@@ -14,7 +14,7 @@ Array = npt.NDArray[Any]
 
 
 class CommonWeights:
-    """Where the literals of the first function lie, for others that are built near it.
+    """Where the literals of the first function lie, and more of later ones, for all near it.
 
     Raises CompileError where the system does not grant the addresses.
     """
@@ -22,21 +22,32 @@ class CommonWeights:
     def __init__(self) -> None:
         self.literals = CommonLiterals()
         self.neighbourhood = Neighbourhood()
-        self.memory: ExecutableMemory | None = None
+        self.memory: ExecutableMemory | None = None  # it keeps what was kept before
+        self._newest: ExecutableMemory | None = None
 
     @property
     def is_there(self) -> bool:
         """Whether a function was built that others can share with."""
         return self.literals.address > 0
 
+    def written(self, memory: ExecutableMemory) -> None:
+        """Know the memory of a function that was built; the first is kept."""
+        self._newest = memory
+        if self.memory is None:
+            self.keep()
+
+    def keep(self) -> None:
+        """Have what the newest function has in common, too."""
+        self.literals.keep()
+        self.memory = self._newest
+
     def view_of(self, array: Array) -> Array | None:
-        """The same array in the memory of the first function; None where it is not there."""
-        place = self.literals.place_of(array)
-        if place is None or self.memory is None or not array.flags.c_contiguous:
+        """The same array in the memory of one of them; None where it is not there."""
+        address, newest = self.literals.address_of(array), self._newest
+        if address is None or newest is None or not array.flags.c_contiguous:
             return None
-        start = self.literals.address - self.memory.address + place
-        data = self.memory.view(start + array.nbytes)[start:]
-        found = np.frombuffer(data, array.dtype).reshape(array.shape)
+        found = np.frombuffer(newest.view(array.nbytes, address), array.dtype)
+        found = found.reshape(array.shape)
         return found if np.array_equal(_bytes_of(found), _bytes_of(array)) else None
 
 

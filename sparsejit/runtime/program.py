@@ -74,8 +74,8 @@ def build(
         return memories[0].view(size)
 
     program = Program(name, asm.finish(executable), *memories)
-    if common is not None and common.memory is None:
-        common.memory = program.memory
+    if common is not None:
+        common.written(program.memory)
     return program
 
 

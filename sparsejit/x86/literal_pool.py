@@ -12,14 +12,17 @@ COMMON = 1 << 30
 
 
 class CommonLiterals:
-    """The literals of an image that others, in its neighbourhood, read as well.
+    """The literals of images that others, in their neighbourhood, read as well.
 
-    `address` is where they begin, 0 until the image is written.
+    `address` is where those of the first image begin, 0 until it is written; offsets count from
+    there. What a later image has is known from `written` on, and in common from `keep` on.
     """
 
     def __init__(self) -> None:
-        self.address = self._size = 0
+        self.address = 0
+        self._ranges: list[_Span] = []
         self._offsets: dict[_Span, int] = {}
+        self._newest: tuple[_Span, dict[_Span, int]] | None = None
         self._known: dict[int, tuple[npt.NDArray[Any], int]] = {}  # by identity, which they keep
 
     def offset_of(self, array: npt.NDArray[Any]) -> int | None:
@@ -27,39 +30,49 @@ class CommonLiterals:
         known = self._known.get(id(array))
         if known is not None:
             return known[1]
-        if not self.address:
-            return None
         first, size = _span(array)
-        if first < self.address or first + size > self.address + self._size:
+        if not any(at <= first and first + size <= at + room for at, room in self._ranges):
             return None
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known[id(array)] = array, first - self.address
         return first - self.address
 
-    def place_of(self, array: npt.NDArray[Any]) -> int | None:
+    def address_of(self, array: npt.NDArray[Any]) -> int | None:
         """Where an array was copied to; None where it was not, as far as is known.
 
         Another may have lain in the same memory before: who reads there compares.
         """
-        return self._offsets.get(_span(array))
+        span = _span(array)
+        if span in self._offsets:
+            return self.address + self._offsets[span]
+        if self._newest is None or span not in self._newest[1]:
+            return None
+        return self._newest[0][0] + self._newest[1][span]
 
-    def add(self, array: npt.NDArray[Any], offset: int) -> None:
-        """Know that the image which is being made has it there."""
-        self._offsets[_span(array)] = offset
+    def written(self, address: int, size: int, offsets: dict[_Span, int]) -> None:
+        """Say where an image has its literals; too many to tell offsets by are not shared."""
+        self._newest = ((address, size), offsets) if size < COMMON else None
+        if not self.address:
+            self.keep()
 
-    def begin_at(self, address: int, size: int) -> None:
-        """Say where the image has them; too many to tell offsets by are not shared."""
-        if size < COMMON:
-            self.address, self._size = address, size
+    def keep(self) -> None:
+        """Have those of the newest image in common: it must stay."""
+        if self._newest is None:
+            return
+        (address, size), offsets = self._newest
+        self.address = self.address or address
+        self._ranges.append((address, size))
+        self._offsets |= {span: address + at - self.address for span, at in offsets.items()}
+        self._newest = None
 
 
 class LiteralPool:
     """Arrays in order, with what aligns them; `size` is in bytes.
 
     Large arrays are not copied: they must stay as they are until `write`, and lie in the pool once
-    however often they are appended. `common` are literals
-    of another image that need not be appended, or those of this one if that has none yet.
+    however often they are appended. `common` are literals of other images that need not be
+    appended; it is told of those of this one.
     """
 
     def __init__(self, common: CommonLiterals | None = None) -> None:
@@ -67,6 +80,7 @@ class LiteralPool:
         self._common = common
         self._places: list[tuple[int, memoryview]] = []
         self._large: dict[tuple[_Span, int], int] = {}
+        self._offsets: dict[_Span, int] = {}
 
     def append(self, values: npt.NDArray[Any], align: int) -> int:
         """Where the array begins, a multiple of `align` bytes."""
@@ -79,8 +93,8 @@ class LiteralPool:
             return known
         whole = whole.reshape(-1)
         offset = -(-self.size // align) * align
-        if common is not None and not common.address:
-            common.add(whole, offset)
+        if common is not None:
+            self._offsets[_span(whole)] = offset
         if whole.nbytes < _LARGE:
             whole = whole.copy()
         else:
@@ -96,8 +110,8 @@ class LiteralPool:
             room[end:offset] = bytes(offset - end)
             end = offset + len(part)
             room[offset:end] = part
-        if self._common is not None and not self._common.address and self.size:
-            self._common.begin_at(address_of(room), self.size)
+        if self._common is not None and self.size:
+            self._common.written(address_of(room), self.size, self._offsets)
 
 
 def address_of(room: memoryview) -> int:
