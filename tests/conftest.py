@@ -27,6 +27,9 @@ os.environ["SPARSEJIT_CODE_CACHE_MB"] = "0"
 # Nor is it measured: prices are those of its data.
 os.environ["SPARSEJIT_CALIBRATE"] = "0"
 
+# A forked process has no other threads, which torch would wait for.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Output is that of a pipe, whatever terminal the tests run in.
 os.environ.pop("COLUMNS", None)
 

@@ -30,7 +30,7 @@ from sparsejit.asm_templates.batch.csr_core import (
     emit_core,
 )
 from sparsejit.asm_templates.batch.csr_ends import RowEnds, activate_rows, finish_rows
-from sparsejit.asm_templates.batch.csr_int8 import PANEL, CsrInt8, first_sums, int8_rows
+from sparsejit.asm_templates.batch.csr_int8 import PANEL, CsrInt8, first_sums, int8_ends
 from sparsejit.asm_templates.batch.csr_shape import (
     STAGED,
     Arithmetic,
@@ -48,6 +48,7 @@ from sparsejit.asm_templates.batch.csr_stream import (
     short_words,
 )
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, copy, transpose
+from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.storage import rounded_matrix
@@ -132,16 +133,11 @@ def lower(
 ) -> LoweredCsr:
     """Short weights are stored as the float32 that they stand for."""
     shape = csr_shape(arithmetic, spec, matrix, target)
-    start: npt.NDArray[np.generic] | None = spec.bias
-    ends = None
-    if spec.dtype is DType.INT8:
-        integers, ends = int8_rows(spec.each, matrix)
-        start = first_sums(arithmetic, integers)
-        made = _cut(_INT8_WORDS[arithmetic](integers), shape.blocks)
-    else:
-        stored = partial(rounded_matrix, matrix, spec.dtype)
-        key = "csr", spec.dtype, shape.blocks
-        made = matrix.once(key, lambda: _cut(float_words(stored().nonzeros), shape.blocks))
+    is_int8 = spec.dtype is DType.INT8
+    start = first_sums(arithmetic, matrix) if is_int8 else spec.bias
+    ends = int8_ends(spec.each, matrix) if is_int8 else None
+    stored = arithmetic, spec.dtype, shape.blocks
+    made = matrix.once(("csr", *stored), lambda: _data(matrix, *stored))
     counts = CsrCounts(target, spec, shape, *made.counts)
     return LoweredCsr(spec, shape, made.stream, start, ends, counts)
 
@@ -154,7 +150,12 @@ class _CsrData:
     counts: tuple[int, int, int, int]
 
 
-def _cut(words: CompressedRows, blocks: CsrBlocks) -> _CsrData:
+def _data(
+    matrix: SparseMatrix, arithmetic: Arithmetic, dtype: DType, blocks: CsrBlocks
+) -> _CsrData:
+    is_int8 = dtype is DType.INT8
+    weights = quantised_nonzeros(matrix)[0] if is_int8 else rounded_matrix(matrix, dtype).nonzeros
+    words = _INT8_WORDS[arithmetic](weights) if is_int8 else float_words(weights)
     return _CsrData(csr_stream(words, blocks), counted(SparseMatrix.of_rows(words), blocks))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic, CsrShape
-from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_nonzeros
+from sparsejit.asm_templates.gather.int8_weights import int8_sums, output_scales
 from sparsejit.asm_templates.shared.int8_inputs import (
     begin_largest,
     broadcast,
@@ -20,7 +20,6 @@ from sparsejit.asm_templates.shared.int8_inputs import (
     to_int32,
 )
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import SMALLEST_SCALE, MatVec
 from sparsejit.x86.assembler import Assembler
@@ -33,23 +32,18 @@ PANEL = r12
 
 
 def first_sums(
-    arithmetic: Arithmetic, integers: CompressedRows
+    arithmetic: Arithmetic, matrix: SparseMatrix
 ) -> npt.NDArray[np.int32] | None:
     """What the sums of rows start at, (out_features,); None for zero."""
-    if not arithmetic.in_bytes:
-        return None
-    return (-_OFFSET * integers.sums_by_row(integers.values)).astype(np.int32)
+    return (-_OFFSET * int8_sums(matrix)[1]).astype(np.int32) if arithmetic.in_bytes else None
 
 
-def int8_rows(
-    spec: MatVec, matrix: SparseMatrix
-) -> tuple[CompressedRows, npt.NDArray[np.float32]]:
-    """Weights, int8, and the scale and the bias of rows (out_features, 2)."""
-    integers, scales = quantised_nonzeros(matrix)
+def int8_ends(spec: MatVec, matrix: SparseMatrix) -> npt.NDArray[np.float32]:
+    """The scale and the bias of rows (out_features, 2)."""
     ends = np.zeros((spec.out_features, 2), np.float32)
-    ends[:, 0] = output_scales(spec, scales)
+    ends[:, 0] = output_scales(spec, int8_sums(matrix)[0])
     ends[:, 1] = 0 if spec.bias is None else spec.bias
-    return integers, ends
+    return ends
 
 
 def side_by_side(asm: Assembler, parts: list[Register]) -> None:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.batch.csr_int8 import first_sums, int8_rows, side_by_side
+from sparsejit.asm_templates.batch.csr_int8 import first_sums, int8_ends, side_by_side
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic
 from sparsejit.asm_templates.batch.csr_stream import short_words
 from sparsejit.asm_templates.batch.row_tiles import IntArray, Products, products
 from sparsejit.asm_templates.batch.transpose import Masks, MatrixPlace
+from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
 from sparsejit.asm_templates.shared.int8_inputs import (
     begin_largest,
     clip_negative,
@@ -54,7 +55,7 @@ def panel_products(
     if spec.dtype is not DType.INT8:
         tiles = products(rounded_matrix(matrix, spec.dtype).nonzeros, accumulators)
         return tiles, PanelSums(arithmetic, spec.in_features, spec.bias)
-    integers, ends = int8_rows(spec, matrix)
+    integers, ends = quantised_nonzeros(matrix)[0], int8_ends(spec, matrix)
     if arithmetic is Arithmetic.INTEGERS:
         tiles = products(integers.with_values(integers.values.astype(np.float32)), accumulators)
         return tiles, PanelSums(arithmetic, spec.in_features, None, ends)
@@ -63,7 +64,7 @@ def panel_products(
     tiles = [
         replace(tile, alone=np.zeros(len(tile), bool)) for tile in products(words, accumulators)
     ]
-    return tiles, PanelSums(arithmetic, words.shape[1], first_sums(arithmetic, integers), ends)
+    return tiles, PanelSums(arithmetic, words.shape[1], first_sums(arithmetic, matrix), ends)
 
 
 def emit_outputs(

@@ -36,6 +36,18 @@ def quantised_nonzeros(matrix: SparseMatrix) -> tuple[CompressedRows, npt.NDArra
     return nonzeros.with_values(integers), scales
 
 
+def int8_sums(
+    matrix: SparseMatrix,
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    """The scale of each row, and the sum of its weights as int8; both (out,)."""
+
+    def made() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        integers, scales = quantised_nonzeros(matrix)
+        return scales, integers.sums_by_row(integers.values).astype(np.int64)
+
+    return matrix.once("int8 sums", made)
+
+
 def output_scales(spec: MatVec, scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """What an int32 sum is multiplied by, but for a scale of x known only when the kernel runs."""
     return scales if spec.input_scale is None else scales * np.float32(spec.input_scale)

@@ -33,6 +33,8 @@ from sparsejit.ir.graph import Array, Graph
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.runtime.program import Program
 
+_MOST_BYTES = 256 << 20  # for sizes that were not the example's
+
 
 class ModelParts(NamedTuple):
     """Native functions by the shapes of inputs, what calls give and return, and the options."""
@@ -150,8 +152,9 @@ class CompiledModel(CalledModel, Compiled):
     def prepare(self, **sizes: int) -> None:
         """Compile for these sizes now, by the names that `dynamic_shapes` gave them.
 
-        Sizes left out are as in the example. A batch needs nothing: code is the same for any. May
-        be called from several threads, also while others run the model.
+        Sizes left out are as in the example. A batch needs nothing: code is the same for any. Where
+        the code of other sizes takes more than 256 MiB, what was made first goes. May be called
+        from several threads, also while others run the model.
 
         Args:
             **sizes: whole numbers by name, such as time=128
@@ -244,11 +247,25 @@ class CompiledModel(CalledModel, Compiled):
         if len(self._variants) == 1 and self._compile_for is None:
             return self._first
         shapes = self._first.without_batch([array.shape for array in arrays])
-        if shapes not in self._variants and self._compile_for is not None:
+        variant = self._variants.get(shapes)
+        if variant is None and self._compile_for is not None:
             with self._compiling:
-                if shapes not in self._variants:  # another thread may have been first
-                    self._variants[shapes] = self._compile_for(self._narrow.as_given(arrays))
-        return self._variants.get(shapes, self._first)
+                variant = self._variants.get(shapes)  # another thread may have been first
+                if variant is None:
+                    variant = self._compile_for(self._narrow.as_given(arrays))
+                    self._variants[shapes] = variant
+                    self._forget_oldest()
+        return self._first if variant is None else variant
+
+    def _forget_oldest(self) -> None:
+        """Let go what was made first for other sizes than the example's, where all take much."""
+        _, *others = self._variants.items()
+        room = sum(variant.bytes for _, variant in others)
+        for shapes, variant in others[:-1]:
+            if room <= _MOST_BYTES:
+                return
+            room -= variant.bytes
+            del self._variants[shapes]
 
 
 def compile_saved(source: ModelSource) -> CompiledModel:

@@ -164,9 +164,12 @@ class ModelCompiler:
         return [[TiledGraph(final_graph(one, options, self.dtype), t) for one, t in graphs]]
 
     def _read(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: Sequence[int] | None = None
     ) -> tuple[tuple[Nest, Nest], list[TiledGraph], ModelOptions]:
-        """The model's nests, its graphs for tiles of samples, the main one first, and options."""
+        """The model's nests, its graphs for tiles of samples, the main one first, and options.
+
+        The tiles are those `wanted`, or those that serve the model best.
+        """
         exported = self._graphs(args, kwargs)
         trees = exported.input_tree, exported.output_tree
         if not exported.batch_is_free:
@@ -175,7 +178,8 @@ class ModelCompiler:
         own = self.options
         tiles = batch_tiles(exported.graph(1), batch, own.threads, one_tile=own.exact)
         options = replace(own, shares_tiles=tiles.shared)
-        return trees, [TiledGraph(exported.graph(each), each) for each in tiles.samples], options
+        samples = tiles.samples if wanted is None else wanted
+        return trees, [TiledGraph(exported.graph(each), each) for each in samples], options
 
     def _graphs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exported | ImportedModel:
         named = self.sizes.in_order(list(kwargs)).batch_axes if self.sizes else None
@@ -207,8 +211,10 @@ class ModelCompiler:
         def compile_it(model: Any, args: Any, kwargs: Mapping[str, Any]) -> Variant:
             return replace(compiler, model=model).make(args, kwargs, told(None))[1]
 
-        def read_graphs(model: Any, args: Any, kwargs: Mapping[str, Any]) -> list[TiledGraph]:
-            _, graphs, options = replace(compiler, model=model)._read(args, kwargs)
+        def read_graphs(
+            model: Any, args: Any, kwargs: Mapping[str, Any], tiles: Sequence[int] | None
+        ) -> list[TiledGraph]:
+            _, graphs, options = replace(compiler, model=model)._read(args, kwargs, tiles)
             return [TiledGraph(final_graph(one, options, self.dtype), t) for one, t in graphs]
 
         examples = [*args, *kwargs.values()] if self.sizes else []

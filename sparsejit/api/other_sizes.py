@@ -18,14 +18,16 @@ from sparsejit.errors import SparseJitError
 from sparsejit.frontends.nesting import Nest, unflatten
 from sparsejit.frontends.onnx import file_has_polynomial_sizes, is_onnx
 from sparsejit.frontends.torch_export import has_polynomial_sizes, is_program, opened
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.sized_graph import SizedGraph, with_constants_of
 from sparsejit.lowering.kept_weights import KeptWeights
-from sparsejit.lowering.tiles import share_tiles
+from sparsejit.lowering.tiles import batch_tiles, share_tiles
 
 Array = np.ndarray[Any, Any]
 # Compiles a model, or the program that it was exported to, for arguments; and only its graphs.
 Compile = Callable[[Any, Any, Mapping[str, Any]], Variant]
-ReadGraphs = Callable[[Any, Any, Mapping[str, Any]], list[TiledGraph]]
+# The tiles are given, or None: then they are those that serve the model best.
+ReadGraphs = Callable[[Any, Any, Mapping[str, Any], Sequence[int] | None], list[TiledGraph]]
 _LONG = 2048  # up to so many a model is read for eight times the first length: masks are squares
 
 
@@ -81,13 +83,10 @@ class OtherSizes:
         if self._kept is None:
             return None
         self._write_first()
-        read = {t: g for g, t in self._read(model, *unflatten(self._inputs, list(leaves)))}
-        finals = [
-            TiledGraph(with_constants_of(graph, read[tile]), tile)
-            for graph, tile in self._first.graphs
-            if tile in read
-        ]
-        return self._lowered(finals) if finals and self._runs_alike(finals) else None
+        args, kwargs = unflatten(self._inputs, list(leaves))
+        read = self._read(model, args, kwargs, None)
+        finals = self._with_weights(read)
+        return self._lowered(finals) if self._runs_alike(finals) else None
 
     def _by_rule(self, program: Any, leaves: Sequence[Array]) -> Variant | None:
         """From the graphs of other lengths; None where only reading the model does."""
@@ -98,16 +97,44 @@ class OtherSizes:
         if len(others) != 1 or others[0] not in self._rules:
             return None
         (name,) = others
-        rule, length = self._rules[name], lengths[name]
-        finals = rule.at(length)
-        if finals is None and length > rule.longest:
-            self._rules[name] = rule._replace(longest=length)  # unless there is another
-            self._rules[name] = self._rule(program, name, leaves)
-            finals = self._rules[name].at(length)
-        if finals is None or not self._runs_alike(finals):
+        finals = self._finals(name, lengths[name], program, leaves)
+        if not finals:
             return None
         self._write_first()
         return self._lowered(finals)
+
+    def _finals(
+        self, name: str, length: int, program: Any, leaves: Sequence[Array]
+    ) -> list[TiledGraph]:
+        """By what is known of a size, and more where that does not reach.
+
+        None without a rule, or where samples would run otherwise.
+        """
+        rule = self._rules[name]
+        finals = rule.at(length)
+        if not finals and length > rule.longest:
+            self._rules[name] = rule._replace(longest=length)  # unless there is a longer one
+            rule = self._rules[name] = self._rule(program, name, leaves, list(rule.by_tile))
+            finals = rule.at(length)
+        if not finals or not self._runs_alike(finals):
+            return []
+        wanted = self._tiles_of(finals)
+        if others := [tile for tile in wanted if tile not in rule.tried]:
+            self._rules[name] = rule._replace(tried=rule.tried.union(others))  # and not found
+            rule = self._rules[name] = rule.beside(self._rule(program, name, leaves, others))
+            finals = rule.at(length)
+        return [each for each in finals if each.tile in wanted]
+
+    def _tiles_of(self, finals: Sequence[TiledGraph]) -> list[int | None]:
+        """Those in which samples of such graphs run, the main one first."""
+        alone = [graph for graph, tile in finals if tile == 1]
+        if not alone or self._has_one_tile:
+            return [tile for _, tile in finals]
+        return [*batch_tiles(alone[0], self._first.tile or 1, threads=1, one_tile=False).samples]
+
+    @property
+    def _has_one_tile(self) -> bool:
+        return self._first.options.exact or self._first.options.threads > 1
 
     def _lowered(self, finals: Sequence[TiledGraph]) -> Variant:
         options, title = self._first.options, self._first.program.name
@@ -134,21 +161,55 @@ class OtherSizes:
                 args, kwargs = unflatten(self._inputs, own)
                 program = self._program.of(args, kwargs, own)
                 if program is not None and _is_known(program):
-                    self._rules[name] = self._rule(program, name, own)
+                    tiles = [tile for _, tile in self._first.graphs]
+                    self._rules[name] = self._rule(program, name, own, tiles)
 
-    def _rule(self, program: Any, name: str, leaves: Sequence[Array]) -> _Rule:
-        """How graphs grow with a length, from these inputs and others. Raises ValueError."""
+    def _rule(
+        self, program: Any, name: str, leaves: Sequence[Array], tiles: Sequence[int | None]
+    ) -> _Rule:
+        """How graphs of these tiles grow with a length, from these inputs and others.
+
+        Raises ValueError where they differ by more than a length.
+        """
         assert self._sizes is not None
         first = self._lengths[name]
         own = self._sizes.lengths([leaf.shape for leaf in leaves])[name]
-        read: dict[int, list[TiledGraph]] = {}
+        read: dict[int, Mapping[int | None, Graph]] = {}
         for length in _lengths_to_read(first, own, self._sizes.largest(name)):
             with suppress(SparseJitError, *GRAPH_REFUSALS):
-                inputs = unflatten(self._inputs, self._resized(leaves, {name: length}))
-                read[length] = self._read(program, *inputs)
+                read[length] = self._read_at(program, name, length, leaves, tiles)
             if len(read) == 2:
-                return _Rule.of(self._first.graphs, first, read)
-        raise ValueError(f"the model takes no third length of {name}")
+                break
+        else:
+            raise ValueError(f"the model takes no third length of {name}")
+        firsts = {tile: graph for graph, tile in self._first.graphs}
+        if any(tile not in firsts for tile in tiles):
+            beside = self._read_at(program, name, first, leaves, tiles)
+            others = self._with_weights([TiledGraph(g, tile) for tile, g in beside.items()])
+            firsts = {tile: graph for graph, tile in others} | firsts
+        lengths, by_tile = [first, *read], {}
+        for tile in tiles:
+            graphs = [firsts[tile], *(each[tile] for each in read.values())]
+            by_tile[tile] = SizedGraph(graphs, lengths)
+        return _Rule(by_tile, max(lengths), frozenset(tiles))
+
+    def _read_at(
+        self,
+        program: Any,
+        name: str,
+        length: int,
+        leaves: Sequence[Array],
+        tiles: Sequence[int | None],
+    ) -> dict[int | None, Graph]:
+        """The graphs of these tiles, or of those that the model has, by tile."""
+        args, kwargs = unflatten(self._inputs, self._resized(leaves, {name: length}))
+        wanted = None if self._has_one_tile else [tile or 1 for tile in tiles]
+        return {tile: graph for graph, tile in self._read(program, args, kwargs, wanted)}
+
+    def _with_weights(self, graphs: Sequence[TiledGraph]) -> list[TiledGraph]:
+        """With the first's constants in place of those that have the same bits."""
+        first = self._first.graphs[0].graph
+        return [TiledGraph(with_constants_of(first, graph), tile) for graph, tile in graphs]
 
     def _resized(self, leaves: Sequence[Array], sizes: Mapping[str, int]) -> list[Array]:
         """Zeros for these sizes, all others as they are. Raises InvalidInput out of bounds."""
@@ -158,38 +219,25 @@ class OtherSizes:
 
 
 class _Rule(NamedTuple):
-    """The graphs of any length by tile, and the longest length that it was made of."""
+    """The graphs of any length by tile; the longest that they were made of; tiles looked for."""
 
-    by_tile: Sequence[tuple[SizedGraph, int | None]]
+    by_tile: Mapping[int | None, SizedGraph]
     longest: int
+    tried: frozenset[int | None]
 
-    @classmethod
-    def of(
-        cls, graphs: Sequence[TiledGraph], first: int, read: Mapping[int, Sequence[TiledGraph]]
-    ) -> _Rule:
-        """By the graphs of the first length, and those of two others.
+    def at(self, length: int) -> list[TiledGraph]:
+        """Where only this size is not the first variant's; none where the rule does not say."""
+        made = [(sized.at(length), tile) for tile, sized in self.by_tile.items()]
+        graphs = [TiledGraph(graph, tile) for graph, tile in made if graph is not None]
+        return graphs if len(graphs) == len(made) else []
 
-        A tile that not all have is left out. Raises ValueError where they differ by more than a
-        length.
-        """
-        by_tile = []
-        for graph, tile in graphs:
-            like = [g for each in read.values() for g, t in each if t == tile]
-            if len(like) == len(read):
-                by_tile.append((SizedGraph([graph, *like], [first, *read]), tile))
-        if not by_tile:
-            raise ValueError("no tile is of all lengths")
-        return cls(by_tile, max(first, *read))
-
-    def at(self, length: int) -> list[TiledGraph] | None:
-        """Where only this size is not the first variant's; None where the rule does not say."""
-        made = []
-        for sized, tile in self.by_tile:
-            graph = sized.at(length)
-            if graph is None:
-                return None
-            made.append(TiledGraph(graph, tile))
-        return made
+    def beside(self, other: _Rule) -> _Rule:
+        """With the tiles of another, too."""
+        return _Rule(
+            {**self.by_tile, **other.by_tile},
+            min(self.longest, other.longest),
+            self.tried | other.tried,
+        )
 
 
 def _lengths_to_read(first: int, own: int, largest: int | None) -> list[int]:

@@ -39,6 +39,7 @@ from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.program import Program
 
 Shapes = tuple[tuple[int, ...], ...]
+_RECORD_BYTES = 1 << 19  # of BERT-base; of few models more
 # What lowering may raise for a graph that no frontend and no passes ever made. An AssertionError is
 # a fault of ours, and to be seen as one.
 GRAPH_REFUSALS = (CompileError, ValueError, TypeError, LookupError, ArithmeticError)
@@ -143,6 +144,11 @@ class Variant(SharedCode):
         return tuple(s if axis is None else (*s[:axis], *s[axis + 1 :]) for s, axis in pairs)
 
     @property
+    def bytes(self) -> int:
+        """About what memory it takes, with its graph."""
+        return self.program.image.size + _RECORD_BYTES
+
+    @property
     def steps(self) -> tuple[Step, ...]:
         """The record of its kernels in order."""
         return self.planned.steps
@@ -223,7 +229,7 @@ def lowered_variant(
             kept.begin_anew()
         again = replace(options, weight_bytes=size)
         forms, program = _written(finals, again, name, progress, kept)
-    made = _of_forms(forms, finals[0].tile, program, key, started)
+    made = _of_forms(forms, finals[0].tile, program, key, started, has_record=True)
     del forms  # their weights and code, before the graphs are written once more
     if key is not None:
         code_cache.remember(key, _to_data(made), program.image)
@@ -255,6 +261,7 @@ def _of_forms(
     program: Program,
     key: str | None,
     started: float,
+    has_record: bool = False,
 ) -> Variant:
     by_tile = {form.tile: form for form in forms}
     main = by_tile.get(tile or 1) or forms[0]
@@ -275,7 +282,7 @@ def _of_forms(
         _since(started),
         key,
         lambda: (),
-        Planned.of(main),
+        Planned.of(main) if has_record else None,
     )
 
 

@@ -289,12 +289,19 @@ class SparseMatrix:
         """
         if spec.holds_any_weight:
             return
+        largest = self.once("largest", self._largest)
+        if largest is not None:
+            weight, row, column = largest
+            spec.check_largest_weight(weight, f"weights[{row}, {column}]")
+
+    def _largest(self) -> tuple[float, int, int] | None:
+        """The weight of the largest magnitude, its row and its column; None if all are zero."""
         nonzeros = self.nonzeros
         if not len(nonzeros):
-            return
+            return None
         place = int(np.abs(nonzeros.values).argmax())
-        row, column = nonzeros.rows[place], nonzeros.columns[place]
-        spec.check_largest_weight(float(nonzeros.values[place]), f"weights[{row}, {column}]")
+        where = int(nonzeros.rows[place]), int(nonzeros.columns[place])
+        return float(nonzeros.values[place]), *where
 
     def block_mask(self, rows: int) -> npt.NDArray[np.bool_]:
         """Which (rows, 1) blocks hold a nonzero: shape (ceil(out / rows), in_features)."""

@@ -8,7 +8,7 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from sparsejit.errors import InvalidInput, UnsupportedTarget
 from sparsejit.machine.core import Core
@@ -87,6 +87,10 @@ class Target:
     core: Core
     between_bytes: int = 0
 
+    def __hash__(self) -> int:
+        """By what tells targets of one machine apart: prices are looked up by them."""
+        return hash((self.model, self.isa, self.between_bytes))
+
     @property
     def alone(self) -> "Target":
         """The same, with nothing between two calls of a kernel."""
@@ -100,17 +104,17 @@ class Target:
         """Bytes ahead of which code asks for more: 0 where all of it, and its data, stay in L2."""
         return self.core.ask_ahead if all_bytes > self.l2_bytes else 0
 
-    @property
+    @cached_property
     def vector_registers(self) -> int:
         """Number of architectural vector registers: 16 ymm or 32 zmm."""
         return _LEVELS[self.isa].vector_registers
 
-    @property
+    @cached_property
     def vector_bytes(self) -> int:
         """Bytes in one vector register: 32 or 64."""
         return _LEVELS[self.isa].vector_bytes
 
-    @property
+    @cached_property
     def lanes(self) -> int:
         """float32 values in one vector register: 8 or 16."""
         return self.vector_bytes // 4

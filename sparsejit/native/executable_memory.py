@@ -10,6 +10,7 @@ import os
 import stat
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -42,36 +43,61 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 class Neighbourhood(NotCopied):
     """Addresses for images that read each other's literals; no memory until an image takes it.
 
-    Its addresses are free again when the last image in it dies.
+    What an image leaves is taken again; all addresses are free when the last image in it dies.
     """
 
     def __init__(self) -> None:
         """Raises CompileError where the system does not grant so many addresses."""
         flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
         self._first = _mapped(_WITHIN_REACH, _PROT_NONE, flags)
-        self._taken, self._lock = 0, threading.Lock()
+        self._lock = threading.Lock()
+        self._free = [(self._first, _WITHIN_REACH)]  # by address, none beside another
+        self._returned: deque[tuple[int, int]] = deque()  # whoever dies may hold the lock
         weakref.finalize(self, _libc.munmap, self._first, _WITHIN_REACH).atexit = False
 
     def take(self, size: int) -> int | None:
         """The address of so many bytes that may be written to; None where none are left."""
         page = PAGE_BYTES if size < _HUGE_PAGE else _HUGE_PAGE
         with self._lock:
-            address = -(-(self._first + self._taken) // page) * page
-            end = address + size - self._first
-            if end > _WITHIN_REACH:
-                return None
-            self._taken = end
+            while self._returned:
+                self._free.append(self._returned.popleft())
+            self._free = _joined(self._free)
+            address = self._lowest(size, page)
+        if address is None:
+            return None
         if _libc.mprotect(address, size, _PROT_READ | _PROT_WRITE):
             raise _refused("let it be written (mprotect)", size)
         if page == _HUGE_PAGE:
             _libc.madvise(address, size, _MADV_HUGEPAGE)
         return address
 
+    def give_back(self, address: int, size: int) -> None:
+        """The memory of an image that `take` gave, and its addresses."""
+        _libc.madvise(address, size, _MADV_DONTNEED)
+        _libc.mprotect(address, size, _PROT_NONE)
+        self._returned.append((address, size))
 
-def _give_back(address: int, size: int) -> None:
-    """The memory of an image, not its addresses."""
-    _libc.madvise(address, size, _MADV_DONTNEED)
-    _libc.mprotect(address, size, _PROT_NONE)
+    def _lowest(self, size: int, page: int) -> int | None:
+        """Take so many bytes out of the first free range that holds them from a page on."""
+        for number, (first, room) in enumerate(self._free):
+            address = -(-first // page) * page
+            behind = first + room - (address + size)
+            if behind >= 0:
+                parts = (first, address - first), (address + size, behind)
+                self._free[number : number + 1] = [part for part in parts if part[1]]
+                return address
+        return None
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges by address, those that touch as one."""
+    joined: list[tuple[int, int]] = []
+    for address, size in sorted(ranges):
+        if joined and sum(joined[-1]) == address:
+            joined[-1] = joined[-1][0], joined[-1][1] + size
+        else:
+            joined.append((address, size))
+    return joined
 
 
 class ExecutableMemory(SharedCode):
@@ -113,7 +139,7 @@ class ExecutableMemory(SharedCode):
             address = self._within.take(self.size)
             if address is None:
                 raise CompileError(f"{self.size} bytes of code: a neighbourhood has no room left")
-            self.address, release = address, _give_back
+            self.address, release = address, self._within.give_back
         self._release = weakref.finalize(self, release, self.address, self.size)
         self._release.atexit = False  # a daemon thread may be in it until the very end
         try:

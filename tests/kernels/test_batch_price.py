@@ -11,7 +11,8 @@ from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
 from sparsejit.machine.core import Core
 from sparsejit.machine.microarchitecture import core_named
 from sparsejit.machine.target import ISA_LEVELS, Target
-from sparsejit.planner.batch_plan import plan_batch, price_batch
+from sparsejit.planner.batch_plan import plan_batch, prefers_panels, price_batch
+from sparsejit.planner.plan import HARDLY_MORE
 
 GOLDEN_COVE = core_named("golden_cove")
 
@@ -108,6 +109,34 @@ def test_layers_of_a_large_model_are_data_on_zen_4(shape: tuple[int, int]) -> No
         assert plan_batch(spec, matrix, ON_ZEN_4).chosen.template.family == "panels"
 
 
+@pytest.mark.parametrize("name", ["zen5", "zen4", "golden_cove"])
+def test_weights_that_serve_all_lengths_cost_little_more(name: str) -> None:
+    """Panels are hardly faster than csr at some numbers of columns, and csr is taken there."""
+    on = replace(target(core=core_named(name)), between_bytes=100 << 20)
+    taken = set()
+    for share in (0.02, 0.1, 0.5):
+        weights = (np.random.default_rng(1).random((768, 768)) < share).astype(np.float32)
+        matrix = SparseMatrix(weights)
+        for batch in (4, 16, 64, 300, 512):
+            spec = MatMul(MatVec(768, 768), batch)
+            best, found = (
+                plan_batch(spec, matrix, on, any_length=each).chosen for each in (False, True)
+            )
+            assert found.cost.ns <= HARDLY_MORE * best.cost.ns
+            if found.template.family != "csr":
+                assert found.template is best.template
+            taken.add((best.template.family, found.template.family))
+    assert ("panels", "csr") in taken
+
+
+def test_layouts_change_for_panels_only_where_these_are_taken() -> None:
+    weights = (np.random.default_rng(1).random((768, 768)) < 0.05).astype(np.float32)
+    spec, matrix = MatMul(MatVec(768, 768), 512), SparseMatrix(weights)
+    on = replace(ON_ZEN_4, between_bytes=100 << 20)
+    assert prefers_panels(spec, matrix, on, exact=False)
+    assert not prefers_panels(spec, matrix, on, exact=False, any_length=True)
+
+
 @pytest.mark.parametrize(
     ("size", "columns", "share", "panels_us", "csr_us", "dense_us"),
     [
@@ -139,13 +168,18 @@ def test_what_zen_4_took(
 
 def test_what_never_wins_a_large_batch_is_made_only_when_asked_for() -> None:
     """Kernels repeated by the column; int8's may win."""
-    matrix = SparseMatrix(np.eye(64, dtype=np.float32))
+    few = SparseMatrix(np.eye(64, dtype=np.float32))
+    many = SparseMatrix(np.ones((128, 128), np.float32))
 
-    def families(batch: int, dtype: DType, strategy: str = "auto") -> set[str]:
-        spec = MatMul(MatVec(64, 64, dtype=dtype), batch)
+    def families(
+        batch: int, dtype: DType, strategy: str = "auto", matrix: SparseMatrix = few
+    ) -> set[str]:
+        spec = MatMul(MatVec(matrix.out_features, matrix.in_features, dtype=dtype), batch)
         found = plan_batch(spec, matrix, target(), strategy).candidates
         return {candidate.template.family for candidate in found}
 
+    assert "rows" not in families(9, DType.FLOAT32, matrix=many)
+    assert "rows" in families(8, DType.FLOAT32, matrix=many)
     assert "rows" not in families(64, DType.FLOAT32)
     assert "rows" in families(63, DType.FLOAT32)
     assert "rows" in families(64, DType.INT8)

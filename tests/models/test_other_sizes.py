@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from sparsejit.api import code_cache
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.sized_graph import with_constants_of
+from sparsejit.lowering import tiles
 from sparsejit.native.executable_memory import ExecutableMemory, Neighbourhood
 from sparsejit.planner import plan
 from sparsejit.planner.cost import Cost
@@ -152,6 +154,59 @@ def test_other_lengths_read_the_weights_of_the_first(monkeypatch: pytest.MonkeyP
     assert kept.run(words(1, 70).numpy())[0].shape == (1, 70, WIDTH)  # its weights are still there
 
 
+def test_what_a_later_length_makes_of_the_weights_others_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from sparsejit.planner import batch_plan
+
+    real, families = batch_plan._possible, ["panels"]
+    monkeypatch.setattr(
+        batch_plan,
+        "_possible",
+        lambda *given: [each for each in real(*given) if each.family in families],
+    )
+    fast = reading()
+    families[:] = ["csr"]
+    for time in (30, 40, 50):
+        assert_same(fast, READER, words(3, time))
+    _, second, *others = (variant.program.image.pool_bytes for variant in fast.parts.variants)
+    assert max(others) < 4 * WIDTH * 70 + 10_000 < second / 2, (second, others)
+    kept = fast.parts.variants[-1].call
+    del fast
+    gc.collect()
+    assert kept.run(words(1, 50).numpy())[0].shape == (1, 50, WIDTH)  # its weights are still there
+
+
+@pytest.mark.parametrize("first", [4, 24])
+def test_short_lengths_of_large_models_have_tiles_of_several_samples(
+    first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiles, "_MOST_WEIGHTS", 0)  # as if it were large
+    fast = reading(first)
+    for time in (30, 6, 2, 40):
+        for batch in (1, 3, 16, 35):
+            assert_same(fast, READER, words(batch, time))
+    found = {v.input_shapes[0][0]: v.tiles for v in fast.parts.variants[1:]}
+    for time, own in found.items():
+        wanted = tiles.batch_tiles(reading(time).graph, 1, 1, one_tile=False).samples
+        assert set(own) <= set(wanted) and (time < 16) == (len(wanted) > 1)
+    assert any(16 in own for own in found.values())
+
+
+def test_what_was_made_first_for_other_sizes_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = reading()
+    fast.prepare(time=30)
+    _, other = fast.parts.variants
+    module = import_module("sparsejit.api.model")
+    monkeypatch.setattr(module, "_MOST_BYTES", int(2.5 * other.bytes))
+    with ThreadPoolExecutor(3) as threads:
+        calls = [threads.submit(assert_same, fast, READER, words(2, n)) for n in (31, 32, 33) * 6]
+        for call in calls:
+            call.result()
+    assert len(fast.parts.variants) <= 3
+    assert fast.parts.variants[0].input_shapes == ((24,),)
+
+
 def test_constants_with_other_bits_stay_those_of_the_graph() -> None:
     fast, other = reading(), sparsejit.compile(pruned(Reader(), 0.3), (words(1, 24),))
     first, graph = fast.parts.variants[0].graph, other.parts.variants[0].graph
@@ -281,18 +336,29 @@ def test_sizes_out_of_bounds_are_refused_as_ever(fast: sparsejit.CompiledModel) 
 
 def test_a_neighbourhood_has_an_end_and_is_given_back() -> None:
     near = Neighbourhood()
-    address = ExecutableMemory.filled(100, lambda room: None, near).address
+    first = ExecutableMemory.filled(100, lambda room: None, near)
     beside = ExecutableMemory.filled(5000, lambda room: None, near)
-    assert 0 < beside.address - address <= 1 << 16
+    assert 0 < beside.address - first.address <= 1 << 16
     with pytest.raises(CompileError, match="a neighbourhood has no room left"):
         ExecutableMemory.filled(1 << 31, lambda room: None, near)
-    del near
+    del near, first
     gc.collect()
     assert mapped(beside.address) and beside.view(10) == bytes(10)
     where = beside.address
     del beside
     gc.collect()
     assert not mapped(where)
+
+
+def test_addresses_of_images_that_died_are_taken_again() -> None:
+    near = Neighbourhood()
+    images = [ExecutableMemory.filled(size, lambda room: None, near) for size in (9, 5000, 9, 9)]
+    places = [image.address for image in images]
+    del images[1:3]
+    gc.collect()
+    again = [ExecutableMemory.filled(size, lambda room: None, near) for size in (12_000, 9)]
+    assert again[0].address == places[1] < again[1].address  # where two lay; behind the last
+    assert again[0].view(12_000) == bytes(12_000)
 
 
 def mapped(address: int) -> bool:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
+from sparsejit.asm_templates.gather.int8_weights import int8_sums
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -21,8 +21,8 @@ def with_input_scale(each: MatVec, matrix: SparseMatrix, op: Linear | Convolutio
     scaled = replace(each, input_scale=op.input_scale, input_shift=op.input_shift)
     if not op.input_shift:
         return scaled
-    integers, scales = quantised_nonzeros(matrix)
+    scales, sums = int8_sums(matrix)
     of_sums = (scales * np.float32(op.input_scale)).astype(np.float64)
-    taken = of_sums * op.input_shift * integers.sums_by_row(integers.values)
+    taken = of_sums * op.input_shift * sums
     bias = 0.0 if each.bias is None else each.bias.astype(np.float64)
     return replace(scaled, bias=(bias - taken).astype(np.float32))
