@@ -1,25 +1,28 @@
 """What lowering makes of a batch: tiles of rows for panels, and the kernel of a column."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic
-from sparsejit.asm_templates.batch.panel_sums import PanelSums, panel_products
+from sparsejit.asm_templates.batch.panel_sums import PanelSums, panel_sums, panel_tiles
 from sparsejit.asm_templates.batch.panels import RESERVED
 from sparsejit.asm_templates.batch.row_tiles import Products, inputs_by_tile
 from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.asm_templates.lowered import Counts, Stages
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DType, Layout, MatMul
+from sparsejit.ir.spec import DType, Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
 _WAY_BYTES = 4096  # of L1, whose sets repeat after so many bytes
+# Columns at once: 64 take 256 KiB for 1024 features, a share of L2. With 16, code is fetched anew
+# for every panel; 128 gain no more.
+_CHUNK_COLUMNS = 64
 
 
 @dataclass(frozen=True)
@@ -71,13 +74,16 @@ class BatchCounts:
 
 @dataclass(frozen=True, eq=False)
 class LoweredBatch:
-    """`tiles` of rows for panels, and their `sums`; what appends the kernel of a column, if any."""
+    """What makes the `tiles` of rows for panels, and their `sums`; what appends the kernel of a
+    column, if any. `weights` stands for them, where other code will be made of the same.
+    """
 
     spec: MatMul
-    tiles: list[Products]
+    tiles: Callable[[], list[Products]]
     sums: PanelSums | None
     each: Callable[[Assembler], None] | None
     counts: BatchCounts
+    weights: Hashable = None
 
 
 def columns_in_panels(family: str, spec: MatMul, target: Target) -> int:
@@ -92,10 +98,35 @@ def whole_vectors(spec: MatMul, target: Target) -> int:
     return columns if columns <= spec.added_room else spec.batch
 
 
+def chunk_columns(spec: MatMul, lanes: int) -> int:
+    """Columns that are computed together in panels; 0 where the workspace cannot hold one panel."""
+    fitting = LARGEST_WORKSPACE // _bytes_a_column(spec)
+    return min(_CHUNK_COLUMNS, fitting // lanes * lanes)
+
+
+def _bytes_a_column(spec: MatMul) -> int:
+    """Workspace for one column of x and of y, each rounded up to vectors."""
+    return 4 * (spec.each.in_features + spec.each.out_features + 2 * 16)
+
+
+def writes_to_y(spec: MatMul, target: Target) -> bool:
+    """Whether panels of all columns, or of those that fill some, are written to y itself."""
+    masks = target.isa == "avx512"
+    return spec.y_layout is Layout.FEATURE_MAJOR and (
+        masks or whole_vectors(spec, target) >= target.lanes
+    )
+
+
 def spread_pitch(batch: int) -> int:
     """The least pitch of whole cache lines, an odd number, which all sets of L1 share."""
     line = CACHE_LINE_BYTES // 4
     return line * (-(-batch // line) | 1)
+
+
+def pitch_of_lengths(batch: int) -> int:
+    """The least pitch of 1, 3, 7, 15 ... cache lines, which many batches have in common."""
+    line = CACHE_LINE_BYTES // 4
+    return line * ((1 << (-(-batch // line)).bit_length()) - 1)
 
 
 def expect(
@@ -137,16 +168,28 @@ def lower(
     Short weights in panels are stored as the float32 they stand for: one is read for 16 columns, so
     their bytes count for nothing.
     """
-    in_panels, nnz = columns_in_panels(family, spec, target), matrix.nnz
-    tiles: list[Products] = []
-    sums = None
+    in_panels, nnz, inputs = columns_in_panels(family, spec, target), matrix.nnz, 0
+    stored = arithmetic, spec.dtype, matrix, target.vector_registers - RESERVED
+    tiles = cache(partial(panel_tiles, *stored))
+    sums = panel_sums(arithmetic, spec.each, matrix) if in_panels else None
     if in_panels:
-        accumulators = target.vector_registers - RESERVED
-        tiles, sums = panel_products(arithmetic, spec.each, matrix, accumulators)
-        nnz = sum(len(tile) for tile in tiles) if sums.ends is not None else nnz
-    inputs = sum(int(np.count_nonzero(tile.first)) for tile in tiles)
+        key = "panel counts", arithmetic, spec.dtype, target.vector_registers
+        words, inputs = matrix.once(key, lambda: _counted(tiles()))
+        nnz = words if spec.dtype is DType.INT8 else nnz
     column = each.lower(spec.each, matrix, target) if each else None
     of_each = column.counts if column else None
     counts = BatchCounts(target, spec, nnz, in_panels, inputs, of_each, arithmetic)
     emit_each = None if each is None else lambda asm: each.emit(asm, column)
-    return LoweredBatch(spec, tiles, sums, emit_each, counts)
+    weights = (matrix, arithmetic, *_values_of(spec.each)) if matrix.stays else None
+    return LoweredBatch(spec, tiles, sums, emit_each, counts, weights)
+
+
+def _values_of(each: MatVec) -> tuple[Hashable, ...]:
+    """All that code depends on besides the weights and how x and y lie."""
+    return each.case, None if each.bias is None else each.bias.tobytes()
+
+
+def _counted(tiles: list[Products]) -> tuple[int, int]:
+    """Words that are multiplied by, and how many are loaded."""
+    loaded = sum(int(np.count_nonzero(tile.first)) for tile in tiles)
+    return sum(map(len, tiles)), loaded

@@ -48,23 +48,28 @@ class PanelSums:
     ends: npt.NDArray[np.float32] | None = None
 
 
-def panel_products(
-    arithmetic: Arithmetic, spec: MatVec, matrix: SparseMatrix, accumulators: int
-) -> tuple[list[Products], PanelSums]:
-    """Tiles of rows, at most so many each, and what their sums are."""
-    if spec.dtype is not DType.INT8:
-        tiles = products(rounded_matrix(matrix, spec.dtype).nonzeros, accumulators)
-        return tiles, PanelSums(arithmetic, spec.in_features, spec.bias)
-    integers, ends = quantised_nonzeros(matrix)[0], int8_ends(spec, matrix)
+def panel_tiles(
+    arithmetic: Arithmetic, dtype: DType, matrix: SparseMatrix, accumulators: int
+) -> list[Products]:
+    """Tiles of rows, at most so many each."""
+    if dtype is not DType.INT8:
+        return products(rounded_matrix(matrix, dtype).nonzeros, accumulators)
+    integers, _ = quantised_nonzeros(matrix)
     if arithmetic is Arithmetic.INTEGERS:
-        tiles = products(integers.with_values(integers.values.astype(np.float32)), accumulators)
-        return tiles, PanelSums(arithmetic, spec.in_features, None, ends)
-    words = short_words(integers, np.int8)
+        return products(integers.with_values(integers.values.astype(np.float32)), accumulators)
     # Bytes of x are multiplied from a register: no input comes with its product.
-    tiles = [
-        replace(tile, alone=np.zeros(len(tile), bool)) for tile in products(words, accumulators)
+    return [
+        replace(tile, alone=np.zeros(len(tile), bool))
+        for tile in products(short_words(integers, np.int8), accumulators)
     ]
-    return tiles, PanelSums(arithmetic, words.shape[1], first_sums(arithmetic, matrix), ends)
+
+
+def panel_sums(arithmetic: Arithmetic, spec: MatVec, matrix: SparseMatrix) -> PanelSums:
+    """What the sums of a product are."""
+    columns = -(-spec.in_features // arithmetic.together)
+    if spec.dtype is not DType.INT8:
+        return PanelSums(arithmetic, columns, spec.bias)
+    return PanelSums(arithmetic, columns, first_sums(arithmetic, matrix), int8_ends(spec, matrix))
 
 
 def emit_outputs(

@@ -16,11 +16,11 @@ batch ends and computes some columns a second time, to the same result. Only a b
 panel without padding has one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from sparsejit.asm_templates.batch.lowered_batch import LoweredBatch, whole_vectors
+from sparsejit.asm_templates.batch.lowered_batch import LoweredBatch, chunk_columns, writes_to_y
 from sparsejit.asm_templates.batch.panel_sums import PanelIntegers
 from sparsejit.asm_templates.batch.panels import (
     LAST_Y,
@@ -36,8 +36,7 @@ from sparsejit.asm_templates.batch.transpose import MatrixPlace, copy, transpose
 from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding, stride_padding
 from sparsejit.errors import CompileError
-from sparsejit.ir.spec import Layout, MatMul
-from sparsejit.machine.target import Target
+from sparsejit.ir.spec import Layout
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Memory,
@@ -55,11 +54,9 @@ from sparsejit.x86.operands import (
     rsi,
     rsp,
 )
+from sparsejit.x86.routines import far_routine, share_routine
 from sparsejit.x86.stack import make_room, pop, push
 
-# Columns at once: 64 take 256 KiB for 1024 features, a share of L2. With 16, code is fetched anew
-# for every panel; 128 gain no more.
-CHUNK_COLUMNS = 64
 # Where nothing is copied. With more, the copy of an x that is not aligned ran out of registers.
 _CHUNK_THAT_STAYS = 256
 _X, _Y, _CHUNKS_LEFT, _COLUMNS_LEFT = r12, r13, rbx, r14
@@ -69,25 +66,6 @@ _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
 def emit(asm: Assembler, lowered: LoweredBatch) -> None:
     """Append the kernel. x and y must not overlap; see `batch_families` for the contract."""
     _BatchCode(asm, lowered).emit()
-
-
-def chunk_columns(spec: MatMul, lanes: int) -> int:
-    """Columns that are computed together in panels; 0 where the workspace cannot hold one panel."""
-    fitting = LARGEST_WORKSPACE // _bytes_a_column(spec)
-    return min(CHUNK_COLUMNS, fitting // lanes * lanes)
-
-
-def _bytes_a_column(spec: MatMul) -> int:
-    """Workspace for one column of x and of y, each rounded up to vectors."""
-    return 4 * (spec.each.in_features + spec.each.out_features + 2 * 16)
-
-
-def writes_to_y(spec: MatMul, target: Target) -> bool:
-    """Whether panels of all columns, or of those that fill some, are written to y itself."""
-    masks = target.isa == "avx512"
-    return spec.y_layout is Layout.FEATURE_MAJOR and (
-        masks or whole_vectors(spec, target) >= target.lanes
-    )
 
 
 @dataclass(frozen=True)
@@ -111,17 +89,21 @@ class _BatchCode:
         self.asm, self.lowered, self.spec = asm, lowered, lowered.spec
         self.sums = lowered.sums
         self.is_int8 = self.sums is not None and self.sums.ends is not None
-        counts, in_panels = lowered.counts, lowered.counts.in_panels
-        self.lanes = asm.target.lanes
-        self.in_panels = in_panels
-        self.x_stays = counts.x_stays
+        counts, self.lanes = lowered.counts, asm.target.lanes
+        self.in_panels, self.x_stays = counts.in_panels, counts.x_stays
         self.x_lanes = self.spec.layout is Layout.FEATURE_MAJOR  # lanes are columns already
         self.y_lanes = self.spec.y_layout is Layout.FEATURE_MAJOR
-        self.entry = asm.label("panels")
-        paneled = min(in_panels, self.spec.batch)
-        self.panel_chunks = _chunks(paneled, self._chunk_columns) if in_panels else []
+        paneled = min(self.in_panels, self.spec.batch)
+        self.panel_chunks = _chunks(paneled, self._chunk_columns) if paneled else []
         step = self.lanes if self.x_lanes else counts.repeats
         self.row_chunks = _chunks(counts.repeats, step)
+        self.far = far_routine(asm, self._key) if self.panel_chunks else None
+        self.entry = self.far or asm.label("panels")
+
+    @cached_property
+    def _key(self) -> Hashable:
+        """All that the panels' code depends on."""
+        return "panels", self.lowered.weights, self.panels, self.asm.ask_ahead
 
     @cached_property
     def _chunk_columns(self) -> int:
@@ -136,6 +118,10 @@ class _BatchCode:
         stays = self.x_stays and self.y_lies
         return max(columns, _CHUNK_THAT_STAYS) if stays else columns
 
+    @property
+    def _at_once(self) -> int:
+        return -(-self.panel_chunks[0].columns // self.lanes)
+
     @cached_property
     def panels(self) -> Panels:
         """In the workspace panels follow each other, except where x may be used as it lies."""
@@ -146,8 +132,9 @@ class _BatchCode:
             room = vector * (self.sums.columns + 1)
         x = as_it_lies if self.x_stays else (vector, room)
         y = as_it_lies if self.y_lies else (vector, vector * each.out_features)
-        count = -(-self.panel_chunks[0].columns // self.lanes)
-        masked = self.y_lies and self.in_panels < self.lanes
+        count, masked = self._at_once, self.y_lies and self.in_panels < self.lanes
+        if self.lowered.weights is not None:  # about as many, for more lengths to call it
+            count = 1 << (count.bit_length() - 1)
         return Panels(count, *x, *y, masked, self._padding, self._added)
 
     @property
@@ -174,12 +161,11 @@ class _BatchCode:
 
     def emit(self) -> None:
         self._enter()
-        for chunk in self.panel_chunks:
-            self._repeat(chunk, partial(self._panels, chunk.columns))
-        for chunk in self.row_chunks:
-            self._repeat(chunk, partial(self._rows, chunk.columns))
+        for run, chunks in ((self._panels, self.panel_chunks), (self._rows, self.row_chunks)):
+            for chunk in chunks:
+                self._repeat(chunk, partial(run, chunk.columns))
         self._leave()
-        if self.panel_chunks:
+        if self.panel_chunks and not self.far:
             self._append_panels()
 
     def _append_panels(self) -> None:
@@ -187,8 +173,10 @@ class _BatchCode:
         self.asm.jump("jmp", end)
         self.asm.bind(self.entry)
         assert self.sums is not None
-        emit_panels(self.asm, self.spec.each, self.lowered.tiles, self.sums, self.panels)
+        emit_panels(self.asm, self.spec.each, self.lowered.tiles(), self.sums, self.panels)
         self.asm.bind(end)
+        if self.lowered.weights is not None:
+            share_routine(self.asm, self._key, self.entry)
 
     @property
     def _feature_pitch(self) -> int:
@@ -227,13 +215,13 @@ class _BatchCode:
         """Bytes of workspace for the panels of x in a chunk."""
         if self.x_stays:
             return self._feature_pitch * self.spec.in_features
-        return self.panels.count * self.panels.x_step if self.panel_chunks else 0
+        return self._at_once * self.panels.x_step if self.panel_chunks else 0
 
     @property
     def _y_room(self) -> int:
         if not self.panel_chunks or self.y_lies:
             return 0
-        return self.panels.count * self.asm.target.vector_bytes * self.spec.out_features
+        return self._at_once * self.asm.target.vector_bytes * self.spec.out_features
 
     @property
     def _row_room(self) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic
-from sparsejit.asm_templates.batch.panel_sums import PanelSums, panel_products
+from sparsejit.asm_templates.batch.panel_sums import PanelSums, panel_sums, panel_tiles
 from sparsejit.asm_templates.batch.panels import (
     RESERVED,
     add_products,
@@ -115,7 +115,8 @@ def lower_sparse_windows(
 ) -> SparseWindows:
     """Output channels that share inputs in a tile."""
     accumulators = target.vector_registers - RESERVED
-    tiles, sums = panel_products(Arithmetic.FLOATS, each, matrix, accumulators)
+    tiles = panel_tiles(Arithmetic.FLOATS, each.dtype, matrix, accumulators)
+    sums = panel_sums(Arithmetic.FLOATS, each, matrix)
     panels = window_panels(image, target)
     parts = [_parts(tile, image, target) for tile in tiles]
     waiting = max((len(own[0].rows) for own in parts if len(own) > 1), default=0)

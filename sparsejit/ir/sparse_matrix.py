@@ -129,6 +129,8 @@ class SparseMatrix:
         """Whether something was made under this key."""
         return key in self._made
 
+    stays = False  # whether other code of the model will be made of the same matrix
+
     @property
     def made_count(self) -> int:
         """How many things were made of the weights."""

@@ -21,10 +21,10 @@ from sparsejit.machine.target import Target
 _MOST_LANES = 16
 
 
-def padded_type(value: Value) -> TensorType:
+def padded_type(value: Value, pitch_of: Callable[[int], int] = spread_pitch) -> TensorType:
     """The matrix (features, columns and padding) that a value is."""
     *rows, features = value.shape
-    return replace(value.type, shape=(features, spread_pitch(prod(rows))))
+    return replace(value.type, shape=(features, pitch_of(prod(rows))))
 
 
 def columns_of(matrix: View, value: Value) -> View:

@@ -6,6 +6,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from sparsejit.asm_templates.batch.lowered_batch import pitch_of_lengths, spread_pitch
 from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Array, Graph, Node, Origin, TensorType, Value
@@ -233,17 +234,24 @@ class Lowering:
         self.orders[view.buffer] = order
         return view
 
+    @property
+    def pitch_of(self) -> Callable[[int], int]:
+        """How far apart rows of so many columns lie: code for other lengths may need the same."""
+        return pitch_of_lengths if self.options.any_length else spread_pitch
+
     def by_feature(self, value: Value) -> View:
         """A value's columns as a matrix (features, columns and padding); copied if need be."""
         if value not in self._by_feature:
-            source, matrix = self.view(value), self.temporary(padded_type(value))
+            source = self.view(value)
+            matrix = self.temporary(padded_type(value, self.pitch_of))
             self.copy(source, columns_of(matrix, value), value.origin)
             self._by_feature[value] = matrix
         return self._by_feature[value]
 
     def result_by_feature(self, value: Value) -> View:
         """A new matrix (features, columns and padding) for a value."""
-        matrix = self._by_feature[value] = self.temporary(padded_type(value))
+        matrix = self.temporary(padded_type(value, self.pitch_of))
+        self._by_feature[value] = matrix
         self.bind_later(value, lambda: self._turned_back(value))
         return matrix
 

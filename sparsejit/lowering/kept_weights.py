@@ -39,6 +39,7 @@ class KeptWeights:
         """The matrix of a constant."""
         if value not in self._matrices:
             self._matrices[value] = SparseMatrix(constants[value])
+            self._matrices[value].stays = True
         return self._matrices[value]
 
     def settle(self, graphs: Iterable[Graph]) -> list[Graph]:
@@ -51,10 +52,7 @@ class KeptWeights:
 
     def share_new(self) -> None:
         """Have in common what the newest function has of weights that no other had."""
-        made = sum(matrix.made_count for matrix in self._matrices.values())
-        if made == self._made_count:
-            return
-        self._made_count, found = made, False
+        found = bool(self.common.literals.new_routines)
 
         def there(array: Array) -> Array:
             nonlocal found
@@ -62,8 +60,11 @@ class KeptWeights:
             found = found or view is not None
             return array if view is None else view
 
-        for matrix in self._matrices.values():
-            matrix.replace_made(lambda made: _with_arrays(made, there))
+        made = sum(matrix.made_count for matrix in self._matrices.values())
+        if made != self._made_count:
+            self._made_count = made
+            for matrix in self._matrices.values():
+                matrix.replace_made(lambda made: _with_arrays(made, there))
         if found:
             self.common.keep()
 

@@ -49,11 +49,11 @@ class Neighbourhood(NotCopied):
     def __init__(self) -> None:
         """Raises CompileError where the system does not grant so many addresses."""
         flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
-        self._first = _mapped(_WITHIN_REACH, _PROT_NONE, flags)
+        self.first = _mapped(_WITHIN_REACH, _PROT_NONE, flags)
         self._lock = threading.Lock()
-        self._free = [(self._first, _WITHIN_REACH)]  # by address, none beside another
+        self._free = [(self.first, _WITHIN_REACH)]  # by address, none beside another
         self._returned: deque[tuple[int, int]] = deque()  # whoever dies may hold the lock
-        weakref.finalize(self, _libc.munmap, self._first, _WITHIN_REACH).atexit = False
+        weakref.finalize(self, _libc.munmap, self.first, _WITHIN_REACH).atexit = False
 
     def take(self, size: int) -> int | None:
         """The address of so many bytes that may be written to; None where none are left."""

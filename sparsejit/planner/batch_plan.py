@@ -12,9 +12,13 @@ from functools import cache, lru_cache
 
 from sparsejit.asm_templates.batch.amx_layout import TileCounts
 from sparsejit.asm_templates.batch.csr_shape import CsrCounts
-from sparsejit.asm_templates.batch.lowered_batch import BatchCounts, whole_vectors
+from sparsejit.asm_templates.batch.lowered_batch import (
+    BatchCounts,
+    chunk_columns,
+    whole_vectors,
+    writes_to_y,
+)
 from sparsejit.asm_templates.batch.panels import asks_ahead, shared_loads
-from sparsejit.asm_templates.batch.whole import chunk_columns, writes_to_y
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES, PANEL_BYTES
 from sparsejit.asm_templates.dense_product.layer import DenseCounts
 from sparsejit.asm_templates.families import Template

@@ -20,15 +20,15 @@ class CommonWeights:
     """
 
     def __init__(self) -> None:
-        self.literals = CommonLiterals()
         self.neighbourhood = Neighbourhood()
+        self.literals = CommonLiterals(self.neighbourhood.first)
         self.memory: ExecutableMemory | None = None  # it keeps what was kept before
         self._newest: ExecutableMemory | None = None
 
     @property
     def is_there(self) -> bool:
         """Whether a function was built that others can share with."""
-        return self.literals.address > 0
+        return self.literals.is_there
 
     def written(self, memory: ExecutableMemory) -> None:
         """Know the memory of a function that was built; the first is kept."""

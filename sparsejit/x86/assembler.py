@@ -98,7 +98,7 @@ class Assembler:
     ) -> None:
         self.target = target
         self._code = bytearray()
-        self._common, self._pool = common, LiteralPool(common)
+        self.common, self._pool = common, LiteralPool(common)
         self._fixups: list[_Fixup] = []
         # Single instructions: their fields, ends, and offsets in the pool or labels.
         self._singles: list[tuple[int, int, int]] = []
@@ -110,6 +110,7 @@ class Assembler:
         self._placement: Placement | None = None
         self.ask_ahead = ask_ahead
         self.routines: dict[Hashable, Label] = {}  # where `call_routine` finds what it appended
+        self.for_others: dict[Hashable, Label] = {}  # what `routines.share_routine` noted
 
     @property
     def position(self) -> int:
@@ -236,7 +237,8 @@ class Assembler:
     def _jump_within(self, start: int, first: int) -> bool:
         """Whether the jumps from `first` on stay behind `start`; if so they are resolved."""
         jumps = self._jumps[first:]
-        if any(label.position is None or label.position < start for _, _, label in jumps):
+        here = range(start, len(self._code) + 1)
+        if any(label.position not in here for _, _, label in jumps):
             return False
         for field, end, label in jumps:
             distance = _position_of(label) - end
@@ -285,13 +287,17 @@ class Assembler:
         code.extend(bytes(-code_bytes % POOL_ALIGNMENT))
 
         def fill(room: memoryview) -> None:
-            common = 0 if self._common is None else self._common.address - address_of(room)
+            here = address_of(room)
+            common = 0 if self.common is None else self.common.origin - here
             self._resolve(len(code), common)
             room[: len(code)] = code
+            if self.common is not None:
+                places = {key: here + _position_of(at) for key, at in self.for_others.items()}
+                self.common.new_routines = places
             pool.write(room[len(code) :])
 
         content = make_room(len(code) + pool.size, fill)
-        self._code, self._pool = bytearray(), LiteralPool(self._common)
+        self._code, self._pool = bytearray(), LiteralPool(self.common)
         forms = frozenset(form.key for form in self._forms)
         trace = None if self._trace is None else tuple(self._trace)
         return Image(content, code_bytes, pool.size, dict(self._counts), forms, trace)
@@ -308,8 +314,10 @@ class Assembler:
             places.append(starts + fix.target)
         if self._jumps:
             jumps = [(field, end, _position_of(label)) for field, end, label in self._jumps]
-            for each, column in zip((fields, ends, places), np.array(jumps).T, strict=True):
-                each.append(column)
+            own_fields, own_ends, labels = np.array(jumps, np.int64).T
+            fields.append(own_fields)
+            ends.append(own_ends)
+            places.append(np.where(labels < COMMON, labels, common_start - COMMON + labels))
         if not places:
             return
         where, distances = np.concatenate(fields), np.concatenate(places) - np.concatenate(ends)

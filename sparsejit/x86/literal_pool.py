@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -12,18 +13,25 @@ COMMON = 1 << 30
 
 
 class CommonLiterals:
-    """The literals of images that others, in their neighbourhood, read as well.
+    """The literals of images that others, in their neighbourhood, read as well; and routines.
 
-    `address` is where those of the first image begin, 0 until it is written; offsets count from
-    there. What a later image has is known from `written` on, and in common from `keep` on.
+    Offsets count from `origin`, an address before all images. What the first image has is in
+    common; what another has is known from `written` on, and in common from `keep` on.
     """
 
-    def __init__(self) -> None:
-        self.address = 0
+    def __init__(self, origin: int) -> None:
+        self.origin = origin
         self._ranges: list[_Span] = []
         self._offsets: dict[_Span, int] = {}
         self._newest: tuple[_Span, dict[_Span, int]] | None = None
+        self._routines: dict[Hashable, int] = {}
+        self.new_routines: dict[Hashable, int] = {}  # of the newest image, by address
         self._known: dict[int, tuple[npt.NDArray[Any], int]] = {}  # by identity, which they keep
+
+    @property
+    def is_there(self) -> bool:
+        """Whether an image was written."""
+        return bool(self._ranges)
 
     def offset_of(self, array: npt.NDArray[Any]) -> int | None:
         """Where an array lies that is one of these literals; None for any other."""
@@ -35,8 +43,8 @@ class CommonLiterals:
             return None
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
-        self._known[id(array)] = array, first - self.address
-        return first - self.address
+        self._known[id(array)] = array, first - self.origin
+        return first - self.origin
 
     def address_of(self, array: npt.NDArray[Any]) -> int | None:
         """Where an array was copied to; None where it was not, as far as is known.
@@ -45,26 +53,30 @@ class CommonLiterals:
         """
         span = _span(array)
         if span in self._offsets:
-            return self.address + self._offsets[span]
+            return self.origin + self._offsets[span]
         if self._newest is None or span not in self._newest[1]:
             return None
         return self._newest[0][0] + self._newest[1][span]
 
+    def routine(self, key: Hashable) -> int | None:
+        """Where a routine that all may call begins; None where there is none yet."""
+        return self._routines.get(key)
+
     def written(self, address: int, size: int, offsets: dict[_Span, int]) -> None:
         """Say where an image has its literals; too many to tell offsets by are not shared."""
         self._newest = ((address, size), offsets) if size < COMMON else None
-        if not self.address:
+        if not self.is_there:
             self.keep()
 
     def keep(self) -> None:
         """Have those of the newest image in common: it must stay."""
-        if self._newest is None:
-            return
-        (address, size), offsets = self._newest
-        self.address = self.address or address
-        self._ranges.append((address, size))
-        self._offsets |= {span: address + at - self.address for span, at in offsets.items()}
-        self._newest = None
+        if self._newest is not None:
+            (address, size), offsets = self._newest
+            self._ranges.append((address, size))
+            self._offsets |= {span: address + at - self.origin for span, at in offsets.items()}
+            self._newest = None
+        self._routines |= {key: at - self.origin for key, at in self.new_routines.items()}
+        self.new_routines = {}
 
 
 class LiteralPool:

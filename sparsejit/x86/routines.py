@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from sparsejit.x86.assembler import POOL_ALIGNMENT, Assembler
+from sparsejit.x86.assembler import POOL_ALIGNMENT, Assembler, Label
+from sparsejit.x86.literal_pool import COMMON
 
 
 def call_routine(asm: Assembler, key: Hashable, emit_body: Callable[[Assembler], None]) -> None:
@@ -29,3 +30,14 @@ def call_routine(asm: Assembler, key: Hashable, emit_body: Callable[[Assembler],
     emit_body(asm)
     asm.emit("ret")
     asm.bind(behind)
+
+
+def far_routine(asm: Assembler, key: Hashable) -> Label | None:
+    """What another image of the neighbourhood shares under an equal key; None where none does."""
+    place = None if asm.common is None else asm.common.routine(key)
+    return None if place is None else Label("routine in common", COMMON + place)
+
+
+def share_routine(asm: Assembler, key: Hashable, label: Label) -> None:
+    """Let images to come call what stands at a label, which may be anything that returns."""
+    asm.for_others[key] = label

@@ -122,7 +122,8 @@ def test_weights_that_serve_all_lengths_cost_little_more(name: str) -> None:
             best, found = (
                 plan_batch(spec, matrix, on, any_length=each).chosen for each in (False, True)
             )
-            assert found.cost.ns <= HARDLY_MORE * best.cost.ns
+            ratio = found.cost.ns / best.cost.ns
+            assert ratio <= HARDLY_MORE
             if found.template.family != "csr":
                 assert found.template is best.template
             taken.add((best.template.family, found.template.family))

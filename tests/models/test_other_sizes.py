@@ -21,7 +21,6 @@ from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.sized_graph import with_constants_of
 from sparsejit.lowering import tiles
-from sparsejit.native.executable_memory import ExecutableMemory, Neighbourhood
 from sparsejit.planner import plan
 from sparsejit.planner.cost import Cost
 from sparsejit.planner.plan import Candidate
@@ -125,16 +124,21 @@ def test_the_graph_of_a_length_is_the_one_that_is_read(first: int) -> None:
         assert all(one.tobytes() == two.tobytes() for one, two in pairs)
 
 
-def weights_by_loop(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
-    """A model whose weights are data of a loop, as those are that no cache holds."""
+def only(families: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have no other kernels for batches."""
     from sparsejit.planner import batch_plan
 
     real = batch_plan._possible
     monkeypatch.setattr(
         batch_plan,
         "_possible",
-        lambda *given: [each for each in real(*given) if each.family in ("csr", "int8-tiles")],
+        lambda *given: [each for each in real(*given) if each.family in families],
     )
+
+
+def weights_by_loop(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    """A model whose weights are data of a loop, as those are that no cache holds."""
+    only(["csr", "int8-tiles"], monkeypatch)
     return READER
 
 
@@ -157,14 +161,8 @@ def test_other_lengths_read_the_weights_of_the_first(monkeypatch: pytest.MonkeyP
 def test_what_a_later_length_makes_of_the_weights_others_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from sparsejit.planner import batch_plan
-
-    real, families = batch_plan._possible, ["panels"]
-    monkeypatch.setattr(
-        batch_plan,
-        "_possible",
-        lambda *given: [each for each in real(*given) if each.family in families],
-    )
+    families = ["panels"]
+    only(families, monkeypatch)
     fast = reading()
     families[:] = ["csr"]
     for time in (30, 40, 50):
@@ -175,6 +173,27 @@ def test_what_a_later_length_makes_of_the_weights_others_read(
     del fast
     gc.collect()
     assert kept.run(words(1, 50).numpy())[0].shape == (1, 50, WIDTH)  # its weights are still there
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_lengths_call_the_code_of_weights_that_others_have(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(["panels"], monkeypatch)
+    fast = reading(dtype=dtype)
+    times = range(33, 65, 3)
+    far = 0.1 if dtype == "int8" else 1e-5
+    for time in times:
+        alone = sparsejit.compile(READER, (words(1, time),), dtype=dtype)
+        x = words(3, time)
+        torch.testing.assert_close(fast(x), alone(x), rtol=far, atol=far)
+    first, *others = fast.parts.variants
+    sizes = [variant.program.image.code_bytes for variant in others]
+    assert sum(size > max(sizes) / 2 for size in sizes) <= 4 < len(times) / 2, sizes
+    kept = others[-1].call
+    del fast, first, others
+    gc.collect()
+    assert kept.run(words(1, 63).numpy())[0].shape == (1, 63, WIDTH)  # what it calls is there
 
 
 @pytest.mark.parametrize("first", [4, 24])
@@ -304,14 +323,14 @@ def test_bits_are_those_of_a_model_compiled_for_the_length() -> None:
 @settings(max_examples=8, deadline=None, derandomize=True, database=None)
 @given(order=st.permutations([9, 17, 30, 33, 50, 64]))
 def test_code_of_a_length_does_not_depend_on_which_came_before(order: list[int]) -> None:
-    """But for where the weights lie: forms, bytes, kernels and prices are the same."""
+    """But for where the weights lie: kernels, reasons, prices and results are the same."""
     fast = reading()
     for time in order:
         fast.prepare(time=time)
     found = {v.input_shapes[0][0]: v for v in fast.parts.variants[1:]}
     for time, variant in found.items():
-        image, steps = variant.program.image, variant.steps
-        now = image.code_bytes, image.forms, [(s.kernel, s.facts.reason, s.ns) for s in steps]
+        kernels = [(step.kernel, step.facts.reason, step.ns) for step in variant.steps]
+        now = kernels, fast(words(2, time)).numpy().tobytes()
         assert KNOWN.setdefault(time, now) == now
 
 
@@ -332,41 +351,6 @@ def test_a_system_without_so_many_addresses(monkeypatch: pytest.MonkeyPatch) -> 
 def test_sizes_out_of_bounds_are_refused_as_ever(fast: sparsejit.CompiledModel) -> None:
     with pytest.raises(InvalidInput, match="'time', has 71 elements; it takes 1 to 70"):
         fast(words(1, 71))
-
-
-def test_a_neighbourhood_has_an_end_and_is_given_back() -> None:
-    near = Neighbourhood()
-    first = ExecutableMemory.filled(100, lambda room: None, near)
-    beside = ExecutableMemory.filled(5000, lambda room: None, near)
-    assert 0 < beside.address - first.address <= 1 << 16
-    with pytest.raises(CompileError, match="a neighbourhood has no room left"):
-        ExecutableMemory.filled(1 << 31, lambda room: None, near)
-    del near, first
-    gc.collect()
-    assert mapped(beside.address) and beside.view(10) == bytes(10)
-    where = beside.address
-    del beside
-    gc.collect()
-    assert not mapped(where)
-
-
-def test_addresses_of_images_that_died_are_taken_again() -> None:
-    near = Neighbourhood()
-    images = [ExecutableMemory.filled(size, lambda room: None, near) for size in (9, 5000, 9, 9)]
-    places = [image.address for image in images]
-    del images[1:3]
-    gc.collect()
-    again = [ExecutableMemory.filled(size, lambda room: None, near) for size in (12_000, 9)]
-    assert again[0].address == places[1] < again[1].address  # where two lay; behind the last
-    assert again[0].view(12_000) == bytes(12_000)
-
-
-def mapped(address: int) -> bool:
-    for row in Path("/proc/self/maps").read_text().splitlines():
-        start, end = (int(part, 16) for part in row.split()[0].split("-"))
-        if start <= address < end:
-            return True
-    return False
 
 
 def test_code_beside_the_weights_is_never_writable_and_executable() -> None:

@@ -1,6 +1,6 @@
 """Linear layers: the planner's kernel for the matrix, for as many rows as x has.
 
-What lies feature-major (`feature_major`) has padded rows (`spread_pitch`): no layer transposes it.
+What lies feature-major (`feature_major`) has padded rows (`Lowering.pitch_of`): no layer turns it.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,6 @@ from functools import cache, partial
 from math import prod
 from typing import Protocol
 
-from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.asm_templates.gather.int8_layout import kept_input_bytes
 from sparsejit.asm_templates.gather.pieces import KeptInputs
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES
@@ -46,17 +45,18 @@ def lower_linear(low: Lowering, node: Node) -> None:
     lying = low.feature_major
     x_lies = node in lying.panels and x in lying.read
     y_lies = node.output in lying.made
-    layer: Layer = _batch(each, rows, x_lies, y_lies) if rows > 1 else each
+    layer: Layer = each
+    if rows > 1:
+        layer = _batch(each, rows, low.pitch_of(rows) if x_lies or y_lies else None, x_lies, y_lies)
     source = low.by_feature(x) if x_lies else low.contiguous(x)
     destination = (low.result_by_feature if y_lies else low.dense_result)(node.output)
     low.add(product_step(node, layer, matrix, source, destination, low.options))
 
 
-def _batch(each: MatVec, rows: int, x_lies: bool, y_lies: bool) -> MatMul:
+def _batch(each: MatVec, rows: int, pitch: int | None, x_lies: bool, y_lies: bool) -> MatMul:
     """The product of all rows; whether x, and y, lie feature-major."""
     x, y = (Layout.FEATURE_MAJOR if one else Layout.BATCH_MAJOR for one in (x_lies, y_lies))
-    padded_to = spread_pitch(rows) if x_lies or y_lies else None
-    return MatMul(each, rows, x, padded_to, result_layout=None if x is y else y)
+    return MatMul(each, rows, x, pitch, result_layout=None if x is y else y)
 
 
 def product_step(
