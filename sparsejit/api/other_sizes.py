@@ -82,7 +82,6 @@ class OtherSizes:
         """
         if self._kept is None:
             return None
-        self._write_first()
         args, kwargs = unflatten(self._inputs, list(leaves))
         read = self._read(model, args, kwargs, None)
         finals = self._with_weights(read)
@@ -98,10 +97,7 @@ class OtherSizes:
             return None
         (name,) = others
         finals = self._finals(name, lengths[name], program, leaves)
-        if not finals:
-            return None
-        self._write_first()
-        return self._lowered(finals)
+        return self._lowered(finals) if finals else None
 
     def _finals(
         self, name: str, length: int, program: Any, leaves: Sequence[Array]
@@ -138,18 +134,12 @@ class OtherSizes:
 
     def _lowered(self, finals: Sequence[TiledGraph]) -> Variant:
         options, title = self._first.options, self._first.program.name
-        return lowered_variant(finals, options, title, kept=self._kept, is_cached=False)
+        return lowered_variant(finals, options, title, kept=self._kept)
 
     def _runs_alike(self, finals: Sequence[TiledGraph]) -> bool:
         """Whether samples of these graphs run as those of the first's."""
         first, smallest = (min(each, key=_tile).graph for each in (self._first.graphs, finals))
         return first.batch_axes == smallest.batch_axes and share_tiles(first, smallest)
-
-    def _write_first(self) -> None:
-        """Have the first's weights where others read them, if it came from the cache of code."""
-        assert self._kept is not None
-        if not self._kept.is_there:
-            self._first = self._lowered(self._first.graphs)
 
     def _learn(self, examples: Sequence[Any]) -> None:
         """Find the rules of all lengths that have one, so that no call waits for it."""

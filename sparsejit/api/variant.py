@@ -212,12 +212,14 @@ def lowered_variant(
     """Compile a model that has been through all passes, the graph of its main tile first.
 
     `kept` is what has been made of the weights for other sizes, or takes what is made of them now
-    for those to come; code that `is_cached` makes nothing of them. Raises as `make_variant` does.
+    for those to come. The cache of code has no such thing: it has code that `is_cached` of models
+    for one length. Raises as `make_variant` does.
     """
     started = time.perf_counter()
     if kept is not None and kept.is_there:
         return _beside_others(finals, options, name, kept)
-    key = code_cache.key_of(finals, options, name) if is_cached else None
+    may_be_there = is_cached and kept is None
+    key = code_cache.key_of(finals, options, name) if may_be_there else None
     if key is not None and (known := kept_variant(key, options, name, lambda: finals)) is not None:
         progress("done", 1.0)
         return replace(known, make_graphs=_put_away(finals))
