@@ -21,13 +21,14 @@ from sparsejit.frontends.torch_export import has_polynomial_sizes, is_program, o
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.sized_graph import SizedGraph, with_constants_of
 from sparsejit.lowering.kept_weights import KeptWeights
-from sparsejit.lowering.tiles import batch_tiles, share_tiles
+from sparsejit.lowering.tiles import ENOUGH_ROWS, batch_tiles, share_tiles
 
 Array = np.ndarray[Any, Any]
 # Compiles a model, or the program that it was exported to, for arguments; and only its graphs.
 Compile = Callable[[Any, Any, Mapping[str, Any]], Variant]
 # The tiles are given, or None: then they are those that serve the model best.
 ReadGraphs = Callable[[Any, Any, Mapping[str, Any], Sequence[int] | None], list[TiledGraph]]
+_TELLING = 3  # graphs, of which the third must be as the other two say
 _LONG = 2048  # up to so many a model is read for eight times the first length: masks are squares
 
 
@@ -53,7 +54,8 @@ class OtherSizes:
         self._lengths: dict[str, int] = {}
         if self._sizes is not None:
             self._lengths = self._sizes.lengths([tuple(each.shape) for each in examples])
-        self._rules: dict[str, _Rule] = {}
+        # By size and tile; None where there is none.
+        self._rules: dict[str, dict[int | None, _Rule | None]] = {}
         if self._kept is not None:
             self._learn(examples)
 
@@ -84,7 +86,8 @@ class OtherSizes:
             return None
         args, kwargs = unflatten(self._inputs, list(leaves))
         read = self._read(model, args, kwargs, None)
-        finals = self._with_weights(read)
+        graphs = self._with_weights([graph for graph, _ in read])
+        finals = [TiledGraph(graph, each.tile) for graph, each in zip(graphs, read, strict=True)]
         return self._lowered(finals) if self._runs_alike(finals) else None
 
     def _by_rule(self, program: Any, leaves: Sequence[Array]) -> Variant | None:
@@ -102,31 +105,39 @@ class OtherSizes:
     def _finals(
         self, name: str, length: int, program: Any, leaves: Sequence[Array]
     ) -> list[TiledGraph]:
-        """By what is known of a size, and more where that does not reach.
+        """The graphs of the tiles that serve this length best.
 
         None without a rule, or where samples would run otherwise.
         """
-        rule = self._rules[name]
-        finals = rule.at(length)
-        if not finals and length > rule.longest:
-            self._rules[name] = rule._replace(longest=length)  # unless there is a longer one
-            rule = self._rules[name] = self._rule(program, name, leaves, list(rule.by_tile))
-            finals = rule.at(length)
-        if not finals or not self._runs_alike(finals):
+        how = name, length, program, leaves
+        smallest = min((tile for _, tile in self._first.graphs), key=lambda tile: tile or 1)
+        graph = self._graph(smallest, *how)
+        if graph is None or not self._runs_alike([TiledGraph(graph, smallest)]):
             return []
-        wanted = self._tiles_of(finals)
-        if others := [tile for tile in wanted if tile not in rule.tried]:
-            self._rules[name] = rule._replace(tried=rule.tried.union(others))  # and not found
-            rule = self._rules[name] = rule.beside(self._rule(program, name, leaves, others))
-            finals = rule.at(length)
-        return [each for each in finals if each.tile in wanted]
+        made = [(self._graph(tile, *how), tile) for tile in self._tiles_for(graph, smallest)]
+        return [TiledGraph(one, tile) for one, tile in made if one is not None]
 
-    def _tiles_of(self, finals: Sequence[TiledGraph]) -> list[int | None]:
-        """Those in which samples of such graphs run, the main one first."""
-        alone = [graph for graph, tile in finals if tile == 1]
-        if not alone or self._has_one_tile:
-            return [tile for _, tile in finals]
-        return [*batch_tiles(alone[0], self._first.tile or 1, threads=1, one_tile=False).samples]
+    def _graph(
+        self, tile: int | None, name: str, length: int, program: Any, leaves: Sequence[Array]
+    ) -> Graph | None:
+        """By the rule of a tile, which is found, or found once more, where it does not reach."""
+        rules = self._rules[name]
+        if tile not in rules:
+            rules[tile] = None  # unless there is one
+            rules[tile] = self._rule(program, name, leaves, tile)
+        rule = rules[tile]
+        graph = None if rule is None else rule.sized.at(length)
+        if rule is None or graph is not None or length <= rule.longest:
+            return graph
+        rules[tile] = rule._replace(longest=length)  # unless there is a longer one
+        rules[tile] = rule = self._rule(program, name, leaves, tile)
+        return rule.sized.at(length)
+
+    def _tiles_for(self, graph: Graph, smallest: int | None) -> list[int | None]:
+        """Those in which samples of such a graph run, the main one first."""
+        if smallest != 1 or self._has_one_tile:
+            return [tile for _, tile in self._first.graphs]
+        return [*batch_tiles(graph, self._first.tile or 1, threads=1, one_tile=False).samples]
 
     @property
     def _has_one_tile(self) -> bool:
@@ -152,54 +163,44 @@ class OtherSizes:
                 program = self._program.of(args, kwargs, own)
                 if program is not None and _is_known(program):
                     tiles = [tile for _, tile in self._first.graphs]
-                    self._rules[name] = self._rule(program, name, own, tiles)
+                    self._rules[name] = {t: self._rule(program, name, own, t) for t in tiles}
 
     def _rule(
-        self, program: Any, name: str, leaves: Sequence[Array], tiles: Sequence[int | None]
+        self, program: Any, name: str, leaves: Sequence[Array], tile: int | None
     ) -> _Rule:
-        """How graphs of these tiles grow with a length, from these inputs and others.
+        """How the graph of a tile grows with a length, from these inputs and others.
 
-        Raises ValueError where they differ by more than a length.
+        A tile that the first has not is one for short lengths. Raises ValueError where graphs
+        differ by more than a length.
         """
         assert self._sizes is not None
-        first = self._lengths[name]
         own = self._sizes.lengths([leaf.shape for leaf in leaves])[name]
-        read: dict[int, Mapping[int | None, Graph]] = {}
-        for length in _lengths_to_read(first, own, self._sizes.largest(name)):
+        first, largest = self._lengths[name], self._sizes.largest(name)
+        known = [graph for graph, its in self._first.graphs if its == tile]
+        if not known:
+            first, largest = own, ENOUGH_ROWS - 1
+            known = self._with_weights([self._read_at(program, name, own, leaves, tile)])
+        graphs, lengths = known[:1], [first]
+        for length in _lengths_to_read(first, own, largest):
             with suppress(SparseJitError, *GRAPH_REFUSALS):
-                read[length] = self._read_at(program, name, length, leaves, tiles)
-            if len(read) == 2:
-                break
-        else:
-            raise ValueError(f"the model takes no third length of {name}")
-        firsts = {tile: graph for graph, tile in self._first.graphs}
-        if any(tile not in firsts for tile in tiles):
-            beside = self._read_at(program, name, first, leaves, tiles)
-            others = self._with_weights([TiledGraph(g, tile) for tile, g in beside.items()])
-            firsts = {tile: graph for graph, tile in others} | firsts
-        lengths, by_tile = [first, *read], {}
-        for tile in tiles:
-            graphs = [firsts[tile], *(each[tile] for each in read.values())]
-            by_tile[tile] = SizedGraph(graphs, lengths)
-        return _Rule(by_tile, max(lengths), frozenset(tiles))
+                graphs.append(self._read_at(program, name, length, leaves, tile))
+                lengths.append(length)
+            if len(graphs) == _TELLING:
+                return _Rule(SizedGraph(graphs, lengths), max(lengths))
+        raise ValueError(f"the model takes no third length of {name}")
 
     def _read_at(
-        self,
-        program: Any,
-        name: str,
-        length: int,
-        leaves: Sequence[Array],
-        tiles: Sequence[int | None],
-    ) -> dict[int | None, Graph]:
-        """The graphs of these tiles, or of those that the model has, by tile."""
+        self, program: Any, name: str, length: int, leaves: Sequence[Array], tile: int | None
+    ) -> Graph:
+        """The graph of a tile. Raises LookupError where the model has other tiles at the length."""
         args, kwargs = unflatten(self._inputs, self._resized(leaves, {name: length}))
-        wanted = None if self._has_one_tile else [tile or 1 for tile in tiles]
-        return {tile: graph for graph, tile in self._read(program, args, kwargs, wanted)}
+        wanted = None if self._has_one_tile else [tile or 1]
+        return {its: g for g, its in self._read(program, args, kwargs, wanted)}[tile]
 
-    def _with_weights(self, graphs: Sequence[TiledGraph]) -> list[TiledGraph]:
+    def _with_weights(self, graphs: Sequence[Graph]) -> list[Graph]:
         """With the first's constants in place of those that have the same bits."""
         first = self._first.graphs[0].graph
-        return [TiledGraph(with_constants_of(first, graph), tile) for graph, tile in graphs]
+        return [with_constants_of(first, graph) for graph in graphs]
 
     def _resized(self, leaves: Sequence[Array], sizes: Mapping[str, int]) -> list[Array]:
         """Zeros for these sizes, all others as they are. Raises InvalidInput out of bounds."""
@@ -209,25 +210,10 @@ class OtherSizes:
 
 
 class _Rule(NamedTuple):
-    """The graphs of any length by tile; the longest that they were made of; tiles looked for."""
+    """The graph of any length, and the longest that it was made of."""
 
-    by_tile: Mapping[int | None, SizedGraph]
+    sized: SizedGraph
     longest: int
-    tried: frozenset[int | None]
-
-    def at(self, length: int) -> list[TiledGraph]:
-        """Where only this size is not the first variant's; none where the rule does not say."""
-        made = [(sized.at(length), tile) for tile, sized in self.by_tile.items()]
-        graphs = [TiledGraph(graph, tile) for graph, tile in made if graph is not None]
-        return graphs if len(graphs) == len(made) else []
-
-    def beside(self, other: _Rule) -> _Rule:
-        """With the tiles of another, too."""
-        return _Rule(
-            {**self.by_tile, **other.by_tile},
-            min(self.longest, other.longest),
-            self.tried | other.tried,
-        )
 
 
 def _lengths_to_read(first: int, own: int, largest: int | None) -> list[int]:
