@@ -34,6 +34,7 @@ from sparsejit.planner.tile_price import price_tiles
 # From where kernels repeated by the column do not win, of matrices with many rows or many weights.
 _COLUMNS_OF_MANY_ROWS, _MANY_ROWS = 64, 64
 _COLUMNS_OF_MANY_WEIGHTS, _MANY_WEIGHTS = 9, 1 << 14
+_FEW_FOR_DENSE = 0.2  # up to this density, of so many columns and weights, dense code does not win
 _FOR_ANY_LENGTH = frozenset({"csr"})  # families whose weights are data in one order
 _ADDING = ("panels", "csr", "dense")  # families that add an operand to y
 
@@ -80,8 +81,8 @@ def _possible(
     spec: MatMul, matrix: SparseMatrix, target: Target, strategy: str, alike: bool
 ) -> Iterator[Template]:
     left_out = {"mixed"} if alike else set()
-    if strategy == AUTO and _outnumbers_rows(spec, matrix):
-        left_out.add("rows")
+    if strategy == AUTO and spec.dtype is not DType.INT8:
+        left_out |= _losing(spec, matrix)
     for row in _made_for(target.alone, spec.dtype):
         if row.family not in left_out and _is_possible(row, spec, target):
             yield row
@@ -94,19 +95,18 @@ def _made_for(target: Target, dtype: DType) -> tuple[Template, ...]:
     )
 
 
-def _outnumbers_rows(spec: MatMul, matrix: SparseMatrix) -> bool:
-    """Whether no kernel repeated by the column can win.
+def _losing(spec: MatMul, matrix: SparseMatrix) -> set[str]:
+    """Families that are not worth a price for float weights.
 
-    With many rows none did in 252 layers (planner.jsonl); with many weights none is predicted to
-    gain more than 7 % in 30 layers on any processor. int8's do. Counting what such a kernel does
-    takes longer than all else of a plan.
+    With many rows no kernel repeated by the column won in 252 layers (planner.jsonl). With many
+    weights none is predicted to gain more than 7 % in 30 layers on any processor, and dense code
+    takes 1.24 times the least at its best. Counting what a repeated kernel does takes longer than
+    all else of a plan.
     """
-    if spec.dtype is DType.INT8:
-        return False
+    many_weights = spec.batch >= _COLUMNS_OF_MANY_WEIGHTS and matrix.nnz >= _MANY_WEIGHTS
     many_rows = spec.batch >= _COLUMNS_OF_MANY_ROWS and spec.out_features >= _MANY_ROWS
-    return many_rows or (
-        spec.batch >= _COLUMNS_OF_MANY_WEIGHTS and matrix.nnz >= _MANY_WEIGHTS
-    )
+    losing = {"rows"} if many_weights or many_rows else set()
+    return losing | {"dense"} if many_weights and matrix.density <= _FEW_FOR_DENSE else losing
 
 
 def prefers_panels(

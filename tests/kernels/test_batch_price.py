@@ -168,7 +168,7 @@ def test_what_zen_4_took(
 
 
 def test_what_never_wins_a_large_batch_is_made_only_when_asked_for() -> None:
-    """Kernels repeated by the column; int8's may win."""
+    """Kernels repeated by the column, and dense code of few weights; int8's may win."""
     few = SparseMatrix(np.eye(64, dtype=np.float32))
     many = SparseMatrix(np.ones((128, 128), np.float32))
 
@@ -179,8 +179,13 @@ def test_what_never_wins_a_large_batch_is_made_only_when_asked_for() -> None:
         found = plan_batch(spec, matrix, target(), strategy).candidates
         return {candidate.template.family for candidate in found}
 
+    sparse = np.zeros((640, 128), np.float32)
+    sparse[::5] = 1
     assert "rows" not in families(9, DType.FLOAT32, matrix=many)
     assert "rows" in families(8, DType.FLOAT32, matrix=many)
+    assert "dense" in families(9, DType.FLOAT32, matrix=many)
+    assert "dense" not in families(9, DType.FLOAT32, matrix=SparseMatrix(sparse))
+    assert "dense" in families(9, DType.FLOAT32, "dense", SparseMatrix(sparse))
     assert "rows" not in families(64, DType.FLOAT32)
     assert "rows" in families(63, DType.FLOAT32)
     assert "rows" in families(64, DType.INT8)
