@@ -51,9 +51,8 @@ class OtherSizes:
         self._sizes = None if sizes is None else sizes.in_order(inputs.items[1].keys)
         self._compile, self._read = compile_it, read_graphs
         self._kept, self._program = kept, _OpenProgram(model, self._sizes)
-        self._lengths: dict[str, int] = {}
-        if self._sizes is not None:
-            self._lengths = self._sizes.lengths([tuple(each.shape) for each in examples])
+        shapes = [tuple(each.shape) for each in examples]
+        self._lengths = {} if self._sizes is None else self._sizes.lengths(shapes)
         # By size and tile; None where there is none.
         self._rules: dict[str, dict[int | None, _Rule | None]] = {}
         if self._kept is not None:
@@ -86,14 +85,12 @@ class OtherSizes:
             return None
         args, kwargs = unflatten(self._inputs, list(leaves))
         read = self._read(model, args, kwargs, None)
-        graphs = self._with_weights([graph for graph, _ in read])
-        finals = [TiledGraph(graph, each.tile) for graph, each in zip(graphs, read, strict=True)]
+        finals = [TiledGraph(self._with_weights(graph), tile) for graph, tile in read]
         return self._lowered(finals) if self._runs_alike(finals) else None
 
     def _by_rule(self, program: Any, leaves: Sequence[Array]) -> Variant | None:
         """From the graphs of other lengths; None where only reading the model does."""
-        if self._kept is None or self._sizes is None:
-            return None
+        assert self._sizes is not None
         lengths = self._sizes.lengths([leaf.shape for leaf in leaves])
         others = [name for name, length in lengths.items() if length != self._lengths[name]]
         if len(others) != 1 or others[0] not in self._rules:
@@ -110,7 +107,7 @@ class OtherSizes:
         None without a rule, or where samples would run otherwise.
         """
         how = name, length, program, leaves
-        smallest = min((tile for _, tile in self._first.graphs), key=lambda tile: tile or 1)
+        smallest = min(self._first.graphs, key=_tile).tile
         graph = self._graph(smallest, *how)
         if graph is None or not self._runs_alike([TiledGraph(graph, smallest)]):
             return []
@@ -179,7 +176,7 @@ class OtherSizes:
         known = [graph for graph, its in self._first.graphs if its == tile]
         if not known:
             first, largest = own, ENOUGH_ROWS - 1
-            known = self._with_weights([self._read_at(program, name, own, leaves, tile)])
+            known = [self._with_weights(self._read_at(program, name, own, leaves, tile))]
         graphs, lengths = known[:1], [first]
         for length in _lengths_to_read(first, own, largest):
             with suppress(SparseJitError, *GRAPH_REFUSALS):
@@ -197,10 +194,9 @@ class OtherSizes:
         wanted = None if self._has_one_tile else [tile or 1]
         return {its: g for g, its in self._read(program, args, kwargs, wanted)}[tile]
 
-    def _with_weights(self, graphs: Sequence[Graph]) -> list[Graph]:
+    def _with_weights(self, graph: Graph) -> Graph:
         """With the first's constants in place of those that have the same bits."""
-        first = self._first.graphs[0].graph
-        return [with_constants_of(first, graph) for graph in graphs]
+        return with_constants_of(self._first.graphs[0].graph, graph)
 
     def _resized(self, leaves: Sequence[Array], sizes: Mapping[str, int]) -> list[Array]:
         """Zeros for these sizes, all others as they are. Raises InvalidInput out of bounds."""

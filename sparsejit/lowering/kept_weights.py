@@ -24,7 +24,7 @@ class KeptWeights:
     def __init__(self) -> None:
         self.common = CommonWeights()
         self._matrices: dict[Value, SparseMatrix] = {}
-        self._made_count = 0  # of things made of them, when the newest were shared
+        self._made_count = 0  # of things made of them, when these were last looked for
 
     def begin_anew(self) -> None:
         """Forget what was built: it is written once more."""
@@ -45,14 +45,21 @@ class KeptWeights:
     def settle(self, graphs: Iterable[Graph]) -> list[Graph]:
         """The graphs with constants in memory that this holds, once the first function is built."""
         settled = [replace(graph, constants=self._settled(graph.constants)) for graph in graphs]
-        for matrix in self._matrices.values():
-            matrix.replace_made(lambda made: _with_arrays(made, self._there))
+        self._read_made()
         self.put_away()
         return settled
 
     def share_new(self) -> None:
         """Have in common what the newest function has of weights that no other had."""
-        found = bool(self.common.literals.new_routines)
+        if self._read_made() or self.common.literals.new_routines:
+            self.common.keep()
+
+    def _read_made(self) -> bool:
+        """Have what was made of matrices where the newest function has it; whether any is there."""
+        made = sum(matrix.made_count for matrix in self._matrices.values())
+        if made == self._made_count:
+            return False
+        self._made_count, found = made, False
 
         def there(array: Array) -> Array:
             nonlocal found
@@ -60,22 +67,14 @@ class KeptWeights:
             found = found or view is not None
             return array if view is None else view
 
-        made = sum(matrix.made_count for matrix in self._matrices.values())
-        if made != self._made_count:
-            self._made_count = made
-            for matrix in self._matrices.values():
-                matrix.replace_made(lambda made: _with_arrays(made, there))
-        if found:
-            self.common.keep()
+        for matrix in self._matrices.values():
+            matrix.replace_made(lambda made: _with_arrays(made, there))
+        return found
 
     def put_away(self) -> None:
         """Take less memory until the weights are asked for again."""
         for matrix in self._matrices.values():
             matrix.put_away()
-
-    def _there(self, array: Array) -> Array:
-        found = self.common.view_of(array)
-        return array if found is None else found
 
     def _settled(self, constants: Mapping[Value, Array]) -> Mapping[Value, Array]:
         return _ReadLater({value: self._supplier(value, constants[value]) for value in constants})

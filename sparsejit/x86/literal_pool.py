@@ -106,7 +106,7 @@ class LiteralPool:
         whole = whole.reshape(-1)
         offset = -(-self.size // align) * align
         if common is not None:
-            self._offsets[_span(whole)] = offset
+            self._offsets[span] = offset
         if whole.nbytes < _LARGE:
             whole = whole.copy()
         else:
