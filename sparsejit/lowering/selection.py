@@ -9,14 +9,14 @@ from sparsejit.asm_templates.selection.largest import LargestElements, emit_larg
 from sparsejit.asm_templates.selection.table_rows import RowCopies, emit_row_copies
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Element, Graph, Node, Value
-from sparsejit.ir.ops.selection import ArgMax, Embedding, EmbeddingBag, TopK
+from sparsejit.ir.ops.selection import ArgMax, Embedding, EmbeddingBag, OwnRows, TopK
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.layer_planner import weight_bytes
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import r8, r9, rcx, rdi, rdx, rsi
+from sparsejit.x86.operands import dword, r8, r9, r10, r11, rcx, rdi, rdx, rsi
 
 _FLOAT, _INDEX = 4, 8
 
@@ -44,6 +44,36 @@ def lower_embedding(low: Lowering, node: Node) -> None:
     facts = Facts(f"{count} rows of {features} features by index")
     reads = (places, low.contiguous(table))
     low.add(Step("embedding", node.output.origin, reads, (into,), emit, facts))
+
+
+@lowers(OwnRows)
+def lower_own_rows(low: Lowering, node: Node) -> None:
+    """Copies of rows, table after table; r11 collects whether an index was out of range."""
+    indices, tables = node.inputs
+    batch, count, features = node.output.shape
+    rows, floats = tables.shape[1], features * tables.type.element.bytes // _FLOAT
+    if rows == 0:
+        raise InvalidInput(f"{tables.origin.name} has no rows; give tables that have some")
+    into = low.dense_result(node.output)
+    spec = RowCopies(count, rows, floats, _INDEX, _FLOAT * floats)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        for register, place in zip((rdi, rsi, rdx), (*at.reads, *at.writes), strict=True):
+            place.point(asm, register)
+        asm.emit("xor", dword(r11), dword(r11))
+        asm.emit("mov", r10, batch)
+        again = asm.label("next table")
+        asm.bind(again)
+        emit_row_copies(asm, spec)
+        asm.emit("or", r11, r8)
+        asm.emit("add", rsi, rows * floats * _FLOAT)
+        asm.emit("sub", r10, 1)
+        asm.jump("jnz", again)
+        at.status.report_where(asm, r11)
+
+    facts = Facts(f"{count} rows of {features} features by index, of {batch} tables")
+    reads = (low.contiguous(indices), low.contiguous(tables))
+    low.add(Step("own-rows", node.output.origin, reads, (into,), emit, facts))
 
 
 @lowers(EmbeddingBag)

@@ -226,6 +226,18 @@ def _recurrent(name: str) -> Maker:
     return make
 
 
+def _reverse_sequence(grow: OnnxGrowing) -> None:
+    x = grow.tensor("fib", ranks=(2, 4), fits=lambda a: a.size > 0)
+    time_axis = grow.flag()
+    batch_axis, shape = 1 - time_axis, grow.values[x].shape
+    time, batch = shape[time_axis], shape[batch_axis]
+    given: dict[str, int] = {"batch_axis": batch_axis, "time_axis": time_axis}
+    if time_axis == 0:
+        given = grow.some(**given)
+    lengths = np.array([grow.draw.randint(0, time) for _ in range(batch)], np.int64)
+    grow.add("ReverseSequence", [x, grow.either(lengths)], **given)
+
+
 def _recurrent_of_bytes(grow: OnnxGrowing) -> None:
     """Weights (directions, in, 4 hidden), a scale and a zero point for each direction or gate."""
     draw, name = grow.draw, grow.draw.choice(("int8", "uint8"))
@@ -312,6 +324,7 @@ ROWS: dict[str, Maker] = {
     "MatMul": _matmul,
     "MaxPool": _pool("MaxPool"),
     "RNN": _recurrent("RNN"),
+    "ReverseSequence": _reverse_sequence,
     f"{MICROSOFT}.Attention": _attention,
     f"{MICROSOFT}.DynamicQuantizeLSTM": _recurrent_of_bytes,
     f"{MICROSOFT}.EmbedLayerNormalization": _embedding,

@@ -31,7 +31,7 @@ from sparsejit.ir.ops.sampling import (
     SumOfRows,
     Uniform,
 )
-from sparsejit.ir.ops.selection import ArgMax, BagKind, Embedding, EmbeddingBag, TopK
+from sparsejit.ir.ops.selection import ArgMax, BagKind, Embedding, EmbeddingBag, OwnRows, TopK
 from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.ir.quantised_steps import QuantisedSteps
@@ -236,6 +236,8 @@ CASES = [
     case(Predict(), floats(PREDICTION_WINDOW), floats(PREDICTION_WINDOW), tolerance=1e-5),
     case(Reconstruct(4.0, 0.9), number(2), floats(9), number(0.5), number(0.1), number(0.2)),
     case(Embedding(), whole(0, 4, 2), floats(5, 3), constants=1),
+    case(OwnRows(), whole(0, 4, 2, 1, 1, 3).reshape(2, 3), floats(2, 5, 3)),
+    case(OwnRows(), whole(1, 0).reshape(1, 2), whole(7, -1, 3, 2).reshape(1, 2, 2)),
     case(EmbeddingBag(BagKind.MAX), whole(0, 4, 2, 1).reshape(2, 2), floats(5, 3), constants=1),
     case(EmbeddingBag(BagKind.MEAN, True), whole(0, 4, 2, 1), floats(5, 3), whole(0, 1, 3)),
     case(

@@ -62,6 +62,33 @@ def looked_up(write: Writer, x: Operand, axis: int, indices: Operand) -> Value:
     return permuted(write, full, order)
 
 
+def reversed_up_to(
+    write: Writer, x: Operand, lengths: Operand, batch_axis: int, time_axis: int
+) -> Value:
+    """Each sample's first steps in reverse, as many as its length; the rest as they are.
+
+    A length below 0, or above the number of steps, names a place that is none.
+    """
+    if write.element(x) is Element.BOOL:
+        reversed_floats = reversed_up_to(write, write.floats(x), lengths, batch_axis, time_axis)
+        return write.cast(reversed_floats, Element.BOOL)
+    rank = len(write.shape(x))
+    others = [axis for axis in range(rank) if axis not in (batch_axis, time_axis)]
+    order = [batch_axis, time_axis, *others]
+    rows = permuted(write, x, order)
+    batch, time, *rest = rows.shape
+    whole = [write.number(n, Element.INT64) for n in (0, -1)]
+    steps = write.constant(np.arange(time), "steps")
+    length = reshaped(write, write.cast(lengths, Element.INT64), (batch, 1))
+    f = write.formula("reversed steps")
+    mirrored = f("add", f("sub", length, steps), whole[1])
+    own = f("where", f("less", steps, length), mirrored, steps)
+    places = f.finish(f("where", f("less", length, whole[0]), whole[1], own))
+    tables = reshaped(write, rows, (batch, time, prod(rest)))
+    made = reshaped(write, write.one(ops.OwnRows(), places, tables), rows.shape)
+    return permuted(write, made, np.argsort(order).tolist())
+
+
 def flip(write: Writer, x: Operand, dims: Sequence[int]) -> Value:
     """Axes in reverse."""
     result = write.value(x)

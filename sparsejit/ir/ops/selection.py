@@ -27,6 +27,21 @@ class Embedding(Operator):
         return (table[indices],)
 
 
+@dataclass(frozen=True)
+class OwnRows(Operator):
+    """result[b, i] = tables[b, indices[b, i]]: each sample's rows of its own table."""
+
+    types: ClassVar[str] = (
+        "indices int64 [batch, n], tables float32|int64 [batch, rows, features]"
+        " -> float32|int64 [batch, n, features]"
+    )
+    mixing: ClassVar[str] = "takes samples out of the batch"
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        indices, tables = operands
+        return (np.take_along_axis(tables, indices[..., None], axis=1),)
+
+
 class BagKind(Choice):
     """What the rows of a bag become."""
 

@@ -38,6 +38,17 @@ def _from_the_front(write: Writer, places: Value, length: int) -> Value:
     return write.pointwise("where", is_behind, write.pointwise("add", places, length), places)
 
 
+def reverse_sequence(write: Writer, call: Call) -> Value:
+    """Each sample's first steps in reverse, as many as its length says."""
+    x, lengths = call.value(write, 0), call.value(write, 1)
+    batch_axis, time_axis = call.attribute("batch_axis", 1), call.attribute("time_axis", 0)
+    if {batch_axis, time_axis} != {0, 1} or len(x.shape) < 2:
+        raise Unmapped(f"its batch is on axis {batch_axis} and its time on axis {time_axis}")
+    if lengths.shape != (x.shape[batch_axis],):
+        raise Unmapped(f"has lengths {list(lengths.shape)} for {x.shape[batch_axis]} samples")
+    return selection.reversed_up_to(write, x, lengths, batch_axis, time_axis)
+
+
 def triangle(write: Writer, call: Call) -> Value:
     """x with zeros below a diagonal, or above it."""
     diagonal = call.number(1, "diagonal") if call.has(1) else 0
@@ -106,5 +117,6 @@ OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
     "Gather": gather,
     "OneHot": one_hot,
     "Resize": resize,
+    "ReverseSequence": reverse_sequence,
     "Trilu": triangle,
 }
