@@ -67,10 +67,11 @@ def _integers(
 
 
 def round_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Finite float32 values rounded to the upper 16 bits, ties to even."""
+    """The nearest numbers of bfloat16, the upper 16 bits of float32; ties to even, NaN is kept."""
     bits = values.view(np.uint32)
     halfway = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    return ((bits + halfway) & np.uint32(0xFFFF0000)).view(np.float32)
+    rounded = ((bits + halfway) & np.uint32(0xFFFF0000)).view(np.float32)
+    return np.where(np.isnan(values), values, rounded)
 
 
 def quantised_weights(

@@ -12,14 +12,14 @@ import numpy as np
 from sparsejit.ir.graph import Array, Graph, Value
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.pointwise import FUNCTIONS, Chain
+from sparsejit.ir.ops.pointwise import FUNCTIONS, ROUNDINGS, Chain
 from sparsejit.ir.ops.selection import ArgMax, TopK
 from sparsejit.ir.ops.views import Expand
 from sparsejit.passes.rewriter import Site, rewrite
 
 _STEPS = {
     *(name for name, function in FUNCTIONS.items() if function.to_bool),
-    *("floor", "ceil", "round", "trunc", "sign"),
+    *("floor", "ceil", "round", "trunc", "sign", *ROUNDINGS.values()),
 }
 # An Expand to more than this stays: chains broadcast their operands as they are.
 MOST_EXPANDED_BYTES = 64 * 1024

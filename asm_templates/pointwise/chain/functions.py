@@ -15,12 +15,14 @@ from sparsejit.asm_templates.pointwise.chain.lanes import (
     compare,
     extreme,
     is_wide,
+    low,
     move,
     same,
     select,
 )
 from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR, apply_activation
 from sparsejit.asm_templates.shared.rows import zero
+from sparsejit.errors import CompileError
 from sparsejit.ir.spec import Activation
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Operand, Register
@@ -161,6 +163,39 @@ def _where(asm: Assembler, d: Register, args: list[Operand], scratch: list[Regis
     select(asm, d, truth, then, otherwise)
 
 
+def _round_float16(
+    asm: Assembler, d: Register, args: list[Operand], scratch: list[Register]
+) -> None:
+    """Through 16 bits; the immediate says to the nearest, ties to even."""
+    if not is_wide(asm) and not asm.target.has("f16c"):
+        raise CompileError("rounding to float16 needs a processor with F16C; cast to bfloat16")
+    asm.emit("vcvtps2ph", low(scratch[0]), args[0], 0)
+    asm.emit("vcvtph2ps", d, low(scratch[0]))
+
+
+def _round_bfloat16(
+    asm: Assembler, d: Register, args: list[Operand], scratch: list[Register]
+) -> None:
+    """Half of the last place less its lowest bit is added to the bits, and the lower 16 cleared.
+
+    That would make an infinity, or -0, of some NaN.
+    """
+    x, (sum_, truth) = args[0], scratch
+    assert isinstance(x, Register)
+    asm.emit("vpsrld", sum_, x, 16)
+    asm.emit("vandps", sum_, sum_, bits(asm, 1))
+    asm.emit("vpaddd", sum_, sum_, bits(asm, 0x7FFF))
+    asm.emit("vpaddd", sum_, sum_, x)
+    asm.emit("vandps", sum_, sum_, bits(asm, 0xFFFF0000))
+    if is_wide(asm):
+        asm.emit("vcmpps", FIRST_MASK, x, x, _UNORDERED)
+        asm.emit("vblendmps", d.masked(FIRST_MASK), sum_, x)
+    else:
+        asm.emit("vcmpps", truth, x, x, _UNORDERED)
+        asm.emit("vblendvps", d, sum_, x, truth)
+
+
+_UNORDERED = 3  # predicate of vcmpps: x is NaN
 _LOG_SCRATCH = 4  # that AVX2 needs; AVX-512 gets by with 3
 
 FLOAT_FUNCTIONS: dict[str, VectorFunction | PairFunction] = {
@@ -200,6 +235,8 @@ FLOAT_FUNCTIONS: dict[str, VectorFunction | PairFunction] = {
     "greater": _compared(30),
     "greater_equal": _compared(29),
     "where": VectorFunction(_where, memory=1),
+    "round_float16": VectorFunction(_round_float16, scratch=1),
+    "round_bfloat16": VectorFunction(_round_bfloat16, scratch=2),
     "to_int64": FROM_FLOAT,
 }
 BOOL_FUNCTIONS: dict[str, VectorFunction | PairFunction] = {

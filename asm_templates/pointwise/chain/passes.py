@@ -17,6 +17,8 @@ COSTS = {
     "log1p": 28,
     **dict.fromkeys(("div", "sqrt", "reciprocal", "maximum", "minimum", "where", "sign"), 4),
     "rsqrt": 8,
+    "round_float16": 2,
+    "round_bfloat16": 7,
     "constant": 0,
 }
 _DEAREST_RECOMPUTED = 5  # dearer values are kept: a store and a load, from L1 or L2

@@ -12,6 +12,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.batch import Follower, SamplesMixed
+from sparsejit.ir.dtypes import SHORT_FLOATS, Dtype, rounded
 from sparsejit.ir.graph import Array, Node, TensorType
 from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.signature import Signature, signature
@@ -34,6 +35,14 @@ WRAPS = {
     np.dtype(name): f"as_{name}"
     for name in ("int8", "int16", "int32", "uint8", "uint16", "uint32")
 }
+
+
+# The function that rounds to floats of that dtype.
+ROUNDINGS: dict[Dtype, str] = {dtype: f"round_{name}" for name, dtype in SHORT_FLOATS.items()}
+
+
+def _rounding(dtype: Dtype) -> Function:
+    return Function(1, lambda x: rounded(x, dtype).astype(np.float64))
 
 
 def _wrap(dtype: np.dtype[Any]) -> Function:
@@ -104,6 +113,7 @@ FUNCTIONS: dict[str, Function] = {
     "shift_left": Function(2, _shift(np.left_shift), whole=True),
     "shift_right": Function(2, _shift(np.right_shift), whole=True),
     **{name: _wrap(dtype) for dtype, name in WRAPS.items()},
+    **{name: _rounding(dtype) for dtype, name in ROUNDINGS.items()},
 }
 
 # Over the last axis, which stays with one element.

@@ -1,0 +1,71 @@
+"""Dtypes that a model has of its values, where elements of a graph are float32 or int64.
+
+A graph holds float16, bfloat16 and float64 as float32, and whole numbers as int64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.ir.reference import round_to_bfloat16
+
+
+class BFloat16:
+    """bfloat16, which numpy lacks, with the attributes of a numpy dtype that are asked for."""
+
+    name, kind, itemsize = "bfloat16", "f", 2
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Dtype = np.dtype[Any] | BFloat16
+BFLOAT16 = BFloat16()
+FLOAT16 = np.dtype(np.float16)
+# Floats shorter than float32, by name.
+SHORT_FLOATS: dict[str, Dtype] = {"float16": FLOAT16, "bfloat16": BFLOAT16}
+# Kinds of dtypes: an operation yields the highest of its operands.
+_RANKS = {"b": 0, "i": 1, "u": 1, "f": 2}
+
+
+def dtype_named(name: Any) -> Dtype:
+    """The dtype of a name, or of a dtype of torch or numpy. Raises TypeError for unknown names."""
+    text = str(name).removeprefix("torch.")
+    return SHORT_FLOATS.get(text) or np.dtype(text)
+
+
+def rank_of(dtype: Dtype) -> int:
+    """The place of its kind: bool, then whole numbers, then floats."""
+    return _RANKS[dtype.kind]
+
+
+def promoted_dtype(first: Dtype, second: Dtype) -> Dtype:
+    """The dtype that torch gives an operation on tensors of two dtypes.
+
+    The higher kind wins; float16 with bfloat16 makes float32.
+    """
+    if first == second:
+        return first
+    if rank_of(first) != rank_of(second):
+        return max(first, second, key=rank_of)
+    if first.kind != "f":
+        return np.result_type(first, second)  # type: ignore[arg-type]
+    if first.itemsize == second.itemsize:
+        return np.dtype(np.float32)
+    return max(first, second, key=lambda dtype: dtype.itemsize)
+
+
+def rounded(array: npt.NDArray[Any], dtype: Dtype) -> npt.NDArray[np.float32]:
+    """Floats rounded to float32, and from there to a shorter dtype; float32 again.
+
+    To the nearest, ties to even. Numbers beyond the range become infinite; NaN and denormal numbers
+    are kept.
+    """
+    with np.errstate(over="ignore"):
+        single = np.asarray(array, np.float32)
+        if dtype is BFLOAT16:
+            return round_to_bfloat16(single)
+        return single if dtype != FLOAT16 else single.astype(np.float16).astype(np.float32)
