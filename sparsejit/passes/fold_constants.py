@@ -19,7 +19,7 @@ from sparsejit.passes.rewriter import Site, rewrite
 
 _STEPS = {
     *(name for name, function in FUNCTIONS.items() if function.to_bool),
-    *("floor", "ceil", "round", "trunc", "sign", *ROUNDINGS.values()),
+    *("floor", "ceil", "round", "trunc", "sign", "copysign", *ROUNDINGS.values()),
 }
 # An Expand to more than this stays: chains broadcast their operands as they are.
 MOST_EXPANDED_BYTES = 64 * 1024

@@ -18,6 +18,12 @@ _ALPHAS = (0.0, 1.0, -1.0, 0.3, 2.5, 0.01)
 # Functions of one operand: the kinds of its dtype, its limits, and attributes with their values.
 _UNARY: dict[str, tuple[str, tuple[float, float], dict[str, Any]]] = {
     "Abs": ("fiu", _ANY, {}),
+    "Acos": ("f", (-1, 1), {}),
+    "Acosh": ("f", (1, 40), {}),
+    "Asin": ("f", (-1, 1), {}),
+    "Asinh": ("f", _ANY, {}),
+    "Atan": ("f", _ANY, {}),
+    "Atanh": ("f", (-1, 1), {}),
     "BitwiseNot": ("iu", _ANY, {}),
     "Ceil": ("f", _ANY, {}),
     "Celu": ("f", _ANY, {"alpha": (1.0, 0.3, 2.5)}),

@@ -70,14 +70,19 @@ UNARY = (
         "cosh",
         "erfc",
     ),
+    *("atan", "asin", "acos", "asinh", "acosh", "atanh"),
     *("nan_to_num", "t", "numpy_T", "mT", "view_as_self"),
 )
+OF_UNIT = ("asin", "acos", "atanh")
 OF_POSITIVE = ("sqrt", "rsqrt", "reciprocal", "log", "log1p", "log2", "log10")
 TRUTH = ("logical_and", "logical_or", "logical_xor")
 
 CASES: dict[str, list[Call]] = {
     **{f"aten.{n}.default": [call(3 * X)] for n in UNARY if n != "view_as_self"},
     **{f"aten.{n}.default": [call(positive(2, 7))] for n in OF_POSITIVE},
+    **{f"aten.{n}.default": [call(torch.linspace(-1, 1, 9))] for n in OF_UNIT},
+    "aten.acosh.default": [call(1 + positive(2, 7))],
+    "aten.atan2.default": [call(rand(3, 5), rand(5)), call(whole(9, 4) - 4, whole(9, 4) - 4)],
     **{f"aten.{n}.default": [call(truths(4), rand(4)), call(X, X)] for n in TRUTH},
     "aten.logical_not.default": [call(truths(4)), call(whole(2, 5))],
     **{

@@ -157,6 +157,13 @@ def _sign(asm: Assembler, d: Register, args: list[Operand], scratch: list[Regist
     asm.emit("vandps", d, d, truth)
 
 
+def _copysign(asm: Assembler, d: Register, args: list[Operand], scratch: list[Register]) -> None:
+    """The magnitude of the first with the sign of the second, of zeros and NaN as well."""
+    asm.emit("vandps", scratch[0], args[1], bits(asm, 0x80000000))
+    asm.emit("vandps", d, args[0], bits(asm, 0x7FFFFFFF))
+    asm.emit("vorps", d, d, scratch[0])
+
+
 def _where(asm: Assembler, d: Register, args: list[Operand], scratch: list[Register]) -> None:
     truth, then, otherwise = args
     assert isinstance(truth, Register) and isinstance(otherwise, Register)
@@ -228,6 +235,7 @@ FLOAT_FUNCTIONS: dict[str, VectorFunction | PairFunction] = {
     "round": _rounded(8),
     "trunc": _rounded(11),
     "sign": VectorFunction(_sign, scratch=1),
+    "copysign": VectorFunction(_copysign, scratch=1),
     "equal": _compared(0),
     "not_equal": _compared(4),
     "less": _compared(17),

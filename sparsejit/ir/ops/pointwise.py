@@ -96,6 +96,7 @@ FUNCTIONS: dict[str, Function] = {
     "round": Function(1, np.rint),
     "trunc": Function(1, np.trunc),
     "sign": Function(1, lambda x: np.sign(np.where(x == x, x, 0))),
+    "copysign": Function(2, np.copysign),
     "equal": Function(2, np.equal, to_bool=True),
     "not_equal": Function(2, np.not_equal, to_bool=True),
     "less": Function(2, np.less, to_bool=True),
@@ -131,7 +132,6 @@ _LOGICAL = ("logical_and", "logical_or", "logical_not")
 @dataclass(frozen=True)
 class Pointwise(Operator):
     """FUNCTIONS[kind] of every element; operands broadcast."""
-
 
     kind: str
 

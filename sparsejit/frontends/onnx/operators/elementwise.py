@@ -11,6 +11,7 @@ import numpy as np
 from sparsejit.frontends.onnx.call import ELEMENTS, Call
 from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing import activations, arranging, pointwise, remainders
+from sparsejit.frontends.writing.inverse_functions import INVERSES
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Value
 
@@ -208,6 +209,7 @@ _FUNCTIONS = {
 
 OPERATORS: dict[str, Mapping] = {
     **{name: _pointwise(kind) for name, kind in _FUNCTIONS.items()},
+    **{name.capitalize(): of_values(inverse) for name, inverse in INVERSES.items()},
     "Add": of_values(pointwise.add),
     "And": of_values(pointwise.logical("logical_and")),
     "Cast": cast,

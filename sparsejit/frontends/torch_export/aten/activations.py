@@ -30,6 +30,7 @@ from sparsejit.frontends.writing.activations import (
     tan,
     threshold,
 )
+from sparsejit.frontends.writing.inverse_functions import INVERSES, atan2
 from sparsejit.frontends.writing.writer import Operand, Writer
 from sparsejit.ir.graph import Value
 
@@ -63,10 +64,11 @@ _ROWS: dict[str, Callable[..., Value]] = {
     "glu": glu,
     "log2": log_to(2),
     "log10": log_to(10),
+    **INVERSES,
     "_prelu_kernel": prelu,
 }
 
-_OF_ANY = {"hardtanh": hardtanh, "relu6": relu6, "threshold": threshold}
+_OF_ANY = {"atan2": atan2, "hardtanh": hardtanh, "relu6": relu6, "threshold": threshold}
 OPERATORS = {
     **{f"aten.{name}.default": _floats_first(mapping) for name, mapping in _ROWS.items()},
     **{f"aten.{name}.default": mapping for name, mapping in _OF_ANY.items()},
