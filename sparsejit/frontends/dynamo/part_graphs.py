@@ -152,7 +152,7 @@ def _on_tensors(
 
 def _array(tensor: Any) -> Array:
     plain = tensor.detach() if tensor.requires_grad else tensor
-    array: Array = plain.numpy()
+    array: Array = plain.resolve_neg().numpy()
     return array.astype(np.int64, copy=False) if array.dtype.kind in "iu" else array
 
 

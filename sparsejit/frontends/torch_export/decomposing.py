@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.frontends.arrays import is_tensor
+from sparsejit.frontends.torch_export.mutation import writes
 from sparsejit.ir.graph import Value
 
 if TYPE_CHECKING:
@@ -44,6 +45,9 @@ def decomposed(
             fakes = [_fake(x, dtype_of) for x in given]
             table: Any = get_decompositions([target])
             module = make_fx(call, table, tracing_mode="fake")(*fakes)
+            if any(map(writes, module.graph.nodes)):  # into views of what `empty` reserves
+                pure = torch.func.functionalize(module, remove="mutations")
+                module = make_fx(pure, tracing_mode="fake")(*fakes)
     except Exception:  # whatever torch raises for operands that it does not decompose
         return None
     if any(node.target is target for node in module.graph.nodes):

@@ -283,9 +283,10 @@ def _constants(program: ExportedProgram, copies: Copies) -> dict[str, torch.Tens
             continue
         tensors = program.state_dict if spec.target in program.state_dict else program.constants
         tensor = tensors[spec.target]
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        lazy = tensor.is_conj(), tensor.is_neg()  # views of the same memory, read otherwise
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, *lazy)
         if key not in copies:
-            plain = tensor.detach().cpu()
+            plain = tensor.detach().cpu().resolve_conj().resolve_neg()
             short = plain.is_floating_point() and plain.element_size() < 4
             is_large = plain.ndim > 1 and plain.nbytes >= _LARGE
             copies[key] = plain.float() if short else plain if is_large else plain.clone()

@@ -14,8 +14,9 @@ from sparsejit.frontends.torch_export.aten_rows import OPERATORS
 from sparsejit.frontends.torch_export.decomposing import decomposed
 from sparsejit.frontends.torch_export.origins import origin_of
 from sparsejit.frontends.writing.missing import Missing, refuse
+from sparsejit.frontends.writing.unwritten import without_unwritten
 from sparsejit.frontends.writing.writer import Unmapped, Writer, element_of, type_of
-from sparsejit.ir.graph import Array, Element, Graph, Value
+from sparsejit.ir.graph import Array, Element, Graph, TensorType, Value
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +88,11 @@ def _graph_of(
     outputs = interpreter.run(module, given)
     if interpreter.missing:
         refuse(interpreter.missing)
-    return write.finish(*(x for x in leaves(outputs)[first:] if is_value(x)))
+    whole = write.finish(*(x for x in leaves(outputs)[first:] if is_value(x)))
+    graph, missing = without_unwritten(whole, interpreter.unwritten)
+    if missing:
+        refuse(missing)
+    return graph
 
 
 def is_value(x: Result) -> bool:
@@ -115,6 +120,8 @@ class Interpreter:
     def __init__(self, write: Writer, sizes: Mapping[str, int]) -> None:
         self.write, self.sizes = write, sizes
         self.missing: list[Missing] = []
+        # Inputs that stand for memory which an operator reserves, with the operator's name.
+        self.unwritten: dict[Value, str] = {}
         self._inside = 0  # a decomposition, whose origin is that of the operator outside
 
     def input(self, node: Node) -> Result:
@@ -203,18 +210,34 @@ class Interpreter:
         mapping = OPERATORS.get(str(target))
         if mapping is None and torch.Tag.nondeterministic_seeded in target.tags:
             raise Unmapped("draws random numbers")
-        if not any(isinstance(leaf, Value) for leaf in leaves([*args, *kwargs.values()])):
+        if target._schema.name in _RESERVING:
+            return self._reserved(target, args, example)
+        operands = [*args, *kwargs.values()]
+        if not any(isinstance(leaf, Value) for leaf in leaves(operands)):
             try:
                 with torch.no_grad():
                     return target(*args, **kwargs)
             except Exception as error:  # of whatever type torch raises
                 raise Unmapped(str(error).partition("\n")[0]) from None
+        if dtype := _complex_dtype([*operands, example]):
+            raise Unmapped(f"of {dtype}; give real and imaginary parts as two tensors")
         if mapping is None:
             return self._decomposed(target, args, kwargs, Unmapped(""))
         try:
             return self._typed(mapping(self.write, *args, **_meaningful(kwargs)), example)
         except Unmapped as reason:
             return self._decomposed(target, args, kwargs, reason)
+
+    def _reserved(self, target: Any, args: Sequence[Any], example: Any) -> Result:
+        """An input in place of memory that no operator has written yet."""
+        sizes = [arg for arg in args if isinstance(arg, list | tuple)]
+        shape = sizes[0] if sizes else self.write.shape(args[0])
+        kind = TensorType(tuple(shape), element_of(example.dtype))
+        if not kind.size:
+            return self.write.constant(np.zeros(shape, kind.element.value), "empty")
+        value = self.write.input(kind, self.write.origin.name, dtype_of(example))
+        self.unwritten[value] = str(target)
+        return value
 
     def _decomposed(
         self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], reason: Unmapped
@@ -289,6 +312,19 @@ class Interpreter:
 def dtype_of(example: Any) -> str:
     """What numpy calls the dtype of a tensor."""
     return str(example.dtype).removeprefix("torch.")
+
+
+# What reserves memory and leaves it, or a part of it, as it is.
+_RESERVING = {
+    *("aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"),
+    *("aten::new_empty_strided", "aten::empty_permuted", "aten::resize", "aten::resize_as"),
+}
+
+
+def _complex_dtype(operands: Sequence[Any]) -> str:
+    """The complex dtype of one of these tensors or examples, if one has any."""
+    found = (dtype_of(leaf) for leaf in leaves(operands) if is_tensor(leaf))
+    return next((dtype for dtype in found if dtype.startswith("complex")), "")
 
 
 class _Sized:

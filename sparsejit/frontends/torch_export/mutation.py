@@ -19,7 +19,7 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
     An in-place operator whose operand nobody else sees needs no change: it is mapped as the one
     that is not in place.
     """
-    writing = [node for node in program.graph_module.graph.nodes if _writes(node)]
+    writing = [node for node in program.graph_module.graph.nodes if writes(node)]
     if all(map(_is_harmless, writing)):
         return program
     for node in writing:
@@ -35,7 +35,8 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
             ) from error
 
 
-def _writes(node: Node) -> bool:
+def writes(node: Node) -> bool:
+    """Whether an operator changes one of its operands."""
     schema = getattr(node.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
 

@@ -119,7 +119,7 @@ class Writer:
         _, key, _ = self._names.get(id(tensor), (tensor, "", ""))
         if key in self._arrays:
             return self._arrays[key]
-        plain = tensor.detach().cpu()
+        plain = tensor.detach().cpu().resolve_conj().resolve_neg()
         if plain.is_floating_point() and plain.element_size() < 4:
             plain = plain.float()
         array = np.asarray(plain.contiguous().numpy())
@@ -296,7 +296,9 @@ class Writer:
 
 def _memory_of(x: Operand) -> Any:
     """What says that two operands are the same numbers: views of one tensor are."""
-    return (x.data_ptr(), x.shape, x.stride(), x.dtype) if is_tensor(x) else id(x)
+    if not is_tensor(x):
+        return id(x)
+    return x.data_ptr(), x.shape, x.stride(), x.dtype, x.is_conj(), x.is_neg()
 
 
 def _relu_of_whole(write: Writer, x: Value) -> Value:
