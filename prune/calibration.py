@@ -1,31 +1,35 @@
 """The statistics of layers' inputs that pruning without labels goes by."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from sparsejit.errors import InvalidInput
 from sparsejit.prune.layer_inputs import check_supported, layer_inputs
-from sparsejit.prune.targets import Target, match_targets
+from sparsejit.prune.targets import Target, check_model, match_targets
 
 
 @dataclass
 class LayerCalibration:
-    """A weight before pruning, as (out, everything else), and what it was multiplied with.
+    """A weight before pruning, as (out, everything else), and the second moment of its inputs.
 
     Attributes:
         weight: float64, (out_features, in_features)
         gram: float64, (in_features, in_features), the mean of x xT over `count` inputs x
-        count: how many inputs that is
+        count: number of inputs
+        written: float64, as `weight`: the values that pruning last wrote; None before
     """
 
     weight: Tensor
     gram: Tensor
     count: int = 0
+    written: Tensor | None = None
 
     def add(self, inputs: Tensor) -> None:
         """Take in more inputs, shape (n, in_features)."""
@@ -45,9 +49,62 @@ class LayerCalibration:
 Calibration = dict[str, LayerCalibration]
 
 
+def check_calibration(model: nn.Module, calibration: Calibration) -> None:
+    """Raise InvalidInput unless the calibration describes the model's weights as they are.
+
+    A weight may have become zero since, or have been written by pruning with this calibration. Any
+    other change is training, which pruning would undo.
+    """
+    check_model(model)
+    if not isinstance(calibration, Mapping):
+        raise InvalidInput(f"calibration is {calibration!r:.80}: give the result of calibrate")
+    weights = dict(model.named_parameters(remove_duplicate=False))
+    for name, layer in calibration.items():
+        if name not in weights:
+            raise InvalidInput(f"the model lacks {name}: give a calibration of this model")
+        weight = weights[name].detach().flatten(1).to(layer.weight)
+        if weight.shape != layer.weight.shape:
+            raise InvalidInput(
+                f"{name} is {tuple(weight.shape)}, calibrated was {tuple(layer.weight.shape)}: "
+                "give a calibration of this model"
+            )
+        known = [layer.weight] if layer.written is None else [layer.weight, layer.written]
+        trained = ~torch.stack([weight == values for values in known]).any(0) & (weight != 0)
+        if trained.any():
+            raise InvalidInput(
+                f"{name} has {int(trained.sum())} weights that changed after calibrate, which "
+                "pruning would overwrite: calibrate again"
+            )
+
+
 def call(model: nn.Module, batch: Any) -> Any:
-    """The model on a batch: a tensor, or a tuple of arguments."""
-    return model(*batch) if isinstance(batch, tuple) else model(batch)
+    """The model's result for a batch: a tensor, a tuple or list of arguments, or a dict of them.
+
+    numpy arrays become tensors. Raises InvalidInput, with the model's own error as its cause, for a
+    batch that the model does not take.
+    """
+    taken = tree_map_only(np.ndarray, torch.from_numpy, batch)
+    try:
+        if isinstance(taken, Mapping):
+            return model(**taken)
+        return model(*taken) if isinstance(taken, tuple | list) else model(taken)
+    except InvalidInput:
+        raise
+    except Exception as error:  # a model raises any type
+        reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
+        raise InvalidInput(
+            f"the model does not take a batch of {_described_batch(taken)} ({reason}): give its "
+            "arguments alone, without labels, or run=, a function of the model and a batch"
+        ) from error
+
+
+def _described_batch(batch: Any) -> str:
+    """Types and shapes of the arguments in a batch."""
+    if isinstance(batch, Mapping):
+        return ", ".join(f"{key}={_described_batch(value)}" for key, value in batch.items())
+    if isinstance(batch, tuple | list):
+        return ", ".join(map(_described_batch, batch))
+    return f"{type(batch).__name__}{list(getattr(batch, 'shape', ()))}"
 
 
 @torch.no_grad()
@@ -64,13 +121,19 @@ def calibrate(
     Args:
         model: a torch module
         targets: as for `Pruner`
-        batches: a tensor each, or a tuple of the model's arguments; no labels
+        batches: each a tensor, a tuple or list of the model's arguments, or a dict of arguments by
+            name, numpy arrays included; no labels
         run: a function of model and batch that runs the model on a batch of another kind; its
             result is ignored
 
     Raises:
-        InvalidInput: a layer of an unknown kind, one that never runs, or NaN in its inputs
+        InvalidInput: a layer of an unknown kind, one that never runs, NaN in its inputs, or a batch
+            that the model does not take
     """
+    if not callable(run):
+        raise InvalidInput(f"run={run!r}: give a function of a model and a batch, or leave it out")
+    if not isinstance(batches, Iterable) or isinstance(batches, str | Mapping):
+        raise InvalidInput(f"batches is a {type(batches).__name__}: give a list or a DataLoader")
     calibration = {}
     owners: dict[nn.Module, list[str]] = {}
     for name in match_targets(model, targets):

@@ -3,20 +3,26 @@
     y = x W^T + b      ->      y = rounded(x; scale, shift) rounded(W; a scale a row)^T + b
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from itertools import cycle
+from math import prod
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sparsejit.api.scales import Scales
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import InvalidInput, NotCopyable
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, DType
+from sparsejit.prune.targets import check_model
 
 _SHORT_FLOATS = {DType.BFLOAT16: torch.bfloat16, DType.FLOAT16: torch.float16}
 _WHOLE = nn.Linear | nn.Conv1d | nn.Conv2d | nn.RNNBase
@@ -28,6 +34,8 @@ class FakeQuantisation:
     Gradients pass the rounding as if it were not there, and stop where x is cut. Weights stay plain
     parameters in float32, so optimizers, `Pruner.step` and `state_dict` go on as before. Linear
     layers and convolutions round x and weights, recurrent layers their weights. Weights keep zeros.
+    Copies of the model (`copy.deepcopy`, `AveragedModel`) round their own weights, until `finalize`
+    too.
 
     Attributes:
         layers: the names of layers that train so
@@ -42,8 +50,9 @@ class FakeQuantisation:
             scales: what `sparsejit.quantise` returned for it
 
         Raises:
-            InvalidInput: scales that are none, or of another model
+            InvalidInput: scales that are none, or of another model; a model that is none
         """
+        check_model(model)
         if not isinstance(scales, Scales):
             raise InvalidInput(
                 f"scales is a {type(scales).__name__}; give what sparsejit.quantise returned"
@@ -59,20 +68,21 @@ class FakeQuantisation:
             else:
                 found[module].append(each)
         self.layers = list(dict.fromkeys(one.layer for group in found.values() for one in group))
-        self._modules = list(found)
+        # Modules with a replaced `forward`, copies of them included.
+        self._patched: WeakSet[nn.Module] = WeakSet()
         for module, group in found.items():
-            module.forward = _forward(module, group)
+            module.forward = _RoundedForward(module, group, self._patched)
 
     def finalize(self) -> Scales:
-        """Stop, and leave the weights as they were trained.
+        """Stop, in copies of the model too, and leave the weights as they were trained.
 
         Returns:
             The scales for `compile(model, ..., dtype=scales)`; biases were trained, so nothing is
             added to them.
         """
-        for module in self._modules:
+        for module in self._patched:
             module.__dict__.pop("forward", None)
-        self._modules = []
+        self._patched.clear()
         layers = tuple(replace(each, correction=None) for each in self._scales.layers)
         return replace(self._scales, layers=layers)
 
@@ -84,49 +94,70 @@ def _owner(model: nn.Module, layer: LayerScales) -> nn.Module | None:
     """
     owner, _, name = layer.weights.rpartition(".")
     try:
-        model.get_parameter(layer.weights)
+        weight = model.get_parameter(layer.weights)
         module = model.get_submodule(owner)
     except AttributeError:
         raise InvalidInput(
             f"scales name {layer.weights}, which the model lacks; give those of this very model"
         ) from None
+    if layer.shape and prod(layer.shape) != weight.numel():
+        raise InvalidInput(
+            f"scales are for {layer.weights} of shape {layer.shape}, the model has "
+            f"{tuple(weight.shape)}; give the scales that quantise chose for this model"
+        )
     if not isinstance(module, _WHOLE) or (name != "weight" and not isinstance(module, nn.RNNBase)):
         return None
     return module
 
 
-def _forward(module: nn.Module, layers: Sequence[LayerScales]) -> Callable[..., Any]:
-    """What takes the place of the module's own; one that is called several times takes turns."""
-    if isinstance(module, nn.RNNBase):
-        return _recurrent(module, {each.weights.rpartition(".")[2]: each for each in layers})
-    turns = cycle(layers)
+class _RoundedForward:
+    """The `forward` of one module, with rounded weights, and in int8 with rounded inputs.
 
-    def linear(x: Tensor) -> Tensor:
-        assert isinstance(module, nn.Linear)
-        return functional.linear(*_rounded(next(turns), x, module.weight), module.bias)
+    A deep copy of the module gets one of its own, which reads the weights of the copy.
+    """
 
-    def convolution(x: Tensor) -> Tensor:
-        assert isinstance(module, nn.Conv1d | nn.Conv2d)
-        return module._conv_forward(*_rounded(next(turns), x, module.weight), module.bias)
+    def __init__(
+        self, module: nn.Module, layers: Sequence[LayerScales], patched: WeakSet[nn.Module]
+    ) -> None:
+        self._module, self._layers, self._patched = module, layers, patched
+        # The layers of a module that runs several times in a pass, one after another.
+        self._turns = cycle(layers)
+        patched.add(module)
 
-    return linear if isinstance(module, nn.Linear) else convolution
+    def __deepcopy__(self, memo: dict[int, Any]) -> _RoundedForward:
+        return _RoundedForward(deepcopy(self._module, memo), self._layers, self._patched)
 
+    def __reduce__(self) -> Any:
+        raise NotCopyable(
+            "a model cannot be pickled while FakeQuantisation rounds its weights: save its "
+            "state_dict(), or call finalize() first"
+        )
 
-def _recurrent(module: nn.RNNBase, layers: dict[str, LayerScales]) -> Callable[..., Any]:
-    own = type(module).forward
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._module
+        if isinstance(module, nn.RNNBase):
+            return self._recurrent(module, *args, **kwargs)
+        return self._product(*args, **kwargs)
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def _product(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in torch
+        module = self._module
+        assert isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
+        x, weight = _rounded(next(self._turns), input, module.weight)
+        if isinstance(module, nn.Linear):
+            return functional.linear(x, weight, module.bias)
+        return module._conv_forward(x, weight, module.bias)
+
+    def _recurrent(self, module: nn.RNNBase, *args: Any, **kwargs: Any) -> Any:
+        layers = {each.weights.rpartition(".")[2]: each for each in self._layers}
         before: list[Any] = list(module._flat_weights)
         module._flat_weights = [
             _weight(layers[name], weight) if name in layers else weight
             for name, weight in zip(module._flat_weights_names, before, strict=True)
         ]
         try:
-            return own(module, *args, **kwargs)
+            return type(module).forward(module, *args, **kwargs)
         finally:
             module._flat_weights = before
-
-    return forward
 
 
 def _rounded(layer: LayerScales, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,8 @@ from torch import nn
 from torch.nn.utils import parametrize, prune, remove_weight_norm
 from torch.nn.utils.weight_norm import WeightNorm
 
+from sparsejit.errors import InvalidInput
+
 
 def computed_weights(model: nn.Module) -> list[str]:
     """Names of the weights that `fold` would make plain parameters."""
@@ -20,7 +22,12 @@ def fold(model: nn.Module) -> list[str]:
     Masks of torch.nn.utils.prune become exact zeros (`Pruner.prepare(..., keep_zeros=True)` keeps
     them), weight_norm and any other parametrization a plain weight. Where several parameters made
     up one weight a new one takes their place: build the optimizer afterwards.
+
+    Raises:
+        InvalidInput: the model is no torch module
     """
+    if not isinstance(model, nn.Module):
+        raise InvalidInput(f"model is {model!r:.80}: give a torch.nn.Module")
     names = computed_weights(model)
     for module in model.modules():
         for name in _parametrized(module):

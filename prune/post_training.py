@@ -1,6 +1,7 @@
 """Pruning a trained model without training and without labels, layer by layer."""
 
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from sparsejit.errors import InvalidInput
 from sparsejit.prune.allocation import choose_least
 from sparsejit.prune.amounts import Amount, amounts_by_gate, check_amount
-from sparsejit.prune.calibration import Calibration, LayerCalibration
+from sparsejit.prune.calibration import Calibration, LayerCalibration, check_calibration
 from sparsejit.prune.patterns import BlockPattern, NofM, Pattern, choose_pattern, on_weight
 from sparsejit.prune.report import SparsityReport, describe_layer
 from sparsejit.prune.second_order import choose_by_second_order, damped, refit_survivors
@@ -40,7 +41,8 @@ def prune_wanda(
         per_gate: as for `Pruner`
 
     Raises:
-        InvalidInput: amount, pattern or per_gate do not fit the weights
+        InvalidInput: amount, pattern or per_gate do not fit the weights, or these are not as they
+            were calibrated
     """
     chosen = choose_pattern(pattern)
 
@@ -81,8 +83,8 @@ def prune_second_order(
             linearly dependent
 
     Raises:
-        InvalidInput: amount, pattern or per_gate do not fit the weights, or the inputs do not
-            determine them
+        InvalidInput: amount, pattern or per_gate do not fit the weights, the inputs do not
+            determine these, or they are not as they were calibrated
     """
     chosen = choose_pattern(pattern)
 
@@ -116,13 +118,14 @@ def refit(model: nn.Module, calibration: Calibration, damping: float = 0.01) -> 
         damping: as for `prune_second_order`
 
     Raises:
-        InvalidInput: the inputs do not determine the weights
+        InvalidInput: the inputs do not determine the weights, or these are not as they were
+            calibrated
     """
+    check_calibration(model, calibration)
     for name, layer in calibration.items():
         weight = model.get_parameter(name)
         pruned = weight.flatten(1) == 0
-        refitted = refit_survivors(layer.weight, _hessian(layer, damping), pruned)
-        _assign(weight, refitted)
+        _assign(weight, layer, refit_survivors(layer.weight, _hessian(layer, damping), pruned))
 
 
 def _prune(
@@ -134,13 +137,15 @@ def _prune(
     method: _Method,
 ) -> SparsityReport:
     check_amount(amount, pattern)
+    check_calibration(model, calibration)
     gates = {name: count_gates(model, name, per_gate) for name in calibration}
     everywhere = amount if isinstance(amount, Mapping) else {"*": amount}
     layers = []
     for name, amounts in amounts_by_gate(everywhere, gates).items():
         weight = model.get_parameter(name)
         lying = on_weight(pattern, weight.shape)
-        _assign(weight, method(calibration[name], lying, amounts))
+        layer = calibration[name]
+        _assign(weight, layer, method(layer, lying, amounts))
         layers.append(describe_layer(name, weight.detach(), pattern, gates[name]))
     return SparsityReport(layers)
 
@@ -165,6 +170,8 @@ def _even_counts(weight: Tensor, pattern: Pattern, counts: list[int]) -> list[in
 
 
 def _hessian(layer: LayerCalibration, damping: float) -> Tensor:
+    if not isinstance(damping, Real) or not damping >= 0:
+        raise InvalidInput(f"damping={damping!r}: give a number of 0 or more, such as 0.01")
     hessian = damped(layer.gram, damping)
     if torch.linalg.cholesky_ex(hessian).info != 0:
         raise InvalidInput(
@@ -175,5 +182,6 @@ def _hessian(layer: LayerCalibration, damping: float) -> Tensor:
 
 
 @torch.no_grad()
-def _assign(weight: nn.Parameter, values: Tensor) -> None:
+def _assign(weight: nn.Parameter, layer: LayerCalibration, values: Tensor) -> None:
     weight.copy_(values.view(weight.shape))
+    layer.written = weight.detach().flatten(1).to(layer.weight)

@@ -28,7 +28,6 @@ from sparsejit.prune.targets import (
     as_list,
     check_finite,
     check_globs,
-    check_model,
     count_gates,
     match_targets,
     protect_diagonal,
@@ -138,10 +137,9 @@ class Pruner:
             InvalidInput: a target matches nothing, or no matrix, or holds NaN; what is protected
                 leaves too little to prune; a budget needs a convolution's images
         """
-        check_model(model)
-        if isinstance(self.per_gate, Mapping):
-            check_globs([name for name, _ in model.named_parameters()], self.per_gate)
         weights = {name: model.get_parameter(name) for name in match_targets(model, self.targets)}
+        if isinstance(self.per_gate, Mapping):
+            check_globs(dict(model.named_parameters(remove_duplicate=False)), self.per_gate)
         self._gates = {name: count_gates(model, name, self.per_gate) for name in weights}
         for name, weight in weights.items():
             warn_of_one_block(name, weight, self._gates[name], self.pattern)
@@ -384,7 +382,8 @@ class Pruner:
         masks = state["masks"]
         if not isinstance(masks, Mapping) or not all(isinstance(m, Tensor) for m in masks.values()):
             raise InvalidInput("the state's masks are no tensors by name: pass Pruner.state_dict()")
-        if not isinstance(state["step"], int):
+        step = state["step"]
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
             raise InvalidInput(f"the state's step is {state['step']!r}: pass Pruner.state_dict()")
         found = {name: tuple(mask.shape) for name, mask in masks.items()}
         wanted = {name: tuple(mask.shape) for name, mask in self._masks.items()}

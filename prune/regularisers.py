@@ -1,13 +1,14 @@
 """Penalties that draw weights to zero before they are pruned."""
 
 from collections.abc import Callable, Mapping
+from numbers import Integral, Real
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sparsejit.errors import InvalidInput
-from sparsejit.prune.patterns import BlockPattern, InputBlocks, Pattern
+from sparsejit.prune.patterns import BlockPattern, InputBlocks, Pattern, choose_pattern
 
 # Tensors to the nearest ones that meet the pruner's pattern and final amount.
 Project = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
@@ -44,16 +45,17 @@ class GroupLasso:
         pattern: the Pruner's own where it is a block; a lane or N:M has no fixed blocks
     """
 
-    def __init__(self, strength: float, pattern: Pattern) -> None:
-        if not strength > 0:
-            raise InvalidInput(f"strength={strength} draws nothing to zero: give more than 0")
-        if not isinstance(pattern, BlockPattern):
+    def __init__(self, strength: float, pattern: str | Pattern) -> None:
+        if not _is_number(strength) or not strength > 0:
+            raise InvalidInput(f"strength={strength!r} draws nothing to zero: give more than 0")
+        chosen = choose_pattern(pattern)
+        if not isinstance(chosen, BlockPattern):
             raise InvalidInput(
-                f"pattern {pattern.name!r} has no fixed blocks for GroupLasso: "
+                f"pattern {chosen.name!r} has no fixed blocks for GroupLasso: "
                 "use L1, or a BlockPattern"
             )
         self.strength = strength
-        self.pattern = pattern
+        self.pattern = chosen
 
     def start(self, weights: Mapping[str, Tensor], project: Project) -> None:
         pass
@@ -102,8 +104,11 @@ class ADMM:
     """
 
     def __init__(self, rho: float = 1e-2, every: int = 100) -> None:
-        if not rho > 0 or every < 1:
-            raise InvalidInput(f"ADMM got rho={rho}, every={every}: use rho > 0 and every >= 1")
+        is_count = isinstance(every, Integral) and not isinstance(every, bool) and every >= 1
+        if not _is_number(rho) or not rho > 0 or not is_count:
+            raise InvalidInput(
+                f"ADMM got rho={rho!r}, every={every!r}: use rho > 0 and whole numbers every >= 1"
+            )
         self.rho = rho
         self.every = every
         self.residuals: list[float] = []
@@ -151,6 +156,10 @@ class ADMM:
         for name, weight in weights.items():
             self._projected[name] = self._projected[name].to(weight.device)
             self._dual[name] = self._dual[name].to(weight.device)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _block_norms(matrix: Tensor, pattern: BlockPattern) -> Tensor:

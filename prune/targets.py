@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,9 +38,29 @@ def as_list(targets: Target | Sequence[Target], argument: str = "targets") -> li
 
 
 def check_model(model: object) -> None:
-    """Raise InvalidInput for what is no torch module, a class of modules included."""
+    """Raise InvalidInput unless the model is a torch module whose weights can be read and written.
+
+    A class of modules, a scripted module, a lazy layer that never ran and a tensor on the meta
+    device are refused.
+    """
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model is {_described(model)}: give a torch.nn.Module")
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.RecursiveScriptModule):
+            raise InvalidInput(
+                f"{name or 'model'} is a ScriptModule, whose weights cannot be replaced: give the "
+                "module that torch.jit.script was called with"
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise InvalidInput(
+                f"{name} belongs to a lazy layer and has no shape yet: run the model on an example "
+                "first"
+            )
+        if tensor.is_meta:
+            raise InvalidInput(
+                f"{name} is on the meta device, which holds no values: load the weights first"
+            )
 
 
 def warn_of_one_block(name: str, weight: Tensor, gates: int, pattern: Pattern) -> None:
@@ -57,10 +78,15 @@ def warn_of_one_block(name: str, weight: Tensor, gates: int, pattern: Pattern) -
 def match_targets(model: nn.Module, targets: Target | Sequence[Target]) -> list[str]:
     """Names of the parameters that any target selects and no "!glob" leaves out, in order.
 
+    A parameter that modules share is listed once. Each of its names may select it; a name in a
+    module that multiplies comes before one in an embedding.
+
     No target, or none but "!glob", selects as `weights_of_products` does. Raises InvalidInput for a
-    glob without a match, for a selection that is empty, and for a match that is no weight matrix.
+    model that `check_model` refuses, a glob without a match, for a selection that is empty, and for
+    a match that is no weight matrix.
     """
-    parameters = dict(model.named_parameters())
+    check_model(model)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     wanted = as_list(targets)
     globs = [target for target in wanted if isinstance(target, str)]
     _check_not_computed(model, globs)
@@ -81,7 +107,15 @@ def match_targets(model: nn.Module, targets: Target | Sequence[Target]) -> list[
         )
     for name in matched:
         _check_matrix(name, parameters[name])
-    return matched
+    chosen: dict[int, str] = {}
+    for name in (*filter(partial(_multiplies, model), matched), *matched):
+        chosen.setdefault(id(parameters[name]), name)
+    return [name for name in matched if chosen[id(parameters[name])] == name]
+
+
+def _multiplies(model: nn.Module, name: str) -> bool:
+    """Whether the module that holds the parameter computes products with it."""
+    return not isinstance(model.get_submodule(name.rpartition(".")[0]), _NO_PRODUCTS)
 
 
 def weights_of_products(model: nn.Module) -> list[str]:

@@ -26,7 +26,7 @@ from sparsejit.ir.layer_scales import LayerKey, LayerScales, SumScales
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.model import lower_model
-from sparsejit.passes.calibrated_layers import keyed_layers
+from sparsejit.passes.calibrated_layers import keyed_layers, weights_of
 from sparsejit.passes.default import folded
 from sparsejit.passes.quantised_layers import quantised_layers
 
@@ -233,8 +233,13 @@ class ChosenScales:
         if ns > (1 - _LEAST_WHOLE_GAIN) * self._float32_ns:
             short, ns = [], self._float32_ns
         by_place = {each.place: each for each in short}
-        keys = keyed_layers(self._folded)
-        layers = [by_place.get(key.place) or LayerScales(*key, DType.FLOAT32) for key in keys]
+        layers = [
+            replace(
+                by_place.get(key.place) or LayerScales(*key, DType.FLOAT32),
+                shape=weights_of(node).shape,
+            )
+            for key, node in keyed_layers(self._folded).items()
+        ]
         error = output_error(self._outputs(self._scales(short)), self.exact) if short else 0.0
         budget = None if callable(self.budget) else float(self.budget)
         sums = self._sums if short else ()

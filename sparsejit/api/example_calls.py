@@ -16,13 +16,23 @@ class ExampleCall(NamedTuple):
 
 
 def calls_of(data: Iterable[Any]) -> list[ExampleCall]:
-    """The elements of data as calls. Raises InvalidInput for none, and for a tensor alone."""
+    """The elements of data as calls.
+
+    Raises InvalidInput for none, for a tensor alone, and for an input without elements.
+    """
     if hasattr(data, "shape") or isinstance(data, str | Mapping) or not _is_iterable(data):
         raise InvalidInput(
             f"data is a {type(data).__name__}; give a list of example inputs, such as [x], with a "
             "tuple for several arguments or a dict for those by name"
         )
     calls = [_call(each) for each in data]
+    for number, call in enumerate(calls):
+        for leaf in (*call.args, *call.kwargs.values()):
+            if 0 in getattr(leaf, "shape", ()):
+                raise InvalidInput(
+                    f"data[{number}] has an input of shape {tuple(leaf.shape)}, without elements; "
+                    "give examples with at least one row"
+                )
     if not calls:
         raise InvalidInput("data is empty; give at least one example of the model's inputs")
     return calls

@@ -45,6 +45,7 @@ class LayerScales:
         correction: added to the bias, (out,): less the mean error; None for none
         factors: by which channels of x are divided and their weights multiplied, (in,), before both
             are rounded, so that no channel has few steps; None for none
+        shape: the shape of its weights, (out, in, *kernel); empty where it is not known
     """
 
     layer: str
@@ -58,6 +59,7 @@ class LayerScales:
     saved_ns: float = 0.0
     correction: Array | None = field(default=None, repr=False)
     factors: Array | None = field(default=None, repr=False)
+    shape: tuple[int, ...] = field(default=(), metadata={"newer": True})
 
     def __post_init__(self) -> None:
         """Raises InvalidInput for steps that cannot be, or that are of another dtype."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, Graph, Node, Origin, Value
 from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.ops.convolution import Convolution
@@ -37,6 +38,15 @@ def keyed_layers(graph: Graph) -> dict[LayerKey, Node]:
     }
 
 
+def weights_of(node: Node) -> Value:
+    """The weights of a layer."""
+    return _weights(node.op, node.inputs)
+
+
+def _weights(op: Operator, inputs: Sequence[Value]) -> Value:
+    return inputs[1 if isinstance(op, Linear | Convolution) else -2]  # before the bias
+
+
 class _Numbering:
     """Counts layers of the same weights."""
 
@@ -46,14 +56,17 @@ class _Numbering:
     def __call__(
         self, op: Operator, inputs: Sequence[Value], outputs: Sequence[Value]
     ) -> LayerKey:
-        place = 1 if isinstance(op, Linear | Convolution) else -2  # before the bias
-        layer, weights = outputs[0].origin.layer, inputs[place].origin.name
+        layer, weights = outputs[0].origin.layer, _weights(op, inputs).origin.name
         self._seen[weights] += 1
         return LayerKey(layer, weights, self._seen[weights] - 1)
 
 
-def with_scales(graph: Graph, layers: Iterable[LayerScales]) -> Graph:
-    """The graph with its float32 layers stored as these say; others stay as they are."""
+def with_scales(graph: Graph, layers: Sequence[LayerScales]) -> Graph:
+    """The graph with its float32 layers stored as these say; others stay as they are.
+
+    Raises InvalidInput for scales of a layer that the graph lacks or that has other weights.
+    """
+    _check_layers(graph, layers)
     by_place = {each.place: each for each in layers if each.dtype is not DType.FLOAT32}
 
     def store(site: Site, op: STORING, key: LayerKey) -> Sequence[Value] | None:
@@ -70,6 +83,22 @@ def with_scales(graph: Graph, layers: Iterable[LayerScales]) -> Graph:
         return _with_bias(site, made, (x, weights, *others), found.correction)
 
     return _at_layers(graph, store)
+
+
+def _check_layers(graph: Graph, layers: Iterable[LayerScales]) -> None:
+    shapes = {key.place: weights_of(node).shape for key, node in keyed_layers(graph).items()}
+    for each in layers:
+        found = shapes.get(each.place)
+        if found is None and each.dtype is not DType.FLOAT32:
+            raise InvalidInput(
+                f"the scales name {each.weights}, which the model does not multiply with; give the "
+                "scales that quantise chose for this model"
+            )
+        if found is not None and each.shape and found != each.shape:
+            raise InvalidInput(
+                f"the scales are for {each.weights} of shape {each.shape}, the model has "
+                f"{found}; give the scales that quantise chose for this model"
+            )
 
 
 def in_float32(graph: Graph, layers: Iterable[LayerScales]) -> Graph:

@@ -242,6 +242,7 @@ def test_scales_are_saved_as_they_are(tmp_path: Path) -> None:
     [
         ({"data": torch.ones(2, 96)}, "data is a Tensor; give a list of example inputs"),
         ({"data": []}, "data is empty"),
+        ({"data": [torch.ones(0, 96)]}, r"data\[0\] has an input of shape \(0, 96\), without"),
         ({"budget": -0.1}, "budget=-0.1; give the error"),
         ({"budget": True}, "budget=True; give the error"),
         ({"data": [torch.full((1, 96), torch.nan)]}, "meets NaN or infinite values"),

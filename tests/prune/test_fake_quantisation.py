@@ -1,5 +1,8 @@
 """Training with the rounding of stored layers: what it computes, and what it is good for."""
 
+import copy
+import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel
 
 import sparsejit
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import InvalidInput, NotCopyable
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.spec import DType
 from sparsejit.prune import FakeQuantisation, OneShot, Pruner
@@ -183,3 +187,58 @@ def test_layers_that_train_in_float32_are_named() -> None:
     attention = nn.MultiheadAttention(16, 2)
     layer = LayerScales("", "in_proj_weight", 0, DType.INT8, 0.1, 0)
     assert FakeQuantisation(attention, scales_of(layer)).left == [""]
+
+
+@pytest.mark.parametrize(
+    ("make", "scales", "shape"),
+    [
+        (perceptron, scales_of(int8("0", 0.03, 4), int8("2")), (3, 40)),
+        (lambda: Recurrent().eval(), short_recurrent(), (2, 7, 12)),
+    ],
+    ids=["linear", "recurrent"],
+)
+def test_a_copy_rounds_its_own_weights_until_the_end(
+    make: Any, scales: sparsejit.Scales, shape: tuple[int, ...]
+) -> None:
+    model, x = make(), torch.randn(shape)
+    training = FakeQuantisation(model, scales)
+    twin, average = copy.deepcopy(model), AveragedModel(model)
+    before = model(x).detach()
+    for copied in (twin, average.module):
+        with torch.no_grad():
+            for weight in copied.parameters():
+                weight.mul_(0.5)
+        alone = make()
+        alone.load_state_dict(copied.state_dict())
+        ended = FakeQuantisation(alone, scales)
+        torch.testing.assert_close(copied(x), alone(x), rtol=0, atol=0)
+        ended.finalize()
+    torch.testing.assert_close(model(x), before, rtol=0, atol=0)
+    training.finalize()
+    for copied in (twin, average.module):
+        alone = make()
+        alone.load_state_dict(copied.state_dict())
+        torch.testing.assert_close(copied(x), alone(x), rtol=0, atol=0)
+        assert not any("forward" in vars(module) for module in copied.modules())
+
+
+def test_a_model_is_not_pickled_while_its_weights_are_rounded() -> None:
+    model = perceptron()
+    training = FakeQuantisation(model, scales_of(int8("0")))
+    with pytest.raises(NotCopyable, match=r"save its state_dict\(\), or call finalize\(\) first"):
+        pickle.dumps(model)
+    training.finalize()
+    assert pickle.loads(pickle.dumps(model)) is not model
+
+
+def test_scales_of_other_shapes_are_refused() -> None:
+    layer = replace(int8("0"), shape=(70, 41))
+    for use in (FakeQuantisation, compiled_with):
+        with pytest.raises(InvalidInput, match=r"for 0\.weight of shape \(70, 41\), the model has"):
+            use(perceptron(), scales_of(layer))
+    with pytest.raises(InvalidInput, match=r"name 5\.weight, which the model does not multiply"):
+        compiled_with(perceptron(), scales_of(int8("5")))
+
+
+def compiled_with(model: nn.Module, scales: sparsejit.Scales) -> sparsejit.CompiledModel:
+    return sparsejit.compile(model, (torch.randn(1, 40),), dtype=scales)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sparsejit.errors import InvalidInput
-from sparsejit.prune import calibrate
+from sparsejit.prune import calibrate, prune_wanda
 from sparsejit.prune.layer_inputs import layer_inputs
 
 
@@ -169,3 +169,61 @@ def test_recurrent_layers_that_cannot_be_calibrated():
     packed = nn.utils.rnn.pack_sequence([draw(3, 4), draw(2, 4)])
     with pytest.raises(InvalidInput, match=r"PackedSequence: pass padded tensors"):
         calibrate(nn.GRU(4, 6), "weight_hh_l0", [(packed,)])
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        draw(4, 6).numpy(),
+        (draw(4, 6).numpy(),),
+        [draw(4, 6)],
+        {"input": draw(4, 6)},
+        {"input": draw(4, 6).numpy()},
+    ],
+    ids=["array", "tuple of arrays", "list", "dict", "dict of arrays"],
+)
+def test_batches_as_loaders_make_them(batch):
+    layer = nn.Linear(6, 3)
+    found = calibrate(layer, "weight", [batch])["weight"]
+    torch.testing.assert_close(found.gram, calibrate(layer, "weight", [draw(4, 6)])["weight"].gram)
+    assert found.count == 4
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ([[draw(4, 6), torch.zeros(4)]], r"a batch of Tensor\[4, 6\], Tensor\[4\] .*without label"),
+        ([{"x": draw(4, 6)}], r"a batch of x=Tensor\[4, 6\] \(KeyError: 'input'\)"),
+        ([draw(4, 5)], r"a batch of Tensor\[4, 5\] \(RuntimeError: .*: give its"),
+        ("ab", r"batches is a str: give a list or a DataLoader"),
+        ({"x": draw(4, 6)}, r"batches is a dict: give a list or a DataLoader"),
+        (None, r"batches is a NoneType"),
+    ],
+)
+def test_batches_that_the_model_does_not_take(batches, message):
+    with pytest.raises(InvalidInput, match=message):
+        calibrate(nn.Linear(6, 3), "weight", batches)
+
+
+def test_a_run_that_cannot_be_called():
+    with pytest.raises(InvalidInput, match="run=None: give a function of a model and a batch"):
+        calibrate(nn.Linear(6, 3), "weight", [draw(4, 6)], None)
+
+
+def test_a_weight_that_a_head_shares_with_an_embedding():
+    tied = Tied()
+    for targets in ("head.weight", "*.weight", ["table.weight", "head.weight"]):
+        found = calibrate(tied, targets, [torch.tensor([3, 1])])
+        assert list(found) == ["head.weight"] and found["head.weight"].count == 2
+    prune_wanda(tied, found, 0.5)
+    assert tied.table.weight.count_nonzero() == 10 * 4 / 2
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, places):
+        return self.head(self.table(places))

@@ -226,7 +226,12 @@ def test_resuming_movement_and_admm_is_bit_for_bit(options):
     [
         (lambda: L1(0), r"strength=0 draws nothing"),
         (lambda: GroupLasso(1, PATTERNS["lane16"]), r"'lane16' has no fixed blocks"),
+        (lambda: GroupLasso(1, "lane16"), r"'lane16' has no fixed blocks"),
+        (lambda: GroupLasso("1", "1x8"), r"strength='1' draws nothing"),
+        (lambda: GroupLasso(1, "8x"), r"pattern='8x' is unknown"),
         (lambda: ADMM(rho=0), r"rho=0, every=100: use rho > 0"),
+        (lambda: ADMM("1"), r"rho='1', every=100: use rho > 0"),
+        (lambda: ADMM(every=2.5), r"every=2\.5: use rho > 0 and whole numbers every >= 1"),
         (lambda: Pruner(0.5, targets="*", regulariser=L1(1)), r"everything in prepare, before"),
         (
             lambda: Pruner(0.5, targets="*", allocation="lamp", criterion=Random()),

@@ -11,7 +11,16 @@ import torch
 from torch import nn
 
 from sparsejit.errors import InvalidInput
-from sparsejit.prune import ConstantRate, CubicSchedule, IterativeSchedule, OneShot, Pruner
+from sparsejit.prune import (
+    ConstantRate,
+    CubicSchedule,
+    IterativeSchedule,
+    OneShot,
+    Pruner,
+    calibrate,
+    fold,
+    latency_table,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -209,6 +218,8 @@ def test_a_block_as_large_as_a_layer_would_prune_nothing_or_all(block):
         ({"masks": 3}, r"masks are no tensors by name"),
         ({"masks": {"0.weight": 1}}, r"masks are no tensors by name"),
         ({"step": "x"}, r"step is 'x': pass Pruner\.state_dict"),
+        ({"step": -5}, r"step is -5: pass Pruner\.state_dict"),
+        ({"step": True}, r"step is True: pass Pruner\.state_dict"),
     ],
 )
 def test_what_is_no_state(change, message):
@@ -216,3 +227,49 @@ def test_what_is_no_state(change, message):
     state = None if change is None else {**pruner.state_dict(), **change}
     with pytest.raises(InvalidInput, match=message):
         pruner.load_state_dict(state)
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.LazyLinear(4))
+
+
+def on_meta() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8, device="meta"))
+
+
+def scripted() -> nn.Module:
+    return nn.Sequential(torch.jit.script(nn.Linear(8, 8)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lazy, r"1\.weight belongs to a lazy layer and has no shape yet: run the model on an exam"),
+        (on_meta, r"0\.weight is on the meta device, which holds no values: load the weights"),
+        (scripted, r"0 is a ScriptModule, whose weights cannot be replaced: give the module that"),
+    ],
+)
+def test_models_without_weights_to_prune(make, message):
+    broken = make()
+    for act in (
+        lambda: Pruner(0.5).prepare(broken),
+        lambda: Pruner(0.5, targets=["0.weight"]).prepare(broken),
+        lambda: calibrate(broken, "0.weight", [torch.zeros(1, 8)]),
+        lambda: latency_table(broken, "0.weight"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            act()
+
+
+def test_a_tied_head_is_pruned_by_its_own_name():
+    tied = nn.ModuleDict({"table": nn.Embedding(10, 4), "head": nn.Linear(4, 10, bias=False)})
+    tied["head"].weight = tied["table"].weight
+    pruner = Pruner(0.5, targets=["head.weight"])
+    pruner.prepare(tied)
+    assert [layer.name for layer in pruner.sparsity_report().layers] == ["head.weight"]
+    assert tied["table"].weight.count_nonzero() == 20
+
+
+def test_fold_takes_modules():
+    with pytest.raises(InvalidInput, match=r"model is None: give a torch\.nn\.Module"):
+        fold(None)

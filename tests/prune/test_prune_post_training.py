@@ -259,3 +259,60 @@ def test_wrong_amounts(amount, pattern, message):
     for prune in (prune_wanda, prune_second_order):
         with pytest.raises(InvalidInput, match=message):
             prune(layer, calibration, amount, pattern)
+
+
+CUTS = {
+    "wanda": lambda layer, calibration: prune_wanda(layer, calibration, 0.5),
+    "second order": lambda layer, calibration: prune_second_order(layer, calibration, 0.5),
+    "refit": refit,
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_weights_that_were_trained_after_calibrate_are_not_overwritten(name):
+    layer, x = layer_and_inputs(8, 8, seed=0)
+    calibration = calibrate(layer, "weight", [x])
+    with torch.no_grad():
+        layer.weight[:2] += 0.25
+    trained = layer.weight.clone()
+    with pytest.raises(InvalidInput, match=r"weight has 16 weights that changed after calibrate.*"):
+        CUTS[name](layer, calibration)
+    assert torch.equal(layer.weight, trained)
+
+
+def test_one_calibration_serves_several_cuts_and_a_refit():
+    layer, x = layer_and_inputs(8, 16, seed=0)
+    calibration = calibrate(layer, "weight", [x])
+    for amount in (0.25, 0.5):
+        prune_second_order(layer, calibration, amount)
+    kept = layer.weight.clone()
+    Pruner(0.75, targets=["weight"]).prepare(layer, keep_zeros=True)
+    refit(layer, calibration)
+    assert (layer.weight == 0).float().mean() == 0.75
+    prune_wanda(layer, calibration, 0.5)
+    assert layer.weight.count_nonzero() == kept.count_nonzero()
+
+
+@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (None, r"model is None: give a torch\.nn\.Module"),
+        (nn.Linear(8, 3), r"weight is \(3, 8\), calibrated was \(8, 8\)"),
+        (nn.GRU(8, 8), r"the model lacks weight: give a calibration of this model"),
+    ],
+    ids=["none", "other shape", "other names"],
+)
+def test_a_calibration_of_another_model_is_refused(name, model, message):
+    layer, x = layer_and_inputs(8, 8, seed=0)
+    with pytest.raises(InvalidInput, match=message):
+        CUTS[name](model, calibrate(layer, "weight", [x]))
+    with pytest.raises(InvalidInput, match="calibration is None: give the result of calibrate"):
+        CUTS[name](layer, None)
+
+
+@pytest.mark.parametrize("damping", ["much", -0.5, float("nan")])
+def test_wrong_damping(damping):
+    layer, x = layer_and_inputs(8, 8, seed=0)
+    with pytest.raises(InvalidInput, match=rf"damping={damping!r}: give a number of 0 or more"):
+        refit(layer, calibrate(layer, "weight", [x]), damping)
