@@ -213,7 +213,8 @@ def _recurrent(name: str) -> Maker:
         states = 2 if name == "LSTM" else 1
         more += [grow.either(grow.array((ways, batch, hidden), np.float32)) for _ in range(states)]
         if draw.random() < 0.3:
-            more[1] = grow.fixed([time] * batch, np.int32)
+            lengths = np.array([draw.randint(0, time) for _ in range(batch)], np.int32)
+            more[1] = grow.either(lengths)
         operands += more[: draw.choice((0, 1, 2, len(more)))]
         while not operands[-1]:
             operands.pop()

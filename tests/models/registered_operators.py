@@ -167,6 +167,12 @@ CASES = [
         constants=2,
     ),
     case(
+        Recurrence(RecurrentCell.LSTM, with_lengths=True),
+        *(floats(3, 2, 20), floats(2, 5), floats(2, 5), whole(2, 0)),
+        *(floats(20, 5), floats(20)),
+        constants=2,
+    ),
+    case(
         Recurrence(RecurrentCell.GRU, dtype=DType.BFLOAT16),
         *(floats(3, 2, 15), floats(2, 5), floats(15, 5), floats(15)),
         constants=2,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from native import check_graph
 from runnable import ISAS
 
-from sparsejit.ir.graph import Graph, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.graph import Element, Graph, GraphBuilder, Origin, TensorType, Value
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.ops.views import Concat, Permute, Slice
 from sparsejit.ir.spec import DType
@@ -39,9 +39,12 @@ def add_layer(
     parameters: tuple[np.ndarray, np.ndarray],
     reverse: bool = False,
     dtype: DType = DType.FLOAT32,
+    lengths: Value | None = None,
 ) -> tuple[Value, ...]:
+    given = states if lengths is None else [*states, lengths]
     constants = [build.constant(array, HERE) for array in parameters]
-    return build.add(Recurrence(cell, reverse, dtype), gates, *states, *constants, origin=HERE)
+    op = Recurrence(cell, reverse, dtype, with_lengths=lengths is not None)
+    return build.add(op, gates, *given, *constants, origin=HERE)
 
 
 def single_layer(
@@ -51,17 +54,25 @@ def single_layer(
     reverse: bool = False,
     with_bias: bool = True,
     dtype: DType = DType.FLOAT32,
+    with_lengths: bool = False,
 ) -> tuple[Graph, list[np.ndarray]]:
-    """A graph of one layer of sizes (time, batch, hidden) whose initial states are inputs."""
+    """A graph of one layer of sizes (time, batch, hidden) whose initial states are inputs.
+
+    So are the lengths of samples, from 0 to all steps.
+    """
     time, batch, hidden = sizes
     build = GraphBuilder()
     shapes = [(time, batch, cell.gates * hidden), *[(batch, hidden)] * cell.states]
     given_values = [build.input(TensorType(shape), HERE) for shape in shapes]
     parameters = weights(generator, cell, hidden, with_bias)
-    outputs = add_layer(
-        build, cell, given_values[0], given_values[1:], parameters, reverse, dtype
-    )
     inputs = [generator.uniform(-1, 1, shape).astype(np.float32) for shape in shapes]
+    lengths = None
+    if with_lengths:
+        lengths = build.input(TensorType((batch,), Element.INT64), HERE)
+        inputs.append(generator.permuted(np.resize([time, 0, time // 2], batch)))
+    outputs = add_layer(
+        build, cell, given_values[0], given_values[1:], parameters, reverse, dtype, lengths
+    )
     return build.finish(outputs), inputs
 
 
@@ -74,6 +85,7 @@ def single_layer(
     hidden=SIZES,
     reverse=st.booleans(),
     with_bias=st.booleans(),
+    with_lengths=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_any_size(
@@ -84,11 +96,14 @@ def test_any_size(
     hidden: int,
     reverse: bool,
     with_bias: bool,
+    with_lengths: bool,
     seed: int,
 ) -> None:
     generator = np.random.default_rng(seed)
     sizes = (time, batch, hidden)
-    graph, inputs = single_layer(generator, cell, sizes, reverse, with_bias)
+    graph, inputs = single_layer(
+        generator, cell, sizes, reverse, with_bias, with_lengths=with_lengths
+    )
     check_graph(graph, inputs, Target.named(isa), TOLERANCE)
 
 

@@ -79,3 +79,92 @@ def test_reversed_sequences_of_a_free_batch(
         first["lengths"][1] = wrong
         with pytest.raises(InvalidInput, match="index"):
             compiled(*first.values())
+
+
+GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+TIME, WIDTH, HIDDEN = 7, 5, 9
+
+
+def layer_of(
+    operator: str,
+    direction: str,
+    batch: int,
+    known_lengths: Sequence[int] | None = None,
+    **more: Any,
+) -> tuple[Any, list[np.ndarray]]:
+    """A recurrent layer of a free batch with lengths and initial states, and what a call gives."""
+    ways, rows = 1 + (direction == "bidirectional"), GATES[operator] * HIDDEN
+    batch_first = more.get("layout", 0)
+    order = ("x", "w", "r", "b", "sequence_lens", "initial_h", "initial_c")
+    known = {
+        "w": floats(ways, rows, WIDTH),
+        "r": 0.5 * floats(ways, rows, HIDDEN),
+        "b": floats(ways, 2 * rows),
+    }
+    states = ["initial_h", "initial_c"][: 1 + (operator == "LSTM")]
+    state = (batch, ways, HIDDEN) if batch_first else (ways, batch, HIDDEN)
+    given = {
+        "x": floats(*((batch, TIME) if batch_first else (TIME, batch)), WIDTH),
+        "sequence_lens": np.resize(np.array([3, 0, TIME, 1, 6], np.int32), batch),
+        **{name: floats(*state) for name in states},
+    }
+    if known_lengths is not None:
+        known["sequence_lens"] = np.array(known_lengths, np.int32)
+        del given["sequence_lens"]
+    axis = 0 if batch_first else 1
+    axes = {"x": axis, "sequence_lens": 0, **dict.fromkeys(states, axis)}
+    model = model_of(
+        operator,
+        given,
+        known,
+        ["y", "last_h", "last_c"][: 1 + len(states)],
+        None if known_lengths else axes,
+        names=[name for name in order if name in (*given, *known)],
+        direction=direction,
+        hidden_size=HIDDEN,
+        **more,
+    )
+    return model, list(given.values())
+
+
+def compare(compiled: Any, model: Any, given: Sequence[np.ndarray]) -> None:
+    for found, wanted in zip(compiled(*given), by_onnx_runtime(model, given), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize("operator", GATES)
+def test_sequence_lengths_of_a_free_batch(
+    isa: str, operator: str, direction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARSEJIT_MAX_ISA", isa)
+    more = {"linear_before_reset": 1} if operator == "GRU" and isa == "avx2" else {}
+    model, first = layer_of(operator, direction, 2, **more)
+    compiled = sparsejit.compile(model, tuple(first))
+    for batch in (1, 2, 5):
+        _, given = layer_of(operator, direction, batch)
+        compare(compiled, model, given)
+    for wrong in (TIME + 1, -1):
+        first[1][1] = wrong
+        with pytest.raises(InvalidInput, match="index"):
+            compiled(*first)
+
+
+def test_sequence_lengths_of_a_layer_with_the_batch_first() -> None:
+    """ONNX Runtime has no code for it: its results with the time first, in another order."""
+    RANDOM.bit_generator.state = np.random.PCG64(1).state
+    model, given = layer_of("LSTM", "bidirectional", 3, layout=1)
+    RANDOM.bit_generator.state = np.random.PCG64(1).state
+    other, _ = layer_of("LSTM", "bidirectional", 3)
+    in_time = [given[0].swapaxes(0, 1), given[1], *(each.swapaxes(0, 1) for each in given[2:])]
+    every, *last = by_onnx_runtime(other, in_time)
+    wanted = [every.transpose(2, 0, 1, 3), *(each.swapaxes(0, 1) for each in last)]
+    for found, expected in zip(sparsejit.compile(model, tuple(given))(*given), wanted, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("lengths", [(3, 0, 7), (0, 0, 0), (7, 7, 7)])
+def test_sequence_lengths_that_the_file_has(lengths: tuple[int, ...]) -> None:
+    model, given = layer_of("GRU", "bidirectional", 3, lengths)
+    compare(sparsejit.compile(model, tuple(given), free_batch=False), model, given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -46,12 +46,14 @@ class Recurrence(Operator):
     (batch, hidden), and for LSTM c; W_hh (gates * hidden, hidden) and b_hh (gates * hidden,).
     Results: h of all steps (time, batch, hidden), and the last state, as many as initial ones.
     `reverse` runs from the last step to the first and leaves each h at its step.
-    `dtype` is how W_hh is stored.
+    `dtype` is how W_hh is stored. `with_lengths`: an operand before W_hh, int64 (batch,), has each
+    sample's number of steps. From there on its h is zero, and its state stays as it is.
     """
 
     cell: RecurrentCell
     reverse: bool = False
     dtype: DType = DType.FLOAT32
+    with_lengths: bool = field(default=False, metadata={"newer": "than files of 1.0"})
 
     mixes: ClassVar[tuple[str, ...]] = ("time", "hidden")
     mixing: ClassVar[str] = "runs over the batch as over time"
@@ -65,22 +67,27 @@ class Recurrence(Operator):
         states = range(self.cell.states)
         initial = ", ".join(f"state{n} float32 [batch, hidden]" for n in states)
         last = ", float32 [batch, hidden]" * self.cell.states
+        lengths = ", lengths int64 [batch]" * self.with_lengths
         return signature(
-            f"gates float32 [time, batch, gates*hidden], {initial}, "
+            f"gates float32 [time, batch, gates*hidden], {initial}{lengths}, "
             "weights float32 [gates*hidden, hidden], bias float32 [gates*hidden] "
             f"-> float32 [time, batch, hidden]{last}"
         )
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
-        gates, *states, weights, bias = operands
+        gates, *given, weights, bias = operands
+        states, lengths = given[: self.cell.states], given[self.cell.states :]
         time, batch, _ = gates.shape
+        ends = lengths[0] if lengths else np.full(batch, time)
         every = np.zeros((time, batch, weights.shape[1]))
         for step in reversed(range(time)) if self.reverse else range(time):
             recurrent = states[0] @ weights.T + bias
             if self.cell is RecurrentCell.GRU_RESET_FIRST:
                 recurrent = _with_reset(gates[step], recurrent, states[0], weights, bias)
-            states = _STEPS[self.cell](gates[step], recurrent, states)
-            every[step] = states[0]
+            made = _STEPS[self.cell](gates[step], recurrent, states)
+            runs = (step < ends)[:, None]
+            states = [np.where(runs, *pair) for pair in zip(made, states, strict=True)]
+            every[step] = np.where(runs, states[0], 0)
         return (every, *states)
 
 

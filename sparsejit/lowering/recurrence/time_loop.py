@@ -4,6 +4,7 @@
     h[t]      = cell(gates[t], recurrent, h[t-1])   one pass, written where h[t] is wanted
 
 A GRU that resets first has two products a step: of h[t-1] to r and z, then of r h[t-1] to n.
+Samples with lengths have their states where the last ones are wanted (`sample_lengths`).
 
 Registers held across a step: r12 gates[t], r13 where h[t] goes, r14 h[t-1], r15 c, rbx steps left.
 """
@@ -14,6 +15,11 @@ from dataclasses import dataclass, replace
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_reset, emit_gru_update
 from sparsejit.asm_templates.pointwise.lstm_gates import emit_lstm_update
 from sparsejit.asm_templates.pointwise.rnn_gates import emit_rnn_update
+from sparsejit.asm_templates.pointwise.sample_lengths import (
+    emit_copy,
+    emit_length_check,
+    emit_within_length,
+)
 from sparsejit.asm_templates.shared.location import Location
 from sparsejit.ir.graph import Node, Value
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
@@ -42,6 +48,7 @@ from sparsejit.x86.operands import (
     r8,
     r9,
     r10,
+    r11,
     r12,
     r13,
     r14,
@@ -55,7 +62,7 @@ from sparsejit.x86.operands import (
 from sparsejit.x86.stack import pop, push
 
 _SAVED = (rbx, r12, r13, r14, r15)
-_FLOAT = 4
+_FLOAT, _INDEX = 4, 8
 _Results = tuple[Register, ...]
 _UPDATES: dict[RecurrentCell, Callable[[Assembler, int, _Results], None]] = {
     RecurrentCell.GRU: lambda asm, n, to: emit_gru_update(asm, GruUpdate(n), to),
@@ -85,11 +92,12 @@ def lower_recurrence(low: Lowering, node: Node) -> None:
     into = low.result(every, lambda view: view.strides[2] == _FLOAT)
     reads = (_in_order(given, op.reverse), *map(low.contiguous, initial))
     writes = [_in_order(into, op.reverse)]
-    low.bind(last[0], _last(writes[0]))
-    for value in last[1:]:
+    if not op.with_lengths:
+        low.bind(last[0], _last(writes[0]))
+    for value in last if op.with_lengths else last[1:]:
         writes.append(low.dense_result(value))
     choices = tuple(choice for _, _, choice in products)
-    loop = _TimeLoop(op.cell, choices, reads[0], writes[0])
+    loop = _TimeLoop(op.cell, choices, reads[0], writes[0], op.with_lengths, op.reverse)
     facts = _facts([product_facts(*one, weights.origin.name) for one in products], loop, low.target)
     kernel = f"{op.cell.value} {choices[0].chosen.template.name}"
     origin = every.origin
@@ -164,6 +172,8 @@ class _TimeLoop:
     choices: tuple[Plan, ...]
     given: View
     into: View
+    with_lengths: bool = False
+    reverse: bool = False
 
     @property
     def batch(self) -> int:
@@ -175,7 +185,9 @@ class _TimeLoop:
 
     @property
     def keeps_copy(self) -> bool:
-        """Whether there is a copy of the state."""
+        """Whether there is a copy of the state in the scratch memory."""
+        if self.with_lengths:
+            return False
         return self.batch > 1 and self.into.strides[1] != _FLOAT * self.hidden
 
     @property
@@ -201,11 +213,15 @@ class _TimeLoop:
     def emit(self, asm: Assembler, at: Locations) -> None:
         """Append all steps."""
         push(asm, _SAVED)
-        starts = (r12, at.reads[0]), (r13, at.writes[0]), (r14, at.reads[1])
+        states = at.reads[1 : 1 + self.cell.states]
+        if self.with_lengths:
+            states = at.writes[1:]
+            self._begin_lengths(asm, at)
+        starts = (r12, at.reads[0]), (r13, at.writes[0]), (r14, states[0])
         for register, start in starts:
             start.point(asm, register)
         if self.cell is RecurrentCell.LSTM:
-            at.reads[2].point(asm, r15)
+            states[1].point(asm, r15)
         asm.emit("mov", rbx, self.into.shape[0])
         again = asm.label("next time step")
         asm.bind(again)
@@ -226,10 +242,10 @@ class _TimeLoop:
         self._update(asm, at)
         if self.keeps_copy:
             self._point_behind(asm, at.scratch, r14, self.state_offset)
-        else:
+        elif not self.with_lengths:
             asm.emit("mov", r14, r13)
         if self.cell is RecurrentCell.LSTM:
-            at.writes[1].point(asm, r15)
+            at.writes[-1].point(asm, r15)
         asm.emit("add", r12, self.given.strides[0])
         asm.emit("add", r13, self.into.strides[0])
 
@@ -266,7 +282,7 @@ class _TimeLoop:
     def _update(self, asm: Assembler, at: Locations) -> None:
         """The gates, row by row of the batch."""
         is_lstm, row = self.cell is RecurrentCell.LSTM, _FLOAT * self.hidden
-        results = (r8, r9) if self.keeps_copy else (r8,)
+        results = (r8, r9) if self.keeps_copy or self.with_lengths else (r8,)
         steps = {rdi: self.given.strides[1], rsi: row * self.cell.gates, rdx: row}
         steps[r8] = self.into.strides[1]
         asm.emit("mov", rdi, r12)
@@ -274,9 +290,31 @@ class _TimeLoop:
         asm.emit("mov", rdx, r15 if is_lstm else r14)
         asm.emit("mov", r8, r13)
         if is_lstm:
-            at.writes[1].point(asm, rcx)
+            at.writes[-1].point(asm, rcx)
             steps[rcx] = row
         if self.keeps_copy:
             self._point_behind(asm, at.scratch, r9, self.state_offset)
             steps[r9] = row
-        self._by_row(asm, steps, lambda: _UPDATES[self.cell](asm, self.hidden, results))
+        if self.with_lengths:
+            asm.emit("mov", r9, r14)
+            at.reads[-1].point(asm, r11)
+            steps |= {r9: row, r11: _INDEX}
+
+        def update() -> None:
+            _UPDATES[self.cell](asm, self.hidden, results)
+
+        if self.with_lengths:
+            time = None if self.reverse else self.into.shape[0]
+            self._by_row(asm, steps, lambda: emit_within_length(asm, time, self.hidden, update))
+        else:
+            self._by_row(asm, steps, update)
+
+    def _begin_lengths(self, asm: Assembler, at: Locations) -> None:
+        """Initial states to where states lie, and a look at all lengths."""
+        at.reads[-1].point(asm, r11)
+        emit_length_check(asm, self.batch, self.into.shape[0])
+        at.status.report_where(asm, r10)
+        for before, after in zip(at.reads[1:], at.writes[1:], strict=False):
+            before.point(asm, rdi)
+            after.point(asm, rsi)
+            emit_copy(asm, self.batch * self.hidden)

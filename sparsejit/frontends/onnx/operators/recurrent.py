@@ -11,7 +11,7 @@ from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.writing.arranging import at, joined, permuted, reshaped
 from sparsejit.frontends.writing.recurrent import one_layer
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 
 # For each of torch's gates in order, its place in ONNX's: z-r-h to r-z-n, i-o-f-c to i-f-g-o.
@@ -32,8 +32,7 @@ def layer(write: Writer, call: Call) -> tuple[Value, ...]:
     cell = _cell(call)
     batch_first = call.flag("layout")
     x = call.value(write, 0)
-    if call.has(4):
-        _require_whole_sequences(call, x.shape[1 if batch_first else 0])
+    lengths = _lengths(write, call, *(x.shape[:2] if batch_first else x.shape[1::-1]))
     if call.has(7):
         raise Unmapped("has peepholes")
     sequence = permuted(write, x, (1, 0, 2)) if batch_first else x
@@ -44,8 +43,9 @@ def layer(write: Writer, call: Call) -> tuple[Value, ...]:
         places = range(5, 5 + cell.states)
         shape = sequence.shape[1], hidden
         states = [_state(write, call, place, way, batch_first, shape) for place in places]
+        states = [_of_no_empty(write, state, lengths) for state in states]
         weights = _weights(write, call, cell, way)
-        h, *final = one_layer(write, Recurrence(cell, reverse), sequence, states, weights)
+        h, *final = one_layer(write, Recurrence(cell, reverse), sequence, states, weights, lengths)
         every.append(reshaped(write, h, (h.shape[0], 1, *h.shape[1:])))
         last.append([reshaped(write, state, (1, *state.shape)) for state in final])
     h = joined(write, every, 1)
@@ -79,10 +79,27 @@ def _cell(call: Call) -> RecurrentCell:
     return RecurrentCell.LSTM
 
 
-def _require_whole_sequences(call: Call, time: int) -> None:
-    lengths = call.operand(4)
-    if not isinstance(lengths, np.ndarray) or np.any(lengths != time):
-        raise Unmapped("has sequences of several lengths")
+def _lengths(write: Writer, call: Call, batch: int, time: int) -> Value | None:
+    """The number of steps of each sample; None where all have every step."""
+    known = call.operand(4)
+    if known is None or (isinstance(known, np.ndarray) and np.all(known == time)):
+        return None
+    lengths = write.cast(call.value(write, 4), Element.INT64)
+    if lengths.shape != (batch,):
+        raise Unmapped(f"has sequence_lens {list(lengths.shape)} for {batch} samples")
+    if isinstance(known, np.ndarray) and not np.all((known >= 0) & (known <= time)):
+        raise Unmapped(f"has sequence_lens {known.tolist()}, not from 0 to {time}")
+    return lengths
+
+
+def _of_no_empty(write: Writer, state: Value, lengths: Value | None) -> Value:
+    """An initial state that is zero where the length is: so ONNX Runtime's last state is there."""
+    known = write.known(state)
+    if lengths is None or (known is not None and not known.any()):
+        return state
+    has_steps = write.pointwise("greater", lengths, 0)
+    column = reshaped(write, has_steps, (*lengths.shape, 1))
+    return write.pointwise("where", column, state, 0.0)
 
 
 def _hidden_size(call: Call, cell: RecurrentCell, directions: int) -> int:

@@ -1,0 +1,84 @@
+"""Samples of several lengths in a loop over time: what a step does to a sample that has ended.
+
+    t < length    h[t], state = cell(...)
+    else          h[t] = 0, the state stays
+
+rbx counts the steps left, from their number down to 1.
+"""
+
+from collections.abc import Callable
+
+from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.asm_templates.shared.spans import Span, emit_spans
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Memory, dword, r8, r10, r11, rax, rbx, rcx, rdi, rsi
+
+_VECTORS_IN_STEP = 8
+_INDEX = 8
+
+
+def emit_length_check(asm: Assembler, batch: int, time: int) -> None:
+    """Append r10 = 1 where one of `batch` lengths, int64 at r11, is not in 0 .. time, else 0.
+
+    Clobbers rcx and r11.
+    """
+    again, fits = asm.label("next length"), asm.label("length fits")
+    asm.emit("xor", dword(r10), dword(r10))
+    asm.emit("mov", rcx, batch)
+    asm.bind(again)
+    asm.emit("mov", rax, Memory(r11))
+    asm.emit("cmp", rax, time)
+    asm.jump("jbe", fits)
+    asm.emit("mov", dword(r10), 1)
+    asm.bind(fits)
+    asm.emit("add", r11, _INDEX)
+    asm.emit("sub", rcx, 1)
+    asm.jump("jnz", again)
+
+
+def emit_within_length(
+    asm: Assembler, time: int | None, hidden: int, update: Callable[[], None]
+) -> None:
+    """Append `update` for a sample whose length, at r11, is above the number of this step.
+
+    With `time` steps run upwards, else downwards. A sample that has ended gets zeros in the
+    `hidden` floats at r8. Clobbers rax, the vector registers and k7.
+    """
+    ended, done = asm.label("sample has ended"), asm.label("sample is done")
+    if time is None:
+        asm.emit("mov", rax, rbx)
+        asm.emit("sub", rax, 1)
+    else:
+        asm.emit("mov", rax, time)
+        asm.emit("sub", rax, rbx)
+    asm.emit("cmp", rax, Memory(r11))
+    asm.jump("jge", ended)
+    update()
+    asm.jump("jmp", done)
+    asm.bind(ended)
+    _emit_zeros(asm, hidden)
+    asm.bind(done)
+
+
+def _emit_zeros(asm: Assembler, length: int) -> None:
+    zero, spare = vector(asm, 0), vector(asm, 1)
+    asm.emit("vxorps", zero, zero, zero)
+
+    def body(span: Span) -> None:
+        for position in range(len(span.firsts)):
+            span.store(zero, r8, position, spare)
+
+    emit_spans(asm, length, _VECTORS_IN_STEP, body)
+
+
+def emit_copy(asm: Assembler, length: int) -> None:
+    """Append a copy of `length` floats from rdi to rsi. Clobbers rax, vector registers and k7."""
+
+    def body(span: Span) -> None:
+        spare, *held = (vector(asm, number) for number in range(_VECTORS_IN_STEP + 1))
+        for position in range(len(span.firsts)):
+            span.load(held[position], rdi, position, spare)
+        for position in range(len(span.firsts)):
+            span.store(held[position], rsi, position, spare)
+
+    emit_spans(asm, length, _VECTORS_IN_STEP, body)
