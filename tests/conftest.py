@@ -11,6 +11,7 @@ import pretended_processor
 import pytest
 from fake_clock import FakeClock, ticking
 from hypothesis import settings
+from temporary_folder import own_temporary_folder
 
 from sparsejit.machine.prices import SharingPrices
 from sparsejit.planner import sharing
@@ -18,8 +19,12 @@ from sparsejit.runtime import native_timing
 from sparsejit.x86.encoder import forms_used
 from sparsejit.x86.shipping import ship
 
+# pytest's own folders stay where they can be looked at after a failure.
+os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+_TEMPORARY = own_temporary_folder()
+
 # What an earlier calibration or tuning of this machine left behind must not sway the planner.
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="sparsejit-tests-")
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="cache-")
 
 # Nor is code taken that an earlier run left there.
 os.environ["SPARSEJIT_CODE_CACHE_MB"] = "0"
@@ -61,6 +66,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if session.config.getoption("--keep-forms"):
         ship(form.key for form in forms_used())
+
+
+def pytest_unconfigure() -> None:
+    _TEMPORARY.cleanup()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from temporary_folder import own_temporary_folder
 
 from sparsejit.perf import history
 from sparsejit.selftest.trials import Trials
@@ -148,6 +149,7 @@ def main(
     """Look for what is wrong, raw, crashed or hung."""
     os.environ.setdefault("SPARSEJIT_CALIBRATE", "0")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a forked process has no other threads
+    _temporary = own_temporary_folder()  # of the children that crash, too
     if case:
         again(case)
         return

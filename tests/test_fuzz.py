@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import fuzz
@@ -108,3 +111,17 @@ def test_a_refusal_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sparsejit, "compile", refuse)
     assert torch_models.check(torch_models.make(0)) == "refused: InvalidInput"
+
+
+def test_runs_leave_nothing_in_the_temporary_folder(tmp_path: Path) -> None:
+    """The fuzzer of damaged files, and pytest but for its own folder."""
+    tests = Path(__file__).parent
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(tests.parent)}
+    environment.pop("PYTEST_DEBUG_TEMPROOT")
+    fuzzing = ["fuzz.py", "--kinds", "mutants", "--cases", "2"]
+    testing = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "machine/test_files.py"]
+    for arguments in (fuzzing, testing):
+        command = [sys.executable, *arguments]
+        subprocess.run(command, cwd=tests, env=environment, check=True, capture_output=True)
+    left = [path.name for path in tmp_path.iterdir()]
+    assert [name for name in left if not name.startswith("pytest-of-")] == []

@@ -1,0 +1,17 @@
+"""A temporary folder for one run: everything that the run leaves there goes with it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+
+def own_temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """Make the folder, and make it TMPDIR for this process and its children.
+
+    `cleanup`, or the end of the process, removes it.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="sparsejit-", ignore_cleanup_errors=True)
+    os.environ["TMPDIR"] = folder.name
+    tempfile.tempdir = None  # Python reads TMPDIR anew
+    return folder
