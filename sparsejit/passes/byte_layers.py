@@ -177,7 +177,7 @@ class _Regions:
     def _functions(self, end: _End) -> Iterator[tuple[ByteFunction, _End]]:
         """Functions of the byte that a product becomes, and how they end."""
         readers = self.readers[end.last]
-        if len(readers) != 1 or readers[0].output not in self.rounded:
+        if len(readers) != 1 or readers[0].outputs[0] not in self.rounded:
             return
         for function in self.functions.behind(readers[0].output):
             last = self._end(function.last)

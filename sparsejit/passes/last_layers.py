@@ -136,8 +136,9 @@ class _Repeated:
 
     def _node(self, node: Node) -> Node | None:
         """None where an operand has the one sample's axis elsewhere, or is not made alike."""
-        ranks = {len(value.shape) for value in node.inputs if value in self._new}
-        if isinstance(node.op, Chain | Pointwise) and ranks != {len(node.output.shape)}:
+        read = {len(value.shape) for value in node.inputs if value in self._new}
+        made = {len(value.shape) for value in node.outputs}
+        if isinstance(node.op, Chain | Pointwise) and not (read == made and len(made) == 1):
             return None
         op = node.op
         if isinstance(op, Reshape | Chain):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from growing import SIZES, Growing
 from hypothesis import strategies as st
-from random_operators import OPERATORS
+from random_operators import OPERATORS, Choice
 
 from sparsejit.ir.graph import Array, Graph
 
@@ -30,8 +32,10 @@ def graphs(draw: st.DrawFn, most: int = 10) -> tuple[Graph, list[Array]]:
 
 
 @st.composite
-def graph_cases(draw: st.DrawFn, most: int = 10) -> GraphCase:
-    """As `graphs`, with what tests need to know of its numbers.
+def graph_cases(
+    draw: st.DrawFn, most: int = 10, operators: Sequence[Choice] = OPERATORS
+) -> GraphCase:
+    """As `graphs` over the operators that are given, with what tests need to know of its numbers.
 
     An output may be an input or a constant, and the same as another.
     """
@@ -40,7 +44,7 @@ def graph_cases(draw: st.DrawFn, most: int = 10) -> GraphCase:
         shape = tuple(grow.one(list(SIZES[: 9 if rank < 3 else 5])) for _ in range(rank))
         grow.pool.append(grow.input(np.asarray(grow.numbers(*shape), np.float32)))
     for _ in range(draw(st.integers(1, most))):
-        grow.one(list(OPERATORS))(grow)
+        grow.one(list(operators))(grow)
     anything = [value for value in grow.known if value.type.size <= MOST_OUTPUT]
     others = draw(st.lists(st.sampled_from([*grow.pool, *anything]), max_size=3))
     graph = grow.builder.finish([grow.pool[-1], *others])

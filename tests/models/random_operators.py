@@ -373,3 +373,8 @@ OPERATORS: tuple[Choice, ...] = (
     *(view, view, view, view, concat, bmm, convolution, pooling, embedding, bags, largest),
     *(recurrence, whole_numbers, truths, to_whole),
 )
+# Those that make nodes with several results, and what stands before and behind such a node.
+WITH_SEVERAL_RESULTS: tuple[Choice, ...] = (
+    *(fused, fused, fused, largest, largest, recurrence, linear, convolution, pooling),
+    *(unary, binary, view, rows, embedding),
+)

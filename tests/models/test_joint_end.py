@@ -20,7 +20,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Element, Graph, Value
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
-from sparsejit.ir.ops.row_chains import softmax
+from sparsejit.ir.ops.row_chains import layer_norm, softmax
 from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.views import Permute, Reshape, Slice
 from sparsejit.ir.spec import Activation, DType
@@ -94,6 +94,18 @@ def looked_up() -> Graph:
     return s.finish(s(Linear(), s(Reshape((1, 100)), wide), s.weight(CLASSES, 100)))
 
 
+def several_results() -> Graph:
+    """A chain of the last layers has several results: a norm's sum is read by a layer, too."""
+    s = Sketch()
+    x = pooled(s)
+    first, second = s(Linear(), x, s.weight(8, 6)), s(Linear(), x, s.weight(8, 6))
+    total = s("add", first, second)
+    numbers = [s.constant(np.array(number)) for number in (1 / 8, 1e-5)]
+    normal = s(layer_norm((1, 8), False, False), total, *numbers)
+    wide = s(Linear(), normal, s.weight(CLASSES, 8), s.weight(CLASSES))
+    return s.finish(s("add", wide, s(Linear(), total, s.weight(CLASSES, 8))), total)
+
+
 def bottlenecks() -> Graph:
     """Blocks of pruned convolutions with a sum, of more positions than a vector has lanes."""
     s = Sketch()
@@ -115,7 +127,8 @@ def bottlenecks() -> Graph:
 
 
 GRAPHS = {
-    each.__name__: each for each in (classifier, features_too, small_images, two_read, looked_up)
+    each.__name__: each
+    for each in (classifier, features_too, small_images, two_read, looked_up, several_results)
 }
 
 
