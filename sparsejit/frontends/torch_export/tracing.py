@@ -245,14 +245,38 @@ def _exported(
         return made
 
     args, kwargs = tree_map(doubled, (tuple(args), dict(kwargs)))
-    free = tree_map(lambda x: sizes.get(id(x)), _by_name(model, args, kwargs))
-    return torch.export.export(model, args, kwargs, dynamic_shapes=free)
+    with _arguments_by_name(model, kwargs):
+        by_name = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+        free = tree_map(lambda x: sizes.get(id(x)), dict(by_name))
+        return torch.export.export(model, args, kwargs, dynamic_shapes=free)
 
 
-def _by_name(model: Module, args: Any, kwargs: Any) -> dict[str, Any]:
-    signature = inspect.signature(model.forward)
-    named = dict(signature.bind(*args, **kwargs).arguments)
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            named.update(named.pop(parameter.name, {}))
-    return named
+@contextmanager
+def _arguments_by_name(model: Module, kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """A signature of `forward` that names what `**kwargs` takes; the model's own afterwards.
+
+    torch.export takes no sizes that may change for arguments that have no name in the signature.
+    """
+    forward = model.forward
+    own = inspect.signature(forward).parameters
+    rest = [each for each in own.values() if each.kind is each.VAR_KEYWORD]
+    unnamed = [name for name in kwargs if rest and (name not in own or own[name] is rest[0])]
+    if not unnamed:
+        yield
+        return
+
+    def named(*args: Any, **given: Any) -> Any:
+        return forward(*args, **given)
+
+    by_name = (inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in unnamed)
+    others = (each for each in own.values() if each not in rest)
+    named.__signature__ = inspect.Signature([*others, *by_name])  # type: ignore[attr-defined]
+    had_its_own = "forward" in vars(model)
+    model.forward = named
+    try:
+        yield
+    finally:
+        if had_its_own:
+            model.forward = forward
+        else:
+            del model.forward
