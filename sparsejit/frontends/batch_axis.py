@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sparsejit.errors import SparseJitError
 from sparsejit.frontends.batch_first import InputAxes, axes_by_sizes, batch_first
 from sparsejit.ir.batch import BatchPlace, Follower, SamplesMixed
 from sparsejit.ir.batch_axes import BatchAxes
@@ -63,13 +64,21 @@ def free_batch_of(
 ) -> FreeBatch:
     """What a model's batch is on these axes of its inputs. Raises SamplesMixed where it is none.
 
-    `graph_of` makes the graph for a batch of that size; it is asked for each size once.
+    `graph_of` makes the graph for a batch of that size; it is asked for each size once. A size that
+    it refuses, such as one beyond the model's own tables, says that the batch is not any size.
     """
-    few, many = (graph_of(batch) for batch in PROBES)
+
+    def made(batch: int) -> Graph:
+        try:
+            return graph_of(batch)
+        except SparseJitError as error:
+            raise SamplesMixed(f"the model takes no batch of {batch}: {error}") from None
+
+    few, many = map(made, PROBES)
     found = checked_axes(few, many, axes)
     first = batch_first(few, found)
     for size in sorted({1, example_batch or 1}):
-        if why := why_not_alike(first, batch_first(graph_of(size), found), size):
+        if why := why_not_alike(first, batch_first(made(size), found), size):
             raise SamplesMixed(f"the model takes another path for a batch of {size}: {why}")
     return FreeBatch(found, first)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsejit.errors import InvalidInput, SparseJitError
+from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import Array, to_array
 from sparsejit.frontends.batch_axis import (
     GraphsBySize,
@@ -217,10 +217,7 @@ class ImportedModel:
                     fixed = f"axis {axis} of input {name} is {size} in the file"
                     raise SamplesMixed(f"{fixed}, and {reason}") from None
                 return self._sized.axes
-        try:
-            return free_batch_of(self._of_size, self.example_batch, axes).axes
-        except SparseJitError as error:  # the file does not take what was guessed
-            raise SamplesMixed(str(error)) from None
+        return free_batch_of(self._of_size, self.example_batch, axes).axes
 
 
 def _fixed(inputs: Sequence[Any], constants: Mapping[str, Any]) -> dict[str, Array]:
