@@ -10,10 +10,11 @@ from math import prod
 
 import numpy as np
 
-from sparsejit.frontends.writing.arranging import joined, reshaped
+from sparsejit.frontends.writing.arranging import joined, moved, reshaped, sliced
 from sparsejit.frontends.writing.selection import looked_up, taken
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.graph import Array, Element, Value
+from sparsejit.ir.ops.selection import OwnRows
 
 # The function that a reduction of a scatter is.
 REDUCTIONS = {"none": "", "add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
@@ -21,12 +22,58 @@ _MOST_ROUNDS = 16  # of updates of the same place, one after another
 
 
 def by_axis(write: Writer, x: Operand, places: Operand, axis: int) -> Value:
-    """y[i, j, ...] = x[i, p, ...] for p = places[i, j, ...] along that axis."""
-    value = write.value(x)
-    shape = _shape(places)
-    numbers = _along(write, value.shape, places, axis)
-    flat = reshaped(write, value, (prod(value.shape), 1))
-    return reshaped(write, _rows(write, flat, numbers), shape)
+    """y[i, j, ...] = x[i, p, ...] for p = places[i, j, ...] along that axis.
+
+    Each row of x along the axis is a table of its own, so samples of a batch on another axis stay
+    apart. Where all these rows are the same, they are one table.
+    """
+    given, known = _shape(places), write.known(x)
+    _check_along(write.shape(x), given, axis)
+    if isinstance(places, np.ndarray):
+        value = write.value(x)
+        numbers = _along(write, value.shape, places, axis)
+        return reshaped(
+            write, _rows(write, reshaped(write, value, (prod(value.shape), 1)), numbers), given
+        )
+    if known is not None and (row := _common_row(known, axis)) is not None:
+        table = write.constant(row.astype(write.element(x).value), "row")
+        return looked_up(write, table, 0, _from_start(write, places, len(row)))
+    return _of_own_rows(write, write.value(x), write.value(places), axis)
+
+
+def _of_own_rows(write: Writer, x: Value, places: Value, axis: int) -> Value:
+    """As `by_axis`, with a table for each row of x."""
+    element = x.type.element
+    value = write.floats(x) if element is Element.BOOL else x
+    for other, size in enumerate(places.shape):
+        value = value if other == axis else sliced(write, value, other, 0, size)
+    tables, numbers = (moved(write, each, axis, -1) for each in (value, places))
+    *others, count = numbers.shape
+    rows, length = prod(others), tables.shape[-1]
+    found = write.one(
+        OwnRows(),
+        _from_start(write, reshaped(write, numbers, (rows, count)), length),
+        reshaped(write, tables, (rows, length, 1)),
+    )
+    made = moved(write, reshaped(write, found, (*others, count)), -1, axis)
+    return write.cast(made, element)
+
+
+def _common_row(array: Array, axis: int) -> Array | None:
+    """The elements along an axis, where they are the same at all places of the others."""
+    rows = np.moveaxis(array, axis, -1)
+    if 0 in rows.shape:
+        return None
+    first = rows[(0,) * (rows.ndim - 1)]
+    return np.asarray(first) if np.array_equal(rows, np.broadcast_to(first, rows.shape)) else None
+
+
+def _from_start(write: Writer, places: Operand, length: int) -> Value:
+    """Places as int64, with those below 0 counted from the end."""
+    place, zero = write.cast(places, Element.INT64), write.number(0, Element.INT64)
+    f = write.formula("places")
+    from_end = f("add", place, write.number(length, Element.INT64))
+    return f.finish(f("where", f("less", place, zero), from_end, place))
 
 
 def by_tuples(write: Writer, x: Operand, places: Operand, batch_axes: int = 0) -> Value:
@@ -112,12 +159,18 @@ def _rounds(numbers: Array) -> list[Array]:
     return [np.flatnonzero(turn_of == turn) for turn in range(turns.max(initial=-1) + 1)]
 
 
-def _along(write: Writer, shape: Sequence[int], places: Operand, axis: int) -> Operand:
+def _check_along(shape: Sequence[int], given: Sequence[int], axis: int) -> None:
+    """Raise Unmapped for places of another rank, or of more elements beside the axis, than x."""
+    sizes = enumerate(zip(given, shape, strict=False))
+    fits = (own <= most for number, (own, most) in sizes if number != axis)
+    if len(given) != len(shape) or not all(fits):
+        raise Unmapped(f"has places {list(given)} of {list(shape)} along axis {axis}")
+
+
+def _along(write: Writer, shape: Sequence[int], places: Array, axis: int) -> Operand:
     """The number, in an array of this shape, of each place along an axis."""
     given = _shape(places)
-    others_fit = (given[n] <= shape[n] for n in range(min(len(given), len(shape))) if n != axis)
-    if len(given) != len(shape) or not all(others_fit):
-        raise Unmapped(f"has places {list(given)} of {list(shape)} along axis {axis}")
+    _check_along(shape, given, axis)
     grids = np.ogrid[tuple(slice(0, n) for n in given)]
     step = prod(shape[axis + 1 :])
     others = sum(

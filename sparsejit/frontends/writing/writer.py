@@ -17,7 +17,7 @@ from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.convolution import Pooling
 from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import WRAPS, Pointwise, write_activation
-from sparsejit.ir.ops.selection import Embedding
+from sparsejit.ir.ops.selection import Embedding, OwnRows
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.ir.spec import Activation
 from sparsejit.passes.dead_code import remove_dead_code
@@ -31,6 +31,7 @@ _CHOOSING: dict[str | type, tuple[int, ...]] = {
     "where": (1, 2),
     "shift_right": (0,),
     Embedding: (1,),
+    OwnRows: (1,),
 }
 _INT32 = np.dtype(np.int32)
 
