@@ -81,13 +81,13 @@ def attempt(task: tuple[str, int]) -> Outcome:
     try:
         case = module.make(seed)
         if multiprocessing.parent_process() is not None:
-            _limit(*OF_DAMAGED_FILES.get(kind, (MOST_BYTES, MOST_CPU_S)))
+            limit(*OF_DAMAGED_FILES.get(kind, (MOST_BYTES, MOST_CPU_S)))
         return Outcome(kind, seed, module.check(case))
     except Exception as error:  # whatever a case raises is what we look for
         return Outcome(kind, seed, "", f"{type(error).__name__}: {error}"[:2000])
 
 
-def _limit(more_bytes: int, more_s: int) -> None:
+def limit(more_bytes: int, more_s: int) -> None:
     """Of this process: beyond them MemoryError is raised, or SIGPROF ends it."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + more_bytes
