@@ -1,5 +1,6 @@
 """Who speaks a folder: worker processes of this machine, or a Ray cluster."""
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -135,7 +136,7 @@ def ray_cluster(manner: Manner, address: str) -> Iterator[Crew]:
         raise MissingDependency("ray is missing: pip install 'sparsejit[ray]'") from error
     _check_that_it_listens(address)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
         raise InvalidInput(f"no Ray cluster answers at {address} ({error})") from error
     # What fails is spoken once more by who asked, as with processes.
