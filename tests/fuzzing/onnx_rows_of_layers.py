@@ -169,7 +169,6 @@ def _pool(name: str) -> Maker:
         if not grow.has(name, since):
             given.pop("dilations", None)
         if given.get("auto_pad", "").startswith("SAME"):  # ONNX Runtime pads these otherwise
-            given.pop("dilations", None)
             given["strides"] = [
                 min(pair) for pair in zip(given.get("strides", kernel), kernel, strict=True)
             ]

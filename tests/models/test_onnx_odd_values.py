@@ -114,6 +114,12 @@ NODES = {
         _floats([1, 3, 5]),
         {"mode": "linear", "coordinate_transformation_mode": "half_pixel_symmetric"},
     ),
+    "corners aligned by a size that was rounded": OddNode(
+        "Resize",
+        [RAMP, NO_FLOATS, np.array([1, 1, 0.6], np.float32)],
+        _floats([1, 4]),
+        {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+    ),
     "a border that ONNX Runtime's float32 misses": OddNode(
         "Resize",
         [np.array([[[5, 6, 7]]], np.float32), NO_FLOATS, NO_FLOATS, np.array([1, 1, 1])],

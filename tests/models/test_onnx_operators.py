@@ -15,9 +15,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, i
 
 # Why a case may be refused: (operator, part of the reason).
 REFUSED = {
-    ("ArgMax", "the last of equals"),
-    ("ArgMin", "the last of equals"),
-    ("AveragePool", "ceil_mode"),
     ("BatchNormalization", "takes its statistics from the batch"),
     ("ConvTranspose", "3 spatial axes"),
     ("DequantizeLinear", "of blocks"),
@@ -34,6 +31,10 @@ REFUSED = {
 EMPTY = ("log_sum_exp_empty", "reduce_max_empty", "reduce_min_empty")
 
 
+# Corners aligned by a size that is not whole; ONNX Runtime and torch round it first.
+UNROUNDED = ("downsample_scales_linear_align_corners", "downsample_scales_cubic_align_corners")
+
+
 # ONNX has no case of these that a graph can hold; tests/models/test_onnx.py has, and
 # tests/models/test_onnx_runtime_operators.py.
 ELSEWHERE = {"CastLike", "SimplifiedLayerNormalization"}
@@ -48,7 +49,7 @@ def test_an_operator_computes_what_onnx_says(operator: str) -> None:
     for case in cases_by_operator().get(operator, []):
         if not {node.op_type for node in case.model.graph.node} <= KNOWN:
             continue
-        if any(name in case.name for name in EMPTY):
+        if any(name in case.name for name in (*EMPTY, *UNROUNDED)):
             continue
         try:
             found = computed(case)

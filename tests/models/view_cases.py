@@ -189,6 +189,11 @@ POOLINGS: dict[str, list[Call]] = {
         call(IMAGE, [3, 3], [2, 2], [1, 1], False, False),
         call(IMAGE, [2, 2], [2, 2], [0, 0], True),
         call(IMAGE, [2, 2], [2, 2], [0, 0], False, True, 3),
+        *(
+            call(rand(2, 3, n, 7), [3, 2], [2, 3], [1, 1], True, *more)
+            for n in (6, 7)
+            for more in ((True,), (False,), (True, 5))
+        ),
     ],
     "aten.adaptive_avg_pool1d.default": [call(SEQUENCE, [n]) for n in (1, 4, 5)],
     "aten.adaptive_avg_pool2d.default": [call(IMAGE, [n, m]) for n, m in ((1, 1), (3, 4), (4, 3))],

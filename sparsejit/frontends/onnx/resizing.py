@@ -65,11 +65,13 @@ class Resizing:
         """Where among the old ones each new position lies.
 
         A position on the border of two is rounded as in ONNX Runtime: half pixels in float32, or,
-        for "half_pixel_symmetric", in float64 from a scale in float32.
+        for "half_pixel_symmetric", in float64 from a scale in float32. Corners are aligned by the
+        new size, as in ONNX Runtime and torch, which wrote the file; the reference of the onnx
+        package aligns them by the scale times the old size, which need not be whole.
         """
-        x, width = np.arange(new, dtype=np.float64), step * length
+        x = np.arange(new, dtype=np.float64)
         if self.coordinates == "align_corners":
-            return x * (length - 1) / (width - 1) if width != 1 else x * 0
+            return x * (length - 1) / (new - 1) if new > 1 else x * 0
         if self.coordinates == "asymmetric":
             return x / step
         short = np.float32(step)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 
 from sparsejit.frontends.writing.arranging import moved, reshaped
@@ -24,8 +26,19 @@ def over_windows(
     padding: tuple[tuple[int, int], ...],
     dilation: Sizes,
     counts_padding: bool,
+    beyond: Sizes = (),
 ) -> Value:
-    """Pooling over one to three spatial axes; three are the last two, then the first."""
+    """Pooling over one to three spatial axes; three are the last two, then the first.
+
+    A mean that counts padding does not count the last `beyond` places of each axis's padding,
+    which `beyond_the_end` adds.
+    """
+    if kind is PoolingKind.AVERAGE and counts_padding and any(beyond):
+        whole = over_windows(write, kind, x, kernel, stride, padding, dilation, True)
+        geometry = zip(x.shape[-len(kernel) :], kernel, stride, padding, dilation, beyond)
+        shares = [_counted_share(*axis) for axis in geometry]
+        factor = 1 / reduce(np.multiply.outer, shares)
+        return write.pointwise("mul", whole, factor.astype(np.float32))
     if len(kernel) < 3:
         return write.one(Pooling(kind, kernel, stride, padding, dilation, counts_padding), x)
     batch, channels, depth, *rest = x.shape
@@ -36,6 +49,16 @@ def over_windows(
     columns = reshaped(write, flat, (batch, channels, depth, -1))
     whole = write.one(Pooling(kind, *first, counts_padding), columns)
     return reshaped(write, whole, (*whole.shape[:3], *flat.shape[2:]))
+
+
+def _counted_share(
+    length: int, kernel: int, stride: int, padding: tuple[int, int], dilation: int, beyond: int
+) -> Array:
+    """The share of the taps of each window that come before the last `beyond` places."""
+    whole = length + sum(padding)
+    first = np.arange(0, whole - dilation * (kernel - 1), stride)
+    taps = first[:, None] + dilation * np.arange(kernel)
+    return np.asarray((taps < whole - beyond).mean(axis=1))
 
 
 def beyond_the_end(

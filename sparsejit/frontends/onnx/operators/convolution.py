@@ -18,6 +18,7 @@ from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.convolution import PoolingKind
 
 Widths = list[tuple[int, int]]
+_STEPS = "strides", "dilations"
 
 
 def _around(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -> Widths:
@@ -38,6 +39,26 @@ def _around(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -> Widths
         total = max((-(-n // s) - 1) * s + d * (k - 1) + 1 - n, 0)
         less, more = total // 2, total - total // 2
         widths.append((less, more) if mode == "SAME_UPPER" else (more, less))
+    return widths
+
+
+def _around_windows(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -> Widths:
+    """As `_around`, for pooling. Raises Unmapped where ONNX Runtime pads otherwise than ONNX says.
+
+    It leaves dilations out, and takes away where windows are further apart than they are long.
+    """
+    widths = _around(call, spatial, kernel)
+    if call.attribute("auto_pad", "NOTSET").startswith("SAME"):
+        strides, spans = (call.attribute(name) or [1] * len(kernel) for name in _STEPS)
+        for n, k, s, d, pair in zip(spatial, kernel, strides, spans, widths, strict=True):
+            total = (-(-n // s) - 1) * s + k - n
+            # Less than one window takes nothing away that another reads.
+            if total != sum(pair) and not (total == -1 and 1 in (k, d)):
+                raise Unmapped(
+                    f"auto_pad={call.attribute('auto_pad')} with dilations, or strides beyond the "
+                    "kernel, of which ONNX and ONNX Runtime make results of different sizes; "
+                    "write pads instead"
+                )
     return widths
 
 
@@ -123,21 +144,14 @@ def pool(kind: PoolingKind) -> Callable[[Writer, Call], Any]:
         x, kernel = call.value(write, 0), tuple(call.attribute("kernel_shape"))
         strides = tuple(call.attribute("strides") or [1] * len(kernel))
         spans = tuple(call.attribute("dilations") or [1] * len(kernel))
-        widths = _around(call, x.shape[2:], kernel)
+        widths, beyond = _around_windows(call, x.shape[2:], kernel), (0,) * len(kernel)
+        counts = call.flag("count_include_pad") or not any(map(any, widths))
         if call.flag("ceil_mode"):
             geometry = zip(x.shape[2:], kernel, strides, widths, spans, strict=True)
-            more = [pooling.beyond_the_end(*axis) for axis in geometry]
-            widths = [(first, last + n) for (first, last), n in zip(widths, more, strict=True)]
-        counts = call.flag("count_include_pad") or not any(map(any, widths))
-        if (
-            kind is PoolingKind.AVERAGE
-            and counts
-            and call.flag("ceil_mode")
-            and any(map(any, widths))
-        ):
-            raise Unmapped("ceil_mode, which counts padding differently at the end")
+            beyond = tuple(pooling.beyond_the_end(*axis) for axis in geometry)
+            widths = [(first, last + n) for (first, last), n in zip(widths, beyond, strict=True)]
         windows = kernel, strides, tuple(widths), spans
-        pooled = pooling.over_windows(write, kind, write.floats(x), *windows, counts)
+        pooled = pooling.over_windows(write, kind, write.floats(x), *windows, counts, beyond)
         result = write.cast(pooled, x.type.element)  # bytes, which float32 holds exactly
         return (result, None) if call.outputs > 1 else result
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from sparsejit.frontends.onnx.call import Call
-from sparsejit.frontends.writing import arranging, reductions, selection
+from sparsejit.frontends.writing import arranging, reductions, selection, views
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.types import axis_of
@@ -54,16 +56,37 @@ def _product(write: Writer, x: Value, axes: list[int], keepdims: bool) -> Value:
     return x
 
 
-def place(function: Callable[..., Value]) -> Callable[[Writer, Call], Value]:
-    """The first place of the largest or least along an axis."""
+def place(function: Callable[..., Value], is_least: bool) -> Callable[[Writer, Call], Value]:
+    """The place of the largest or least along an axis, the first of equals or the last.
+
+    As in ONNX Runtime a NaN is passed over, but for one in the first place, which is not left.
+    """
 
     def mapping(write: Writer, call: Call) -> Value:
+        x, keepdims = call.value(write, 0), call.flag("keepdims", True)
+        axis, is_last = axis_of(call.attribute("axis", 0), len(x.shape)), False
+        rows = arranging.moved(write, x, axis, -1)
+        first = arranging.sliced(write, rows, -1, 0, 1)
+        if write.dtype(x).kind == "f":
+            rows = _without_nan(write, rows, is_least)
         if call.flag("select_last_index"):
-            raise Unmapped("the last of equals")
-        axis, keepdims = call.attribute("axis", 0), call.flag("keepdims", True)
-        return function(write, call.value(write, 0), axis, keepdims)
+            is_last, rows = True, selection.flip(write, rows, [-1])
+        found = function(write, rows, -1, True)
+        if is_last:
+            found = write.pointwise("sub", x.shape[axis] - 1, found)
+            found = write.pointwise("where", write.pointwise("equal", first, first), found, 0)
+        found = arranging.moved(write, found, -1, axis)
+        return found if keepdims else views.squeeze(write, found, axis)
 
     return mapping
+
+
+def _without_nan(write: Writer, rows: Value, is_least: bool) -> Value:
+    """Rows with the number that is found last in the place of NaN, and first in the first place."""
+    away = np.full(rows.shape[-1], np.inf if is_least else -np.inf, np.float32)
+    away[:1] *= -1
+    f, rows = write.formula("places"), write.floats(rows)
+    return f.finish(f("where", f("equal", rows, rows), rows, away))
 
 
 def top_k(write: Writer, call: Call) -> tuple[Value, ...]:
@@ -88,8 +111,8 @@ def cumulative_sum(write: Writer, call: Call) -> Value:
 
 
 OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
-    "ArgMax": place(reductions.arg_max),
-    "ArgMin": place(reductions.arg_min),
+    "ArgMax": place(reductions.arg_max, False),
+    "ArgMin": place(reductions.arg_min, True),
     "CumSum": cumulative_sum,
     "ReduceL1": over_axes(_norm(1)),
     "ReduceL2": over_axes(_norm(2)),

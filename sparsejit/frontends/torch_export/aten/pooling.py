@@ -13,11 +13,11 @@ from sparsejit.frontends.writing.arranging import (
     sliced,
 )
 from sparsejit.frontends.writing.convolution import each_axis
-from sparsejit.frontends.writing.pooling import beyond_the_end, picked, weighed
+from sparsejit.frontends.writing.pooling import beyond_the_end, over_windows, picked, weighed
 from sparsejit.frontends.writing.reductions import largest, mean_over
-from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
+from sparsejit.frontends.writing.writer import Operand, Writer
 from sparsejit.ir.graph import Array, Value
-from sparsejit.ir.ops.convolution import Pooling, PoolingKind
+from sparsejit.ir.ops.convolution import PoolingKind
 
 Sizes = int | Sequence[int]
 
@@ -32,22 +32,24 @@ def pooled(
     dilation: Sizes,
     ceil_mode: bool,
     counts_padding: bool = True,
+    counts_beyond: bool = False,
 ) -> Value:
-    """Pooling of x, which may lack its batch axis."""
+    """Pooling of x, which may lack its batch axis.
+
+    `counts_beyond`: whether a mean also counts places that ceil_mode adds behind the padding.
+    """
     value, rank = write.floats(x), len(kernel)
     steps = each_axis(stride, rank) if stride or stride == 0 else kernel
     steps = steps or kernel
     around, spans = each_axis(padding, rank), each_axis(dilation, rank)
     pairs = [(p, p) for p in around]
     geometry = zip(value.shape[-rank:], kernel, steps, pairs, spans, strict=True)
-    extra = [beyond_the_end(*axis) if ceil_mode else 0 for axis in geometry]
-    if any(extra) and kind is PoolingKind.AVERAGE and counts_padding:
-        raise Unmapped("ceil_mode, which counts padding differently at the end")
+    extra = tuple(beyond_the_end(*axis) if ceil_mode else 0 for axis in geometry)
     widths = tuple((p, p + more) for p, more in zip(around, extra, strict=True))
-    op = Pooling(kind, kernel, steps, widths, spans, counts_padding)
+    windows = kernel, steps, widths, spans, counts_padding, () if counts_beyond else extra
     if len(value.shape) == rank + 2:
-        return write.one(op, value)
-    result = write.one(op, reshaped(write, value, (1, *value.shape)))
+        return over_windows(write, kind, value, *windows)
+    result = over_windows(write, kind, reshaped(write, value, (1, *value.shape)), *windows)
     return reshaped(write, result, result.shape[1:])
 
 
@@ -90,11 +92,9 @@ def average_pool(rank: int) -> Callable[..., Value]:
         kernel = each_axis(kernel_size, rank)
         counts = count_include_pad or not any(each_axis(padding, rank))
         counts = counts and not (ceil_mode and not any(each_axis(padding, rank)))
-        if divisor_override is not None:
-            counts = True
-        result = pooled(
-            write, PoolingKind.AVERAGE, x, kernel, stride, padding, 1, ceil_mode, counts
-        )
+        is_divided = divisor_override is not None
+        sizes, kind = (kernel, stride, padding, 1, ceil_mode), PoolingKind.AVERAGE
+        result = pooled(write, kind, x, *sizes, counts or is_divided, counts_beyond=is_divided)
         if divisor_override is None:
             return result
         return write.pointwise("mul", result, float(np.prod(kernel)) / divisor_override)
