@@ -68,7 +68,16 @@ def power(write: Writer, call: Call) -> Value:
     x = arranging.expanded(write, x, np.broadcast_shapes(x.shape, known.shape))
     if write.dtype(x).kind != "f" and known.size == 1 and known % 1 == 0:
         return pointwise.power(write, x, int(known.reshape(())))
+    if known.size == 1 and abs(known.reshape(())) == 0.5:
+        x = _for_root(write, x)
     return pointwise.power(write, x, exponent)
+
+
+def _for_root(write: Writer, x: Value) -> Value:
+    """x where its root is its power: C's pow gives infinity for -inf, and 0 for -0."""
+    f, x = write.formula("root"), write.floats(x)
+    zero_or_x = f("where", f("equal", x, 0.0), 0.0, x)
+    return f.finish(f("where", f("equal", x, -np.inf), np.inf, zero_or_x))
 
 
 def shift(write: Writer, call: Call) -> Value:
@@ -125,10 +134,18 @@ def gelu(write: Writer, call: Call) -> Value:
 
 
 def prelu(write: Writer, call: Call) -> Value:
-    """x for x > 0, else x times a slope, which broadcasts from the last axis."""
+    """x times a slope for x < 0, else x; the slope broadcasts from the last axis."""
     x, slope = call.values(write)
     f = write.formula("prelu")
-    return f.finish(f("where", f("greater", x, 0.0), x, f("mul", x, slope)))
+    return f.finish(f("where", f("less", x, 0.0), f("mul", x, slope), x))
+
+
+def sign(write: Writer, x: Value) -> Value:
+    """1 above 0, -1 below, 0 at 0; NaN of NaN."""
+    if write.dtype(x).kind != "f":
+        return write.pointwise("sign", x)
+    f = write.formula("sign")
+    return f.finish(f("where", f("equal", x, x), f("sign", x), x))
 
 
 def hard_sigmoid(write: Writer, x: Value, alpha: float, beta: float) -> Value:
@@ -199,7 +216,6 @@ _FUNCTIONS = {
     "Relu": "relu",
     "Round": "round",
     "Sigmoid": "sigmoid",
-    "Sign": "sign",
     "Sin": "sin",
     "Sqrt": "sqrt",
     "Sub": "sub",
@@ -242,6 +258,7 @@ OPERATORS: dict[str, Mapping] = {
     "PRelu": prelu,
     "Pow": power,
     "Selu": with_attributes(selu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
+    "Sign": of_values(sign),
     "Shrink": with_attributes(shrink, bias=0.0, lambd=0.5),
     "Sinh": of_values(activations.sinh),
     "Softplus": of_values(activations.softplus),
