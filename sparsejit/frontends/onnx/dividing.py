@@ -17,7 +17,7 @@ import numpy as np
 from sparsejit.errors import CompileError, InvalidInput, SparseJitError
 from sparsejit.frontends.onnx.call import Operand, operator_of
 from sparsejit.frontends.onnx.imported import GivenModel
-from sparsejit.frontends.onnx.interpreting import ABSENT, NodeInterpreter
+from sparsejit.frontends.onnx.interpreting import ABSENT, NodeInterpreter, own_constants
 from sparsejit.frontends.onnx.part_models import (
     crossing,
     inlined,
@@ -30,6 +30,7 @@ from sparsejit.frontends.onnx.part_models import (
 from sparsejit.frontends.onnx.reading import read_model
 from sparsejit.frontends.onnx.sessions import result_types
 from sparsejit.frontends.writing.missing import Missing, refuse
+from sparsejit.frontends.writing.unmapped import Unmapped
 from sparsejit.ir.graph import Array, Origin, Value
 
 if TYPE_CHECKING:
@@ -227,7 +228,12 @@ class _Divider:
         if not isinstance(condition, np.ndarray):
             return None
         name = "then_branch" if condition.all() else "else_branch"
-        return next(each.g for each in node.attribute if each.name == name)
+        branch = next(each.g for each in node.attribute if each.name == name)
+        try:
+            own_constants(branch, self._known)
+        except Unmapped:  # is said when it is read as a whole
+            return None
+        return branch
 
     def result(self) -> DividedModel:
         """What was found. Raises UnsupportedOperator for nodes that nothing runs."""

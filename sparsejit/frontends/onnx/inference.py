@@ -5,7 +5,9 @@ Its schemas declare for every operator which operands and attributes go together
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -35,7 +37,20 @@ class Inference:
 
     def __init__(self, opset: int) -> None:
         self._opset = opset
-        self._dtypes: dict[str, int] = {}
+        self._dtypes: ChainMap[str, int] = ChainMap({})
+
+    @contextmanager
+    def within(self, outputs: Iterable[Any], results: Iterable[str]) -> Iterator[None]:
+        """While graphs within a node are read: what they name is theirs.
+
+        Afterwards the dtypes of their outputs are those of the node's results.
+        """
+        inside = self._dtypes = self._dtypes.new_child()
+        yield
+        self._dtypes = inside.parents
+        for each, name in zip(outputs, results, strict=False):
+            if each.name in inside:
+                self._dtypes[name] = inside[each.name]
 
     def name(self, value: str, dtype: int) -> None:
         """Note the dtype of a value of the file."""

@@ -214,8 +214,8 @@ class NodeInterpreter:
         ways = [branches[name] for name in ("then_branch", "else_branch")]
         if isinstance(condition, np.ndarray):
             ways = ways[:1] if condition.all() else ways[1:]
-        results = [self._inside(way, (), known) for way in ways]
-        self.inference.copy(ways[0].output, node.output)
+        with self.inference.within(ways[0].output, node.output):
+            results = [self._inside(way, (), known) for way in ways]
         if len(ways) == 1:
             return results[0]
         assert isinstance(condition, Value)
@@ -246,20 +246,20 @@ class NodeInterpreter:
             raise Unmapped(f"does not turn a known number of times, at most {_MOST_TURNS}")
         body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
         scanned: list[Sequence[Operand]] = []
-        for turn in range(most):
-            if isinstance(condition, np.ndarray) and not condition.all():
-                break
-            self._turns += 1
-            if self._turns > _MOST_TURNS_IN_ALL:
-                raise Unmapped(f"turns more than {_MOST_TURNS_IN_ALL} times, with other loops")
-            given = np.array(turn, np.int64), np.array(True), *carried
-            self.inference.copy(body.output[1:] if turn else node.input[2:], body.input[2:])
-            condition, *made = self._inside(body, given, known)
-            if isinstance(condition, Value):
-                raise Unmapped("may end at any turn")
-            carried, rows = made[: len(carried)], made[len(carried) :]
-            scanned.append(rows)
-        self.inference.copy(body.output[1:], node.output)
+        with self.inference.within(body.output[1:], node.output):
+            for turn in range(most):
+                if isinstance(condition, np.ndarray) and not condition.all():
+                    break
+                self._turns += 1
+                if self._turns > _MOST_TURNS_IN_ALL:
+                    raise Unmapped(f"turns more than {_MOST_TURNS_IN_ALL} times, with other loops")
+                given = np.array(turn, np.int64), np.array(True), *carried
+                self.inference.copy(body.output[1:] if turn else node.input[2:], body.input[2:])
+                condition, *made = self._inside(body, given, known)
+                if isinstance(condition, Value):
+                    raise Unmapped("may end at any turn")
+                carried, rows = made[: len(carried)], made[len(carried) :]
+                scanned.append(rows)
         stacks = zip(*scanned, strict=True)
         return [*carried, *(stack(self.write, [_plain(x) for x in rows]) for rows in stacks)]
 
@@ -267,10 +267,32 @@ class NodeInterpreter:
         self, region: GraphProto, given: Sequence[Operand], outside: Mapping[str, Operand]
     ) -> Sequence[Operand]:
         """What a graph within a node returns; it sees what lies around it."""
-        known = {**outside, **{each.name: tensor_array(each) for each in region.initializer}}
+        known = {**outside, **own_constants(region, outside)}
         known.update(zip((each.name for each in region.input), given, strict=True))
         self.run(region.node, known)
         return [known[each.name] for each in region.output]
+
+
+def own_constants(region: GraphProto, outside: Mapping[str, Operand]) -> dict[str, Array]:
+    """The initialisers of a graph within a node.
+
+    Raises Unmapped for one that is called as another value of the graph around it: ONNX has
+    different names throughout, and ONNX Runtime takes the outer one.
+    """
+    found = {each.name: tensor_array(each) for each in region.initializer}
+    for name, array in found.items():
+        other = outside.get(name)
+        if other is not None and not (isinstance(other, np.ndarray) and _is_same(array, other)):
+            raise Unmapped(
+                f"{region.name or 'a graph'} within it calls a constant {name}, as a "
+                "value around it is called; give it a name of its own"
+            )
+    return found
+
+
+def _is_same(array: Array, other: Array) -> bool:
+    alike = array.dtype == other.dtype and array.shape == other.shape
+    return alike and array.tobytes() == other.tobytes()
 
 
 def _plain(operand: Operand) -> Any:
