@@ -46,8 +46,8 @@ class Case(NamedTuple):
 _TRUTHS = ONE > 0, OTHER > 0
 _WHOLE = tuple(each.astype(np.int32) for each in np.meshgrid([-3, 0, 2, 7], [-3, 1, 2, 7]))
 _BYTES = tuple(each.astype(np.uint8) for each in np.meshgrid([0, 1, 2, 200], [0, 1, 3, 7]))
-_BITS = dict.fromkeys(("BitwiseAnd", "BitwiseOr", "BitwiseXor"), [Case(_WHOLE, called=2)])
-_LOGIC = dict.fromkeys(("And", "Or", "Xor"), [Case(_TRUTHS, called=2)])
+_BITS = {key: [Case(_WHOLE, called=2)] for key in ("BitwiseAnd", "BitwiseOr", "BitwiseXor")}
+_LOGIC = {key: [Case(_TRUTHS, called=2)] for key in ("And", "Or", "Xor")}
 _TWO = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Mean", "Sum", "PRelu")
 _TWO += ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 # Of rows with one axis less; `keepdims` and several axes are in other tests.
@@ -55,7 +55,7 @@ _REDUCED = ("L1", "L2", "LogSum", "LogSumExp", "Mean", "Prod", "Sum", "SumSquare
 _PLACES = [Case((ROWS,), {"axis": axis, "select_last_index": n}) for axis in (0, 1) for n in (0, 1)]
 
 CASES: dict[str, list[Case]] = {
-    **dict.fromkeys(_TWO, [Case((ONE, OTHER), called=2)]),
+    **{key: [Case((ONE, OTHER), called=2)] for key in _TWO},
     **{f"Reduce{name}": [Case((ROWS, AXIS))] for name in _REDUCED},
     **_BITS,
     **_LOGIC,
