@@ -1,6 +1,7 @@
 """Functions of elements and reductions of ONNX at NaN, infinities and zeros, as ONNX Runtime."""
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,11 +36,12 @@ WITHOUT_NAN = ROWS[~np.isnan(ROWS).any(axis=1)]
 AXIS = np.array([1])
 
 
-class Case(NamedTuple):
+@dataclass(frozen=True)
+class Case:
     """Operands, of which the first so many come with a call, and attributes."""
 
     operands: tuple[Any, ...]
-    attributes: dict[str, Any] = {}
+    attributes: dict[str, Any] = field(default_factory=dict)
     called: int = 1
 
 
@@ -94,7 +96,8 @@ def cases_of(operator: str) -> list[Case]:
 @pytest.mark.parametrize("operator", sorted(elementwise.OPERATORS | reductions.OPERATORS))
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_row_at_special_values(operator: str, level: Any) -> None:
-    for operands, attributes, called in cases_of(operator):
+    for case in cases_of(operator):
+        operands, attributes, called = case.operands, case.attributes, case.called
         given = [np.asarray(each) for each in operands[:called]]
         model = model_of(operator, [np.asarray(x) for x in operands], called, 20, **attributes)
         if operator == "TopK":

@@ -35,7 +35,9 @@ def over_windows(
     """
     if kind is PoolingKind.AVERAGE and counts_padding and any(beyond):
         whole = over_windows(write, kind, x, kernel, stride, padding, dilation, True)
-        geometry = zip(x.shape[-len(kernel) :], kernel, stride, padding, dilation, beyond, strict=False)
+        geometry = zip(
+            x.shape[-len(kernel) :], kernel, stride, padding, dilation, beyond, strict=True
+        )
         shares = [_counted_share(*axis) for axis in geometry]
         factor = 1 / reduce(np.multiply.outer, shares)
         return write.pointwise("mul", whole, factor.astype(np.float32))
