@@ -126,6 +126,18 @@ def on_steps(x: Float64, scale: float, shift: int) -> Float64:
     return (integers.clip(-LARGEST_INT8 - 1, LARGEST_INT8) - shift) * np.float64(np.float32(scale))
 
 
+def on_own_steps(x: Float64) -> Float64:
+    """Each row (..., n) in 255 steps from its least number, or 0, to its largest.
+
+    scale = (max(x, 0) - min(x, 0)) / 255, at least 2^-100, and zero = round(-min(x, 0) / scale);
+    q = clip(round(x / scale) + zero, 0, 255) becomes (q - zero) * scale.
+    """
+    low, high = x.min(axis=-1, initial=0, keepdims=True), x.max(axis=-1, initial=0, keepdims=True)
+    scale = np.maximum((high - low) / 255, SMALLEST_SCALE)
+    zero = np.minimum(np.rint(-low / scale), 255)
+    return (np.rint(x / scale).clip(-zero, 255 - zero)) * scale
+
+
 def matvec(spec: MatVec, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
     """activation(W x + bias); x (in_features,) to (out_features,)."""
     values = x.astype(np.float64)

@@ -49,6 +49,12 @@ def gates_ns(cell: RecurrentCell, units: int, target: Target) -> float:
     return core.gate_cycles[cell.value, target.isa] * units / core.rates.cycles_per_ns
 
 
+def own_steps_ns(inputs: int, outputs: int, target: Target) -> float:
+    """Nanoseconds of a row in steps of its own range, and of its product by their scale."""
+    instructions = (10 * inputs + 5 * outputs) / target.lanes
+    return vector_cost(instructions, 4 * (3 * inputs + 3 * outputs), target).ns
+
+
 def dense_product_ns(product: DenseProduct, target: Target) -> float:
     """Nanoseconds of a product of two matrices that the model computes."""
     return tiling(product, target).cycles / target.core.rates.cycles_per_ns

@@ -299,13 +299,13 @@ def _runner(
     inputs = [_declared(name, values[name], None) for name in given]
     outputs = [helper.make_value_info(name, TypeProto()) for name in node.output if name]
     model = _model([node], inputs, outputs, known, opset)
-    if node.op_type == "DynamicQuantizeLSTM":
-        return _runner(*_as_lstm(node, opset, values, known))
     if node.op_type == "GroupNormalization":
         return lambda values: [_group_normalized(node, opset, {**known, **values})]
     evaluator = session(model)
 
     def run(values: dict[str, Array]) -> list[Array]:
+        if node.op_type == "DynamicQuantizeLSTM" and values[given[0]].shape[1] > 1:
+            return _by_sample(run, values, given[0])
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
             made = evaluator.run(None, {name: values[name] for name in given})
@@ -314,22 +314,13 @@ def _runner(
     return run
 
 
-def _as_lstm(
-    node: NodeProto, opset: int, values: dict[str, Array], known: dict[str, Array]
-) -> tuple[NodeProto, int, dict[str, Array], dict[str, Array]]:
-    """An LSTM of what the bytes stand for: ONNX Runtime rounds x as well, which we do not."""
-    names, (w, r, *steps) = list(node.input)[:8], [*node.input[1:3], *node.input[8:12]]
-    held = {}
-    for place, name, scale, zero in ((1, w, *steps[:2]), (2, r, *steps[2:])):
-        factor, middle = (known[each].reshape(len(known[each]), 1, -1) for each in (scale, zero))
-        wide = (known[name].astype(np.float32) - middle.astype(np.float32)) * factor
-        names[place] = f"{name} as floats"
-        held[names[place]] = np.ascontiguousarray(wide.swapaxes(1, 2))
-    while not names[-1]:
-        names.pop()
-    made = helper.make_node("LSTM", names, list(node.output))
-    made.attribute.extend(node.attribute)
-    return made, opset, values, {**known, **held}
+def _by_sample(
+    run: Callable[[dict[str, Array]], list[Array]], values: dict[str, Array], x: str
+) -> list[Array]:
+    """An LSTM of bytes for each sample of x (time, batch, in) alone, whose range so is its own."""
+    samples = range(values[x].shape[1])
+    each = [run({**values, x: values[x][:, sample : sample + 1]}) for sample in samples]
+    return [np.concatenate(parts, axis=-2) for parts in zip(*each, strict=True)]
 
 
 def _group_normalized(node: NodeProto, opset: int, values: dict[str, Array]) -> Array:

@@ -173,6 +173,11 @@ CASES = [
         constants=2,
     ),
     case(
+        Recurrence(RecurrentCell.GRU, rounds_state=True),
+        *(floats(3, 2, 15), floats(2, 5), floats(15, 5), floats(15)),
+        constants=2,
+    ),
+    case(
         Recurrence(RecurrentCell.GRU, dtype=DType.BFLOAT16),
         *(floats(3, 2, 15), floats(2, 5), floats(15, 5), floats(15)),
         constants=2,

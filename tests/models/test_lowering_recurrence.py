@@ -1,5 +1,7 @@
 """Recurrent layers as native loops over time, against float64 and with any strides."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -157,3 +159,24 @@ def test_layers_feed_each_other(isa: str) -> None:
     outputs = add_layer(build, cell, spread, [first], weights(generator, cell, 8))
     inputs = [generator.uniform(-1, 1, gates.shape).astype(np.float32)]
     check_graph(build.finish(outputs), inputs, Target.named(isa), TOLERANCE)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT8])
+@pytest.mark.parametrize(
+    ("cell", "batch", "hidden"), [("lstm", 1, 65), ("gru", 3, 20), ("rnn_tanh", 5, 7)]
+)
+def test_states_in_steps_of_their_own_range(
+    isa: str, dtype: DType, cell: str, batch: int, hidden: int
+) -> None:
+    """Weights are whole steps, which int8 holds as they are; so sums are exact."""
+    generator, kind = np.random.default_rng(5), RecurrentCell(cell)
+    sizes = (6, batch, hidden)
+    graph, inputs = single_layer(generator, kind, sizes, dtype=dtype, with_lengths=batch > 1)
+    (node,) = graph.nodes
+    whole, scale = graph.constants[node.inputs[-2]], np.float32(0.004)
+    steps = np.rint(whole / np.abs(whole).max() * 127).astype(np.float32)
+    constants = {**graph.constants, node.inputs[-2]: steps * scale}
+    rounding = replace(node, op=replace(node.op, rounds_state=True))
+    rounded = replace(graph, nodes=(rounding,), constants=constants)
+    check_graph(rounded, inputs, Target.named(isa), 2e-5)

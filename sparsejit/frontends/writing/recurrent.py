@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from sparsejit.frontends.writing.arranging import permuted, reshaped
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Value
+from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import SMALLEST_SCALE, DType
 
 
 def one_layer(
@@ -35,3 +38,64 @@ def one_layer(
     ends = () if lengths is None else (lengths,)
     op = replace(recurrence, with_lengths=lengths is not None)
     return write.many(op, gates, *states, *ends, w_state, b_state)
+
+
+def one_layer_of_bytes(
+    write: Writer,
+    recurrence: Recurrence,
+    sequence: Value,
+    states: Sequence[Operand],
+    params: Sequence[Operand],
+    lengths: Operand = None,
+) -> tuple[Value, ...]:
+    """`one_layer` whose products read x and h in 255 steps of each sample's own range.
+
+    The range of x is that of all steps of a sample, the range of h that of one step. Weights that
+    are at most 127 whole steps stay bytes.
+    """
+    w_input, w_state, *biases = (np.asarray(write.known(each), np.float32) for each in params)
+    bias = np.asarray(np.sum(biases, axis=0, dtype=np.float32))
+    gates = _product_on_own_steps(write, sequence, w_input, bias, lengths)
+    rounding = replace(recurrence, dtype=_dtype_of(w_state), rounds_state=True)
+    ends = () if lengths is None else (lengths,)
+    op = replace(rounding, with_lengths=lengths is not None)
+    weights = write.constant(w_state, write.value(params[1]).origin.name)
+    return write.many(op, gates, *states, *ends, weights, np.zeros(len(w_state), np.float32))
+
+
+def _dtype_of(weights: Array) -> DType:
+    return DType.INT8 if SparseMatrix(weights).is_whole_steps else DType.FLOAT32
+
+
+def _product_on_own_steps(
+    write: Writer, x: Value, weights: Array, bias: Array, lengths: Operand
+) -> Value:
+    """scale (W q + (128 - zero) sum(W)) + bias, where q are the steps of x less 128.
+
+    Weights of bytes so have exact sums. Steps of x (time, batch, in) from a sample's length on do
+    not count in its range.
+    """
+    time, batch, width = x.shape
+    if lengths is not None:
+        steps = write.constant(np.arange(time)[:, None], "steps")
+        runs = write.pointwise("less", steps, lengths)
+        x = write.pointwise("where", reshaped(write, runs, (time, batch, 1)), x, 0.0)
+    rows = reshaped(write, permuted(write, x, (1, 0, 2)), (batch, time * width))
+    f = write.formula("range")
+    high = f("maximum", f("row_max", rows), 0.0)
+    low = f("minimum", f("row_min", rows), 0.0)
+    scale = f("maximum", f("div", f("sub", high, low), 255.0), SMALLEST_SCALE)
+    least = f("maximum", f("round", f("div", low, scale)), -255.0)
+    lack = f("add", least, 128.0)
+    found = f.all(scale, least, lack, f("mul", lack, scale), shape=rows.shape)
+    scales, leasts, lacks, shifts = (reshaped(write, each, (1, batch, 1)) for each in found)
+    f = write.formula("quantize")
+    cut = f("maximum", f("round", f("div", x, scales)), leasts)
+    cut = f("minimum", cut, f("add", leasts, 255.0))
+    integers = f.finish(f("sub", cut, lacks))
+    op = Linear(dtype=_dtype_of(weights), input_scale=1.0, input_shift=0)
+    product = write.one(op, integers, weights)
+    sums = weights.sum(axis=1, dtype=np.float64).astype(np.float32)
+    f = write.formula("dequantize")
+    whole = f("add", f("mul", product, scales), f("mul", shifts, write.constant(sums, "sums")))
+    return f.finish(f("add", whole, write.constant(bias, "bias")))

@@ -10,7 +10,7 @@ import numpy as np
 from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.signature import Signature, signature
-from sparsejit.ir.reference import sigmoid
+from sparsejit.ir.reference import on_own_steps, sigmoid
 from sparsejit.ir.spec import Choice, DType
 
 
@@ -48,12 +48,14 @@ class Recurrence(Operator):
     `reverse` runs from the last step to the first and leaves each h at its step.
     `dtype` is how W_hh is stored. `with_lengths`: an operand before W_hh, int64 (batch,), has each
     sample's number of steps. From there on its h is zero, and its state stays as it is.
+    `rounds_state`: the product reads h in 255 steps of each sample's own range (`on_own_steps`).
     """
 
     cell: RecurrentCell
     reverse: bool = False
     dtype: DType = DType.FLOAT32
     with_lengths: bool = field(default=False, metadata={"newer": "than files of 1.0"})
+    rounds_state: bool = field(default=False, metadata={"newer": "than files of 1.0"})
 
     mixes: ClassVar[tuple[str, ...]] = ("time", "hidden")
     mixing: ClassVar[str] = "runs over the batch as over time"
@@ -81,7 +83,8 @@ class Recurrence(Operator):
         ends = lengths[0] if lengths else np.full(batch, time)
         every = np.zeros((time, batch, weights.shape[1]))
         for step in reversed(range(time)) if self.reverse else range(time):
-            recurrent = states[0] @ weights.T + bias
+            read = on_own_steps(states[0]) if self.rounds_state else states[0]
+            recurrent = read @ weights.T + bias
             if self.cell is RecurrentCell.GRU_RESET_FIRST:
                 recurrent = _with_reset(gates[step], recurrent, states[0], weights, bias)
             made = _STEPS[self.cell](gates[step], recurrent, states)

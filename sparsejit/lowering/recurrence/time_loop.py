@@ -12,8 +12,17 @@ Registers held across a step: r12 gates[t], r13 where h[t] goes, r14 h[t-1], r15
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from sparsejit.asm_templates.gather.int8_weights import int8_sums
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_reset, emit_gru_update
 from sparsejit.asm_templates.pointwise.lstm_gates import emit_lstm_update
+from sparsejit.asm_templates.pointwise.own_steps import (
+    PAIR_BYTES,
+    OwnSteps,
+    emit_from_own_steps,
+    emit_to_own_steps,
+)
 from sparsejit.asm_templates.pointwise.rnn_gates import emit_rnn_update
 from sparsejit.asm_templates.pointwise.sample_lengths import (
     emit_copy,
@@ -21,11 +30,13 @@ from sparsejit.asm_templates.pointwise.sample_lengths import (
     emit_within_length,
 )
 from sparsejit.asm_templates.shared.location import Location
-from sparsejit.ir.graph import Node, Value
+from sparsejit.errors import CompileError
+from sparsejit.ir.graph import Node, TensorType, Value
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import (
     Activation,
+    DType,
     GruUpdate,
     Layer,
     LstmUpdate,
@@ -34,14 +45,14 @@ from sparsejit.ir.spec import (
     RnnUpdate,
 )
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.memory.storage import ConstantBuffer, View
 from sparsejit.lowering.planned_code import emit_plan
 from sparsejit.lowering.products.linear import product_facts
 from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.plan import Plan
-from sparsejit.planner.vector_cost import gates_ns
+from sparsejit.planner.vector_cost import gates_ns, own_steps_ns
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Register,
@@ -90,18 +101,22 @@ def lower_recurrence(low: Lowering, node: Node) -> None:
     given = low.view(gates)
     given = given if given.strides[2] == _FLOAT else low.contiguous(gates)
     into = low.result(every, lambda view: view.strides[2] == _FLOAT)
-    reads = (_in_order(given, op.reverse), *map(low.contiguous, initial))
+    reads = [_in_order(given, op.reverse), *map(low.contiguous, initial)]
+    takes_integers = op.rounds_state and op.dtype is DType.INT8
+    if takes_integers:
+        reads.append(View.whole(*_sums_and_bias(low, weights, bias)))
     writes = [_in_order(into, op.reverse)]
     if not op.with_lengths:
         low.bind(last[0], _last(writes[0]))
     for value in last if op.with_lengths else last[1:]:
         writes.append(low.dense_result(value))
     choices = tuple(choice for _, _, choice in products)
-    loop = _TimeLoop(op.cell, choices, reads[0], writes[0], op.with_lengths, op.reverse)
+    rounding = OwnSteps(weights.shape[1], takes_integers) if op.rounds_state else None
+    loop = _TimeLoop(op, choices, reads[0], writes[0], rounding)
     facts = _facts([product_facts(*one, weights.origin.name) for one in products], loop, low.target)
     kernel = f"{op.cell.value} {choices[0].chosen.template.name}"
     origin = every.origin
-    low.add(Step(kernel, origin, reads, tuple(writes), loop.emit, facts, loop.scratch_bytes))
+    low.add(Step(kernel, origin, tuple(reads), tuple(writes), loop.emit, facts, loop.scratch_bytes))
 
 
 def _products(
@@ -111,9 +126,13 @@ def _products(
     matrix, values = low.matrix(weights), low.constant(bias)
     rows, hidden = weights.shape
     whole = MatVec(rows, hidden, dtype=op.dtype)
+    if op.rounds_state and op.dtype is DType.INT8:
+        whole, values = replace(whole, input_scale=1.0, input_shift=0), np.zeros_like(values)
     matrix.check_fits(whole)
     ends = [rows]
     if op.cell is RecurrentCell.GRU_RESET_FIRST:
+        if op.rounds_state:
+            raise CompileError("a GRU that resets first has no state in steps; leave rounds_state")
         ends = [2 * hidden, rows]
     found, first = [], 0
     for end in ends:
@@ -126,6 +145,15 @@ def _products(
         found.append((layer, part, low.options.planner.of_one_layer.plan(layer, part)))
         first = end
     return found
+
+
+def _sums_and_bias(
+    low: Lowering, weights: Value, bias: Value
+) -> tuple[ConstantBuffer, TensorType]:
+    """The sum of each row of weights as int8 holds them, and the bias, one behind the other."""
+    scales, sums = int8_sums(low.matrix(weights))
+    array = np.stack([scales.astype(np.float64) * sums, low.constant(bias)]).astype(np.float32)
+    return ConstantBuffer.of(array), TensorType(array.shape)
 
 
 def _in_order(view: View, reverse: bool) -> View:
@@ -146,6 +174,8 @@ def _facts(products: list[Facts], loop: "_TimeLoop", target: Target) -> Facts:
     time, batch, hidden = loop.into.shape
     cell, first = RecurrentCell.GRU if loop.resets_first else loop.cell, products[0]
     ns = gates_ns(cell, batch * hidden, target) + sum(one.predicted_ns or 0.0 for one in products)
+    if loop.rounding is not None:
+        ns += batch * own_steps_ns(hidden, loop.op.gates * hidden, target)
     return replace(
         first,
         reason=f"{time} steps of: {first.reason}",
@@ -168,12 +198,24 @@ class _TimeLoop:
     is kept behind the product in the scratch memory.
     """
 
-    cell: RecurrentCell
+    op: Recurrence
     choices: tuple[Plan, ...]
     given: View
     into: View
-    with_lengths: bool = False
-    reverse: bool = False
+    rounding: OwnSteps | None = None
+
+    @property
+    def cell(self) -> RecurrentCell:
+        return self.op.cell
+
+    @property
+    def with_lengths(self) -> bool:
+        return self.op.with_lengths
+
+    @property
+    def lengths_place(self) -> int:
+        """The number of the read that has lengths."""
+        return 1 + self.cell.states
 
     @property
     def batch(self) -> int:
@@ -207,8 +249,15 @@ class _TimeLoop:
 
     @property
     def scratch_bytes(self) -> int:
+        if self.rounding is not None:
+            return self.pairs_offset + -(-PAIR_BYTES * self.batch // 64) * 64
         reset = _FLOAT * self.batch * self.hidden if self.resets_first else 0
         return self.reset_offset + reset
+
+    @property
+    def pairs_offset(self) -> int:
+        """Where the scales of a rounded state lie, which itself lies at `reset_offset`."""
+        return self.reset_offset + -(-_FLOAT * self.batch * self.hidden // 64) * 64
 
     def emit(self, asm: Assembler, at: Locations) -> None:
         """Append all steps."""
@@ -232,8 +281,12 @@ class _TimeLoop:
 
     def _step(self, asm: Assembler, at: Locations) -> None:
         asm.emit("mov", rdi, r14)
+        if self.rounding is not None:
+            self._round(asm, at, self.rounding)
         at.scratch.point(asm, rsi)
         emit_plan(asm, self.choices[0])
+        if self.rounding is not None and self.rounding.as_integers:
+            self._scale(asm, at)
         if self.resets_first:
             self._reset(asm, at)
             self._point_behind(asm, at.scratch, rdi, self.reset_offset)
@@ -254,6 +307,25 @@ class _TimeLoop:
     ) -> None:
         scratch.point(asm, register)
         asm.emit("add", register, offset)
+
+    def _round(self, asm: Assembler, at: Locations, spec: OwnSteps) -> None:
+        """The state's rows at rdi in steps of their own; rdi = where these are."""
+        row = _FLOAT * self.hidden
+        self._point_behind(asm, at.scratch, rsi, self.reset_offset)
+        self._point_behind(asm, at.scratch, rdx, self.pairs_offset)
+        self._by_row(
+            asm, {rdi: row, rsi: row, rdx: PAIR_BYTES}, lambda: emit_to_own_steps(asm, spec)
+        )
+        self._point_behind(asm, at.scratch, rdi, self.reset_offset)
+
+    def _scale(self, asm: Assembler, at: Locations) -> None:
+        """The product of rounded rows, by their scales."""
+        rows = self.op.gates * self.hidden
+        at.scratch.point(asm, rdi)
+        at.reads[-1].point(asm, rsi)
+        self._point_behind(asm, at.scratch, rdx, self.pairs_offset)
+        steps = {rdi: _FLOAT * rows, rdx: PAIR_BYTES}
+        self._by_row(asm, steps, lambda: emit_from_own_steps(asm, rows))
 
     def _reset(self, asm: Assembler, at: Locations) -> None:
         """r h[t - 1], row by row of the batch."""
@@ -297,21 +369,21 @@ class _TimeLoop:
             steps[r9] = row
         if self.with_lengths:
             asm.emit("mov", r9, r14)
-            at.reads[-1].point(asm, r11)
+            at.reads[self.lengths_place].point(asm, r11)
             steps |= {r9: row, r11: _INDEX}
 
         def update() -> None:
             _UPDATES[self.cell](asm, self.hidden, results)
 
         if self.with_lengths:
-            time = None if self.reverse else self.into.shape[0]
+            time = None if self.op.reverse else self.into.shape[0]
             self._by_row(asm, steps, lambda: emit_within_length(asm, time, self.hidden, update))
         else:
             self._by_row(asm, steps, update)
 
     def _begin_lengths(self, asm: Assembler, at: Locations) -> None:
         """Initial states to where states lie, and a look at all lengths."""
-        at.reads[-1].point(asm, r11)
+        at.reads[self.lengths_place].point(asm, r11)
         emit_length_check(asm, self.batch, self.into.shape[0])
         at.status.report_where(asm, r10)
         for before, after in zip(at.reads[1:], at.writes[1:], strict=False):

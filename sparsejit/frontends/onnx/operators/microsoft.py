@@ -21,6 +21,7 @@ from sparsejit.frontends.onnx.operators import (
 )
 from sparsejit.frontends.writing import activations, arranging, normalisation, pointwise, selection
 from sparsejit.frontends.writing import products as writing_products
+from sparsejit.frontends.writing.recurrent import one_layer_of_bytes
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Element, Value
 
@@ -162,7 +163,11 @@ def matmul_integer_to_float(write: Writer, call: Call) -> Value:
 
 
 def dynamic_lstm(write: Writer, call: Call) -> Any:
-    """An LSTM whose weights are bytes, (directions, in, 4 hidden); x is not rounded."""
+    """An LSTM whose weights are bytes, (directions, in, 4 hidden).
+
+    ONNX Runtime quantises x and h by the range of all samples that a thread has. Here each sample
+    has its own range, which is ONNX Runtime's for a batch of one.
+    """
     held = {}
     for place, scale in ((1, 8), (2, 10)):
         steps = call.known(place, "weights").astype(np.float32)
@@ -171,7 +176,7 @@ def dynamic_lstm(write: Writer, call: Call) -> Any:
             for each in (scale, scale + 1)
         )
         held[place] = np.ascontiguousarray(((steps - zero) * factor).swapaxes(1, 2))
-    return recurrent.layer(write, call.as_of("LSTM", held, 8))
+    return recurrent.layer(write, call.as_of("LSTM", held, 8), one_layer_of_bytes)
 
 
 DOMAIN = "com.microsoft"

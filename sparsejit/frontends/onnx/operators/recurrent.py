@@ -27,8 +27,13 @@ _DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, T
 _USUAL = {"GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
 
 
-def layer(write: Writer, call: Call) -> tuple[Value, ...]:
-    """One layer in one or two directions: all h (time, directions, batch, H), last states."""
+def layer(
+    write: Writer, call: Call, one: Callable[..., tuple[Value, ...]] = one_layer
+) -> tuple[Value, ...]:
+    """One layer in one or two directions: all h (time, directions, batch, H), last states.
+
+    `one` writes a direction, as `one_layer` does.
+    """
     cell = _cell(call)
     batch_first = call.flag("layout")
     x = call.value(write, 0)
@@ -45,7 +50,7 @@ def layer(write: Writer, call: Call) -> tuple[Value, ...]:
         states = [_state(write, call, place, way, batch_first, shape) for place in places]
         states = [_of_no_empty(write, state, lengths) for state in states]
         weights = _weights(write, call, cell, way)
-        h, *final = one_layer(write, Recurrence(cell, reverse), sequence, states, weights, lengths)
+        h, *final = one(write, Recurrence(cell, reverse), sequence, states, weights, lengths)
         every.append(reshaped(write, h, (h.shape[0], 1, *h.shape[1:])))
         last.append([reshaped(write, state, (1, *state.shape)) for state in final])
     h = joined(write, every, 1)
