@@ -113,6 +113,7 @@ CASES: dict[str, list[Call]] = {
             "Scalar_Tensor": (1, whole(40, 6)),
         }.items()
     },
+    "aten.angle.default": [call(X), call(whole(5, 6) - 2)],
     "aten.bitwise_not.default": [call(truths(6)), call(whole(9, 6))],
     "aten.add.Tensor": [
         call(X, rand(5), alpha=2),

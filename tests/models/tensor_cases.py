@@ -173,6 +173,13 @@ REDUCTIONS = {
     ],
 }
 NORMALISATIONS = {
+    "aten.stft.default": [
+        call(rand(2, 30), 8, 4, 8, Known(torch.hann_window(8)), return_complex=False),
+        call(rand(30), 6, 2, 4, None, True, False, return_complex=False),
+    ],
+    "aten.stft.center": [
+        call(rand(2, 30), 8, 4, 8, Known(torch.hann_window(8)), True, return_complex=False)
+    ],
     "aten.batch_norm.default": [
         call(IMAGE, *STATISTICS, False, 0.1, 1e-5, True),
         call(rand(3, 4), None, None, *STATISTICS[2:], False, 0.1, 1e-3, True),

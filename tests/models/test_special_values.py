@@ -67,6 +67,7 @@ DIFFERENT: dict[tuple[str, str], str] = {
         for name in (
             *("conv_transpose1d.default", "upsample_linear1d.vec", "upsample_bilinear2d.vec"),
             *("upsample_bicubic2d.vec", "scaled_dot_product_attention.default"),
+            *("stft.default", "stft.center"),
         )
     },
     ("remainder.Scalar_Tensor", "denormal"): "exact below 2^46, says docs/notes/models.md",

@@ -6,7 +6,9 @@ from typing import Any
 from sparsejit.frontends.torch_export.aten import (
     activations,
     attention,
+    complex_values,
     convolution,
+    fourier,
     normalisation,
     pointwise,
     pooling,
@@ -19,9 +21,14 @@ from sparsejit.frontends.torch_export.aten import (
 
 GROUPS = (
     *(products, convolution, recurrent, pointwise, activations, reductions, normalisation),
-    *(views, selection, pooling, attention),
+    *(views, selection, pooling, attention, fourier),
 )
 # Each is called with the writer and torch's own arguments.
 OPERATORS: Mapping[str, Callable[..., Any]] = {
     name: mapping for group in GROUPS for name, mapping in group.OPERATORS.items()
+}
+# The same for calls with a complex operand or result; known operands are pairs of parts.
+COMPLEX_OPERATORS: Mapping[str, Callable[..., Any]] = {
+    **complex_values.OPERATORS,
+    **fourier.COMPLEX_OPERATORS,
 }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.torch_export.mutation import writes
+from sparsejit.frontends.writing.complex_values import Complex
 from sparsejit.ir.graph import Value
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def decomposed(
     from torch.utils._pytree import tree_flatten, tree_unflatten
 
     flat, spec = tree_flatten((list(args), dict(kwargs)))
-    places = [place for place, x in enumerate(flat) if isinstance(x, Value) or is_tensor(x)]
+    places = [n for n, x in enumerate(flat) if isinstance(x, Value | Complex) or is_tensor(x)]
 
     def call(*tensors: Any) -> Any:
         filled = list(flat)
@@ -58,5 +59,7 @@ def decomposed(
 def _fake(x: Any, dtype_of: Callable[[Value], Any]) -> Any:
     import torch
 
+    if isinstance(x, Complex):
+        return torch.empty(x.shape, dtype=torch.complex64)
     dtype = x.dtype if is_tensor(x) else getattr(torch, str(dtype_of(x)))
     return torch.empty(x.shape, dtype=dtype)

@@ -252,7 +252,13 @@ def _leaf(program: ExportedProgram, argument: Any) -> Any:
     if type(argument).__name__ == "ConstantArgument":
         return argument.value
     examples = (n.meta["val"] for n in program.graph.nodes if n.name == argument.name)
-    return _Tensor(dtype_of(next(examples)))
+    dtype = dtype_of(next(examples))
+    if dtype.startswith("complex"):
+        raise InvalidInput(
+            f"{argument.name} has {dtype}, and a call takes and gives real tensors; let the model "
+            "take torch.view_as_real of it, or return that"
+        )
+    return _Tensor(dtype)
 
 
 def _arguments(program: ExportedProgram) -> list[Any]:

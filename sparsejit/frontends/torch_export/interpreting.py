@@ -10,9 +10,11 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import is_tensor
-from sparsejit.frontends.torch_export.aten_rows import OPERATORS
+from sparsejit.frontends.torch_export.aten.complex_values import complex_dtype, pairs
+from sparsejit.frontends.torch_export.aten_rows import COMPLEX_OPERATORS, OPERATORS
 from sparsejit.frontends.torch_export.decomposing import decomposed
 from sparsejit.frontends.torch_export.origins import origin_of
+from sparsejit.frontends.writing.complex_values import Complex, from_last_axis, on_last_axis
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.unwritten import without_unwritten
 from sparsejit.frontends.writing.writer import Unmapped, Writer, element_of, type_of
@@ -41,7 +43,8 @@ def graph_of(
     Placeholders named in `constants` are known; the other tensors are inputs, in their order.
     `sizes` gives symbols of the shapes their number, else torch's example counts. `arrays` keeps
     constants as arrays for further graphs and `names` has their names, by placeholder. The
-    outputs are the tensors that the module returns, from number `first` on. Raises
+    outputs are the tensors that the module returns, from number `first` on. A complex input or
+    output is float32 with a last axis of two, the real and the imaginary part. Raises
     UnsupportedOperator, which lists every operator that has no mapping, and InvalidInput for an
     input of a dtype that no graph holds.
     """
@@ -88,7 +91,8 @@ def _graph_of(
     outputs = interpreter.run(module, given)
     if interpreter.missing:
         refuse(interpreter.missing)
-    whole = write.finish(*(x for x in leaves(outputs)[first:] if is_value(x)))
+    results = pairs(write, leaves(outputs)[first:])
+    whole = write.finish(*(_as_output(write, x) for x in results if is_value(x)))
     graph, missing = without_unwritten(whole, interpreter.unwritten)
     if missing:
         refuse(missing)
@@ -97,7 +101,11 @@ def _graph_of(
 
 def is_value(x: Result) -> bool:
     """Whether it is a tensor, known or not."""
-    return isinstance(x, Value) or is_tensor(x)
+    return isinstance(x, Value | Complex) or is_tensor(x)
+
+
+def _as_output(write: Writer, x: Result) -> Result:
+    return on_last_axis(write, x) if isinstance(x, Complex) else x
 
 
 def leaves(nest: Result) -> list[Result]:
@@ -130,6 +138,9 @@ class Interpreter:
         if not is_tensor(example):
             return self._number(example)
         try:
+            if complex_dtype(example):
+                kind = TensorType((*self._shape(example), 2))
+                return from_last_axis(self.write, self.write.input(kind, node.name))
             return self.write.input(self._type(example), node.name, dtype_of(example))
         except Unmapped as reason:
             raise InvalidInput(
@@ -192,7 +203,7 @@ class Interpreter:
         target = functional(target)
         if any(leaf is _ABSENT for leaf in leaves([*args, *kwargs.values()])):
             return self.stand_in(node.meta.get("val"))
-        if target._schema.name == "aten::squeeze" and isinstance(args[0], Value):
+        if target._schema.name == "aten::squeeze" and isinstance(args[0], Value | Complex):
             args = [args[0], _always_one(node, len(args[0].shape))]
         try:
             return self._mapped(target, args, kwargs, node.meta.get("val"))
@@ -207,22 +218,24 @@ class Interpreter:
         """What the operator gives, of the dtypes of `example`."""
         import torch
 
-        mapping = OPERATORS.get(str(target))
+        operands = [*args, *kwargs.values()]
+        dtype = complex_dtype([*operands, example])
+        mapping = (COMPLEX_OPERATORS if dtype else OPERATORS).get(str(target))
         if mapping is None and torch.Tag.nondeterministic_seeded in target.tags:
             raise Unmapped("draws random numbers")
         if target._schema.name in _RESERVING:
             return self._reserved(target, args, example)
-        operands = [*args, *kwargs.values()]
-        if not any(isinstance(leaf, Value) for leaf in leaves(operands)):
+        if not any(isinstance(leaf, Value | Complex) for leaf in leaves(operands)):
             try:
                 with torch.no_grad():
                     return target(*args, **kwargs)
             except Exception as error:  # of whatever type torch raises
                 raise Unmapped(str(error).partition("\n")[0]) from None
-        if dtype := _complex_dtype([*operands, example]):
-            raise Unmapped(f"of {dtype}; give real and imaginary parts as two tensors")
+        if dtype:
+            args, kwargs = pairs(self.write, (args, kwargs))
         if mapping is None:
-            return self._decomposed(target, args, kwargs, Unmapped(""))
+            reason = f"of {dtype}; give real and imaginary parts as two tensors"
+            return self._decomposed(target, args, kwargs, Unmapped(reason if dtype else ""))
         try:
             return self._typed(mapping(self.write, *args, **_meaningful(kwargs)), example)
         except Unmapped as reason:
@@ -232,6 +245,9 @@ class Interpreter:
         """An input in place of memory that no operator has written yet."""
         sizes = [arg for arg in args if isinstance(arg, list | tuple)]
         shape = sizes[0] if sizes else self.write.shape(args[0])
+        if complex_dtype(example):
+            parts = [self._reserved(target, args, example.real) for _ in range(2)]
+            return Complex(*parts)
         kind = TensorType(tuple(shape), element_of(example.dtype))
         if not kind.size:
             return self.write.constant(np.zeros(shape, kind.element.value), "empty")
@@ -303,10 +319,13 @@ class Interpreter:
             return _ABSENT
 
     def _type(self, example: Any) -> Any:
+        return type_of(_Sized(self._shape(example), example.dtype))
+
+    def _shape(self, example: Any) -> Sequence[int]:
         sizes = [self._number(n) for n in example.shape]
         if any(size is _ABSENT for size in sizes):
             raise Unmapped("its size depends on values")
-        return type_of(_Sized(sizes, example.dtype))
+        return sizes
 
 
 def dtype_of(example: Any) -> str:
@@ -319,12 +338,6 @@ _RESERVING = {
     *("aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"),
     *("aten::new_empty_strided", "aten::empty_permuted", "aten::resize", "aten::resize_as"),
 }
-
-
-def _complex_dtype(operands: Sequence[Any]) -> str:
-    """The complex dtype of one of these tensors or examples, if one has any."""
-    found = (dtype_of(leaf) for leaf in leaves(operands) if is_tensor(leaf))
-    return next((dtype for dtype in found if dtype.startswith("complex")), "")
 
 
 class _Sized:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 from typing import Any
 
@@ -167,6 +168,14 @@ def nan_to_num(
     return f.finish(f("where", f("not_equal", x, x), nan or 0.0, finite))
 
 
+def angle(write: Writer, x: Operand) -> Value:
+    """pi where x < 0, else 0; NaN of NaN."""
+    f = write.formula("angle")
+    value = write.floats(x)
+    side = f("where", f("less", value, 0.0), math.pi, 0.0)
+    return f.finish(f("where", f("equal", value, value), side, value))
+
+
 _KEEPING = {
     "neg": "neg",
     "abs": "abs",
@@ -284,6 +293,7 @@ OPERATORS: dict[str, Mapping] = {
         )
     },
     "aten.bitwise_not.default": bitwise_not,
+    "aten.angle.default": angle,
     "aten.isnan.default": is_nan,
     "aten.isinf.default": is_infinite,
     "aten.nan_to_num.default": nan_to_num,
