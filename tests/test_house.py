@@ -36,7 +36,8 @@ LOWERING_ROOMS = (
     *("memory_plan", "kept_weights", "column_attention", "feature_major"),
     *("context", "planned_code", "registry", "products", "convolution", "recurrence"),
     *("chains", "columns", "empty", "forest", "selection", "views", "sample_turns"),
-    *("lowered_model", "joint_end", "model", "loop", "turns_code", "batch_rest", "joint_code"),
+    *("lowered_model", "joint_end", "model", "turns", "loop", "turns_code", "batch_rest"),
+    "joint_code",
     *("batch_forms", "shared_tiles", "function", "lowering"),
 )
 VOICE_ROOMS = (

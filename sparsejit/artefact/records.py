@@ -14,6 +14,8 @@ from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.ir.ops.operator import OPERATORS, Operator
+from sparsejit.ir.ops.turns import Turns
 from sparsejit.ir.spec import Choice
 from sparsejit.machine.core import Core
 from sparsejit.machine.microarchitecture import MICROARCHITECTURES, core_named
@@ -82,6 +84,8 @@ def _to_data(value: Any, hint: Any) -> Any:
         return [_to_data(item, kind) for item, kind in _paired(items, hint)]
     if hint is Core:
         return _exactly(value, Core).key
+    if hint is Operator:
+        return _record_to_data(_within(value))
     if is_dataclass(hint):
         return _record_to_data(_exactly(value, hint))
     if _is_choice(hint):
@@ -102,6 +106,8 @@ def _from_data(data: Any, hint: Any) -> Any:
         return origin(_from_data(item, kind) for item, kind in paired)
     if hint is Core:
         return _core(data)
+    if hint is Operator:
+        return _operator_from_data(data)
     if isinstance(hint, type) and is_dataclass(hint):
         return _record_from_data(data, hint)
     if _is_choice(hint):
@@ -127,6 +133,21 @@ def _core(key: Any) -> Core:
     if key not in MICROARCHITECTURES:
         raise ValueError(f"{_shown(key)} is no microarchitecture")
     return core_named(key)
+
+
+def _within(op: Any) -> Operator:
+    """An operator of a body, which has no body itself. Raises TypeError for anything else."""
+    if OPERATORS.get(type(op).__name__) is not type(op) or isinstance(op, Turns):
+        raise TypeError(f"{_shown(op)} is no operator of a body")
+    return op
+
+
+def _operator_from_data(data: Any) -> Operator:
+    name = data.get("record") if isinstance(data, dict) else None
+    kind = OPERATORS.get(name) if isinstance(name, str) else None
+    if kind is None or kind is Turns:
+        raise DamagedFile(f"has {_shown(data)} where an operator of a body belongs")
+    return _within(_record_from_data(data, kind))
 
 
 def _newer(record: type[Any]) -> set[str]:

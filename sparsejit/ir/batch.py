@@ -37,6 +37,10 @@ class Follower:
         self._producers = graph.producers()
         self._known: dict[Value, Array] = dict(graph.constants)
 
+    def know(self, value: Value, array: Array) -> None:
+        """What an input without batch holds, where that is known."""
+        self._known[value] = array
+
     def put(self, node: Node, place: BatchPlace) -> None:
         """The same place in all outputs."""
         self.places.update(dict.fromkeys(node.outputs, place))

@@ -33,6 +33,7 @@ from sparsejit.ir.ops.sampling import (
 )
 from sparsejit.ir.ops.selection import ArgMax, BagKind, Embedding, EmbeddingBag, OwnRows, TopK
 from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
+from sparsejit.ir.ops.turns import BodyNode, Turns
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import Activation, DType
@@ -259,6 +260,24 @@ CASES = [
     case(ArgMax(keeps_axis=True), floats(3, 4)),
     case(TopK(3), floats(2, 7)),
     case(TopK(2, least=True), floats(2, 7)),
+    case(
+        # state' = tanh(state + part), a table's row at a counter that goes on by one
+        Turns(
+            5,
+            states=2,
+            sequences=1,
+            nodes=(
+                BodyNode(Linear(), (0, 3)),
+                BodyNode(Pointwise("add"), (6, 2)),
+                BodyNode(Pointwise("tanh"), (7,)),
+                BodyNode(Pointwise("add"), (1, 5)),
+                BodyNode(Embedding(), (1, 4)),
+            ),
+            results=(8, 9, 8, 10),
+        ),
+        *(floats(2, 3), number(0), floats(5, 2, 3), floats(3, 3), floats(5, 2), number(1)),
+        constants=3,
+    ),
     case(Reshape((2, 6)), floats(3, 4)),
     case(Reshape(()), floats(1, 1)),
     case(Permute((1, 2, 0)), truths(2, 3, 4)),

@@ -117,6 +117,9 @@ def check_order(case: OperatorCase, placed: dict[int, int], length: int) -> None
     ]
     before, after = graph.evaluate(case.operands), graph.evaluate(inputs)
     for value, found, wanted in zip(graph.outputs, after, before, strict=True):
+        if value in follow.given:
+            np.testing.assert_array_equal(found, wanted)
+            continue
         assert value in follow.places, f"{case.op} loses the batch"
         moved = reordered(wanted, follow.places[value], order)
         np.testing.assert_allclose(found, moved, rtol=1e-12, atol=1e-12)
