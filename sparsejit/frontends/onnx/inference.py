@@ -40,7 +40,7 @@ class Inference:
         self._dtypes: ChainMap[str, int] = ChainMap({})
 
     @contextmanager
-    def within(self, outputs: Iterable[Any], results: Iterable[str]) -> Iterator[None]:
+    def within(self, outputs: Iterable[str], results: Iterable[str]) -> Iterator[None]:
         """While graphs within a node are read: what they name is theirs.
 
         Afterwards the dtypes of their outputs are those of the node's results.
@@ -48,9 +48,9 @@ class Inference:
         inside = self._dtypes = self._dtypes.new_child()
         yield
         self._dtypes = inside.parents
-        for each, name in zip(outputs, results, strict=False):
-            if each.name in inside:
-                self._dtypes[name] = inside[each.name]
+        for output, name in zip(outputs, results, strict=False):
+            if output in inside:
+                self._dtypes[name] = inside[output]
 
     def name(self, value: str, dtype: int) -> None:
         """Note the dtype of a value of the file."""
@@ -104,7 +104,7 @@ class Inference:
         version = version_of(node, self._opset)
         schema = _schema(operator_of(node), version)
         given = {name: x for name, x in zip(node.input, operands, strict=True) if name}
-        if schema is None or not all(map(_is_plain, given.values())):
+        if schema is None or not all(map(is_plain, given.values())):
             return [None] * len(node.output)
         try:
             found = infer_node_outputs(
@@ -190,7 +190,15 @@ def _check_axis(node: NodeProto) -> None:
             raise Unmapped(f"its axis is {attribute.i}")
 
 
-def _is_plain(operand: Operand) -> bool:
+def no_type() -> TypeProto:
+    """The type of an operand that is left out."""
+    from onnx import TypeProto
+
+    return TypeProto()
+
+
+def is_plain(operand: Operand) -> bool:
+    """Whether an operand is a value, or an array of a dtype that graphs hold."""
     if isinstance(operand, np.ndarray):
         return operand.dtype.kind in ELEMENTS
     return isinstance(operand, Value)

@@ -12,7 +12,8 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx.call import ELEMENTS, Call, Operand, operator_of, plain
 from sparsejit.frontends.onnx.expansions import expanded
 from sparsejit.frontends.onnx.folding import computed
-from sparsejit.frontends.onnx.inference import Inference, Sizes, check_found
+from sparsejit.frontends.onnx.functions import body_of
+from sparsejit.frontends.onnx.inference import Inference, Sizes, check_found, is_plain, no_type
 from sparsejit.frontends.onnx.onnx_rows import OPERATORS
 from sparsejit.frontends.onnx.reading import dtype_of, tensor_array
 from sparsejit.frontends.writing import arranging
@@ -133,7 +134,7 @@ class NodeInterpreter:
             mapping = OPERATORS.get(operator_of(node))
             is_known = all(not isinstance(operand, Value) for operand in operands)
             if mapping is None and not is_known:
-                raise Unmapped(_OF_OPEN_SIZE.get(node.op_type, ""))
+                return self._by_its_body(node, operands)
             sizes = self.inference.sizes(node, operands)
             folded = self._known(node, operands, sizes, mapping is None) if is_known else None
             if folded is not None:
@@ -150,6 +151,33 @@ class NodeInterpreter:
         except _MISFITS as error:
             return self._lacking(node, f"{MISFIT}: {error}")
         return [ABSENT if each is None else each for each in results]
+
+    def _by_its_body(self, node: NodeProto, operands: Sequence[Operand]) -> Sequence[Operand]:
+        """What ONNX's own body of the operator makes. Raises Unmapped where it has none."""
+        why = _OF_OPEN_SIZE.get(node.op_type, "")
+        if why or not all(is_plain(x) for x in operands if x is not None):
+            raise Unmapped(why)
+        types = [
+            no_type() if x is None else self.inference.type_of(name, x)
+            for name, x in zip(node.input, operands, strict=True)
+        ]
+        body = body_of(node, types, self._opset)
+        if body is None:
+            raise Unmapped("")
+        before, found = self._opset, self.missing
+        self._opset, self.missing = body.opset, []
+        known: dict[str, Operand] = dict.fromkeys(body.inputs)
+        known.update(zip(body.inputs, operands, strict=False))
+        try:
+            with self.inference.within(body.outputs, node.output):
+                self.inference.copy(node.input, body.inputs)
+                self.run(body.nodes, known)
+            lacking = "; ".join(f"{each.operator} {each.reason}" for each in self.missing)
+        finally:
+            self._opset, self.missing = before, found
+        if lacking:
+            raise Unmapped(f"ONNX writes it with {lacking}")
+        return [known.get(name, ABSENT) for name in body.outputs[: len(node.output)]]
 
     def _lacking(self, node: NodeProto, reason: str) -> Sequence[Operand]:
         """Note that this is missing and go on without, to find the others as well."""
@@ -214,7 +242,7 @@ class NodeInterpreter:
         ways = [branches[name] for name in ("then_branch", "else_branch")]
         if isinstance(condition, np.ndarray):
             ways = ways[:1] if condition.all() else ways[1:]
-        with self.inference.within(ways[0].output, node.output):
+        with self.inference.within(_names(ways[0].output), node.output):
             results = [self._inside(way, (), known) for way in ways]
         if len(ways) == 1:
             return results[0]
@@ -246,7 +274,7 @@ class NodeInterpreter:
             raise Unmapped(f"does not turn a known number of times, at most {_MOST_TURNS}")
         body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
         scanned: list[Sequence[Operand]] = []
-        with self.inference.within(body.output[1:], node.output):
+        with self.inference.within(_names(body.output[1:]), node.output):
             for turn in range(most):
                 if isinstance(condition, np.ndarray) and not condition.all():
                     break
@@ -271,6 +299,10 @@ class NodeInterpreter:
         known.update(zip((each.name for each in region.input), given, strict=True))
         self.run(region.node, known)
         return [known[each.name] for each in region.output]
+
+
+def _names(values: Iterable[Any]) -> list[str]:
+    return [str(each.name) for each in values]
 
 
 def own_constants(region: GraphProto, outside: Mapping[str, Operand]) -> dict[str, Array]:
