@@ -101,7 +101,13 @@ def _exported_on(
     if program is model:
         return Exported(program, sizes=symbols_of_examples(program, args, kwargs))
     batch = None if axes is None else common_batch(args, kwargs, axes)
-    exported = Exported(program, why_not, batch, copies)
+    try:
+        exported = Exported(program, why_not, batch, copies)
+    except _NumberReturned as reason:
+        if axes is None:
+            raise
+        fixed, _ = traced(model, args, kwargs, None)
+        return Exported(fixed, str(reason), None, copies)
     if exported.example_batch != 1 or why_not:
         return exported
     # It was exported as two samples: a model may do otherwise for one, in Python.
@@ -217,6 +223,10 @@ class Exported:
         return first or _why_one_batch(self._program)
 
 
+class _NumberReturned(InvalidInput):
+    """For a model that returns a number that its sizes or a call decide."""
+
+
 class _Tensor:
     """Stands for a tensor in a nest, with the name of its dtype."""
 
@@ -251,8 +261,13 @@ def _opened(container: Any) -> nesting.Opened | None:
 def _leaf(program: ExportedProgram, argument: Any) -> Any:
     if type(argument).__name__ == "ConstantArgument":
         return argument.value
-    examples = (n.meta["val"] for n in program.graph.nodes if n.name == argument.name)
-    dtype = dtype_of(next(examples))
+    example = next(n.meta["val"] for n in program.graph.nodes if n.name == argument.name)
+    if not hasattr(example, "dtype"):
+        raise _NumberReturned(
+            f"the model returns the number {argument.name}, which a call or its sizes decide; "
+            "return a tensor: x.sum() in the place of x.sum().item()"
+        )
+    dtype = dtype_of(example)
     if dtype.startswith("complex"):
         raise InvalidInput(
             f"{argument.name} has {dtype}, and a call takes and gives real tensors; let the model "
