@@ -41,6 +41,8 @@ def computed(
     """The node's results. Raises Unmapped where there are none."""
     from onnx.reference import ReferenceEvaluator
 
+    if node.op_type == "Constant" and "sparse_value" in attributes:
+        return [attributes["sparse_value"]]
     if node.op_type in _WRONG or (node.op_type == "Softmax" and opset < _SOFTMAX_SINCE):
         raise Unmapped("is not folded")
     own = _OWN.get(operator_of(node))

@@ -25,7 +25,7 @@ from sparsejit.frontends.batch_first import (
 )
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind, tensor_of
 from sparsejit.frontends.onnx.interpreting import ReadGraph, read_graph
-from sparsejit.frontends.onnx.reading import dtype_of, opset_of, read_model, tensor_array
+from sparsejit.frontends.onnx.reading import dtype_of, initialised, opset_of, read_model, tensors_of
 from sparsejit.frontends.resized_batch import SizedBatch
 from sparsejit.ir.batch import SamplesMixed
 from sparsejit.ir.batch_axes import BatchAxes
@@ -69,7 +69,7 @@ class DeclaredInput:
 def declared_inputs(source: str | Path | ModelProto) -> list[DeclaredInput]:
     """The inputs that a call gives, in the order of the file. Raises as `read_model` does."""
     graph = read_model(source).graph
-    held = {each.name for each in graph.initializer}
+    held = initialised(graph)
     return [
         DeclaredInput(
             each.name,
@@ -95,7 +95,7 @@ class GivenModel:
         constants: Mapping[str, Any] | None = None,
         arrays: Mapping[str, Array] | None = None,
     ) -> None:
-        self.arrays = {each.name: tensor_array(each) for each in model.graph.initializer}
+        self.arrays = tensors_of(model.graph)
         self.model, self.opset = _without_tensors(model), opset_of(model)
         inputs = [each for each in self.model.graph.input if each.name not in self.arrays]
         self.arrays.update(_fixed(inputs, constants or {}), **arrays or {})

@@ -15,7 +15,7 @@ from sparsejit.frontends.onnx.folding import computed
 from sparsejit.frontends.onnx.functions import body_of
 from sparsejit.frontends.onnx.inference import Inference, Sizes, check_found, is_plain, no_type
 from sparsejit.frontends.onnx.onnx_rows import OPERATORS
-from sparsejit.frontends.onnx.reading import dtype_of, tensor_array
+from sparsejit.frontends.onnx.reading import dtype_of, sparse_array, tensor_array, tensors_of
 from sparsejit.frontends.writing import arranging
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.views import stack
@@ -311,7 +311,7 @@ def own_constants(region: GraphProto, outside: Mapping[str, Operand]) -> dict[st
     Raises Unmapped for one that is called as another value of the graph around it: ONNX has
     different names throughout, and ONNX Runtime takes the outer one.
     """
-    found = {each.name: tensor_array(each) for each in region.initializer}
+    found = tensors_of(region)
     for name, array in found.items():
         other = outside.get(name)
         if other is not None and not (isinstance(other, np.ndarray) and _is_same(array, other)):
@@ -352,5 +352,7 @@ def _attributes(node: NodeProto) -> dict[str, Any]:
             value = [text.decode() for text in value]
         elif attribute.type == AttributeProto.TENSOR:
             value = tensor_array(value)
+        elif attribute.type == AttributeProto.SPARSE_TENSOR:
+            value = sparse_array(value)
         found[attribute.name] = value
     return found

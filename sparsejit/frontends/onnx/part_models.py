@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.frontends.onnx.imported import GivenModel
+from sparsejit.frontends.onnx.reading import initialised, tensors_of
 from sparsejit.ir.graph import Array
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def _regions(attribute: AttributeProto) -> Sequence[GraphProto]:
 
 
 def _captured(region: GraphProto) -> Iterator[str]:
-    own = {each.name for each in (*region.initializer, *region.input)}
+    own = {each.name for each in region.input} | initialised(region)
     for node in region.node:
         yield from (name for name in reads(node) if name not in own)
         own.update(node.output)
@@ -45,8 +46,9 @@ def inlined(node: NodeProto, branch: GraphProto) -> list[NodeProto]:
     Its values get names of their own: branches of several Ifs may call theirs alike.
     """
     from onnx.helper import make_node
+    from onnx.numpy_helper import from_array
 
-    own = [each.name for each in branch.initializer]
+    own = initialised(branch)
     computed = {name for inner in branch.node for name in makes(inner)}
     names = {name: f"{node.output[0]}/{name}" for name in (*own, *computed)}
     last = []
@@ -56,7 +58,10 @@ def inlined(node: NodeProto, branch: GraphProto) -> list[NodeProto]:
             names[result.name] = name
         elif name:
             last.append(make_node("Identity", [names.get(result.name, result.name)], [name]))
-    first = [make_node("Constant", [], [names[x.name]], value=x) for x in branch.initializer]
+    first = [
+        make_node("Constant", [], [names[name]], value=from_array(array))
+        for name, array in tensors_of(branch).items()
+    ]
     return [*first, *(_renamed(inner, names) for inner in branch.node), *last]
 
 
@@ -68,7 +73,7 @@ def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
     made.output[:] = [names.get(name, name) for name in node.output]
     for attribute in made.attribute:
         for region in _regions(attribute):
-            own = {each.name for each in (*region.initializer, *region.input)}
+            own = {each.name for each in region.input} | initialised(region)
             own.update(name for inner in region.node for name in inner.output)
             around = {name: other for name, other in names.items() if name not in own}
             nodes = [_renamed(inner, around) for inner in region.node]

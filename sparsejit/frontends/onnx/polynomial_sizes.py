@@ -49,6 +49,7 @@ class Sizes:
         graph = model.graph
         # By name; None where what is made of constants is not computed.
         self.constants: dict[str, TensorProto | None] = {e.name: e for e in graph.initializer}
+        self.constants |= dict.fromkeys(each.values.name for each in graph.sparse_initializer)
         self.sizes: set[str] = set()
         self.spread: set[str] = set()
 

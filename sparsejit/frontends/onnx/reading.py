@@ -13,7 +13,7 @@ from sparsejit.frontends.onnx.checking import STANDARD_DOMAINS, check, converted
 from sparsejit.ir.graph import Array
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, TensorProto
+    from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto
 
 SUFFIX = ".onnx"
 # Older ones than the last are converted to it where the onnx package can: its evaluator computes
@@ -152,6 +152,39 @@ def tensor_array(tensor: TensorProto) -> Array:
             f"tensor {tensor.name or 'of a node'} of sizes {list(tensor.dims)} and type "
             f"{tensor.data_type} cannot be read ({error}); export the model again"
         ) from error
+
+
+def initialised(graph: GraphProto) -> set[str]:
+    """The names of initialisers."""
+    sparse = {each.values.name for each in graph.sparse_initializer}
+    return sparse.union(each.name for each in graph.initializer)
+
+
+def tensors_of(graph: GraphProto) -> dict[str, Array]:
+    """The initialisers of a graph by name, sparse ones with their zeros. Raises as tensor_array."""
+    found = {each.name: tensor_array(each) for each in graph.initializer}
+    for sparse in graph.sparse_initializer:
+        found[sparse.values.name] = sparse_array(sparse)
+    return found
+
+
+def sparse_array(tensor: SparseTensorProto) -> Array:
+    """A sparse tensor with its zeros. Raises DamagedFile for places that it does not have."""
+    values, places = tensor_array(tensor.values), tensor_array(tensor.indices)
+    shape = tuple(tensor.dims)
+    made = np.zeros(shape, values.dtype)
+    try:
+        if places.ndim == 2:
+            places = np.ravel_multi_index(tuple(places.T), shape)
+        if places.size and not 0 <= places.min() <= places.max() < made.size:
+            raise ValueError("a place is beyond its sizes")
+        made.reshape(-1)[places] = values
+    except ValueError as error:
+        raise DamagedFile(
+            f"sparse tensor {tensor.values.name} of sizes {list(shape)} cannot be read ({error}); "
+            "export the model again"
+        ) from error
+    return made
 
 
 def dtype_of(number: int, whose: str) -> np.dtype[Any]:
