@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from sparsejit.frontends.writing.arranging import reshaped
+from sparsejit.frontends.writing.window_products import by_windows
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.convolution import Convolution
@@ -44,9 +46,10 @@ def convolution(
         each_axis(output_padding, rank) if transposed else (),
     )
     operands = (weight,) if bias is None else (weight, write.floats(bias))
+    convolved = write.one if write.is_fixed(weight) else partial(by_windows, write)
     if len(value.shape) == rank + 2:
-        return write.one(op, value, *operands)
-    result = write.one(op, reshaped(write, value, (1, *value.shape)), *operands)
+        return convolved(op, value, *operands)
+    result = convolved(op, reshaped(write, value, (1, *value.shape)), *operands)
     return reshaped(write, result, result.shape[1:])
 
 

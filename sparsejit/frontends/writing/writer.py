@@ -142,6 +142,19 @@ class Writer:
         """Whether x is known now."""
         return not isinstance(x, Value) or self.builder.is_constant(x)
 
+    def is_fixed(self, x: Operand) -> bool:
+        """Whether no call changes x: it is known, or made of what is known alone."""
+        waiting, seen = [x], set[Value]()
+        while waiting:
+            each = waiting.pop()
+            if self.is_known(each) or each in seen:
+                continue
+            seen.add(each)
+            if each not in self._producers:
+                return False
+            waiting.extend(self._producers[each][1])
+        return True
+
     def derived(self, x: Operand, make: Callable[[Writer, Operand], Any]) -> Any:
         """What `make` makes of a known operand: once, however many operators read it."""
         key = _memory_of(x), make
