@@ -13,7 +13,7 @@ from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing import activations, arranging, pointwise, remainders
 from sparsejit.frontends.writing.inverse_functions import INVERSES
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.graph import Value
 
 Mapping = Callable[[Writer, Call], Any]
 
@@ -108,12 +108,10 @@ def cast(write: Writer, call: Call) -> Value:
     return write.converted(call.value(write, 0), dtype)
 
 
-def cast_like(write: Writer, call: Call) -> Value | Array:
-    """To the dtype of another operand; known numbers as floats stay known."""
-    x, like = call.operand(0), call.operand(1)
+def cast_like(write: Writer, call: Call) -> Value:
+    """To the dtype of another operand."""
+    like = call.operand(1)
     dtype = like.dtype if isinstance(like, np.ndarray) else write.dtype(like)
-    if isinstance(x, np.ndarray) and dtype.kind == "f":
-        return x.astype(dtype)
     return write.converted(call.value(write, 0), dtype)
 
 

@@ -136,7 +136,10 @@ def pad(write: Writer, call: Call) -> Value:
     for place, axis in enumerate(axes):
         around[axis_of(axis, len(x.shape))] = widths[place], widths[place + len(widths) // 2]
     mode = _PADDING[call.choice("mode", list(_PADDING))]
-    number = float(call.known(2, "constant").reshape(())) if call.has(2) else 0.0
+    constant = write.known(call.value(write, 2)) if call.has(2) else np.zeros(())
+    if constant is None:
+        raise Unmapped("its constant is not known before the model runs")
+    number = float(constant.reshape(()))
     last_first = [width for pair in reversed(around) for width in pair]
     return views.pad_any(write, x, last_first, mode, number)
 
