@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput, MissingDependency
+from sparsejit.frontends.forest_nodes import Nodes, add_search
 from sparsejit.ir.graph import Array
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class ReadForest:
 
     `postprocessor` is treelite's name of that, `alpha` the factor of its sigmoid. Thresholds are
     float64; the library compares with them what it was given, or rounds that to float32 before.
-    `missing` counts as NaN. `rest` is what rounding leaves and base to float32 took from them.
+    `missing` counts as NaN, and with `skips_zeros` what a sparse matrix leaves out does too. `rest`
+    is what rounding leaves and base to float32 took from them.
     """
 
     features: int
@@ -47,6 +49,7 @@ class ReadForest:
     postprocessor: str
     alpha: float
     rest: tuple[Array, Array] | None = None
+    skips_zeros: bool = False
 
     @property
     def outputs(self) -> int:
@@ -133,24 +136,8 @@ def _check_zeros(booster: Any) -> None:
             )
 
 
-@dataclass(eq=False)
-class _Nodes:
-    """Thresholds and rows of the nodes of all trees so far."""
-
-    thresholds: list[Array] = field(default_factory=list)
-    rows: list[Array] = field(default_factory=list)
-    count: int = 0
-
-    def add(self, thresholds: Array, rows: Array) -> int:
-        """Add nodes; the number of the first."""
-        self.thresholds.append(np.asarray(thresholds, np.float64))
-        self.rows.append(np.asarray(rows, np.int64).reshape(-1, 4))
-        self.count += len(thresholds)
-        return self.count - len(thresholds)
-
-
 def _search(
-    nodes: _Nodes, row: Array, members: Array, known: Array | None, right_list: bool
+    nodes: Nodes, row: Array, members: Array, known: Array | None, right_list: bool
 ) -> tuple[float, Array]:
     """Threshold and row of the root of a search that stands for membership; adds what is below.
 
@@ -165,24 +152,8 @@ def _search(
     bounds = np.unique(np.concatenate([categories, categories + 1]))
     inside = np.where(np.isin(bounds, categories), other, outside)
     goes_to = np.append(outside, np.where(np.isin(bounds, members), matched, inside))
-    bounds, goes_to = bounds[np.diff(goes_to) != 0], goes_to[np.diff(goes_to, prepend=1 << 62) != 0]
-    if not len(bounds):
-        return np.inf, np.array([feature, goes_to[0], missing_to, 0])
-    missing = int(np.flatnonzero(goes_to == missing_to)[0])
-
-    def child(first: int, last: int) -> int:
-        if first == last:
-            return int(goes_to[first])
-        threshold, below = node(first, last)
-        return nodes.add(np.array([threshold]), below)
-
-    def node(first: int, last: int) -> tuple[float, Array]:
-        middle = (first + last) // 2
-        threshold = np.nextafter(float(bounds[middle]), -np.inf)
-        children = child(first, middle), child(middle + 1, last)
-        return float(threshold), np.array([feature, *children, missing <= middle])
-
-    return node(0, len(bounds))
+    below = np.nextafter(bounds.astype(np.float64), -np.inf)
+    return add_search(nodes, feature, below, goes_to.tolist(), missing_to)
 
 
 def _known_categories(estimator: Any) -> dict[int, Array]:
@@ -220,7 +191,7 @@ class _Reader:
         self.outputs = int(len(classes) * classes.max(initial=1))
         self.most_classes = int(classes.max(initial=1))
         self.width = int(np.prod(_array(self.header, "leaf_vector_shape")))
-        self.nodes, self.leaves = _Nodes(), [np.zeros((0, self.width))]
+        self.nodes, self.leaves = Nodes(), [np.zeros((0, self.width))]
         self.leaf_count = 0
 
     def read(self, estimator: Any) -> ReadForest:
@@ -256,6 +227,7 @@ class _Reader:
             str(header.get_field("postprocessor")),
             float(_array(header, "sigmoid_alpha")[0]),
             (left_of_leaves, left_of_base),
+            type(estimator).__module__.startswith("xgboost"),
         )
 
     def _tree(self, number: int) -> int:

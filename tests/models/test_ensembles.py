@@ -177,7 +177,7 @@ np.save("y.npy", again.predict_proba(np.load("x.npy")))
             StackingClassifier(THRICE, make_pipeline(StandardScaler(), LINEAR), passthrough=True),
             "passthrough=True",
         ),
-        (VotingClassifier([("a", XGBClassifier(n_estimators=2, missing=0)), *THRICE]), "beside"),
+        (VotingClassifier([("a", XGBClassifier(missing=np.inf)), *THRICE]), "beside"),
     ],
 )
 def test_what_cannot_be_equal_is_refused(estimator: Any, message: str) -> None:

@@ -1,0 +1,62 @@
+"""Nodes of trees as they are added, and searches among intervals of x.
+
+A step function of x is a search among its bounds, a tree of tests `x <= threshold`. Membership in a
+set of categories is one; so is a test of what a step makes of x.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sparsejit.ir.graph import Array
+
+
+@dataclass(eq=False)
+class Nodes:
+    """Thresholds and rows of the nodes of all trees so far.
+
+    A row is the feature, the left and the right child, and whether missing x goes left.
+    """
+
+    thresholds: list[Array] = field(default_factory=list)
+    rows: list[Array] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, thresholds: Array, rows: Array) -> int:
+        """Add nodes; the number of the first."""
+        self.thresholds.append(np.asarray(thresholds, np.float64))
+        self.rows.append(np.asarray(rows, np.int64).reshape(-1, 4))
+        self.count += len(thresholds)
+        return self.count - len(thresholds)
+
+
+def add_search(
+    nodes: Nodes, feature: int, bounds: Array, goes_to: Sequence[int], missing_to: int
+) -> tuple[float, Array]:
+    """Threshold and row of the root of a search; adds the nodes below it.
+
+    `bounds` are the greatest x of each interval but the last, ascending; `goes_to` the child of
+    each interval, `missing_to` that of missing x.
+    """
+    children = np.asarray(goes_to)
+    last = np.append(np.flatnonzero(np.diff(children)), len(children) - 1)  # of intervals alike
+    children, thresholds = children[last], np.asarray(bounds, np.float64)[last[:-1]]
+
+    def child(first: int, end: int) -> int:
+        if first == end:
+            return int(children[first])
+        threshold, row = node(first, end)
+        return nodes.add(np.array([threshold]), row)
+
+    def node(first: int, end: int) -> tuple[float, Array]:
+        middle = (first + end) // 2
+        below = child(first, middle), child(middle + 1, end)
+        return float(thresholds[middle]), np.array([feature, *below, missing <= middle])
+
+    alike = np.flatnonzero(children == missing_to)
+    if len(alike) and len(thresholds):
+        missing = int(alike[0])
+        return node(0, len(thresholds))
+    missing = 0
+    return np.inf, np.array([feature, child(0, len(thresholds)), missing_to, 0])

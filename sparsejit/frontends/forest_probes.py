@@ -1,0 +1,311 @@
+"""Results of fitted steps for chosen X, and the numbers that a forest compares of them.
+
+A matrix between two steps is dense or sparse, as the step before returns it: a OneHotEncoder, a
+ColumnTransformer and whatever keeps a sparse X sparse. Zeros that a sparse matrix leaves out are
+missing to XGBoost, and zeros to all others.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparsejit.frontends.column_steps import SELECTORS, filling_of, parts_of
+from sparsejit.ir.graph import Array
+
+
+@dataclass(frozen=True)
+class Made:
+    """A matrix that steps make of x, dense or sparse as the last of them returns it.
+
+    `signs` (rows, columns) are of the dense numbers from which a sparse matrix was made,
+    infinite where none was: where a sign is 0 the sparse matrix leaves a zero out.
+    """
+
+    matrix: Any
+    signs: Array
+
+    def take(self, columns: Array) -> "Made":
+        return Made(self.matrix[:, columns], self.signs[:, columns])
+
+    @property
+    def is_sparse(self) -> bool:
+        return hasattr(self.matrix, "toarray")
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether a sparse matrix was made of dense numbers."""
+        return bool(np.isfinite(self.signs).any())
+
+    @property
+    def dense(self) -> Array:
+        return np.asarray(self.matrix.toarray() if self.is_sparse else self.matrix)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The numbers that a forest compares, (rows, outputs), and where they count as missing."""
+
+    values: Array
+    is_missing: Array
+
+    @classmethod
+    def of_zeros(cls, outputs: int) -> "Seen":
+        """One row of zeros."""
+        return cls(np.zeros((1, outputs)), np.zeros((1, outputs), bool))
+
+    def take(self, outputs: Array, other: "Seen", rows: Array) -> None:
+        """Put outputs of others in the only row, each of a row of its own."""
+        self.values[0, outputs] = other.values[rows, outputs]
+        self.is_missing[0, outputs] = other.is_missing[rows, outputs]
+
+
+@dataclass(frozen=True)
+class Gap:
+    """An interval of x, above a number up to the last, and what a forest sees of it."""
+
+    above: float
+    last: float
+    seen: Seen
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Numbers of X's element in their order, through steps to a forest.
+
+    `rounds`: it rounds to float32 first; `missing`: a number that counts as missing, NaN for none;
+    `skips_zeros`: so does what a sparse matrix leaves out; `is_sparse`: X is a sparse matrix.
+    """
+
+    steps: Sequence[Any]
+    features: int
+    dtype: np.dtype[Any]
+    rounds: bool
+    missing: float
+    skips_zeros: bool
+    is_sparse: bool
+
+    def missing_row(self) -> Seen:
+        """The results of one row of NaN."""
+        return self.compared(np.full((1, self.features), np.nan))
+
+    def left_out_row(self) -> Seen:
+        """The results of one row that a sparse X leaves out."""
+        from scipy.sparse import csr_matrix
+
+        nothing = csr_matrix((1, self.features), dtype=self.dtype)
+        return self._seen(transformed(self.steps, nothing))
+
+    def category_rows(self, source: Array, category: Array) -> tuple[Seen, Seen]:
+        """Two rows: results of x that is not the category of an output, and of x that is.
+
+        Outputs without a category are zeros.
+        """
+        outputs = np.flatnonzero(~np.isnan(category))
+        x = np.zeros((2, len(outputs), self.features), self.dtype)
+        places = np.arange(len(outputs)), source[outputs]
+        x[1][places] = category[outputs]
+        x[0][places] = np.nextafter(x[1][places], self.dtype.type(np.inf))
+        others, own = Seen.of_zeros(len(source)), Seen.of_zeros(len(source))
+        if len(outputs):
+            whole = self.compared(x.reshape(-1, self.features))
+            rows = np.arange(len(outputs))
+            others.take(outputs, whole, rows)
+            own.take(outputs, whole, rows + len(outputs))
+        return others, own
+
+    def compared(self, x: Array) -> Seen:
+        """The results of x (rows, features); a sparse x stores all numbers."""
+        return self._seen(self._made(x))
+
+    def _made(self, x: Array, keeps_zeros: bool = False) -> Made:
+        given = x.astype(self.dtype)
+        return transformed(self.steps, _stored(given) if self.is_sparse else given, keeps_zeros)
+
+    def _seen(self, made: Made) -> Seen:
+        """The numbers that the forest compares."""
+        left_out = np.zeros(made.matrix.shape, bool)
+        if made.is_sparse:
+            stored = made.matrix.tocoo()
+            left_out[:] = self.skips_zeros
+            left_out[stored.row, stored.col] = False
+        values = self._rounded(made.dense)
+        is_missing = left_out | np.isnan(values)
+        if not np.isnan(self.missing):
+            is_missing |= values == self._rounded(np.array(self.missing))
+        return Seen(values, is_missing)
+
+    def _rounded(self, values: Array) -> Array:
+        with np.errstate(over="ignore"):
+            return values.astype(np.float32) if self.rounds else values
+
+    def greatest(
+        self, source: Array, outputs: Array, limits: Array, of_signs: bool = False
+    ) -> Array:
+        """For each of some outputs the greatest x that the steps bring no higher than a limit.
+
+        As float64, where no zero is left out. `source` is the feature of each output of the steps,
+        `of_signs` whether their signs are compared.
+        """
+        found = np.empty(len(outputs))
+        repeats = _repeats(source)
+        for repeat in range(repeats.max(initial=-1) + 1):
+            own = repeats == repeat  # of outputs with the same source one at a time
+            which = own[outputs]
+            if which.any():
+                wanted = outputs[which], limits[which]
+                found[which] = self._bisected((source, own), wanted, of_signs)
+        return found
+
+    def _bisected(
+        self, outputs: tuple[Array, Array], wanted: tuple[Array, Array], of_signs: bool
+    ) -> Array:
+        (source, own), (output, limit) = outputs, wanted
+        order = np.lexsort((limit, output))
+        counts = np.bincount(output, minlength=len(source))
+        row = np.empty(len(output), np.int64)
+        row[order] = np.arange(len(output)) - np.repeat(np.cumsum(counts) - counts, counts)
+        shape = (int(counts.max(initial=1)), len(source))
+        limits = np.zeros(shape)
+        limits[row, output] = limit
+        low, high = np.full(shape, -self._largest - 1), np.full(shape, self._largest + 1)
+        for _ in range(8 * self.dtype.itemsize + 1):
+            middle = (low >> 1) + (high >> 1) + (low & high & 1)
+            x = np.zeros((shape[0], self.features), self.dtype)
+            x[:, source[own]] = self._numbered(middle[:, own])
+            made = self._made(x, keeps_zeros=True)
+            fits = (made.signs if of_signs else self._rounded(made.dense)) <= limits
+            low, high = np.where(fits, middle, low), np.where(fits, high, middle)
+        found = self._numbered(low).astype(np.float64)
+        found = np.where(low < -self._largest, -np.inf, found)
+        return np.where(low == self._largest, np.inf, found)[row, output]
+
+    def gaps(self, source: Array, outputs: Array) -> dict[int, list["Gap"]]:
+        """By output the x for which steps leave a zero out, or make a number that is missing."""
+        found: dict[int, list[Gap]] = {}
+        if self._made(np.zeros((1, self.features))).leaves_out:
+            self._add_gaps(found, source, outputs, (-1.0, 0.0), of_signs=True)
+        if not np.isnan(self.missing):
+            number = np.float32(self.missing)
+            edges = float(np.nextafter(number, np.float32(-np.inf))), float(number)
+            self._add_gaps(found, source, outputs, edges, of_signs=False)
+        return found
+
+    def _add_gaps(
+        self,
+        found: dict[int, list["Gap"]],
+        source: Array,
+        outputs: Array,
+        edges: tuple[float, float],
+        of_signs: bool,
+    ) -> None:
+        """Add the interval of x between two results."""
+        limits = np.repeat(edges, len(outputs))
+        low, high = self.greatest(source, np.tile(outputs, 2), limits, of_signs).reshape(2, -1)
+        for output, above, last in zip(outputs.tolist(), low, high, strict=True):
+            if above < last:
+                x = np.zeros((1, self.features))
+                x[0, source[output]] = np.clip(last, *self._range)
+                gap = Gap(float(above), float(last), self.compared(x))
+                found.setdefault(output, []).append(gap)
+
+    @property
+    def _range(self) -> tuple[float, float]:
+        limits = np.finfo(self.dtype)
+        return float(limits.min), float(limits.max)
+
+    @property
+    def _largest(self) -> int:
+        """The number of the largest that is finite."""
+        return int(np.array(np.finfo(self.dtype).max).view(f"i{self.dtype.itemsize}"))
+
+    def _numbered(self, number: Array) -> Array:
+        """In their order: 0 is zero, 1 the least above it, -1 the greatest below."""
+        size = np.minimum(np.abs(number), self._largest)
+        value = size.astype(f"i{self.dtype.itemsize}").view(self.dtype)
+        return np.where(number < 0, -value, value)
+
+
+def _stored(x: Array) -> Any:
+    """x as a sparse matrix that leaves nothing out."""
+    from scipy.sparse import csr_matrix
+
+    rows, columns = x.shape
+    places = np.tile(np.arange(columns), rows), np.arange(rows + 1) * columns
+    return csr_matrix((x.ravel(), *places), shape=x.shape)
+
+
+def _repeats(source: Array) -> Array:
+    """How often each output's feature came before."""
+    return np.array([np.count_nonzero(source[:n] == one) for n, one in enumerate(source)], int)
+
+
+def transformed(steps: Sequence[Any], x: Any, keeps_zeros: bool = False) -> Made:
+    """The matrix that steps make of x (rows, features).
+
+    With `keeps_zeros` sparse matrices that are made of dense ones store zeros.
+    """
+    return _transformed(steps, Made(x, np.full(x.shape, np.inf)), keeps_zeros)
+
+
+def _transformed(steps: Sequence[Any], made: Made, keeps_zeros: bool) -> Made:
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")  # of names of features, which x has not
+        for step in steps:
+            made = _stepped(step, made, keeps_zeros)
+            made = Made(_finite(made.matrix), made.signs)
+    return made
+
+
+def _finite(x: Any) -> Any:
+    """x without infinities, which the next step refuses."""
+    if x.dtype.kind != "f":
+        return x
+    limits = np.finfo(x.dtype)
+    if hasattr(x, "toarray"):
+        x.data = np.clip(x.data, limits.min, limits.max)
+        return x
+    return np.clip(x, limits.min, limits.max)
+
+
+def _stepped(step: Any, made: Made, keeps_zeros: bool) -> Made:
+    kind, x = type(step).__name__, made.matrix
+    if kind in SELECTORS:  # most refuse NaN
+        return made.take(step.get_support(indices=True))
+    if kind == "ColumnTransformer":  # one of names takes frames alone
+        parts = [
+            _transformed(part.steps, made.take(part.columns), keeps_zeros)
+            for part in parts_of(step, x.shape[1])
+        ]
+        return _side_by_side(step, parts, keeps_zeros)
+    if kind == "PowerTransformer":  # it refuses what its own powers make infinite
+        limit = float(np.finfo(x.dtype).max) / 4  # of powers of 1 + |x|, rounded
+        largest = limit ** (1 / (2 + np.abs(step.lambdas_).max())) - 1
+        x = np.clip(x, -largest, largest, dtype=x.dtype)
+    found = step.transform(x.copy())
+    found = found.tocsr() if hasattr(found, "toarray") else np.asarray(found)
+    return Made(found, _signs_behind(step, made.signs, found.shape))
+
+
+def _signs_behind(step: Any, signs: Array, shape: tuple[int, ...]) -> Array:
+    """Each column's own, infinite for columns that a step adds."""
+    kept = filling_of(step).kept if type(step).__name__ == "SimpleImputer" else slice(None)
+    own = signs[:, kept] if type(step).__name__ != "OneHotEncoder" else signs[:, :0]
+    return np.hstack([own, np.full((shape[0], shape[1] - own.shape[1]), np.inf)])
+
+
+def _side_by_side(transformer: Any, parts: list[Made], keeps_zeros: bool) -> Made:
+    """As `_hstack` of `_column_transformer.py`: a sparse matrix leaves out zeros of dense parts."""
+    signs = [each.signs for each in parts]
+    if not transformer.sparse_output_:
+        return Made(np.hstack([each.dense for each in parts]), np.hstack(signs))
+    from scipy.sparse import csr_matrix, hstack
+
+    given = [
+        _stored(each.matrix) if keeps_zeros and not each.is_sparse else csr_matrix(each.matrix)
+        for each in parts
+    ]
+    signs = [each.signs if each.is_sparse else np.sign(each.dense) for each in parts]
+    return Made(hstack(given).tocsr(), np.hstack(signs))
