@@ -70,6 +70,12 @@ def test_other_operators_are_refused_by_dtype(name: str) -> None:
         sparsejit.compile(of_two(UNKNOWN[name]), two_inputs(), free_batch=False)
 
 
+def test_complex_numbers_of_float16_are_refused() -> None:
+    model = of_two(lambda a, b: torch.complex(a, b).to(torch.complex32).to(torch.complex64).abs())
+    with pytest.raises(UnsupportedOperator, match=r"aten.*complex32"):
+        sparsejit.compile(model, two_inputs(), free_batch=False)
+
+
 def test_conjugated_and_negated_weights_are_read_as_they_are() -> None:
     class Weights(torch.nn.Module):
         def __init__(self) -> None:

@@ -28,8 +28,9 @@ _MOST_AXES = 64  # of numpy's arrays
 Sizes = tuple[int | None, ...]
 # Earlier versions of these, which the package does not compute, say the same of fewer dtypes.
 _AS_OF = {"DequantizeLinear": 19, "QuantizeLinear": 19}
-# With ceil_mode the package counts, before opset 22, a last window that begins in the padding.
-_SIZED_OTHERWISE = ("AveragePool", "MaxPool")
+# With ceil_mode the package counts, before opset 22, a last window that begins in the padding; an
+# STFT is one-sided unless it says otherwise, and the package takes it for two-sided.
+_SIZED_OTHERWISE = ("AveragePool", "MaxPool", "STFT")
 
 
 class Inference:

@@ -7,6 +7,7 @@ from sparsejit.frontends.onnx.operators import (
     convolution,
     einsum,
     elementwise,
+    fourier,
     microsoft,
     normalisation,
     places,
@@ -20,7 +21,7 @@ from sparsejit.frontends.onnx.operators import (
 
 GROUPS = (
     *(products, einsum, convolution, recurrent, elementwise, reductions, normalisation, views),
-    *(selection, places, quantisation, microsoft),
+    *(selection, places, quantisation, fourier, microsoft),
 )
 # Each is called with the writer and the node's `Call`.
 OPERATORS: Mapping[str, Callable[..., Any]] = {

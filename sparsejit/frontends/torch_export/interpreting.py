@@ -231,6 +231,8 @@ class Interpreter:
                     return target(*args, **kwargs)
             except Exception as error:  # of whatever type torch raises
                 raise Unmapped(str(error).partition("\n")[0]) from None
+        if dtype == "complex32":
+            raise Unmapped("of complex32; compute in complex64")
         if dtype:
             args, kwargs = pairs(self.write, (args, kwargs))
         if mapping is None:

@@ -36,9 +36,10 @@ def pairs(write: Writer, nest: Any) -> Any:
 
 
 def complex_dtype(nest: Any) -> str:
-    """The dtype of a complex number, tensor or example among operands, or nothing."""
+    """The shortest dtype of complex numbers, tensors and examples among operands, or nothing."""
     if isinstance(nest, list | tuple):
-        return next(filter(None, map(complex_dtype, nest)), "")
+        found = set(map(complex_dtype, nest)) - {""}
+        return min(found, key=("complex32", "complex64", "complex128").index, default="")
     if isinstance(nest, Complex | complex):
         return "complex64"
     return str(nest.dtype).removeprefix("torch.") if is_tensor(nest) and nest.is_complex() else ""
