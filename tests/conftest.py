@@ -32,6 +32,9 @@ os.environ["SPARSEJIT_CODE_CACHE_MB"] = "0"
 # Nor is it measured: prices are those of its data.
 os.environ["SPARSEJIT_CALIBRATE"] = "0"
 
+# What an operator leaves unwritten is NaN, or -1.
+os.environ["SPARSEJIT_FILL"] = "1"
+
 # A forked process has no other threads, which torch would wait for.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -148,6 +148,7 @@ def main(
 ) -> None:
     """Look for what is wrong, raw, crashed or hung."""
     os.environ.setdefault("SPARSEJIT_CALIBRATE", "0")
+    os.environ.setdefault("SPARSEJIT_FILL", "1")  # what is left unwritten is NaN, or -1
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a forked process has no other threads
     _temporary = own_temporary_folder()  # of the children that crash, too
     if case:

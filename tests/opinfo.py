@@ -123,6 +123,7 @@ def main(
     """Compile torch's samples of its operators and modules, and compare."""
     os.environ.setdefault("SPARSEJIT_CALIBRATE", "0")
     os.environ.setdefault("SPARSEJIT_CODE_CACHE_MB", "0")
+    os.environ.setdefault("SPARSEJIT_FILL", "1")  # what is left unwritten is NaN, or -1
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a forked process has no other threads
     if sample:
         again(sample)

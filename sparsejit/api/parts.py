@@ -24,6 +24,7 @@ from sparsejit.frontends.onnx.sessions import (
 from sparsejit.ir.graph import Array, Value
 from sparsejit.native.copying import SharedCode
 from sparsejit.runtime.array_checks import check_in_place, check_outputs, require_number
+from sparsejit.runtime.filled_memory import fill, fills
 from sparsejit.runtime.python_objects import ArrayType
 
 Bound = Callable[[], None]
@@ -266,7 +267,10 @@ def _given(array: Array, kind: ArrayType) -> Array:
 
 
 def _empty(kind: ArrayType) -> Array:
-    return np.empty(tuple(size or 0 for size in kind.shape), kind.dtype)
+    array = np.empty(tuple(size or 0 for size in kind.shape), kind.dtype)
+    if fills():
+        fill([array])
+    return array
 
 
 def _returned(result: Any, is_copied: bool) -> Any:

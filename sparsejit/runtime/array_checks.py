@@ -84,9 +84,7 @@ def check_outputs(
         if not output.flags.writeable:
             raise InvalidInput(f"{kind.name} is read-only; give a writable array")
         if any(np.may_share_memory(output, other) for other in [*inputs, *outputs[:number]]):
-            raise InvalidInput(
-                f"{kind.name} shares memory with another array; give one of its own"
-            )
+            raise InvalidInput(f"{kind.name} shares memory with another array; give one of its own")
 
 
 def with_rows(shape: tuple[int | None, ...], rows: int) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory, builtin, python_function
+from sparsejit.runtime.filled_memory import emit_fill_array, emit_fill_bytes, fills
 from sparsejit.runtime.python_objects import (
     ALIGNED,
     ARRAY_DATA,
@@ -86,6 +87,8 @@ class _CallStub:
     Then r13: the list of outputs; r14: the thread's state; r15: the workspace; r12: the status. On
     the stack lie the tables of addresses, the shape of an array to be made, and the samples.
     """
+
+    _has_workspace = True
 
     def __init__(
         self,
@@ -203,11 +206,19 @@ class _CallStub:
         asm = self._asm
         emit_call(asm, python_function("PyEval_SaveThread"))
         asm.emit("mov", r14, rax)
+        if fills():
+            self._fill()
         self._pass_arguments()
         emit_call(asm, self._function)
         asm.emit("mov", dword(r12), dword(rax))
         asm.emit("mov", rdi, r14)
         emit_call(asm, python_function("PyEval_RestoreThread"))
+
+    def _fill(self) -> None:
+        for number, kind in enumerate(self._outputs):
+            emit_fill_array(self._asm, Memory(rsp, self._output_table + 8 * number), kind, r12)
+        if self._has_workspace:
+            emit_fill_bytes(self._asm, r15)
 
     def _pass_arguments(self) -> None:
         asm = self._asm
@@ -255,6 +266,8 @@ class _CallStub:
 
 class _KernelStub(_CallStub):
     """Emits that of `void kernel(x, y)`; r13: the result."""
+
+    _has_workspace = False
 
     def _call(self, workspaces: Any) -> None:
         asm = self._asm

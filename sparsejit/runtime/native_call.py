@@ -9,7 +9,7 @@ have so many `samples`; else that is 1.
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from sparsejit.runtime.array_checks import (
 )
 from sparsejit.runtime.call_arrays import address_table, new_workspace
 from sparsejit.runtime.call_stub import call_stub
+from sparsejit.runtime.filled_memory import emit_fill_arrays, fill, fills
 from sparsejit.runtime.python_objects import ArrayType, bind_arguments
 from sparsejit.x86.operands import rcx, rdi, rdx, rsi
 
@@ -82,13 +83,19 @@ class NativeCall:
         outputs that are read-only or share memory.
         """
         checked = self.checked
-        arguments, held = checked.bound(inputs, outputs, checked.check_bound(inputs, outputs))
-        numbers = zip((rdi, rsi, rdx, rcx), arguments, strict=False)
-        return bind_arguments(checked.memory, tuple(numbers), (held, *inputs, *outputs))
+        samples = checked.check_bound(inputs, outputs)
+        workspace = [] if checked.is_kernel else [new_workspace(checked.workspace_bytes)]
+        arguments, held = checked.bound(inputs, outputs, workspace, samples)
+        numbers = tuple(zip((rdi, rsi, rdx, rcx), arguments, strict=False))
+        written = (*outputs, *workspace)
+        before = partial(emit_fill_arrays, arrays=written) if fills() else None
+        return bind_arguments(checked.memory, numbers, (held, *inputs, *written), before)
 
 
 class _CheckedCall:
     """`call(*inputs)` in Python: for what the stub does not take as it is."""
+
+    is_kernel = False
 
     def __init__(
         self,
@@ -103,6 +110,7 @@ class _CheckedCall:
         self.taken, self.made = input_types, output_types
         self.workspaces: list[Array] = []  # not in use; append and pop are atomic
         self._native = memory.function(4, with_status=True)
+        self._fills = fills()
 
     def __call__(self, *inputs: Array) -> Any:
         arrays, rows = self._checked(inputs)
@@ -116,13 +124,16 @@ class _CheckedCall:
         return call_stub(self.memory, *kinds, self.workspaces, self)
 
     def bound(
-        self, inputs: Sequence[Array], outputs: Sequence[Array], samples: int
+        self,
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+        workspace: Sequence[Array],
+        samples: int,
     ) -> tuple[Sequence[int], object]:
         """What to pass the function for these arrays, and what to hold meanwhile beside them."""
         sources, destinations = address_table(inputs), address_table(outputs)
-        workspace = new_workspace(self.workspace_bytes)
         tables = ctypes.addressof(sources), ctypes.addressof(destinations)
-        return (*tables, workspace.ctypes.data, samples), (sources, destinations, workspace)
+        return (*tables, workspace[0].ctypes.data, samples), (sources, destinations)
 
     def check_bound(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> int:
         """How many samples there are; raises InvalidInput for arrays not to be used in place."""
@@ -145,6 +156,8 @@ class _CheckedCall:
         except IndexError:
             workspace = new_workspace(self.workspace_bytes)
         try:
+            if self._fills:
+                fill([*outputs, workspace])
             tables = address_table(inputs), address_table(outputs)
             status = self._native(*tables, workspace.ctypes.data, samples)
         finally:
@@ -160,6 +173,8 @@ class _CheckedCall:
 class _CheckedKernel(_CheckedCall):
     """`call(x) -> y`, or `call(x, y) -> y`."""
 
+    is_kernel = True
+
     def __init__(self, memory: ExecutableMemory, *rest: Any) -> None:
         super().__init__(memory, *rest)
         self._native = memory.function(2)
@@ -170,6 +185,8 @@ class _CheckedKernel(_CheckedCall):
         results = given or [np.empty(with_rows(kind.shape, 0), kind.dtype) for kind in self.made]
         require_number("outputs", len(results), self.made)
         check_outputs(results, self.made, x)
+        if self._fills:
+            fill(results)
         self._native(source.ctypes.data, results[0].ctypes.data)
         return results[0]
 
@@ -177,6 +194,10 @@ class _CheckedKernel(_CheckedCall):
         return call_stub(self.memory, self.taken, self.made, None, self)
 
     def bound(
-        self, inputs: Sequence[Array], outputs: Sequence[Array], samples: int
+        self,
+        inputs: Sequence[Array],
+        outputs: Sequence[Array],
+        workspace: Sequence[Array],
+        samples: int,
     ) -> tuple[Sequence[int], object]:
         return [array.ctypes.data for array in (*inputs, *outputs)], None

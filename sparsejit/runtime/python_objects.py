@@ -112,14 +112,20 @@ def jump_to_vectorcall(asm: Assembler) -> None:
 
 
 def bind_arguments(
-    native: ExecutableMemory, arguments: Sequence[tuple[Register, int]], keep: object
+    native: ExecutableMemory,
+    arguments: Sequence[tuple[Register, int]],
+    keep: object,
+    before: Callable[[Assembler], None] | None = None,
 ) -> Callable[[], None]:
     """A built-in `run()` that calls native code with fixed numbers in registers, and holds `keep`.
 
-    The interpreter lock stays held: releasing it costs more than a small kernel.
+    `before` emits what each call does first. The interpreter lock stays held: releasing it costs
+    more than a small kernel.
     """
     asm = Assembler(Target.detect())
     asm.emit("push", rbx)
+    if before is not None:
+        before(asm)
     for register, number in arguments:
         asm.emit("mov", register, number)
     emit_call(asm, native.address)
