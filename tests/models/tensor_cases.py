@@ -170,6 +170,12 @@ REDUCTIONS = {
     "aten.prod.dim_int": [
         *(call(X, 1), call(X, 0, True), call(whole(9, 3, 5), 1), call(truths(3, 5), 1)),
         call(whole(9, 3, 5), 1, dtype=torch.float32),
+        *(call(torch.tensor(2.5), 0), call(torch.tensor(3), -1, True), call(rand(3, 0), 1)),
+        *(call(rand(0, 3), 1), call(rand(2, 23), 1), call(1 + whole(2, 40).int(), 0)),
+    ],
+    "aten.prod.default": [
+        *(call(X), call(torch.tensor(2.5)), call(whole(9, 5)), call(torch.zeros(0, 2))),
+        call(X, dtype=torch.int64),
     ],
 }
 NORMALISATIONS = {

@@ -9,6 +9,7 @@ from operator_cases import Call, Known, X, call, rand, truths, weight, whole
 PLACES = Known(torch.tensor([[4, 0], [1, 2]]))
 
 CUBE, IMAGE, SEQUENCE = rand(3, 4, 5), rand(2, 4, 9, 8), rand(2, 4, 12)
+NUMBER, NAN, INFINITY = rand(), float("nan"), float("inf")
 EVEN = Known(torch.tensor([0, 3, 6]))
 UNEVEN = Known(torch.tensor([0, 2, 2, 5]))
 ROUNDS = (("reflection", 2), ("replication", 3))
@@ -82,6 +83,11 @@ VIEWS: dict[str, list[Call]] = {
         call(CUBE, [2, 4], "circular"),
         call(IMAGE, [1, 2, 3, 0], "reflect"),
         call(IMAGE, [1, 2, 3, 0], "circular"),
+        *(
+            call(IMAGE, widths, mode)
+            for mode in ("circular", "reflect", "replicate")
+            for widths in ([-1, 1, 0, 0], [2, -3, -2, 1], [-2, -2, 0, 0], [-3, 4, -1, 5])
+        ),
     ],
     "aten.constant_pad_nd.default": [call(X, [1, 1], 0.5), call(whole(9, 4), [0, 2])],
     **{
@@ -89,7 +95,10 @@ VIEWS: dict[str, list[Call]] = {
         for name, width in ROUNDS
         for rank in (1, 2)
     },
-    "aten.unfold.default": [call(CUBE, 1, 2, 1), call(rand(2, 9), -1, 3, 2)],
+    "aten.unfold.default": [
+        *(call(CUBE, 1, 2, 1), call(rand(2, 9), -1, 3, 2), call(whole(9, 2, 3), 1, 0, 2)),
+        *(call(NUMBER, 0, size, 1) for size in (0, 1)),
+    ],
     "aten.roll.default": [call(X, [2], [1]), call(X, [-1, 7], [0, 1]), call(X, [3])],
     "aten.pixel_shuffle.default": [call(rand(2, 8, 3, 4), 2)],
     "aten.zeros_like.default": [call(X), call(X, dtype=torch.int64)],
@@ -130,6 +139,8 @@ SELECTIONS: dict[str, list[Call]] = {
         call(rand(3, 5), 1, Known(torch.tensor([[4, 0], [1, 1], [2, 3]]))),
         call(rand(3, 5, 2), -2, whole(5, 2, 7, 1)),
         call(whole(9, 3, 5), 0, whole(3, 2, 4)),
+        *(call(NUMBER, 0, whole(1)), call(NUMBER, 0, whole(1, 3)), call(rand(4), 0, whole(4))),
+        call(NUMBER, -1, Known(torch.tensor(0))),
     ],
     "aten.scatter.src": [
         call(rand(3, 5), 1, PLACES, rand(3, 4)),
@@ -142,6 +153,8 @@ SELECTIONS: dict[str, list[Call]] = {
         call(CUBE, 2, Known(torch.tensor([4, 3, 2, 1, 0] * 2))),
         call(CUBE, 1, whole(4, 6)),
         *(call(x, 1, whole(5, 3)) for x in (whole(99, 3, 5, 2), truths(3, 5, 2), whole(9, 2, 5))),
+        *(call(NUMBER, 0, whole(1, 1)), call(NUMBER, 0, Known(torch.tensor([0])))),
+        call(CUBE, 1, whole(4)),
     ],
     "aten.index.Tensor": [
         call(CUBE, [None, Known(torch.tensor([3, -1, 0]))]),
@@ -161,14 +174,15 @@ SELECTIONS: dict[str, list[Call]] = {
         call(X, 2),
         call(X, 5, 1, False),
         call(CUBE, 2, 0),
+        call(NUMBER, 1),
         *(call(torch.randperm(12).reshape(3, 4), 3, 1, largest) for largest in (True, False)),
     ],
     "aten.sort.default": [
         *(call(X), call(X, 0, True), call(torch.randperm(15).reshape(3, 5)), call(truths(6))),
-        call(torch.randperm(15).reshape(3, 5), 0, True),
+        *(call(torch.randperm(15).reshape(3, 5), 0, True), call(NUMBER), call(NUMBER, 0)),
     ],
     "aten.sort.stable": [call(X, stable=True, dim=1)],
-    "aten.argsort.default": [call(X), call(X, 0, True)],
+    "aten.argsort.default": [call(X), call(X, 0, True), call(NUMBER)],
     "aten.one_hot.default": [call(whole(5, 2, 3), 5)],
     "aten.tril.default": [call(CUBE), call(X, 1)],
     "aten.triu.default": [call(CUBE), call(X, -1)],
@@ -181,7 +195,18 @@ POOLINGS: dict[str, list[Call]] = {
         call(IMAGE, [2, 2], [2, 2], [0, 0], [1, 1], True),
         call(rand(4, 9, 8), [3, 2], [1, 2]),
     ],
-    "aten.max_pool2d_with_indices.default": [call(IMAGE, [2, 3], [1, 2])],
+    "aten.max_pool1d_with_indices.default": [
+        *(call(SEQUENCE, [3]), call(SEQUENCE, [3], [2], [1], [2], True)),
+    ],
+    "aten.max_pool2d_with_indices.default": [
+        *(call(IMAGE, [2, 3], [1, 2]), call(IMAGE, [3], [2], [1]), call(-IMAGE.abs(), [3], [], 1)),
+        call(IMAGE, [2, 2], [2, 2], [0, 0], [1, 1], True),
+        call(rand(4, 9, 8), [3, 2], [1, 2], [1, 1], [2, 3]),
+        call(torch.zeros(2, 5, 5), [2, 2], 1, 1),
+        call(torch.tensor([[[1.0, NAN, 0.0], [NAN, 2.0, -INFINITY]]]), [2, 2], 1),
+        call(torch.full((1, 4, 4), -INFINITY), [2, 2], 1, 1),
+    ],
+    "aten.max_pool3d_with_indices.default": [call(rand(2, 3, 4, 5, 6), [2, 2, 3], [1, 2, 2])],
     "aten.avg_pool1d.default": [call(SEQUENCE, [3], [2], [1]), call(SEQUENCE, [4])],
     "aten.avg_pool2d.default": [
         call(IMAGE, [2, 3]),
@@ -200,6 +225,7 @@ POOLINGS: dict[str, list[Call]] = {
     "aten._adaptive_avg_pool2d.default": [call(IMAGE, [3, 2])],
     "aten.adaptive_max_pool1d.default": [call(SEQUENCE, [n]) for n in (1, 4, 5)],
     "aten.adaptive_max_pool2d.default": [call(IMAGE, [n, m]) for n, m in ((3, 4), (4, 3))],
+    "aten.adaptive_max_pool3d.default": [call(rand(2, 3, 5, 4, 6), [2, 4, 4])],
     "aten.upsample_linear1d.vec": [call(SEQUENCE, [17], True, None)],
     "aten.upsample_bilinear2d.vec": [
         call(IMAGE, None, False, [2.0, 1.5]),

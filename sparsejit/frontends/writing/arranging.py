@@ -22,6 +22,12 @@ def reshaped(write: Writer, x: Operand, shape: Sequence[int]) -> Value:
     return value if sizes == value.shape else write.one(Reshape(sizes), value)
 
 
+def with_axis(write: Writer, x: Operand) -> Value:
+    """x itself; a tensor without axes as one element along an axis."""
+    value = write.value(x)
+    return value if value.shape else reshaped(write, value, (1,))
+
+
 def permuted(write: Writer, x: Operand, axes: Sequence[int]) -> Value:
     """Axis i of the result is axis axes[i] of x."""
     value = write.value(x)

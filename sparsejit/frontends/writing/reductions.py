@@ -8,18 +8,19 @@ from math import prod
 from typing import Any
 
 from sparsejit.frontends.writing.arranging import (
-    at,
+    expanded,
+    joined,
     moved,
     padded,
     permuted,
     reshaped,
     sliced,
+    with_axis,
 )
 from sparsejit.frontends.writing.formula import FormulaStep
 from sparsejit.frontends.writing.writer import (
     Formula,
     Operand,
-    Unmapped,
     Writer,
 )
 from sparsejit.ir.graph import Element, Value
@@ -187,17 +188,22 @@ def cumulative_sum(write: Writer, x: Operand, dim: int, dtype: Any = None) -> Va
 def product_over(
     write: Writer, x: Operand, dim: int, keepdim: bool = False, dtype: Any = None
 ) -> Value:
-    """The product along a short axis."""
+    """The product along an axis: of each element with the one half the length away, and so on."""
     value = _summands(write, x, dtype)
-    length = value.shape[dim]
-    if not 0 < length <= 16:
-        raise Unmapped(f"of {length} elements")
-    result = at(write, value, dim, 0)
-    for place in range(1, length):
-        result = write.pointwise("mul", result, at(write, value, dim, place))
-    shape = list(value.shape)
-    shape[dim] = 1
-    return reshaped(write, result, shape) if keepdim else result
+    if dtype is None and value.type.element is Element.INT64:
+        value = write.converted(value, Element.INT64.value)
+    shape, factors = value.shape, with_axis(write, value)
+    axis = axis_of(dim, len(shape))
+    while (length := factors.shape[axis]) > 1:
+        half = length // 2
+        pair = [sliced(write, factors, axis, n * half, (n + 1) * half) for n in range(2)]
+        rest = sliced(write, factors, axis, 2 * half, length)
+        factors = joined(write, [write.pointwise("mul", *pair), rest], axis)
+    kept = [n for other, n in enumerate(shape) if other != axis]
+    if not length:
+        factors = expanded(write, write.cast(1, value.type.element), kept)
+    whole = [1 if other == axis else n for other, n in enumerate(shape)]
+    return reshaped(write, factors, whole if keepdim else kept)
 
 
 largest, least = extreme("amax", _largest), extreme("amin", _least)

@@ -13,8 +13,9 @@ from sparsejit.frontends.writing.arranging import (
     permuted,
     reshaped,
     sliced,
+    with_axis,
 )
-from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
+from sparsejit.frontends.writing.writer import Operand, Writer
 from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.ir.ops import selection as ops
 from sparsejit.ir.ops.types import axis_of
@@ -103,7 +104,8 @@ def top_k(
     """The largest or least elements along an axis, in order, and their places."""
     element = write.element(x)
     if not write.shape(x):
-        raise Unmapped("of a number")
+        found, places = top_k(write, with_axis(write, x), k, dim, largest, in_order)
+        return reshaped(write, found, ()), reshaped(write, places, ())
     if element is Element.INT64:
         found, places = _whole_top_k(write, moved(write, x, dim, -1), k, largest)
     else:

@@ -133,14 +133,17 @@ def pad_any(
 
 
 def _pad_axis(write: Writer, x: Value, axis: int, before: int, after: int, mode: str) -> Value:
-    """One axis with its mirror image, its ends, or its other end around it."""
+    """One axis with its mirror image, its ends, or its other end around it.
+
+    A negative width takes elements away. The mirror image and the ends are those of all elements,
+    the other end that of the elements left.
+    """
     length = x.shape[axis]
-    if min(before, after) < 0:
-        raise Unmapped("takes away")
+    first, end = max(-before, 0), length + min(after, 0)
+    if mode == "circular":
+        return _wrapped(write, sliced(write, x, axis, first, end), axis, before, after)
 
     def place(n: int) -> int:
-        if mode == "circular":
-            return n % length
         if mode == "replicate":
             return min(max(n, 0), length - 1)
         return abs(n) if n < length else 2 * (length - 1) - n
@@ -148,11 +151,19 @@ def _pad_axis(write: Writer, x: Value, axis: int, before: int, after: int, mode:
     def parts(places: range) -> list[Value]:
         return [sliced(write, x, axis, place(n), place(n) + 1) for n in places]
 
-    if mode == "circular":
-        start = sliced(write, x, axis, length - before, length)
-        return joined(write, [start, x, sliced(write, x, axis, 0, after)], axis)
-    around = parts(range(-before, 0)), parts(range(length, length + after))
-    return joined(write, [*around[0], x, *around[1]], axis)
+    left = parts(range(-before, min(length + after, 0)))
+    right = parts(range(max(length, -before), length + after))
+    middle = [sliced(write, x, axis, first, end)] if first < end else []
+    return joined(write, [*left, *middle, *right], axis)
+
+
+def _wrapped(write: Writer, x: Value, axis: int, before: int, after: int) -> Value:
+    """An axis with its other end before and after it; a negative width adds nothing."""
+    length, widths = x.shape[axis], (max(before, 0), max(after, 0))
+    if max(widths) > length:
+        raise Unmapped(f"repeats {max(widths)} of {length} elements")
+    start = sliced(write, x, axis, length - widths[0], length)
+    return joined(write, [start, x, sliced(write, x, axis, 0, widths[1])], axis)
 
 
 def pixel_shuffle(write: Writer, x: Operand, upscale_factor: int) -> Value:

@@ -17,8 +17,11 @@ def broadcasts_to(shape: Sequence[int], *others: Sequence[int]) -> bool:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """An axis counted from the front. Raises InvalidInput for one that does not exist."""
-    if not -rank <= axis < max(rank, 1):
+    """An axis counted from the front; 0 and -1 of a tensor without axes are its 0.
+
+    Raises InvalidInput for one that does not exist.
+    """
+    if not -max(rank, 1) <= axis < max(rank, 1):
         raise InvalidInput(f"axis {axis} of a tensor of {rank} axes; use {-rank} to {rank - 1}")
     return axis % rank if rank else 0
 

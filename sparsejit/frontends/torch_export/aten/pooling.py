@@ -14,6 +14,11 @@ from sparsejit.frontends.writing.arranging import (
 )
 from sparsejit.frontends.writing.convolution import each_axis
 from sparsejit.frontends.writing.pooling import beyond_the_end, over_windows, picked, weighed
+from sparsejit.frontends.writing.pooling_places import (
+    adaptive_positions,
+    largest_with_places,
+    positions,
+)
 from sparsejit.frontends.writing.reductions import largest, mean_over
 from sparsejit.frontends.writing.writer import Operand, Writer
 from sparsejit.ir.graph import Array, Value
@@ -71,9 +76,37 @@ def max_pool(rank: int) -> Callable[..., Value]:
     return mapping
 
 
-def max_pool_with_places(write: Writer, *operands: Any) -> tuple[Any, ...]:
-    """As max_pool2d; the places are not kept."""
-    return max_pool(2)(write, *operands), None
+def max_pool_with_places(rank: int) -> Callable[..., tuple[Value, Value]]:
+    """torch's max_pool1d_with_indices to max_pool3d_with_indices."""
+
+    def mapping(
+        write: Writer,
+        x: Operand,
+        kernel_size: Sizes,
+        stride: Sizes = (),
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
+        ceil_mode: bool = False,
+    ) -> tuple[Value, Value]:
+        value, kernel = write.floats(x), each_axis(kernel_size, rank)
+        steps = each_axis(stride, rank) if stride else kernel
+        around, spans = each_axis(padding, rank), each_axis(dilation, rank)
+        tables = []
+        for axis in zip(value.shape[-rank:], kernel, steps, around, spans, strict=True):
+            length, size, step, before, span = axis
+            reach, whole = span * (size - 1) + 1, length + 2 * before
+            pairs = before, before
+            more = beyond_the_end(length, size, step, pairs, span) if ceil_mode else 0
+            windows = (whole + more - reach) // step + 1
+            tables.append(positions(length, windows, size, step, before, span))
+        found, places = largest_with_places(write, value, tables)
+        if rank < 3:
+            found = pooled(
+                write, PoolingKind.MAX, value, kernel, stride, padding, dilation, ceil_mode
+            )
+        return found, places
+
+    return mapping
 
 
 def average_pool(rank: int) -> Callable[..., Value]:
@@ -135,9 +168,19 @@ def _uneven(write: Writer, x: Value, kind: PoolingKind, wanted: Sequence[int]) -
     return x
 
 
-def adaptive_max_with_places(rank: int) -> Callable[..., tuple[Any, ...]]:
-    """The values; the places are not kept."""
-    return lambda write, x, size: (adaptive(PoolingKind.MAX, rank)(write, x, size), None)
+def adaptive_max_with_places(rank: int) -> Callable[..., tuple[Value, Value]]:
+    """The largest element of each window, and its place."""
+
+    def mapping(write: Writer, x: Operand, output_size: Sizes) -> tuple[Value, Value]:
+        value = write.floats(x)
+        sizes = zip(value.shape[-rank:], each_axis(output_size, rank), strict=True)
+        tables = [adaptive_positions(length, windows) for length, windows in sizes]
+        found, places = largest_with_places(write, value, tables)
+        if rank < 3:
+            found = adaptive(PoolingKind.MAX, rank)(write, value, output_size)
+        return found, places
+
+    return mapping
 
 
 def nearest(rank: int) -> Callable[..., Value]:
@@ -192,14 +235,13 @@ def _weights(length: int, size: int | None, factor: float | None, mode: str, ali
 OPERATORS: dict[str, Callable[..., Any]] = {
     "aten.max_pool1d.default": max_pool(1),
     "aten.max_pool2d.default": max_pool(2),
-    "aten.max_pool2d_with_indices.default": max_pool_with_places,
+    **{f"aten.max_pool{n}d_with_indices.default": max_pool_with_places(n) for n in (1, 2, 3)},
     "aten.avg_pool1d.default": average_pool(1),
     "aten.avg_pool2d.default": average_pool(2),
     "aten.adaptive_avg_pool1d.default": adaptive(PoolingKind.AVERAGE, 1),
     "aten.adaptive_avg_pool2d.default": adaptive(PoolingKind.AVERAGE, 2),
     "aten._adaptive_avg_pool2d.default": adaptive(PoolingKind.AVERAGE, 2),
-    "aten.adaptive_max_pool1d.default": adaptive_max_with_places(1),
-    "aten.adaptive_max_pool2d.default": adaptive_max_with_places(2),
+    **{f"aten.adaptive_max_pool{n}d.default": adaptive_max_with_places(n) for n in (1, 2, 3)},
     "aten.upsample_linear1d.vec": resampled("bilinear"),
     "aten.upsample_bilinear2d.vec": resampled("bilinear"),
     "aten.upsample_bicubic2d.vec": resampled("bicubic"),

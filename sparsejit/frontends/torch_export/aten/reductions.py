@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sparsejit.frontends.writing.arranging import reshaped
 from sparsejit.frontends.writing.formula import FormulaStep
 from sparsejit.frontends.writing.reductions import (
     Axes,
@@ -36,6 +37,11 @@ def sum_all(write: Writer, x: Operand, dtype: Any = None) -> Value:
 def mean_all(write: Writer, x: Operand, dtype: Any = None) -> Value:
     """The mean of all elements."""
     return mean_over(write, x)
+
+
+def product_of_all(write: Writer, x: Operand, dtype: Any = None) -> Value:
+    """The product of all elements."""
+    return product_over(write, reshaped(write, x, (-1,)), 0, False, dtype)
 
 
 def _variance(correction: float) -> Steps:
@@ -165,4 +171,5 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "aten.argmin.default": arg_min,
     "aten.cumsum.default": cumulative_sum,
     "aten.prod.dim_int": product_over,
+    "aten.prod.default": product_of_all,
 }

@@ -12,6 +12,7 @@ from sparsejit.frontends.writing.arranging import (
     expanded,
     reshaped,
     sliced,
+    with_axis,
 )
 from sparsejit.frontends.writing.selection import (
     flip,
@@ -85,20 +86,21 @@ def _bags(
 
 
 def index_select(write: Writer, x: Operand, dim: int, index: Operand) -> Value:
-    """Places of an axis."""
-    known = write.known(index)
+    """Places of an axis; a tensor without axes has one place, and stays without."""
+    known, rows = write.known(index), with_axis(write, x)
     if known is not None:
-        return taken(write, x, dim, known.reshape(-1))
-    return looked_up(write, x, dim, index)
+        found = taken(write, rows, dim, known.reshape(-1))
+    else:
+        found = looked_up(write, rows, dim, with_axis(write, index))
+    return found if write.shape(x) else reshaped(write, found, ())
 
 
 def gather(write: Writer, x: Operand, dim: int, index: Operand, *_: Any, **__: Any) -> Value:
     """An element for each place along an axis."""
-    known, value = write.known(index), write.value(x)
-    if not value.shape:
-        raise Unmapped("of a number")
-    chosen = write.value(index) if known is None else known
-    return places.by_axis(write, value, chosen, axis_of(dim, len(value.shape)))
+    known, value = write.known(index), with_axis(write, x)
+    chosen = with_axis(write, index) if known is None else np.atleast_1d(known)
+    found = places.by_axis(write, value, chosen, axis_of(dim, len(value.shape)))
+    return reshaped(write, found, write.shape(index))
 
 
 def scatter(reduction: str) -> Callable[..., Value]:
@@ -162,7 +164,7 @@ def _varying(array: Array, rank: int) -> list[int]:
 
 def sort(write: Writer, x: Operand, dim: int = -1, descending: bool = False) -> tuple[Value, ...]:
     """All elements along an axis in order, and their places."""
-    return top_k(write, x, write.shape(x)[dim], dim, descending)
+    return top_k(write, x, with_axis(write, x).shape[dim], dim, descending)
 
 
 def stable_sort(

@@ -16,6 +16,7 @@ from sparsejit.frontends.writing.arranging import (
     reshaped,
     sliced,
     swapped,
+    with_axis,
 )
 from sparsejit.frontends.writing.selection import taken
 from sparsejit.frontends.writing.views import (
@@ -190,8 +191,14 @@ def roll(write: Writer, x: Operand, shifts: int | Sizes, dims: int | Sizes = ())
 
 def windows(write: Writer, x: Operand, dimension: int, size: int, step: int) -> Value:
     """Windows of an axis, which becomes their number, their elements on a new last axis."""
-    value = write.value(x)
+    value = with_axis(write, x)
     axis = axis_of(dimension, len(value.shape))
+    if not write.shape(x):  # its only axis is that of the elements
+        return sliced(write, value, 0, 0, size)
+    if not size:
+        lengths = list(value.shape)
+        lengths[axis] = value.shape[axis] // step + 1
+        return write.cast(write.zeros((*lengths, 0)), value.type.element)
     last = (value.shape[axis] - size) // step * step
     parts = [sliced(write, value, axis, n, last + n + 1, step) for n in range(size)]
     return joined(write, [unsqueeze(write, part, -1) for part in parts], -1)
