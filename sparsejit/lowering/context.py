@@ -8,7 +8,7 @@ import numpy as np
 
 from sparsejit.asm_templates.batch.lowered_batch import pitch_of_lengths, spread_pitch
 from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
-from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.ir.graph import Array, Graph, Node, Origin, TensorType, Value
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.quantised_steps import QuantisedSteps
@@ -185,19 +185,22 @@ class Lowering:
         return copied
 
     def constant(self, value: Value) -> Array:
-        """What a value known at compile time holds. Raises CompileError for any other."""
+        """What a value known at compile time holds. Raises UnsupportedOperator for any other."""
         if value not in self.graph.constants:
-            raise CompileError(f"{value.origin.name} is computed by the model; it must be a weight")
+            raise UnsupportedOperator(
+                f"{value.origin.name} is the weight of an operator that takes known weights only; "
+                "make it a parameter or a buffer of the model, not an input or computed"
+            )
         return self.graph.constants[value]
 
     def matrix(self, value: Value) -> SparseMatrix:
-        """The weights that a constant holds. Raises CompileError as `constant` does."""
+        """The weights that a constant holds. Raises UnsupportedOperator as `constant` does."""
         if self.kept is not None and value in self.graph.constants:
             return self.kept.matrix(value, self.graph.constants)
         return self.laid_out(value, lambda weights: weights)
 
     def laid_out(self, value: Value, matrix_of: Callable[[Array], Array]) -> SparseMatrix:
-        """The matrix that is made of a constant. Raises CompileError as `constant` does."""
+        """The matrix that is made of a constant. Raises UnsupportedOperator as `constant` does."""
         made = self.common.get(value)
         if made is None:
             made = SparseMatrix(matrix_of(self.constant(value)))

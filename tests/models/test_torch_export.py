@@ -150,6 +150,42 @@ def test_what_is_no_model_is_refused(model: Any, inputs: Any, words: str) -> Non
         export(model, inputs, {}, True)
 
 
+def by_number(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.sum() > 0 else x
+
+
+def by_size(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0].reshape(-1, 2)[:3].sum(0) if len(x[x > 0]) > 2 else x
+
+
+def by_count(m: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(int(x.sum())).view(-1, 2) + 1
+
+
+@pytest.mark.parametrize("forward", [by_number, by_size, by_count])
+@pytest.mark.parametrize("free_batch", [True, False])
+def test_values_that_decide_a_size_or_a_branch_are_refused_with_the_line(
+    forward: Any, free_batch: bool
+) -> None:
+    line = f"{Path(__file__).name}:{forward.__code__.co_firstlineno + 1}: return "
+    with pytest.raises(InvalidInput, match=f"depends on values of a tensor, at {line}"):
+        export(Written(forward).eval(), (torch.rand(4, 3),), {}, free_batch)
+
+
+@pytest.mark.parametrize(
+    ("forward", "operator"),
+    [
+        (lambda m, x: torch.native_group_norm(x, None, None, 3, 4, 1, 2, 1e-5)[1], "group_norm"),
+        (lambda m, x: torch.nn.functional.conv1d(x[..., None], x[:, :, None]), "weight"),
+    ],
+)
+def test_what_an_operator_does_not_compute_is_refused_by_name(
+    forward: Any, operator: str
+) -> None:
+    with pytest.raises(UnsupportedOperator, match=operator):
+        sparsejit.compile(Written(forward).eval(), (torch.rand(3, 4),))
+
+
 def test_a_model_that_changes_itself_is_refused() -> None:
     def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
         m.count += 1

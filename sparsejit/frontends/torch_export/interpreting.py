@@ -294,7 +294,11 @@ class Interpreter:
     ) -> Result:
         """Arithmetic with sizes, parts of lists, and the regions of other grad modes."""
         if target is operator.getitem and isinstance(args[0], list | tuple):
-            return args[0][args[1]]
+            part = args[0][args[1]]
+            if part is not None or not is_tensor(node.meta.get("val")):
+                return part
+            whole: Any = node.args[0]
+            return self._leave_out(node, str(whole.target), f"without its result {args[1]}")
         name = getattr(target, "__name__", str(target))
         if name in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
             first = next(n for n, x in enumerate(args) if hasattr(x, "graph"))

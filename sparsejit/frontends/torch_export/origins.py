@@ -1,12 +1,14 @@
 """Where an operator of an exported graph stands in the user's model."""
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sparsejit.ir.graph import Origin
 
+_OWN_FOLDER = str(Path(__file__).parents[2])
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')
 
 
@@ -20,9 +22,17 @@ def origin_of(node: Any) -> Origin:
 
 def _line(trace: str) -> tuple[str, str]:
     """`file.py:line` and its text; empty where all frames are torch's."""
-    for frame in reversed(list(_FRAME.finditer(trace))):
-        if not frame["file"].startswith(_torch_folder()):
-            return f"{Path(frame['file']).name}:{frame['line']}", frame["code"].strip()
+    return innermost_line((x["file"], int(x["line"]), x["code"]) for x in _FRAME.finditer(trace))
+
+
+def innermost_line(frames: Iterable[tuple[str, int | None, str | None]]) -> tuple[str, str]:
+    """`file.py:line` and text of the last frame of (file, line, text) that is not torch's or ours.
+
+    Empty where there is none.
+    """
+    for file, line, code in reversed(list(frames)):
+        if not file.startswith((_torch_folder(), _OWN_FOLDER)):
+            return f"{Path(file).name}:{line}", (code or "").strip()
     return "", ""
 
 

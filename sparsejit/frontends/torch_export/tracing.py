@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.batch_first import InputAxes
 from sparsejit.frontends.caller_warnings import warn_caller
+from sparsejit.frontends.torch_export.origins import innermost_line
 from sparsejit.frontends.torch_export.recurrent_shapes import known_recurrent_shapes
 
 if TYPE_CHECKING:
@@ -125,9 +127,19 @@ def _of_one_batch(model: Module, args: Any, kwargs: Any) -> ExportedProgram:
         return _exported(model, args, kwargs, _open_batch(args, kwargs, None))
     except Exception as error:
         raise InvalidInput(
-            f"torch.export cannot export this {type(model).__name__}: {first_line(error)}; "
+            f"torch.export cannot export this {type(model).__name__}: {_reason(error)}; "
             'try torch.compile(model, backend="sparsejit")'
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """What torch says, in words of our own where values decide a size, and the user's line."""
+    text = first_line(error)
+    if "data-dependent" in text or "unbacked symbol" in text:
+        text = "a size or a branch depends on values of a tensor"
+    frames = traceback.extract_tb(error.__traceback__)
+    source, code = innermost_line((each.filename, each.lineno, each.line) for each in frames)
+    return f"{text}, at {source}: {code}" if source else text
 
 
 def first_line(error: Exception) -> str:
