@@ -123,6 +123,8 @@ class TakesPanels:
     def __call__(self, node: Node) -> bool:
         if not isinstance(node.op, Linear) or prod(node.inputs[0].shape[:-1]) < 2:
             return False
+        if not node.inputs[1].type.size:
+            return False
         (x, weights), dtype = node.inputs[:2], node.op.dtype
         rows, percent = prod(x.shape[:-1]), 100 * self._nonzeros(weights) // weights.type.size
         case = rows, weights.shape, dtype, percent

@@ -63,6 +63,7 @@ PRODUCTS = {
         call(rand(5), weight(4, 5)),
     ],
     "aten.matmul.default": [
+        *(call(rand(2, 5, 0), rand(0, 3)), call(rand(3, 0), Known(torch.zeros(0, 4)))),
         call(X, weight(5, 4)),
         call(X, rand(5, 4)),
         call(rand(2, 3, 5), rand(5, 4)),

@@ -176,6 +176,8 @@ def test_values_that_decide_a_size_or_a_branch_are_refused_with_the_line(
     ("forward", "operator"),
     [
         (lambda m, x: torch.native_group_norm(x, None, None, 3, 4, 1, 2, 1e-5)[1], "group_norm"),
+        (lambda m, x: functional.multilabel_margin_loss(x, (x > 0).long()), "multilabel_margin"),
+        (lambda m, x: functional.multi_margin_loss(x[0], (x[0, 0] > 0).long()), "multi_margin"),
         (lambda m, x: torch.nn.functional.conv1d(x[..., None], x[:, :, None]), "weight"),
     ],
 )

@@ -133,6 +133,7 @@ SELECTIONS: dict[str, list[Call]] = {
             for mode, padding in ((0, None), (1, None), (2, None), (0, 2))
         ),
         call(weight(9, 4), whole(4, 9), EVEN, False, 0, False, rand(9), False, 1),
+        call(weight(4, 4), whole(4, 9), EVEN, False, 0, False, None, False, -1),
     ],
     "aten.gather.default": [
         call(rand(3, 5), 1, whole(5, 3, 2)),

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
 
+# Operators whose decompositions in torch differ from torch itself, and for which first operands.
+_WRONG: dict[str, Callable[[Any], bool]] = {
+    # Counts elements behind the last target.
+    "aten::multilabel_margin_loss_forward": lambda x: True,
+    # Gives one sample an axis.
+    "aten::multi_margin_loss": lambda x: len(x.shape) < 2,
+}
+
+
 def decomposed(
     target: Any,
     args: Sequence[Any],
@@ -30,6 +39,8 @@ def decomposed(
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.utils._pytree import tree_flatten, tree_unflatten
 
+    if _WRONG.get(target._schema.name, lambda x: False)(args[0] if args else None):
+        return None
     flat, spec = tree_flatten((list(args), dict(kwargs)))
     places = [n for n, x in enumerate(flat) if isinstance(x, Value | Complex) or is_tensor(x)]
 

@@ -206,11 +206,21 @@ class Interpreter:
         if target._schema.name == "aten::squeeze" and isinstance(args[0], Value | Complex):
             args = [args[0], _always_one(node, len(args[0].shape))]
         try:
-            return self._mapped(target, args, kwargs, node.meta.get("val"))
+            result = self._mapped(target, args, kwargs, node.meta.get("val"))
+            self._check_shape(result, node.meta.get("val"))
+            return result
         except Unmapped as reason:
             return self._leave_out(node, str(target), str(reason))
         except InvalidInput as reason:
             return self._leave_out(node, str(target), str(reason))
+
+    def _check_shape(self, result: Result, example: Any) -> None:
+        """Raise Unmapped for a value of another shape than torch's, as a decomposition may give."""
+        if not isinstance(result, Value) or not is_tensor(example):
+            return
+        shape = [self._number(n) for n in example.shape]
+        if _ABSENT not in shape and list(result.shape) != shape:
+            raise Unmapped(f"its result has shape {list(result.shape)} here, {shape} in torch")
 
     def _mapped(
         self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], example: Any

@@ -27,6 +27,9 @@ def matmul(write: Writer, a: Operand, b: Operand) -> Value:
     if len(a.shape) == 1:
         product = matmul(write, reshaped(write, a, (1, *a.shape)), b)
         return reshaped(write, product, (*product.shape[:-2], product.shape[-1]))
+    if not a.shape[-1]:
+        lead = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        return write.zeros((*lead, a.shape[-2], b.shape[-1]))
     if len(b.shape) == 2 and (known := write.known(b)) is not None:
         weights = write.constant(np.ascontiguousarray(known.T), b.origin.name)
         return write.one(Linear(), a, weights)

@@ -69,6 +69,16 @@ def embedding_bag(
     return write.one(op, index, write.floats(weight), starts, *rest), None, None, None
 
 
+def padded_embedding_bag(
+    write: Writer, weight: Operand, indices: Operand, offsets: Operand, *rest: Any
+) -> tuple[Any, ...]:
+    """As `embedding_bag`; a negative padding_idx counts from the end of the table."""
+    padding_idx = rest[-1]
+    wrapped = None if padding_idx is None else padding_idx % write.shape(weight)[0]
+    bag: Callable[..., tuple[Any, ...]] = embedding_bag
+    return bag(write, weight, indices, offsets, *rest[:-1], wrapped)
+
+
 def _bags(
     write: Writer, index: Value, offsets: Operand, include_last: bool
 ) -> tuple[int, int] | None:
@@ -192,7 +202,7 @@ def one_hot(write: Writer, x: Operand, num_classes: int = -1) -> Value:
 OPERATORS: dict[str, Callable[..., Any]] = {
     "aten.embedding.default": embedding,
     "aten.embedding_bag.default": embedding_bag,
-    "aten.embedding_bag.padding_idx": embedding_bag,
+    "aten.embedding_bag.padding_idx": padded_embedding_bag,
     "aten._embedding_bag.default": embedding_bag,
     "aten._embedding_bag_forward_only.default": embedding_bag,
     "aten.index_select.default": index_select,
