@@ -20,6 +20,7 @@ from sparsejit.api.model_export import exported_model
 from sparsejit.api.model_file import KIND, ModelSource, SavedVariant, model_to_data
 from sparsejit.api.named_sizes import NamedSizes
 from sparsejit.api.narrow_numbers import NarrowNumbers
+from sparsejit.api.open_outputs import check_open_axes, cut
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.report import Report
 from sparsejit.api.statistics import statistics_of
@@ -27,7 +28,7 @@ from sparsejit.api.variant import Variant, lowered_variant
 from sparsejit.artefact import sealed
 from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.errors import CompileError, DamagedFile, InvalidInput
-from sparsejit.frontends.nesting import Nest
+from sparsejit.frontends.nesting import Nest, open_axes
 from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.ir.layer_scales import LayerScales
@@ -80,6 +81,7 @@ class CompiledModel(CalledModel, Compiled):
         self._accuracy: Accuracy | None = None
         self._compiling = threading.Lock()
         self._narrow = NarrowNumbers(self._first.inputs, input_nest, output_nest)
+        self._open_axes = open_axes(output_nest)
 
     @property
     def title(self) -> str:
@@ -147,6 +149,8 @@ class CompiledModel(CalledModel, Compiled):
         if narrow.inputs:
             narrow.widen(arrays)
         results = self._variant_for(arrays).call.run(*arrays)
+        if self._open_axes:
+            results = cut(results, self._open_axes)
         return narrow.narrowed(results) if narrow.outputs else results
 
     def prepare(self, **sizes: int) -> None:
@@ -217,6 +221,8 @@ class CompiledModel(CalledModel, Compiled):
         It holds all arrays, adds some 20 ns to the native time and keeps the interpreter lock. One
         thread may call it at a time. A divisor of 0, or an index out of range, raises nothing.
         Arrays whose batch lies behind other axes are copied at every call: some microseconds.
+        Outputs whose sizes a call decides have their largest size, and those sizes follow as
+        further outputs, int64 without axes.
 
         Args:
             inputs: a flat list of contiguous numpy arrays, all whole numbers as int64
@@ -282,5 +288,6 @@ def compile_saved(source: ModelSource) -> CompiledModel:
         ]
     except (CompileError, InvalidInput) as error:
         raise DamagedFile(f"has a graph that cannot be compiled: {error}") from error
+    check_open_axes(open_axes(source.output_nest), variants[0].outputs)
     return CompiledModel(variants, source.input_nest, source.output_nest, source.settings)
 

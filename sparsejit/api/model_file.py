@@ -19,7 +19,7 @@ from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
 from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.artefact.sealed import Tensors
 from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.frontends.nesting import Nest, NestKind, from_json, to_json
+from sparsejit.frontends.nesting import Nest, NestKind, from_json, open_axes, to_json
 from sparsejit.ir.graph import Array, TensorType
 from sparsejit.machine.target import ISA_LEVELS
 from sparsejit.planner.split import parse_threads
@@ -111,7 +111,8 @@ def _check_interfaces(variants: Sequence[SavedVariant], given: Nest, made: Nest)
     shapes = set()
     kinds = set()
     for place, (graph, tile) in ((n, one) for n, each in enumerate(variants) for one in each[0]):
-        if (len(graph.inputs), len(graph.outputs)) != (tensors_in(given), tensors_in(made)):
+        outputs = tensors_in(made) + len({axis.count for axis in open_axes(made)})
+        if (len(graph.inputs), len(graph.outputs)) != (tensors_in(given), outputs):
             raise DamagedFile("has a graph of other inputs or outputs than the model's")
         types = [value.type for value in (*graph.inputs, *graph.outputs)]
         shared = set(filter(graph.is_shared, range(len(graph.inputs))))

@@ -13,9 +13,10 @@ from sparsejit.api.called import as_arrays
 from sparsejit.api.chosen_scales import CalibrationInput, ChosenScales
 from sparsejit.api.example_calls import ExampleCall
 from sparsejit.api.narrow_numbers import NarrowNumbers
+from sparsejit.api.open_outputs import cut
 from sparsejit.api.scales import Scales
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.nesting import Nest, NestKind, flatten, unflatten
+from sparsejit.frontends.nesting import Nest, NestKind, flatten, open_axes, unflatten
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.lowering.context import ModelOptions, Progress
 
@@ -67,7 +68,7 @@ class ScalesFinder:
         wants_tensors = bool(leaves) and not all(isinstance(one, np.ndarray) for one in leaves)
 
         def as_called(outputs: list[Array]) -> Any:
-            results: list[Any] = outputs
+            results: list[Any] = cut(outputs, open_axes(nest))
             if wants_tensors:
                 results = [sys.modules["torch"].from_numpy(each) for each in outputs]
             is_one = nest.kind is NestKind.TENSOR

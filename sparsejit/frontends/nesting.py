@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cache
+from itertools import count
 from typing import Any, NamedTuple
 
 from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.ir.graph import OpenAxis
 from sparsejit.ir.ops.pointwise import WRAPS
 from sparsejit.ir.spec import Choice
 
@@ -32,7 +34,8 @@ class Nest:
     """A place and what it holds: `items` in order, with `keys` for a dict or a named tuple.
 
     A constant is None, a bool, a number or a string, and the same at every call. `dtype` is that
-    of a tensor of whole numbers narrower than int64, as which they are computed. `rebuild` makes
+    of a tensor of whole numbers narrower than int64, as which they are computed. `open_axes` are
+    those of a tensor whose sizes a call decides. `rebuild` makes
     an object of the user's own class out of items; read from JSON there is none, and a dict, a list
     or a new class of named tuples is made.
     """
@@ -43,6 +46,7 @@ class Nest:
     name: str = ""
     value: Any = None
     dtype: str = ""
+    open_axes: tuple[OpenAxis, ...] = ()
     rebuild: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
 
 
@@ -161,6 +165,27 @@ def dtypes(form: Nest) -> list[str]:
     return [dtype for item in form.items for dtype in dtypes(item)]
 
 
+def with_open_axes(form: Nest, axes: Iterable[OpenAxis]) -> Nest:
+    """The nest whose tensors, in order, have these open axes."""
+    by_output: dict[int, list[OpenAxis]] = {}
+    for axis in axes:
+        by_output.setdefault(axis.output, []).append(axis)
+    numbers = count()
+
+    def noted(nest: Nest) -> Nest:
+        if nest.kind is NestKind.TENSOR:
+            found = by_output.get(next(numbers))
+            return replace(nest, open_axes=tuple(found)) if found else nest
+        return replace(nest, items=tuple(map(noted, nest.items)))
+
+    return noted(form) if by_output else form
+
+
+def open_axes(form: Nest) -> list[OpenAxis]:
+    """The open axes of all tensors, in order."""
+    return [*form.open_axes, *(axis for item in form.items for axis in open_axes(item))]
+
+
 def unflatten(form: Nest, tensors: Sequence[Any]) -> Any:
     """The nest of this form that holds these tensors, in order."""
     left = iter(tensors)
@@ -196,7 +221,8 @@ def _named_tuple(name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
 def to_json(form: Nest) -> dict[str, Any]:
     """What json.dumps writes, for `from_json`."""
     if form.kind is NestKind.TENSOR:
-        return {"kind": form.kind.value, **({"dtype": form.dtype} if form.dtype else {})}
+        noted = {"dtype": form.dtype, "open_axes": list(map(list, form.open_axes))}
+        return {"kind": form.kind.value, **{key: value for key, value in noted.items() if value}}
     if form.kind is NestKind.CONSTANT:
         return {"kind": form.kind.value, "value": form.value}
     described: dict[str, Any] = {"kind": form.kind.value}
@@ -220,7 +246,8 @@ def _parsed(described: Any) -> Nest:
     if kind is NestKind.TENSOR:
         if described.get("dtype", NARROW[0]) not in NARROW:
             raise ValueError("whole numbers of no known width")
-        return tensor_of(described.get("dtype", ""))
+        axes = tuple(OpenAxis(*map(_natural, axis)) for axis in described.get("open_axes", []))
+        return replace(tensor_of(described.get("dtype", "")), open_axes=axes)
     if kind is NestKind.CONSTANT:
         if not isinstance(described["value"], bool | int | float | str | None):
             raise ValueError("a constant that is a container")
@@ -234,3 +261,9 @@ def _parsed(described: Any) -> Nest:
     if kind is NestKind.NAMED_TUPLE:
         _named_tuple(name, keys)
     return Nest(kind, items, keys, name)
+
+
+def _natural(number: Any) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ValueError("an open axis that is no number")
+    return number

@@ -7,9 +7,9 @@ in which they can run. Passes take a graph and return another; nothing is change
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -118,12 +118,29 @@ class Node:
         return value
 
 
+class OpenAxis(NamedTuple):
+    """An axis of an output that is shorter than its array, by a number that calls compute.
+
+    Attributes:
+        output: number of the output
+        axis: the axis
+        inner: elements of the axis for each one counted
+        count: number of the output, int64 (), that has the count
+    """
+
+    output: int
+    axis: int
+    inner: int
+    count: int
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A model. `constants` holds the arrays of those values that are known at compile time.
 
     `notes` say what a model's user should know of how it was read. `batch_axes` say where the model
     has its batch, which lies on axis 0 in the graph; None says so of everything with a batch.
+    `open_axes` are those of outputs, as a model was read; passes drop them.
     """
 
     inputs: tuple[Value, ...]
@@ -132,6 +149,11 @@ class Graph:
     constants: Mapping[Value, Array]
     notes: tuple[str, ...] = ()
     batch_axes: BatchAxes | None = None
+    open_axes: tuple[OpenAxis, ...] = ()
+
+    def with_open_axes(self, counts: Sequence[Value], axes: Sequence[OpenAxis]) -> Graph:
+        """The graph with these counts as further outputs."""
+        return replace(self, outputs=(*self.outputs, *counts), open_axes=tuple(axes))
 
     def is_shared(self, number: int) -> bool:
         """Whether an input is the same for all samples of a batch."""

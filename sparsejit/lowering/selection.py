@@ -7,9 +7,17 @@ import numpy as np
 from sparsejit.asm_templates.selection.bags import Bags, emit_bags
 from sparsejit.asm_templates.selection.largest import LargestElements, emit_largest_elements
 from sparsejit.asm_templates.selection.table_rows import RowCopies, emit_row_copies
+from sparsejit.asm_templates.selection.true_places import emit_true_places
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Element, Graph, Node, Value
-from sparsejit.ir.ops.selection import ArgMax, Embedding, EmbeddingBag, OwnRows, TopK
+from sparsejit.ir.ops.selection import (
+    ArgMax,
+    Embedding,
+    EmbeddingBag,
+    OwnRows,
+    TopK,
+    TruePlaces,
+)
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.registry import lowers
@@ -142,6 +150,21 @@ def _lower_largest(low: Lowering, node: Node, count: int, least: bool) -> None:
     facts = Facts(f"{count} of {length} elements, {shape[0]} times")
     scratch = spec.scratch_bytes(low.target)
     low.add(Step("largest", origin, (source,), into, emit, facts, scratch))
+
+
+@lowers(TruePlaces)
+def lower_true_places(low: Lowering, node: Node) -> None:
+    """One pass over the mask."""
+    (mask,) = node.inputs
+    into = tuple(low.dense_result(value) for value in node.outputs)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        for register, place in zip((rdi, rsi, rdx), (*at.reads, *at.writes), strict=True):
+            place.point(asm, register)
+        emit_true_places(asm, mask.type.size)
+
+    facts = Facts(f"places of the true ones of {mask.type.size} elements")
+    low.add(Step("true-places", node.outputs[0].origin, (low.contiguous(mask),), into, emit, facts))
 
 
 def _table_shape(table: Value) -> tuple[int, int]:

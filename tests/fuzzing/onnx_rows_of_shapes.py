@@ -326,6 +326,19 @@ def _triangle(grow: OnnxGrowing) -> None:
     grow.add("Trilu", [x, *diagonal], **grow.some(upper=grow.flag()))
 
 
+def _nonzero(grow: OnnxGrowing) -> None:
+    grow.add("NonZero", [grow.tensor("fib", ranks=(1, 3), fits=lambda a: a.size > 0)])
+
+
+def _compress(grow: OnnxGrowing) -> None:
+    x = grow.tensor("fib", ranks=(1, 3), fits=lambda a: a.size > 0)
+    array = grow.values[x]
+    axis = grow.axis(array.ndim) if grow.flag() else None
+    length = array.size if axis is None else array.shape[axis]
+    condition = grow.input(grow.array((grow.draw.randint(1, length),), "bool"))
+    grow.add("Compress", [x, condition], **({} if axis is None else {"axis": axis}))
+
+
 _MODES = ("nearest", "linear", "cubic")
 _COORDINATES = ("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel")
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
@@ -368,6 +381,7 @@ def _resize(grow: OnnxGrowing) -> None:
 
 
 ROWS: dict[str, Maker] = {
+    "Compress": _compress,
     "Concat": _concat,
     "DepthToSpace": _blocks("DepthToSpace"),
     "Expand": _expand,
@@ -375,6 +389,7 @@ ROWS: dict[str, Maker] = {
     "Gather": _gather,
     "GatherElements": _gather_elements,
     "GatherND": _gather_nd,
+    "NonZero": _nonzero,
     "OneHot": _one_hot,
     "Pad": _pad,
     "Reshape": _reshape,

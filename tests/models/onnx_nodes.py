@@ -11,6 +11,7 @@ from onnx import ModelProto
 from onnx.backend.test.case.node import collect_testcases
 from onnx.numpy_helper import from_array
 
+from sparsejit.api.open_outputs import cut
 from sparsejit.errors import UnsupportedOperator
 from sparsejit.frontends.onnx import import_onnx
 from sparsejit.frontends.onnx.reading import OLDEST_OPSET, newest_opset
@@ -83,4 +84,5 @@ def _evaluated(case: NodeCase, known_from: int, outputs: int | None = None) -> l
         model.graph.initializer.append(from_array(array, declared.name))
     graph = import_onnx(model, free_batch=False).graph()
     given = case.inputs[: len(case.inputs) - len(known)]
-    return graph.evaluate([a.astype(np.int64) if a.dtype.kind in "iu" else a for a in given])
+    wide = [a.astype(np.int64) if a.dtype.kind in "iu" else a for a in given]
+    return cut(graph.evaluate(wide), graph.open_axes)

@@ -31,7 +31,15 @@ from sparsejit.ir.ops.sampling import (
     SumOfRows,
     Uniform,
 )
-from sparsejit.ir.ops.selection import ArgMax, BagKind, Embedding, EmbeddingBag, OwnRows, TopK
+from sparsejit.ir.ops.selection import (
+    ArgMax,
+    BagKind,
+    Embedding,
+    EmbeddingBag,
+    OwnRows,
+    TopK,
+    TruePlaces,
+)
 from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
 from sparsejit.ir.ops.turns import BodyNode, Turns
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
@@ -278,6 +286,9 @@ CASES = [
         *(floats(2, 3), number(0), floats(5, 2, 3), floats(3, 3), floats(5, 2), number(1)),
         constants=3,
     ),
+    case(TruePlaces(), truths(7)),
+    case(TruePlaces(), np.zeros(5, bool)),
+    case(TruePlaces(), np.ones(1, bool)),
     case(Reshape((2, 6)), floats(3, 4)),
     case(Reshape(()), floats(1, 1)),
     case(Permute((1, 2, 0)), truths(2, 3, 4)),

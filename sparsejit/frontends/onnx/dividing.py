@@ -267,6 +267,10 @@ class _Divider:
                 raise
             return f"{error!r}; report it"
         found, reader.missing = reader.missing, []
+        made = (self._known.get(name) for name in makes(node))
+        if not reader.open.isdisjoint(x for x in made if isinstance(x, Value)):
+            self._known.update(dict.fromkeys(makes(node), ABSENT))
+            return "how large its result is, a call decides"
         own = operator_of(node)
         words = (
             each.reason if each.operator == own else f"{each.operator} within it {each.reason}"

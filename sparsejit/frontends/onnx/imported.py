@@ -23,7 +23,7 @@ from sparsejit.frontends.batch_first import (
     common_axes,
     named_axes,
 )
-from sparsejit.frontends.nesting import TENSOR, Nest, NestKind, tensor_of
+from sparsejit.frontends.nesting import TENSOR, Nest, NestKind, tensor_of, with_open_axes
 from sparsejit.frontends.onnx.interpreting import ReadGraph, read_graph
 from sparsejit.frontends.onnx.reading import dtype_of, initialised, opset_of, read_model, tensors_of
 from sparsejit.frontends.resized_batch import SizedBatch
@@ -139,7 +139,7 @@ class ImportedModel:
         self._graphs = GraphsBySize()
         first = self._read(None)  # what is missing is said now
         self._graphs.get(None, lambda _: first.graph)
-        self.output_tree = given.outputs_of(first.dtypes)
+        self.output_tree = with_open_axes(given.outputs_of(first.dtypes), first.graph.open_axes)
         self._sized: SizedBatch | None = None
         self._found: BatchAxes | None = None
         self.why_not_free = "free_batch=False" if not free_batch else self._mixing(axes)

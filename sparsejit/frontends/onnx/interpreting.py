@@ -15,9 +15,11 @@ from sparsejit.frontends.onnx.folding import computed
 from sparsejit.frontends.onnx.functions import body_of
 from sparsejit.frontends.onnx.inference import Inference, Sizes, check_found, is_plain, no_type
 from sparsejit.frontends.onnx.onnx_rows import OPERATORS
+from sparsejit.frontends.onnx.operators.selection import OF_OPEN_SIZE
 from sparsejit.frontends.onnx.reading import dtype_of, sparse_array, tensor_array, tensors_of
 from sparsejit.frontends.writing import arranging
 from sparsejit.frontends.writing.missing import Missing, refuse
+from sparsejit.frontends.writing.open_sizes import with_open_outputs
 from sparsejit.frontends.writing.views import stack
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Array, Element, Graph, Origin, TensorType, Value
@@ -68,7 +70,10 @@ def read_graph(
     ]
     if interpreter.missing or lacking:
         refuse(interpreter.missing or lacking, _REMEDY)
-    graph = interpreter.write.finish(*(_plain(known[name]) for name in names))
+    whole = interpreter.write.finish(*(_plain(known[name]) for name in names))
+    graph, mixed = with_open_outputs(whole)
+    if mixed:
+        refuse(mixed, _REMEDY)
     noted = replace(graph, notes=tuple(dict.fromkeys(interpreter.notes)))
     return ReadGraph(noted, tuple(map(interpreter.inference.dtype, names)))
 
@@ -79,7 +84,7 @@ _HELD_AS_FLOATS = ("ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "Qua
 
 # Why operators have no mapping that compute how large their results are; of known operands they do.
 _OF_OPEN_SIZE = dict.fromkeys(
-    ("Compress", "NonMaxSuppression", "NonZero", "Range", "Unique"),
+    ("NonMaxSuppression", "Range", "Unique"),
     "how large its result is, a call decides; make what it reads constants, or end before it",
 )
 
@@ -98,6 +103,7 @@ class NodeInterpreter:
         self._opset = opset
         self._turns = self._known_bytes = 0
         self._constants: dict[int, tuple[Array, Value]] = {}
+        self.open: set[Value] = set()  # with sizes that values decide
 
     def input(self, name: str, kind: int, shape: tuple[int, ...]) -> Value:
         """A value that a call gives, of the dtype that ONNX numbers so.
@@ -145,6 +151,7 @@ class NodeInterpreter:
             made = mapping(self.write, call)
             results = made if isinstance(made, tuple) else (made,)
             check_found(results, sizes)
+            self._note_open(node, operands, results)
             results = tuple(self._typed(node, number, x) for number, x in enumerate(results))
         except (Unmapped, InvalidInput) as reason:
             return self._lacking(node, str(reason))
@@ -178,6 +185,17 @@ class NodeInterpreter:
         if lacking:
             raise Unmapped(f"ONNX writes it with {lacking}")
         return [known.get(name, ABSENT) for name in body.outputs[: len(node.output)]]
+
+    def _note_open(
+        self, node: NodeProto, operands: Sequence[Operand], results: Sequence[Operand]
+    ) -> None:
+        """Note results with a size that values decide. Raises Unmapped for one that is the size."""
+        values = {x for x in operands if isinstance(x, Value)}
+        if operator_of(node) not in OF_OPEN_SIZE and self.open.isdisjoint(values):
+            return
+        if not all(isinstance(x, Value) for x in results if x is not None):
+            raise Unmapped("is a size that values decide")
+        self.open.update(x for x in results if isinstance(x, Value))
 
     def _lacking(self, node: NodeProto, reason: str) -> Sequence[Operand]:
         """Note that this is missing and go on without, to find the others as well."""

@@ -155,7 +155,8 @@ class Exported:
         self._probe: Graph | None = None  # what every batch's graph must be like
         choices = list(_batches_of(self._program))
         self._choose(choices[0] if choices else _fixed_batch(self._program), example_batch)
-        self.graph()  # so that what is missing is said now
+        first = self.graph()  # so that what is missing is said now
+        self.output_tree = nesting.with_open_axes(self.output_tree, first.open_axes)
         self.why_not_free = why_fixed or self._mixing(choices, example_batch)
 
     @property

@@ -11,8 +11,10 @@ import numpy as np
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.torch_export.aten.complex_values import complex_dtype, pairs
+from sparsejit.frontends.torch_export.aten.open_sizes import OPENING
 from sparsejit.frontends.torch_export.aten_rows import COMPLEX_OPERATORS, OPERATORS
 from sparsejit.frontends.torch_export.decomposing import decomposed
+from sparsejit.frontends.torch_export.open_symbols import OpenSymbols, examples_of
 from sparsejit.frontends.torch_export.origins import origin_of
 from sparsejit.frontends.writing.complex_values import Complex, from_last_axis, on_last_axis
 from sparsejit.frontends.writing.missing import Missing, refuse
@@ -59,6 +61,7 @@ def missing_in(
 ) -> list[Missing]:
     """What `graph_of` would refuse, each with its node's name as origin; inputs of any dtype."""
     interpreter = Interpreter(Writer(), sizes)
+    interpreter.opening = {}  # a part of a graph returns arrays of known sizes
     given = [
         in_float32(constants[node.name])
         if node.name in constants
@@ -94,6 +97,9 @@ def _graph_of(
     results = pairs(write, leaves(outputs)[first:])
     whole = write.finish(*(_as_output(write, x) for x in results if is_value(x)))
     graph, missing = without_unwritten(whole, interpreter.unwritten)
+    if not missing:
+        examples = examples_of(module.graph.output_node())[first:]
+        graph, missing = interpreter.open.finished(graph, examples)
     if missing:
         refuse(missing)
     return graph
@@ -130,6 +136,8 @@ class Interpreter:
         self.missing: list[Missing] = []
         # Inputs that stand for memory which an operator reserves, with the operator's name.
         self.unwritten: dict[Value, str] = {}
+        self.open = OpenSymbols()
+        self.opening: Mapping[str, Callable[..., Any]] = OPENING
         self._inside = 0  # a decomposition, whose origin is that of the operator outside
 
     def input(self, node: Node) -> Result:
@@ -189,6 +197,8 @@ class Interpreter:
             symbol: self.sizes.get(str(symbol), x.node.shape_env.backed_var_to_val.get(symbol))
             for symbol in expression.free_symbols
         }
+        bounds = {symbol: self.open.bound(str(symbol)) for symbol in numbers}
+        numbers |= {symbol: bound for symbol, bound in bounds.items() if bound is not None}
         if None in numbers.values():
             return _ABSENT
         result = expression.subs(numbers)
@@ -198,6 +208,12 @@ class Interpreter:
 
     def _call(self, node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Result:
         target: Any = node.target
+        try:
+            if (size := self.open.of(node.meta.get("val"))) is not None:
+                return size
+            args, kwargs = self.open.operands(node, (args, kwargs))
+        except Unmapped as reason:
+            return self._leave_out(node, str(target), str(reason))
         if not hasattr(target, "_schema"):
             return self._python(node, target, args, kwargs)
         target = functional(target)
@@ -245,6 +261,8 @@ class Interpreter:
             raise Unmapped("of complex32; compute in complex64")
         if dtype:
             args, kwargs = pairs(self.write, (args, kwargs))
+        elif (opened := self._opened(target, args, kwargs, example)) is not None:
+            return opened
         if mapping is None:
             reason = f"of {dtype}; give real and imaginary parts as two tensors"
             return self._decomposed(target, args, kwargs, Unmapped(reason if dtype else ""))
@@ -252,6 +270,18 @@ class Interpreter:
             return self._typed(mapping(self.write, *args, **_meaningful(kwargs)), example)
         except Unmapped as reason:
             return self._decomposed(target, args, kwargs, reason)
+
+    def _opened(
+        self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], example: Any
+    ) -> Result:
+        """A result whose size values decide; None for an operator that leaves no size open."""
+        row = self.opening.get(str(target))
+        opened = row(self.write, *args, **_meaningful(kwargs)) if row else None
+        if opened is None:
+            return None
+        result, size = opened
+        self.open.note(example, size)
+        return self._typed(result, example)
 
     def _reserved(self, target: Any, args: Sequence[Any], example: Any) -> Result:
         """An input in place of memory that no operator has written yet."""

@@ -135,3 +135,24 @@ class TopK(Operator):
         last = is_nan if self.least else ~is_nan  # lexsort's last key is the first
         places = np.lexsort((order, last), axis=-1)[..., : self.count]
         return np.take_along_axis(x, places, axis=-1), places
+
+
+@dataclass(frozen=True)
+class TruePlaces(Operator):
+    """The places of the true elements of a mask in ascending order, and their number.
+
+    The places behind the last are 0.
+    """
+
+    types: ClassVar[str] = "mask bool [n] -> int64 [n], int64 []"
+    needs: ClassVar[str] = ", with elements"
+    mixing: ClassVar[str] = "counts the elements of several samples"
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        return {} if bound["n"] > 0 else None
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        (mask,) = operands
+        found = np.flatnonzero(mask)
+        places = np.pad(found, (0, len(mask) - len(found)))
+        return places.astype(np.int64), np.asarray(len(found), np.int64)

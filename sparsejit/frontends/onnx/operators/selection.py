@@ -9,7 +9,7 @@ import numpy as np
 
 from sparsejit.frontends.onnx import resizing
 from sparsejit.frontends.onnx.call import Call
-from sparsejit.frontends.writing import arranging, pooling, selection
+from sparsejit.frontends.writing import arranging, open_sizes, pooling, selection
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.types import axis_of
@@ -113,8 +113,32 @@ def _resized(write: Writer, x: Value, axis: int, positions: Array) -> Value:
     return pooling.weighed(write, x, axis, positions)
 
 
+def nonzero(write: Writer, call: Call) -> Value:
+    """The indices of elements that are not 0: (axes of x, count)."""
+    x = call.value(write, 0)
+    table, _ = open_sizes.coordinates(write, x if x.shape else arranging.reshaped(write, x, (1,)))
+    return arranging.permuted(write, table, (1, 0))
+
+
+def compress(write: Writer, call: Call) -> Value:
+    """The places of an axis, of all elements without one, where a condition holds."""
+    x, condition = call.value(write, 0), call.value(write, 1)
+    axis = call.attribute("axis")
+    if axis is None:
+        x, axis = arranging.reshaped(write, x, (x.type.size,)), 0
+    axis = axis_of(axis, len(x.shape))
+    (length,) = condition.shape
+    if length > x.shape[axis]:
+        raise Unmapped(f"has {length} conditions for {x.shape[axis]} places")
+    return open_sizes.chosen(write, arranging.sliced(write, x, axis, 0, length), axis, condition)[0]
+
+
+# Operators whose results have as many elements as values decide.
+OF_OPEN_SIZE = ("Compress", "NonZero")
 OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
+    "Compress": compress,
     "Gather": gather,
+    "NonZero": nonzero,
     "OneHot": one_hot,
     "Resize": resize,
     "ReverseSequence": reverse_sequence,

@@ -1,0 +1,30 @@
+"""Outputs whose sizes a call decides: arrays of the largest size, cut to the size that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparsejit.errors import DamagedFile
+from sparsejit.ir.graph import Array, Element, OpenAxis, TensorType, Value
+
+
+def cut(results: Sequence[Array], axes: Sequence[OpenAxis]) -> list[Array]:
+    """The outputs without the elements behind their sizes, which further results have.
+
+    Where nothing is behind them, an output stays the array that the call wrote.
+    """
+    first_count = min((axis.count for axis in axes), default=len(results))
+    found = list(results[:first_count])
+    for output, axis, inner, count in axes:
+        whole, size = found[output], inner * int(results[count])
+        if size < whole.shape[axis]:
+            found[output] = whole[(slice(None),) * axis + (slice(0, size),)].copy()
+    return found
+
+
+def check_open_axes(axes: Sequence[OpenAxis], outputs: Sequence[Value]) -> None:
+    """Raises DamagedFile, without the file's name, for axes that the outputs do not have."""
+    for output, axis, inner, count in axes:
+        fits = output < count < len(outputs) and axis < len(outputs[output].shape) and inner
+        if not fits or outputs[count].type != TensorType((), Element.INT64):
+            raise DamagedFile(f"has an open axis {axis} of output {output} that is none")
