@@ -44,6 +44,9 @@ OWN: dict[str, list[Call]] = {
     **{f"aten.{n}.default": [call(Z), call(ZEROS)] for n in ("abs", "sgn", "angle", "sqrt")},
     "aten.exp.default": [call(Z), call(ZEROS)],
     "aten.log.default": [call(Z), call(NEAR_ONE)],
+    **{f"aten.{n}.default": [call(Z)] for n in ("log2", "log10", "rsqrt", "sigmoid", "silu")},
+    **{f"aten.{n}.default": [call(2 * Z), call(ZEROS)] for n in ("sin", "cos", "sinh", "cosh")},
+    **{f"aten.{n}.default": [call(2 * Z), call(ZEROS)] for n in ("tan", "tanh")},
     "aten.square.default": [call(Z)],
     "aten.reciprocal.default": [call(Z)],
     "aten.pow.Tensor_Scalar": [call(Z, n) for n in (0, 1, 2, 3, 0.5, -1, -2)],
@@ -140,11 +143,15 @@ OWN: dict[str, list[Call]] = {
         call(rand(40), 8, 3, 6, None, True, True, return_complex=True),
         call(rand(2, 40), 9, 12, None, None, False, False, return_complex=True),
         call(rand(2, 40), 8, None, 8, rand(8), return_complex=True),
+        call(z(2, 40), 8, 4, 6, return_complex=True),
     ],
     "aten.stft.center": [
         call(rand(2, 40), 8, 4, 8, WINDOW, True, mode, return_complex=True)
         for mode in ("reflect", "constant")
-    ] + [call(rand(40), 8, 4, 8, WINDOW, False, return_complex=True)],
+    ] + [
+        call(rand(40), 8, 4, 8, WINDOW, False, return_complex=True),
+        call(z(40), 8, 4, 8, WINDOW, return_complex=True),
+    ],
     "aten.istft.default": [
         call(z(2, 5, 9), 8, 2, 8, WINDOW), call(z(2, 5, 9), 8, 2, 8, WINDOW, True, True, None, 15),
         call(z(5, 9), 8, 4, None, None, False, False, True), call(z(2, 8, 9), 8, 3, 7),

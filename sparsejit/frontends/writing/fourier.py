@@ -72,7 +72,7 @@ def inverse(size: int, scale: float | None = None) -> Transform:
 
 def transformed(write: Writer, x: Operand, plan: Transform, axis: int = -1) -> Complex:
     """The transform over an axis, which has `bins` elements afterwards."""
-    rows = _each(lambda part: moved(write, part, axis, -1), x)
+    rows = of_parts(lambda part: moved(write, part, axis, -1), x)
     made = _over_last(write, _cut(write, rows, plan.size), plan)
     assert isinstance(made, Complex)
     if not isinstance(rows, Complex):
@@ -83,16 +83,16 @@ def transformed(write: Writer, x: Operand, plan: Transform, axis: int = -1) -> C
 def real_signal(write: Writer, z: Complex, size: int, scale: float, axis: int = -1) -> Value:
     """The real signal of a one-sided spectrum: every bin counts twice but the first, and the last
     of an even size, of which the imaginary parts do not count."""
-    rows = _cut(write, _each(lambda part: moved(write, part, axis, -1), z), size // 2 + 1)
+    rows = _cut(write, of_parts(lambda part: moved(write, part, axis, -1), z), size // 2 + 1)
     twice = np.full(rows.shape[-1], 2, np.float32)
     twice[:: size // 2 if size % 2 == 0 else size] = 1
-    rows = _each(lambda part: write.pointwise("mul", part, twice), rows)
+    rows = of_parts(lambda part: write.pointwise("mul", part, twice), rows)
     made = _over_last(write, rows, Transform(size, 1, scale, size, is_real=True))
     assert isinstance(made, Value)
     return moved(write, made, -1, axis)
 
 
-def _each(change: Callable[[Value], Value], x: Operand) -> Signal:
+def of_parts(change: Callable[[Value], Value], x: Operand) -> Signal:
     """Both parts of a complex signal changed, or a real signal."""
     return Complex(change(x.real), change(x.imag)) if isinstance(x, Complex) else change(x)
 
@@ -111,7 +111,7 @@ def _without_noise(write: Writer, imag: Value, size: int) -> Value:
 def _cut(write: Writer, x: Signal, length: int) -> Signal:
     """At most the first elements."""
     end = min(length, x.shape[-1])
-    return _each(lambda part: sliced(write, part, -1, 0, end), x)
+    return of_parts(lambda part: sliced(write, part, -1, 0, end), x)
 
 
 def _over_last(write: Writer, x: Signal, plan: Transform) -> Signal:
@@ -178,16 +178,16 @@ def _by_factors(write: Writer, x: Signal, plan: Transform, rows: int) -> Signal:
         whole = padded(write, part, around)
         return swapped(write, reshaped(write, whole, (*part.shape[:-1], filled, columns)), -1, -2)
 
-    first = _over_last(write, _each(apart, x), Transform(rows, plan.sign, 1.0, rows))
+    first = _over_last(write, of_parts(apart, x), Transform(rows, plan.sign, 1.0, rows))
     scaled = _times(write, first, _twiddles(columns, rows, plan.sign))
-    turned = _each(lambda part: swapped(write, part, -1, -2), scaled)
+    turned = of_parts(lambda part: swapped(write, part, -1, -2), scaled)
     made = _over_last(write, turned, plan._replace(size=columns, bins=bins))
 
     def together(part: Value) -> Value:
         flat = reshaped(write, swapped(write, part, -1, -2), (*part.shape[:-2], bins * rows))
         return sliced(write, flat, -1, 0, plan.bins)
 
-    return _each(together, made)
+    return of_parts(together, made)
 
 
 def _times(write: Writer, x: Signal, factors: tuple[Array, Array]) -> Complex:
@@ -242,7 +242,7 @@ def shifted(write: Writer, x: Operand, axes: Sequence[int], is_back: bool = Fals
             result = joined(write, [sliced(write, result, axis, *each) for each in ends], axis)
         return result
 
-    return _each(turned, x)
+    return of_parts(turned, x)
 
 
 def frames(write: Writer, x: Operand, size: int, hop: int) -> Value:

@@ -13,6 +13,7 @@ from sparsejit.frontends.torch_export.aten import (
     selection,
     views,
 )
+from sparsejit.frontends.writing import complex_functions as functions
 from sparsejit.frontends.writing import complex_values as values
 from sparsejit.frontends.writing.arranging import expanded, padded
 from sparsejit.frontends.writing.complex_values import Complex, as_complex, paired
@@ -204,6 +205,22 @@ def conjugate_dot(write: Writer, a: Operand, b: Operand) -> Complex:
     return values.product_by(products.dot)(write, values.conjugate(write, a), b)
 
 
+def variance(overload: str) -> Row:
+    """The sum of the variances of both parts."""
+    row = reductions.OPERATORS[f"aten.var.{overload}"]
+
+    def mapping(write: Writer, z: Complex, *args: Any, **kwargs: Any) -> Value:
+        return write.pointwise("add", *(row(write, getattr(z, p), *args, **kwargs) for p in _PARTS))
+
+    return mapping
+
+
+def deviation(overload: str) -> Row:
+    """The root of the variance."""
+    row = variance(overload)
+    return lambda write, z, *args, **named: write.pointwise("sqrt", row(write, z, *args, **named))
+
+
 def is_nan(write: Writer, z: Complex) -> Value:
     """Whether a part differs from itself."""
     return values.both("logical_or", "not_equal")(write, z, z)
@@ -211,7 +228,7 @@ def is_nan(write: Writer, z: Complex) -> Value:
 
 def is_infinite(write: Writer, z: Complex) -> Value:
     """Whether a part is infinite."""
-    return write.pointwise("equal", values.magnitude(write, z), float("inf"))
+    return write.pointwise("equal", functions.magnitude(write, z), float("inf"))
 
 
 def _subtract_from(write: Writer, x: Operand, other: Operand, alpha: complex = 1) -> Complex:
@@ -238,6 +255,26 @@ _SAME = tuple(
         *("dropout", "neg"),
     )
 )
+_SPREADS = ("default", "dim", "correction")
+_FUNCTIONS = {
+    "abs": functions.magnitude,
+    "angle": functions.angle,
+    "sgn": functions.unit,
+    "exp": functions.exponential,
+    "log": functions.logarithm,
+    "log2": functions.log_to(2),
+    "log10": functions.log_to(10),
+    "sqrt": functions.square_root,
+    "rsqrt": functions.inverse_root,
+    "sin": functions.sine,
+    "cos": functions.cosine,
+    "tan": functions.tangent,
+    "sinh": functions.hyperbolic_sine,
+    "cosh": functions.hyperbolic_cosine,
+    "tanh": functions.hyperbolic_tangent,
+    "sigmoid": functions.sigmoid,
+    "silu": functions.silu,
+}
 _JOINING = ("cat", "concat", "concatenate", "stack")
 _FILLING = {"zeros_like": 0, "ones_like": 1, "full_like": None, "new_zeros": 0, "new_ones": 1}
 _FILLING |= {"new_full": None, "zero": 0}
@@ -289,15 +326,12 @@ OPERATORS: dict[str, Row] = {
     },
     "aten.adjoint.default": adjoint,
     "aten.mH.default": adjoint,
-    "aten.abs.default": of_pair(values.magnitude),
-    "aten.angle.default": of_pair(values.angle),
-    "aten.sgn.default": of_pair(values.unit),
-    "aten.exp.default": of_pair(values.exponential),
-    "aten.log.default": of_pair(values.logarithm),
-    "aten.sqrt.default": of_pair(values.square_root),
+    **{f"aten.{name}.default": of_pair(row) for name, row in _FUNCTIONS.items()},
+    **{f"aten.var.{overload}": variance(overload) for overload in _SPREADS},
+    **{f"aten.std.{overload}": deviation(overload) for overload in _SPREADS},
     "aten.square.default": lambda write, z: values.multiply(write, z, z),
     "aten.reciprocal.default": lambda write, z: values.divide(write, 1.0, z),
-    "aten.pow.Tensor_Scalar": of_pair(values.power),
+    "aten.pow.Tensor_Scalar": of_pair(functions.power),
     **_each("add", values.add),
     **_each("sub", values.subtract),
     **_each("rsub", _subtract_from),

@@ -83,19 +83,24 @@ def stft(
     align_to_window: bool | None = None,
 ) -> Any:
     """Spectra (..., bins, frames) of windows of a signal (..., time)."""
-    if isinstance(x, Complex) or isinstance(window, Complex):
-        raise Unmapped("of a complex signal or window; transform both parts by themselves")
     if align_to_window:
         raise Unmapped("with align_to_window")
     hop = n_fft // 4 if hop_length is None else hop_length
-    rows = fourier.frames(write, write.floats(x), n_fft, hop)
-    if window is not None:
-        rows = write.pointwise("mul", rows, _centred(write, window, n_fft))
-    elif win_length not in (None, n_fft):
-        rows = write.pointwise("mul", rows, _centred(write, np.ones(win_length), n_fft))
-    plan = fourier.forward if onesided is False else fourier.one_sided
-    scale = n_fft**-0.5 if normalized else 1.0
-    made = fourier.transformed(write, rows, plan(n_fft, scale))
+    pair = x if isinstance(x, Complex) else write.floats(x)
+    if window is None and win_length not in (None, n_fft):
+        window = np.ones(win_length)
+    centred = None if window is None else _centred(write, window, n_fft)
+
+    def framed(part: Value) -> Value:
+        rows = fourier.frames(write, part, n_fft, hop)
+        return rows if centred is None else write.pointwise("mul", rows, centred)
+
+    signal = fourier.of_parts(framed, pair)
+    is_half = not isinstance(x, Complex) if onesided is None else onesided
+    plan = (fourier.one_sided if is_half else fourier.forward)(
+        n_fft, n_fft**-0.5 if normalized else 1.0
+    )
+    made = fourier.transformed(write, signal, plan)
     turned = Complex(*(swapped(write, part, -1, -2) for part in (made.real, made.imag)))
     return turned if return_complex else fourier.complex_values.on_last_axis(write, turned)
 
@@ -113,17 +118,23 @@ def centred_stft(
     **named: Any,
 ) -> Any:
     """As `stft`, with half a window around the signal."""
-    value = write.floats(x)
+    signal = x if isinstance(x, Complex) else write.floats(x)
     if center:
         half = n_fft // 2
-        flat = reshaped(write, value, (1, *value.shape))
-        padded_ = pad_any(write, flat, (half, half), pad_mode)
-        value = reshaped(write, padded_, padded_.shape[1:])
-    return stft(write, value, n_fft, hop_length, win_length, window, *rest, **named)
+
+        def surrounded(part: Value) -> Value:
+            flat = reshaped(write, part, (1, *part.shape))
+            whole = pad_any(write, flat, (half, half), pad_mode)
+            return reshaped(write, whole, whole.shape[1:])
+
+        signal = fourier.of_parts(surrounded, signal)
+    return stft(write, signal, n_fft, hop_length, win_length, window, *rest, **named)
 
 
 def _centred(write: Writer, window: Operand, size: int) -> Value:
     """A window in the middle of zeros."""
+    if isinstance(window, Complex):
+        raise Unmapped("of a complex window; multiply frames by it")
     value = write.floats(window)
     before = (size - value.shape[0]) // 2
     return padded(write, value, [(before, size - value.shape[0] - before)])
