@@ -20,7 +20,7 @@ def _sparse(grow: OnnxGrowing, shape: Sequence[int], dtype: Any = np.float32) ->
 
 
 def _matmul(grow: OnnxGrowing) -> None:
-    a = grow.tensor("f", ranks=(1, 4))
+    a = grow.tensor("fffi", ranks=(1, 4), fits=lambda a: a.dtype.itemsize > 1)
     array, out = grow.values[a], grow.draw.choice((1, 2, 5, 8, 17))
     way = grow.draw.randrange(4)
     if way == 0:

@@ -368,8 +368,7 @@ def _resize(grow: OnnxGrowing) -> None:
         given["antialias"] = 1
     sizes = [max(int(n * step), 1) for n, step in zip(shape[2:], steps, strict=True)]
     region = "" if grow.has("Resize", 13) else grow.fixed([], np.float32)
-    is_aligned = given.get("coordinate_transformation_mode") == "align_corners"
-    if is_aligned or draw.random() < 0.5:  # ONNX's cases differ from ONNX Runtime by scales
+    if draw.random() < 0.5:
         empty = "" if grow.has("Resize", 13) else grow.fixed([], np.float32)
         operands = [x, region, empty, grow.longs([*shape[:2], *sizes])]
     else:

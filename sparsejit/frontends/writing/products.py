@@ -6,9 +6,9 @@ from math import prod
 
 import numpy as np
 
-from sparsejit.frontends.writing.arranging import reshaped
-from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Value
+from sparsejit.frontends.writing.arranging import reshaped, swapped
+from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
+from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops.products import Bmm, Linear
 
 
@@ -19,7 +19,9 @@ def linear(write: Writer, x: Operand, weight: Operand, bias: Operand = None) -> 
 
 
 def matmul(write: Writer, a: Operand, b: Operand) -> Value:
-    """numpy's `a @ b`; with a known b of two axes a Linear."""
+    """numpy's `a @ b`; with a known b of two axes a Linear. That of whole numbers is exact."""
+    if write.element(a) is write.element(b) is Element.INT64:
+        return _whole_matmul(write, *write.promoted(a, b))
     a, b = write.floats(a), write.floats(b)
     if len(b.shape) == 1:
         product = matmul(write, a, reshaped(write, b, (*b.shape, 1)))
@@ -37,6 +39,24 @@ def matmul(write: Writer, a: Operand, b: Operand) -> Value:
         flat = reshaped(write, a, (prod(a.shape[:-1]), a.shape[-1]))
         return reshaped(write, write.one(Bmm(), flat, b), (*a.shape[:-1], b.shape[-1]))
     return write.one(Bmm(), a, b)
+
+
+def _whole_matmul(write: Writer, a: Value, b: Value) -> Value:
+    """The lowest 64 bits of sums of products."""
+    rows = reshaped(write, a, (1, *a.shape)) if len(a.shape) == 1 else a
+    columns = reshaped(write, b, (*b.shape, 1)) if len(b.shape) == 1 else b
+    columns = swapped(write, columns, -2, -1)
+    depth = rows.shape[-1]
+    if depth != columns.shape[-1]:
+        raise Unmapped(f"of {list(a.shape)} and {list(b.shape)}")
+    lead = np.broadcast_shapes(rows.shape[:-2], columns.shape[:-2])
+    shape = (*lead, rows.shape[-2], columns.shape[-2])
+    one = reshaped(write, rows, (*rows.shape[:-1], 1, depth))
+    other = reshaped(write, columns, (*columns.shape[:-2], 1, *columns.shape[-2:]))
+    f = write.formula("whole product")
+    sums = f.finish(f("row_sum", f("mul", one, other)), shape=(*shape, depth))
+    left = [n for n, x in ((-2, a), (-1, b)) if len(x.shape) > 1]
+    return reshaped(write, sums, (*lead, *(shape[n] for n in left)))
 
 
 def scaled_sum(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 from sparsejit.frontends.onnx.call import Call
@@ -10,6 +11,7 @@ from sparsejit.frontends.onnx.operators import quantisation
 from sparsejit.frontends.writing import (
     arranging,
     convolution,
+    pointwise,
     pooling,
     reductions,
 )
@@ -141,21 +143,50 @@ def pool(kind: PoolingKind) -> Callable[[Writer, Call], Any]:
     """MaxPool and AveragePool."""
 
     def mapping(write: Writer, call: Call) -> Any:
-        x, kernel = call.value(write, 0), tuple(call.attribute("kernel_shape"))
-        strides = tuple(call.attribute("strides") or [1] * len(kernel))
-        spans = tuple(call.attribute("dilations") or [1] * len(kernel))
-        widths, beyond = _around_windows(call, x.shape[2:], kernel), (0,) * len(kernel)
-        counts = call.flag("count_include_pad") or not any(map(any, widths))
-        if call.flag("ceil_mode"):
-            geometry = zip(x.shape[2:], kernel, strides, widths, spans, strict=True)
-            beyond = tuple(pooling.beyond_the_end(*axis) for axis in geometry)
-            widths = [(first, last + n) for (first, last), n in zip(widths, beyond, strict=True)]
-        windows = kernel, strides, tuple(widths), spans
-        pooled = pooling.over_windows(write, kind, write.floats(x), *windows, counts, beyond)
+        x = call.value(write, 0)
+        pooled = _pooled(write, call, kind, write.floats(x), call.flag("count_include_pad"))
         result = write.cast(pooled, x.type.element)  # bytes, which float32 holds exactly
         return (result, None) if call.outputs > 1 else result
 
     return mapping
+
+
+def power_pool(write: Writer, call: Call) -> Value:
+    """(sum |x|^p)^(1 / p) of each window."""
+    p, taps = call.attribute("p", 2), prod(call.attribute("kernel_shape"))
+    sizes = write.pointwise("abs", write.floats(call.value(write, 0)))
+    powers = pointwise.power(write, sizes, float(p))
+    means = _pooled(write, call, PoolingKind.AVERAGE, powers, True, counts_beyond=True)
+    sums = write.pointwise("mul", means, float(taps))
+    return sums if p == 1 else pointwise.power(write, sums, 1 / p)
+
+
+def _pooled(
+    write: Writer,
+    call: Call,
+    kind: PoolingKind,
+    x: Value,
+    counts_padding: bool,
+    counts_beyond: bool = False,
+) -> Value:
+    """Windows as the attributes say; `counts_beyond`: as a mean also over what ceil_mode adds."""
+    kernel = tuple(call.attribute("kernel_shape"))
+    strides, spans = (tuple(call.attribute(name) or [1] * len(kernel)) for name in _STEPS)
+    widths, beyond = _around_windows(call, x.shape[2:], kernel), (0,) * len(kernel)
+    counts = counts_padding or not any(map(any, widths))
+    if call.flag("ceil_mode"):
+        geometry = zip(x.shape[2:], kernel, strides, widths, spans, strict=True)
+        beyond = tuple(pooling.beyond_the_end(*axis) for axis in geometry)
+        widths = [(first, last + n) for (first, last), n in zip(widths, beyond, strict=True)]
+    windows = kernel, strides, tuple(widths), spans, counts
+    return pooling.over_windows(write, kind, x, *windows, () if counts_beyond else beyond)
+
+
+def power_over_positions(write: Writer, call: Call) -> Value:
+    """(sum |x|^p)^(1 / p) over all spatial axes, which stay."""
+    x = call.value(write, 0)
+    axes = list(range(2, len(x.shape)))
+    return reductions.vector_norm(write, x, call.attribute("p", 2), axes, True)
 
 
 def over_positions(reduce: Callable[..., Value]) -> Callable[[Writer, Call], Value]:
@@ -174,6 +205,8 @@ OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
     "ConvInteger": conv_integer,
     "ConvTranspose": conv_transpose,
     "GlobalAveragePool": over_positions(reductions.mean_over),
+    "GlobalLpPool": power_over_positions,
     "GlobalMaxPool": over_positions(reductions.largest),
+    "LpPool": power_pool,
     "MaxPool": pool(PoolingKind.MAX),
 }

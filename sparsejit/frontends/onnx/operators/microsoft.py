@@ -23,7 +23,7 @@ from sparsejit.frontends.writing import activations, arranging, normalisation, p
 from sparsejit.frontends.writing import products as writing_products
 from sparsejit.frontends.writing.recurrent import one_layer_of_bytes
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.graph import Element, Value
+from sparsejit.ir.graph import Array, Element, Value
 
 _EPSILON = 1e-12  # of its normalisations
 
@@ -162,6 +162,36 @@ def matmul_integer_to_float(write: Writer, call: Call) -> Value:
     return pointwise.total(write, [product, call.optional(write, 6)])
 
 
+def matmul_n_bits(write: Writer, call: Call) -> Value:
+    """x W^T plus a bias, of weights (N, blocks, bytes) of few bits with a scale for each block."""
+    bits, length = call.attribute("bits", 4), call.attribute("block_size")
+    columns, rows = call.attribute("K"), call.attribute("N")
+    if call.has(4):
+        raise Unmapped("its columns are in another order (g_idx)")
+    if bits not in (2, 4, 8):
+        raise Unmapped(f"of {bits} bits")
+    blocks = -(-columns // length)
+    held = np.asarray(call.known(1, "weights"), np.uint8).reshape(rows, blocks, -1)
+    steps = _unpacked(held, bits)[..., :length].astype(np.float32)
+    scale = np.asarray(call.known(2, "scales"), np.float32).reshape(rows, blocks, 1)
+    zero: Any = np.float32(1 << (bits - 1))
+    if call.has(3):
+        point = call.known(3, "zero points")
+        if point.dtype == np.uint8:
+            point = _unpacked(point.reshape(rows, -1), bits)[:, :blocks]
+        zero = np.asarray(point, np.float32).reshape(rows, blocks, 1)
+    weights = ((steps - zero) * scale).reshape(rows, -1)[:, :columns]
+    weight = write.constant(np.ascontiguousarray(weights), call.name(1))
+    return writing_products.linear(write, call.value(write, 0), weight, call.optional(write, 5))
+
+
+def _unpacked(held: Array, bits: int) -> Array:
+    """Bytes along the last axis as numbers of so many bits, the lowest first."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    apart = (held[..., None] >> shifts) & np.uint8((1 << bits) - 1)
+    return np.asarray(apart.reshape(*held.shape[:-1], -1))
+
+
 def dynamic_lstm(write: Writer, call: Call) -> Any:
     """An LSTM whose weights are bytes, (directions, in, 4 hidden).
 
@@ -192,6 +222,7 @@ _ROWS: dict[str, Callable[[Writer, Call], Any]] = {
     "FusedMatMul": fused_matmul,
     "Gelu": gelu("none"),
     "MatMulIntegerToFloat": matmul_integer_to_float,
+    "MatMulNBits": matmul_n_bits,
     "MultiHeadAttention": attention.multi_head_attention,
     "QAttention": attention.quantised_attention,
     "QuickGelu": quick_gelu,

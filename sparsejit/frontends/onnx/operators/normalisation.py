@@ -6,8 +6,10 @@ from collections.abc import Callable
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from sparsejit.frontends.onnx.call import Call
-from sparsejit.frontends.writing import arranging, normalisation
+from sparsejit.frontends.writing import arranging, normalisation, reductions
 from sparsejit.frontends.writing.writer import Writer
 from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.types import axis_of
@@ -86,10 +88,48 @@ def softmax(function: Callable[..., Value]) -> Callable[[Writer, Call], Value]:
     return mapping
 
 
+def local_response(write: Writer, call: Call) -> Value:
+    """x / (bias + alpha / size * the sum of squares over channels around each)^beta."""
+    x, size = write.floats(call.value(write, 0)), call.attribute("size")
+    around = [(0, 0)] * len(x.shape)
+    around[1] = (size - 1) // 2, size // 2
+    squares = arranging.padded(write, write.pointwise("square", x), around)
+    parts = [arranging.sliced(write, squares, 1, n, n + x.shape[1]) for n in range(size)]
+    f, factor = write.formula("lrn"), call.attribute("alpha", 1e-4) / size
+    total: Any = parts[0]
+    for part in parts[1:]:
+        total = f("add", total, part)
+    whole = f("fma", total, factor, call.attribute("bias", 1.0))
+    divisor = f("exp", f("mul", f("log", whole), call.attribute("beta", 0.75)))
+    return f.finish(f("div", x, divisor))
+
+
+def power_normalization(write: Writer, call: Call) -> Value:
+    """x / (sum |x|^p)^(1 / p) over an axis; 0 where that is 0."""
+    x = write.floats(call.value(write, 0))
+    norm = reductions.vector_norm(
+        write, x, call.attribute("p", 2), call.attribute("axis", -1), True
+    )
+    f = write.formula("lp_normalization")
+    return f.finish(f("where", f("equal", norm, 0.0), 0.0, f("div", x, norm)))
+
+
+def _hardmax(write: Writer, x: Value, axis: int) -> Value:
+    """1 where the first of the largest stands, else 0."""
+    place = reductions.arg_max(write, x, axis, True)
+    shape = [1] * len(x.shape)
+    shape[axis] = -1
+    stands = write.constant(np.arange(x.shape[axis]).reshape(shape), "places")
+    return write.floats(write.pointwise("equal", stands, place))
+
+
 OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
     "BatchNormalization": batch_normalization,
     "GroupNormalization": group_normalization,
     "InstanceNormalization": instance_normalization,
+    "Hardmax": softmax(_hardmax),
+    "LRN": local_response,
+    "LpNormalization": power_normalization,
     "LayerNormalization": layer_normalization,
     "LogSoftmax": softmax(normalisation.log_softmax),
     "RMSNormalization": rms_normalization,

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.onnx.call import Call
-from sparsejit.frontends.writing import places
-from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Array, Value
+from sparsejit.frontends.writing import places, remainders
+from sparsejit.frontends.writing.arranging import reshaped, sliced
+from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
+from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.ir.ops.types import axis_of
+
+_MOST_UPDATES = 16  # of a TensorScatter, one after another
 
 
 def gather_elements(write: Writer, call: Call) -> Value:
@@ -42,6 +45,30 @@ def scatter_nd(write: Writer, call: Call) -> Value:
     return places.replaced_by_tuples(write, x, _known(call), updates, reduction)
 
 
+def tensor_scatter(write: Writer, call: Call) -> Value:
+    """A cache with updates along an axis, from a place of each sample's own on."""
+    cache, updates = call.value(write, 0), call.value(write, 1)
+    axis, is_circular = axis_of(call.attribute("axis", -2), len(cache.shape)), False
+    if call.choice("mode", ("linear", "circular")) == "circular":
+        is_circular = True
+    length, count = cache.shape[axis], updates.shape[axis]
+    if count > _MOST_UPDATES or axis == 0:
+        raise Unmapped(f"of {count} updates along axis {axis}, at most {_MOST_UPDATES}, not axis 0")
+    shape = [1] * len(cache.shape)
+    stands = np.arange(length).reshape([-1 if n == axis else 1 for n in range(len(shape))])
+    shape[0] = cache.shape[0]
+    first = call.value(write, 2) if call.has(2) else write.number(0, Element.INT64)
+    first = reshaped(write, first, shape) if call.has(2) else first
+    for number in range(count):
+        place = write.pointwise("add", first, number)
+        if is_circular:
+            place = remainders.remainder(write, place, length)
+        part = sliced(write, updates, axis, number, number + 1)
+        is_here = write.pointwise("equal", place, stands)
+        cache = write.pointwise("where", is_here, part, cache)
+    return cache
+
+
 def _indices(write: Writer, call: Call) -> Operand:
     indices = call.operand(1)
     return indices if isinstance(indices, np.ndarray) else call.value(write, 1)
@@ -57,4 +84,5 @@ OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
     "Scatter": scatter_elements,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
+    "TensorScatter": tensor_scatter,
 }

@@ -25,7 +25,7 @@ def gemm(write: Writer, call: Call) -> Value:
     if call.flag("transA"):
         a = arranging.swapped(write, a, 0, 1)
     weights, is_turned = write.known(b), call.flag("transB")
-    if weights is None:
+    if weights is None or write.dtype(a).kind != "f":
         product = products.matmul(write, a, arranging.swapped(write, b, 0, 1) if is_turned else b)
     else:
         turned = b if is_turned else write.constant(np.ascontiguousarray(weights.T), b.origin.name)

@@ -9,6 +9,7 @@ import numpy as np
 
 from sparsejit.frontends.onnx import resizing
 from sparsejit.frontends.onnx.call import Call
+from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing import arranging, open_sizes, pooling, selection
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Array, Value
@@ -55,6 +56,18 @@ def triangle(write: Writer, call: Call) -> Value:
     upper = call.flag("upper", True)
     function = selection.upper_triangle if upper else selection.lower_triangle
     return function(write, call.value(write, 0), diagonal)
+
+
+def diagonal_like(write: Writer, call: Call) -> Array:
+    """A matrix of the operand's shape with ones on a diagonal, known now."""
+    x = call.operand(0)
+    dtype = write.dtype(x) if isinstance(x, Value) else np.asarray(x).dtype
+    if call.attribute("dtype"):
+        dtype = dtype_of(call.attribute("dtype"), "attribute dtype")
+    shape = call.value(write, 0).shape
+    if len(shape) != 2:
+        raise Unmapped(f"of {len(shape)} axes, not two")
+    return np.eye(*shape, k=call.attribute("k", 0), dtype=dtype)
 
 
 def one_hot(write: Writer, call: Call) -> Value:
@@ -137,6 +150,7 @@ def compress(write: Writer, call: Call) -> Value:
 OF_OPEN_SIZE = ("Compress", "NonZero")
 OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
     "Compress": compress,
+    "EyeLike": diagonal_like,
     "Gather": gather,
     "NonZero": nonzero,
     "OneHot": one_hot,
