@@ -1,8 +1,6 @@
-"""ONNX operators on sequences of several lengths, against ONNX Runtime."""
+"""Sequences of ONNX whose length is known when the model is read, against ONNX Runtime."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,160 +9,99 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from onnx import helper, numpy_helper
-from runnable import ISAS
-from test_onnx_runtime_operators import by_onnx_runtime
+from onnx import TensorProto, helper
+from test_onnx_regions import check, region, whole
 
 import sparsejit
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import UnsupportedOperator
 
-RANDOM = np.random.default_rng(45)
-Arrays = dict[str, np.ndarray]
-
-
-def model_of(
-    operator: str,
-    given: Arrays,
-    known: Arrays,
-    outputs: Sequence[str],
-    batch_axes: dict[str, int] | None = None,
-    domain: str = "",
-    **attributes: Any,
-) -> Any:
-    """One node of operands by name, "" where one is left out; these axes are the free batch."""
-    names = attributes.pop("names", [*given, *known])
-    node = helper.make_node(operator, names, list(outputs), domain=domain, **attributes)
-    inputs = []
-    for name, array in given.items():
-        shape: list[int | str] = list(array.shape)
-        if batch_axes and name in batch_axes:
-            shape[batch_axes[name]] = "batch"
-        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
-        inputs.append(helper.make_tensor_value_info(name, kind, shape))
-    made = [helper.make_empty_tensor_value_info(name) for name in outputs]
-    held = [numpy_helper.from_array(array, name) for name, array in known.items()]
-    graph = helper.make_graph([node], "one", inputs, made, held)
-    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=imports[: 2 if domain else 1], ir_version=8)
+X = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
+KNOWN = {"one": np.array(1), "last": np.array(-1), "three": np.array(3)}
+KNOWN["sizes"] = np.array([1, 3])
 
 
-def floats(*shape: int) -> np.ndarray:
-    return RANDOM.standard_normal(shape).astype(np.float32)
+def node(operator: str, inputs: str, output: str = "y", **attributes: Any) -> Any:
+    """Operands by names with spaces between."""
+    return helper.make_node(operator, inputs.split(), [output], **attributes)
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("batch_axis", [0, 1])
-def test_reversed_sequences_of_a_free_batch(
-    isa: str, batch_axis: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPARSEJIT_MAX_ISA", isa)
-    time, axes = 6, {"x": batch_axis, "lengths": 0}
-
-    def inputs(batch: int) -> Arrays:
-        x = floats(*((batch, time) if batch_axis == 0 else (time, batch)), 3)
-        x.flat[::7], x.flat[1::11] = np.nan, np.inf
-        lengths = np.resize(np.array([0, 6, 1, 4, 5], np.int64), batch)
-        return {"x": x, "lengths": lengths}
-
-    first = inputs(2)
-    model = model_of(
-        "ReverseSequence", first, {}, ["y"], axes, batch_axis=batch_axis, time_axis=1 - batch_axis
-    )
-    compiled = sparsejit.compile(model, tuple(first.values()))
-    for batch in (1, 2, 5, 20):
-        given = list(inputs(batch).values())
-        (wanted,) = by_onnx_runtime(model, given)
-        np.testing.assert_array_equal(compiled(*given), wanted)
-    for wrong in (7, -1):
-        first["lengths"][1] = wrong
-        with pytest.raises(InvalidInput, match="index"):
-            compiled(*first.values())
-
-
-GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
-TIME, WIDTH, HIDDEN = 7, 5, 9
-
-
-def layer_of(
-    operator: str,
-    direction: str,
-    batch: int,
-    known_lengths: Sequence[int] | None = None,
-    **more: Any,
-) -> tuple[Any, list[np.ndarray]]:
-    """A recurrent layer of a free batch with lengths and initial states, and what a call gives."""
-    ways, rows = 1 + (direction == "bidirectional"), GATES[operator] * HIDDEN
-    batch_first = more.get("layout", 0)
-    order = ("x", "w", "r", "b", "sequence_lens", "initial_h", "initial_c")
-    known = {
-        "w": floats(ways, rows, WIDTH),
-        "r": 0.5 * floats(ways, rows, HIDDEN),
-        "b": floats(ways, 2 * rows),
-    }
-    states = ["initial_h", "initial_c"][: 1 + (operator == "LSTM")]
-    state = (batch, ways, HIDDEN) if batch_first else (ways, batch, HIDDEN)
-    given = {
-        "x": floats(*((batch, TIME) if batch_first else (TIME, batch)), WIDTH),
-        "sequence_lens": np.resize(np.array([3, 0, TIME, 1, 6], np.int32), batch),
-        **{name: floats(*state) for name in states},
-    }
-    if known_lengths is not None:
-        known["sequence_lens"] = np.array(known_lengths, np.int32)
-        del given["sequence_lens"]
-    axis = 0 if batch_first else 1
-    axes = {"x": axis, "sequence_lens": 0, **dict.fromkeys(states, axis)}
-    model = model_of(
-        operator,
-        given,
-        known,
-        ["y", "last_h", "last_c"][: 1 + len(states)],
-        None if known_lengths else axes,
-        names=[name for name in order if name in (*given, *known)],
-        direction=direction,
-        hidden_size=HIDDEN,
-        **more,
-    )
-    return model, list(given.values())
+CASES: dict[str, tuple[list[Any], Any]] = {
+    "parts of one length": (
+        [node("SplitToSequence", "x three", "s", axis=1), node("SequenceAt", "s last")],
+        X[:, 3:],
+    ),
+    "parts of lengths": (
+        [node("SplitToSequence", "x sizes", "s", axis=1), node("SequenceAt", "s one")],
+        X[:, 1:],
+    ),
+    "each by itself": (
+        [
+            node("SplitToSequence", "x", "s", axis=2, keepdims=0),
+            node("ConcatFromSequence", "s", axis=1, new_axis=1),
+        ],
+        X.transpose(0, 2, 1),
+    ),
+    "each with its axis": (
+        [
+            node("SplitToSequence", "x", "s", axis=-1),
+            node("SequenceErase", "s one", "t"),
+            node("ConcatFromSequence", "t", axis=-1),
+        ],
+        X[..., [0, 2]],
+    ),
+    "built up": (
+        [
+            node("Neg", "x", "n"),
+            node("SequenceConstruct", "x n", "s"),
+            node("Abs", "n", "a"),
+            node("SequenceInsert", "s a one", "t"),
+            node("SequenceInsert", "t x", "u"),
+            node("SequenceErase", "u last", "v"),
+            node("Identity", "v", "w"),
+            node("ConcatFromSequence", "w", axis=0),
+        ],
+        np.concatenate([X, X, -X]),
+    ),
+    "from nothing": (
+        [
+            helper.make_node("SequenceEmpty", [], ["e"], dtype=TensorProto.FLOAT),
+            node("SequenceInsert", "e x", "s"),
+            node("SequenceLength", "s", "n"),
+            node("Cast", "n", "m", to=TensorProto.FLOAT),
+            node("Add", "x m"),
+        ],
+        X + 1,
+    ),
+    "of narrow numbers": (
+        [
+            node("Cast", "x", "b", to=TensorProto.UINT8),
+            node("SequenceConstruct", "b b", "s"),
+            node("SequenceAt", "s one", "t"),
+            node("Sub", "t b", "z"),
+            node("Sub", "z t"),
+        ],
+        X.astype(np.uint8),
+    ),
+}
 
 
-def compare(compiled: Any, model: Any, given: Sequence[np.ndarray]) -> None:
-    for found, wanted in zip(compiled(*given), by_onnx_runtime(model, given), strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-5)
+def model_of(nodes: Sequence[Any], wanted: Any, inputs: Mapping[str, Any]) -> Any:
+    return whole(region(nodes, {"y": wanted}, inputs, KNOWN))
 
 
-@pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
-@pytest.mark.parametrize("operator", GATES)
-def test_sequence_lengths_of_a_free_batch(
-    isa: str, operator: str, direction: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPARSEJIT_MAX_ISA", isa)
-    more = {"linear_before_reset": 1} if operator == "GRU" and isa == "avx2" else {}
-    model, first = layer_of(operator, direction, 2, **more)
-    compiled = sparsejit.compile(model, tuple(first))
-    for batch in (1, 2, 5):
-        _, given = layer_of(operator, direction, batch)
-        compare(compiled, model, given)
-    for wrong in (TIME + 1, -1):
-        first[1][1] = wrong
-        with pytest.raises(InvalidInput, match="index"):
-            compiled(*first)
+@pytest.mark.parametrize("name", CASES)
+def test_a_sequence(name: str) -> None:
+    nodes, wanted = CASES[name]
+    check(model_of(nodes, wanted, {"x": X}), X)
 
 
-def test_sequence_lengths_of_a_layer_with_the_batch_first() -> None:
-    """ONNX Runtime has no code for it: its results with the time first, in another order."""
-    RANDOM.bit_generator.state = np.random.PCG64(1).state
-    model, given = layer_of("LSTM", "bidirectional", 3, layout=1)
-    RANDOM.bit_generator.state = np.random.PCG64(1).state
-    other, _ = layer_of("LSTM", "bidirectional", 3)
-    in_time = [given[0].swapaxes(0, 1), given[1], *(each.swapaxes(0, 1) for each in given[2:])]
-    every, *last = by_onnx_runtime(other, in_time)
-    wanted = [every.transpose(2, 0, 1, 3), *(each.swapaxes(0, 1) for each in last)]
-    for found, expected in zip(sparsejit.compile(model, tuple(given))(*given), wanted, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize("lengths", [(3, 0, 7), (0, 0, 0), (7, 7, 7)])
-def test_sequence_lengths_that_the_file_has(lengths: tuple[int, ...]) -> None:
-    model, given = layer_of("GRU", "bidirectional", 3, lengths)
-    compare(sparsejit.compile(model, tuple(given), free_batch=False), model, given)
+def test_a_sequence_that_an_operator_does_not_take_is_refused() -> None:
+    nodes = [node("SequenceConstruct", "x x", "s"), node("SequenceAt", "s place")]
+    model = model_of(nodes, X, {"x": X, "place": np.array(0)})
+    with pytest.raises(UnsupportedOperator, match=r"SequenceAt \(its position is not known"):
+        sparsejit.compile(model)
+    built = [node("SequenceConstruct", "x x", "s"), node("Identity", "x")]
+    model = model_of(built, X, {"x": X})
+    model.graph.output.append(helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None))
+    with pytest.raises(UnsupportedOperator, match=r"s \(is a sequence; make its tensors outputs"):
+        sparsejit.compile(model)

@@ -57,6 +57,10 @@ class Inference:
         """Note the dtype of a value of the file."""
         self._dtypes[value] = dtype
 
+    def name_as(self, value: str, dtype: np.dtype[Any]) -> None:
+        """As `name`, by numpy's dtype."""
+        self._dtypes[value] = _number_of(dtype)
+
     def dtype(self, value: str) -> np.dtype[Any] | None:
         """The dtype of a value of the file, if it is known."""
         found = self._dtypes.get(value)

@@ -17,6 +17,11 @@ from sparsejit.frontends.onnx.inference import Inference, Sizes, check_found, is
 from sparsejit.frontends.onnx.onnx_rows import OPERATORS
 from sparsejit.frontends.onnx.operators.selection import OF_OPEN_SIZE
 from sparsejit.frontends.onnx.reading import dtype_of, sparse_array, tensor_array, tensors_of
+from sparsejit.frontends.onnx.sequences import (
+    TensorSequence,
+    is_of_sequences,
+    through_sequences,
+)
 from sparsejit.frontends.writing import arranging
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.open_sizes import with_open_outputs
@@ -67,6 +72,10 @@ def read_graph(
     names = [each.name for each in model.output]  # torch writes some of them twice
     lacking = [
         Missing(name, "is not computed", Origin(name)) for name in names if known[name] is ABSENT
+    ] + [
+        Missing(name, "is a sequence; make its tensors outputs", Origin(name))
+        for name in names
+        if isinstance(known[name], TensorSequence)
     ]
     if interpreter.missing or lacking:
         refuse(interpreter.missing or lacking, _REMEDY)
@@ -137,6 +146,9 @@ class NodeInterpreter:
             if node.op_type in ("If", "Loop"):
                 region = self._chosen if node.op_type == "If" else self._unrolled
                 return region(node, operands, known)
+            if is_of_sequences(node, operands):
+                call = Call(node, operands, _attributes(node), self._opset, self._constants)
+                return through_sequences(self.write, self.inference, node, operands, call)
             mapping = OPERATORS.get(operator_of(node))
             is_known = all(not isinstance(operand, Value) for operand in operands)
             if mapping is None and not is_known:
