@@ -111,7 +111,7 @@ def _check_interfaces(variants: Sequence[SavedVariant], given: Nest, made: Nest)
     shapes = set()
     kinds = set()
     for place, (graph, tile) in ((n, one) for n, each in enumerate(variants) for one in each[0]):
-        outputs = tensors_in(made) + len({axis.count for axis in open_axes(made)})
+        outputs = tensors_in(made) + len({axis.size for axis in open_axes(made)})
         if (len(graph.inputs), len(graph.outputs)) != (tensors_in(given), outputs):
             raise DamagedFile("has a graph of other inputs or outputs than the model's")
         types = [value.type for value in (*graph.inputs, *graph.outputs)]

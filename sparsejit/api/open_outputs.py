@@ -13,7 +13,7 @@ def cut(results: Sequence[Array], axes: Sequence[OpenAxis]) -> list[Array]:
 
     Where nothing is behind them, an output stays the array that the call wrote.
     """
-    first_count = min((axis.count for axis in axes), default=len(results))
+    first_count = min((axis.size for axis in axes), default=len(results))
     found = list(results[:first_count])
     for output, axis, inner, count in axes:
         whole, size = found[output], inner * int(results[count])

@@ -125,13 +125,13 @@ class OpenAxis(NamedTuple):
         output: number of the output
         axis: the axis
         inner: elements of the axis for each one counted
-        count: number of the output, int64 (), that has the count
+        size: number of the output, int64 (), that has the count
     """
 
     output: int
     axis: int
     inner: int
-    count: int
+    size: int
 
 
 @dataclass(frozen=True, eq=False)

@@ -75,7 +75,7 @@ class OpenSymbols:
         made, missing = with_open_outputs(graph)
         for number, example in enumerate([] if missing else examples):
             axes = [axis for axis in made.open_axes if axis.output == number]
-            found = {axis.axis: made.outputs[axis.count] for axis in axes}
+            found = {axis.axis: made.outputs[axis.size] for axis in axes}
             wanted = {
                 axis: self._sizes[name].count
                 for axis, n in enumerate(example.shape)

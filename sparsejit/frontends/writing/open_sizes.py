@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from sparsejit.ir.graph import Element, Graph, OpenAxis, Value
 from sparsejit.ir.ops.selection import TruePlaces
 
 
-class MaskSize(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class MaskSize:
     """A size from 0 to `bound`.
 
     Attributes:
@@ -36,7 +37,8 @@ class MaskSize(NamedTuple):
 
 def open_size(write: Writer, mask: Operand) -> MaskSize:
     """The number of true elements of a mask, the same for all readers of one mask."""
-    return write.derived(write.value(mask), _counted)  # type: ignore[no-any-return]
+    size: MaskSize = write.derived(write.value(mask), _counted)
+    return size
 
 
 def _counted(write: Writer, mask: Operand) -> MaskSize:
