@@ -13,7 +13,13 @@ import numpy as np
 from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
 from sparsejit.api.compiled import Compiled, PathLike
-from sparsejit.api.estimator_source import KIND, EstimatorSource, estimator_to_data, source_of
+from sparsejit.api.estimator_source import (
+    KIND,
+    EstimatorSource,
+    estimator_to_data,
+    source_of,
+    x_kind,
+)
 from sparsejit.api.final_graph import NamedDtypes
 from sparsejit.api.layers_report import measured_times, report_of
 from sparsejit.api.model_export import exported_model
@@ -72,8 +78,8 @@ class CompiledEstimator(Compiled):
         self._options = replace(source.settings.resolved(), shares_tiles=source.shares_tiles)
         self._flags = np.dtype(source.flags)
         self._progress = progress
-        self._variants: dict[tuple[str, np.dtype[Any]], Variant] = {}
-        self._calls: dict[tuple[str, np.dtype[Any]], _Call] = {}
+        self._variants: dict[tuple[str, str], Variant] = {}
+        self._calls: dict[tuple[str, np.dtype[Any], bool], _Call] = {}
         self.methods = tuple(source.graphs[_FLOAT32.name])
         self._lock = threading.Lock()
 
@@ -117,28 +123,36 @@ class CompiledEstimator(Compiled):
         variant = self.variant(method or self.methods[0])
         return advice_for(variant, measured_times(variant), trainable=False)
 
-    def variant(self, method: str, dtype: np.dtype[Any] = _FLOAT32) -> Variant:
+    def variant(
+        self, method: str, dtype: np.dtype[Any] = _FLOAT32, is_sparse: bool = False
+    ) -> Variant:
         """A method as it was compiled for X of a dtype.
 
         Args:
             method: a name in `methods`
             dtype: float32, or float64 where the estimator reads that
+            is_sparse: for a sparse X, where the estimator has functions of their own for it
 
         Raises:
-            InvalidInput: there is no such method
+            InvalidInput: there is no such method, or X is of no such kind
         """
         if method not in self.methods:
             raise InvalidInput(
                 f"{self._input.name} has no method {method!r}; use one of {', '.join(self.methods)}"
             )
+        kind = x_kind(dtype.name, is_sparse)
+        if kind not in self._source.graphs:
+            raise InvalidInput(
+                f"{self._input.name} reads no {kind} X; use {' or '.join(self._source.graphs)}"
+            )
         with self._lock:
-            if (method, dtype) not in self._variants:
-                self._variants[method, dtype] = self._made(method, dtype)
-            return self._variants[method, dtype]
+            if (method, kind) not in self._variants:
+                self._variants[method, kind] = self._made(method, kind)
+            return self._variants[method, kind]
 
-    def _made(self, method: str, dtype: np.dtype[Any]) -> Variant:
+    def _made(self, method: str, kind: str) -> Variant:
         source, name = self._source, f"{self._input.name}.{method}"
-        graph = source.graphs[dtype.name][method]
+        graph = source.graphs[kind][method]
         try:
             return make_variant(
                 graph, self._options, source.dtypes, self.tile, name, self._progress
@@ -197,13 +211,13 @@ class CompiledEstimator(Compiled):
             InvalidInput: X is what the estimator refuses
         """
         x = self._input.read(X)
-        key = method, x.dtype
+        key = method, x.dtype, x.shape[1] != self.n_features_in_
         call, finish = self._calls.get(key) or self._calls.setdefault(key, self._call(*key))
         (result,) = call(x)
         return result if finish is None else finish(result)
 
-    def _call(self, method: str, dtype: np.dtype[Any]) -> _Call:
-        variant = self.variant(method, dtype)
+    def _call(self, method: str, dtype: np.dtype[Any], is_sparse: bool) -> _Call:
+        variant = self.variant(method, dtype, is_sparse)
         element, labels = variant.outputs[0].type.element, self._source.labels
         finish: Callable[[Array], Array] | None = None
         if element is Element.BOOL:

@@ -3,11 +3,12 @@
     {"name": ..., "library": ..., "settings": record, "dtypes": name, or names by patterns,
      "tile": ..., "shared": ..., "float64": bool, "names": [name, ...] or null, "flags": name,
      "no_nan": [...], "no_infinity": [...], "known": [[feature, [number, ...]], ...],
-     "together": [[feature, ...], ...],
+     "together": [[feature, ...], ...], "left_out": name,
      "classes": labels, "labels": labels, "columns": labels,
      "methods": [{"dtype": of X, "method": name, "graph": ...}, ...]}
 
-Labels are null or {"dtype": ..., "values": [...]}; NaN among them is null.
+The dtype is followed by " sparse" for a sparse X; files of 1.0 have no "left_out". Labels are null
+or {"dtype": ..., "values": [...]}; NaN among them is null.
 """
 
 from collections.abc import Mapping
@@ -27,6 +28,7 @@ from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.frontends.estimator_inputs import EstimatorInput, Refusals
 from sparsejit.frontends.estimator_parts import held
 from sparsejit.frontends.forests import labels_of
+from sparsejit.frontends.left_out_zeros import LeftOut
 from sparsejit.frontends.sklearn import read_estimator
 from sparsejit.ir.graph import Array, Element, Graph
 from sparsejit.ir.spec import DType
@@ -39,15 +41,16 @@ METHODS = (
 )
 _KINDS = "biufU"  # of numpy's dtypes, those of labels
 _FLAGS = ("int64", "float64")
+_SPARSE = " sparse"
 
 
 @dataclass(frozen=True, eq=False)
 class EstimatorSource:
     """All that a compiled estimator is made from.
 
-    `graphs` are its methods' before all passes, by the dtype of X and the method's name, for `tile`
-    samples. `labels` are what `predict` makes of places in `classes`, `flags` the dtype that it has
-    for several labels.
+    `graphs` are its methods' before all passes, by what `x_kind` says of X and the method's name,
+    for `tile` samples. `labels` are what `predict` makes of places in `classes`, `flags` the dtype
+    that it has for several labels.
     """
 
     input: EstimatorInput
@@ -62,6 +65,11 @@ class EstimatorSource:
     columns: Array | None
 
 
+def x_kind(dtype: str, is_sparse: bool) -> str:
+    """The name of an X of a dtype that has graphs of its own."""
+    return f"{dtype}{_SPARSE}" if is_sparse else dtype
+
+
 def source_of(
     estimator: Any, settings: ModelSettings, dtypes: NamedDtypes, example: Any
 ) -> EstimatorSource:
@@ -74,14 +82,14 @@ def source_of(
     batch = 1 if example is None else len(given.read(example))
     single = next(iter(read.graphs(1, Element.FLOAT32).values()))
     (tile,), shared = batch_tiles(single, batch, settings.resolved().threads, one_tile=True)
-    elements = read.writes if in_full else [Element.FLOAT32]
+    kinds = [kind for kind in read.writes if in_full or kind[0] is Element.FLOAT32]
     return EstimatorSource(
         given,
         settings,
         dtypes,
         tile,
         shared,
-        {element.value: read.graphs(tile, element) for element in elements},
+        {x_kind(kind[0].value, kind[1]): read.graphs(tile, *kind) for kind in kinds},
         getattr(estimator, "classes_", None),
         labels,
         np.dtype(flags).name,
@@ -112,6 +120,7 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
         "no_infinity": refused.no_infinity.tolist(),
         "known": [[feature, _labels_to_data(seen)] for feature, seen in refused.known],
         "together": [group.tolist() for group in refused.together],
+        "left_out": rules.left_out.value,
         "classes": _labels_to_data(source.classes),
         "labels": _labels_to_data(source.labels),
         "columns": _labels_to_data(source.columns),
@@ -128,7 +137,7 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
         "together": list, "methods": list,
     }
     free = {key: header.get(key) for key in ("dtypes", "names", "classes", "labels", "columns")}
-    rest = {key: value for key, value in header.items() if key not in free}
+    rest = {key: value for key, value in header.items() if key not in (*free, "left_out")}
     if free.keys() - header.keys():
         raise DamagedFile("has no labels, names or dtypes of an estimator")
     name, library, settings, tile, shared, float64, flags, *refused, methods = fields_of(
@@ -137,7 +146,8 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
     nan, infinity, known, together = refused
     if tile < 1 or flags not in _FLAGS:
         raise DamagedFile(f"has an estimator of tile {tile} and flags {flags!r}")
-    graphs = _graphs_from_data(methods, tile, float64, tensors)
+    left_out = _left_out_from_data(header.get("left_out"), library)
+    graphs = _graphs_from_data(methods, tile, (float64, left_out is LeftOut.BOTH), tensors)
     features = next(iter(graphs[Element.FLOAT32.value].values())).inputs[0].shape[1]
     names = _labels_from_data(free["names"])
     rules = EstimatorInput(
@@ -152,6 +162,7 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
             [_known_from_data(entry, features) for entry in known],
             [_group_from_data(entry, features) for entry in together],
         ),
+        left_out,
     )
     kept = settings_from_data(settings)
     arrays = [_labels_from_data(free[key]) for key in ("classes", "labels", "columns")]
@@ -163,8 +174,9 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
 
 
 def _graphs_from_data(
-    methods: list[Any], tile: int, float64: bool, tensors: Mapping[str, Array]
+    methods: list[Any], tile: int, more: tuple[bool, bool], tensors: Mapping[str, Array]
 ) -> dict[str, dict[str, Graph]]:
+    """The graphs of float32; with `more` those of float64, and those of sparse X."""
     reader = ArrayReader(tensors)
     graphs: dict[str, dict[str, Graph]] = {}
     for data in methods:
@@ -172,18 +184,34 @@ def _graphs_from_data(
         graph = graph_from_data(described, reader)
         kinds = [(value.type.element.value, len(value.shape)) for value in graph.inputs]
         batches = {value.shape[:1] for value in (*graph.inputs, *graph.outputs)}
-        if method not in METHODS or kinds != [(dtype, 2)] or batches != {(tile,)}:
+        expected = [(dtype.removesuffix(_SPARSE), 2)]
+        if method not in METHODS or kinds != expected or batches != {(tile,)}:
             raise DamagedFile(f"has a graph that is no {method!r} of {tile} samples of {dtype}")
         if len(graph.outputs) != 1 or method in graphs.get(dtype, {}):
             raise DamagedFile(f"has a method {method!r} of several results, or twice")
         graphs.setdefault(dtype, {})[method] = graph
     reader.finish()
-    elements = [Element.FLOAT32.value, *([Element.FLOAT64.value] if float64 else [])]
-    features = {graph.inputs[0].shape[1] for each in graphs.values() for graph in each.values()}
+    elements = [Element.FLOAT32.value, *([Element.FLOAT64.value] if more[0] else [])]
+    wanted = [x_kind(dtype, twice) for dtype in elements for twice in (False, True)[: 1 + more[1]]]
+    features = {
+        graph.inputs[0].shape[1] / (1 + kind.endswith(_SPARSE))
+        for kind, each in graphs.items()
+        for graph in each.values()
+    }
     names = {tuple(each) for each in graphs.values()}
-    if list(graphs) != elements or len(features) != 1 or len(names) != 1:
+    if list(graphs) != wanted or len(features) != 1 or len(names) != 1:
         raise DamagedFile("has methods that are not those of one estimator")
     return graphs
+
+
+def _left_out_from_data(name: Any, library: str) -> LeftOut:
+    if name is None:
+        kinds = {"xgboost": LeftOut.MISSING}
+        return kinds.get(library, LeftOut.REFUSED if "xgboost" in library else LeftOut.ZERO)
+    try:
+        return LeftOut(name)
+    except ValueError:
+        raise DamagedFile(f"reads a sparse X as {name!r}") from None
 
 
 def _labels_to_data(labels: Any) -> Any:

@@ -25,6 +25,7 @@ from sparsejit.frontends.column_steps import (
     parts_of,
 )
 from sparsejit.frontends.estimator_parts import Stack, held, is_mixing
+from sparsejit.frontends.left_out_zeros import LeftOut, both, dense
 from sparsejit.ir.graph import Array
 from sparsejit.runtime.rows_check import rows_check
 
@@ -146,7 +147,8 @@ def _takes(step: Any) -> tuple[bool, bool]:
 class EstimatorInput:
     """The rules for X (samples, features) of one estimator.
 
-    `reads_float64`: results depend on what float32 does not hold.
+    `reads_float64`: results depend on what float32 does not hold; `left_out`: what is read for
+    zeros that a sparse X leaves out.
     """
 
     name: str
@@ -155,18 +157,23 @@ class EstimatorInput:
     names: tuple[Any, ...] | None
     reads_float64: bool
     refusals: Refusals
+    left_out: LeftOut
 
     def read(self, X: Any) -> Array:
-        """X as float32, or float64 where that matters. Raises InvalidInput for what is refused."""
+        """X as float32, or float64 where that matters; a sparse X may be twice as wide.
+
+        Raises InvalidInput for what is refused.
+        """
         array: Array = X
         if not self._is_plain(X):
             array = self._converted(X)
-            if not len(array):
-                return self._without_samples(array)
+            self._check_samples(array)
             if self._refuses and not self._is_plain(array):
                 self._check_finite(array)
         if self.refusals.known:
             self._check_known(array)
+        if self.left_out is LeftOut.BOTH and hasattr(X, "toarray"):
+            return both(X, array)
         return array
 
     @cached_property
@@ -217,7 +224,7 @@ class EstimatorInput:
                 "floats, NaN for those that are missing"
             )
         if hasattr(X, "toarray"):
-            return self._dense(X)
+            return dense(X, self.name, self.left_out)
         # pandas' own kinds of columns, which may lack values, and booleans beside numbers.
         if hasattr(X, "to_numpy") and np.asarray(X).dtype.kind == "O":
             try:
@@ -225,20 +232,6 @@ class EstimatorInput:
             except (TypeError, ValueError) as error:
                 raise InvalidInput(f"X has columns of {kinds}; give numbers ({error})") from error
         return np.asarray(X)
-
-    def _dense(self, X: Any) -> Array:
-        """A sparse matrix: what it leaves out is zero, but to XGBoost it is missing."""
-        if self.library != "xgboost":
-            if "xgboost" in self.library:
-                raise InvalidInput(
-                    "X is sparse, and what it leaves out is missing to XGBoost and zero to the "
-                    "others; give X.toarray()"
-                )
-            return np.asarray(X.toarray())
-        found = np.full(X.shape, np.nan, np.float32)
-        entries = X.tocoo()
-        found[entries.row, entries.col] = entries.data
-        return found
 
     def _check_columns(self, columns: Any) -> None:
         """Raise InvalidInput for other names than those of the fit; numbers are no names."""
@@ -288,12 +281,12 @@ class EstimatorInput:
             )
         return made
 
-    def _without_samples(self, array: Array) -> Array:
-        if self.library == "xgboost":
-            return array
-        raise InvalidInput(
-            f"X has no samples, its shape is {array.shape}; give at least one, as {self.name} asks"
-        )
+    def _check_samples(self, array: Array) -> None:
+        if not len(array) and self.library != "xgboost":
+            raise InvalidInput(
+                f"X has no samples, its shape is {array.shape}; give at least one, as {self.name} "
+                "asks"
+            )
 
     def _check_finite(self, array: Array) -> None:
         for refused, is_there, what in (

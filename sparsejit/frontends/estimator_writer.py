@@ -22,17 +22,26 @@ _FEW_SCORES = 8  # a product in float64 that takes no longer than making columns
 
 
 class EstimatorWriter(Writer):
-    """Writes what methods of an estimator compute of X (batch, features)."""
+    """Writes what methods of an estimator compute of X (batch, features).
 
-    def __init__(self, x: TensorType) -> None:
+    A sparse X is (batch, 2 features): with zeros for what it leaves out, then with NaN.
+    """
+
+    def __init__(self, x: TensorType, is_sparse: bool = False) -> None:
         super().__init__()
-        self.batch = x.shape[0]
-        self._given = self.input(x, "X")
+        self.batch, self.features = x.shape
+        shape = (self.batch, 2 * self.features) if is_sparse else x.shape
+        self._given = self.input(TensorType(shape, x.element), "X")
         self.begin(())
 
-    def begin(self, steps: Sequence[Any]) -> None:
-        """X through steps is what is read from here on."""
-        self._read(self._given, np.dtype(self._given.type.element.value))
+    def begin(self, steps: Sequence[Any], is_whole: bool = False) -> None:
+        """X through steps is what is read from here on; if `is_whole` with both halves."""
+        x = self._given
+        dtype = np.dtype(x.type.element.value)
+        self._read(x, dtype)
+        if x.shape[1] > self.features and not is_whole:
+            self._columns = ColumnScales.of(self.features, dtype)
+            self._read(self.columns(x.type.element), dtype)
         for step in steps:
             self.transform(step)
 

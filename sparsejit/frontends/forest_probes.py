@@ -7,12 +7,14 @@ missing to XGBoost, and zeros to all others.
 
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sparsejit.frontends.column_steps import SELECTORS, filling_of, parts_of
+from sparsejit.frontends.estimator_parts import is_mixing
 from sparsejit.ir.graph import Array
 
 
@@ -280,19 +282,27 @@ def _stepped(step: Any, made: Made, keeps_zeros: bool) -> Made:
             for part in parts_of(step, x.shape[1])
         ]
         return _side_by_side(step, parts, keeps_zeros)
-    if kind == "PowerTransformer":  # it refuses what its own powers make infinite
-        limit = float(np.finfo(x.dtype).max) / 4  # of powers of 1 + |x|, rounded
-        largest = limit ** (1 / (2 + np.abs(step.lambdas_).max())) - 1
-        x = np.clip(x, -largest, largest, dtype=x.dtype)
-    found = step.transform(x.copy())
+    with _without_checks():  # a PowerTransformer refuses what its own powers make infinite
+        found = step.transform(x.copy())
     found = found.tocsr() if hasattr(found, "toarray") else np.asarray(found)
     return Made(found, _signs_behind(step, made.signs, found.shape))
 
 
+def _without_checks() -> AbstractContextManager[None]:
+    """A context in which scikit-learn takes infinite numbers."""
+    from sklearn import config_context
+
+    return config_context(assume_finite=True)
+
+
 def _signs_behind(step: Any, signs: Array, shape: tuple[int, ...]) -> Array:
     """Each column's own, infinite for columns that a step adds."""
-    kept = filling_of(step).kept if type(step).__name__ == "SimpleImputer" else slice(None)
-    own = signs[:, kept] if type(step).__name__ != "OneHotEncoder" else signs[:, :0]
+    kept: Any = slice(None)
+    if type(step).__name__ == "SimpleImputer":
+        kept = filling_of(step).kept
+    elif type(step).__name__ == "OneHotEncoder" or is_mixing(step):
+        kept = slice(0)
+    own = signs[:, kept]
     return np.hstack([own, np.full((shape[0], shape[1] - own.shape[1]), np.inf)])
 
 

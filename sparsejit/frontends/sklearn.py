@@ -9,7 +9,8 @@ several labels it gives a bool for each. Parameters are rounded to float32.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from sparsejit.frontends.forest_pipelines import BEFORE_FORESTS, behind
 from sparsejit.frontends.forest_reading import ReadForest, read_forest
 from sparsejit.frontends.forests import FORESTS, features_of, forest_methods, is_forest, wide_scores
 from sparsejit.frontends.isolation import isolation_methods, read_isolation
+from sparsejit.frontends.left_out_zeros import LeftOut, left_out_of
 from sparsejit.frontends.linear_models import LINEAR, PERCEPTRONS, linear_methods
 from sparsejit.ir.graph import Element, Graph, TensorType, Value
 
@@ -44,27 +46,32 @@ _APART = _SCALERS | SELECTORS | COLUMN_STEPS | {"SimpleImputer"}
 _STEPS = _APART | DECOMPOSITIONS
 
 
+# The element of X, and whether X is sparse.
+XKind: TypeAlias = tuple[Element, bool]
+
+
 @dataclass(frozen=True, eq=False)
 class ReadEstimator:
     """What there is to know of a fitted estimator: it may be fitted anew without changing this.
 
-    `input` says what X is. The others write its methods for X of either element, from X on.
+    `input` says what X is. `writes` write its methods for X of either element, from X on, and
+    where `input` reads a sparse X twice those for it.
     """
 
     input: EstimatorInput
-    writes: Mapping[Element, Mapping[str, Write]]
+    writes: Mapping[XKind, Mapping[str, Write]]
 
-    def graphs(self, batch: int, element: Element) -> dict[str, Graph]:
+    def graphs(self, batch: int, element: Element, is_sparse: bool = False) -> dict[str, Graph]:
         """A graph for each method that predicts, or transforms, by its name.
 
         The input X (batch, n_features_in_) is of that element, float32 or, if `input` reads it,
-        float64. Outputs have the shapes of the method's, as float32, but `predict` of a classifier:
-        int64 places in `classes_` (batch,), or bool (batch, labels) for several labels; of an
-        isolation forest int64 1 or -1 (batch,).
+        float64; a sparse X is twice as wide. Outputs have the shapes of the method's, as float32,
+        but `predict` of a classifier: int64 places in `classes_` (batch,), or bool (batch, labels)
+        for several labels; of an isolation forest int64 1 or -1 (batch,).
         """
         graphs = {}
-        for method, write in self.writes[element].items():
-            writer = EstimatorWriter(TensorType((batch, self.input.features), element))
+        for method, write in self.writes[element, is_sparse].items():
+            writer = EstimatorWriter(TensorType((batch, self.input.features), element), is_sparse)
             graphs[method] = writer.finish(write(writer))
         return graphs
 
@@ -81,6 +88,7 @@ def read_estimator(estimator: Any) -> ReadEstimator:
     first = chains[0][0]
     features = features_of(first.estimator if isinstance(first, Stack) else first)
     reads_float64 = any(_reads_float64(chain, forests) for chain in chains)
+    left_out = left_out_of(chains, features)
     rules = EstimatorInput(
         type(estimator).__name__,
         "+".join(sorted({type(chain[-1]).__module__.split(".")[0] for chain in chains})),
@@ -88,13 +96,14 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         _names_of(estimator),
         reads_float64,
         Refusals.of(chains, features),
+        left_out,
     )
     elements = (Element.FLOAT32, *([Element.FLOAT64] if reads_float64 else []))
     writes = {}
-    for element in elements:
-        methods = _methods_behind(forests, TensorType((1, features), element))
+    for kind in product(elements, (False, *([True] if left_out is LeftOut.BOTH else []))):
+        methods = _methods_behind(forests, TensorType((1, features), kind[0]), kind[1])
         found = methods(estimator, ())
-        writes[element] = {name: write for name, write in found.items() if name != WIDE}
+        writes[kind] = {name: write for name, write in found.items() if name != WIDE}
     return ReadEstimator(rules, writes)
 
 
@@ -135,7 +144,7 @@ def _reads_float64(chain: Sequence[Any], forests: _Forests) -> bool:
     return bool(before) or not (rounds or type(last).__name__ in PERCEPTRONS)
 
 
-def _methods_behind(forests: _Forests, x: TensorType) -> MethodsOf:
+def _methods_behind(forests: _Forests, x: TensorType, is_sparse: bool) -> MethodsOf:
     """What gives the methods of an estimator behind steps that take x."""
 
     def methods_of(estimator: Any, before: Sequence[Any]) -> Mapping[str, Write]:
@@ -152,11 +161,12 @@ def _methods_behind(forests: _Forests, x: TensorType) -> MethodsOf:
         kind = x
         if mixing:
             kind = TensorType((1, len(before[first - 1].components_)), Element.FLOAT64)
-        forest = behind(before[first:], kind, forests[id(estimator)])
+        whole = is_sparse and not mixing  # behind others X is dense
+        forest = behind(before[first:], kind, forests[id(estimator)], whole)
         if type(estimator).__name__ == _ISOLATION:
-            return _behind(before[:first], isolation_methods(estimator, forest))
+            return _behind(before[:first], isolation_methods(estimator, forest), whole)
         methods = forest_methods(estimator, forest) | wide_scores(estimator, forest)
-        return _behind(before[:first], methods)
+        return _behind(before[:first], methods, whole)
 
     return methods_of
 
@@ -168,12 +178,14 @@ def graph_of_estimator(
     return read_estimator(estimator).graphs(batch, element)
 
 
-def _behind(steps: Sequence[Any], methods: Mapping[str, Write]) -> dict[str, Write]:
+def _behind(
+    steps: Sequence[Any], methods: Mapping[str, Write], is_whole: bool = False
+) -> dict[str, Write]:
     """Methods of the last estimator, with what stands before it."""
 
     def behind_all(write: Write) -> Write:
         def whole(writer: EstimatorWriter) -> Value:
-            writer.begin(steps)
+            writer.begin(steps, is_whole)
             return write(writer)
 
         return whole
@@ -217,7 +229,12 @@ def _inside(steps: Sequence[Any]) -> list[Any]:
 
 
 def _check_before(steps: Sequence[Any], fitting: frozenset[str]) -> None:
-    """Raise InvalidInput for steps that are none of `fitting`."""
+    """Raise InvalidInput for steps that are none of `fitting`, or whose options have no graph."""
+    if any(getattr(step, "method", "") == "box-cox" for step in steps):
+        raise InvalidInput(
+            "the PowerTransformer has method='box-cox', which refuses numbers that are not "
+            "positive; fit it with method='yeo-johnson'"
+        )
     kinds = [type(step).__name__ for step in steps if not isinstance(step, Stack)]
     if odd := [kind for kind in kinds if kind not in fitting]:
         raise InvalidInput(

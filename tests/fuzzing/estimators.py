@@ -190,7 +190,7 @@ def _on_thresholds(generator: np.random.Generator, estimator: Any, rows: Array) 
     if any(hasattr(step, "components_") for _, step in getattr(estimator, "steps", ())):
         return  # they are not those of X
     read = read_estimator(estimator)
-    element = Element.FLOAT64 if Element.FLOAT64 in read.writes else Element.FLOAT32
+    element = Element.FLOAT64 if read.input.reads_float64 else Element.FLOAT32
     graph = read.graphs(1, element)["predict"]
     (node,) = (node for node in graph.nodes if isinstance(node.op, Forest))
     thresholds, nodes = (graph.constants[value] for value in node.inputs[1:3])

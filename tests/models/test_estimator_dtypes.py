@@ -114,6 +114,23 @@ def test_an_encoder_takes_any_dtype() -> None:
     np.testing.assert_allclose(compiled.predict(frame), estimator.predict(frame), rtol=1e-6)
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1e18])
+@pytest.mark.parametrize("element", ["float32", "float64"])
+def test_powers_of_small_and_of_large_numbers(scale: float, element: str) -> None:
+    rows = (scale * np.exp(3 * GENERATOR.standard_normal((200, 1)))).astype(element)
+    tree = DecisionTreeRegressor(random_state=0)
+    estimator = make_pipeline(PowerTransformer(), tree).fit(rows, np.log(rows[:, 0]))
+    found = sparsejit.compile(estimator).predict(rows)
+    np.testing.assert_allclose(found, estimator.predict(rows), rtol=1e-6)
+
+
+def test_powers_of_positive_numbers_alone_are_refused() -> None:
+    rows = np.exp(X / 100)
+    estimator = make_pipeline(PowerTransformer(method="box-cox"), DecisionTreeRegressor())
+    with pytest.raises(InvalidInput, match="PowerTransformer has method='box-cox'"):
+        sparsejit.compile(estimator.fit(rows, SCORE))
+
+
 def test_scalers_are_not_given_float16() -> None:
     scaled = make_pipeline(StandardScaler(), LogisticRegression()).fit(X, SCORE > 0)
     for given in (X.astype(np.float16), pandas.DataFrame(X.astype(np.float16))):

@@ -1,5 +1,6 @@
 """Sparse matrices between steps: zeros that are left out are missing to XGBoost alone."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,11 +8,19 @@ import pytest
 
 pytest.importorskip("treelite")
 lightgbm = pytest.importorskip("lightgbm")
+scipy_sparse = pytest.importorskip("scipy.sparse")
 xgboost = pytest.importorskip("xgboost")
+from sklearn.base import clone  # noqa: E402
 from sklearn.calibration import CalibratedClassifierCV  # noqa: E402
 from sklearn.compose import make_column_transformer  # noqa: E402
-from sklearn.ensemble import StackingClassifier, VotingClassifier  # noqa: E402
-from sklearn.feature_selection import VarianceThreshold  # noqa: E402
+from sklearn.decomposition import TruncatedSVD  # noqa: E402
+from sklearn.ensemble import (  # noqa: E402
+    HistGradientBoostingClassifier,
+    RandomForestClassifier,
+    StackingClassifier,
+    VotingClassifier,
+)
+from sklearn.feature_selection import SelectKBest, VarianceThreshold  # noqa: E402
 from sklearn.impute import SimpleImputer  # noqa: E402
 from sklearn.linear_model import LogisticRegression  # noqa: E402
 from sklearn.model_selection import GridSearchCV  # noqa: E402
@@ -69,10 +78,12 @@ LAST = {
 }
 
 
-def same(estimator: Any, rows: Any) -> None:
+def same(estimator: Any, *given: Any) -> None:
     """Compiled it has the probabilities of the estimator."""
-    found = sparsejit.compile(estimator).predict_proba(rows)
-    np.testing.assert_allclose(found, estimator.predict_proba(rows), atol=1e-6)
+    compiled = sparsejit.compile(estimator)
+    for rows in given:
+        found, wanted = compiled.predict_proba(rows), estimator.predict_proba(rows)
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("last", LAST)
@@ -82,8 +93,7 @@ def test_behind_steps_that_return_sparse_matrices(before: str, last: str) -> Non
     rows = X.copy()
     if before not in ("dropped", "not sparse"):
         rows[GENERATOR.random(X.shape) < 0.1] = 7
-    same(estimator, rows)
-    same(estimator, rows.astype(np.float32))
+    same(estimator, rows, rows.astype(np.float32))
 
 
 def test_missing_values_that_pass_a_sparse_matrix() -> None:
@@ -119,11 +129,93 @@ def test_a_number_for_missing_behind_steps(missing: float) -> None:
     both = VotingClassifier([("a", boosted(missing=missing)), ("b", LogisticRegression())])
     both.set_params(voting="soft")
     for estimator in (both, make_pipeline(MinMaxScaler((0, 2.5)), boosted(missing=missing))):
-        same(estimator.fit(rows, Y), rows)
-        same(estimator, rows.astype(np.float32))
+        same(estimator.fit(rows, Y), rows, rows.astype(np.float32))
 
 
 def test_infinity_for_missing_behind_steps_is_refused() -> None:
     pipeline = make_pipeline(MinMaxScaler(), boosted(missing=np.inf)).fit(X, Y)
     with pytest.raises(InvalidInput, match="takes inf for missing behind other steps"):
         sparsejit.compile(pipeline)
+
+
+def sparse() -> Any:
+    """A sparse matrix of X, in which some zeros are stored and some numbers are missing."""
+    rows = X.copy()
+    rows[GENERATOR.random(X.shape) < 0.3] = 0
+    rows[3, 4] = rows[5, 1] = np.nan
+    places = np.nonzero((rows != 0) | (GENERATOR.random(X.shape) < 0.3))
+    return scipy_sparse.csr_matrix((rows[places], places), shape=X.shape)
+
+
+KEEPING = (StandardScaler(with_mean=False), MaxAbsScaler(), VarianceThreshold())
+FILLED = (SimpleImputer(),)
+PARTS = make_column_transformer(
+    (StandardScaler(with_mean=False), [0, 3]), ("passthrough", [1, 2]), (SimpleImputer(), [4])
+)
+MIXED = [("a", boosted()), ("b", make_pipeline(SimpleImputer(), LogisticRegression()))]
+ON_SPARSE = {
+    "xgboost": (boosted(),),
+    "a number for missing": (boosted(missing=1.0),),
+    "a number for missing, scaled": (MaxAbsScaler(), boosted(missing=0.5)),
+    "scaled": (*KEEPING, boosted()),
+    "filled": (*FILLED, boosted()),
+    "marked": (SimpleImputer(add_indicator=True), boosted()),
+    "quantiles": (QuantileTransformer(n_quantiles=10), boosted()),
+    "quantiles before a forest": (
+        *(*FILLED, QuantileTransformer(n_quantiles=10)),
+        RandomForestClassifier(4, random_state=0),
+    ),
+    "parts": (PARTS, boosted()),
+    "sparse parts": (clone(PARTS).set_params(sparse_threshold=1), boosted()),
+    "components": (*FILLED, TruncatedSVD(3, random_state=0), boosted()),
+    "selected and linear": (*FILLED, SelectKBest(k=3), LogisticRegression()),
+    "votes": (VotingClassifier(MIXED, voting="soft"),),
+    "scaled votes": (*KEEPING, VotingClassifier(MIXED, voting="soft")),
+    "stack": (StackingClassifier(MIXED, cv=2),),
+    "lightgbm": (*KEEPING, LAST["lightgbm"]),
+}
+
+
+@pytest.mark.parametrize("fit_to", ["sparse", "dense"])
+@pytest.mark.parametrize("name", ON_SPARSE)
+@pytest.mark.filterwarnings("ignore")
+def test_a_sparse_x(name: str, fit_to: str) -> None:
+    """A zero that X leaves out, one that it stores, and NaN, each as the library has it."""
+    rows = [abs(sparse()) if "quantiles" in name else sparse() for _ in range(3)]
+    given = rows[0] if fit_to == "sparse" else rows[0].toarray()
+    estimator = make_pipeline(*ON_SPARSE[name]).fit(given, Y)
+    # Parts that are all dense, scipy cannot stack.
+    dense = [rows[2].toarray()] if (name, fit_to) != ("sparse parts", "sparse") else []
+    same(estimator, rows[1], rows[1].tocsc(), rows[2].astype(np.float32), *dense)
+
+
+def test_a_sparse_x_that_the_library_refuses() -> None:
+    histogram = HistGradientBoostingClassifier(max_iter=2)
+    for steps in ((StandardScaler(), boosted()), (ENCODER, boosted()), (histogram,)):
+        estimator = make_pipeline(*steps).fit(X, Y)
+        with pytest.raises((TypeError, ValueError), match=r"[Ss]parse"):
+            estimator.predict(sparse())
+        with pytest.raises(InvalidInput, match=r"sparse.*does not take; give X.toarray"):
+            sparsejit.compile(estimator).predict(sparse())
+
+
+def test_two_numbers_in_one_place_of_a_sparse_x() -> None:
+    rows = sparse().tocoo()
+    once = boosted().fit(rows, Y)
+    twice = scipy_sparse.coo_matrix(
+        (np.tile(rows.data, 2), (np.tile(rows.row, 2), np.tile(rows.col, 2))), shape=X.shape
+    )
+    same(once, twice)
+    order = np.argsort(twice.row, kind="stable")
+    places = np.append(0, np.cumsum(np.bincount(twice.row, minlength=ROWS)))
+    doubled = scipy_sparse.csr_matrix((twice.data[order], twice.col[order], places), shape=X.shape)
+    with pytest.raises(InvalidInput, match=r"two numbers in one place.*sum_duplicates"):
+        sparsejit.compile(once).predict(doubled)
+
+
+def test_a_file_keeps_what_a_sparse_x_leaves_out(tmp_path: Path) -> None:
+    estimator = make_pipeline(*KEEPING, boosted()).fit(sparse(), Y)
+    sparsejit.compile(estimator).save(tmp_path / "e.sjit")
+    rows = sparse()
+    found = sparsejit.load(tmp_path / "e.sjit").predict_proba(rows)
+    np.testing.assert_allclose(found, estimator.predict_proba(rows), atol=1e-6)
