@@ -4,11 +4,12 @@
      "tile": ..., "shared": ..., "float64": bool, "names": [name, ...] or null, "flags": name,
      "no_nan": [...], "no_infinity": [...], "known": [[feature, [number, ...]], ...],
      "together": [[feature, ...], ...], "left_out": name,
+     "frames": bool,
      "classes": labels, "labels": labels, "columns": labels,
      "methods": [{"dtype": of X, "method": name, "graph": ...}, ...]}
 
-The dtype is followed by " sparse" for a sparse X; files of 1.0 have no "left_out". Labels are null
-or {"dtype": ..., "values": [...]}; NaN among them is null.
+The dtype is followed by " sparse" for a sparse X; files of 1.0 have no "left_out" and no "frames".
+Labels are null or {"dtype": ..., "values": [...]}; NaN among them is null.
 """
 
 from collections.abc import Mapping
@@ -42,6 +43,7 @@ METHODS = (
 _KINDS = "biufU"  # of numpy's dtypes, those of labels
 _FLAGS = ("int64", "float64")
 _SPARSE = " sparse"
+_NEWER = ("left_out", "frames")  # than files of 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +123,7 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
         "known": [[feature, _labels_to_data(seen)] for feature, seen in refused.known],
         "together": [group.tolist() for group in refused.together],
         "left_out": rules.left_out.value,
+        "frames": rules.takes_frames,
         "classes": _labels_to_data(source.classes),
         "labels": _labels_to_data(source.labels),
         "columns": _labels_to_data(source.columns),
@@ -137,7 +140,7 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
         "together": list, "methods": list,
     }
     free = {key: header.get(key) for key in ("dtypes", "names", "classes", "labels", "columns")}
-    rest = {key: value for key, value in header.items() if key not in (*free, "left_out")}
+    rest = {key: value for key, value in header.items() if key not in (*free, *_NEWER)}
     if free.keys() - header.keys():
         raise DamagedFile("has no labels, names or dtypes of an estimator")
     name, library, settings, tile, shared, float64, flags, *refused, methods = fields_of(
@@ -163,6 +166,7 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
             [_group_from_data(entry, features) for entry in together],
         ),
         left_out,
+        header.get("frames", True) is True,
     )
     kept = settings_from_data(settings)
     arrays = [_labels_from_data(free[key]) for key in ("classes", "labels", "columns")]

@@ -80,6 +80,8 @@ class Refusals:
             self.no_nan[columns.source[columns.nan]] = True
         if not takes_infinity:
             self.no_infinity[columns.source[columns.infinity]] = True
+        if (categorical := getattr(step, "is_categorical_", None)) is not None:
+            self.no_infinity[columns.source[columns.infinity & categorical]] = True
         return self._behind(step, columns)
 
     def _behind(self, step: Any, columns: _Columns) -> _Columns:
@@ -148,7 +150,7 @@ class EstimatorInput:
     """The rules for X (samples, features) of one estimator.
 
     `reads_float64`: results depend on what float32 does not hold; `left_out`: what is read for
-    zeros that a sparse X leaves out.
+    zeros that a sparse X leaves out; `takes_frames`: whether columns of a frame are numbers.
     """
 
     name: str
@@ -157,7 +159,8 @@ class EstimatorInput:
     names: tuple[Any, ...] | None
     reads_float64: bool
     refusals: Refusals
-    left_out: LeftOut
+    left_out: LeftOut = LeftOut.ZERO
+    takes_frames: bool = True
 
     def read(self, X: Any) -> Array:
         """X as float32, or float64 where that matters; a sparse X may be twice as wide.
@@ -216,6 +219,11 @@ class EstimatorInput:
         """The array of a frame, a sparse matrix or nested lists."""
         columns = getattr(X, "columns", None)
         if columns is not None:
+            if not self.takes_frames:
+                raise InvalidInput(
+                    f"the {self.name} was fitted to a frame with columns of categories; give an "
+                    "array, with their codes, X[column].cat.codes, as floats, NaN for -1"
+                )
             self._check_columns(columns)
         kinds = [str(kind) for kind in np.atleast_1d(getattr(X, "dtypes", ()))]
         if "category" in kinds and self.library != "sklearn":

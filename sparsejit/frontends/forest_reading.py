@@ -2,20 +2,21 @@
 
 Every test becomes `x <= threshold` in float64, exactly: `x < t` is `x <=` the number below t. Where
 x is float32 a threshold may be rounded down to it. A test for membership in a set of categories
-becomes a search among the ends of its runs: category c is c <= x < c + 1.
+becomes a search among intervals of x, as `Categories` has them.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput, MissingDependency
-from sparsejit.frontends.forest_nodes import Nodes, add_search
+from sparsejit.frontends.forest_categories import Categories, with_places
+from sparsejit.frontends.forest_nodes import Nodes
+from sparsejit.frontends.held_numbers import check_held
 from sparsejit.ir.graph import Array
 
 if TYPE_CHECKING:
@@ -69,10 +70,10 @@ def read_forest(estimator: Any) -> ReadForest:
             f"forests are read through treelite ({error}); pip install 'sparsejit[forests]'"
         ) from error
     library = type(estimator).__module__.split(".")[0]
+    categories = Categories.of(estimator)
     try:
         if library == "sklearn":
-            with np.errstate(invalid="ignore"):  # its cast of a missing category
-                model = treelite.sklearn.import_model(_as_forest(estimator))
+            model = treelite.sklearn.import_model(with_places(_as_forest(estimator)))
         elif library == "xgboost":
             model = treelite.frontend.from_xgboost(_xgboost_booster(estimator))
         else:
@@ -80,11 +81,17 @@ def read_forest(estimator: Any) -> ReadForest:
             _check_zeros(booster)
             model = treelite.frontend.from_lightgbm(booster)
     except (treelite.TreeliteError, NotImplementedError, AssertionError) as error:
+        if library == "xgboost" and "c" in (_xgboost_booster(estimator).feature_types or ()):
+            raise InvalidInput(
+                f"the {type(estimator).__name__} was fitted to a frame with columns of "
+                "categories; fit it to their codes, X[column].cat.codes, as an array, with "
+                "feature_types=['c', 'q', ...]"
+            ) from error
         raise InvalidInput(
             f"treelite cannot read the {type(estimator).__name__}: {error}; leave it to its own "
             "predict"
         ) from error
-    return _Reader(model, _known_categories(estimator)).read(estimator)
+    return _Reader(model, categories).read(estimator)
 
 
 def _rounds_x(estimator: Any) -> bool:
@@ -117,6 +124,10 @@ def _as_forest(estimator: Any) -> Any:
 def _xgboost_booster(estimator: Any) -> Any:
     """The booster, up to the best iteration where fitting stopped early."""
     booster = estimator.get_booster() if hasattr(estimator, "get_booster") else estimator
+    if not booster.num_boosted_rounds():
+        raise InvalidInput(
+            f"the {type(estimator).__name__} has no trees; fit it with n_estimators of 1 or more"
+        )
     try:
         best = int(estimator.best_iteration)
     except AttributeError:
@@ -136,40 +147,6 @@ def _check_zeros(booster: Any) -> None:
             )
 
 
-def _search(
-    nodes: Nodes, row: Array, members: Array, known: Array | None, right_list: bool
-) -> tuple[float, Array]:
-    """Threshold and row of the root of a search that stands for membership; adds what is below.
-
-    `row` is that of the node with its list: x that is a member goes to the child that owns the
-    list. Where the known categories are given, others count as missing.
-    """
-    feature, left, right, goes_left = map(int, row)
-    other, matched = (left, right) if right_list else (right, left)
-    missing_to = left if goes_left else right
-    outside = other if known is None else missing_to
-    categories = members if known is None else np.union1d(known, members)
-    bounds = np.unique(np.concatenate([categories, categories + 1]))
-    inside = np.where(np.isin(bounds, categories), other, outside)
-    goes_to = np.append(outside, np.where(np.isin(bounds, members), matched, inside))
-    below = np.nextafter(bounds.astype(np.float64), -np.inf)
-    return add_search(nodes, feature, below, goes_to.tolist(), missing_to)
-
-
-def _known_categories(estimator: Any) -> dict[int, Array]:
-    """By feature the categories that histogram gradient boosting saw; it takes others for missing.
-
-    Empty where they are not numbers, and for other estimators.
-    """
-    encoder = getattr(getattr(estimator, "_preprocessor", None), "named_transformers_", {})
-    if "encoder" not in encoder:
-        return {}
-    features = np.flatnonzero(estimator.is_categorical_)
-    found = zip(features, encoder["encoder"].categories_, strict=True)
-    numbers = {int(feature): np.asarray(seen, np.float64) for feature, seen in found}
-    return {f: np.sort(seen[seen >= 0]).astype(np.int64) for f, seen in numbers.items()}
-
-
 def _split(numbers: Array) -> tuple[Array, Array]:
     """Numbers as float32, and what that takes from them."""
     rounded = numbers.astype(np.float32)
@@ -184,8 +161,8 @@ def _array(accessor: Any, name: str) -> Array:
 class _Reader:
     """Reads the trees of a model of treelite, one after another."""
 
-    def __init__(self, model: treelite.Model, known: Mapping[int, Array]) -> None:
-        self.known = known
+    def __init__(self, model: treelite.Model, categories: Categories) -> None:
+        self.categories = categories
         self.model, self.header = model, model.get_header_accessor()
         classes = _array(self.header, "num_class")
         self.outputs = int(len(classes) * classes.max(initial=1))
@@ -209,6 +186,9 @@ class _Reader:
         thresholds = np.concatenate([np.zeros(0), *self.nodes.thresholds])
         if type(estimator).__module__.startswith("lightgbm"):
             thresholds = _around_zero(thresholds)
+        scale = 1.0 / per_output if average else 1.0
+        own = [np.concatenate(self.leaves).ravel() * scale, _array(header, "base_scores")]
+        check_held(estimator, "leaves", np.concatenate(own))
         leaves, left_of_leaves = _split(np.concatenate(self.leaves))
         base, left_of_base = _split(_array(header, "base_scores"))
         operands = (
@@ -223,7 +203,7 @@ class _Reader:
             _rounds_x(estimator),
             _missing_of(estimator),
             operands,
-            1.0 / per_output if average else 1.0,
+            scale,
             str(header.get_field("postprocessor")),
             float(_array(header, "sigmoid_alpha")[0]),
             (left_of_leaves, left_of_base),
@@ -256,8 +236,7 @@ class _Reader:
         own_thresholds, own_rows = self.nodes.thresholds[-1], self.nodes.rows[-1]
         for which in np.flatnonzero(categorical):
             members, is_right = _categories(tree, inner[which]), bool(right_lists[inner[which]])
-            known = self.known.get(int(feature[which]))
-            found = _search(self.nodes, rows[which], members, known, is_right)
+            found = self.categories.add_search(self.nodes, rows[which], members, is_right)
             own_thresholds[which], own_rows[which] = found
         return int(place[0])
 

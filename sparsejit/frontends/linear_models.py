@@ -19,6 +19,7 @@ from sparsejit.frontends.estimator_writer import (
     Write,
     row_shares,
 )
+from sparsejit.frontends.held_numbers import check_held
 from sparsejit.frontends.writing.activations import log_sigmoid
 from sparsejit.frontends.writing.arranging import reshaped
 from sparsejit.ir.graph import Value
@@ -114,6 +115,10 @@ def _linear_model(estimator: Any) -> _Scores:
         coefficients = coefficients.toarray()
     weights = np.atleast_2d(np.asarray(coefficients, np.float64))
     bias = np.broadcast_to(np.asarray(estimator.intercept_, np.float64), len(weights))
+    check_held(estimator, "its coefficients", np.append(weights, bias))
+    if type(estimator).__name__ in _LOG_LINK_REGRESSORS:
+        with np.errstate(over="ignore"):
+            check_held(estimator, "its results", np.exp(bias))
     return _Scores(weights, bias, dtype=estimator.coef_.dtype)
 
 
@@ -122,6 +127,8 @@ def _perceptron(estimator: Any) -> _Scores:
         (np.asarray(w.T, np.float64), np.asarray(b, np.float64))
         for w, b in zip(estimator.coefs_, estimator.intercepts_, strict=True)
     ]
+    for layer in layers:
+        check_held(estimator, "its coefficients", np.concatenate([each.ravel() for each in layer]))
     return _Scores(*layers[-1], tuple(layers[:-1]), _ACTIVATIONS[estimator.activation])
 
 

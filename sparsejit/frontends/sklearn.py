@@ -30,9 +30,11 @@ from sparsejit.frontends.estimator_parts import (
     steps_of,
 )
 from sparsejit.frontends.estimator_writer import MOST_DOUBLES, WIDE, EstimatorWriter, Write
+from sparsejit.frontends.forest_categories import has_frame_categories
 from sparsejit.frontends.forest_pipelines import BEFORE_FORESTS, behind
 from sparsejit.frontends.forest_reading import ReadForest, read_forest
 from sparsejit.frontends.forests import FORESTS, features_of, forest_methods, is_forest, wide_scores
+from sparsejit.frontends.held_numbers import check_held
 from sparsejit.frontends.isolation import isolation_methods, read_isolation
 from sparsejit.frontends.left_out_zeros import LeftOut, left_out_of
 from sparsejit.frontends.linear_models import LINEAR, PERCEPTRONS, linear_methods
@@ -97,6 +99,7 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         reads_float64,
         Refusals.of(chains, features),
         left_out,
+        not any(has_frame_categories(chain[-1]) for chain in chains),
     )
     elements = (Element.FLOAT32, *([Element.FLOAT64] if reads_float64 else []))
     writes = {}
@@ -257,7 +260,10 @@ def _no_graph(estimator: Any) -> InvalidInput:
 
 def _own_methods(estimator: Any) -> dict[str, Write]:
     """What writes each method, of the columns that stand before."""
-    if type(estimator).__name__ in _STEPS:
+    kind = type(estimator).__name__
+    if kind in DECOMPOSITIONS and not getattr(estimator, "whiten", False):
+        check_held(estimator, "its results", np.sqrt(estimator.explained_variance_))
+    if kind in _STEPS:
         return {"transform": lambda writer: _transform(writer, estimator)}
     return linear_methods(estimator)
 

@@ -1,0 +1,100 @@
+"""Categories of trees at any number and in frames, and forests without trees."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparsejit
+from sparsejit.errors import InvalidInput
+
+pytest.importorskip("treelite")
+lightgbm = pytest.importorskip("lightgbm")
+xgboost = pytest.importorskip("xgboost")
+pandas = pytest.importorskip("pandas")
+from sklearn.ensemble import HistGradientBoostingRegressor  # noqa: E402
+
+GENERATOR = np.random.default_rng(0)
+ROWS = 300
+CODES = GENERATOR.integers(0, 6, ROWS)
+X = np.column_stack([CODES, GENERATOR.standard_normal(ROWS)])
+Y = np.array([3, -1, 2, 5, 0, -4.0])[CODES] + 0.1 * X[:, 1]
+LIGHT = {"n_estimators": 5, "verbose": -1, "min_data_per_group": 1, "min_child_samples": 2}
+ODD = [-7, -1, np.nextafter(-1, 0), -0.5, -1e-9, -0.0, 0, 0.3, 1, 1.5, 3.0000001, 5, 5.5, 6, 1e18]
+FRAME = pandas.DataFrame({"c": pandas.Categorical(np.array([*"abcdef"])[CODES]), "x": X[:, 1]})
+
+
+def boosted(name: str, rows: Any) -> Any:
+    """Histogram gradient boosting, LightGBM or XGBoost, whose first column has categories."""
+    if name == "histogram":
+        return HistGradientBoostingRegressor(categorical_features=[0], max_iter=5).fit(rows, Y)
+    if name.startswith("lightgbm"):
+        few = 9 if name.endswith("one") else 1
+        light = lightgbm.LGBMRegressor(max_cat_to_onehot=few, n_jobs=1, **LIGHT)
+        return light.fit(rows, Y, categorical_feature=[0])
+    kinds = {"feature_types": ["c", "q"], "enable_categorical": True}
+    return xgboost.XGBRegressor(n_estimators=5, n_jobs=1, **kinds).fit(rows, Y)
+
+
+def same(estimator: Any, rows: Any) -> None:
+    found = sparsejit.compile(estimator).predict(rows)
+    np.testing.assert_allclose(found, estimator.predict(rows), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["histogram", "lightgbm", "lightgbm one by one", "xgboost"])
+def test_numbers_beside_categories(name: str, dtype: str) -> None:
+    """LightGBM cuts x to a whole number; histograms take others than their own for missing."""
+    odd = np.column_stack([[*ODD, np.nan], np.zeros(len(ODD) + 1)])
+    same(boosted(name, X), odd.astype(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_categories_that_are_no_whole_numbers(dtype: str) -> None:
+    rows = X.copy()
+    rows[:, 0] = np.array([-2, -0.5, 0.1, 1.25, 7, np.nan])[CODES]
+    estimator = boosted("histogram", rows.astype(dtype))
+    odd = np.column_stack([ODD, np.zeros(len(ODD))])
+    same(estimator, np.concatenate([rows, odd]))
+    same(estimator, np.concatenate([rows, odd]).astype(np.float32))
+
+
+def test_an_infinite_category_is_refused_as_by_the_library() -> None:
+    estimator = boosted("histogram", X)
+    rows = X[:3].copy()
+    rows[1, 1] = np.inf
+    same(estimator, rows)
+    rows[1, 0] = np.inf
+    with pytest.raises(ValueError, match="infinity"):
+        estimator.predict(rows)
+    with pytest.raises(InvalidInput, match="inf in row 1, column 0"):
+        sparsejit.compile(estimator).predict(rows)
+
+
+def test_words_are_refused_by_name() -> None:
+    histogram = HistGradientBoostingRegressor(max_iter=2, categorical_features="from_dtype")
+    with pytest.raises(InvalidInput, match=r"column 0 .* has the categories \['a', 'b', 'c'\]"):
+        sparsejit.compile(histogram.fit(FRAME, Y))
+    extreme = xgboost.XGBRegressor(n_estimators=2, enable_categorical=True, n_jobs=1)
+    with pytest.raises(InvalidInput, match=r"frame with columns of categories; .*feature_types"):
+        sparsejit.compile(extreme.fit(FRAME, Y))
+
+
+def test_lightgbm_of_a_frame_of_categories_takes_arrays_alone() -> None:
+    estimator = lightgbm.LGBMRegressor(n_jobs=1, **LIGHT).fit(FRAME, Y)
+    same(estimator, X)
+    compiled = sparsejit.compile(estimator)
+    plain = pandas.DataFrame(X, columns=["c", "x"])
+    with pytest.raises(ValueError, match="categorical_feature do not match"):
+        estimator.predict(plain)
+    for frame in (plain, FRAME):
+        with pytest.raises(InvalidInput, match="fitted to a frame with columns of categories"):
+            compiled.predict(frame)
+
+
+def test_a_forest_without_trees_is_refused() -> None:
+    for estimator, y in ((xgboost.XGBRegressor(), Y), (xgboost.XGBClassifier(), CODES)):
+        fitted = estimator.set_params(n_estimators=0).fit(X, y)
+        for each in (fitted, fitted.get_booster()):
+            with pytest.raises(InvalidInput, match=r"has no trees; fit it with n_estimators"):
+                sparsejit.compile(each)
