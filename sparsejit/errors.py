@@ -47,3 +47,10 @@ def suggest(name: Any, known: Iterable[str]) -> str:
     names = list(known)
     close = difflib.get_close_matches(str(name), names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(names)}"
+
+
+def check_flags(**given: Any) -> None:
+    """Raise InvalidInput for arguments, by name, that are neither True nor False."""
+    for name, value in given.items():
+        if type(value).__name__ not in ("bool", "bool_"):  # Python's and numpy's
+            raise InvalidInput(f"{name}={value!r}; give True or False")

@@ -9,6 +9,13 @@ from pathlib import Path
 from sparsejit.errors import InvalidInput
 
 
+def checked_path(path: str | os.PathLike[str]) -> Path:
+    """The path. Raises InvalidInput for a value that is no path."""
+    if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
+        raise InvalidInput(f"the path is a {type(path).__name__}, {path!r}; give a str or a Path")
+    return Path(path)
+
+
 @contextmanager
 def atomic_path(destination: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path beside `destination`, renamed onto it if the block succeeds.
@@ -33,7 +40,7 @@ def check_writable(destination: str | os.PathLike[str]) -> Path:
     Tries it: missing folders and a temporary file are made, and removed again. Raises InvalidInput,
     naming the path and what is in the way.
     """
-    final = Path(destination)
+    final = checked_path(destination)
     obstacle = _obstacle(final)
     if obstacle is not None:
         raise InvalidInput(

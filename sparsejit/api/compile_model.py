@@ -15,6 +15,7 @@ from sparsejit.api.example_calls import ExampleCall, calls_of
 from sparsejit.api.final_graph import Dtypes
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.model_compiler import AUTO, ModelCompiler
+from sparsejit.api.model_kinds import check_model
 from sparsejit.api.named_sizes import (
     DynamicShapes,
     NamedSizes,
@@ -26,7 +27,7 @@ from sparsejit.api.options import ModelSettings
 from sparsejit.api.parted_model import PartedModel
 from sparsejit.api.quantise import BUDGET, Budget, checked_budget
 from sparsejit.api.scales import Scales
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import InvalidInput, check_flags
 from sparsejit.frontends.onnx import is_onnx
 from sparsejit.frontends.torch_export import exported_examples, is_program
 from sparsejit.lowering.context import Progress, told
@@ -157,6 +158,9 @@ def compile_model(
             raise InvalidInput("dtype is Scales, which are for networks; give an estimator a name")
         plain = "float32" if dtype == AUTO else dtype
         return compile_estimator(model, example_inputs, settings, plain, told(progress))
+    check_model(model)
+    check_flags(free_batch=free_batch, free_shapes=free_shapes)
+    _check_constants(constants)
     args, kwargs = _arguments(model, example_inputs, example_kwargs)
     sizes = _sizes(model, dynamic_shapes, args, kwargs, constants or {})
     free = free_batch, free_shapes, sizes, constants or {}
@@ -204,11 +208,23 @@ def quantise(
     """
     if is_estimator(model):
         raise InvalidInput("quantise takes networks; an estimator stays float32")
+    check_model(model)
+    _check_constants(constants)
     calls, allowed = calls_of(data), checked_budget(budget)
     settings = ModelSettings(target, threads, tune=False, exact=False)
     given = True, False, None, constants or {}, None, "float32", settings
-    like = None if example_inputs is None else ExampleCall(tuple(example_inputs), {})
+    like = None
+    if example_inputs is not None:
+        like = ExampleCall(_arguments(model, example_inputs, None)[0], {})
     return ModelCompiler(model, *given).scales(calls, allowed, told(progress), like)
+
+
+def _check_constants(constants: Any) -> None:
+    if constants is not None and not isinstance(constants, Mapping):
+        raise InvalidInput(
+            f"constants is a {type(constants).__name__}; give a dict from names of inputs, such as "
+            "{'sr': 16000}"
+        )
 
 
 def _arguments(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparsejit.api.variant import make_variant
-from sparsejit.errors import InvalidInput, suggest
+from sparsejit.errors import InvalidInput, check_flags, suggest
 from sparsejit.frontends.dynamo import compiled_by_parts
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.lowering.context import ModelOptions
@@ -37,6 +37,7 @@ def dynamo_backend(
         if name not in _DEFAULTS:
             raise InvalidInput(f"option {name!r} is not known; {suggest(name, _DEFAULTS)}")
     given = {**_DEFAULTS, **(options or {})}
+    check_flags(tune=given["tune"], exact=given["exact"])
     kept = ModelOptions(
         calibrated(Target.resolve(given["target"])),
         threads=parse_threads(given["threads"]),

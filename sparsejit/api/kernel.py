@@ -18,6 +18,7 @@ from sparsejit.api.report import Report
 from sparsejit.artefact.exported import ExportedFunction, Macro
 from sparsejit.artefact.sealed import SealedFile
 from sparsejit.asm_templates.families import STEP_KINDS
+from sparsejit.errors import check_flags
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, MatMul
 from sparsejit.lowering.products.linear import planned_facts
@@ -164,6 +165,7 @@ class Kernel(Compiled):
                 changes a weight, as a share of itself; `rates` says whose speeds the predictions
                 assume.
         """
+        check_flags(measure=measure)
         ns = self._measured_ns() if measure else None
         facts = self._facts, self.split, self.target
         return kernel_report(self.spec, *facts, self.title, self.stats, ns)

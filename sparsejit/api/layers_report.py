@@ -13,6 +13,7 @@ from sparsejit.api.accuracy import Accuracy
 from sparsejit.api.report import LayerReport, Report, candidates_of
 from sparsejit.api.schedule_text import schedule_lines
 from sparsejit.api.variant import Variant
+from sparsejit.errors import check_flags
 from sparsejit.ir.graph import Array, Element, Graph, Origin, Value
 from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
 from sparsejit.lowering.model import build_model
@@ -34,6 +35,7 @@ def report_of(
     accuracy: Accuracy | None = None,
 ) -> Report:
     """The report of one native function; `measure` runs it, on random inputs, for a second."""
+    check_flags(measure=measure)
     times = measured_times(variant) if measure else None
     target = variant.options.target
     layers = layers_of(variant.steps, target, times)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparsejit.api import estimator_source, kernel_file, model_file, parted_file
@@ -20,6 +19,7 @@ from sparsejit.api.model import CompiledModel, compile_saved
 from sparsejit.api.parted_model import PartedModel, load_parted
 from sparsejit.api.variant import TiledGraph
 from sparsejit.artefact import sealed
+from sparsejit.files import checked_path
 
 Loaded = Kernel | CompiledModel | PartedModel | CompiledEstimator | scales_file.Scales
 
@@ -66,13 +66,15 @@ def load(path: str | os.PathLike[str]) -> Loaded:
         UnsupportedTarget: it was made for a target that this machine lacks
     """
 
+    whole = checked_path(path)
+
     def compiled() -> Loaded:
-        file = sealed.read(path, LOADERS.keys())
-        with sealed.naming(Path(path)):
+        file = sealed.read(whole, LOADERS.keys())
+        with sealed.naming(whole):
             result: Loaded = restored(file)
         return result
 
-    return compiled_once(path, lambda: "load", compiled, _saved_graphs)
+    return compiled_once(whole, lambda: "load", compiled, _saved_graphs)
 
 
 def _saved_graphs(source: OpenFile) -> list[Sequence[TiledGraph]]:

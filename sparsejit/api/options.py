@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import InvalidInput, check_flags
 from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layer, Layout, MatMul, MatVec
@@ -35,6 +35,9 @@ class Options:
     layout: str | Layout
     input_scale: float | None
     pitch: int | None
+
+    def __post_init__(self) -> None:
+        check_flags(tune=self.tune, exact=self.exact)
 
     def layer(self, matrix: SparseMatrix, bias: npt.NDArray[Any] | None) -> Layer:
         """What is to be computed. Raises InvalidInput where the dtype cannot hold the weights."""
@@ -73,6 +76,9 @@ class ModelSettings:
     tune: bool
     exact: bool
     any_length: bool = field(default=False, metadata={"newer": True})
+
+    def __post_init__(self) -> None:
+        check_flags(tune=self.tune, exact=self.exact)
 
     def resolved(self) -> ModelOptions:
         """What they mean on this machine.

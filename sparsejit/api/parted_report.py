@@ -13,6 +13,7 @@ from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import LEAST_SHARE
 from sparsejit.api.parts import LeftPart, OwnPart, PartChain
 from sparsejit.api.report import LayerReport, Report
+from sparsejit.errors import check_flags
 from sparsejit.ir.graph import Array
 from sparsejit.runtime.native_timing import sample
 from sparsejit.runtime.python_objects import ArrayType
@@ -42,6 +43,7 @@ def parted_statistics(chain: PartChain) -> dict[str, Any]:
 
 def parted_report(chain: PartChain, title: str, measure: bool) -> Report:
     """What each part runs and takes; layers of native functions, and sessions as one each."""
+    check_flags(measure=measure)
     values = chain.values(_example_inputs(chain.inputs)) if measure else []
     layers: list[LayerReport] = []
     parts: list[dict[str, Any]] = []

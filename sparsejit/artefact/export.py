@@ -8,7 +8,7 @@ from sparsejit.artefact.header import c_header
 from sparsejit.artefact.object_file import object_file
 from sparsejit.artefact.shared_object import shared_object
 from sparsejit.errors import InvalidInput
-from sparsejit.files import atomic_path, check_writable
+from sparsejit.files import atomic_path, check_writable, checked_path
 
 PathLike = str | os.PathLike[str]
 
@@ -39,7 +39,7 @@ def check_export(path: PathLike, header: PathLike | None = None) -> None:
 
 
 def _with_suffix(path: PathLike, *allowed: str) -> Path:
-    if Path(path).suffix not in allowed:
+    if checked_path(path).suffix not in allowed:
         kinds = " or ".join(allowed)
         example = f"model{allowed[0]}"
         raise InvalidInput(f"{os.fspath(path)!r} is no {kinds} file; name one, such as {example}")

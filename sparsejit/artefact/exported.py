@@ -4,10 +4,10 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from sparsejit.errors import InvalidInput
+from sparsejit.files import checked_path
 from sparsejit.machine.target import Target
 from sparsejit.x86.image import Image
 from sparsejit.x86.operands import Register
@@ -68,7 +68,7 @@ def c_name(path: str | os.PathLike[str]) -> str:
 
     Raises InvalidInput for a name that C does not take.
     """
-    stem = Path(path).stem
+    stem = checked_path(path).stem
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", stem):
         raise InvalidInput(
             f"{stem!r} of {os.fspath(path)!r} becomes a name in C and cannot be one; "

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.files import atomic_path, check_writable
+from sparsejit.files import atomic_path, check_writable, checked_path
 
 _DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _BLANK = b"0" * 64
@@ -120,7 +120,7 @@ def read(path: str | os.PathLike[str], kinds: Collection[str]) -> SealedFile:
     Raises InvalidInput if there is no file, and DamagedFile, with the path and the remedy, if a
     single bit differs, if it is of another kind, or of another format.
     """
-    file = Path(path)
+    file = checked_path(path)
     if not file.is_file():
         raise InvalidInput(f"there is no file {file}; give one that `save` wrote")
     tensors, metadata = read_sealed(file, REMEDY)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sparsejit.api.compiled import Explained
 from sparsejit.api.layers_report import layers_of
 from sparsejit.api.report import LayerReport, Report
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import InvalidInput, check_flags
 from sparsejit.frontends.arrays import to_array
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated
@@ -65,6 +65,7 @@ class WaveRNN(Explained):
         post_filter: bool = True,
         temperature: float | None = None,
     ) -> None:
+        check_flags(post_filter=post_filter)
         self._compiled_with = target, dtype, post_filter
         if temperature is not None:
             source = source.at_temperature(temperature)
@@ -108,6 +109,7 @@ class WaveRNN(Explained):
             measure: speak for about a second. Only the whole is measured, pinned to one core:
                 nanoseconds a sample.
         """
+        check_flags(measure=measure)
         loop = self.loop
         layers = layers_of(loop.steps, self._target)
         image, core = loop.program.image, self._target.core

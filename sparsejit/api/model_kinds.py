@@ -1,0 +1,43 @@
+"""Things that `compile` is given in place of a model, refused by name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from sparsejit.api.compiled import Explained
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.onnx import is_onnx
+from sparsejit.frontends.torch_export import is_program
+
+_WEIGHTS = "give the module with these weights; compile_matrix takes a file with one layer"
+# What to give in place of a file, by its suffix.
+_FILES = {
+    ".sjit": "sparsejit.load({path!r}) compiles what `save` wrote",
+    ".pt2": "give torch.export.load({path!r})",
+    **dict.fromkeys((".pt", ".safetensors"), _WEIGHTS),
+}
+_MODELS = "give a torch.nn.Module, an .onnx file or a fitted estimator"
+
+
+def check_model(model: Any) -> None:
+    """Raise InvalidInput for what is no torch module or program and no ONNX model."""
+    if is_onnx(model) or is_program(model) or _is_module(model):
+        return
+    if isinstance(model, str | os.PathLike):
+        path = os.fspath(model)
+        remedy = _FILES.get(Path(os.fsdecode(path)).suffix, _MODELS).format(path=path)
+        raise InvalidInput(f"the model is a path, {path!r}; {remedy}")
+    if isinstance(model, Explained):
+        raise InvalidInput(f"the model is compiled already: {model.title}; call it")
+    if isinstance(model, type):
+        raise InvalidInput(f"the model is the class {model.__name__}; give an object of it")
+    raise InvalidInput(f"the model is a {type(model).__name__}; {_MODELS}")
+
+
+def _is_module(model: Any) -> bool:
+    """Whether it is a module of torch, told without importing torch."""
+    nn = sys.modules.get("torch.nn")
+    return nn is not None and isinstance(model, nn.Module)
