@@ -6,6 +6,11 @@ import numpy as np
 
 from sparsejit.asm_templates.selection.bags import Bags, emit_bags
 from sparsejit.asm_templates.selection.largest import LargestElements, emit_largest_elements
+from sparsejit.asm_templates.selection.placed_rows import (
+    RowUpdates,
+    emit_row_updates,
+    emit_table_copy,
+)
 from sparsejit.asm_templates.selection.table_rows import RowCopies, emit_row_copies
 from sparsejit.asm_templates.selection.true_places import emit_true_places
 from sparsejit.errors import CompileError, InvalidInput
@@ -15,6 +20,7 @@ from sparsejit.ir.ops.selection import (
     Embedding,
     EmbeddingBag,
     OwnRows,
+    PlacedRows,
     TopK,
     TruePlaces,
 )
@@ -82,6 +88,36 @@ def lower_own_rows(low: Lowering, node: Node) -> None:
     facts = Facts(f"{count} rows of {features} features by index, of {batch} tables")
     reads = (low.contiguous(indices), low.contiguous(tables))
     low.add(Step("own-rows", node.output.origin, reads, (into,), emit, facts))
+
+
+@lowers(PlacedRows)
+def lower_placed_rows(low: Lowering, node: Node) -> None:
+    """A copy of the tables, then one row after another."""
+    assert isinstance(node.op, PlacedRows)
+    indices, updates, tables = node.inputs
+    batch, rows, features = node.output.shape
+    element, count = tables.type.element, indices.shape[1]
+    floats = features * element.bytes // _FLOAT
+    spec = RowUpdates(batch, count, rows, floats, node.op.reduction, element)
+    if not spec.has_code:
+        raise CompileError(
+            f"{node.output.origin.name} reduces {element.value} by {node.op.reduction.value}, "
+            "for which there is no code; reduce float32"
+        )
+    into = low.dense_result(node.output)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.writes[0].point(asm, rdx)
+        at.reads[2].point(asm, rsi)
+        emit_table_copy(asm, spec)
+        at.reads[0].point(asm, rdi)
+        at.reads[1].point(asm, rsi)
+        emit_row_updates(asm, spec)
+        at.status.report_where(asm, r8)
+
+    facts = Facts(f"{count} rows of {features} features put into each of {batch} tables")
+    reads = (low.contiguous(indices), low.contiguous(updates), low.contiguous(tables))
+    low.add(Step("placed-rows", node.output.origin, reads, (into,), emit, facts))
 
 
 @lowers(EmbeddingBag)

@@ -37,6 +37,8 @@ from sparsejit.ir.ops.selection import (
     Embedding,
     EmbeddingBag,
     OwnRows,
+    PlacedRows,
+    Reduction,
     TopK,
     TruePlaces,
 )
@@ -257,6 +259,22 @@ CASES = [
     case(Reconstruct(4.0, 0.9), number(2), floats(9), number(0.5), number(0.1), number(0.2)),
     case(Embedding(), whole(0, 4, 2), floats(5, 3), constants=1),
     case(OwnRows(), whole(0, 4, 2, 1, 1, 3).reshape(2, 3), floats(2, 5, 3)),
+    *(
+        case(
+            PlacedRows(reduction),
+            whole(0, 4, 4, 1, 1, 1).reshape(2, 3),
+            *(floats(2, 3, 9), floats(2, 5, 9)),
+        )
+        for reduction in Reduction
+    ),
+    *(
+        case(
+            PlacedRows(reduction),
+            *(whole(1, 0).reshape(1, 2), whole(7, -1).reshape(1, 2, 1)),
+            whole(2, 3, 5).reshape(1, 3, 1),
+        )
+        for reduction in (Reduction.NONE, Reduction.ADD)
+    ),
     case(OwnRows(), whole(1, 0).reshape(1, 2), whole(7, -1, 3, 2).reshape(1, 2, 2)),
     case(EmbeddingBag(BagKind.MAX), whole(0, 4, 2, 1).reshape(2, 2), floats(5, 3), constants=1),
     case(EmbeddingBag(BagKind.MEAN, True), whole(0, 4, 2, 1), floats(5, 3), whole(0, 1, 3)),

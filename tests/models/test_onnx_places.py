@@ -85,8 +85,8 @@ def test_parts_by_tuples(data: st.DataObject, is_known: bool) -> None:
 
 
 @settings(max_examples=40)
-@given(data=st.data(), reduction=st.sampled_from(sorted(UPDATES)))
-def test_replaced_along_an_axis(data: st.DataObject, reduction: str) -> None:
+@given(data=st.data(), reduction=st.sampled_from(sorted(UPDATES)), is_known=st.booleans())
+def test_replaced_along_an_axis(data: st.DataObject, reduction: str, is_known: bool) -> None:
     x, generator = drawn(data)
     axis = data.draw(st.integers(0, x.ndim - 1))
     shape = [int(generator.integers(1, n + 1)) for n in x.shape]
@@ -99,20 +99,22 @@ def test_replaced_along_an_axis(data: st.DataObject, reduction: str) -> None:
         )
         places = places.take(range(shape[axis]), axis)
     updates = generator.standard_normal(shape).astype(np.float32)
-    run = compiled(
-        "ScatterElements", {"x": x, "updates": updates}, {"places": places}, x.ndim,
-        axis=axis, reduction=reduction,
-    )  # fmt: skip
+    given_first, given_last = {"x": x}, {"updates": updates}
+    if is_known:
+        given, known = {**given_first, **given_last}, {"places": places}
+    else:
+        given, known = {**given_first, "places": places, **given_last}, {}
+    run = compiled("ScatterElements", given, known, x.ndim, axis=axis, reduction=reduction)
     wanted = x.copy()
     for at in np.ndindex(*shape):
         to = (*at[:axis], places[at], *at[axis + 1 :])
         wanted[to] = UPDATES[reduction](wanted[to], updates[at])
-    np.testing.assert_allclose(run(x, updates), wanted, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(run(*given.values()), wanted, rtol=1e-6, atol=1e-6)
 
 
 @settings(max_examples=40)
-@given(data=st.data(), reduction=st.sampled_from(sorted(UPDATES)))
-def test_replaced_by_tuples(data: st.DataObject, reduction: str) -> None:
+@given(data=st.data(), reduction=st.sampled_from(sorted(UPDATES)), is_known=st.booleans())
+def test_replaced_by_tuples(data: st.DataObject, reduction: str, is_known: bool) -> None:
     x, generator = drawn(data)
     depth = data.draw(st.integers(1, x.ndim))
     parts = np.array(list(np.ndindex(*x.shape[:depth])))
@@ -120,15 +122,17 @@ def test_replaced_by_tuples(data: st.DataObject, reduction: str) -> None:
     places = parts[generator.choice(len(parts), count, replace=reduction != "none")]
     places = places - generator.integers(0, 2, places.shape) * x.shape[:depth]
     updates = generator.standard_normal((count, *x.shape[depth:])).astype(np.float32)
-    run = compiled(
-        "ScatterND", {"x": x, "updates": updates}, {"places": places}, x.ndim, reduction=reduction
-    )
+    if is_known:
+        given, known = {"x": x, "updates": updates}, {"places": places}
+    else:
+        given, known = {"x": x, "places": places, "updates": updates}, {}
+    run = compiled("ScatterND", given, known, x.ndim, reduction=reduction)
     wanted = x.copy()
     for number, at in enumerate(places):
         old = wanted[tuple(at)]
         new = np.vectorize(UPDATES[reduction])(old, updates[number])
         wanted[tuple(at)] = new
-    np.testing.assert_allclose(run(x, updates), wanted, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(run(*given.values()), wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_places_that_are_none_are_refused() -> None:
@@ -141,19 +145,14 @@ def test_places_that_are_none_are_refused() -> None:
         compiled("GatherElements", {"x": x}, {"places": np.array([[3, 0, 0]])}, 2, axis=1)
     with pytest.raises(UnsupportedOperator, match=r"has places \[3, 1\] of \[2, 3\] along axis 1"):
         compiled("GatherElements", {"x": x}, {"places": np.zeros((3, 1), int)}, 2, axis=1)
-    with pytest.raises(UnsupportedOperator, match="indices is not known before the model runs"):
-        compiled("ScatterElements", {"x": x, "places": places, "updates": x[:1]}, {}, 2, axis=1)
-    same = np.zeros((1, 20), np.int64)
-    updates = np.ones((1, 20), np.float32)
-    with pytest.raises(UnsupportedOperator, match="reduces 20 updates of one place, at most 16"):
-        compiled(
-            "ScatterElements",
-            {"x": x, "updates": updates},
-            {"places": same},
-            2,
-            axis=1,
-            reduction="add",
-        )
+    given = {"x": x, "places": places, "updates": x[:1]}
+    run = compiled("ScatterElements", given, {}, 2, axis=1)
+    for wrong in (3, -4, 2**62):
+        with pytest.raises(InvalidInput, match="an index that its table has no row for"):
+            run(x, np.array([[0, wrong, 1]]), x[:1])
+    whole = {"x": x.astype(int), "places": places, "updates": x[:1].astype(int)}
+    with pytest.raises(UnsupportedOperator, match="reduces whole numbers by 'mul' at places"):
+        compiled("ScatterElements", whole, {}, 2, axis=1, reduction="mul")
 
 
 def test_updates_that_lie_otherwise_than_their_places_are_refused() -> None:

@@ -8,6 +8,7 @@ from operator_cases import Call, Known, X, call, rand, truths, weight, whole
 # Of an axis of 5, none twice.
 PLACES = Known(torch.tensor([[4, 0], [1, 2]]))
 
+ORDER, ZERO, COUNT = torch.tensor([2, 0]), torch.tensor(0), Known(torch.arange(3))
 CUBE, IMAGE, SEQUENCE = rand(3, 4, 5), rand(2, 4, 9, 8), rand(2, 4, 12)
 NUMBER, NAN, INFINITY = rand(), float("nan"), float("inf")
 EVEN = Known(torch.tensor([0, 3, 6]))
@@ -139,16 +140,102 @@ SELECTIONS: dict[str, list[Call]] = {
         call(rand(3, 5), 1, whole(5, 3, 2)),
         call(rand(3, 5), 1, Known(torch.tensor([[4, 0], [1, 1], [2, 3]]))),
         call(rand(3, 5, 2), -2, whole(5, 2, 7, 1)),
-        call(whole(9, 3, 5), 0, whole(3, 2, 4)),
+        *(call(whole(9, 3, 5), 0, whole(3, 2, 4)), call(rand(), 0, ZERO), call(rand(4), 0, ZERO)),
         *(call(NUMBER, 0, whole(1)), call(NUMBER, 0, whole(1, 3)), call(rand(4), 0, whole(4))),
         call(NUMBER, -1, Known(torch.tensor(0))),
+        *(call(CUBE, 1, whole(4, 3, 2, 1).expand(3, 2, 5)), call(CUBE, 0, whole(3, 6, 4, 5))),
+        *(call(CUBE, axis, whole(3, 3, 4, 5)) for axis in (0, 1, 2)),
+        call(CUBE, 1, Known(torch.tensor([2, 0])[None, :, None].expand(3, 2, 5))),
+    ],
+    "aten.take_along_dim.default": [
+        *(call(CUBE, whole(60, 2, 5)), call(CUBE, whole(4, 3, 2, 1), 1)),
+        *(call(CUBE, whole(8, 1, 2, 5) - 4, -2), call(rand(1, 4, 5), whole(5, 3, 4, 2), 2)),
+        call(CUBE, Known(torch.tensor([[[1, 0]]])), 2),
     ],
     "aten.scatter.src": [
         call(rand(3, 5), 1, PLACES, rand(3, 4)),
         call(rand(5, 3), 0, PLACES, rand(4, 2)),
     ],
-    "aten.scatter.value": [call(rand(3, 5), 1, PLACES, 2.5), call(whole(9, 3, 5), 1, PLACES, 7)],
-    "aten.scatter_add.default": [call(rand(3, 5), 1, PLACES, rand(3, 4))],
+    "aten.scatter.value": [
+        *(call(rand(3, 5), 1, PLACES, 2.5), call(whole(9, 3, 5), 1, PLACES, 7)),
+        *(call(rand(3, 5), -1, PLACES.tensor, 2), call(truths(3, 5), 0, whole(3, 2, 5), True)),
+    ],
+    "aten.scatter.reduce": [
+        call(rand(3, 5), 1, whole(5, 3, 9), rand(3, 9), reduce=name) for name in ("add", "multiply")
+    ],
+    "aten.scatter.value_reduce": [
+        call(rand(3, 5), 0, whole(3, 4, 5), 0.5, reduce=name) for name in ("add", "multiply")
+    ],
+    "aten.scatter_add.default": [
+        *(call(rand(3, 5), 1, PLACES, rand(3, 4)), call(rand(5), 0, whole(5, 40), rand(40))),
+        *(call(rand(3, 5, 2), dim, whole(2, 3, 5, 2), rand(3, 5, 2)) for dim in (1, -1)),
+        call(rand(3, 5), 1, Known(torch.zeros(3, 30, dtype=torch.int64)), rand(3, 30)),
+        *(call(whole(9, 3, 5), 1, whole(5, 3, 9), whole(9, 3, 9)), call(rand(), 0, ZERO, rand())),
+        call(whole(99, 5).byte(), 0, whole(5, 9), whole(99, 9).byte()),
+        call(rand(3, 4), 0, whole(3, 2, 1).expand(2, 4), rand(2, 4)),
+        call(rand(3, 5), 1, torch.zeros(3, 0, dtype=torch.int64), rand(3, 5)),
+    ],
+    "aten.scatter_reduce.two": [
+        *(
+            call(rand(3, 5), dim, whole(3, 2, 5), rand(3, 5), name, include_self=keep)
+            for dim in (0, 1)
+            for name in ("sum", "prod", "mean", "amax", "amin")
+            for keep in (True, False)
+        ),
+        *(
+            call(whole(99, 3, 5), 1, PLACES, whole(99, 3, 5), name, include_self=keep)
+            for name in ("sum", "prod", "mean", "amax", "amin")
+            for keep in (True, False)
+        ),
+    ],
+    "aten.index_add.default": [
+        *(call(CUBE, axis, whole(3, 2), CUBE.narrow(axis, 0, 2)) for axis in (0, 1, -1)),
+        call(CUBE, 1, Known(torch.tensor([3, 0, 3, 3])), CUBE, alpha=0.5),
+        *(call(whole(9, 4), 0, whole(4, 7), whole(9, 7)), call(rand(), 0, ZERO, rand())),
+        call(CUBE, 1, torch.zeros(0, dtype=torch.int64), rand(3, 0, 5)),
+    ],
+    "aten.index_copy.default": [
+        *(call(CUBE, axis, ORDER, CUBE.narrow(axis, 0, 2)) for axis in (0, 1, -1)),
+        call(CUBE, 1, Known(ORDER), rand(3, 2, 5)),
+    ],
+    "aten.index_fill.int_Scalar": [
+        *(call(CUBE, axis, whole(3, 2), 2.5) for axis in (0, 1, -1)),
+        *(call(whole(9, 4, 2), 1, Known(torch.tensor([1])), 7), call(rand(), 0, ZERO, 3)),
+    ],
+    "aten.index_fill.int_Tensor": [call(CUBE, 1, whole(3, 2), rand())],
+    "aten.index_reduce.default": [
+        call(CUBE, 1, whole(4, 6), rand(3, 6, 5), name, include_self=keep)
+        for name in ("prod", "mean", "amax", "amin")
+        for keep in (True, False)
+    ],
+    "aten.take.default": [
+        *(call(CUBE, whole(60, 3, 2) - 30), call(CUBE, Known(torch.tensor([59, -60])))),
+        *(call(whole(9, 4), whole(4, 2)), call(CUBE, torch.tensor(7))),
+    ],
+    "aten.put.default": [
+        call(CUBE, torch.tensor([[3, -1, 7]]), rand(3)),
+        call(CUBE, torch.tensor([3, -1, 3]), rand(1, 3), True),
+        call(CUBE, Known(torch.tensor([[3, -1, 3]])), rand(3), True),
+    ],
+    "aten.masked_scatter.default": [
+        *(call(CUBE, truths(4, 5), rand(80)), call(CUBE, truths(3, 1, 1), rand(6, 10))),
+        *(call(whole(9, 6), truths(6), whole(9, 6)), call(rand(5), truths(3, 5), rand(15))),
+    ],
+    "aten.index_put.default": [
+        *(call(CUBE, [None, ORDER], rand(3, 2, 5)), call(CUBE, [None, ORDER, ORDER], rand(3, 2))),
+        *(call(CUBE, [ORDER, None, ORDER], rand(2, 4)), call(CUBE, [ORDER - 3], torch.tensor(2.0))),
+        call(CUBE, [Known(ORDER[:, None]), ORDER], rand(2, 1, 5)),
+        *(call(CUBE, [whole(3, 9), whole(4, 9)], rand(5), add) for add in (True,)),
+        call(CUBE, [Known(torch.zeros(20, dtype=torch.int64))], rand(20, 4, 5), True),
+        *(call(CUBE, [truths(3, 4)], rand(1), add) for add in (True, False)),
+        *(call(CUBE, [None, truths(4)], rand(5)), call(whole(9, 4), [truths(4)], torch.tensor(3))),
+        call(CUBE, [Known(torch.tensor([True, False, True]))], rand(2, 4, 5)),
+        call(CUBE, [COUNT, whole(4, 3)], rand(3, 5)),
+        call(CUBE, [COUNT, None, ORDER[1:]], rand(3, 4)),
+        call(truths(3, 5), [ORDER], truths(2, 5)),
+        call(CUBE, [torch.zeros(0, dtype=torch.int64)], rand(0, 4, 5)),
+    ],
+    "aten._unsafe_index_put.default": [call(CUBE, [None, ORDER], rand(3, 2, 5))],
     "aten.index_select.default": [
         call(CUBE, 1, Known(torch.tensor([0, 1, 3]))),
         call(CUBE, 2, Known(torch.tensor([4, 3, 2, 1, 0] * 2))),
@@ -161,7 +248,17 @@ SELECTIONS: dict[str, list[Call]] = {
         call(CUBE, [None, Known(torch.tensor([3, -1, 0]))]),
         call(CUBE, [Known(torch.tensor([[2, 0], [1, 1]]))]),
         call(CUBE, [None, None, Known(torch.tensor([True, False, True, True, False]))]),
-        call(CUBE, [None, whole(4, 2, 3)]),
+        *(call(CUBE, [None, whole(4, 2, 3)]), call(CUBE, [None, whole(4, 6) - 4])),
+        *(call(CUBE, [whole(3, 6), whole(4, 6)]), call(CUBE, [whole(3, 6), None, whole(5, 6)])),
+        *(call(CUBE, [whole(3, 2, 1), whole(4, 6)]), call(CUBE, [None, whole(4, 1), whole(5, 6)])),
+        *(call(CUBE, [COUNT, whole(4, 3)]), call(CUBE, [COUNT, None, whole(5, 3)])),
+        *(call(CUBE, [whole(3, 4), Known(torch.arange(4))]), call(CUBE, [COUNT, Known(ORDER[1:])])),
+        call(CUBE, [Known(COUNT.tensor[:, None]), whole(4, 2)]),
+        call(CUBE, [Known(COUNT.tensor[None]), whole(4, 2, 3), whole(5, 2, 1)]),
+        call(CUBE, [Known(torch.tensor([[True, False, False, True]] * 3))]),
+        *(call(CUBE, [None, Known(truths(4, 5))]), call(truths(3, 4), [whole(3, 6), whole(4, 6)])),
+        *(call(whole(9, 3, 4), [whole(3, 6), whole(4, 6)]), call(CUBE, [torch.tensor(1)])),
+        call(CUBE, [torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)]),
     ],
     "aten._unsafe_index.Tensor": [
         call(IMAGE, [None, None, Known(torch.tensor([[0], [8]])), Known(torch.tensor([1, 1, 2]))]),

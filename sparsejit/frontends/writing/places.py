@@ -1,11 +1,15 @@
-"""Elements and rows by places of several axes: taken, and replaced where the places are known.
+"""Elements and rows by places of several axes: taken, and replaced or reduced with updates.
 
 x (4, 3, 5), places (2, 2)    rows of x as (12, 5), those numbered 3 p[0] + p[1]
+
+Where places vary along an axis other than the indexed one, each element of that axis has a table of
+its own, so that a batch there stays a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -14,7 +18,8 @@ from sparsejit.frontends.writing.arranging import joined, moved, reshaped, slice
 from sparsejit.frontends.writing.selection import looked_up, taken
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.graph import Array, Element, Value
-from sparsejit.ir.ops.selection import OwnRows
+from sparsejit.ir.ops.selection import OwnRows, PlacedRows, Reduction
+from sparsejit.ir.ops.views import Expand
 
 # The function that a reduction of a scatter is.
 REDUCTIONS = {"none": "", "add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
@@ -24,129 +29,112 @@ _MOST_ROUNDS = 16  # of updates of the same place, one after another
 def by_axis(write: Writer, x: Operand, places: Operand, axis: int) -> Value:
     """y[i, j, ...] = x[i, p, ...] for p = places[i, j, ...] along that axis.
 
-    Each row of x along the axis is a table of its own, so samples of a batch on another axis stay
-    apart. Where all these rows are the same, they are one table.
+    Where x is known and all its rows along the axis are the same, they are one table.
     """
-    given, known = _shape(places), write.known(x)
-    _check_along(write.shape(x), given, axis)
-    if isinstance(places, np.ndarray):
-        value = write.value(x)
-        numbers = _along(write, value.shape, places, axis)
-        return reshaped(
-            write, _rows(write, reshaped(write, value, (prod(value.shape), 1)), numbers), given
-        )
+    value, known = write.value(x), write.known(x)
+    if (line := _one_line(value.shape, places, axis)) is not None:
+        return taken(write, value, axis, line)
+    _check_along(value.shape, _shape(places), axis)
     if known is not None and (row := _common_row(known, axis)) is not None:
         table = write.constant(row.astype(write.element(x).value), "row")
-        return looked_up(write, table, 0, _from_start(write, places, len(row)))
-    return _of_own_rows(write, write.value(x), write.value(places), axis)
-
-
-def _of_own_rows(write: Writer, x: Value, places: Value, axis: int) -> Value:
-    """As `by_axis`, with a table for each row of x."""
-    element = x.type.element
-    value = write.floats(x) if element is Element.BOOL else x
-    for other, size in enumerate(places.shape):
-        value = value if other == axis else sliced(write, value, other, 0, size)
-    tables, numbers = (moved(write, each, axis, -1) for each in (value, places))
-    *others, count = numbers.shape
-    rows, length = prod(others), tables.shape[-1]
-    found = write.one(
-        OwnRows(),
-        _from_start(write, reshaped(write, numbers, (rows, count)), length),
-        reshaped(write, tables, (rows, length, 1)),
-    )
-    made = moved(write, reshaped(write, found, (*others, count)), -1, axis)
-    return write.cast(made, element)
-
-
-def _common_row(array: Array, axis: int) -> Array | None:
-    """The elements along an axis, where they are the same at all places of the others."""
-    rows = np.moveaxis(array, axis, -1)
-    if 0 in rows.shape:
-        return None
-    first = rows[(0,) * (rows.ndim - 1)]
-    return np.asarray(first) if np.array_equal(rows, np.broadcast_to(first, rows.shape)) else None
-
-
-def _from_start(write: Writer, places: Operand, length: int) -> Value:
-    """Places as int64, with those below 0 counted from the end."""
-    place, zero = write.cast(places, Element.INT64), write.number(0, Element.INT64)
-    f = write.formula("places")
-    from_end = f("add", place, write.number(length, Element.INT64))
-    return f.finish(f("where", f("less", place, zero), from_end, place))
+        numbers = numbered(write, [(places, len(row), 1)], np.zeros((), np.int64), len(row))
+        return looked_up(write, table, 0, numbers)
+    along = _along(write, value.shape, places, axis)
+    found = own_rows(write, along.tables(write, value), along.numbers)
+    return along.back(write, found, _shape(places))
 
 
 def by_tuples(write: Writer, x: Operand, places: Operand, batch_axes: int = 0) -> Value:
     """The parts of x that tuples along the last axis of `places` name, behind equal first axes."""
     value, shape = write.value(x), _shape(places)
-    depth = batch_axes + shape[-1]
-    numbers = _of_tuples(write, value.shape, places, batch_axes)
-    rest = value.shape[depth:]
-    flat = reshaped(write, value, (prod(value.shape[:depth]), prod(rest)))
-    return reshaped(write, _rows(write, flat, numbers), (*shape[:-1], *rest))
+    rest = value.shape[batch_axes + shape[-1] :]
+    size = prod(shape[:batch_axes])
+    numbers = _rearranged(write, _of_tuples(write, value.shape, places, batch_axes), (size, -1))
+    tables = reshaped(write, value, (size, -1, prod(rest)))
+    return reshaped(write, own_rows(write, tables, numbers), (*shape[:-1], *rest))
 
 
 def replaced_by_axis(
-    write: Writer, x: Operand, places: Array, updates: Operand, axis: int, reduction: str = "none"
+    write: Writer, x: Operand, places: Operand, updates: Operand, axis: int, reduction: str = "none"
 ) -> Value:
     """x with y[i, p, ...] = updates[i, j, ...] for p = places[i, j, ...], or reduced with it."""
-    value = write.value(x)
-    numbers = np.asarray(_along(write, value.shape, places, axis))
-    flat = reshaped(write, value, (prod(value.shape), 1))
-    new = _updates(write, updates, places.shape, (numbers.size, 1))
-    return reshaped(write, _replaced(write, flat, numbers, new, reduction), value.shape)
+    value, new = write.value(x), write.value(updates)
+    _check_updates(new, _shape(places))
+    along = _along(write, value.shape, places, axis)
+    tables, rows = along.tables(write, value), along.tables(write, new)
+    made = replaced_rows(write, tables, along.numbers, rows, reduction)
+    return along.back(write, made, value.shape)
 
 
 def replaced_by_tuples(
-    write: Writer, x: Operand, places: Array, updates: Operand, reduction: str = "none"
+    write: Writer, x: Operand, places: Operand, updates: Operand, reduction: str = "none"
 ) -> Value:
     """x with the parts that tuples along the last axis name replaced, or reduced with updates."""
-    value, depth = write.value(x), places.shape[-1]
-    numbers = np.asarray(_of_tuples(write, value.shape, places, 0))
-    rest = value.shape[depth:]
-    length = prod(rest)
-    flat = reshaped(write, value, (prod(value.shape[:depth]), length))
-    new = _updates(write, updates, (*places.shape[:-1], *rest), (numbers.size, length))
-    return reshaped(write, _replaced(write, flat, numbers, new, reduction), value.shape)
+    value, new = write.value(x), write.value(updates)
+    shape = _shape(places)
+    rest = value.shape[shape[-1] :]
+    _check_updates(new, (*shape[:-1], *rest))
+    numbers = _rearranged(write, _of_tuples(write, value.shape, places, 0), (1, -1))
+    tables = reshaped(write, value, (1, -1, prod(rest)))
+    rows = reshaped(write, new, (1, -1, prod(rest)))
+    made = replaced_rows(write, tables, numbers, rows, reduction)
+    return reshaped(write, made, value.shape)
 
 
-def _shape(places: Operand) -> tuple[int, ...]:
-    assert isinstance(places, Value | np.ndarray)
-    return tuple(places.shape)
+def own_rows(write: Writer, tables: Value, numbers: Operand) -> Value:
+    """result[b, i] = tables[b, numbers[b, i]] of tables (batch, rows, width)."""
+    if (line := _same_for_all(numbers)) is not None:
+        return taken(write, tables, 1, line)
+    if tables.type.element is Element.BOOL:
+        return write.cast(own_rows(write, write.floats(tables), numbers), Element.BOOL)
+    return write.one(OwnRows(), numbers, tables)
 
 
-def _rows(write: Writer, rows: Value, numbers: Operand) -> Value:
-    if isinstance(numbers, np.ndarray):
-        return taken(write, rows, 0, numbers.reshape(-1))
-    return looked_up(write, rows, 0, numbers)
-
-
-def _updates(
-    write: Writer, updates: Operand, shape: tuple[int, ...], rows: tuple[int, int]
+def replaced_rows(
+    write: Writer, tables: Value, numbers: Operand, updates: Value, reduction: str
 ) -> Value:
-    """Updates of that shape as rows: others of as many elements would go to other places."""
-    value = write.value(updates)
-    if value.shape != shape:
-        raise Unmapped(f"its updates are {value.shape}, not {shape}")
-    return reshaped(write, value, rows)
+    """Tables (batch, rows, width) with updates (batch, n, width) at rows `numbers` (batch, n).
 
-
-def _replaced(write: Writer, rows: Value, numbers: Array, new: Value, reduction: str) -> Value:
-    """In rounds, in each of which no row is named twice."""
+    A reduction leaves there the sum, product or extreme of old and new, one update after another.
+    """
     if reduction not in REDUCTIONS:
         raise Unmapped(f"its reduction is {reduction!r}, not one of {', '.join(REDUCTIONS)}")
-    kind, flat = REDUCTIONS[reduction], numbers.reshape(-1)
-    rounds = _rounds(flat) if kind else [np.arange(len(flat))]
-    if len(rounds) > _MOST_ROUNDS:
-        raise Unmapped(f"reduces {len(rounds)} updates of one place, at most {_MOST_ROUNDS}")
+    if not updates.type.size:
+        return tables
+    if tables.type.element is Element.BOOL:
+        reduction = {"add": "max", "mul": "min"}.get(reduction, reduction)
+        old, new = write.floats(tables), write.floats(updates)
+        return write.cast(replaced_rows(write, old, numbers, new, reduction), Element.BOOL)
+    kind, line = REDUCTIONS[reduction], _same_for_all(numbers)
+    if line is not None:
+        rounds = _rounds(line) if kind else [np.arange(len(line))]
+        if len(rounds) <= _MOST_ROUNDS:
+            return _replaced(write, tables, line, updates, kind, rounds)
+    if tables.type.element is Element.INT64 and reduction not in ("none", "add"):
+        raise Unmapped(f"reduces whole numbers by {reduction!r} at places that a call decides")
+    return write.one(PlacedRows(Reduction(reduction)), numbers, updates, tables)
+
+
+def _same_for_all(numbers: Operand) -> Array | None:
+    """Known numbers (batch, n) that are the same for all of the batch, once."""
+    if not isinstance(numbers, np.ndarray) or not len(numbers):
+        return None
+    return numbers[0] if bool(np.all(numbers == numbers[:1])) else None
+
+
+def _replaced(
+    write: Writer, tables: Value, named: Array, updates: Value, kind: str, rounds: Sequence[Array]
+) -> Value:
+    """In rounds, in each of which no row is named twice."""
+    rows = tables.shape[1]
     for part in rounds:
-        named, updates = flat[part], taken(write, new, 0, part)
+        new = taken(write, updates, 1, part)
         if kind:
-            updates = write.pointwise(kind, taken(write, rows, 0, named), updates)
-        source = np.arange(rows.shape[0])
-        source[named] = rows.shape[0] + np.arange(len(part))
-        rows = taken(write, joined(write, [rows, updates], 0), 0, source)
-    return rows
+            new = write.pointwise(kind, taken(write, tables, 1, named[part]), new)
+        source = np.arange(rows)
+        source[named[part]] = rows + np.arange(len(part))
+        tables = taken(write, joined(write, [tables, new], 1), 1, source)
+    return tables
 
 
 def _rounds(numbers: Array) -> list[Array]:
@@ -159,45 +147,148 @@ def _rounds(numbers: Array) -> list[Array]:
     return [np.flatnonzero(turn_of == turn) for turn in range(turns.max(initial=-1) + 1)]
 
 
+@dataclass(frozen=True)
+class _Along:
+    """Places along an axis as rows of tables: `own` is the axis whose elements have one each.
+
+    `numbers` (batch, n) name rows; each row is all of the last `wide` axes.
+    """
+
+    own: int | None
+    wide: int
+    numbers: Operand
+
+    def tables(self, write: Writer, x: Value) -> Value:
+        """x (or its updates) as (batch, rows, width)."""
+        if self.own is None:
+            front = reshaped(write, x, (1, *x.shape))
+        else:
+            front = moved(write, x, self.own, 0)
+        width = prod(front.shape[len(front.shape) - self.wide :])
+        return reshaped(write, front, (front.shape[0], -1, width))
+
+    def back(self, write: Writer, tables: Value, shape: Sequence[int]) -> Value:
+        """Tables as x, or as its places, had them."""
+        if self.own is None:
+            return reshaped(write, tables, shape)
+        others = [n for axis, n in enumerate(shape) if axis != self.own]
+        return moved(write, reshaped(write, tables, (shape[self.own], *others)), 0, self.own)
+
+
+def _common_row(array: Array, axis: int) -> Array | None:
+    """The elements along an axis, where they are the same at all places of the others."""
+    rows = np.moveaxis(array, axis, -1)
+    if 0 in rows.shape:
+        return None
+    first = rows[(0,) * (rows.ndim - 1)]
+    return np.asarray(first) if np.array_equal(rows, np.broadcast_to(first, rows.shape)) else None
+
+
 def _check_along(shape: Sequence[int], given: Sequence[int], axis: int) -> None:
-    """Raise Unmapped for places of another rank, or of more elements beside the axis, than x."""
+    """Raises Unmapped for places of another rank, or of more elements beside the axis, than x."""
     sizes = enumerate(zip(given, shape, strict=False))
     fits = (own <= most for number, (own, most) in sizes if number != axis)
     if len(given) != len(shape) or not all(fits):
         raise Unmapped(f"has places {list(given)} of {list(shape)} along axis {axis}")
 
 
-def _along(write: Writer, shape: Sequence[int], places: Array, axis: int) -> Operand:
-    """The number, in an array of this shape, of each place along an axis."""
+def _along(write: Writer, shape: Sequence[int], places: Operand, axis: int) -> _Along:
+    """The numbers of rows that places along an axis name."""
     given = _shape(places)
     _check_along(shape, given, axis)
-    grids = np.ogrid[tuple(slice(0, n) for n in given)]
-    step = prod(shape[axis + 1 :])
-    others = sum(
-        (grid * prod(shape[n + 1 :]) for n, grid in enumerate(grids) if n != axis),
-        np.zeros((), np.int64),
-    )
-    return _numbered(write, [(places, shape[axis], step)], others, prod(shape))
+    front = 0 if axis else 1
+    own = front if len(shape) > 1 and given[front] == shape[front] else None
+    wide = _wide_axes(write, shape, places, max(axis, -1 if own is None else own))
+    kept = tuple(slice(0, 1) if n >= len(shape) - wide else slice(None) for n in range(len(shape)))
+    narrow = _cut(write, places, kept)
+    counted = [n for n in range(len(shape) - wide) if n != own]
+    steps = {n: prod(shape[m] for m in counted if m > n) for n in counted}
+    grids = np.ogrid[tuple(slice(0, n) for n in _shape(narrow))]
+    others = sum((grids[n] * steps[n] for n in counted if n != axis), np.zeros((), np.int64))
+    count = prod(shape[n] for n in counted)
+    numbers = numbered(write, [(narrow, shape[axis], steps[axis])], others, count)
+    if own is None:
+        return _Along(None, wide, _rearranged(write, numbers, (1, -1)))
+    if isinstance(numbers, Value):
+        first: Operand = moved(write, numbers, own, 0)
+    else:
+        first = np.moveaxis(np.asarray(numbers), own, 0)
+    return _Along(own, wide, _rearranged(write, first, (shape[own], -1)))
+
+
+def _wide_axes(write: Writer, shape: Sequence[int], places: Operand, last: int) -> int:
+    """How many of the axes behind `last` are whole, with places that do not vary along them."""
+    given, rank = _shape(places), len(shape)
+    before = given
+    if isinstance(places, Value):
+        op, operands = write.producer(places) or (None, ())
+        if not isinstance(op, Expand):
+            return 0
+        source = operands[0].shape
+        before = (1,) * (rank - len(source)) + tuple(source)
+    wide = 0
+    for axis in range(rank - 1, last, -1):
+        if isinstance(places, np.ndarray):
+            varies = bool(np.any(places != places.take([0], axis=axis))) if places.size else True
+        else:
+            varies = before[axis] != 1
+        if varies or given[axis] != shape[axis]:
+            break
+        wide += 1
+    return wide
+
+
+def _one_line(shape: Sequence[int], places: Operand, axis: int) -> Array | None:
+    """Known places that are the same everywhere along the other axes, which are whole."""
+    if not isinstance(places, np.ndarray) or not places.size or places.ndim != len(shape):
+        return None
+    first = places[tuple(slice(None) if n == axis else slice(0, 1) for n in range(places.ndim))]
+    whole = all(n == axis or given == shape[n] for n, given in enumerate(places.shape))
+    return first.reshape(-1) if whole and bool(np.all(places == first)) else None
+
+
+def _shape(places: Operand) -> tuple[int, ...]:
+    assert isinstance(places, Value | np.ndarray)
+    return tuple(places.shape)
+
+
+def _rearranged(write: Writer, x: Operand, shape: Sequence[int]) -> Operand:
+    """A value or an array in row-major order as another shape."""
+    return reshaped(write, x, shape) if isinstance(x, Value) else np.asarray(x).reshape(shape)
+
+
+def _cut(write: Writer, x: Operand, kept: Sequence[slice]) -> Operand:
+    """Parts of the axes of a value or of an array."""
+    if not isinstance(x, Value):
+        return np.asarray(x)[tuple(kept)]
+    for axis, part in enumerate(kept):
+        first, end, _ = part.indices(x.shape[axis])
+        x = sliced(write, x, axis, first, end)
+    return x
+
+
+def _check_updates(updates: Value, shape: tuple[int, ...]) -> None:
+    """Raises Unmapped for another shape: as many elements would go to other places."""
+    if updates.shape != shape:
+        raise Unmapped(f"its updates are {updates.shape}, not {shape}")
 
 
 def _of_tuples(write: Writer, shape: Sequence[int], places: Operand, batch_axes: int) -> Operand:
-    """The number of the part that each tuple names, among all parts of as many axes."""
+    """The number of the part that each tuple names, among all parts behind equal first axes."""
     lead = _shape(places)
     depth = batch_axes + lead[-1]
     if depth > len(shape):
         raise Unmapped(f"names {depth} axes of {len(shape)}")
-    steps = [prod(shape[n + 1 : depth]) for n in range(depth)]
-    grids = np.ogrid[tuple(slice(0, n) for n in lead[:-1])] if len(lead) > 1 else []
-    others = sum((grids[n] * steps[n] for n in range(batch_axes)), np.zeros((), np.int64))
     parts = []
     for n in range(lead[-1]):
-        column = taken(write, places, -1, np.array([n])) if isinstance(places, Value) else None
-        own = np.asarray(places[..., n]) if column is None else reshaped(write, column, lead[:-1])
-        parts.append((own, shape[batch_axes + n], steps[batch_axes + n]))
-    return _numbered(write, parts, others, prod(shape[:depth]))
+        own = _cut(write, places, [*[slice(None)] * (len(lead) - 1), slice(n, n + 1)])
+        axis = batch_axes + n
+        own = _rearranged(write, own, lead[:-1])
+        parts.append((own, shape[axis], prod(shape[axis + 1 : depth])))
+    return numbered(write, parts, np.zeros((), np.int64), prod(shape[batch_axes:depth]))
 
 
-def _numbered(
+def numbered(
     write: Writer, parts: Sequence[tuple[Operand, int, int]], others: Array, count: int
 ) -> Operand:
     """The sum of (places, how many there are, step), and of `others`.

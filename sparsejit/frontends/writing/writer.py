@@ -174,6 +174,10 @@ class Writer:
         self._producers.update(dict.fromkeys(made, (op, values)))
         return made
 
+    def producer(self, x: Value) -> tuple[Operator, tuple[Value, ...]] | None:
+        """The operator that a value is from and its operands, where this writer appended it."""
+        return self._producers.get(x)
+
     def shape(self, x: Operand) -> tuple[int, ...]:
         """The shape of any operand."""
         return tuple(x.shape) if isinstance(x, Value) or is_tensor(x) else ()

@@ -42,6 +42,53 @@ class OwnRows(Operator):
         return (np.take_along_axis(tables, indices[..., None], axis=1),)
 
 
+class Reduction(Choice):
+    """The number that an old element and its update become."""
+
+    NONE = "none"
+    ADD = "add"
+    MUL = "mul"
+    MIN = "min"
+    MAX = "max"
+
+
+_REDUCED: dict[Reduction, np.ufunc] = {
+    Reduction.ADD: np.add,
+    Reduction.MUL: np.multiply,
+    Reduction.MIN: np.minimum,
+    Reduction.MAX: np.maximum,
+}
+
+
+@dataclass(frozen=True)
+class PlacedRows(Operator):
+    """The tables, with result[b, indices[b, i]] replaced by updates[b, i] for one i after another.
+
+    A reduction puts the sum, the product or an extreme of both there; an extreme with NaN is NaN.
+    """
+
+    reduction: Reduction = Reduction.NONE
+
+    types: ClassVar[str] = (
+        "indices int64 [batch, n], updates float32|int64 [batch, n, features],"
+        " tables float32|int64 [batch, rows, features]"
+        " -> float32|int64 [batch, rows, features]"
+    )
+    mixes: ClassVar[tuple[str, ...]] = ("rows",)
+    mixing: ClassVar[str] = "puts samples into other places of the batch"
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        indices, updates, tables = operands
+        result = tables.copy()
+        for table, places, new in zip(result, indices, updates, strict=True):
+            if self.reduction is Reduction.NONE:
+                for place, row in zip(places, new, strict=True):
+                    table[place] = row
+            else:
+                _REDUCED[self.reduction].at(table, places, new)
+        return (result,)
+
+
 class BagKind(Choice):
     """What the rows of a bag become."""
 

@@ -11,7 +11,7 @@ from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.writing import places, remainders
 from sparsejit.frontends.writing.arranging import reshaped, sliced
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Array, Element, Value
+from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops.types import axis_of
 
 _MOST_UPDATES = 16  # of a TensorScatter, one after another
@@ -31,18 +31,18 @@ def gather_nd(write: Writer, call: Call) -> Value:
 
 
 def scatter_elements(write: Writer, call: Call) -> Value:
-    """Known places along an axis replaced."""
+    """Places along an axis replaced, or reduced with updates."""
     x, updates = call.value(write, 0), call.value(write, 2)
     axis = axis_of(call.attribute("axis", 0), len(x.shape))
     reduction = call.attribute("reduction", "none")
-    return places.replaced_by_axis(write, x, _known(call), updates, axis, reduction)
+    return places.replaced_by_axis(write, x, _indices(write, call), updates, axis, reduction)
 
 
 def scatter_nd(write: Writer, call: Call) -> Value:
-    """The parts that known tuples of places name replaced."""
+    """The parts that tuples of places name replaced, or reduced with updates."""
     x, updates = call.value(write, 0), call.value(write, 2)
     reduction = call.attribute("reduction", "none")
-    return places.replaced_by_tuples(write, x, _known(call), updates, reduction)
+    return places.replaced_by_tuples(write, x, _indices(write, call), updates, reduction)
 
 
 def tensor_scatter(write: Writer, call: Call) -> Value:
@@ -72,10 +72,6 @@ def tensor_scatter(write: Writer, call: Call) -> Value:
 def _indices(write: Writer, call: Call) -> Operand:
     indices = call.operand(1)
     return indices if isinstance(indices, np.ndarray) else call.value(write, 1)
-
-
-def _known(call: Call) -> Array:
-    return call.known(1, "indices")
 
 
 OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {

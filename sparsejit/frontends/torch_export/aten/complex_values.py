@@ -7,6 +7,7 @@ from typing import Any
 
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.torch_export.aten import (
+    places,
     pointwise,
     products,
     reductions,
@@ -243,9 +244,13 @@ def _divide(write: Writer, x: Operand, other: Operand, rounding_mode: str | None
 
 # Rows of other groups that are linear in their data, by the names of these rows.
 _SELECTIONS = (
-    *("embedding.default", "index_select.default", "gather.default", "index.Tensor"),
-    *("_unsafe_index.Tensor", "scatter.src", "scatter_add.default", "flip.default"),
+    *("embedding.default", "index_select.default", "flip.default"),
     *("tril.default", "triu.default"),
+)
+_PLACES = (
+    *("gather.default", "take_along_dim.default", "take.default", "put.default"),
+    *("index.Tensor", "_unsafe_index.Tensor", "index_put.default", "index_copy.default"),
+    *("scatter.src", "scatter_add.default", "masked_scatter.default"),
 )
 _SUMS = ("sum.default", "sum.dim_IntList", "mean.default", "mean.dim", "cumsum.default")
 _SAME = tuple(
@@ -287,6 +292,7 @@ _LINEAR: dict[str, Row] = {
         f"aten.{name}": by_parts(group.OPERATORS[f"aten.{name}"])
         for group, names in (
             (selection, _SELECTIONS),
+            (places, _PLACES),
             (reductions, _SUMS),
             (pointwise, _SAME),
         )

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from sparsejit.frontends.writing import places
-from sparsejit.frontends.writing.arranging import (
-    expanded,
-    reshaped,
-    sliced,
-    with_axis,
-)
+from sparsejit.frontends.writing.arranging import reshaped, sliced, with_axis
 from sparsejit.frontends.writing.selection import (
     flip,
     looked_up,
@@ -23,9 +17,8 @@ from sparsejit.frontends.writing.selection import (
     upper_triangle,
 )
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Array, Element, Value
+from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops import selection as ops
-from sparsejit.ir.ops.types import axis_of
 
 _BAGS = (ops.BagKind.SUM, ops.BagKind.MEAN, ops.BagKind.MAX)
 
@@ -105,73 +98,6 @@ def index_select(write: Writer, x: Operand, dim: int, index: Operand) -> Value:
     return found if write.shape(x) else reshaped(write, found, ())
 
 
-def gather(write: Writer, x: Operand, dim: int, index: Operand, *_: Any, **__: Any) -> Value:
-    """An element for each place along an axis."""
-    known, value = write.known(index), with_axis(write, x)
-    chosen = with_axis(write, index) if known is None else np.atleast_1d(known)
-    found = places.by_axis(write, value, chosen, axis_of(dim, len(value.shape)))
-    return reshaped(write, found, write.shape(index))
-
-
-def scatter(reduction: str) -> Callable[..., Value]:
-    """Known places along an axis replaced by elements or by one number, or reduced with them."""
-
-    def mapping(write: Writer, x: Operand, dim: int, index: Operand, updates: Operand) -> Value:
-        known, value = write.known(index), write.value(x)
-        if known is None:
-            raise Unmapped("the places are not known before the model runs")
-        if not value.shape:
-            raise Unmapped("of a number")
-        new = write.cast(updates, write.element(x))
-        if not new.shape:
-            new = expanded(write, new, known.shape)
-        for axis, size in enumerate(known.shape):
-            new = sliced(write, new, axis, 0, size)
-        axis = axis_of(dim, len(value.shape))
-        return places.replaced_by_axis(write, value, known, new, axis, reduction)
-
-    return mapping
-
-
-def index(write: Writer, x: Operand, indices: Sequence[Operand]) -> Value:
-    """x[..., indices, ...] for indices of one axis; their bounds are not checked."""
-    named = [axis for axis, each in enumerate(indices) if each is not None]
-    if len(named) != 1:
-        return _grid(write, write.value(x), {axis: indices[axis] for axis in named})
-    (axis,) = named
-    chosen, known = indices[axis], write.known(indices[axis])
-    if write.element(chosen) is Element.BOOL:
-        if known is None or known.ndim != 1:
-            raise Unmapped("by a mask, which leaves the size open")
-        known = np.flatnonzero(known)
-    if known is not None:
-        result = taken(write, x, axis, known.reshape(-1))
-        shape = write.shape(x)
-        return reshaped(write, result, (*shape[:axis], *known.shape, *shape[axis + 1 :]))
-    return looked_up(write, x, axis, chosen)
-
-
-def _grid(write: Writer, x: Value, indices: dict[int, Operand]) -> Value:
-    """Known indices of neighbouring axes, each of which varies along sizes of its own."""
-    known = {axis: write.known(each) for axis, each in indices.items()}
-    arrays = [array for array in known.values() if array is not None and array.dtype != bool]
-    axes = list(known)
-    first, last = (axes[0], axes[-1]) if axes else (0, -1)
-    varying = [n for a in arrays for n in _varying(a, max(a.ndim for a in arrays))]
-    if len(arrays) != last - first + 1 or varying != sorted(set(varying)):
-        raise Unmapped(f"by indices of {len(indices)} axes")
-    shape = np.broadcast_shapes(*(array.shape for array in arrays))
-    result = x
-    for axis, array in zip(axes, arrays, strict=True):
-        result = taken(write, result, axis, array.reshape(-1))
-    return reshaped(write, result, (*x.shape[:first], *shape, *x.shape[last + 1 :]))
-
-
-def _varying(array: Array, rank: int) -> list[int]:
-    """Along which of `rank` broadcast axes it has more than one element."""
-    return [axis + rank - array.ndim for axis, n in enumerate(array.shape) if n > 1]
-
-
 def sort(write: Writer, x: Operand, dim: int = -1, descending: bool = False) -> tuple[Value, ...]:
     """All elements along an axis in order, and their places."""
     return top_k(write, x, with_axis(write, x).shape[dim], dim, descending)
@@ -206,12 +132,6 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "aten._embedding_bag.default": embedding_bag,
     "aten._embedding_bag_forward_only.default": embedding_bag,
     "aten.index_select.default": index_select,
-    "aten.gather.default": gather,
-    "aten.scatter.src": scatter("none"),
-    "aten.scatter.value": scatter("none"),
-    "aten.scatter_add.default": scatter("add"),
-    "aten.index.Tensor": index,
-    "aten._unsafe_index.Tensor": index,
     "aten.flip.default": flip,
     "aten.topk.default": top_k,
     "aten.sort.default": sort,

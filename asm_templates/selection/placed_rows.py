@@ -1,0 +1,107 @@
+"""Rows of tables replaced by updates, or reduced with them, one update after another.
+
+    result = tables
+    for each table, for each of its indices i:  result[i] = reduce(result[i], its update)
+"""
+
+from dataclasses import dataclass
+
+from sparsejit.asm_templates.pointwise.chain.lanes import extreme
+from sparsejit.asm_templates.selection.table_rows import emit_row_address
+from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.asm_templates.shared.spans import Span, emit_spans
+from sparsejit.ir.graph import Element
+from sparsejit.ir.ops.selection import Reduction
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Memory, Operand, dword, r8, r9, r10, rcx, rdi, rdx, rsi
+
+_FLOAT, _INDEX = 4, 8
+_VECTORS_IN_STEP = 4
+# The instruction that reduces floats or int64.
+_ARITHMETIC = {
+    (Reduction.ADD, Element.FLOAT32): "vaddps",
+    (Reduction.MUL, Element.FLOAT32): "vmulps",
+    (Reduction.ADD, Element.INT64): "vpaddq",
+}
+_EXTREMES = {Reduction.MAX: "vmaxps", Reduction.MIN: "vminps"}
+
+
+@dataclass(frozen=True)
+class RowUpdates:
+    """`count` updates of each of `batch` tables of `rows` rows, each of so many floats.
+
+    An int64 counts as two floats.
+    """
+
+    batch: int
+    count: int
+    rows: int
+    floats: int
+    reduction: Reduction
+    element: Element
+
+    @property
+    def has_code(self) -> bool:
+        """Whether there are instructions for the reduction of these elements."""
+        is_float = self.element is Element.FLOAT32
+        arithmetic = (self.reduction, self.element) in _ARITHMETIC
+        return self.reduction is Reduction.NONE or arithmetic or is_float
+
+
+def emit_table_copy(asm: Assembler, spec: RowUpdates) -> None:
+    """Append the copy of all tables from rsi to rdx. Clobbers rax, vector registers and k7."""
+
+    def copy(span: Span) -> None:
+        spare, *held = (vector(asm, number) for number in range(_VECTORS_IN_STEP + 1))
+        for position in range(len(span.firsts)):
+            span.load(held[position], rsi, position, spare)
+        for position in range(len(span.firsts)):
+            span.store(held[position], rdx, position, spare)
+
+    emit_spans(asm, spec.batch * spec.rows * spec.floats, _VECTORS_IN_STEP, copy)
+
+
+def emit_row_updates(asm: Assembler, spec: RowUpdates) -> None:
+    """Append the updates.
+
+    rdi: indices, int64; rsi: updates; rdx: result. Leaves r8 = 1 where an index is out of range,
+    for which row 0 is updated, else 0. Clobbers rax, rcx, rdx, rsi, rdi, r9, r10, the vector
+    registers, k1, k2 and k7.
+    """
+    next_table, next_update = asm.label("next table"), asm.label("next update")
+    asm.emit("xor", dword(r8), dword(r8))
+    asm.emit("mov", r10, spec.batch)
+    asm.bind(next_table)
+    asm.emit("mov", rcx, spec.count)
+    asm.bind(next_update)
+    asm.emit("mov", r9, Memory(rdi))
+    emit_row_address(asm, r9, spec.rows, _FLOAT * spec.floats, rdx)
+    emit_spans(asm, spec.floats, _VECTORS_IN_STEP, lambda span: _update(span, spec))
+    asm.emit("add", rdi, _INDEX)
+    asm.emit("add", rsi, _FLOAT * spec.floats)
+    asm.emit("sub", rcx, 1)
+    asm.jump("jnz", next_update)
+    asm.emit("add", rdx, _FLOAT * spec.rows * spec.floats)
+    asm.emit("sub", r10, 1)
+    asm.jump("jnz", next_table)
+
+
+def _update(span: Span, spec: RowUpdates) -> None:
+    """A few vectors of a row at r9 with those of an update at rsi."""
+    asm, count = span.asm, len(span.firsts)
+    spare, *registers = (vector(asm, number) for number in range(2 * _VECTORS_IN_STEP + 1))
+    new, old = registers[:_VECTORS_IN_STEP], registers[_VECTORS_IN_STEP:]
+    for position in range(count):
+        span.load(new[position], rsi, position, spare)
+        if spec.reduction is Reduction.NONE:
+            continue
+        span.load(old[position], r9, position, spare)
+        if spec.reduction in _EXTREMES:
+            operands: list[Operand] = [old[position], new[position]]
+            extreme(asm, _EXTREMES[spec.reduction], old[position], operands, spare)
+        else:
+            mnemonic = _ARITHMETIC[spec.reduction, spec.element]
+            asm.emit(mnemonic, old[position], old[position], new[position])
+    for position in range(count):
+        held = new if spec.reduction is Reduction.NONE else old
+        span.store(held[position], r9, position, spare)

@@ -1,0 +1,239 @@
+"""Python's x[i, :, j] with tensors as indices: elements taken, replaced or added to.
+
+    x (4, 3, 5), indices of axes 0 and 2 that broadcast to (6,)    x as tables (1, 4 * 5, 3)
+
+An index that counts its axis, as torch.arange does, gives each element of that axis a table of its
+own, so that a batch there stays a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from sparsejit.frontends.writing.arranging import expanded, moved, permuted, reshaped
+from sparsejit.frontends.writing.places import numbered, own_rows, replaced_rows
+from sparsejit.frontends.writing.selection import taken
+from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
+from sparsejit.ir.graph import Array, Element, Value
+
+Indices = Sequence[Operand]
+# An index of one axis, known or not.
+Places = Value | Array
+
+
+def indexed(write: Writer, x: Operand, indices: Indices) -> Value:
+    """x[indices], in which None takes all of an axis and known masks count as their places."""
+    value = write.value(x)
+    named = _by_axis(write, value, indices)
+    if not named:
+        return value
+    if (grid := _of_grid(write, value, named)) is not None:
+        return grid
+    layout = _layout(write, value, named)
+    found = own_rows(write, layout.tables(write, value), layout.numbers)
+    return layout.result(write, found)
+
+
+def index_replaced(
+    write: Writer, x: Operand, indices: Indices, updates: Operand, accumulate: bool = False
+) -> Value:
+    """x with x[indices] replaced by updates, which broadcast, or with updates added there."""
+    value = write.value(x)
+    new = write.converted(updates, write.dtype(x))
+    mask = _single_mask(write, indices)
+    if mask is not None and not write.is_known(mask[1]):
+        return _masked(write, value, *mask, new, accumulate)
+    named = _by_axis(write, value, indices)
+    if not named:
+        whole = expanded(write, new, value.shape)
+        return write.pointwise("add", value, whole) if accumulate else whole
+    layout = _layout(write, value, named)
+    rows = layout.updates(write, expanded(write, new, layout.shape))
+    tables = layout.tables(write, value)
+    kind = "add" if accumulate else "none"
+    return layout.back(write, replaced_rows(write, tables, layout.numbers, rows, kind))
+
+
+def _single_mask(write: Writer, indices: Indices) -> tuple[int, Operand] | None:
+    """The first axis of the only index, if that is a mask, and the mask."""
+    given = [(axis, each) for axis, each in enumerate(indices) if each is not None]
+    if len(given) != 1 or write.element(given[0][1]) is not Element.BOOL:
+        return None
+    return given[0]
+
+
+def _masked(
+    write: Writer, x: Value, axis: int, mask: Operand, updates: Value, accumulate: bool
+) -> Value:
+    """x with updates where the mask is set; one that varies over the chosen places is refused."""
+    own, rest = write.shape(mask), x.shape[axis + len(write.shape(mask)) :]
+    if len(updates.shape) > len(rest) and any(n != 1 for n in updates.shape[: -len(rest) or None]):
+        raise Unmapped("with other updates for each element that a mask of a call chooses")
+    new = reshaped(write, updates, updates.shape[max(len(updates.shape) - len(rest), 0) :])
+    chosen = reshaped(write, mask, (*own, *(1,) * len(rest)))
+    if accumulate:
+        new = write.pointwise("add", x, new)
+    return write.pointwise("where", chosen, new, x)
+
+
+def _by_axis(write: Writer, x: Value, indices: Indices) -> dict[int, Places]:
+    """The index of each axis that has one; a known mask is one for each of its axes."""
+    named: dict[int, Places] = {}
+    axis = 0
+    for each in indices:
+        if each is None:
+            axis += 1
+            continue
+        known = write.known(each)
+        if write.element(each) is not Element.BOOL:
+            named[axis] = write.value(each) if known is None else known
+            axis += 1
+            continue
+        if known is None:
+            raise Unmapped("by a mask, which leaves the size open")
+        if known.ndim == 0:
+            raise Unmapped("by a mask without axes")
+        for places in np.nonzero(known):
+            named[axis] = places
+            axis += 1
+    if axis > len(x.shape):
+        raise Unmapped(f"by indices of {axis} axes of {len(x.shape)}")
+    return named
+
+
+def _of_grid(write: Writer, x: Value, named: Mapping[int, Places]) -> Value | None:
+    """Known indices of neighbouring axes, each varying along sizes of its own, axis by axis."""
+    arrays = [each for each in named.values() if isinstance(each, np.ndarray)]
+    axes = list(named)
+    varying = [n for a in arrays for n in _varying(a, max(a.ndim for a in arrays))]
+    apart = len(arrays) == axes[-1] - axes[0] + 1 and varying == sorted(set(varying))
+    if not apart or len(arrays) != len(axes):
+        return None
+    shape = np.broadcast_shapes(*(array.shape for array in arrays))
+    result = x
+    for axis, array in zip(axes, arrays, strict=True):
+        result = taken(write, result, axis, array.reshape(-1))
+    return reshaped(write, result, (*x.shape[: axes[0]], *shape, *x.shape[axes[-1] + 1 :]))
+
+
+def _varying(array: Array, rank: int) -> list[int]:
+    """Along which of `rank` broadcast axes it has more than one element."""
+    return [axis + rank - array.ndim for axis, n in enumerate(array.shape) if n > 1]
+
+
+@dataclass(frozen=True)
+class _IndexedAxes:
+    """x as tables (batch, rows, width), of which `numbers` (batch, n) name rows.
+
+    `order`: the axes of x: that with its own tables, if any, the others with an index, the rest.
+    `index_shape`: what indices broadcast to; its axis `along` counts the own axis. The result has
+    these axes at `first`.
+    """
+
+    x_shape: tuple[int, ...]
+    order: tuple[int, ...]
+    own: int | None
+    depth: int
+    along: int
+    first: int
+    index_shape: tuple[int, ...]
+    numbers: Operand
+
+    @property
+    def rest(self) -> tuple[int, ...]:
+        """The sizes of axes without index."""
+        return tuple(self.x_shape[axis] for axis in self.order[self.depth :])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of x[indices]."""
+        return (*self.rest[: self.first], *self.index_shape, *self.rest[self.first :])
+
+    def tables(self, write: Writer, x: Value) -> Value:
+        """x as tables."""
+        batch = 1 if self.own is None else self.x_shape[self.own]
+        return reshaped(write, permuted(write, x, self.order), (batch, -1, prod(self.rest)))
+
+    def back(self, write: Writer, tables: Value) -> Value:
+        """Tables in the shape of x."""
+        whole = reshaped(write, tables, [self.x_shape[axis] for axis in self.order])
+        return permuted(write, whole, np.argsort(self.order).tolist())
+
+    def _from_result(self) -> list[int]:
+        """The axes of the result, indices first, the one that counts the own axis before them."""
+        count = len(self.index_shape)
+        own = range(self.first, self.first + count)
+        rest = [n for n in range(count + len(self.rest)) if n not in own]
+        front = list(own)
+        if self.own is not None:
+            front.insert(0, front.pop(self.along))
+        return [*front, *rest]
+
+    def updates(self, write: Writer, new: Value) -> Value:
+        """Updates in the shape of the result, as rows (batch, n, width)."""
+        batch = 1 if self.own is None else self.x_shape[self.own]
+        ordered = permuted(write, new, self._from_result())
+        return reshaped(write, ordered, (batch, -1, prod(self.rest)))
+
+    def result(self, write: Writer, rows: Value) -> Value:
+        """Rows (batch, n, width) in the shape of the result."""
+        order = self._from_result()
+        whole = reshaped(write, rows, [self.shape[axis] for axis in order])
+        return permuted(write, whole, np.argsort(order).tolist())
+
+
+def _layout(write: Writer, x: Value, named: Mapping[int, Places]) -> _IndexedAxes:
+    """How x lies for indices of these axes. Raises Unmapped for those that do not broadcast."""
+    axes = list(named)
+    try:
+        shape = np.broadcast_shapes(*(each.shape for each in named.values()))
+    except ValueError:
+        raise Unmapped("by indices that do not broadcast") from None
+    own, along = _counted_axis(x, named, len(shape))
+    others = [axis for axis in axes if axis != own]
+    rest = [axis for axis in range(len(x.shape)) if axis not in named]
+    is_together = axes[-1] - axes[0] + 1 == len(axes)
+    rows = prod(x.shape[axis] for axis in others)
+    steps = [prod(x.shape[axis] for axis in others[n + 1 :]) for n in range(len(others))]
+    parts = [(named[axis], x.shape[axis], step) for axis, step in zip(others, steps, strict=True)]
+    places = numbered(write, parts, np.zeros((), np.int64), rows) if parts else np.zeros((), int)
+    front = (*([own] if own is not None else []), *others)
+    return _IndexedAxes(
+        x.shape,
+        (*front, *rest),
+        own,
+        len(front),
+        along,
+        axes[0] if is_together else 0,
+        shape,
+        _table_numbers(write, places, shape, None if own is None else along),
+    )
+
+
+def _table_numbers(
+    write: Writer, places: Operand, shape: tuple[int, ...], along: int | None
+) -> Operand:
+    """Numbers that broadcast to `shape` as (batch, n), the batch being the axis `along`."""
+    batch = 1 if along is None else shape[along]
+    if isinstance(places, Value):
+        wide = expanded(write, places, shape)
+        return reshaped(write, wide if along is None else moved(write, wide, along, 0), (batch, -1))
+    wide_array = np.broadcast_to(np.asarray(places), shape)
+    first = wide_array if along is None else np.moveaxis(wide_array, along, 0)
+    return first.reshape(batch, -1)
+
+
+def _counted_axis(x: Value, named: Mapping[int, Places], rank: int) -> tuple[int | None, int]:
+    """The axis whose index counts it along one axis that indices broadcast to, and that one."""
+    if len(named) > 1:
+        for axis, each in named.items():
+            if isinstance(each, Value) or each.size != x.shape[axis] or not each.ndim:
+                continue
+            long = [n for n, size in enumerate(each.shape) if size > 1] or [0]
+            if len(long) == 1 and np.array_equal(each.reshape(-1), np.arange(each.size)):
+                return axis, rank - each.ndim + long[0]
+    return None, 0
