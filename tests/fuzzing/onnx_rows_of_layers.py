@@ -311,6 +311,21 @@ def _embedding(grow: OnnxGrowing) -> None:
     grow.add(f"{MICROSOFT}.EmbedLayerNormalization", [*ids, *tables, *scales, mask], 2)
 
 
+def _grid_sample(grow: OnnxGrowing) -> None:
+    x = grow.tensor("f", ranks=(4, 4), fits=lambda a: 0 < a.size < 600 and a.dtype == np.float32)
+    batch = grow.values[x].shape[0]
+    points = batch, grow.draw.randint(1, 3), grow.draw.randint(1, 3), 2
+    grid = grow.array(points, "float32", -2, 2)
+    old = not grow.has("GridSample", 20)
+    modes = ("bilinear", "nearest", "bicubic") if old else ("linear", "nearest", "cubic")
+    given = grow.some(
+        mode=grow.draw.choice(modes),
+        padding_mode=grow.draw.choice(("zeros", "border", "reflection")),
+        align_corners=grow.flag(),
+    )
+    grow.add("GridSample", [x, grow.either(grid)], **given)
+
+
 ROWS: dict[str, Maker] = {
     "AveragePool": _pool("AveragePool"),
     "Conv": _conv("Conv"),
@@ -319,6 +334,7 @@ ROWS: dict[str, Maker] = {
     "GRU": _recurrent("GRU"),
     "Gemm": _gemm_of("Gemm"),
     "GlobalAveragePool": _global_pool("GlobalAveragePool"),
+    "GridSample": _grid_sample,
     "GlobalMaxPool": _global_pool("GlobalMaxPool"),
     "LSTM": _recurrent("LSTM"),
     "MatMul": _matmul,

@@ -70,6 +70,14 @@ DIFFERENT: dict[tuple[str, str], str] = {
             *("stft.default", "stft.center"),
         )
     },
+    **{
+        (name, kind): "points without number, or as far away as float32's last place is a pixel"
+        for name, kinds in (
+            ("grid_sampler.default", ("large",)),
+            ("grid_sampler_3d.default", ("infinite", "nan", "large")),
+        )
+        for kind in kinds
+    },
     ("remainder.Scalar_Tensor", "denormal"): "exact below 2^46, says docs/notes/models.md",
     ("topk.default", ""): "torch takes any of equals, we the first",
 }

@@ -285,7 +285,14 @@ SELECTIONS: dict[str, list[Call]] = {
     "aten.tril.default": [call(CUBE), call(X, 1)],
     "aten.triu.default": [call(CUBE), call(X, -1)],
 }
+# Interpolation, padding, and whether corners are centres of pixels.
+GRIDS = ((0, 0, True), (0, 1, False), (0, 2, True), (1, 0, False), (1, 2, False), (2, 2, True))
 POOLINGS: dict[str, list[Call]] = {
+    "aten.grid_sampler.default": [call(IMAGE, 1.5 * rand(2, 3, 5, 2), *each) for each in GRIDS],
+    "aten.grid_sampler_2d.default": [call(IMAGE, rand(2, 3, 5, 2), 2, 0, False)],
+    "aten.grid_sampler_3d.default": [
+        call(rand(2, 3, 4, 5, 6), rand(2, 3, 2, 4, 3), *each) for each in GRIDS if each[0] < 2
+    ],
     "aten.max_pool1d.default": [call(SEQUENCE, [3]), call(SEQUENCE, [3], [2], [1], [2], True)],
     "aten.max_pool2d.default": [
         call(IMAGE, [2, 3]),

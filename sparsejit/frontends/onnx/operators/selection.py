@@ -10,7 +10,7 @@ import numpy as np
 from sparsejit.frontends.onnx import resizing
 from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.onnx.reading import dtype_of
-from sparsejit.frontends.writing import arranging, open_sizes, pooling, selection
+from sparsejit.frontends.writing import arranging, grid_sample, open_sizes, pooling, selection
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.types import axis_of
@@ -126,6 +126,19 @@ def _resized(write: Writer, x: Value, axis: int, positions: Array) -> Value:
     return pooling.weighed(write, x, axis, positions)
 
 
+# Modes by their names before opset 20.
+_OLD_MODES = {"bilinear": "linear", "bicubic": "cubic"}
+
+
+def sample_grid(write: Writer, call: Call) -> Value:
+    """Images at the points of a grid."""
+    mode = call.choice("mode", ("linear", "nearest", "cubic", *_OLD_MODES))
+    padding = call.choice("padding_mode", ("zeros", "border", "reflection"))
+    x, grid, is_centred = call.value(write, 0), call.value(write, 1), call.flag("align_corners")
+    mode = _OLD_MODES.get(mode, mode)
+    return grid_sample.grid_sampled(write, x, grid, mode, padding, is_centred)
+
+
 def nonzero(write: Writer, call: Call) -> Value:
     """The indices of elements that are not 0: (axes of x, count)."""
     x = call.value(write, 0)
@@ -152,6 +165,7 @@ OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
     "Compress": compress,
     "EyeLike": diagonal_like,
     "Gather": gather,
+    "GridSample": sample_grid,
     "NonZero": nonzero,
     "OneHot": one_hot,
     "Resize": resize,

@@ -13,6 +13,7 @@ from sparsejit.frontends.writing.arranging import (
     sliced,
 )
 from sparsejit.frontends.writing.convolution import each_axis
+from sparsejit.frontends.writing.grid_sample import grid_sampled
 from sparsejit.frontends.writing.pooling import beyond_the_end, over_windows, picked, weighed
 from sparsejit.frontends.writing.pooling_places import (
     adaptive_positions,
@@ -232,7 +233,19 @@ def _weights(length: int, size: int | None, factor: float | None, mode: str, ali
     return np.asarray(made.reshape(length, -1).T.contiguous().numpy())
 
 
+_SAMPLING = ("linear", "nearest", "cubic")
+_PADDING = ("zeros", "border", "reflection")
+
+
+def grid_sampler(
+    write: Writer, x: Operand, grid: Operand, mode: int, padding: int, align_corners: bool
+) -> Value:
+    """Images at the points of a grid."""
+    return grid_sampled(write, x, grid, _SAMPLING[mode], _PADDING[padding], align_corners)
+
+
 OPERATORS: dict[str, Callable[..., Any]] = {
+    **{f"aten.grid_sampler{kind}.default": grid_sampler for kind in ("", "_2d", "_3d")},
     "aten.max_pool1d.default": max_pool(1),
     "aten.max_pool2d.default": max_pool(2),
     **{f"aten.max_pool{n}d_with_indices.default": max_pool_with_places(n) for n in (1, 2, 3)},
