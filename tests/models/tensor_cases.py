@@ -54,6 +54,7 @@ def _over_axes(*axes: Any, **named: Any) -> list[Call]:
 
 SEVERAL = ([0, 2], [1], [-1, -2], [0, 1, 2])
 IMAGE, SEQUENCE = rand(2, 4, 9, 8), rand(2, 4, 11)
+VOLUME = rand(2, 4, 5, 6, 7)
 STATISTICS = [weight(4), weight(4), weight(4), Known(positive(4))]
 
 PRODUCTS = {
@@ -99,6 +100,21 @@ PRODUCTS = {
         call(IMAGE, weight(6, 4, 3, 2), weight(6), [2, 1], [1, 0], [1, 2]),
         call(IMAGE, weight(4, 1, 3, 3), None, [1], [1], [1], 4),
         call(rand(4, 9, 8), weight(6, 4, 1, 1)),
+    ],
+    "aten.conv3d.default": [
+        call(VOLUME, weight(6, 4, 2, 3, 2), weight(6), [2, 1, 1], [1, 0, 1], [1, 2, 1]),
+        call(VOLUME, weight(4, 2, 3, 1, 2), None, [1], [1], [2, 1, 1], 2),
+        *(call(VOLUME[0], weight(3, 4, 1, 1, 1)), call(VOLUME, rand(3, 4, 2, 2, 2), rand(3))),
+        call(VOLUME, weight(8, 1, 2, 2, 2), weight(8), [2], [0], [1], 4),
+    ],
+    "aten.conv3d.padding": [
+        call(VOLUME, weight(6, 4, 2, 3, 2), None, [1], padding, [1, 2, 1])
+        for padding in ("same", "valid")
+    ],
+    "aten.conv_transpose3d.input": [
+        call(VOLUME, weight(4, 3, 2, 3, 2), weight(6), [2, 1, 3], [1, 0, 1], [1, 0, 2], 2),
+        call(VOLUME, weight(4, 3, 3, 1, 2), None, [1], [0], [0], 1, [2, 1, 1]),
+        call(VOLUME[0], weight(4, 3, 2, 2, 2), weight(3), [3], [2], [1]),
     ],
     "aten.conv2d.padding": [call(IMAGE, weight(6, 4, 4, 3), weight(6), [1, 1], "same", [1, 2])],
     "aten.conv_transpose1d.default": [

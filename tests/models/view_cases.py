@@ -286,6 +286,7 @@ SELECTIONS: dict[str, list[Call]] = {
     "aten.triu.default": [call(CUBE), call(X, -1)],
 }
 # Interpolation, padding, and whether corners are centres of pixels.
+VOLUME = rand(2, 3, 4, 6, 5)
 GRIDS = ((0, 0, True), (0, 1, False), (0, 2, True), (1, 0, False), (1, 2, False), (2, 2, True))
 POOLINGS: dict[str, list[Call]] = {
     "aten.grid_sampler.default": [call(IMAGE, 1.5 * rand(2, 3, 5, 2), *each) for each in GRIDS],
@@ -328,6 +329,18 @@ POOLINGS: dict[str, list[Call]] = {
     "aten.adaptive_avg_pool1d.default": [call(SEQUENCE, [n]) for n in (1, 4, 5)],
     "aten.adaptive_avg_pool2d.default": [call(IMAGE, [n, m]) for n, m in ((1, 1), (3, 4), (4, 3))],
     "aten._adaptive_avg_pool2d.default": [call(IMAGE, [3, 2])],
+    "aten.max_pool3d.default": [
+        *(call(VOLUME, [2]), call(VOLUME, [2, 3, 1], [1, 2, 1], [1, 1, 0], [2, 1, 1], True)),
+        call(VOLUME[0], [2]),
+    ],
+    "aten.avg_pool3d.default": [
+        *(call(VOLUME, [2]), call(VOLUME, [3, 3, 2], [2, 2, 1], [1, 1, 1])),
+        *(call(VOLUME, [3], [2], [1], True, False), call(VOLUME, [2], [2], [0], True, True, 3)),
+    ],
+    "aten.adaptive_avg_pool3d.default": [call(VOLUME, each) for each in ([1] * 3, [2, 3, 2])],
+    "aten._adaptive_avg_pool3d.default": [call(VOLUME, [2, 1, 3])],
+    "aten.upsample_trilinear3d.vec": [call(VOLUME, [5, 9, 7], False, None)],
+    "aten.upsample_nearest3d.vec": [call(VOLUME, None, [2.0, 1.5, 1.0])],
     "aten.adaptive_max_pool1d.default": [call(SEQUENCE, [n]) for n in (1, 4, 5)],
     "aten.adaptive_max_pool2d.default": [call(IMAGE, [n, m]) for n, m in ((3, 4), (4, 3))],
     "aten.adaptive_max_pool3d.default": [call(rand(2, 3, 5, 4, 6), [2, 4, 4])],

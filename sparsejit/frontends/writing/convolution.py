@@ -1,11 +1,16 @@
-"""Convolutions over one or two spatial axes."""
+"""Convolutions over one to three spatial axes; over three they are of two, of windows of the first.
+
+    x (n, c, d, h, w), weights (o, c, k, u, v)    windows (n p, c k, h, w), weights (o, c k, u, v)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
-from sparsejit.frontends.writing.arranging import reshaped
+from sparsejit.frontends.writing.arranging import joined, padded, permuted, reshaped, sliced
+from sparsejit.frontends.writing.selection import flip
 from sparsejit.frontends.writing.window_products import by_windows
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.graph import Value
@@ -35,9 +40,9 @@ def convolution(
     """Any of them; x may lack its batch axis."""
     value, weight = write.floats(x), write.floats(weight)
     rank = len(weight.shape) - 2
-    if rank not in (1, 2):
+    if rank not in (1, 2, 3):
         raise Unmapped(f"has {rank} spatial axes")
-    op = Convolution(
+    geometry = _Geometry(
         each_axis(stride, rank),
         each_axis(padding, rank),
         each_axis(dilation, rank),
@@ -47,10 +52,76 @@ def convolution(
     )
     operands = (weight,) if bias is None else (weight, write.floats(bias))
     convolved = write.one if write.is_fixed(weight) else partial(by_windows, write)
-    if len(value.shape) == rank + 2:
-        return convolved(op, value, *operands)
-    result = convolved(op, reshaped(write, value, (1, *value.shape)), *operands)
-    return reshaped(write, result, result.shape[1:])
+    whole = value if len(value.shape) == rank + 2 else reshaped(write, value, (1, *value.shape))
+    if rank == 3:
+        result = _over_three_axes(write, convolved, geometry, whole, *operands)
+    else:
+        result = convolved(Convolution(*geometry), whole, *operands)
+    return result if whole is value else reshaped(write, result, result.shape[1:])
+
+
+class _Geometry(NamedTuple):
+    """The attributes of a convolution, in the order of `Convolution`."""
+
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+    groups: int
+    transposed: bool
+    output_padding: Sizes
+
+    def of_planes(self) -> Convolution:
+        """The convolution over the last two axes."""
+        sizes = self.stride[1:], self.padding[1:], self.dilation[1:]
+        return Convolution(*sizes, self.groups, self.transposed, self.output_padding[1:])
+
+
+def _over_three_axes(
+    write: Writer,
+    convolved: Callable[..., Value],
+    geometry: _Geometry,
+    x: Value,
+    weight: Value,
+    *bias: Value,
+) -> Value:
+    """Windows of the first axis lie among the channels of one convolution over the others."""
+    taps, (step, span, around) = weight.shape[2], (
+        each[0] for each in (geometry.stride, geometry.dilation, geometry.padding)
+    )
+    if geometry.transposed:
+        beside = span * (taps - 1) - around
+        x = _with_zeros_between(write, x, step)
+        widths, step = (beside, beside + geometry.output_padding[0]), 1
+        weight = permuted(write, flip(write, weight, [2]), (0, 2, 1, 3, 4))
+        weight = reshaped(write, weight, (-1, *weight.shape[2:]))
+    else:
+        widths = around, around
+        weight = reshaped(write, weight, (weight.shape[0], -1, *weight.shape[3:]))
+    x = padded(write, x, [(0, 0), (0, 0), widths, (0, 0), (0, 0)])
+    batch, channels, depth, *plane = x.shape
+    count = (depth - span * (taps - 1) - 1) // step + 1
+    if count < 1:
+        raise Unmapped(f"of {depth} positions, fewer than its kernel spans")
+    last = step * (count - 1) + 1
+    parts = [sliced(write, x, 2, n * span, n * span + last, step) for n in range(taps)]
+    apart = (batch, channels, 1, count, *plane)
+    windows = joined(write, [reshaped(write, part, apart) for part in parts], 2)
+    planes = permuted(write, windows, (0, 3, 1, 2, 4, 5))
+    planes = reshaped(write, planes, (batch * count, channels * taps, *plane))
+    result = convolved(geometry.of_planes(), planes, weight, *bias)
+    result = reshaped(write, result, (batch, count, *result.shape[1:]))
+    return permuted(write, result, (0, 2, 1, 3, 4))
+
+
+def _with_zeros_between(write: Writer, x: Value, step: int) -> Value:
+    """x with step - 1 zeros between the elements of axis 2."""
+    if step == 1:
+        return x
+    batch, channels, depth, *plane = x.shape
+    apart = reshaped(write, x, (batch, channels, depth, 1, *plane))
+    wide = padded(write, apart, [*[(0, 0)] * 3, (0, step - 1), (0, 0), (0, 0)])
+    whole = reshaped(write, wide, (batch, channels, depth * step, *plane))
+    return sliced(write, whole, 2, 0, (depth - 1) * step + 1)
 
 
 def transposed(
@@ -64,7 +135,7 @@ def transposed(
     groups: int = 1,
     dilation: int | Sequence[int] = 1,
 ) -> Value:
-    """conv_transpose1d and conv_transpose2d."""
+    """conv_transpose1d to conv_transpose3d."""
     return convolution(
         write, x, weight, bias, stride, padding, dilation, True, output_padding, groups
     )

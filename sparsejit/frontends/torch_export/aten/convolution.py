@@ -20,7 +20,7 @@ def direct(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Value:
-    """conv1d and conv2d; padding "same" adds what is odd at the end."""
+    """conv1d to conv3d; padding "same" adds what is odd at the end."""
     value = write.value(x)
     around: int | Sequence[int] = 0  # "valid"
     if padding == "same":
@@ -39,7 +39,10 @@ OPERATORS: dict[str, Callable[..., Value]] = {
     "aten.conv1d.padding": direct,
     "aten.conv2d.default": direct,
     "aten.conv2d.padding": direct,
+    "aten.conv3d.default": direct,
+    "aten.conv3d.padding": direct,
     "aten.conv_transpose1d.default": transposed,
+    "aten.conv_transpose3d.input": transposed,
     "aten.conv_transpose2d.input": transposed,
     "aten.convolution.default": convolution,
 }

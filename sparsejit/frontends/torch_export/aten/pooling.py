@@ -60,7 +60,7 @@ def pooled(
 
 
 def max_pool(rank: int) -> Callable[..., Value]:
-    """torch's max_pool1d and max_pool2d."""
+    """torch's max_pool1d to max_pool3d."""
 
     def mapping(
         write: Writer,
@@ -111,7 +111,7 @@ def max_pool_with_places(rank: int) -> Callable[..., tuple[Value, Value]]:
 
 
 def average_pool(rank: int) -> Callable[..., Value]:
-    """torch's avg_pool1d and avg_pool2d."""
+    """torch's avg_pool1d to avg_pool3d."""
 
     def mapping(
         write: Writer,
@@ -248,9 +248,15 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     **{f"aten.grid_sampler{kind}.default": grid_sampler for kind in ("", "_2d", "_3d")},
     "aten.max_pool1d.default": max_pool(1),
     "aten.max_pool2d.default": max_pool(2),
+    "aten.max_pool3d.default": max_pool(3),
     **{f"aten.max_pool{n}d_with_indices.default": max_pool_with_places(n) for n in (1, 2, 3)},
     "aten.avg_pool1d.default": average_pool(1),
     "aten.avg_pool2d.default": average_pool(2),
+    "aten.avg_pool3d.default": average_pool(3),
+    "aten.adaptive_avg_pool3d.default": adaptive(PoolingKind.AVERAGE, 3),
+    "aten._adaptive_avg_pool3d.default": adaptive(PoolingKind.AVERAGE, 3),
+    "aten.upsample_trilinear3d.vec": resampled("bilinear"),
+    "aten.upsample_nearest3d.vec": nearest(3),
     "aten.adaptive_avg_pool1d.default": adaptive(PoolingKind.AVERAGE, 1),
     "aten.adaptive_avg_pool2d.default": adaptive(PoolingKind.AVERAGE, 2),
     "aten._adaptive_avg_pool2d.default": adaptive(PoolingKind.AVERAGE, 2),
