@@ -70,10 +70,11 @@ UNARY = (
         "cosh",
         "erfc",
     ),
+    *("erfinv", "lgamma", "digamma"),
     *("atan", "asin", "acos", "asinh", "acosh", "atanh"),
     *("nan_to_num", "t", "numpy_T", "mT", "view_as_self"),
 )
-OF_UNIT = ("asin", "acos", "atanh")
+OF_UNIT = ("asin", "acos", "atanh", "erfinv")
 OF_POSITIVE = ("sqrt", "rsqrt", "reciprocal", "log", "log1p", "log2", "log10")
 TRUTH = ("logical_and", "logical_or", "logical_xor")
 
@@ -156,8 +157,29 @@ CASES: dict[str, list[Call]] = {
         *(call(positive(4), n) for n in (0.5, -0.5, 1.7, -0.3)),
         *(call(whole(9, 4) + 1, n) for n in (0, 1, 2, 3, 5, -1.0, 0.5)),
     ],
-    "aten.pow.Tensor_Tensor": [call(X, Known(torch.tensor(3.0)))],
-    "aten.pow.Scalar": [call(2, X), call(0.5, X), call(2, whole(70, 4))],
+    "aten.pow.Tensor_Tensor": [
+        *(call(X, Known(torch.tensor(3.0))), call(3 * X, 2 * rand(5)), call(positive(9), rand(9))),
+        *(call(rand(4, 1), torch.arange(-4.0, 5)), call(rand(4), whole(9, 3, 1) - 4)),
+        *(call(whole(9, 6) - 4, whole(9, 6) - 2), call(whole(9, 6).char(), whole(9, 6).byte())),
+        *(call(whole(9, 6), rand(6)), call(X, Known(rand(5))), call(whole(2, 6), truths(6))),
+    ],
+    "aten.pow.Scalar": [
+        *(call(2, X), call(0.5, X), call(2, whole(70, 4)), call(3, whole(50, 4))),
+        *(call(-1.5, X), call(0, rand(4)), call(-2, whole(70, 4) - 5)),
+    ],
+    "aten.hypot.default": [call(X, rand(5)), call(torch.zeros(3), torch.tensor([0.0, -1, 2]))],
+    **{
+        f"aten.{n}.default": [call(X, rand(5)), call(whole(9, 4), whole(9, 4))]
+        for n in ("fmax", "fmin")
+    },
+    "aten.copysign.Tensor": [call(X, rand(5)), call(whole(9, 4), rand(4))],
+    "aten.copysign.Scalar": [call(X, -2), call(whole(9, 4), -0.0)],
+    "aten.signbit.default": [call(X), call(whole(9, 4) - 4), call(truths(4))],
+    "aten.polygamma.default": [call(0, positive(2, 7))],
+    "aten.round.decimals": [
+        *(call(9 * X, decimals=n) for n in (0, 2)),
+        call(999 * X, decimals=-2),
+    ],
     "aten.maximum.default": [call(X, rand(5))],
     "aten.minimum.default": [call(X, rand(5))],
     "aten.max.other": [call(X, rand(3, 1))],

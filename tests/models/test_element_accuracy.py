@@ -26,8 +26,10 @@ UNARY = {
     torch.asinh: 2.5,
     torch.acosh: 2.5,
     torch.atanh: 2.5,
+    torch.erfc: 4,
+    torch.erfinv: 4,
 }
-BINARY = {torch.atan2: 2.5}
+BINARY = {torch.atan2: 2.5, torch.hypot: 2.5, torch.pow: 6, torch.copysign: 0}
 
 
 def numbers() -> Array:
@@ -39,11 +41,16 @@ def numbers() -> Array:
 
 
 def pairs() -> tuple[Array, Array]:
-    """Every edge with every edge, and numbers in two orders."""
+    """Every edge with every edge, numbers in two orders, and powers within float32."""
     first, second = np.meshgrid(EDGES, EDGES)
     x = numbers()
-    y = np.random.default_rng(4).permutation(x)
-    return np.concatenate([first.ravel(), x]), np.concatenate([second.ravel(), y])
+    random = np.random.default_rng(4)
+    bases = np.exp(random.uniform(-80, 80, 8000))
+    bases[::2] = random.uniform(0.5, 2, 4000)
+    powers = random.uniform(-88, 88, 8000) / np.log(bases)
+    columns = [first.ravel(), x, bases], [second.ravel(), random.permutation(x), powers]
+    one, other = (np.concatenate(column).astype(np.float32) for column in columns)
+    return one, other
 
 
 def assert_near(found: Array, exact: Array, places: float, *operands: Array) -> None:
@@ -76,3 +83,38 @@ def test_functions_are_right_to_the_last_places(
         exact = function(*(x.double() for x in tensors)).numpy()
     places = UNARY.get(function) or BINARY[function]
     assert_near(compiled(*tensors).numpy(), exact, places, *operands)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_gamma_functions(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To last places above 0 but for the root of digamma; below, parts of 1 near their roots."""
+    monkeypatch.setenv("SPARSEJIT_MAX_ISA", isa)
+    x = numbers()
+    positive, negative = np.abs(x), -np.abs(x[np.abs(x) < 30])
+    compiled = sparsejit.compile(Applied(torch.lgamma).eval(), (torch.from_numpy(x),))
+    above, below = (torch.from_numpy(each) for each in (positive, negative))
+    assert_near(compiled(above).numpy(), torch.lgamma(above.double()).numpy(), 4, positive)
+    wanted = torch.lgamma(below.double()).numpy()
+    np.testing.assert_allclose(compiled(below), wanted, rtol=2e-6, atol=2e-5)
+    compiled = sparsejit.compile(Applied(torch.digamma).eval(), (torch.from_numpy(x),))
+    above = above[(above == 0) | (above > 1e-38)]  # below, its size is beyond float32
+    wanted = torch.digamma(above.double()).numpy()
+    np.testing.assert_allclose(compiled(above), wanted, rtol=1e-6, atol=1e-6)
+    near = below[(below - below.round()).abs() > 0.01]
+    wanted = torch.digamma(near.double()).numpy()
+    np.testing.assert_allclose(compiled(near), wanted, rtol=1e-4, atol=1e-5)
+
+
+WHOLE = [-(2**63), -(2**62) - 1, -7, -2, -1, 0, 1, 2, 3, 7, 10, 2**31 + 1, 2**62, 2**63 - 1]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtypes", [(torch.int64, torch.int64), (torch.int8, torch.uint8)])
+def test_powers_of_whole_numbers_wrap(
+    dtypes: tuple[torch.dtype, torch.dtype], isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARSEJIT_MAX_ISA", isa)
+    x, y = torch.meshgrid(torch.tensor(WHOLE), torch.tensor([*WHOLE, 5, 63, 64]), indexing="ij")
+    x, y = x.reshape(-1).to(dtypes[0]), y.reshape(-1).to(dtypes[1])
+    compiled = sparsejit.compile(Applied(torch.pow).eval(), (x, y))
+    assert torch.equal(compiled(x, y), torch.pow(x, y))

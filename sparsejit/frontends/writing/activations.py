@@ -168,12 +168,6 @@ def cosh(write: Writer, x: Operand) -> Value:
     return f.finish(f("fma", f("mul", up, 0.5), up, f("mul", f("mul", down, 0.5), down)))
 
 
-def erfc(write: Writer, x: Operand) -> Value:
-    """1 - erf(x)."""
-    f = write.formula("erfc")
-    return f.finish(f("sub", 1.0, f("erf", x)))
-
-
 def glu(write: Writer, x: Operand, dim: int = -1) -> Value:
     """The first half along an axis times the sigmoid of the second."""
     length = write.shape(x)[dim]

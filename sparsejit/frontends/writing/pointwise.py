@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparsejit.frontends.writing.arranging import expanded
+from sparsejit.frontends.writing.powers import float_power, whole_power
 from sparsejit.frontends.writing.remainders import floor_quotient, whole_quotient
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.graph import Element, Value
@@ -73,10 +74,12 @@ def divide(write: Writer, x: Operand, other: Operand, rounding_mode: str | None 
 
 
 def power(write: Writer, x: Operand, exponent: Operand) -> Value:
-    """x to a known power: by products, or as exp(exponent log(x)) and NaN for x < 0 as in torch."""
+    """x to a power; one known power by products, or as exp(exponent log(x)) and NaN for x < 0."""
     known = write.known(exponent)
     if known is None or known.size != 1:
-        raise Unmapped("the exponent is not one known number")
+        if not _is_float(write, x) and not _is_float(write, exponent):
+            return whole_power(write, x, exponent)
+        return float_power(write, x, exponent)
     power = float(known.reshape(()))
     if not _is_float(write, x):
         x = write.floats(x) if known.dtype.kind == "f" else write.cast(x, Element.INT64)
@@ -129,12 +132,14 @@ def power_of(write: Writer, base: Operand, exponent: Operand) -> Value:
     are 0.
     """
     known = write.known(base)
-    if known is None or known.size != 1 or float(known.reshape(())) <= 0:
-        raise Unmapped("the base is not one known positive number")
+    if known is None or known.size != 1:
+        return power(write, base, exponent)
     if known.dtype.kind != "f" and not _is_float(write, exponent):
-        if known != 2:
-            raise Unmapped(f"whole powers of {known}")
+        if known != 2 or write.dtype(exponent).kind == "b":
+            return whole_power(write, base, exponent)
         return write.pointwise("shift_left", 1, write.cast(exponent, Element.INT64))
+    if float(known.reshape(())) <= 0:
+        return float_power(write, base, exponent)
     x, rate = write.floats(exponent), math.log2(float(known.reshape(())))
     return write.pointwise("exp2", x if rate == 1 else write.pointwise("mul", x, rate))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sparsejit.frontends.writing import special_functions
 from sparsejit.frontends.writing.activations import (
     celu,
     cosh,
     elu,
-    erfc,
     gelu,
     glu,
     hardshrink,
@@ -60,7 +60,10 @@ _ROWS: dict[str, Callable[..., Value]] = {
     "tan": tan,
     "sinh": sinh,
     "cosh": cosh,
-    "erfc": erfc,
+    "erfc": special_functions.erfc,
+    "erfinv": special_functions.erfinv,
+    "lgamma": special_functions.log_gamma,
+    "digamma": special_functions.digamma,
     "glu": glu,
     "log2": log_to(2),
     "log10": log_to(10),
@@ -68,8 +71,20 @@ _ROWS: dict[str, Callable[..., Value]] = {
     "_prelu_kernel": prelu,
 }
 
-_OF_ANY = {"atan2": atan2, "hardtanh": hardtanh, "relu6": relu6, "threshold": threshold}
+_OF_ANY = {
+    "atan2": atan2,
+    "hypot": special_functions.hypot,
+    "fmax": special_functions.extreme_number("maximum"),
+    "fmin": special_functions.extreme_number("minimum"),
+    "signbit": special_functions.signbit,
+    "polygamma": special_functions.polygamma,
+    "hardtanh": hardtanh,
+    "relu6": relu6,
+    "threshold": threshold,
+}
 OPERATORS = {
     **{f"aten.{name}.default": _floats_first(mapping) for name, mapping in _ROWS.items()},
     **{f"aten.{name}.default": mapping for name, mapping in _OF_ANY.items()},
+    **{f"aten.copysign.{kind}": special_functions.copysign for kind in ("Tensor", "Scalar")},
+    "aten.round.decimals": special_functions.round_to,
 }
