@@ -14,6 +14,7 @@ from torch import fx
 GROUPS = (
     *(operator_cases.CASES, operator_cases.MORE, tensor_cases.PRODUCTS, tensor_cases.REDUCTIONS),
     *(tensor_cases.NORMALISATIONS, view_cases.VIEWS, view_cases.SELECTIONS, view_cases.POOLINGS),
+    view_cases.ORDERED,
 )
 CALLS = [(row, each) for group in GROUPS for row, calls in group.items() for each in calls]
 

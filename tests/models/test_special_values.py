@@ -79,7 +79,16 @@ DIFFERENT: dict[tuple[str, str], str] = {
         for kind in kinds
     },
     ("remainder.Scalar_Tensor", "denormal"): "exact below 2^46, says docs/notes/models.md",
-    ("topk.default", ""): "torch takes any of equals, we the first",
+    **{
+        (name, ""): "torch takes any of equals, we the first"
+        for name in ("topk.default", "kthvalue.default")
+    },
+    ("median.dim", "nan"): "torch takes any of equals, we the first",
+    **{
+        (f"{name}.{kind}", ""): "numbers that are not sorted"
+        for name, kind in product(("searchsorted", "bucketize"), ("Tensor", "Scalar"))
+        if (name, kind) != ("bucketize", "Tensor")
+    },
 }
 
 

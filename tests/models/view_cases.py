@@ -359,3 +359,73 @@ POOLINGS: dict[str, list[Call]] = {
     "aten.sym_size.int": [],
     "aten.size.int": [],
 }
+
+_ORDER = Known(torch.tensor([3, 0, 2, 1]))
+ORDERED: dict[str, list[Call]] = {
+    "aten.cumprod.default": [
+        *(call(CUBE, axis) for axis in (0, 1, -1)),
+        *(call(rand(2, 80), 1), call(whole(3, 5), 0), call(truths(5), 0), call(rand(), 0)),
+    ],
+    **{
+        f"aten.{name}.default": [
+            *(call(CUBE, axis) for axis in (0, -1)),
+            *(call(whole(4, 3, 9), 1), call(truths(2, 6), 1), call(rand(), 0)),
+        ]
+        for name in ("cummax", "cummin")
+    },
+    "aten.logcumsumexp.default": [*(call(3 * CUBE, axis) for axis in (0, -1)), call(rand(), 0)],
+    "aten.kthvalue.default": [
+        *(call(CUBE, 2, 1), call(CUBE, 5), call(CUBE, 1, 0, True), call(rand(), 1)),
+        call(torch.randperm(12).reshape(3, 4), 3),
+    ],
+    **{
+        f"aten.{name}.dim": [
+            *(call(CUBE, 1), call(CUBE, -1, True), call(rand(), 0)),
+            call(torch.randperm(12).reshape(3, 4), 0),
+        ]
+        for name in ("median", "nanmedian")
+    },
+    **{
+        f"aten.{name}.default": [call(CUBE), call(torch.randperm(9)), call(rand())]
+        for name in ("median", "nanmedian")
+    },
+    "aten.searchsorted.Tensor": [
+        *(call(rand(9).sort()[0], rand(2, 7)), call(CUBE.sort()[0], rand(3, 4, 6), right=True)),
+        *(call(torch.arange(5), whole(7, 9), side=side) for side in ("left", "right")),
+        call(torch.tensor([0.3, 0.9, 0.5, 0.1]), rand(3), sorter=_ORDER),
+    ],
+    "aten.searchsorted.Scalar": [call(rand(9).sort()[0], 0.25)],
+    "aten.bucketize.Tensor": [call(rand(2, 7), rand(9).sort()[0], right=b) for b in (True, False)],
+    "aten.bucketize.Scalar": [call(0.25, rand(9).sort()[0])],
+    **{
+        f"aten.{name}.default": [
+            *(call(CUBE), call(CUBE, 1, 1, 2), call(CUBE, -2, -1, 0), call(CUBE, 9)),
+            *(call(rand(2, 6, 5), 0, 1, -1), call(rand(4, 4), -3)),
+        ]
+        for name in ("diagonal", "diagonal_copy")
+    },
+    "aten.linalg_diagonal.default": [call(CUBE), call(CUBE, offset=1, dim1=0, dim2=1)],
+    "aten.diagonal_scatter.default": [
+        *(call(rand(4, 5), rand(4)), call(rand(3, 4, 5), rand(4, 3), -1, 2, 0)),
+    ],
+    "aten.trace.default": [call(rand(4, 5)), call(whole(9, 3, 3))],
+    **{
+        f"aten.{name}.default": [
+            *(call(CUBE, [3, 2], [1, 7], 4), call(CUBE, [2, 2, 3], [0, 1, 1])),
+            *(call(CUBE, [], []), call(whole(9, 6), [3], [2], 1), call(CUBE, [0, 2], [1, 1])),
+        ]
+        for name in ("as_strided", "as_strided_copy")
+    },
+    "aten.as_strided_scatter.default": [call(CUBE, rand(3, 2), [3, 2], [1, 7], 4)],
+    "aten.cdist.default": [
+        call(rand(2, 3, 5), rand(2, 4, 5), p) for p in (0.0, 1.0, 2.0, 3.5, float("inf"))
+    ],
+    "aten._cdist_forward.default": [call(rand(3, 5), rand(4, 5), 2.0, None)],
+    "aten.pdist.default": [call(rand(4, 5), p) for p in (2.0, 1.0)],
+    "aten._pdist_forward.default": [call(rand(4, 5), 2.0), call(rand(1, 5), 2.0)],
+    "aten.combinations.default": [call(rand(5)), call(rand(4), 3, True), call(rand(2), 3)],
+    "aten.bilinear.default": [
+        call(rand(2, 3, 4), rand(2, 3, 5), weight(6, 4, 5), weight(6)),
+        call(rand(4), rand(5), rand(6, 4, 5)),
+    ],
+}

@@ -10,6 +10,7 @@ from sparsejit.frontends.torch_export.aten import (
     convolution,
     fourier,
     normalisation,
+    ordering,
     places,
     pointwise,
     pooling,
@@ -22,7 +23,7 @@ from sparsejit.frontends.torch_export.aten import (
 
 GROUPS = (
     *(products, convolution, recurrent, pointwise, activations, reductions, normalisation),
-    *(views, selection, places, pooling, attention, fourier),
+    *(views, selection, places, ordering, pooling, attention, fourier),
 )
 # Each is called with the writer and torch's own arguments.
 OPERATORS: Mapping[str, Callable[..., Any]] = {

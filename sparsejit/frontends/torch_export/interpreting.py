@@ -222,6 +222,8 @@ class Interpreter:
         if target._schema.name == "aten::squeeze" and isinstance(args[0], Value | Complex):
             args = [args[0], _always_one(node, len(args[0].shape))]
         try:
+            if target._schema.name in _OF_STORAGE and not _fills_its_storage(node):
+                raise Unmapped("of a view, whose memory a graph does not have")
             result = self._mapped(target, args, kwargs, node.meta.get("val"))
             self._check_shape(result, node.meta.get("val"))
             return result
@@ -399,6 +401,20 @@ _PLACEMENT = {"layout", "device", "pin_memory", "memory_format", "non_blocking",
 
 def _meaningful(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in kwargs.items() if key not in _PLACEMENT}
+
+
+# Operators that read memory wherever a tensor lies in it.
+_OF_STORAGE = {f"aten::as_strided{kind}" for kind in ("", "_copy", "_scatter")}
+
+
+def _fills_its_storage(node: Node) -> bool:
+    """Whether the first operand lies in row-major order, alone in its memory."""
+    source: Any = node.args[0]
+    example = source.meta.get("val") if hasattr(source, "meta") else source
+    if not is_tensor(example):
+        return True
+    alone = example.untyped_storage().nbytes() == example.numel() * example.element_size()
+    return bool(alone and example.is_contiguous())
 
 
 def functional(target: Any) -> Any:

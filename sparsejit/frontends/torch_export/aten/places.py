@@ -120,7 +120,7 @@ def index_reduce(
     """Parts along an axis reduced with others, and with what was there where asked."""
 
     def put(into: Operand, new: Operand, kind: str) -> Value:
-        return _put_parts(write, into, dim, index, new, kind)
+        return put_parts(write, into, dim, index, new, kind)
 
     return _reduced_at_places(write, x, updates, put, reduce, include_self)
 
@@ -159,7 +159,7 @@ def _start_of(write: Writer, kind: str, x: Value) -> Value:
     return write.cast({"add": 0, "mul": 1, "max": low, "min": high}[kind], x.type.element)
 
 
-def _put_parts(
+def put_parts(
     write: Writer, x: Operand, dim: int, index: Operand, updates: Operand, kind: str
 ) -> Value:
     """Parts of x along an axis replaced by those of updates, or reduced with them."""
@@ -188,12 +188,12 @@ def index_add(
 ) -> Value:
     """alpha times parts of the source added to parts of x."""
     new = source if alpha == 1 else multiply(write, source, alpha)
-    return _put_parts(write, x, dim, index, new, "add")
+    return put_parts(write, x, dim, index, new, "add")
 
 
 def index_copy(write: Writer, x: Operand, dim: int, index: Operand, source: Operand) -> Value:
     """Parts of the source in the place of parts of x."""
-    return _put_parts(write, x, dim, index, source, "none")
+    return put_parts(write, x, dim, index, source, "none")
 
 
 def index_fill(write: Writer, x: Operand, dim: int, index: Operand, value: Operand) -> Value:
@@ -201,7 +201,7 @@ def index_fill(write: Writer, x: Operand, dim: int, index: Operand, value: Opera
     shape = write.shape(x) or (1,)
     axis = axis_of(dim, len(shape))
     none = expanded(write, write.number(0, Element.FLOAT32), (shape[axis],))
-    chosen = _put_parts(write, none, 0, index, write.number(1, Element.FLOAT32), "none")
+    chosen = put_parts(write, none, 0, index, write.number(1, Element.FLOAT32), "none")
     mask = reshaped(write, chosen, (-1, *(1,) * (len(shape) - axis - 1)))
     mask = reshaped(write, mask, (shape[axis],)) if len(shape) == 1 else mask
     fill = write.converted(value, write.dtype(x))

@@ -48,10 +48,13 @@ def _variance(correction: float) -> Steps:
     """The mean square of deviations, over length - correction."""
 
     def steps(f: Formula, x: Any, length: int) -> FormulaStep:
-        if length <= correction:
-            raise Unmapped(f"of {length} elements with correction {correction:g}")
+        if not length:
+            raise Unmapped("of no elements")
         centred = f("sub", x, _mean(f, x, length))
-        return f("mul", f("row_sum", f("square", centred)), 1.0 / (length - correction))
+        squares = f("row_sum", f("square", centred))
+        if length <= correction:  # 0 / 0 is NaN, as in torch
+            return f("div", squares, 0.0)
+        return f("mul", squares, 1.0 / (length - correction))
 
     return steps
 
