@@ -11,7 +11,8 @@ import numpy as np
 
 from sparsejit.api.compiled import Explained
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.nesting import NARROW, Nest, NestKind, flatten, unflatten
+from sparsejit.frontends.nesting import Nest, NestKind, dtypes, flatten, unflatten
+from sparsejit.ir.dtypes import NOTED
 from sparsejit.ir.graph import Array
 
 
@@ -34,7 +35,9 @@ class CalledModel(Explained):
         """The flat list of outputs, numpy arrays, for a flat list of inputs."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns for these inputs.
+        """What the model returns for these inputs, in its dtypes.
+
+        bfloat16 comes as tensors, or to a call with arrays alone as float32 arrays of such numbers.
 
         Args:
             *args: torch tensors or numpy arrays, in the places in which the model takes them
@@ -45,10 +48,9 @@ class CalledModel(Explained):
         """
         plain = not kwargs and len(args) == self._plain_arguments
         leaves = args if plain else self._leaves(args, kwargs)
-        results = self.run(leaves)
+        results: list[Any] = self.run(leaves)
         if not all(isinstance(leaf, np.ndarray) for leaf in leaves):
-            from_numpy = sys.modules["torch"].from_numpy
-            results = [from_numpy(result) for result in results]
+            results = as_tensors(results, self._output_nest)
         return results[0] if self._is_plain_result else unflatten(self._output_nest, results)
 
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -76,6 +78,16 @@ def _plain_arguments(nest: Nest) -> int:
     return len(args.items) if is_plain else -1
 
 
+def as_tensors(results: Sequence[Array], nest: Nest) -> list[Any]:
+    """Outputs as torch tensors of the dtypes that a nest notes, bfloat16 out of float32 too."""
+    torch = sys.modules["torch"]
+    made = [torch.from_numpy(result) for result in results]
+    for place, dtype in enumerate(dtypes(nest)):
+        if dtype:
+            made[place] = made[place].to(getattr(torch, dtype))
+    return made
+
+
 def as_arrays(leaves: Sequence[Any]) -> list[Array]:
     """Tensors as numpy arrays that share their memory; `NativeCall` checks dtypes and shapes."""
     return [
@@ -89,7 +101,7 @@ def bound_arrays(leaves: Sequence[Any]) -> list[Array]:
     if not isinstance(leaves, Sequence):
         raise InvalidInput(f"inputs is a {type(leaves).__name__}; bind a list of numpy arrays")
     for number, leaf in enumerate(leaves):
-        if not isinstance(leaf, np.ndarray) or leaf.dtype.name in NARROW:
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.name in NOTED:
             found = getattr(leaf, "dtype", None) or type(leaf).__name__
             raise InvalidInput(
                 f"input {number} is {found}, which is not used in place; bind a numpy array of "

@@ -17,6 +17,7 @@ from sparsejit.frontends.onnx import GivenModel, ImportedModel, is_onnx, model_n
 from sparsejit.frontends.onnx.dividing import DividedModel, GraphPart, divided
 from sparsejit.frontends.onnx.reading import dtype_of, read_model
 from sparsejit.frontends.onnx.sessions import model_bytes
+from sparsejit.ir.dtypes import BFLOAT16
 from sparsejit.ir.graph import Element, TensorType
 from sparsejit.lowering.context import Progress, told
 from sparsejit.lowering.dtypes import check_matches, layers_with_weights, parsed_dtypes
@@ -179,7 +180,7 @@ def _found_by_halves(
 
 def _array_type(value: Any, shape: tuple[int, ...]) -> ArrayType:
     dtype = dtype_of(value.type.tensor_type.elem_type, f"input {value.name}")
-    if dtype.kind not in "biufO":
+    if dtype is BFLOAT16 or dtype.kind not in "biufO":
         raise InvalidInput(f"input {value.name} has {dtype}, which numpy lacks; give float32")
     TensorType(shape, Element.FLOAT32)  # which refuses sizes that no memory holds
     return ArrayType(dtype.name, shape, value.name)

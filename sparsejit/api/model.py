@@ -16,10 +16,10 @@ from sparsejit.api.called import CalledModel, as_arrays, bound_arrays
 from sparsejit.api.compiled import Compiled
 from sparsejit.api.example_calls import calls_of
 from sparsejit.api.layers_report import measured_times, report_of
+from sparsejit.api.model_dtypes import ModelDtypes
 from sparsejit.api.model_export import exported_model
 from sparsejit.api.model_file import KIND, ModelSource, SavedVariant, model_to_data
 from sparsejit.api.named_sizes import NamedSizes
-from sparsejit.api.narrow_numbers import NarrowNumbers
 from sparsejit.api.open_outputs import check_open_axes, cut
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.report import Report
@@ -80,7 +80,7 @@ class CompiledModel(CalledModel, Compiled):
         self._sizes, self._scales = sizes, scales
         self._accuracy: Accuracy | None = None
         self._compiling = threading.Lock()
-        self._narrow = NarrowNumbers(self._first.inputs, input_nest, output_nest)
+        self._dtypes = ModelDtypes(self._first.inputs, input_nest, output_nest)
         self._open_axes = open_axes(output_nest)
 
     @property
@@ -142,16 +142,17 @@ class CompiledModel(CalledModel, Compiled):
     def run(self, inputs: Sequence[Any]) -> list[Array]:
         """The flat list of outputs, numpy arrays, for a flat list of inputs.
 
+        Outputs have the model's dtypes, float32 in place of bfloat16.
+
         Args:
             inputs: tensors or arrays, in the order of `graph`
         """
-        arrays, narrow = as_arrays(inputs), self._narrow
-        if narrow.inputs:
-            narrow.widen(arrays)
+        dtypes = self._dtypes
+        arrays = dtypes.arrays(inputs) if dtypes.inputs else as_arrays(inputs)
         results = self._variant_for(arrays).call.run(*arrays)
         if self._open_axes:
             results = cut(results, self._open_axes)
-        return narrow.narrowed(results) if narrow.outputs else results
+        return dtypes.narrowed(results) if dtypes.outputs else results
 
     def prepare(self, **sizes: int) -> None:
         """Compile for these sizes now, by the names that `dynamic_shapes` gave them.
@@ -200,8 +201,7 @@ class CompiledModel(CalledModel, Compiled):
         """
         checked = []
         for call in calls_of(data):
-            arrays = as_arrays(self._leaves(call.args, dict(call.kwargs)))
-            self._narrow.widen(arrays)
+            arrays = self._dtypes.arrays(self._leaves(call.args, dict(call.kwargs)))
             variant = self._variant_for(arrays)
             checked.append(ModelCall(variant, arrays, variant.call.run(*arrays)))
         self._accuracy = accuracy_of(checked, self._scales)
@@ -225,7 +225,8 @@ class CompiledModel(CalledModel, Compiled):
         further outputs, int64 without axes.
 
         Args:
-            inputs: a flat list of contiguous numpy arrays, all whole numbers as int64
+            inputs: a flat list of contiguous numpy arrays, all whole numbers as int64, all floats
+                as float32, which are read as they are
             outputs: the same, for the results
 
         Raises:
@@ -258,7 +259,7 @@ class CompiledModel(CalledModel, Compiled):
             with self._compiling:
                 variant = self._variants.get(shapes)  # another thread may have been first
                 if variant is None:
-                    variant = self._compile_for(self._narrow.as_given(arrays))
+                    variant = self._compile_for(self._dtypes.as_given(arrays))
                     self._variants[shapes] = variant
                     self._forget_oldest()
         return self._first if variant is None else variant

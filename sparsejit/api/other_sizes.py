@@ -15,6 +15,7 @@ import numpy as np
 from sparsejit.api.named_sizes import NamedSizes
 from sparsejit.api.variant import GRAPH_REFUSALS, TiledGraph, Variant, lowered_variant
 from sparsejit.errors import SparseJitError
+from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.nesting import Nest, unflatten
 from sparsejit.frontends.onnx import file_has_polynomial_sizes, is_onnx
 from sparsejit.frontends.torch_export import has_polynomial_sizes, is_program, opened
@@ -250,10 +251,10 @@ def _is_known(program: Any) -> bool:
     return is_known(program)
 
 
-def _zeros(shape: Sequence[int], like: Any) -> Array:
-    """An array for a tensor or an array."""
-    dtype = str(like.dtype).removeprefix("torch.")
-    return np.zeros(tuple(shape), dtype)
+def _zeros(shape: Sequence[int], like: Any) -> Any:
+    """Zeros of the kind and dtype of a tensor or an array."""
+    sizes = tuple(shape)
+    return like.new_zeros(sizes) if is_tensor(like) else np.zeros(sizes, like.dtype)
 
 
 def _tile(each: TiledGraph) -> int:

@@ -76,8 +76,7 @@ class PartedModel(CalledModel):
     def run(self, inputs: Sequence[Any]) -> list[Array]:
         """The flat list of outputs, numpy arrays, for a flat list of inputs.
 
-        Floats are float32, as those of other models. An output of ONNX Runtime has the sizes that
-        it gives it.
+        They have the dtypes of the file. An output of ONNX Runtime has the sizes that it gives it.
         """
         arrays = as_arrays(inputs)
         return self._chain_for(arrays).run(arrays)

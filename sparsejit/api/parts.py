@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsejit.api.model import CompiledModel
-from sparsejit.api.narrow_numbers import check_held
+from sparsejit.api.model_dtypes import check_held
 from sparsejit.errors import InvalidInput
+from sparsejit.frontends.nesting import dtypes
 from sparsejit.frontends.onnx.dividing import LeftNode
 from sparsejit.frontends.onnx.sessions import (
     array_type,
@@ -50,10 +51,11 @@ class OwnPart(SharedCode):
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         graph = model.graph
         self._types = PartTypes([*map(_type_of, graph.inputs)], [*map(_type_of, graph.outputs)])
-        # Whole numbers of any width the model takes as they are.
+        # Whole numbers of any width, and other floats of the file, the model takes as they are.
+        noted = dtypes(model.parts.input_nest)
         self._wanted = [
-            dtype if (dtype := np.dtype(kind.dtype)).kind == "f" else None
-            for kind in self._types.inputs
+            dtype if (dtype := np.dtype(kind.dtype)).kind == "f" and not own else None
+            for kind, own in zip(self._types.inputs, noted, strict=True)
         ]
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
@@ -173,10 +175,10 @@ class PartChain(SharedCode):
         ]
 
     def run(self, arrays: Sequence[Array]) -> list[Any]:
-        """The outputs, floats as float32. Raises InvalidInput for others than `inputs`."""
+        """The outputs. Raises InvalidInput for others than `inputs`."""
         values = self.values(arrays)
         return [
-            _returned(values[slot], copied)
+            values[slot].copy() if copied else values[slot]
             for slot, copied in zip(self._results, self._copied, strict=True)
         ]
 
@@ -263,7 +265,8 @@ def _given(array: Array, kind: ArrayType) -> Array:
         check_held(array, kind.name, dtype)
     elif not np.can_cast(array.dtype, dtype) and (array.dtype, dtype.kind) != (_FLOAT32, "f"):
         raise InvalidInput(f"{kind.name} has dtype {array.dtype}; give {dtype}")
-    return array.astype(dtype)
+    with np.errstate(over="ignore"):
+        return array.astype(dtype)
 
 
 def _empty(kind: ArrayType) -> Array:
@@ -271,13 +274,6 @@ def _empty(kind: ArrayType) -> Array:
     if fills():
         fill([array])
     return array
-
-
-def _returned(result: Any, is_copied: bool) -> Any:
-    """A result as a model gives it, whoever made it: floats as float32."""
-    if isinstance(result, np.ndarray) and result.dtype.kind == "f":
-        return result.astype(_FLOAT32, copy=is_copied)
-    return result.copy() if is_copied else result
 
 
 def _copied(array: Array, kind: ArrayType, steps: list[Bound]) -> Array:

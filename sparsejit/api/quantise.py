@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsejit.api.called import as_arrays
+from sparsejit.api.called import as_tensors
 from sparsejit.api.chosen_scales import CalibrationInput, ChosenScales
 from sparsejit.api.example_calls import ExampleCall
-from sparsejit.api.narrow_numbers import NarrowNumbers
+from sparsejit.api.model_dtypes import ModelDtypes
 from sparsejit.api.open_outputs import cut
 from sparsejit.api.scales import Scales
 from sparsejit.errors import InvalidInput
@@ -70,7 +69,7 @@ class ScalesFinder:
         def as_called(outputs: list[Array]) -> Any:
             results: list[Any] = cut(outputs, open_axes(nest))
             if wants_tensors:
-                results = [sys.modules["torch"].from_numpy(each) for each in outputs]
+                results = as_tensors(results, nest)
             is_one = nest.kind is NestKind.TENSOR
             return results[0] if is_one else unflatten(nest, results)
 
@@ -83,8 +82,8 @@ class ScalesFinder:
         if shapes not in self._known:
             self._known[shapes] = self.read(call)
         graph, inputs, outputs = self._known[shapes]
-        arrays = as_arrays(flatten(inputs, (call.args, dict(call.kwargs)), "data"))
-        NarrowNumbers(graph.inputs, inputs, outputs).widen(arrays)
+        leaves = flatten(inputs, (call.args, dict(call.kwargs)), "data")
+        arrays = ModelDtypes(graph.inputs, inputs, outputs).arrays(leaves)
         return CalibrationInput(graph, arrays)
 
 

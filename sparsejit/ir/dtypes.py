@@ -27,6 +27,14 @@ BFLOAT16 = BFloat16()
 FLOAT16 = np.dtype(np.float16)
 # Floats shorter than float32, by name.
 SHORT_FLOATS: dict[str, Dtype] = {"float16": FLOAT16, "bfloat16": BFLOAT16}
+# Dtypes that no element is, by name.
+NOTED: dict[str, Dtype] = {
+    **{
+        name: np.dtype(name)
+        for name in ("int8", "int16", "int32", "uint8", "uint16", "uint32", "float64")
+    },
+    **SHORT_FLOATS,
+}
 # Kinds of dtypes: an operation yields the highest of its operands.
 _RANKS = {"b": 0, "i": 1, "u": 1, "f": 2}
 
@@ -52,7 +60,7 @@ def promoted_dtype(first: Dtype, second: Dtype) -> Dtype:
     if rank_of(first) != rank_of(second):
         return max(first, second, key=rank_of)
     if first.kind != "f":
-        return np.result_type(first, second)  # type: ignore[arg-type]
+        return np.result_type(first.name, second.name)
     if first.itemsize == second.itemsize:
         return np.dtype(np.float32)
     return max(first, second, key=lambda dtype: dtype.itemsize)

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from ml_dtypes import bfloat16
+from ml_dtypes import float8_e4m3fn
 from onnx import ModelProto, NodeProto, helper
 from onnx.numpy_helper import from_array
 
@@ -241,7 +241,7 @@ def test_a_slice_whose_numbers_do_not_fit_is_refused() -> None:
 
 
 def test_a_node_that_no_exporter_writes_is_refused_as_such() -> None:
-    few, nothing = FLOATS[0].astype(bfloat16), np.zeros(0, np.float32)
+    few, nothing = FLOATS[0].astype(float8_e4m3fn), np.zeros(0, np.float32)
     node = OddNode("Resize", [few, nothing, nothing, [1, 2]], few, called=0)
     with pytest.raises(UnsupportedOperator, match=r"Resize \(its operands .* do not fit together"):
         import_onnx(node.model())

@@ -246,7 +246,7 @@ def _shift_right(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Regist
         asm.emit("vxorps", register, register, scratch[0])
 
 
-def _wrapped(dtype: np.dtype[Any]) -> PairFunction:
+def _wrapped(dtype: Any) -> PairFunction:
     """The lowest bits, as numbers of that dtype."""
     limits = np.iinfo(dtype)
 

@@ -12,9 +12,9 @@ from sparsejit.frontends import batch_axis
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.batch_first import batch_first
 from sparsejit.frontends.dynamo.sizes import example_numbers
-from sparsejit.frontends.nesting import NARROW
 from sparsejit.frontends.torch_export import graph_of
 from sparsejit.ir.batch import SamplesMixed
+from sparsejit.ir.dtypes import NOTED, SHORT_FLOATS
 from sparsejit.ir.graph import Array, Graph, Value
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
@@ -137,7 +137,7 @@ def _on_tensors(
     nodes: Any = [results] if is_single else results
     orders = [_axis_order(node.meta["val"]) for node in nodes]
     dtypes = [node.meta["val"].dtype for node in nodes]
-    is_plain = not any(orders) and all(str(dtype)[6:] not in NARROW for dtype in dtypes)
+    is_plain = not any(orders) and all(str(dtype)[6:] not in NOTED for dtype in dtypes)
     from_numpy = torch.from_numpy
 
     def runner(inputs: Sequence[Any]) -> Any:
@@ -152,6 +152,8 @@ def _on_tensors(
 
 def _array(tensor: Any) -> Array:
     plain = tensor.detach() if tensor.requires_grad else tensor
+    if str(plain.dtype)[6:] in SHORT_FLOATS:
+        plain = plain.float()
     array: Array = plain.resolve_neg().numpy()
     return array.astype(np.int64, copy=False) if array.dtype.kind in "iu" else array
 

@@ -12,9 +12,9 @@ from sparsejit.frontends.dynamo.notices import say_once
 from sparsejit.frontends.dynamo.part import DynamoPart
 from sparsejit.frontends.dynamo.part_graphs import CompilePart
 from sparsejit.frontends.dynamo.sizes import example_numbers, known_sizes, symbols_of
-from sparsejit.frontends.nesting import NARROW
 from sparsejit.frontends.torch_export import missing_in
 from sparsejit.frontends.torch_export.origins import origin_of
+from sparsejit.ir.dtypes import NOTED
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -156,7 +156,8 @@ def _is_empty(node: Node) -> bool:
     return any(x is not None and 0 in example_numbers(x.shape) for x in filter(is_tensor, examples))
 
 
-_DTYPES = ("float32", "int64", "bool", *NARROW)
+# torch's own float64 is more precise than float32, as which a graph has it.
+_DTYPES = ("float32", "int64", "bool", *(name for name in NOTED if name != "float64"))
 
 
 def _unfit(node: Node, known: Mapping[str, int]) -> str:

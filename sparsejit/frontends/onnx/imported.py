@@ -25,10 +25,18 @@ from sparsejit.frontends.batch_first import (
 )
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind, tensor_of, with_open_axes
 from sparsejit.frontends.onnx.interpreting import ReadGraph, read_graph
-from sparsejit.frontends.onnx.reading import dtype_of, initialised, opset_of, read_model, tensors_of
+from sparsejit.frontends.onnx.reading import (
+    dtype_of,
+    initialised,
+    numpy_dtype_of,
+    opset_of,
+    read_model,
+    tensors_of,
+)
 from sparsejit.frontends.resized_batch import SizedBatch
 from sparsejit.ir.batch import SamplesMixed
 from sparsejit.ir.batch_axes import BatchAxes
+from sparsejit.ir.dtypes import Dtype
 from sparsejit.ir.graph import Graph
 
 if TYPE_CHECKING:
@@ -73,7 +81,7 @@ def declared_inputs(source: str | Path | ModelProto) -> list[DeclaredInput]:
     return [
         DeclaredInput(
             each.name,
-            dtype_of(each.type.tensor_type.elem_type, f"input {each.name}"),
+            numpy_dtype_of(each.type.tensor_type.elem_type, f"input {each.name}"),
             _declared(each),
         )
         for each in graph.input
@@ -106,7 +114,7 @@ class GivenModel:
         self.input_tree = Nest(NestKind.TUPLE, (arguments, Nest(NestKind.DICT)))
         self.output_tree = self.outputs_of([None] * len(self.model.graph.output))
 
-    def outputs_of(self, dtypes: Sequence[np.dtype[Any] | None]) -> Nest:
+    def outputs_of(self, dtypes: Sequence[Dtype | None]) -> Nest:
         """What a call gives, where the file does not say of these dtypes."""
         values = zip(self.model.graph.output, dtypes, strict=True)
         outputs = tuple(_tensor(*pair) for pair in values)
@@ -231,17 +239,19 @@ def _fixed(inputs: Sequence[Any], constants: Mapping[str, Any]) -> dict[str, Arr
         if name not in declared:
             raise InvalidInput(f"constants has {name!r}; the inputs are {', '.join(declared)}")
         value = declared[name]
-        dtype = dtype_of(value.type.tensor_type.elem_type, f"input {name}")
+        number = value.type.tensor_type.elem_type
+        dtype = numpy_dtype_of(number, f"input {name}")
         array = np.asarray(given)
         is_number = array.dtype.kind in "biuf"
-        if not is_number or (dtype.kind != "f" and not np.array_equal(array.astype(dtype), array)):
+        is_rounded = dtype_of(number, f"input {name}").kind == "f"
+        if not is_number or not (is_rounded or np.array_equal(array.astype(dtype), array)):
             raise InvalidInput(f"constants[{name!r}] is {given!r}, which {dtype} does not hold")
         _check_sizes(f"constants[{name!r}]", array.shape, _declared(value))
         found[name] = array.astype(dtype)
     return found
 
 
-def _tensor(value: Any, made: np.dtype[Any] | None = None) -> Nest:
+def _tensor(value: Any, made: Dtype | None = None) -> Nest:
     """A tensor of the dtype that the file says, or that it is made of where it says none."""
     if made is not None and not value.type.WhichOneof("value"):
         return tensor_of(made.name)

@@ -17,6 +17,7 @@ import numpy as np
 from sparsejit.frontends.onnx.call import ELEMENTS, Operand, operator_of
 from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing.writer import Unmapped
+from sparsejit.ir.dtypes import BFLOAT16, Dtype
 from sparsejit.ir.graph import Element, Value
 
 if TYPE_CHECKING:
@@ -57,11 +58,11 @@ class Inference:
         """Note the dtype of a value of the file."""
         self._dtypes[value] = dtype
 
-    def name_as(self, value: str, dtype: np.dtype[Any]) -> None:
-        """As `name`, by numpy's dtype."""
+    def name_as(self, value: str, dtype: Dtype) -> None:
+        """As `name`, by the dtype itself."""
         self._dtypes[value] = _number_of(dtype)
 
-    def dtype(self, value: str) -> np.dtype[Any] | None:
+    def dtype(self, value: str) -> Dtype | None:
         """The dtype of a value of the file, if it is known."""
         found = self._dtypes.get(value)
         return _dtype(found) if found else None
@@ -162,7 +163,7 @@ def _schema(operator: str, opset: int) -> Any:
 
 
 @cache
-def _dtype(number: int) -> np.dtype[Any]:
+def _dtype(number: int) -> Dtype:
     return dtype_of(number, "a value")
 
 
@@ -174,9 +175,12 @@ def _imports(opset: int) -> list[Any]:
 
 
 @cache
-def _number_of(dtype: np.dtype[Any]) -> int:
+def _number_of(dtype: Dtype) -> int:
+    from onnx import TensorProto
     from onnx.helper import np_dtype_to_tensor_dtype
 
+    if not isinstance(dtype, np.dtype):
+        return int(TensorProto.BFLOAT16)
     return int(np_dtype_to_tensor_dtype(dtype))
 
 
@@ -205,7 +209,7 @@ def no_type() -> TypeProto:
 def is_plain(operand: Operand) -> bool:
     """Whether an operand is a value, or an array of a dtype that graphs hold."""
     if isinstance(operand, np.ndarray):
-        return operand.dtype.kind in ELEMENTS
+        return operand.dtype.kind in ELEMENTS or operand.dtype.name == BFLOAT16.name
     return isinstance(operand, Value)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.onnx.call import ELEMENTS, Call, Operand, operator_of, plain
+from sparsejit.frontends.onnx.call import Call, Operand, operator_of, plain
 from sparsejit.frontends.onnx.expansions import expanded
 from sparsejit.frontends.onnx.folding import computed
 from sparsejit.frontends.onnx.functions import body_of
@@ -26,8 +26,9 @@ from sparsejit.frontends.writing import arranging
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.open_sizes import with_open_outputs
 from sparsejit.frontends.writing.views import stack
-from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.graph import Array, Element, Graph, Origin, TensorType, Value
+from sparsejit.frontends.writing.writer import Unmapped, Writer, element_of
+from sparsejit.ir.dtypes import Dtype
+from sparsejit.ir.graph import Array, Graph, Origin, TensorType, Value
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
@@ -48,7 +49,7 @@ class ReadGraph(NamedTuple):
     """A graph, and the dtypes that ONNX has of its outputs, None where that is not known."""
 
     graph: Graph
-    dtypes: tuple[np.dtype[Any] | None, ...]
+    dtypes: tuple[Dtype | None, ...]
 
 
 def read_graph(
@@ -120,12 +121,15 @@ class NodeInterpreter:
         Raises InvalidInput for one that no graph holds.
         """
         dtype = dtype_of(kind, f"input {name}")
-        if dtype.kind not in ELEMENTS or dtype == np.uint64:
+        try:
+            element = element_of(dtype)
+        except Unmapped:
             raise InvalidInput(
-                f"input {name} has {dtype}; give float32, bool, or whole numbers that int64 holds"
-            )
+                f"input {name} has {dtype}; give floats of 16 to 64 bits, bool, or whole numbers "
+                "that int64 holds"
+            ) from None
         self.inference.name(name, kind)
-        return self.write.input(TensorType(shape, ELEMENTS[dtype.kind]), name, dtype.name)
+        return self.write.input(TensorType(shape, element), name, dtype.name)
 
     def run(self, nodes: Iterable[NodeProto], known: dict[str, Operand]) -> None:
         """Add to `known` what the nodes make of it."""
@@ -145,7 +149,8 @@ class NodeInterpreter:
         try:
             if node.op_type in ("If", "Loop"):
                 region = self._chosen if node.op_type == "If" else self._unrolled
-                return region(node, operands, known)
+                results = region(node, operands, known)
+                return [self._typed(node, number, x) for number, x in enumerate(results)]
             if is_of_sequences(node, operands):
                 call = Call(node, operands, _attributes(node), self._opset, self._constants)
                 return through_sequences(self.write, self.inference, node, operands, call)
@@ -159,9 +164,11 @@ class NodeInterpreter:
                 return folded
             assert mapping is not None
             attributes = _attributes(node)
+            made = [x.name for x in map(self.inference.dtype, node.output) if x is not None]
+            operands = [self.write.read(operand, made) for operand in operands]
             call = Call(node, operands, attributes, self._opset, self._constants)
-            made = mapping(self.write, call)
-            results = made if isinstance(made, tuple) else (made,)
+            found = mapping(self.write, call)
+            results = found if isinstance(found, tuple) else (found,)
             check_found(results, sizes)
             self._note_open(node, operands, results)
             results = tuple(self._typed(node, number, x) for number, x in enumerate(results))
@@ -247,17 +254,19 @@ class NodeInterpreter:
         return results
 
     def _typed(self, node: NodeProto, number: int, result: Operand) -> Operand:
-        """A result as whole numbers of ONNX's dtype; some are held as floats."""
+        """A result of ONNX's dtype; some whole numbers are held as floats."""
         if isinstance(result, Value) and number < len(node.output):
             element = result.type.element
             self.inference.name_unknown(node.output[number], element, node.input)
         dtype = self.inference.dtype(node.output[number]) if number < len(node.output) else None
-        if not isinstance(result, Value) or dtype is None or dtype.kind not in "iu":
+        if not isinstance(result, Value) or dtype is None:
             return result
         if dtype == np.uint64:
             raise Unmapped("makes uint64, which int64 does not hold")
-        if result.type.element is Element.INT64:
+        if result.type.element is element_of(dtype):
             return self.write.noted(result, dtype)
+        if dtype.kind not in "iu":
+            return result
         if node.op_type not in _HELD_AS_FLOATS and not self.write.fits(result, dtype):
             raise Unmapped("of whole numbers")
         self.write.note(result, dtype.name)

@@ -10,6 +10,7 @@ import numpy as np
 
 from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency
 from sparsejit.frontends.onnx.checking import STANDARD_DOMAINS, check, converted
+from sparsejit.ir.dtypes import BFLOAT16, Dtype
 from sparsejit.ir.graph import Array
 
 if TYPE_CHECKING:
@@ -187,8 +188,14 @@ def sparse_array(tensor: SparseTensorProto) -> Array:
     return made
 
 
-def dtype_of(number: int, whose: str) -> np.dtype[Any]:
+def dtype_of(number: int, whose: str) -> Dtype:
     """The dtype that ONNX numbers so. Raises InvalidInput for a number that names none."""
+    dtype = numpy_dtype_of(number, whose)
+    return BFLOAT16 if dtype.name == BFLOAT16.name else dtype
+
+
+def numpy_dtype_of(number: int, whose: str) -> np.dtype[Any]:
+    """The dtype of arrays, of the ml_dtypes package where numpy has none. Raises as `dtype_of`."""
     from onnx.helper import tensor_dtype_to_np_dtype
 
     try:

@@ -14,7 +14,8 @@ import numpy as np
 from sparsejit.frontends.onnx.call import Call, operator_of, plain
 from sparsejit.frontends.onnx.inference import Inference
 from sparsejit.frontends.writing import arranging, views
-from sparsejit.frontends.writing.writer import Unmapped, Writer
+from sparsejit.frontends.writing.writer import Unmapped, Writer, element_of
+from sparsejit.ir.dtypes import Dtype
 from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.types import axis_of
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from onnx import NodeProto
 
 # A tensor, and the dtype that the file has of it, if that is known.
-Item = tuple[Value | Array, "np.dtype[Any] | None"]
+Item = tuple[Value | Array, "Dtype | None"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class TensorSequence:
         return place % count
 
 
-Mapped = Callable[[Writer, Call, Sequence[Any], "tuple[np.dtype[Any] | None, ...]"], Any]
+Mapped = Callable[[Writer, Call, Sequence[Any], "tuple[Dtype | None, ...]"], Any]
 
 
 def _items(given: Sequence[Any], place: int = 0) -> TensorSequence:
@@ -156,4 +157,6 @@ def through_sequences(
     result, dtype = made
     if dtype is not None:
         inference.name_as(node.output[0], dtype)
+        if isinstance(result, Value) and result.type.element is element_of(dtype):
+            result = write.noted(result, dtype)
     return [result]

@@ -64,7 +64,8 @@ def export(
     `free_batch` one size of them may change: it lies on `axes`, or where these are not known, on
     axis 0 of every input, or where the sizes and the model let it be. Where the model does not
     allow that, `Exported.batch_is_free` is False and `why_not_free` says why. Everything is
-    computed in float32, models of other floats as well: weights and inputs become float32.
+    computed in float32, models of other floats as well: weights and inputs become float32, and
+    short floats are rounded where they are cast.
     Warns where the model is in training mode; its state does not change; and where the model
     writes into its inputs, which its graph does not. Raises InvalidInput for
     what is no model or cannot be exported, and UnsupportedOperator, which lists the operators
@@ -309,9 +310,8 @@ def _constants(program: ExportedProgram, copies: Copies) -> dict[str, torch.Tens
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, *lazy)
         if key not in copies:
             plain = tensor.detach().cpu().resolve_conj().resolve_neg()
-            short = plain.is_floating_point() and plain.element_size() < 4
             is_large = plain.ndim > 1 and plain.nbytes >= _LARGE
-            copies[key] = plain.float() if short else plain if is_large else plain.clone()
+            copies[key] = plain if is_large else plain.clone()
         constants[spec.arg.name] = copies[key]
     return constants
 

@@ -13,6 +13,7 @@ from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.torch_export.aten.complex_values import complex_dtype, pairs
 from sparsejit.frontends.torch_export.aten.open_sizes import OPENING
 from sparsejit.frontends.torch_export.aten_rows import COMPLEX_OPERATORS, OPERATORS
+from sparsejit.frontends.torch_export.computing import computed, each
 from sparsejit.frontends.torch_export.decomposing import decomposed
 from sparsejit.frontends.torch_export.open_symbols import OpenSymbols, examples_of
 from sparsejit.frontends.torch_export.origins import origin_of
@@ -20,6 +21,7 @@ from sparsejit.frontends.writing.complex_values import Complex, from_last_axis, 
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.unwritten import without_unwritten
 from sparsejit.frontends.writing.writer import Unmapped, Writer, element_of, type_of
+from sparsejit.ir.dtypes import dtype_named
 from sparsejit.ir.graph import Array, Element, Graph, TensorType, Value
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ def missing_in(
     interpreter = Interpreter(Writer(), sizes)
     interpreter.opening = {}  # a part of a graph returns arrays of known sizes
     given = [
-        in_float32(constants[node.name])
+        constants[node.name].detach()
         if node.name in constants
         else interpreter.stand_in(node.meta.get("val"))
         for node in module.graph.nodes
@@ -86,7 +88,7 @@ def _graph_of(
     given: list[Result] = []
     for node in module.graph.nodes:
         if node.op == "placeholder" and node.name in constants:
-            tensor = in_float32(constants[node.name])
+            tensor = constants[node.name].detach()
             write.name(tensor, node.name, names.get(node.name, node.name))
             given.append(tensor)
         elif node.op == "placeholder":
@@ -121,13 +123,6 @@ def leaves(nest: Result) -> list[Result]:
     return [nest]
 
 
-def in_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """Shorter floats as float32, in which all is computed; else the tensor itself."""
-    plain = tensor.detach() if tensor.requires_grad else tensor
-    short = plain.is_floating_point() and plain.element_size() < 4
-    return plain.float() if short else plain
-
-
 class Interpreter:
     """Runs nodes in order; what has no mapping is collected in `missing`."""
 
@@ -152,8 +147,8 @@ class Interpreter:
             return self.write.input(self._type(example), node.name, dtype_of(example))
         except Unmapped as reason:
             raise InvalidInput(
-                f"input {node.name} has {reason}; give float32, bool, or whole numbers of uint8 or "
-                "int8 to int64"
+                f"input {node.name} has {reason}; give float16 to float64, bool, or whole numbers "
+                "of uint8 or int8 to int64"
             ) from None
 
     def run(self, module: GraphModule, given: Sequence[Result]) -> Result:
@@ -246,6 +241,8 @@ class Interpreter:
         """What the operator gives, of the dtypes of `example`."""
         import torch
 
+        made = [dtype_of(leaf) for leaf in leaves([example]) if is_tensor(leaf)]
+        args, kwargs = each((args, kwargs), lambda leaf: self.write.read(leaf, made))
         operands = [*args, *kwargs.values()]
         dtype = complex_dtype([*operands, example])
         mapping = (COMPLEX_OPERATORS if dtype else OPERATORS).get(str(target))
@@ -254,11 +251,7 @@ class Interpreter:
         if target._schema.name in _RESERVING:
             return self._reserved(target, args, example)
         if not any(isinstance(leaf, Value | Complex) for leaf in leaves(operands)):
-            try:
-                with torch.no_grad():
-                    return target(*args, **kwargs)
-            except Exception as error:  # of whatever type torch raises
-                raise Unmapped(str(error).partition("\n")[0]) from None
+            return computed(target, args, kwargs, example)
         if dtype == "complex32":
             raise Unmapped("of complex32; compute in complex64")
         if dtype:
@@ -325,11 +318,9 @@ class Interpreter:
         if not isinstance(result, Value) or not is_tensor(example):
             return result
         element = element_of(example.dtype)
-        if element is Element.INT64:
-            if result.type.element is Element.FLOAT32:
-                raise Unmapped("of whole numbers")
-            return self.write.noted(self.write.cast(result, element), np.dtype(dtype_of(example)))
-        return self.write.cast(result, element)
+        if element is Element.INT64 and result.type.element is Element.FLOAT32:
+            raise Unmapped("of whole numbers")
+        return self.write.noted(self.write.cast(result, element), dtype_named(example.dtype))
 
     def _python(
         self, node: Node, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -440,7 +431,7 @@ def _always_one(squeeze: Node, rank: int) -> list[int]:
 def _attribute(module: Any, path: str) -> Any:
     for name in path.split("."):
         module = getattr(module, name)
-    return in_float32(module) if is_tensor(module) else module
+    return module.detach() if is_tensor(module) else module
 
 
 def _live(module: GraphModule) -> set[Node]:

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
 
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.writing.formula import Formula, Operand
+from sparsejit.frontends.writing.held_numbers import HeldNumbers, Producers
 from sparsejit.frontends.writing.unmapped import Unmapped
+from sparsejit.ir.dtypes import NOTED, Dtype, dtype_named, promoted_dtype, rank_of
 from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType, Value
 from sparsejit.ir.ops.casts import Cast
-from sparsejit.ir.ops.convolution import Pooling
 from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.pointwise import WRAPS, Pointwise, write_activation
-from sparsejit.ir.ops.selection import Embedding, OwnRows
-from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
+from sparsejit.ir.ops.pointwise import (
+    FUNCTIONS,
+    ROUNDINGS,
+    WRAPS,
+    Pointwise,
+    write_activation,
+)
+from sparsejit.ir.ops.views import Reshape
 from sparsejit.ir.spec import Activation
 from sparsejit.passes.dead_code import remove_dead_code
 
-# Kinds of dtypes: an operation yields the highest that it is given.
-_PROMOTION = {"b": 0, "i": 1, "u": 1, "f": 2}
-# What makes nothing beyond the numbers of these operands, all where there is an empty tuple.
-_CHOOSING: dict[str | type, tuple[int, ...]] = {
-    **dict.fromkeys((Reshape, Permute, Slice, Expand, Concat, Pad, Pooling), ()),
-    **dict.fromkeys(("maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor"), ()),
-    "where": (1, 2),
-    "shift_right": (0,),
-    Embedding: (1,),
-    OwnRows: (1,),
-}
+# The function that makes a number one of that dtype.
+_NARROWING: dict[Dtype, str] = {**WRAPS, **ROUNDINGS}
 _INT32 = np.dtype(np.int32)
 
 
@@ -40,8 +37,9 @@ class Writer:
     """Appends operators to a graph. Constants become values once, when something reads them.
 
     What is written comes from `origin`, which who reads a model sets for each of its operators, or
-    where a name is given, from that. Whole numbers are computed as int64; `dtype` says which
-    narrower one the model has of a value, and `wrapped` makes it so.
+    where a name is given, from that. Whole numbers are computed as int64, floats as float32;
+    `dtype` says which dtype the model has of a value. Whole numbers are kept within theirs. Short
+    floats are rounded by a cast to them, and where something reads them as another dtype.
     """
 
     def __init__(self, arrays: dict[str, Array] | None = None) -> None:
@@ -56,9 +54,11 @@ class Writer:
         # What was made of operands, by memory and maker, with the operand, which so stays there.
         self._derived: dict[tuple[Any, Any], tuple[Any, Any]] = {}
         self._zeros: dict[tuple[int, ...], Value] = {}
-        # Dtypes of values that the model has as narrower whole numbers than int64.
-        self._dtypes: dict[Value, np.dtype[Any]] = {}
-        self._producers: dict[Value, tuple[Operator, tuple[Value, ...]]] = {}
+        # Dtypes of values where those of their elements are others.
+        self._dtypes: dict[Value, Dtype] = {}
+        self._rounded: dict[Value, Value] = {}  # to their dtypes
+        self._producers: Producers = {}
+        self._held = HeldNumbers(self.builder, self._dtypes, self._producers)
 
     def input(self, kind: TensorType, name: str, dtype: str = "") -> Value:
         """An operand that a call gives; `dtype` is the model's, as numpy calls it."""
@@ -67,12 +67,17 @@ class Writer:
         return value
 
     def note(self, value: Value, dtype: str) -> None:
-        """That the model has a value as narrow whole numbers, if that is what the dtype is."""
-        self._dtypes.update((value, narrow) for narrow in WRAPS if narrow.name == dtype)
+        """Note the model's dtype of a value, where it is another than the element's."""
+        if dtype in NOTED:
+            self._dtypes[value] = NOTED[dtype]
 
     def finish(self, *outputs: Operand) -> Graph:
-        """The graph of what outputs depend on."""
-        return remove_dead_code(self.builder.finish([self.value(x) for x in outputs]))
+        """The graph of all that outputs depend on, which are rounded to their dtypes."""
+        made = []
+        for value in map(self.value, outputs):
+            self.origin = value.origin
+            made.append(self.rounded(value))
+        return remove_dead_code(self.builder.finish(made))
 
     def name(self, tensor: Any, key: str, name: str) -> None:
         """Name a known tensor; its key is that of its array."""
@@ -90,7 +95,7 @@ class Writer:
                 _, _, name = self._names.get(id(x), (x, "", self.origin.name))
                 array = self.array(x)
                 value = self.constant(array, name)
-                self.note(value, array.dtype.name)
+                self.note(value, str(x.dtype).removeprefix("torch."))
                 self._tensors[id(x)] = (x, value)
             return self._tensors[id(x)][1]
         if isinstance(x, np.ndarray):
@@ -207,8 +212,8 @@ class Writer:
         """x as float32."""
         return self.cast(x, Element.FLOAT32)
 
-    def dtype(self, x: Operand) -> np.dtype[Any]:
-        """The model's: that of the element, or of narrower whole numbers."""
+    def dtype(self, x: Operand) -> Dtype:
+        """The model's: that which was noted, or that of the element."""
         value = self.value(x)
         return self._dtypes.get(value) or np.dtype(value.type.element.value)
 
@@ -216,75 +221,95 @@ class Writer:
         """x as a dtype of numpy or torch; floats to whole numbers towards zero.
 
         Narrow ones keep the lowest bits, those of int32's least number where int32 does not hold a
-        float: what x86 makes of it, and torch there.
+        float: what x86 makes of it, and torch there. Short floats are rounded.
         """
-        element = element_of(dtype)
-        value = self.cast(x, element)
-        if element is not Element.INT64:
-            return value
-        narrow = np.dtype(str(dtype).removeprefix("torch."))
-        if narrow in WRAPS and self.dtype(x).kind == "f":
-            held = self.pointwise("equal", self.wrapped(value, _INT32), value)
-            value = self.pointwise("where", held, value, np.iinfo(_INT32).min)
-        return self.noted(value, narrow)
+        element, wanted = element_of(dtype), dtype_named(dtype)
+        source = x if isinstance(x, bool | int | float) else self.rounded(x)
+        value = self.cast(source, element)
+        if wanted in WRAPS and self.dtype(x).kind == "f":
+            held = self.pointwise("equal", self.narrowed(value, _INT32), value)
+            value = self.pointwise("where", held, value, np.iinfo(np.int32).min)
+        made = self.narrowed(value, wanted)
+        return self._with_dtype(made, wanted, made is source or made not in self._producers)
 
-    def wrapped(self, value: Value, dtype: np.dtype[Any]) -> Value:
-        """An int64 as narrower whole numbers: its lowest bits, or itself where nothing is lost."""
-        if dtype not in WRAPS or self.fits(value, dtype):
+    def narrowed(self, value: Value, dtype: Dtype) -> Value:
+        """A value in a dtype narrower than its element, or itself where nothing is lost.
+
+        Whole numbers keep their lowest bits, floats are rounded.
+        """
+        kind = _NARROWING.get(dtype)
+        if kind is None or self.fits(value, dtype):
             return value
         if (array := self.known(value)) is not None:
-            made = self.constant(array.astype(dtype), value.origin.name)
+            made = self.constant(FUNCTIONS[kind].evaluate(array), value.origin.name)
         else:
-            made = self.one(Pointwise(WRAPS[dtype]), value)
+            made = self.one(Pointwise(kind), value)
         self._dtypes[made] = dtype
         return made
 
-    def noted(self, value: Value, dtype: np.dtype[Any]) -> Value:
-        """`wrapped`, of which `dtype` is then this one; a value of another is left as it is."""
-        made = self.wrapped(value, dtype)
-        if self.dtype(made) == dtype:
-            return made
-        if self.builder.is_constant(made):
-            made = self.constant(self.builder.array(made), made.origin.name)
-        elif made in self._dtypes or made not in self._producers:
-            made = self.one(Reshape(made.shape), made)
-        if dtype in WRAPS:
-            self._dtypes[made] = dtype
+    def rounded(self, x: Operand) -> Value:
+        """x as its own dtype stores it: short floats are rounded, all else stays as it is."""
+        value = self.value(x)
+        dtype = self._dtypes.get(value)
+        if dtype not in ROUNDINGS:
+            return value
+        if value not in self._rounded:
+            self._rounded[value] = self.narrowed(value, dtype)
+        return self._rounded[value]
+
+    def read(self, x: Operand, made: Collection[str]) -> Operand:
+        """An operand of an operator whose results have these dtypes: rounded if its own differs."""
+        if not isinstance(x, Value) or all(self.dtype(x).name == name for name in made):
+            return x
+        return self.rounded(x)
+
+    def noted(self, value: Value, dtype: Dtype) -> Value:
+        """A result of which the model's dtype is noted; whole numbers are kept within it.
+
+        A value of another dtype is left as it is.
+        """
+        made = self.narrowed(value, dtype) if dtype in WRAPS else value
+        return self._with_dtype(made, dtype, made in self._dtypes or made not in self._producers)
+
+    def _with_dtype(self, value: Value, dtype: Dtype, is_shared: bool) -> Value:
+        """The value with its dtype noted; a copy where the value itself stands for another."""
+        if self.dtype(value) == dtype:
+            return value
+        made = value
+        if self.builder.is_constant(value):
+            made = self.constant(self.builder.array(value), value.origin.name)
+        elif is_shared:
+            made = self.one(Reshape(value.shape), value)
+        self.note(made, dtype.name)
         return made
 
-    def fits(self, value: Value, dtype: np.dtype[Any]) -> bool:
+    def fits(self, value: Value, dtype: Dtype) -> bool:
         """Whether all that a value may hold is known to be held by a narrow dtype."""
-        if value in self._dtypes:
-            return np.can_cast(self._dtypes[value], dtype)
-        limits = np.iinfo(dtype)
-        if self.builder.is_constant(value):
-            array = self.builder.array(value)
-            return not array.size or bool(limits.min <= array.min() <= array.max() <= limits.max)
-        op, operands = self._producers.get(value, (None, ()))
-        places = _CHOOSING.get(op.kind if isinstance(op, Pointwise) else type(op))
-        if places is None or (isinstance(op, Pad) and not limits.min <= op.value <= limits.max):
-            return False
-        return all(self.fits(x, dtype) for n, x in enumerate(operands) if not places or n in places)
+        return self._held.fits(value, dtype)
 
     def promoted(self, *operands: Operand) -> list[Value]:
-        """All as the dtype that torch's promotion gives an operation on them."""
-        common = self._common(operands)
-        element = element_of(common)
-        return [self.wrapped(self.cast(x, element), common) for x in operands]
+        """All as the dtype that torch's promotion gives an operation on them.
 
-    def _common(self, operands: Sequence[Operand]) -> np.dtype[Any]:
+        Floats stay float32 whatever their dtype.
+        """
+        common = self.common_dtype(operands)
+        element = element_of(common)
+        values = [self.cast(x, element) for x in operands]
+        return [self.narrowed(x, common) for x in values] if common in WRAPS else values
+
+    def common_dtype(self, operands: Sequence[Operand]) -> Dtype:
         """Tensors say it; those without axes, then numbers, where they are of a later kind."""
         if len(operands) == 1:
             return self.dtype(operands[0])
-        groups: tuple[list[Operand], ...] = ([], [], [])
+        groups: tuple[list[Dtype], ...] = ([], [], [])
         for x in operands:
             is_number = isinstance(x, bool | int | float)
             groups[2 if is_number else 0 if self.shape(x) else 1].append(self.dtype(x))
-        common = np.dtype(np.bool_)
+        lowest: Dtype = np.dtype(np.bool_)
+        common = lowest
         for group in groups:
-            found = np.result_type(np.bool_, *group)
-            if _PROMOTION[found.kind] > _PROMOTION[common.kind]:
-                common = found
+            found = reduce(promoted_dtype, group, lowest)
+            common = found if rank_of(found) > rank_of(common) else common
         return common
 
     def pointwise(self, kind: str, *operands: Operand, name: str = "") -> Value:
@@ -349,9 +374,9 @@ def element_of(dtype: Any) -> Element:
     name = str(dtype).removeprefix("torch.")
     if name == "bool":
         return Element.BOOL
-    if name == "int64" or name in map(str, WRAPS):
+    if name == "int64" or (name in NOTED and NOTED[name] in WRAPS):
         return Element.INT64
-    if name in ("float16", "bfloat16", "float32", "float64"):
+    if name == "float32" or name in NOTED:
         return Element.FLOAT32
     raise Unmapped(f"dtype {name}")
 

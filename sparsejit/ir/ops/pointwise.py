@@ -12,7 +12,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.batch import Follower, SamplesMixed
-from sparsejit.ir.dtypes import SHORT_FLOATS, Dtype, rounded
+from sparsejit.ir.dtypes import NOTED, SHORT_FLOATS, Dtype, rounded
 from sparsejit.ir.graph import Array, Node, TensorType
 from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.signature import Signature, signature
@@ -31,9 +31,8 @@ class Function(NamedTuple):
 
 
 # The function that keeps the lowest bits of an int64 as a number of that dtype.
-WRAPS = {
-    np.dtype(name): f"as_{name}"
-    for name in ("int8", "int16", "int32", "uint8", "uint16", "uint32")
+WRAPS: dict[Dtype, str] = {
+    dtype: f"as_{name}" for name, dtype in NOTED.items() if dtype.kind in "iu"
 }
 
 
@@ -45,7 +44,7 @@ def _rounding(dtype: Dtype) -> Function:
     return Function(1, lambda x: rounded(x, dtype).astype(np.float64))
 
 
-def _wrap(dtype: np.dtype[Any]) -> Function:
+def _wrap(dtype: Any) -> Function:
     return Function(1, lambda x: np.asarray(x).astype(dtype).astype(np.int64), whole=True)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.frontends.onnx.call import ELEMENTS, Call
+from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing import activations, arranging, pointwise, remainders
 from sparsejit.frontends.writing.inverse_functions import INVERSES
@@ -100,9 +100,6 @@ def clip(write: Writer, call: Call) -> Value:
 def cast(write: Writer, call: Call) -> Value:
     """To a dtype; floats to whole numbers towards zero."""
     dtype = dtype_of(call.attribute("to"), "attribute to")
-    is_short = dtype.kind == "f" and dtype.itemsize == 1
-    if dtype.kind not in ELEMENTS or is_short:
-        raise Unmapped(f"to {dtype}")
     if dtype == np.uint64:
         raise Unmapped("to uint64, which int64 does not hold")
     return write.converted(call.value(write, 0), dtype)

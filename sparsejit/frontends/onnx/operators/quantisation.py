@@ -16,6 +16,7 @@ from sparsejit.frontends.onnx.call import Call, plain
 from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing import arranging
 from sparsejit.frontends.writing.writer import Unmapped, Writer
+from sparsejit.ir.dtypes import Dtype
 from sparsejit.ir.graph import Array, Value
 
 _STEPS = 255  # of uint8
@@ -83,7 +84,7 @@ def centred(write: Writer, call: Call, place: int, zero: int, axis: int, axes: i
     return write.pointwise("sub", write.floats(call.value(write, place)), wide)
 
 
-def _dtype(call: Call) -> np.dtype[Any]:
+def _dtype(call: Call) -> Dtype:
     if call.has(2):
         return call.known(2, "zero point").dtype
     if call.attribute("output_dtype"):

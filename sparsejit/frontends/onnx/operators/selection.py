@@ -67,6 +67,8 @@ def diagonal_like(write: Writer, call: Call) -> Array:
     shape = call.value(write, 0).shape
     if len(shape) != 2:
         raise Unmapped(f"of {len(shape)} axes, not two")
+    if not isinstance(dtype, np.dtype):
+        raise Unmapped(f"of {dtype}")
     return np.eye(*shape, k=call.attribute("k", 0), dtype=dtype)
 
 
