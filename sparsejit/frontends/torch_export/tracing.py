@@ -21,6 +21,7 @@ from sparsejit.frontends.torch_export.origins import innermost_line
 from sparsejit.frontends.torch_export.recurrent_shapes import known_recurrent_shapes
 
 if TYPE_CHECKING:
+    import torch
     from torch.export import ExportedProgram
     from torch.nn import Module
 
@@ -241,7 +242,7 @@ def _exported(
     from torch.utils._pytree import tree_map
 
     if not any(dims):
-        return torch.export.export(model, tuple(args), dict(kwargs))
+        return _with_known_numbers(model, tuple(args), dict(kwargs), None)
     of_tensor = dict(zip(map(id, tensors_of(args, kwargs)), dims, strict=True))
     sizes: dict[int, dict[int, Any]] = {}
 
@@ -260,7 +261,76 @@ def _exported(
     with _arguments_by_name(model, kwargs):
         by_name = inspect.signature(model.forward).bind(*args, **kwargs).arguments
         free = tree_map(lambda x: sizes.get(id(x)), dict(by_name))
+        return _with_known_numbers(model, args, kwargs, free)
+
+
+def _with_known_numbers(model: Module, args: Any, kwargs: Any, free: Any) -> ExportedProgram:
+    """torch.export; where numbers of tensors decide sizes, with the numbers of buffers known.
+
+    torch.export takes every buffer for a tensor that may change, and so cannot compute the padding
+    of a convolution from a stride that is a buffer.
+    """
+    import torch
+
+    try:
         return torch.export.export(model, args, kwargs, dynamic_shapes=free)
+    except Exception as error:
+        numbers = _numbers_of(model) if "data-dependent" in str(error) else {}
+        if not numbers:
+            raise
+        with _as_literals(numbers):
+            program = torch.export.export(model, args, kwargs, dynamic_shapes=free)
+        if _changes_literals(program):
+            raise
+        return program
+
+
+def _numbers_of(model: Module) -> dict[Module, list[str]]:
+    """The names of each module's buffers that hold one whole number."""
+    found = {
+        module: [
+            name
+            for name, buffer in module._buffers.items()
+            if buffer is not None and buffer.numel() == 1 and not buffer.is_floating_point()
+        ]
+        for module in model.modules()
+    }
+    return {module: names for module, names in found.items() if names}
+
+
+@contextmanager
+def _as_literals(buffers: Mapping[Module, Sequence[str]]) -> Iterator[None]:
+    """Modules of classes whose properties make tensors of these buffers' numbers at each use."""
+    import torch
+
+    def literal(buffer: torch.Tensor) -> property:
+        numbers, dtype = buffer.tolist(), buffer.dtype
+        return property(lambda module: torch.tensor(numbers, dtype=dtype))
+
+    kept = [(module, type(module), dict(module._buffers)) for module in buffers]
+    try:
+        for module, own, held in kept:
+            made = {name: literal(held[name]) for name in buffers[module]}
+            module.__class__ = type(own.__name__, (own,), made)
+            for name in made:
+                del module._buffers[name]
+        yield
+    finally:
+        for module, own, held in kept:
+            module.__class__ = own
+            module._buffers.clear()
+            module._buffers.update(held)
+
+
+def _changes_literals(program: ExportedProgram) -> bool:
+    """Whether a model writes into a literal, as one that counts its calls in a buffer does."""
+    for node in program.graph.nodes:
+        name = str(node.target).removeprefix("aten.").partition(".")[0]
+        if node.op == "call_function" and name.endswith("_") and name != "detach_":
+            target = str(getattr(node.args[0], "target", ""))
+            if target.startswith(("aten.lift_fresh", "aten.detach_")):
+                return True
+    return False
 
 
 @contextmanager
