@@ -136,6 +136,11 @@ SELECTIONS: dict[str, list[Call]] = {
         call(weight(9, 4), whole(4, 9), EVEN, False, 0, False, rand(9), False, 1),
         call(weight(4, 4), whole(4, 9), EVEN, False, 0, False, None, False, -1),
     ],
+    "aten.col2im.default": [
+        call(rand(2, 12, 6), [4, 6], [2, 2], [1, 1], [0, 0], [2, 2]),
+        call(rand(2, 27, 8), [5, 7], [3, 3], [1, 2], [1, 2], [3, 2]),
+        call(rand(8, 9), [4, 4], [2, 2], [1, 1], [0, 0], [1, 1]),
+    ],
     "aten.gather.default": [
         call(rand(3, 5), 1, whole(5, 3, 2)),
         call(rand(3, 5), 1, Known(torch.tensor([[4, 0], [1, 1], [2, 3]]))),

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 from typing import NamedTuple
+
+import numpy as np
 
 from sparsejit.frontends.writing.arranging import joined, padded, permuted, reshaped, sliced
 from sparsejit.frontends.writing.selection import flip
@@ -139,3 +142,33 @@ def transposed(
     return convolution(
         write, x, weight, bias, stride, padding, dilation, True, output_padding, groups
     )
+
+
+def folded(
+    write: Writer,
+    x: Operand,
+    size: int | Sequence[int],
+    kernel: int | Sequence[int],
+    dilation: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    stride: int | Sequence[int] = 1,
+) -> Value:
+    """The sum of windows (..., channels * kernel, positions) at their places in an image.
+
+    A transposed convolution of each channel, whose weights are one where a window's element lies.
+    """
+    value = write.floats(x)
+    sizes, kernels, steps = (each_axis(each, 2) for each in (size, kernel, stride))
+    around, apart = each_axis(padding, 2), each_axis(dilation, 2)
+    spans = [d * (k - 1) + 1 for k, d in zip(kernels, apart, strict=True)]
+    room = [n + 2 * p - w for n, p, w in zip(sizes, around, spans, strict=True)]
+    places = [free // s + 1 for free, s in zip(room, steps, strict=True)]
+    left = [free % s for free, s in zip(room, steps, strict=True)]
+    *lead, rows, _ = value.shape
+    each = prod(kernels)
+    ones = np.tile(np.eye(each, dtype=np.float32), (rows // each, 1))
+    weight = write.constant(ones.reshape(rows, 1, *kernels), "windows")
+    images = reshaped(write, value, (*lead, rows, *places))
+    groups = rows // each
+    made = transposed(write, images, weight, None, steps, around, left, groups, apart)
+    return write.cast(made, write.element(x))

@@ -18,6 +18,7 @@ from sparsejit.frontends.writing.arranging import (
     swapped,
     with_axis,
 )
+from sparsejit.frontends.writing.convolution import folded
 from sparsejit.frontends.writing.selection import taken
 from sparsejit.frontends.writing.views import (
     Sizes,
@@ -270,6 +271,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
         for rank in (1, 2)
     },
     "aten.unfold.default": windows,
+    "aten.col2im.default": folded,
     "aten.roll.default": roll,
     "aten.pixel_shuffle.default": pixel_shuffle,
     "aten.zeros_like.default": filled(0),
