@@ -2,7 +2,7 @@
 
     python tests/transformers_sweep.py --kinds text,vision --first 20 --cases 30 --minutes 5
     python tests/transformers_sweep.py --case roberta        one case in this process
-    python tests/transformers_sweep.py --record              rows for the table
+    python tests/transformers_sweep.py --record --page       all, and the page in docs/notes
 
 Each case runs in a process with limits of memory and time. A finding is a wrong result, an
 exception that is not of sparsejit.errors, a crash, or a hang. Ends with 1 where there was one.
@@ -17,11 +17,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from fuzz import limit
+from transformers_models import page as pages
 from transformers_models.catalogue import KINDS, Case, case_named, cases
 from transformers_models.trial import Outcome, try_case
 
@@ -56,6 +58,12 @@ def run(chosen: list[Case], minutes: float) -> Iterator[Outcome]:
     timer.cancel()
 
 
+def page_of(results: Path) -> str:
+    """The page of the newest rows."""
+    rows = pages.latest(history.read_rows(results))
+    return pages.page(rows, rows[-1]["transformers"])
+
+
 def main(
     kinds: Annotated[str, typer.Option(help="Names with commas between.")] = ",".join(KINDS),
     first: Annotated[int, typer.Option(min=0, help="Cases to pass over.")] = 0,
@@ -65,6 +73,7 @@ def main(
     case: Annotated[str, typer.Option(help="One case in this process.")] = "",
     listed: Annotated[bool, typer.Option("--list", help="Print the cases alone.")] = False,
     record: Annotated[bool, typer.Option(help=f"Append to perf/results/{RESULTS.name}.")] = False,
+    page: Annotated[bool, typer.Option(help="Write docs/notes from all rows there.")] = False,
     out: Annotated[Path | None, typer.Option(help="Append rows there instead.")] = None,
 ) -> None:
     """Look for what is wrong, raw, crashed or hung."""
@@ -80,14 +89,21 @@ def main(
     if listed:
         print("\n".join(f"{each.kind} {each.name} {each.model_class}" for each in chosen))
         return
+    if page and not record:
+        pages.PAGE.write_text(page_of(RESULTS))
+        return
     counts: Counter[str] = Counter()
-    path, shared = (RESULTS, history.circumstances()) if record else (out, {})
+    shared = {"transformers": version("transformers"), "torch": version("torch")}
+    shared |= history.circumstances() if record else {}
+    path = RESULTS if record else out
     for outcome in run(chosen, minutes):
         counts[outcome.status] += 1
         print(f"{outcome.name}: {outcome.status} {outcome.text}", flush=True)
         if path is not None:
             history.append_rows(path, [{**asdict(outcome), **shared}])
     print(dict(counts))
+    if page:
+        pages.PAGE.write_text(page_of(RESULTS))
     raise typer.Exit(bool(counts["finding"]))
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers_models.overrides import ARGUMENTS, SHAPES
+from transformers_models.overrides import ARGUMENTS, AXES, SHAPES, Shape
 
 TOKENS, SAMPLES, FRAMES = 7, 1200, 48
 # Rows of the example: more are drawn, for calls with other batches.
@@ -16,8 +17,21 @@ MOST_ROWS = 5
 _COMPANIONS = {"input_ids": ("attention_mask",)}
 
 
-def arguments(case_name: str, function: Callable[..., Any], config: Any) -> dict[str, Tensor]:
-    """MOST_ROWS rows of every argument that `function` requires, or that its model reads first.
+@dataclass(frozen=True)
+class Inputs:
+    """MOST_ROWS rows of each argument, on axis 0, and the axis on which a model takes them."""
+
+    tensors: Mapping[str, Tensor]
+    axes: Mapping[str, int]
+
+    def rows(self, count: int) -> dict[str, Tensor]:
+        """The first rows of all arguments, as the model takes them."""
+        pairs = ((name, value[:count]) for name, value in self.tensors.items())
+        return {name: value.movedim(0, self.axes.get(name, 0)).clone() for name, value in pairs}
+
+
+def arguments(case_name: str, function: Callable[..., Any], config: Any) -> Inputs:
+    """Rows of every argument that `function` requires, or that its model reads first.
 
     Raises KeyError for an argument that has no maker and no shape.
     """
@@ -38,14 +52,16 @@ def arguments(case_name: str, function: Callable[..., Any], config: Any) -> dict
         wanted.append("decoder_input_ids")
     wanted += ARGUMENTS.get(case_name, ())
     shapes = SHAPES.get(case_name, {})
-    return {name: _made(name, config, shapes.get(name)) for name in dict.fromkeys(wanted)}
+    made = {name: _made(name, config, shapes.get(name)) for name in dict.fromkeys(wanted)}
+    return Inputs(made, AXES.get(case_name, {}))
 
 
-def _made(name: str, config: Any, shape: tuple[int, ...] | None) -> Tensor:
+def _made(name: str, config: Any, shape: Shape | None) -> Tensor:
     maker = _MAKERS.get(name)
     if shape is not None:
-        whole = name.endswith(("_ids", "_thw", "_mask", "_labels", "shapes", "sizes"))
-        full = (MOST_ROWS, *shape)
+        whole = name.endswith(("_ids", "_thw", "_labels", "shapes", "sizes", "codes"))
+        sizes = (getattr(config, each) if isinstance(each, str) else each for each in shape)
+        full = (MOST_ROWS, *sizes)
         if name.endswith("_mask"):
             return torch.ones(full, dtype=torch.int64)
         return torch.randint(1, 9, full) if whole else torch.randn(full)
