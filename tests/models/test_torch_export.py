@@ -278,6 +278,18 @@ def test_a_size_that_values_decide_is_refused() -> None:
         export(RepeatedAsAnInputSays().eval(), inputs)
 
 
+def writes_into_chosen_rows(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    chosen = x[x.sum(1) > 0]
+    wide = chosen.clone()
+    wide[:, 1] = 0
+    return wide + chosen
+
+
+def test_a_write_into_tensors_of_any_size_is_refused() -> None:
+    with pytest.raises(UnsupportedOperator, match="by a mask, which leaves the size open"):
+        export(Written(writes_into_chosen_rows).eval(), (torch.ones(2, 3),))
+
+
 class Keeper(nn.Module):
     """Keeps its last result as an attribute, which is no buffer."""
 

@@ -42,12 +42,18 @@ def writes(node: Node) -> bool:
 
 
 def _check_written(node: Node) -> None:
-    """Raises InvalidInput for elements that share memory: torch writes it anew as their sum."""
+    """Raises InvalidInput for elements that share memory: torch writes it anew as their sum.
+
+    A size that no input decides may be 1.
+    """
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
     for argument, declared in zip(node.args, node.target._schema.arguments, strict=False):  # type: ignore[union-attr]
         if declared.alias_info is None or not declared.alias_info.is_write:
             continue
         tensor = argument.meta["val"]  # type: ignore[union-attr]
-        if any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        sizes = zip(tensor.shape, tensor.stride(), strict=True)
+        if any(guard_or_false(n > 1) and guard_or_false(step == 0) for n, step in sizes):
             raise InvalidInput(
                 f"{node.target} changes {argument} in place, which expand made of fewer elements; "
                 "write into a clone() of it"
