@@ -15,6 +15,7 @@ from sparsejit.ir.graph import Graph, Node, TensorType, Value
 from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.ops.recurrent import Recurrence
+from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.views import Permute
 
 # For each input the axis that is the batch, or None where it has none.
@@ -92,11 +93,12 @@ def axes_by_sizes(graph: Graph) -> Iterator[tuple[int | None, ...]]:
     """What the sizes of the example's graph let be the batch, likelier choices first.
 
     That is axis 0 of an input and axes of the others that are as long, axis 0 before others; and
-    axis 1 of an input, as recurrent layers and attention may have time on axis 0.
+    axis 1 of an input, as recurrent layers and attention may have time on axis 0, and look-ups of
+    several codes the codes.
     """
     shapes = [value.shape for value in graph.inputs]
     ops = [node.op for node in graph.nodes]
-    most = 2 if any(isinstance(op, Recurrence | Attention | Bmm) for op in ops) else 1
+    most = 2 if any(isinstance(op, Recurrence | Attention | Bmm | Embedding) for op in ops) else 1
     bases = [
         (number, axis)
         for axis in range(most)

@@ -81,3 +81,19 @@ def test_arguments_that_no_signature_names_have_a_batch() -> None:
     compiled = sparsejit.compile(model, (CUBE[:2],), example_kwargs={"scale": CUBE[:2]})
     assert compiled.batch_is_free and "forward" not in vars(model)
     torch.testing.assert_close(compiled(CUBE, scale=CUBE), CUBE * CUBE)
+
+
+@pytest.mark.parametrize("examples", [1, 3])
+def test_codes_may_lie_before_the_batch(examples: int) -> None:
+    """As a codec's quantiser has them: a table for each code, and the sum of its rows."""
+    books = nn.ModuleList(nn.Embedding(16, 6) for _ in range(4))
+    model = Written(
+        lambda self, codes: sum(book(row) for book, row in zip(self.books, codes, strict=True)).mT,
+        books=books,
+    ).eval()
+    codes = torch.randint(0, 16, (4, 5, 7))
+    compiled = sparsejit.compile(model, (codes[:, :examples],))
+    assert compiled.batch_axes is not None and compiled.batch_axes.inputs == (1,)
+    for rows in (1, 2, 5):
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(codes[:, :rows]), model(codes[:, :rows]))

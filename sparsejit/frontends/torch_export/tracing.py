@@ -250,7 +250,8 @@ def _exported(
         own = of_tensor.get(id(x))
         if not own:
             return x
-        made = x
+        # The strides of a part of a larger tensor would be guards on the size.
+        made = x.contiguous()
         for axis in own:
             # One sample would be taken for a size that never changes.
             made = torch.cat([made, made], axis) if x.shape[axis] == 1 else made
