@@ -44,6 +44,8 @@ _VOCABULARY = _ends_in("vocab_size", "n_vocab", "n_tokens", "num_embeddings")
 _CODES = _ends_in("codebook_size")
 _POSITIONS = _ends_in(r"max\w*_positions?", "position_embeddings", "n_positions", "n_ctx")
 _TOKEN = _ends_in("token_id", "token_index", "_token")
+# Names of layers, which a smaller model lacks; the configuration finds its own.
+_OF_LAYERS = {"out_features", "out_indices", "stage_names", "_out_features", "_out_indices"}
 _QUERIES = _ends_in("num_queries", "num_query_tokens", "num_latents")
 
 
@@ -83,9 +85,15 @@ def _with(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def _shrunk(config: dict[str, Any], divisor: int) -> dict[str, Any]:
     counts = {value for name, value in config.items() if _is_layers(name) and _is_int(value)}
     patch = config.get("patch_size")
+    # Pairs of widths, from one layer to the next.
+    pairs = {"in_channels", "out_channels"} if isinstance(config.get("in_channels"), list) else ()
     made = {}
     for name, value in config.items():
-        if isinstance(value, dict):
+        if name in _OF_LAYERS and not isinstance(config.get("depths"), list):
+            continue
+        if name in pairs:
+            made[name] = value
+        elif isinstance(value, dict):
             is_config = "model_type" in value or name.endswith("config")
             made[name] = _shrunk(value, divisor) if is_config else value
         elif isinstance(value, list) and len(value) in counts and len(value) > 2:

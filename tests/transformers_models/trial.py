@@ -54,6 +54,10 @@ class NotBuilt(Exception):
     """No small configuration builds a model that runs on the inputs that were made."""
 
 
+class TooLarge(NotBuilt):
+    """A model has more than MOST_PARAMETERS."""
+
+
 class Wrong(AssertionError):
     """A compiled model's output differs from torch's."""
 
@@ -130,8 +134,10 @@ def build(case: Case) -> tuple[Part, Inputs]:
         try:
             config = config_class.from_dict(small(case.model_type, own, divisor))
             return _built(case, model_class, config)
-        except Exception as error:
+        except TooLarge as error:
             reason = reason or error
+        except Exception as error:
+            reason = error
     raise NotBuilt(f"{type(reason).__name__}: {reason}")
 
 
@@ -143,7 +149,7 @@ def _built(case: Case, model_class: Any, config: Any) -> tuple[Part, Inputs]:
         text.use_cache = False
     found = _parameters(model_class, config)
     if found > MOST_PARAMETERS:
-        raise NotBuilt(f"{found} parameters with these sizes")
+        raise TooLarge(f"{found} parameters with these sizes")
     torch.manual_seed(0)
     model = model_class(config).eval().float()
     for weight in model.parameters():
