@@ -11,12 +11,26 @@ import view_cases
 from operator_cases import Call, Known
 from torch import fx
 
+
+def is_there(row: str) -> bool:
+    """Whether the operator is registered: that of another library is where this is imported."""
+    namespace, packet, _ = row.split(".")
+    return hasattr(getattr(torch.ops, namespace), packet)
+
+
 GROUPS = (
-    *(operator_cases.CASES, operator_cases.MORE, tensor_cases.PRODUCTS, tensor_cases.REDUCTIONS),
+    *(operator_cases.CASES, operator_cases.MORE, tensor_cases.PRODUCTS, tensor_cases.EXPERTS),
+    tensor_cases.REDUCTIONS,
     *(tensor_cases.NORMALISATIONS, view_cases.VIEWS, view_cases.SELECTIONS, view_cases.POOLINGS),
     view_cases.ORDERED,
 )
-CALLS = [(row, each) for group in GROUPS for row, calls in group.items() for each in calls]
+CALLS = [
+    (row, each)
+    for group in GROUPS
+    for row, calls in group.items()
+    if is_there(row)
+    for each in calls
+]
 
 
 def overload(row: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -136,6 +137,15 @@ PRODUCTS = {
     "aten.rnn_tanh_cell.default": _cell(1, 1),
     "aten.rnn_relu_cell.default": _cell(1, 1),
 }
+# Rows of another library's operators, which are there where it is installed.
+with suppress(ImportError):
+    import transformers.integrations.moe  # noqa: F401  which registers the operator
+EXPERTS = {
+    "transformers.grouped_mm_fallback.default": [
+        call(rand(6, 5), weight(4, 5, 3), ends)
+        for ends in (torch.tensor([2, 2, 5, 6]), torch.tensor([0, 1, 1, 4], dtype=torch.int32))
+    ]
+}
 REDUCTIONS = {
     "aten.sum.dim_IntList": [*_over_axes(*SEVERAL), call(whole(9, 3, 4), [1]), call(X, None)],
     "aten.sum.default": [
@@ -183,6 +193,10 @@ REDUCTIONS = {
         call(rand(9, 2), 0),
         call(truths(5), 0),
         call(rand(1, 2), 0),
+    ],
+    "aten.histc.default": [
+        call(torch.tensor([0.0, 3.0, 1.0, 1.0, 2.0, -1.0, 3.5]), 4, 0, 3),
+        call(3 * rand(3, 7), 5, -1.0, 2.0),
     ],
     "aten.prod.dim_int": [
         *(call(X, 1), call(X, 0, True), call(whole(9, 3, 5), 1), call(truths(3, 5), 1)),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from operator_calls import CALLS, as_array, as_module, overload
+from operator_calls import CALLS, as_array, as_module, is_there, overload
 from operator_cases import Call, Known
 
 from sparsejit.errors import UnsupportedOperator
@@ -50,7 +50,7 @@ def test_every_operator_computes_what_torch_does(row: str, each: Call) -> None:
 
 
 def test_every_row_has_a_case() -> None:
-    assert set(OPERATORS) - NUMBERS == {row for row, _ in CALLS}
+    assert set(filter(is_there, OPERATORS)) - NUMBERS == {row for row, _ in CALLS}
 
 
 def test_the_mappings_are_used_and_not_decompositions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from sparsejit.frontends.writing.arranging import reshaped, swapped
+from sparsejit.frontends.writing.arranging import at, reshaped, sliced, swapped
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops.products import Bmm, Linear
@@ -57,6 +57,23 @@ def _whole_matmul(write: Writer, a: Value, b: Value) -> Value:
     sums = f.finish(f("row_sum", f("mul", one, other)), shape=(*shape, depth))
     left = [n for n, x in ((-2, a), (-1, b)) if len(x.shape) > 1]
     return reshaped(write, sums, (*lead, *(shape[n] for n in left)))
+
+
+def grouped(write: Writer, x: Operand, weights: Operand, ends: Operand) -> Value:
+    """Rows of x times the matrix of their group: group g has the rows before `ends[g]`.
+
+    x is (rows, in), weights are (groups, in, out); rows behind the last group give zeros. Every
+    matrix is multiplied with all rows, since a call decides which rows it has.
+    """
+    rows, columns = write.shape(x)[0], write.shape(weights)[-1]
+    places = write.constant(np.arange(rows)[:, None], "rows")
+    limits = write.cast(ends, Element.INT64)
+    result = write.zeros((rows, columns))
+    for group in reversed(range(write.shape(weights)[0])):
+        product = matmul(write, x, at(write, weights, 0, group))
+        is_before = write.pointwise("less", places, sliced(write, limits, 0, group, group + 1))
+        result = write.pointwise("where", is_before, product, result)
+    return result
 
 
 def scaled_sum(

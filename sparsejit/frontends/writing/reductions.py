@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from sparsejit.frontends.writing.arranging import (
     expanded,
     joined,
@@ -207,3 +209,25 @@ def product_over(
 
 
 largest, least = extreme("amax", _largest), extreme("amin", _least)
+
+
+def histogram(
+    write: Writer, x: Operand, bins: int = 100, low: float = 0.0, high: float = 0.0
+) -> Value:
+    """The number of elements in each of `bins` equal parts of low .. high, as floats."""
+    if not low < high:
+        raise Unmapped("between the least and the largest element, which a call decides")
+    value = reshaped(write, write.floats(x), (1, -1))
+    each = write.constant(np.arange(bins)[:, None], "bins")
+    zero, one = (write.number(n, Element.FLOAT32) for n in (0, 1))
+    f = write.formula("histogram")
+    place = f("div", f("mul", f("sub", value, float(low)), float(bins)), float(high - low))
+    # The last part has its upper end too.
+    part = f("minimum", f("floor", place), float(bins - 1))
+    within = f(
+        "logical_and", f("greater_equal", value, float(low)), f("less_equal", value, float(high))
+    )
+    counted = f("logical_and", within, f("equal", part, write.floats(each)))
+    count = f("row_sum", f("where", counted, one, zero))
+    shape = (bins, value.shape[1])
+    return reshaped(write, f.finish(count, shape=shape), (bins,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparsejit.frontends.writing.arranging import permuted, reshaped
-from sparsejit.frontends.writing.products import linear, matmul, scaled_sum
+from sparsejit.frontends.writing.products import grouped, linear, matmul, scaled_sum
 from sparsejit.frontends.writing.writer import Operand, Writer
 from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.products import Bmm
@@ -56,6 +56,8 @@ OPERATORS = {
     "aten.mv.default": matmul,
     "aten.dot.default": dot,
     "aten.outer.default": outer,
+    # As transformers computes mixtures of experts.
+    "transformers.grouped_mm_fallback.default": grouped,
     "aten.addmm.default": addmm,
     "aten.addmv.default": addmm,
     "aten.baddbmm.default": addmm,

@@ -16,6 +16,7 @@ from sparsejit.frontends.writing.reductions import (
     arg_max,
     arg_min,
     cumulative_sum,
+    histogram,
     largest,
     least,
     log_sum_exp,
@@ -173,6 +174,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "aten.argmax.default": arg_max,
     "aten.argmin.default": arg_min,
     "aten.cumsum.default": cumulative_sum,
+    "aten.histc.default": histogram,
     "aten.prod.dim_int": product_over,
     "aten.prod.default": product_of_all,
 }
