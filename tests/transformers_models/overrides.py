@@ -27,6 +27,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "align": {
         "vision_config": {"width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 64}
     },
+    "audio-spectrogram-transformer": {"max_length": 64},
     "lw_detr": {"backbone_config": {"out_indices": [1, 2]}},
     "perceiver": {"d_model": 32, "d_latents": 64, "num_latents": 8},
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
@@ -53,6 +54,9 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
 
 # Sizes of a row of arguments, by the case's name and the argument's.
 SHAPES: dict[str, dict[str, Shape]] = {
+    "audio-spectrogram-transformer": {"input_values": ("max_length", "num_mel_bins")},
+    "granite_speech5_ctc": {"input_features": (48, 320)},
+    "wav2vec2-bert": {"input_features": (48, "feature_projection_input_dim")},
     "speecht5.encoder": {"input_values": (9, "hidden_size")},
     "granite_speech.encoder": {"hidden_states": (20, 160)},
     "granite_speech_plus.encoder": {"hidden_states": (20, 160)},
