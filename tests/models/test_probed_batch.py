@@ -15,6 +15,9 @@ CUBE = torch.randn(4, 3, 5)
 PLACES = torch.randint(0, 5, (4, 2, 6))
 
 
+torch.manual_seed(0)
+
+
 def positions(self: nn.Module, ids: Tensor) -> Tensor:
     """As RoBERTa has them: words are counted, padding is not."""
     mask = (ids != 1).int()
@@ -51,6 +54,14 @@ FREE: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
     "rows of one sorted by another": (
         Written(lambda self, x: torch.gather(x, -1, torch.topk(x.square(), 3).indices)),
         (CUBE,),
+    ),
+    "a query for all samples": (
+        Written(
+            lambda self, x: self.pool(self.query[0].repeat(x.shape[0], 1, 1), x, x)[0],
+            pool=nn.MultiheadAttention(8, 2, batch_first=True),
+            query=nn.ParameterList([torch.randn(1, 1, 8)]),
+        ),
+        (torch.randn(4, 5, 8),),
     ),
 }
 FIXED: dict[str, Callable[..., Any]] = {
