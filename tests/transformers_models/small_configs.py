@@ -65,7 +65,7 @@ def _widths(config: dict[str, Any]) -> Iterator[int]:
     for name, value in config.items():
         if isinstance(value, dict):
             yield from _widths(value)
-        elif isinstance(value, int) and re.search(r"(hidden_size|d_model|n_embd|^dim)$", name):
+        elif _is_int(value) and re.search(r"(hidden_size|d_model|n_embd|^dim)$", str(name)):
             yield value
 
 
@@ -94,7 +94,7 @@ def _shrunk(config: dict[str, Any], divisor: int) -> dict[str, Any]:
         if name in pairs:
             made[name] = value
         elif isinstance(value, dict):
-            is_config = "model_type" in value or name.endswith("config")
+            is_config = "model_type" in value or str(name).endswith("config")
             made[name] = _shrunk(value, divisor) if is_config else value
         elif isinstance(value, list) and len(value) in counts and len(value) > 2:
             made[name] = _ends(value)  # an entry a layer
