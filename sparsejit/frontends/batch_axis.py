@@ -21,7 +21,7 @@ from sparsejit.ir.ops.views import Expand, Permute, Reshape, Slice
 
 # Two primes, so that no other size is taken for the batch's.
 PROBES = (101, 103)
-# Of the largest number of a constant.
+# A part of the largest number of a constant.
 _ROUNDING = 4 * float(np.finfo(np.float32).eps)
 # Each choice of axes that is looked into takes a reading of the whole model, or two.
 _MOST_TRIES = 4

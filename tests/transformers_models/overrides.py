@@ -28,7 +28,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": {"width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 64}
     },
     "audio-spectrogram-transformer": {"max_length": 64},
-    **dict.fromkeys(("timesfm", "timesfm2_5"), {"context_length": 64, "horizon_length": 32}),
+    "timesfm2_5": {"context_length": 64, "horizon_length": 32},
     "lw_detr": {"backbone_config": {"out_indices": [1, 2]}},
     "perceiver": {"d_model": 32, "d_latents": 64, "num_latents": 8},
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
