@@ -23,12 +23,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         **_WITHOUT_TIMM,
         "backbone_config": {**_RESNET, "out_indices": [2, 3, 4]},
     },
-    "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 64},
+    "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 320},
     "align": {
         "vision_config": {"width_coefficient": 0.25, "depth_coefficient": 0.25, "hidden_dim": 64}
     },
     "audio-spectrogram-transformer": {"max_length": 64},
     "timesfm2_5": {"context_length": 64, "horizon_length": 32},
+    "swin": {"window_size": 2},
     "lw_detr": {"backbone_config": {"out_indices": [1, 2]}},
     "perceiver": {"d_model": 32, "d_latents": 64, "num_latents": 8},
     "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
@@ -70,6 +71,10 @@ SHAPES: dict[str, dict[str, Shape]] = {
     "mimi.encoder": {"hidden_states": (1, 1920)},
     "mimi.decoder": {"hidden_states": ("hidden_size", 6)},
     "mimi.quantizer.decode": {"codes": (8, 9)},
+    "dac": {"input_values": (1, 1024)},
+    "clap": {"input_features": (1, 256, 64)},
+    "clap.get_audio_features": {"input_features": (1, 256, 64)},
+    "omniasr_ctc": {"input_values": (1, 1200)},
     "dac.encoder": {"hidden_state": (1, 1024)},
     "dac.decoder": {"hidden_state": ("hidden_size", 6)},
 }

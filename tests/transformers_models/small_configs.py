@@ -83,7 +83,9 @@ def _with(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shrunk(config: dict[str, Any], divisor: int) -> dict[str, Any]:
+    stages = len(config["depths"]) if isinstance(config.get("depths"), list) else None
     counts = {value for name, value in config.items() if _is_layers(name) and _is_int(value)}
+    counts.discard(stages)
     patch = config.get("patch_size")
     # Pairs of widths, from one layer to the next.
     pairs = {"in_channels", "out_channels"} if isinstance(config.get("in_channels"), list) else ()
@@ -91,7 +93,7 @@ def _shrunk(config: dict[str, Any], divisor: int) -> dict[str, Any]:
     for name, value in config.items():
         if name in _OF_LAYERS and not isinstance(config.get("depths"), list):
             continue
-        if name in pairs:
+        if name in pairs or (_is_layers(name) and value == stages):
             made[name] = value
         elif isinstance(value, dict):
             is_config = "model_type" in value or str(name).endswith("config")
