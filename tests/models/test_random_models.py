@@ -6,6 +6,7 @@ from guard import EDGES, Edge, run_in_child
 from hypothesis import given, settings
 from native import built_model, run_built
 from random_graphs import GraphCase, graph_cases
+from random_operators import WITH_SEVERAL_RESULTS
 from runnable import ISAS
 
 from sparsejit.ir.graph import Array, Graph
@@ -63,4 +64,11 @@ def check_native(case: GraphCase, target: Target) -> None:
 @settings(max_examples=60)
 @given(case=graph_cases())
 def test_machine_code_computes_what_a_random_graph_does(isa: str, case: GraphCase) -> None:
+    check_native(case, Target.named(isa))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@settings(max_examples=20)
+@given(case=graph_cases(8, WITH_SEVERAL_RESULTS))
+def test_nodes_with_several_results(isa: str, case: GraphCase) -> None:
     check_native(case, Target.named(isa))
