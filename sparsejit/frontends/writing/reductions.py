@@ -23,6 +23,7 @@ from sparsejit.frontends.writing.formula import FormulaStep
 from sparsejit.frontends.writing.writer import (
     Formula,
     Operand,
+    Unmapped,
     Writer,
 )
 from sparsejit.ir.graph import Element, Value
