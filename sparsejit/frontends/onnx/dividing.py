@@ -17,7 +17,7 @@ import numpy as np
 from sparsejit.errors import CompileError, InvalidInput, SparseJitError
 from sparsejit.frontends.onnx.call import Operand, operator_of
 from sparsejit.frontends.onnx.imported import GivenModel
-from sparsejit.frontends.onnx.interpreting import ABSENT, NodeInterpreter, own_constants
+from sparsejit.frontends.onnx.interpreting import ABSENT, NodeInterpreter
 from sparsejit.frontends.onnx.part_models import (
     crossing,
     inlined,
@@ -28,6 +28,7 @@ from sparsejit.frontends.onnx.part_models import (
     without_sizes,
 )
 from sparsejit.frontends.onnx.reading import read_model
+from sparsejit.frontends.onnx.regions import own_constants
 from sparsejit.frontends.onnx.sessions import result_types
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.unmapped import Unmapped

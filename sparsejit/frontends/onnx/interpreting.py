@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,9 +14,11 @@ from sparsejit.frontends.onnx.expansions import expanded
 from sparsejit.frontends.onnx.folding import computed
 from sparsejit.frontends.onnx.functions import body_of
 from sparsejit.frontends.onnx.inference import Inference, Sizes, check_found, is_plain, no_type
+from sparsejit.frontends.onnx.loops import loop, scan_in_turns
 from sparsejit.frontends.onnx.onnx_rows import OPERATORS
 from sparsejit.frontends.onnx.operators.selection import OF_OPEN_SIZE
-from sparsejit.frontends.onnx.reading import dtype_of, sparse_array, tensor_array, tensors_of
+from sparsejit.frontends.onnx.reading import dtype_of, sparse_array, tensor_array
+from sparsejit.frontends.onnx.regions import names_of, own_constants
 from sparsejit.frontends.onnx.sequences import (
     TensorSequence,
     is_of_sequences,
@@ -25,7 +27,6 @@ from sparsejit.frontends.onnx.sequences import (
 from sparsejit.frontends.writing import arranging
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.open_sizes import with_open_outputs
-from sparsejit.frontends.writing.views import stack
 from sparsejit.frontends.writing.writer import Unmapped, Writer, element_of
 from sparsejit.ir.dtypes import Dtype
 from sparsejit.ir.graph import Array, Graph, Origin, TensorType, Value
@@ -38,8 +39,6 @@ ABSENT: Any = object()
 # What a mapping may raise for a node that no exporter writes, and what is then said of it.
 _MISFITS = (ValueError, TypeError, LookupError, ArithmeticError)
 MISFIT = "its operands or attributes do not fit together"
-# More turns of a Loop would make a function too long to compile; of loops in loops, so many in all.
-_MOST_TURNS, _MOST_TURNS_IN_ALL = 256, 4096
 # What nodes make of known operands alone is kept while a model is read: so many bytes in all.
 MOST_KNOWN_BYTES = 1 << 31
 _REMEDY = 'write them with others, or leave them to ONNX Runtime with fallback="onnxruntime"'
@@ -111,7 +110,7 @@ class NodeInterpreter:
         self.notes: list[str] = []
         self.inference = Inference(opset)
         self._opset = opset
-        self._turns = self._known_bytes = 0
+        self.turns = self._known_bytes = 0  # of loops, written out
         self._constants: dict[int, tuple[Array, Value]] = {}
         self.open: set[Value] = set()  # with sizes that values decide
 
@@ -147,9 +146,8 @@ class NodeInterpreter:
         self, node: NodeProto, operands: Sequence[Operand], known: Mapping[str, Operand]
     ) -> Sequence[Operand]:
         try:
-            if node.op_type in ("If", "Loop"):
-                region = self._chosen if node.op_type == "If" else self._unrolled
-                results = region(node, operands, known)
+            if operator_of(node) in REGIONS:
+                results = REGIONS[node.op_type](self, node, operands, known)
                 return [self._typed(node, number, x) for number, x in enumerate(results)]
             if is_of_sequences(node, operands):
                 call = Call(node, operands, _attributes(node), self._opset, self._constants)
@@ -281,8 +279,8 @@ class NodeInterpreter:
         ways = [branches[name] for name in ("then_branch", "else_branch")]
         if isinstance(condition, np.ndarray):
             ways = ways[:1] if condition.all() else ways[1:]
-        with self.inference.within(_names(ways[0].output), node.output):
-            results = [self._inside(way, (), known) for way in ways]
+        with self.inference.within(names_of(ways[0].output), node.output):
+            results = [self.inside(way, (), known) for way in ways]
         if len(ways) == 1:
             return results[0]
         assert isinstance(condition, Value)
@@ -302,35 +300,31 @@ class NodeInterpreter:
             raise Unmapped(f"its branches give {one.type} and {two.type}, and which is not known")
         return self.write.pointwise("where", truth, one, two)
 
-    def _unrolled(
-        self, node: NodeProto, operands: Sequence[Operand], known: Mapping[str, Operand]
-    ) -> Sequence[Operand]:
-        """The turns of a Loop one after the other, where their number is known now."""
-        turns, condition, *carried = operands
-        is_number = isinstance(turns, np.ndarray) and turns.size == 1 and turns.dtype.kind == "i"
-        most = int(np.asarray(turns).item()) if is_number else None
-        if most is None or most > _MOST_TURNS:
-            raise Unmapped(f"does not turn a known number of times, at most {_MOST_TURNS}")
-        body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
-        scanned: list[Sequence[Operand]] = []
-        with self.inference.within(_names(body.output[1:]), node.output):
-            for turn in range(most):
-                if isinstance(condition, np.ndarray) and not condition.all():
-                    break
-                self._turns += 1
-                if self._turns > _MOST_TURNS_IN_ALL:
-                    raise Unmapped(f"turns more than {_MOST_TURNS_IN_ALL} times, with other loops")
-                given = np.array(turn, np.int64), np.array(True), *carried
-                self.inference.copy(body.output[1:] if turn else node.input[2:], body.input[2:])
-                condition, *made = self._inside(body, given, known)
-                if isinstance(condition, Value):
-                    raise Unmapped("may end at any turn")
-                carried, rows = made[: len(carried)], made[len(carried) :]
-                scanned.append(rows)
-        stacks = zip(*scanned, strict=True)
-        return [*carried, *(stack(self.write, [_plain(x) for x in rows]) for rows in stacks)]
+    def value(self, operand: Operand) -> Value:
+        """An operand as a value of the graph."""
+        return self.write.value(_plain(operand))
 
-    def _inside(
+    def run_inside(
+        self, region: GraphProto, inside: Mapping[str, Operand], write: Writer
+    ) -> list[Value]:
+        """What a graph within a node returns, as values of a writer of its own.
+
+        `inside` has all that it reads. Raises Unmapped where something is missing.
+        """
+        known = {**inside, **own_constants(region, inside)}
+        outside = self.write, self._constants, self.missing
+        self.write, self._constants, self.missing = write, {}, []
+        try:
+            self.run(region.node, known)
+            lacking = "; ".join(f"{each.operator} {each.reason}".strip() for each in self.missing)
+            results = [known[each.name] for each in region.output]
+            if lacking or any(result is ABSENT for result in results):
+                raise Unmapped(f"has {lacking or 'a missing result'} in its body")
+            return [self.value(result) for result in results]
+        finally:
+            self.write, self._constants, self.missing = outside
+
+    def inside(
         self, region: GraphProto, given: Sequence[Operand], outside: Mapping[str, Operand]
     ) -> Sequence[Operand]:
         """What a graph within a node returns; it sees what lies around it."""
@@ -340,30 +334,12 @@ class NodeInterpreter:
         return [known[each.name] for each in region.output]
 
 
-def _names(values: Iterable[Any]) -> list[str]:
-    return [str(each.name) for each in values]
-
-
-def own_constants(region: GraphProto, outside: Mapping[str, Operand]) -> dict[str, Array]:
-    """The initialisers of a graph within a node.
-
-    Raises Unmapped for one that is called as another value of the graph around it: ONNX has
-    different names throughout, and ONNX Runtime takes the outer one.
-    """
-    found = tensors_of(region)
-    for name, array in found.items():
-        other = outside.get(name)
-        if other is not None and not (isinstance(other, np.ndarray) and _is_same(array, other)):
-            raise Unmapped(
-                f"{region.name or 'a graph'} within it calls a constant {name}, as a "
-                "value around it is called; give it a name of its own"
-            )
-    return found
-
-
-def _is_same(array: Array, other: Array) -> bool:
-    alike = array.dtype == other.dtype and array.shape == other.shape
-    return alike and array.tobytes() == other.tobytes()
+# What runs graphs within its node.
+REGIONS: Mapping[str, Callable[..., Sequence[Operand]]] = {
+    "If": NodeInterpreter._chosen,
+    "Loop": loop,
+    "Scan": scan_in_turns,
+}
 
 
 def _plain(operand: Operand) -> Any:

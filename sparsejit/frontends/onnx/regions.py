@@ -1,0 +1,43 @@
+"""Graphs within nodes: what they name, and which constants are their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsejit.frontends.onnx.call import Operand
+from sparsejit.frontends.onnx.reading import tensors_of
+from sparsejit.frontends.writing.unmapped import Unmapped
+from sparsejit.ir.graph import Array
+
+if TYPE_CHECKING:
+    from onnx import GraphProto
+
+
+def names_of(values: Iterable[Any]) -> list[str]:
+    """The names of declared values."""
+    return [str(each.name) for each in values]
+
+
+def own_constants(region: GraphProto, outside: Mapping[str, Operand]) -> dict[str, Array]:
+    """The initialisers of a graph within a node.
+
+    Raises Unmapped for one that is called as another value of the graph around it: ONNX has
+    different names throughout, and ONNX Runtime takes the outer one.
+    """
+    found = tensors_of(region)
+    for name, array in found.items():
+        other = outside.get(name)
+        if other is not None and not (isinstance(other, np.ndarray) and _is_same(array, other)):
+            raise Unmapped(
+                f"{region.name or 'a graph'} within it calls a constant {name}, as a "
+                "value around it is called; give it a name of its own"
+            )
+    return found
+
+
+def _is_same(array: Array, other: Array) -> bool:
+    alike = array.dtype == other.dtype and array.shape == other.shape
+    return alike and array.tobytes() == other.tobytes()
