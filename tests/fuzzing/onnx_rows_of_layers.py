@@ -221,6 +221,10 @@ def _recurrent(name: str) -> Maker:
             given |= grow.some(linear_before_reset=grow.flag())
         if name == "RNN" and grow.flag():
             given["activations"] = [draw.choice(("Relu", "Tanh"))] * ways
+        if draw.random() < 0.2:
+            given["clip"] = draw.choice((0.3, 1.0))
+        if name == "LSTM":
+            given |= {"input_forget": 1} if draw.random() < 0.1 else {}
         grow.add(name, operands, 1 + (1 if name != "LSTM" else 2), **given)
 
     return make

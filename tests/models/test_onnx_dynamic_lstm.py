@@ -11,8 +11,8 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from runnable import ISAS
+from test_onnx_lengths import floats, model_of
 from test_onnx_runtime_operators import by_onnx_runtime
-from test_onnx_sequences import floats, model_of
 
 import sparsejit
 from sparsejit.frontends.onnx import import_onnx

@@ -20,7 +20,6 @@ REFUSED = {
     ("DequantizeLinear", "of blocks"),
     ("Dropout", "at random"),
     ("Einsum", "repeats a label"),
-    ("LSTM", "peepholes"),
     ("Pow", "the exponent is not one known number"),
     ("QuantizeLinear", "of blocks"),
     ("ReduceProd", "of 0 elements"),

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
 
 from sparsejit.frontends.writing.arranging import permuted, reshaped
+from sparsejit.frontends.writing.selection import flip
+from sparsejit.frontends.writing.turns import write_turns
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.graph import Array, Element, TensorType, Value
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import SMALLEST_SCALE, DType
+
+# The recurrent gates (batch, gates * hidden) of a state.
+Product: TypeAlias = Callable[[Value], Value]
+# The next states from a writer, the input gates, the product and the states.
+Step: TypeAlias = Callable[[Writer, Value, Product, Sequence[Value]], list[Value]]
 
 
 def one_layer(
@@ -38,6 +46,42 @@ def one_layer(
     ends = () if lengths is None else (lengths,)
     op = replace(recurrence, with_lengths=lengths is not None)
     return write.many(op, gates, *states, *ends, w_state, b_state)
+
+
+def one_layer_in_turns(
+    write: Writer,
+    step: Step,
+    reverse: bool,
+    sequence: Value,
+    states: Sequence[Value],
+    params: Sequence[Operand],
+    lengths: Operand = None,
+) -> tuple[Value, ...]:
+    """`one_layer` of any step: a body that runs once for each."""
+    w_input, w_state, *biases = (np.asarray(write.known(each), np.float32) for each in params)
+    gates = write.one(Linear(), sequence, w_input, biases[0])
+    parts = flip(write, gates, [0]) if reverse else gates
+    body, time = Writer(), gates.shape[0]
+    turn, *before = (body.input(each.type, "state") for each in (write.value(0), *states))
+    part = body.input(TensorType(gates.shape[1:]), "gates")
+
+    def product(state: Value) -> Value:
+        return body.one(Linear(), state, w_state, biases[1])
+
+    after, h = step(body, part, product, before), None
+    others = []
+    if lengths is not None:
+        others.append(write.cast(lengths, Element.INT64))
+        ends = body.input(others[0].type, "lengths")
+        place = body.pointwise("sub", time - 1, turn) if reverse else turn
+        runs = reshaped(body, body.pointwise("less", place, ends), (*ends.shape, 1))
+        pairs = zip(after, before, strict=True)
+        after = [body.pointwise("where", runs, new, old) for new, old in pairs]
+        h = body.pointwise("where", runs, after[0], 0.0)
+    graph = body.finish(body.pointwise("add", turn, 1), *after, after[0] if h is None else h)
+    initial = [write.value(0), *states]
+    _, *last, every = write_turns(write, graph, time, initial, [parts], others)
+    return (flip(write, every, [0]) if reverse else every, *last)
 
 
 def one_layer_of_bytes(

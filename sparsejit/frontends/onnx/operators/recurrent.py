@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.onnx.call import Call
+from sparsejit.frontends.onnx.operators import recurrent_cells
 from sparsejit.frontends.writing.arranging import at, joined, permuted, reshaped
-from sparsejit.frontends.writing.recurrent import one_layer
+from sparsejit.frontends.writing.recurrent import one_layer, one_layer_in_turns
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
@@ -24,7 +25,6 @@ _GATES = {
 }
 # Which directions are backwards; the default first.
 _DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
-_USUAL = {"GRU": ["sigmoid", "tanh"], "LSTM": ["sigmoid", "tanh", "tanh"]}
 
 
 def layer(
@@ -38,19 +38,27 @@ def layer(
     batch_first = call.flag("layout")
     x = call.value(write, 0)
     lengths = _lengths(write, call, *(x.shape[:2] if batch_first else x.shape[1::-1]))
-    if call.has(7):
-        raise Unmapped("has peepholes")
     sequence = permuted(write, x, (1, 0, 2)) if batch_first else x
     reverses = _DIRECTIONS[call.choice("direction", list(_DIRECTIONS))]
     hidden = _hidden_size(call, cell, len(reverses))
     every, last = [], []
+    functions = recurrent_cells.functions_of(call, len(reverses))
+    is_usual = recurrent_cells.is_usual(call)
     for way, reverse in enumerate(reverses):
         places = range(5, 5 + cell.states)
         shape = sequence.shape[1], hidden
         states = [_state(write, call, place, way, batch_first, shape) for place in places]
         states = [_of_no_empty(write, state, lengths) for state in states]
         weights = _weights(write, call, cell, way)
-        h, *final = one(write, Recurrence(cell, reverse), sequence, states, weights, lengths)
+        if is_usual:
+            h, *final = one(write, Recurrence(cell, reverse), sequence, states, weights, lengths)
+        elif one is one_layer:
+            step = recurrent_cells.step_of(call, functions[way], way, hidden)
+            h, *final = one_layer_in_turns(
+                write, step, reverse, sequence, states, weights, lengths
+            )
+        else:
+            raise Unmapped("has clipped gates, peepholes or other activations, of bytes")
         every.append(reshaped(write, h, (h.shape[0], 1, *h.shape[1:])))
         last.append([reshaped(write, state, (1, *state.shape)) for state in final])
     h = joined(write, every, 1)
@@ -62,25 +70,13 @@ def layer(
 
 
 def _cell(call: Call) -> RecurrentCell:
-    """Which cell it is. Raises Unmapped for formulas that torch has not."""
-    functions = [name.lower() for name in call.attribute("activations") or []]
-    if call.attribute("clip") is not None:
-        raise Unmapped("clips its gates")
+    """The cell, of torch's those with the same gates."""
     if call.operator == "RNN":
-        names = set(functions) or {"tanh"}
-        if names == {"tanh"}:
-            return RecurrentCell.RNN_TANH
-        if names == {"relu"}:
-            return RecurrentCell.RNN_RELU
-        raise Unmapped(f"has the activations {functions}")
-    usual = _USUAL[call.operator]
-    if functions and functions != usual * (len(functions) // len(usual)):
-        raise Unmapped(f"has the activations {functions}")
+        is_relu = set(recurrent_cells.names_of(call)) == {"relu"}
+        return RecurrentCell.RNN_RELU if is_relu else RecurrentCell.RNN_TANH
     if call.operator == "GRU":
         resets_first = not call.flag("linear_before_reset")
         return RecurrentCell.GRU_RESET_FIRST if resets_first else RecurrentCell.GRU
-    if call.flag("input_forget"):
-        raise Unmapped("couples its input and forget gates")
     return RecurrentCell.LSTM
 
 
