@@ -18,6 +18,7 @@ from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.batch_first import InputAxes
 from sparsejit.frontends.caller_warnings import warn_caller
 from sparsejit.frontends.torch_export.origins import innermost_line
+from sparsejit.frontends.torch_export.packed_sequences import traceable_packing
 from sparsejit.frontends.torch_export.recurrent_shapes import known_recurrent_shapes
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 ONE_AT_A_TIME = threading.RLock()
 # What torch.export says of a module's attributes.
 _ASSIGNED = re.compile(r"tensor attributes? (.+?) (?:was|were) assigned during export")
+_QUANTISED_LAYERS = "torch.ao.nn.quantized.dynamic.modules.rnn"  # they hold what has no tensors
 _FIXED_SIZE = re.compile(r"specialized it to be a constant \((\d+)\)")
 
 
@@ -50,10 +52,11 @@ def traced(
             f"the model is a {type(model).__name__}; give a torch.nn.Module, not scripted, or "
             "what torch.export.export made"
         )
+    _check_layers(model)
     if any(module.training for module in model.modules()):
         warn_caller("the model is in training mode; what model.eval() computes is compiled")
     why_not = "it was not asked for" if axes is None else _no_common_batch(args, kwargs, axes)
-    with _evaluating(model) as told, known_recurrent_shapes():
+    with _evaluating(model) as told, known_recurrent_shapes(), traceable_packing():
         program = None
         if not why_not:
             try:
@@ -74,9 +77,20 @@ def traced(
     return program, why_not
 
 
+def _check_layers(model: Module) -> None:
+    """Raise InvalidInput for layers that torch.export cannot export, by name."""
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith(_QUANTISED_LAYERS):
+            raise InvalidInput(
+                f"layer {name or 'itself'} is torch's quantised {type(module).__name__}, which "
+                "torch.export cannot export; give the model before it was quantised, with "
+                'dtype="int8" or what sparsejit.quantise returns'
+            )
+
+
 def traced_again(model: Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ExportedProgram:
     """As `traced` of the same model, for the example's batch alone."""
-    with _evaluating(model), known_recurrent_shapes():
+    with _evaluating(model), known_recurrent_shapes(), traceable_packing():
         return _of_one_batch(model, args, kwargs)
 
 
@@ -107,7 +121,7 @@ def opened(
     }
     axes = [{axis: dims[size.name] for axis, size in each.items()} for each in sizes]
     args, kwargs = as_tensors(tuple(args), dict(kwargs))
-    with ONE_AT_A_TIME, _evaluating(model), known_recurrent_shapes():
+    with ONE_AT_A_TIME, _evaluating(model), known_recurrent_shapes(), traceable_packing():
         try:
             return _exported(model, args, kwargs, axes)
         except Exception:  # torch has many types for a size that must not change
@@ -126,6 +140,8 @@ def _open_batch(args: Any, kwargs: Any, axes: InputAxes | None) -> list[dict[int
 def _of_one_batch(model: Module, args: Any, kwargs: Any) -> ExportedProgram:
     try:
         return _exported(model, args, kwargs, _open_batch(args, kwargs, None))
+    except InvalidInput:
+        raise
     except Exception as error:
         raise InvalidInput(
             f"torch.export cannot export this {type(model).__name__}: {_reason(error)}; "

@@ -24,6 +24,7 @@ def layers(
     train: bool,
     bidirectional: bool,
     batch_first: bool,
+    lengths: Operand = None,
 ) -> tuple[Value, ...]:
     """torch's recurrent layers: the last layer's h of all steps, and the last states."""
     directions, each = 1 + bidirectional, 4 if has_biases else 2
@@ -42,7 +43,7 @@ def layers(
             weights = params[number * each : (number + 1) * each]
             states = [_state(write, state, number) for state in initial]
             recurrence = Recurrence(cell, reverse=way == 1)
-            every, *final = one_layer(write, recurrence, sequence, states, weights)
+            every, *final = one_layer(write, recurrence, sequence, states, weights, lengths)
             ways.append(every)
             last.append(final)
         sequence = joined(write, ways, 2)
@@ -74,6 +75,22 @@ def single(
 def lstm(write: Writer, x: Operand, hx: Sequence[Operand], *rest: Any) -> tuple[Value, ...]:
     """torch.nn.LSTM: h of all steps, last h, last c."""
     return layers(write, RecurrentCell.LSTM, x, hx, *rest)
+
+
+def of_lengths(
+    write: Writer,
+    cell: str,
+    x: Operand,
+    lengths: Operand,
+    states: Sequence[Operand],
+    params: Sequence[Operand],
+    has_biases: bool,
+    num_layers: int,
+    bidirectional: bool,
+) -> tuple[Value, ...]:
+    """Recurrent layers of a packed sequence, which `packed_sequences` traces with its padding."""
+    rest = has_biases, num_layers, 0.0, False, bidirectional, False
+    return layers(write, RecurrentCell(cell), x, states, params, *rest, lengths)
 
 
 def step(
@@ -115,7 +132,7 @@ def _with(cell: RecurrentCell, function: Callable[..., Any]) -> Callable[..., An
     return mapping
 
 
-OPERATORS = {
+OPERATORS: dict[str, Callable[..., Any]] = {
     "aten.gru.input": _with(RecurrentCell.GRU, single),
     "aten.rnn_tanh.input": _with(RecurrentCell.RNN_TANH, single),
     "aten.rnn_relu.input": _with(RecurrentCell.RNN_RELU, single),
@@ -124,4 +141,5 @@ OPERATORS = {
     "aten.rnn_tanh_cell.default": _with(RecurrentCell.RNN_TANH, single_step),
     "aten.rnn_relu_cell.default": _with(RecurrentCell.RNN_RELU, single_step),
     "aten.lstm_cell.default": lstm_step,
+    "sparsejit.recurrent_of_lengths.default": of_lengths,
 }
