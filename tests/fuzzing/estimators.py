@@ -23,6 +23,7 @@ from fuzzing.estimator_kinds import (
     mixing_steps,
     steps_before,
 )
+from fuzzing.sparse_pipelines import pipeline
 from runnable import LEVELS
 from sklearn.pipeline import make_pipeline
 
@@ -39,6 +40,8 @@ TIE = 1e-7
 SMALLEST_LOGARITHM = -12
 # Seeds from here on are, in turn, of estimators made of others and of kinds behind other steps.
 FIRST_OF_ENSEMBLES = 10_000
+# Odd seeds from here on are of pipelines with sparse matrices.
+FIRST_OF_SPARSE = 20_000
 # What must be told labels as places: XGBoost, and what passes them on to it.
 _PLACES_ALONE = ("xgboost", "sklearn.calibration")
 # What is refused since it cannot be equal.
@@ -60,6 +63,11 @@ class EstimatorCase:
 def make(seed: int) -> EstimatorCase:
     """The case of a seed."""
     generator = np.random.default_rng(seed)
+    if seed >= FIRST_OF_SPARSE and seed % 2:
+        estimator, rows = pipeline(generator)
+        example = rows if generator.integers(2) else None
+        level = LEVELS[seed // 2 % len(LEVELS)]
+        return EstimatorCase(seed, _title(estimator), estimator, rows, example, level)
     kinds = ENSEMBLE_KINDS if seed >= FIRST_OF_ENSEMBLES and seed % 2 else KINDS
     kind = kinds[seed // 2 % len(kinds) if seed >= FIRST_OF_ENSEMBLES else seed % len(kinds)]
     data = _data(generator, kind)
@@ -93,6 +101,12 @@ def make(seed: int) -> EstimatorCase:
     title = "-".join(type(step).__name__ for step in [*steps, last])
     target = LEVELS[seed // len(KINDS) % len(LEVELS)]
     return EstimatorCase(seed, title, estimator, rows, example, target)
+
+
+def _title(estimator: Any) -> str:
+    """Its steps, or its class."""
+    steps = [step for _, step in getattr(estimator, "steps", [("", estimator)])]
+    return "-".join(type(step).__name__ for step in steps)
 
 
 def _booster_of(estimator: Any) -> Any:
@@ -245,7 +259,10 @@ def _compare(case: EstimatorCase, compiled: Any, method: str) -> str:
     except xgboost.core.XGBoostError:  # of infinities, which it takes from other arrays
         getattr(compiled, method)(case.rows)
         return "taken where XGBoost has no answer"
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
+        if hasattr(case.rows, "toarray") and "contains NaN" in str(error):
+            getattr(compiled, method)(case.rows)  # forests that take NaN of dense rows alone
+            return "taken where scikit-learn has no answer"
         try:
             getattr(compiled, method)(case.rows)
         except InvalidInput:
@@ -300,7 +317,7 @@ def _is_tied(case: EstimatorCase) -> Array:
     """Where the library's own scores of two classes are the same to float32's precision."""
     decides = hasattr(case.estimator, "decision_function")
     if not decides and not hasattr(case.estimator, "predict_proba"):
-        return np.zeros(len(case.rows), bool)
+        return np.zeros(case.rows.shape[0], bool)
     method = "decision_function" if decides else "predict_proba"
     scores = _answer(case, method).astype(np.float64)
     scores = np.stack([-scores, scores], axis=1) if scores.ndim == 1 else np.sort(scores, axis=1)

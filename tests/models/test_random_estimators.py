@@ -5,7 +5,12 @@ import pytest
 for name in ("treelite", "lightgbm", "xgboost"):
     pytest.importorskip(name)
 from fuzzing.estimator_kinds import ENSEMBLE_KINDS, KINDS  # noqa: E402
-from fuzzing.estimators import FIRST_OF_ENSEMBLES, check, make  # noqa: E402
+from fuzzing.estimators import (  # noqa: E402
+    FIRST_OF_ENSEMBLES,
+    FIRST_OF_SPARSE,
+    check,
+    make,
+)
 
 from sparsejit.frontends import sklearn  # noqa: E402
 from sparsejit.frontends.estimator_parts import ENSEMBLES  # noqa: E402
@@ -23,7 +28,11 @@ WRONG = (368, 479, 536, 1135, 1239, 1551, 81275)
 LATER = range(FIRST_OF_ENSEMBLES, FIRST_OF_ENSEMBLES + 2 * len(ENSEMBLE_KINDS))
 
 
-@pytest.mark.parametrize("seed", [*range(len(KINDS)), *WRONG, *LATER])
+# Odd ones have steps that return sparse matrices, or take one.
+SPARSE = range(FIRST_OF_SPARSE + 1, FIRST_OF_SPARSE + 25, 2)
+
+
+@pytest.mark.parametrize("seed", [*range(len(KINDS)), *WRONG, *LATER, *SPARSE])
 def test_it_equals_its_library(seed: int) -> None:
     assert check(make(seed)) in ("equal", "refused", "cannot be equal")
 
