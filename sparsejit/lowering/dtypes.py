@@ -6,6 +6,8 @@ from fnmatch import fnmatchcase
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph, Node
+from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.ops.turns import Turns
 from sparsejit.ir.spec import DType
 from sparsejit.passes.calibrated_layers import STORING
 
@@ -50,13 +52,19 @@ def layers_with_weights(graph: Graph) -> list[str]:
 
 
 def _stores_weights(node: Node) -> bool:
-    return isinstance(node.op, STORING)
+    ops = [each.op for each in node.op.nodes] if isinstance(node.op, Turns) else [node.op]
+    return any(isinstance(op, STORING) for op in ops)
 
 
-def _stored(node: Node, kinds: Mapping[str, DType]) -> Node:
-    assert isinstance(node.op, STORING)
-    name, dtype = node.outputs[0].origin.layer, node.op.dtype
-    for pattern, kind in kinds.items():
-        if fnmatchcase(name, pattern):
-            dtype = kind
-    return replace(node, op=replace(node.op, dtype=dtype))
+def _stored(node: Node, kinds: dict[str, DType]) -> Node:
+    name = node.outputs[0].origin.layer
+    dtype = next((kinds[each] for each in reversed(kinds) if fnmatchcase(name, each)), None)
+    return node if dtype is None else replace(node, op=_stored_as(node.op, dtype))
+
+
+def _stored_as(op: Operator, dtype: DType) -> Operator:
+    """An operator with its weights in a dtype, or with those of its body."""
+    if isinstance(op, Turns):
+        nodes = tuple(replace(each, op=_stored_as(each.op, dtype)) for each in op.nodes)
+        return replace(op, nodes=nodes)
+    return replace(op, dtype=dtype) if isinstance(op, STORING) else op

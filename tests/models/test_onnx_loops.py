@@ -288,3 +288,12 @@ def test_a_loop_is_saved_and_loaded(tmp_path: Any) -> None:
     again: Any = sparsejit.load(tmp_path / "loop.sjit")
     for found, wanted in zip(again(x), compiled(x), strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_dtype_holds_for_the_weights_of_a_body() -> None:
+    model, given = lstm_loop("trips"), inputs_of(3)
+    exact = sparsejit.compile(model, tuple(given))(*given)
+    for dtype, error in (("bfloat16", 0.02), ("int8", 0.06)):
+        short = sparsejit.compile(model, tuple(given), dtype=dtype)(*given)
+        for found, wanted in zip(short, exact, strict=True):
+            assert 0 < np.abs(found - wanted).max() < error
