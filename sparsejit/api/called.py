@@ -12,7 +12,7 @@ import numpy as np
 from sparsejit.api.compiled import Explained
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import Nest, NestKind, dtypes, flatten, unflatten
-from sparsejit.ir.dtypes import NOTED
+from sparsejit.ir.dtypes import COMPLEX, NOTED
 from sparsejit.ir.graph import Array
 
 
@@ -101,7 +101,7 @@ def bound_arrays(leaves: Sequence[Any]) -> list[Array]:
     if not isinstance(leaves, Sequence):
         raise InvalidInput(f"inputs is a {type(leaves).__name__}; bind a list of numpy arrays")
     for number, leaf in enumerate(leaves):
-        if not isinstance(leaf, np.ndarray) or leaf.dtype.name in NOTED:
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.name in NOTED | COMPLEX:
             found = getattr(leaf, "dtype", None) or type(leaf).__name__
             raise InvalidInput(
                 f"input {number} is {found}, which is not used in place; bind a numpy array of "

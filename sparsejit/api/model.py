@@ -250,7 +250,7 @@ class CompiledModel(CalledModel, Compiled):
 
     def _variant_for(self, arrays: Sequence[Array]) -> Variant:
         if self._sizes is not None and len(arrays) == len(self._sizes.inputs):
-            self._sizes.check([array.shape for array in arrays])
+            self._sizes.check(self._dtypes.shapes(arrays))
         if len(self._variants) == 1 and self._compile_for is None:
             return self._first
         shapes = self._first.without_batch([array.shape for array in arrays])

@@ -1,6 +1,7 @@
 """Dtypes of a model's inputs and outputs where its graph computes with others.
 
-A graph has float16, bfloat16 and float64 as float32, and whole numbers as int64.
+A graph has float16, bfloat16 and float64 as float32, whole numbers as int64, and complex numbers as
+pairs of float32 on a last axis.
 """
 
 import sys
@@ -13,7 +14,7 @@ from sparsejit.api.called import as_arrays
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.nesting import Nest, dtypes
-from sparsejit.ir.dtypes import BFLOAT16, dtype_named, rounded
+from sparsejit.ir.dtypes import BFLOAT16, as_pairs, dtype_named, from_pairs, rounded
 from sparsejit.ir.graph import Array, Element, Value
 
 _INT64 = np.dtype(np.int64)
@@ -38,7 +39,8 @@ class ModelDtypes:
         """The tensors or arrays of a call as the graph takes them.
 
         Whole numbers become int64, floats of the model's dtype float32; float32 in their place is
-        rounded to it. Raises InvalidInput for whole numbers that the model's dtype does not hold.
+        rounded to it. Raises InvalidInput for whole numbers that the model's dtype does not hold,
+        and for real numbers in the place of complex ones.
         """
         given = list(leaves)
         for place, _, dtype in self.inputs:  # numpy has no such dtype
@@ -54,6 +56,9 @@ class ModelDtypes:
                 break
             array = arrays[place]
             given = array.dtype
+            if dtype.kind == "c":
+                arrays[place] = _paired(array, name, dtype)
+                continue
             if dtype.kind == "f":
                 if given.name in (dtype.name, "float32"):
                     arrays[place] = rounded(array, dtype)
@@ -67,18 +72,36 @@ class ModelDtypes:
         """Widened inputs as the model takes them; those of bfloat16 as tensors."""
         found: list[Any] = list(arrays)
         for place, _, dtype in self.inputs:
-            if isinstance(dtype, np.dtype):
+            if dtype.kind == "c":
+                found[place] = from_pairs(found[place], np.dtype(dtype.name))
+            elif isinstance(dtype, np.dtype):
                 found[place] = found[place].astype(dtype, copy=False)
             elif (torch := sys.modules.get("torch")) is not None:
                 found[place] = torch.from_numpy(found[place]).bfloat16()
         return found
 
+    def shapes(self, arrays: Sequence[Array]) -> list[tuple[int, ...]]:
+        """Those that the model has of widened inputs: complex ones lack the axis of the pairs."""
+        found = [array.shape for array in arrays]
+        for place, _, dtype in self.inputs:
+            if dtype.kind == "c":
+                found[place] = found[place][:-1]
+        return found
+
     def narrowed(self, results: list[Array]) -> list[Array]:
         """Outputs as the model gives them; bfloat16 stays float32."""
         for place, dtype in self.outputs:
-            if isinstance(dtype, np.dtype):
+            if dtype.kind == "c":
+                results[place] = from_pairs(results[place], np.dtype(dtype.name))
+            elif isinstance(dtype, np.dtype):
                 results[place] = results[place].astype(dtype)
         return results
+
+
+def _paired(array: Array, name: str, dtype: Any) -> Array:
+    if array.dtype.kind != "c":
+        raise InvalidInput(f"{name} has {array.dtype}; give {dtype.name}")
+    return as_pairs(array)
 
 
 def _as_float32(tensor: Any) -> Any:

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.ir.dtypes import NOTED
+from sparsejit.ir.dtypes import COMPLEX, NOTED
 from sparsejit.ir.graph import OpenAxis
 from sparsejit.ir.spec import Choice
 
@@ -34,10 +34,10 @@ class Nest:
     """A place and what it holds: `items` in order, with `keys` for a dict or a named tuple.
 
     A constant is None, a bool, a number or a string, and the same at every call. `dtype` is that
-    of a tensor where its numbers are computed as another: int64 or float32. `open_axes` are those
-    of a tensor whose sizes a call decides. `rebuild` makes
-    an object of the user's own class out of items; read from JSON there is none, and a dict, a list
-    or a new class of named tuples is made.
+    of a tensor where its numbers are computed as another: int64, float32, or pairs of float32.
+    `open_axes` are those of a tensor whose sizes a call decides. `rebuild` makes an object of the
+    user's own class out of items; read from JSON there is none, and a dict, a list or a new class
+    of named tuples is made.
     """
 
     kind: NestKind
@@ -55,7 +55,7 @@ TENSOR = Nest(NestKind.TENSOR)
 
 def tensor_of(dtype: str) -> Nest:
     """A tensor of a dtype by numpy's name, which is noted where no element is it."""
-    return Nest(NestKind.TENSOR, dtype=dtype) if dtype in NOTED else TENSOR
+    return Nest(NestKind.TENSOR, dtype=dtype) if dtype in NOTED | COMPLEX else TENSOR
 
 
 class Opened(NamedTuple):
@@ -242,7 +242,7 @@ def from_json(described: Any, where: str) -> Nest:
 def _parsed(described: Any) -> Nest:
     kind = NestKind(described["kind"])
     if kind is NestKind.TENSOR:
-        if described.get("dtype", "int8") not in NOTED:
+        if described.get("dtype", "int8") not in NOTED | COMPLEX:
             raise ValueError("numbers of no known dtype")
         axes = tuple(OpenAxis(*map(_natural, axis)) for axis in described.get("open_axes", []))
         return replace(tensor_of(described.get("dtype", "")), open_axes=axes)

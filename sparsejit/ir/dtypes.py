@@ -35,6 +35,10 @@ NOTED: dict[str, Dtype] = {
     },
     **SHORT_FLOATS,
 }
+# Dtypes of tensors that a graph has as pairs of float32 on a last axis of two, by name.
+COMPLEX: dict[str, np.dtype[Any]] = {
+    name: np.dtype(name) for name in ("complex64", "complex128")
+}
 # Kinds of dtypes: an operation yields the highest of its operands.
 _RANKS = {"b": 0, "i": 1, "u": 1, "f": 2}
 
@@ -77,3 +81,15 @@ def rounded(array: npt.NDArray[Any], dtype: Dtype) -> npt.NDArray[np.float32]:
         if dtype is BFLOAT16:
             return round_to_bfloat16(single)
         return single if dtype != FLOAT16 else single.astype(np.float16).astype(np.float32)
+
+
+def as_pairs(numbers: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Complex numbers (...) as float32 (..., 2), real and imaginary parts."""
+    rows = np.asarray(numbers, np.complex64, order="C")
+    return rows.reshape(*rows.shape, 1).view(np.float32)
+
+
+def from_pairs(pairs: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """float32 (..., 2) as complex numbers (...)."""
+    rows = np.asarray(pairs, np.float32, order="C")
+    return np.asarray(rows.view(np.complex64)[..., 0].astype(dtype, copy=False))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch_models import Written
@@ -95,10 +97,95 @@ def test_conjugated_and_negated_weights_are_read_as_they_are() -> None:
     torch.testing.assert_close(sparsejit.compile(model, (x,))(x), model(x).detach())
 
 
-def test_complex_inputs_and_outputs_are_refused_with_the_remedy() -> None:
-    taking = Written(lambda _, z: z.real).eval()
-    with pytest.raises(InvalidInput, match=r"args_0 has complex64.*view_as_real"):
-        sparsejit.compile(taking, (torch.randn(3, 2, dtype=torch.complex64),))
-    giving = Written(lambda _, x: x + 1j).eval()
-    with pytest.raises(InvalidInput, match=r"has complex64.*view_as_real"):
-        sparsejit.compile(giving, (torch.randn(3, 2),))
+def several(_: object, z: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"sum": (z * x + 1j).conj(), "size": z.abs(), "spectrum": torch.fft.fft(z)}
+
+
+def complex_pair(rows: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows)
+    z = torch.randn(rows, 8, dtype=torch.complex64, generator=generator)
+    return z, torch.randn(rows, 8, generator=generator)
+
+
+def test_calls_take_and_give_complex_tensors(tmp_path: Path) -> None:
+    model, (z, x) = Written(several).eval(), complex_pair()
+    fast = sparsejit.compile(model, (z, x))
+    assert fast.batch_is_free
+    fast.save(tmp_path / "model.sjit")
+    strided = torch.view_as_complex(torch.randn(8, 3, 2)).T
+    calls = ((z, x), complex_pair(5), (z.conj(), x), (strided, x), (z, z.conj().imag))
+    for compiled in (fast, sparsejit.load(tmp_path / "model.sjit")):
+        for given in calls:
+            torch.testing.assert_close(compiled(*given), model(*given))
+    arrays = fast(z.numpy(), x.numpy())
+    assert {key: each.dtype.name for key, each in arrays.items()} == {
+        "sum": "complex64", "size": "float32", "spectrum": "complex64",
+    }  # fmt: skip
+
+
+def test_other_dtypes_and_shapes_in_the_place_of_complex_ones_are_refused() -> None:
+    z, x = complex_pair()
+    fast = sparsejit.compile(Written(several).eval(), (z, x))
+    for other in (x, x.long()):
+        with pytest.raises(InvalidInput, match=r"float32|int64.*give complex64"):
+            fast(other, x)
+    with pytest.raises(InvalidInput, match="has shape"):
+        fast(z[:, :4], x)
+
+
+def test_bound_arrays_are_pairs() -> None:
+    z, _ = complex_pair()
+    fast = sparsejit.compile(Written(lambda _, z: z.conj()).eval(), (z,), free_batch=False)
+    given, found = torch.view_as_real(z).numpy(), np.zeros((3, 8, 2), np.float32)
+    fast.bind([given], [found])()
+    np.testing.assert_array_equal(found, torch.view_as_real(z.conj().resolve_conj()))
+    with pytest.raises(InvalidInput, match=r"complex64.*bind a numpy array of float32"):
+        fast.bind([z.numpy()], [found])
+
+
+def test_complex128_comes_back_as_such() -> None:
+    z, x = complex_pair()
+    model = Written(lambda _, z, x: (z * x, z.real)).eval()
+    product, real = sparsejit.compile(model, (z.to(torch.complex128), x))(z.to(torch.complex128), x)
+    assert (product.dtype, real.dtype) == (torch.complex128, torch.float64)
+    torch.testing.assert_close(product, (z * x).to(torch.complex128), rtol=1e-6, atol=1e-6)
+
+
+def test_a_complex_number_and_named_sizes() -> None:
+    model = Written(lambda _, z, x: z * x.sum()).eval()
+    number, x = torch.tensor(1 + 2j), torch.randn(3, 4)
+    torch.testing.assert_close(sparsejit.compile(model, (number, x))(number, x), model(number, x))
+    z, _ = complex_pair()
+
+    class Spectrum(torch.nn.Module):
+        def forward(self, z: torch.Tensor) -> torch.Tensor:
+            return torch.fft.fft(z).real
+
+    fast = sparsejit.compile(Spectrum().eval(), (z,), dynamic_shapes={"z": {1: "time"}})
+    for length in (8, 5, 70):
+        given = torch.randn(3, length, dtype=torch.complex64)
+        torch.testing.assert_close(fast(given), torch.fft.fft(given).real, rtol=1e-5, atol=1e-5)
+
+
+def test_complex_numbers_of_float16_are_no_inputs() -> None:
+    with pytest.raises(InvalidInput, match="complex32"):
+        sparsejit.compile(
+            Written(lambda _, z: z.real).eval(), (torch.zeros(3, 2, dtype=torch.complex32),)
+        )
+
+
+def test_dynamo_compiles_operators_of_complex_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparsejit.frontends.dynamo import part
+
+    made = []
+    add = part.DynamoPart._made
+    monkeypatch.setattr(
+        part.DynamoPart, "_made", lambda *args: made.append(args) or add(*args)
+    )
+    z, x = complex_pair()
+    model = Written(lambda _, z, x: {"y": torch.polar(x.abs(), x) * z.exp() + x, "w": z.conj()})
+    torch._dynamo.reset()
+    with torch.no_grad():
+        found = torch.compile(model.eval(), backend="sparsejit")(z.conj(), x)
+        torch.testing.assert_close(found, model(z.conj(), x), rtol=1e-5, atol=1e-5)
+    assert made

@@ -136,6 +136,18 @@ def test_angles_of_a_real_signal_have_the_sign_of_torchs() -> None:
         assert (fast(signal) - model(signal)).abs().max() < 1e-5
 
 
+def test_frames_and_reflections_are_few_copies() -> None:
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        around = functional.pad(x, (250, 250), mode="reflect")
+        return around.unfold(1, 400, 100) * 2
+
+    x = numbers(2, 1000)
+    exported = export(Written(forward).eval(), (x,))
+    assert exported.batch_is_free
+    assert len(exported.graph().nodes) < 25
+    np.testing.assert_array_equal(exported.graph().evaluate([x.numpy()])[0], forward(None, x))
+
+
 class Vocos(nn.Module):
     """A head that gives magnitude and phase, and the signal of these."""
 

@@ -14,7 +14,7 @@ from sparsejit.frontends.batch_first import batch_first
 from sparsejit.frontends.dynamo.sizes import example_numbers
 from sparsejit.frontends.torch_export import graph_of
 from sparsejit.ir.batch import SamplesMixed
-from sparsejit.ir.dtypes import NOTED, SHORT_FLOATS
+from sparsejit.ir.dtypes import COMPLEX, NOTED, SHORT_FLOATS, as_pairs
 from sparsejit.ir.graph import Array, Graph, Value
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
@@ -137,13 +137,18 @@ def _on_tensors(
     nodes: Any = [results] if is_single else results
     orders = [_axis_order(node.meta["val"]) for node in nodes]
     dtypes = [node.meta["val"].dtype for node in nodes]
-    is_plain = not any(orders) and all(str(dtype)[6:] not in NOTED for dtype in dtypes)
+    is_plain = not any(orders) and all(
+        str(dtype)[6:] not in NOTED and not dtype.is_complex for dtype in dtypes
+    )
     from_numpy = torch.from_numpy
 
     def runner(inputs: Sequence[Any]) -> Any:
         tensors = [from_numpy(array) for array in run(*[_array(inputs[n]) for n in operands])]
         if not is_plain:
-            typed = [each.to(dtype) for each, dtype in zip(tensors, dtypes, strict=True)]
+            typed = [
+                (torch.view_as_complex(each) if dtype.is_complex else each).to(dtype)
+                for each, dtype in zip(tensors, dtypes, strict=True)
+            ]
             tensors = [_strided(*pair) for pair in zip(typed, orders, strict=True)]
         return tensors[0] if is_single else tensors
 
@@ -154,7 +159,9 @@ def _array(tensor: Any) -> Array:
     plain = tensor.detach() if tensor.requires_grad else tensor
     if str(plain.dtype)[6:] in SHORT_FLOATS:
         plain = plain.float()
-    array: Array = plain.resolve_neg().numpy()
+    array: Array = plain.resolve_conj().resolve_neg().numpy()
+    if array.dtype.name in COMPLEX:
+        return as_pairs(array)
     return array.astype(np.int64, copy=False) if array.dtype.kind in "iu" else array
 
 

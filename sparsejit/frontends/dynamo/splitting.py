@@ -157,7 +157,10 @@ def _is_empty(node: Node) -> bool:
 
 
 # torch's own float64 is more precise than float32, as which a graph has it.
-_DTYPES = ("float32", "int64", "bool", *(name for name in NOTED if name != "float64"))
+_DTYPES = (
+    *("float32", "int64", "bool", "complex64"),
+    *(name for name in NOTED if name != "float64"),
+)
 
 
 def _unfit(node: Node, known: Mapping[str, int]) -> str:

@@ -269,13 +269,7 @@ def _leaf(program: ExportedProgram, argument: Any) -> Any:
             f"the model returns the number {argument.name}, which a call or its sizes decide; "
             "return a tensor: x.sum() in the place of x.sum().item()"
         )
-    dtype = dtype_of(example)
-    if dtype.startswith("complex"):
-        raise InvalidInput(
-            f"{argument.name} has {dtype}, and a call takes and gives real tensors; let the model "
-            "take torch.view_as_real of it, or return that"
-        )
-    return _Tensor(dtype)
+    return _Tensor(dtype_of(example))
 
 
 def _arguments(program: ExportedProgram) -> list[Any]:

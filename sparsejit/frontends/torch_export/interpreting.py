@@ -141,15 +141,22 @@ class Interpreter:
         if not is_tensor(example):
             return self._number(example)
         try:
-            if complex_dtype(example):
-                kind = TensorType((*self._shape(example), 2))
-                return from_last_axis(self.write, self.write.input(kind, node.name))
-            return self.write.input(self._type(example), node.name, dtype_of(example))
+            return self._input(example, node.name)
         except Unmapped as reason:
             raise InvalidInput(
-                f"input {node.name} has {reason}; give float16 to float64, bool, or whole numbers "
-                "of uint8 or int8 to int64"
+                f"input {node.name} has {reason}; give float16 to float64, complex64, bool, or "
+                "whole numbers of uint8 or int8 to int64"
             ) from None
+
+    def _input(self, example: Any, name: str) -> Result:
+        """A tensor that a call gives. Raises Unmapped for one that no graph can hold."""
+        dtype = complex_dtype(example)
+        if dtype == "complex32":
+            raise Unmapped("dtype complex32")
+        if dtype:
+            kind = TensorType((*self._shape(example), 2))
+            return from_last_axis(self.write, self.write.input(kind, name))
+        return self.write.input(self._type(example), name, dtype_of(example))
 
     def run(self, module: GraphModule, given: Sequence[Result]) -> Result:
         """What the module returns for these arguments."""
@@ -229,7 +236,7 @@ class Interpreter:
 
     def _check_shape(self, result: Result, example: Any) -> None:
         """Raise Unmapped for a value of another shape than torch's, as a decomposition may give."""
-        if not isinstance(result, Value) or not is_tensor(example):
+        if not isinstance(result, Value | Complex) or not is_tensor(example):
             return
         shape = [self._number(n) for n in example.shape]
         if _ABSENT not in shape and list(result.shape) != shape:
@@ -352,8 +359,7 @@ class Interpreter:
         if not is_tensor(example):
             return self._number(example)
         try:
-            kind = self._type(example)
-            return self.write.input(kind, self.write.origin.name, dtype_of(example))
+            return self._input(example, self.write.origin.name)
         except Unmapped:
             return _ABSENT
 

@@ -16,6 +16,7 @@ from sparsejit.frontends.writing.arranging import (
     reshaped,
     sliced,
 )
+from sparsejit.frontends.writing.selection import taken
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.types import axis_of
@@ -149,7 +150,8 @@ def _pad_axis(write: Writer, x: Value, axis: int, before: int, after: int, mode:
         return abs(n) if n < length else 2 * (length - 1) - n
 
     def parts(places: range) -> list[Value]:
-        return [sliced(write, x, axis, place(n), place(n) + 1) for n in places]
+        around = np.array([place(n) for n in places], np.int64)
+        return [taken(write, x, axis, around)] if around.size else []
 
     left = parts(range(-before, min(length + after, 0)))
     right = parts(range(max(length, -before), length + after))

@@ -19,6 +19,7 @@ from sparsejit.frontends.writing.arranging import (
     with_axis,
 )
 from sparsejit.frontends.writing.convolution import folded
+from sparsejit.frontends.writing.fourier import frames
 from sparsejit.frontends.writing.selection import taken
 from sparsejit.frontends.writing.views import (
     Sizes,
@@ -200,9 +201,7 @@ def windows(write: Writer, x: Operand, dimension: int, size: int, step: int) -> 
         lengths = list(value.shape)
         lengths[axis] = value.shape[axis] // step + 1
         return write.cast(write.zeros((*lengths, 0)), value.type.element)
-    last = (value.shape[axis] - size) // step * step
-    parts = [sliced(write, value, axis, n, last + n + 1, step) for n in range(size)]
-    return joined(write, [unsqueeze(write, part, -1) for part in parts], -1)
+    return moved(write, frames(write, moved(write, value, axis, -1), size, step), -2, axis)
 
 
 def filled(number: float | None) -> Callable[..., Value]:
