@@ -58,6 +58,21 @@ def of_no_elements(_: object, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.empty(5, 0), a + b], 1)
 
 
+def put_back(_: object, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """As mixtures of experts put tokens back that they have sorted by expert."""
+    _, order = torch.sort((a[:, 0] > b[:, 0]).long())
+    back = torch.empty_like(order)
+    back[order] = torch.arange(order.shape[0])
+    return (a[order] * 2)[back]
+
+
+def some_put_back(_: object, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    _, order = torch.sort(a[:, 0])
+    back = torch.empty_like(order)
+    back[order[:3]] = torch.arange(3)
+    return b[back.clamp(0, 4)]
+
+
 def half(_: object, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     out = torch.empty_like(a)
     out[:, :3] = b[:, :3]
@@ -77,7 +92,7 @@ def two_inputs() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(5, 6, generator=generator), torch.randn(5, 6, generator=generator)
 
 
-COVERED = (columns, blocks, interleaved, filled, chosen, whole_numbers, of_no_elements)
+COVERED = (columns, blocks, interleaved, filled, chosen, whole_numbers, of_no_elements, put_back)
 
 
 @pytest.mark.parametrize("forward", COVERED)
@@ -94,7 +109,7 @@ def test_the_batch_stays_free(forward: Model) -> None:
     assert exported.batch_is_free, exported.why_not_free
 
 
-@pytest.mark.parametrize("forward", [half, masked, summed])
+@pytest.mark.parametrize("forward", [half, masked, summed, some_put_back])
 def test_memory_that_an_output_shows_is_refused_by_name(forward: Model) -> None:
     with pytest.raises(UnsupportedOperator, match=r"aten.empty\w*\.\w+ \(leaves memory unwritten"):
         sparsejit.compile(Written(forward).eval(), two_inputs())

@@ -51,11 +51,23 @@ def index_replaced(
     if not named:
         whole = expanded(write, new, value.shape)
         return write.pointwise("add", value, whole) if accumulate else whole
+    if not accumulate and _is_order(write, value, named):
+        # Nothing of x is left, which may be memory that no operator wrote.
+        value = write.constant(np.zeros(value.shape, value.type.element.value), "replaced")
     layout = _layout(write, value, named)
     rows = layout.updates(write, expanded(write, new, layout.shape))
     tables = layout.tables(write, value)
     kind = "add" if accumulate else "none"
     return layout.back(write, replaced_rows(write, tables, layout.numbers, rows, kind))
+
+
+def _is_order(write: Writer, x: Value, named: Mapping[int, Places]) -> bool:
+    """Whether the only index names every place of its axis."""
+    pairs = [(x.shape[axis], index) for axis, index in named.items() if isinstance(index, Value)]
+    if len(named) != len(pairs) or len(pairs) != 1:
+        return False
+    ((size, index),) = pairs
+    return index in write.orders and index.shape == (size,)
 
 
 def _single_mask(write: Writer, indices: Indices) -> tuple[int, Operand] | None:

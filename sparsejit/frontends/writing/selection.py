@@ -112,6 +112,8 @@ def top_k(
         rows = moved(write, write.floats(x), dim, -1)
         found, places = write.many(ops.TopK(k, not largest), rows)
     found = write.cast(found, element)
+    if write.shape(x) == (k,):
+        write.orders.add(places)
     return moved(write, found, -1, dim), moved(write, places, -1, dim)
 
 

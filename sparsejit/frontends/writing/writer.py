@@ -57,6 +57,8 @@ class Writer:
         # Dtypes of values where those of their elements are others.
         self._dtypes: dict[Value, Dtype] = {}
         self._rounded: dict[Value, Value] = {}  # to their dtypes
+        # Vectors that name every place of an axis once, as a sort gives them.
+        self.orders: set[Value] = set()
         self._producers: Producers = {}
         self._held = HeldNumbers(self.builder, self._dtypes, self._producers)
 
