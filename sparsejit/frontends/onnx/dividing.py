@@ -27,7 +27,7 @@ from sparsejit.frontends.onnx.part_models import (
     reads,
     without_sizes,
 )
-from sparsejit.frontends.onnx.reading import read_model
+from sparsejit.frontends.onnx.reading import read_model, size_of
 from sparsejit.frontends.onnx.regions import own_constants
 from sparsejit.frontends.onnx.sessions import result_types
 from sparsejit.frontends.writing.missing import Missing, refuse
@@ -342,7 +342,7 @@ def _static_sizes(kind: TypeProto) -> tuple[int, ...]:
     if not kind.HasField("tensor_type"):
         raise InvalidInput("which is no tensor")
     tensor = kind.tensor_type
-    axes = tensor.shape.dim
-    if not tensor.HasField("shape") or not all(axis.HasField("dim_value") for axis in axes):
+    sizes = [size for axis in tensor.shape.dim if isinstance(size := size_of(axis), int)]
+    if not tensor.HasField("shape") or len(sizes) < len(tensor.shape.dim):
         raise InvalidInput("whose sizes are known only when the model runs")
-    return tuple(axis.dim_value for axis in axes)
+    return tuple(sizes)

@@ -31,6 +31,7 @@ from sparsejit.frontends.onnx.reading import (
     numpy_dtype_of,
     opset_of,
     read_model,
+    size_of,
     tensors_of,
 )
 from sparsejit.frontends.resized_batch import SizedBatch
@@ -262,17 +263,11 @@ def _tensor(value: Any, made: Dtype | None = None) -> Nest:
 
 
 def _declared(value: Any) -> Shape:
-    """The sizes in the file: a number, a name, or None. Raises InvalidInput for a negative one."""
+    """The sizes in the file: a number, a name, or None. Raises InvalidInput where it has none."""
     kind = value.type.tensor_type
     if not kind.HasField("shape"):
         raise InvalidInput(f"input {value.name} has no shape in the file; export it with one")
-    shape = tuple(
-        axis.dim_value if axis.HasField("dim_value") else axis.dim_param or None
-        for axis in kind.shape.dim
-    )
-    if any(isinstance(n, int) and n < 0 for n in shape):
-        raise InvalidInput(f"input {value.name} has sizes {shape} in the file; export it again")
-    return shape
+    return tuple(map(size_of, kind.shape.dim))
 
 
 def _sizes(declared: Mapping[str, Shape], examples: Sequence[Any]) -> dict[str, tuple[int, ...]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsejit.frontends.onnx.call import ELEMENTS, Operand, operator_of
-from sparsejit.frontends.onnx.reading import dtype_of
+from sparsejit.frontends.onnx.reading import dtype_of, size_of
 from sparsejit.frontends.writing.writer import Unmapped
 from sparsejit.ir.dtypes import BFLOAT16, Dtype
 from sparsejit.ir.graph import Element, Value
@@ -234,8 +234,8 @@ def _tensor(array: Any) -> Any:
 def _sizes(kind: Any) -> Sizes | None:
     if kind is None or not kind.tensor_type.HasField("shape"):
         return None
-    axes = kind.tensor_type.shape.dim
-    return tuple(axis.dim_value if axis.HasField("dim_value") else None for axis in axes)
+    sizes = map(size_of, kind.tensor_type.shape.dim)
+    return tuple(size if isinstance(size, int) else None for size in sizes)
 
 
 def _reason(error: Exception) -> str:

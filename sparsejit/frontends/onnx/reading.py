@@ -23,6 +23,8 @@ SUFFIX = ".onnx"
 OLDEST_OPSET, _OLDEST_MAPPED, CONVERTED_TO = 7, 11, 13
 _RESIZED = ("Resize", "Upsample")
 _MODES_BEFORE = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "outwards"}
+# Exporters write them for sizes that are open, of one axis each.
+_NO_NAMES = ("", "?", "-1")
 
 
 def is_onnx(model: Any) -> bool:
@@ -140,6 +142,17 @@ def _as_resized_before(model: ModelProto, resized: Sequence[str], opset: int) ->
             for name, mode in _MODES_BEFORE.items():
                 node.attribute.append(make_attribute(name, mode))
     return model
+
+
+def size_of(axis: Any) -> int | str | None:
+    """The size of an axis, the name of a size that is open, or None for one without a name.
+
+    A negative size is open, as in ONNX Runtime.
+    """
+    if axis.HasField("dim_value"):
+        return int(axis.dim_value) if axis.dim_value >= 0 else None
+    name = str(axis.dim_param)
+    return None if name in _NO_NAMES else name
 
 
 def tensor_array(tensor: TensorProto) -> Array:
