@@ -23,12 +23,12 @@ def _gather_elements(x: Array, places: Array, axis: int = 0) -> Array:
     return np.take_along_axis(x[cut], places.astype(np.int64), axis)
 
 
-# Which the package's reference computes wrongly, of padding, of positions, of numbers whose
-# exponentials are beyond the dtype, and of recurrent layers with lengths, clipped gates or other
-# activations; graphs do not.
+# Which the package's reference computes wrongly, of padding, of positions, of channels at the ends,
+# of magnitudes, of numbers whose exponentials are beyond the dtype, and of recurrent layers with
+# lengths, clipped gates or other activations; graphs do not.
 _WRONG = (
-    *("AveragePool", "ConvTranspose", "GlobalMaxPool", "LogSoftmax", "MaxPool", "Resize"),
-    *("GRU", "LSTM", "RNN", "Softplus"),
+    *("AveragePool", "ConvTranspose", "GlobalLpPool", "GlobalMaxPool", "LRN", "LogSoftmax"),
+    *("LpNormalization", "LpPool", "MaxPool", "Resize", "GRU", "LSTM", "RNN", "Softplus"),
 )
 # It knows no other than that of this opset.
 _SOFTMAX_SINCE = 13
