@@ -167,3 +167,53 @@ def test_updates_that_lie_otherwise_than_their_places_are_refused() -> None:
             {"places": np.zeros((4, 4, 2), np.int64)},
             3,
         )
+
+
+def sliced(length: int, behind: int, dtype: Any = np.int64) -> Any:
+    """x (2, 7, 3) from a place on axis 1 that is an input, to so many behind it."""
+    number = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    nodes = [
+        helper.make_node("Add", ["at", "one"], ["first"]),
+        helper.make_node("Sub", ["first", "back"], ["less"]),
+        helper.make_node("Add", ["count", "less"], ["end"]),
+        helper.make_node("Unsqueeze", ["first", "zero"], ["starts"]),
+        helper.make_node("Unsqueeze", ["end", "zero"], ["ends"]),
+        helper.make_node("Slice", ["x", "starts", "ends", "axes"], ["y"]),
+    ]
+    held = {"one": 1, "back": 2, "count": behind + 2}
+    arrays = {name: np.asarray(n, dtype) for name, n in held.items()}
+    arrays |= {"axes": np.array([-2], dtype), "zero": np.array([0])}
+    graph = helper.make_graph(
+        nodes,
+        "slice",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, length, 3]),
+            helper.make_tensor_value_info("at", number, []),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["a", "b", "c"])],
+        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32])
+def test_a_slice_from_a_place_that_a_call_gives(dtype: Any) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 7, 3)).astype(np.float32)
+    run = sparsejit.compile(sliced(7, 3, dtype), free_batch=False)
+    for place in range(4):
+        np.testing.assert_array_equal(run(x, np.asarray(place, dtype)), x[:, place + 1 : place + 4])
+    for place in (4, -2):
+        with pytest.raises(InvalidInput, match="an index that its table has no row for"):
+            run(x, np.asarray(place, dtype))
+
+
+def test_a_slice_to_a_place_that_a_call_gives_is_refused() -> None:
+    model = sliced(7, 3)
+    model.graph.node[-1].input[1] = "axes"
+    with pytest.raises(UnsupportedOperator, match="its ends is not known"):
+        sparsejit.compile(model)
+    model = sliced(7, 3)
+    model.graph.node[2].input[1] = "at"
+    model.graph.node[2].input[0] = "first"
+    with pytest.raises(UnsupportedOperator, match="how many elements it takes is not known"):
+        sparsejit.compile(model)

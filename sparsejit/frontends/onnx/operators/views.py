@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.onnx.call import Call
-from sparsejit.frontends.writing import arranging, views
+from sparsejit.frontends.writing import arranging, selection, views
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.ops.pointwise import WRAPS, Pointwise
 from sparsejit.ir.ops.types import axis_of
+from sparsejit.ir.ops.views import Reshape
 
 
 def shape(write: Writer, call: Call) -> Array:
@@ -85,6 +87,8 @@ def split(write: Writer, call: Call) -> tuple[Value, ...]:
 def slice_axes(write: Writer, call: Call) -> Value:
     """Python's slices of axes."""
     x = call.value(write, 0)
+    if isinstance(call.operand(1), Value) and isinstance(call.operand(2), Value):
+        return _from_a_place(write, call, x)
     starts, ends = call.numbers(1, "starts"), call.numbers(2, "ends")
     axes = call.numbers(3, "axes") if call.has(3) else range(len(starts))
     steps = call.numbers(4, "steps") if call.has(4) else [1] * len(starts)
@@ -98,14 +102,48 @@ def slice_axes(write: Writer, call: Call) -> Value:
     return x
 
 
+def _from_a_place(write: Writer, call: Call, x: Value) -> Value:
+    """As many places of an axis as the end is behind the start, which a call gives.
+
+    All must be places of the axis: a call with others raises InvalidInput.
+    """
+    first, end = call.value(write, 1), call.value(write, 2)
+    (one, before), (other, behind) = _origin_of(write, first), _origin_of(write, end)
+    steps = call.numbers(4, "steps") if call.has(4) else [1]
+    if first.type.size != 1 or one != other or behind < before or steps != [1]:
+        raise Unmapped("how many elements it takes is not known before the model runs")
+    axis = call.number(3, "axes") if call.has(3) else 0
+    start = arranging.reshaped(write, first, (1,))
+    places = write.pointwise("add", start, np.arange(behind - before))
+    return selection.looked_up(write, x, axis_of(axis, len(x.shape)), places)
+
+
+def _origin_of(write: Writer, x: Value) -> tuple[Value, int]:
+    """What a whole number is computed of by adding known ones, and their sum."""
+    total = 0
+    while (made := write.producer(x)) is not None:
+        op, operands = made
+        known = [write.known(each) for each in operands]
+        numbers = [int(each) for each in known if each is not None and each.size == 1]
+        kind = op.kind if isinstance(op, Pointwise) else ""
+        if isinstance(op, Reshape) or kind in WRAPS.values():
+            x = operands[0]
+        elif kind in ("add", "sub") and len(numbers) == 1:
+            if known[1] is None and kind == "sub":
+                break
+            total += -numbers[0] if kind == "sub" else numbers[0]
+            x = operands[1] if known[1] is None else operands[0]
+        else:
+            break
+    return x, total
+
+
 def _backwards(write: Writer, x: Value, axis: int, part: slice) -> Value:
     """Unlike Python's slice one that starts before the first element has that element."""
-    from sparsejit.frontends.writing.selection import taken
-
     length = x.shape[axis]
     first, end = (n + length if n < 0 else n for n in (part.start, part.stop))
     first, end = (int(np.clip(n, low, length - 1)) for n, low in ((first, 0), (end, -1)))
-    return taken(write, x, axis, np.arange(first, end, part.step)[:length])
+    return selection.taken(write, x, axis, np.arange(first, end, part.step)[:length])
 
 
 def expand(write: Writer, call: Call) -> Value:
