@@ -102,6 +102,13 @@ def simplified(x: Any, skip: Any, g: Any, bias: Any) -> Any:
     return total / root * g, None, None, total
 
 
+def of_four_bits(x: Any, packed: Any, scales: Any, points: Any) -> np.ndarray:
+    """Weights (5, 2, 8 bytes), two numbers in each, with a scale and a point for each of two."""
+    numbers = np.stack([packed & 15, packed >> 4], -1).reshape(5, 2, 16).astype(np.float64)
+    zeros = np.stack([points & 15, points >> 4], -1).reshape(5, 2, 1)
+    return np.float64(x) @ ((numbers - zeros) * scales.reshape(5, 2, 1)).reshape(5, 32).T
+
+
 def dynamic(a: Any, b: Any, b_scale: Any, b_zero: Any, bias: Any) -> np.ndarray:
     low, high = min(0.0, a.min()), max(0.0, a.max())
     step = np.float32((np.float32(high) - np.float32(low)) / np.float32(255))
@@ -168,6 +175,10 @@ CASES = [
          (steps(3, 8), steps(8, 6, dtype="int8"), scale(0.02), scale(0.03), zero(120),
           zero(-4, "int8"), floats(6)), 1,
          lambda a, b, sa, sb, za, zb, c: held(a, sa, za) @ held(b, sb, zb) + c, atol=1e-5),
+    Case("MatMulNBits",
+         (floats(3, 32), RANDOM.integers(0, 256, (5, 2, 8)).astype(np.uint8),
+          np.abs(floats(10)), RANDOM.integers(0, 256, 5).astype(np.uint8)), 1, of_four_bits,
+         {"K": 32, "N": 5, "bits": 4, "block_size": 16}, atol=1e-4),
     Case("QGemm",
          (*BYTES, steps(6, 8, dtype="int8"), scale(0.01), zero(0, "int8"),
           RANDOM.integers(-500, 500, 6).astype(np.int32), scale(0.05), zero(128)), 1,

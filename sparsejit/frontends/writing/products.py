@@ -19,7 +19,7 @@ def linear(write: Writer, x: Operand, weight: Operand, bias: Operand = None) -> 
 
 
 def matmul(write: Writer, a: Operand, b: Operand) -> Value:
-    """numpy's `a @ b`; with a known b of two axes a Linear. That of whole numbers is exact."""
+    """numpy's `a @ b`; with a known b of two axes a Linear; exact where both are whole."""
     if write.element(a) is write.element(b) is Element.INT64:
         return _whole_matmul(write, *write.promoted(a, b))
     a, b = write.floats(a), write.floats(b)

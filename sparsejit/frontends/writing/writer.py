@@ -162,10 +162,6 @@ class Writer:
             waiting.extend(self._producers[each][1])
         return True
 
-    def producer(self, x: Value) -> tuple[Operator, tuple[Value, ...]] | None:
-        """The operator that makes x, and its operands; None of an input and of a constant."""
-        return self._producers.get(x)
-
     def derived(self, x: Operand, make: Callable[[Writer, Operand], Any]) -> Any:
         """What `make` makes of a known operand: once, however many operators read it."""
         key = _memory_of(x), make
