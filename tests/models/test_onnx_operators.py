@@ -19,6 +19,7 @@ REFUSED = {
     ("DequantizeLinear", "of blocks"),
     ("Dropout", "at random"),
     ("Einsum", "repeats a label"),
+    ("Pow", "of whole numbers"),
     ("QuantizeLinear", "of blocks"),
     ("Resize", "crops"),
     ("Resize", "keeps the aspect ratio"),
