@@ -239,7 +239,7 @@ class CompiledModel(CalledModel, Compiled):
         return sealed.SealedFile(KIND, *model_to_data(self.source()))
 
     def _exported(self, name: str) -> ExportedFunction:
-        return exported_model(name, self._first)
+        return exported_model(name, self._first, (self._input_nest, self._output_nest))
 
     def source(self) -> ModelSource:
         """What it is made from."""

@@ -1,21 +1,23 @@
 """A model as C calls it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sparsejit.api.variant import Variant
 from sparsejit.artefact.exported import ExportedFunction, Macro
+from sparsejit.frontends.nesting import Nest, dtypes
 from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
 from sparsejit.runtime.call_arrays import WORKSPACE_ALIGNMENT
 from sparsejit.x86.operands import rcx
 
 
-def exported_model(name: str, variant: Variant) -> ExportedFunction:
+def exported_model(name: str, variant: Variant, nests: Sequence[Nest] = ()) -> ExportedFunction:
     """`int NAME_run(inputs, outputs, workspace)`, and `long samples` where the batch is free.
 
-    Raises InvalidInput for a model on several threads.
+    `nests` are those of the model's inputs and outputs, whose dtypes the header names. Raises
+    InvalidInput for a model on several threads.
     """
     graph, is_fixed = variant.graph, variant.tile is None
     parameters = [
@@ -31,9 +33,23 @@ def exported_model(name: str, variant: Variant) -> ExportedFunction:
         returns_status=True,
         fixed=((rcx, 1),) if is_fixed else (),
         macros=_macros(variant),
-        about=_about(variant, name.upper()),
+        about=_about(variant, name.upper(), _noted(nests)),
         threads=variant.options.threads,
     )
+
+
+# What a caller should know of numbers whose dtype in the model is another.
+_ASKED = {"input": "read as they are", "output": "such as it holds"}
+
+
+def _noted(nests: Sequence[Nest]) -> dict[tuple[str, int], str]:
+    """The dtypes that nests note, by side and place."""
+    return {
+        (side, place): dtype
+        for side, nest in zip(_ASKED, nests, strict=False)
+        for place, dtype in enumerate(dtypes(nest))
+        if dtype
+    }
 
 
 def _pointee(values: Sequence[Value]) -> str:
@@ -83,7 +99,7 @@ def _macros(variant: Variant) -> list[Macro]:
     ]
 
 
-def _about(variant: Variant, prefix: str) -> list[str]:
+def _about(variant: Variant, prefix: str, noted: Mapping[tuple[str, int], str]) -> list[str]:
     tile = variant.tile
     lines = [f"The model {_plain(variant.program.name)}. Its arrays are row-major:"]
     for side, place, value, axis in _arrays(variant):
@@ -91,6 +107,8 @@ def _about(variant: Variant, prefix: str) -> list[str]:
         sizes = "".join(f"[{size}]" for size in shape)
         element = value.type.element.value
         lines.append(f"  {side}s[{place}]: {element} {_plain(value.origin.name)}{sizes}")
+        if own := noted.get((side, place)):
+            lines.append(f"    the model has {own}; numbers are {_ASKED[side]}")
         if axis:
             lines.append(f"    samples come first here; the model has them on axis {axis}")
         elif axis is None and tile is not None:

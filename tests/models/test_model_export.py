@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from c_program import built
 from saved_models import (
     CASES,
@@ -18,6 +19,7 @@ from saved_models import (
 )
 from system_tools import needs_gcc, needs_linker, run_tool
 
+import sparsejit
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Origin
 
@@ -131,3 +133,17 @@ def test_an_exported_model_is_the_same_each_time(tmp_path: Path) -> None:
         model.export(tmp_path / "model.o")
         contents.add((tmp_path / "model.o").read_bytes())
     assert len(contents) == 1
+
+
+@needs_linker
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float64", "int8"])
+def test_the_header_names_the_models_dtypes(name: str, tmp_path: Path) -> None:
+    x = torch.ones(2, 3).to(getattr(torch, name))
+    model = torch.nn.ReLU().eval()
+    sparsejit.compile(model, (x,)).export(tmp_path / "net.o", header=tmp_path / "net.h")
+    lines = [line.strip(" *") for line in (tmp_path / "net.h").read_text().splitlines()]
+    first, second = (n for n, line in enumerate(lines) if line.startswith("the model has"))
+    assert lines[first] == f"the model has {name}; numbers are read as they are"
+    assert lines[second] == f"the model has {name}; numbers are such as it holds"
+    element = "int64" if name == "int8" else "float32"
+    assert lines[first - 1].startswith(f"inputs[0]: {element} ")
