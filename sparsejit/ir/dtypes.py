@@ -25,6 +25,7 @@ class BFloat16:
 Dtype = np.dtype[Any] | BFloat16
 BFLOAT16 = BFloat16()
 FLOAT16 = np.dtype(np.float16)
+LARGEST = float(np.finfo(np.float32).max)
 # Floats shorter than float32, by name.
 SHORT_FLOATS: dict[str, Dtype] = {"float16": FLOAT16, "bfloat16": BFLOAT16}
 # Dtypes that no element is, by name.
@@ -93,3 +94,21 @@ def from_pairs(pairs: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any
     """float32 (..., 2) as complex numbers (...)."""
     rows = np.asarray(pairs, np.float32, order="C")
     return np.asarray(rows.view(np.complex64)[..., 0].astype(dtype, copy=False))
+
+
+def within_float32(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """float64 as float32, whose largest number stands for larger ones; others as they are.
+
+    The least number of float64, which masks have, stays a number: sums with it are no NaN.
+    """
+    if array.dtype != np.float64:
+        return array
+    near = np.where(np.isfinite(array), np.clip(array, -LARGEST, LARGEST), array)
+    return near.astype(np.float32)
+
+
+def largest_of(dtype: Dtype) -> float:
+    """The largest finite number of floats of that dtype, float32's where it holds larger ones."""
+    if isinstance(dtype, np.dtype):
+        return min(LARGEST, float(np.finfo(dtype).max))
+    return 2.0**128 - 2.0**120

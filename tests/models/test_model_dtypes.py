@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import pickle
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from runnable import LEVELS
 from torch import Tensor, nn
 
@@ -53,6 +57,7 @@ def numbers(count: int = 40) -> Tensor:
     generator = torch.Generator().manual_seed(3)
     powers = torch.randint(-40, 40, (count, 9), generator=generator).float()
     x = torch.randn(count, 9, generator=generator) * 2**powers
+    x[1, :5] = torch.tensor([0.1, 0.3, 2.9999, 3.0001, 0.9001])
     x[0, :6] = torch.tensor([torch.inf, -torch.inf, torch.nan, 65519.9, 65520, -0.0])
     return x
 
@@ -100,6 +105,15 @@ def casts(d: torch.dtype) -> Functions:
         lambda x: torch.max(x[1:].to(d) * 3, 1).values,
         lambda x: x[1:].to(d).sum(1, dtype=torch.float32)[:0],
         lambda x: (x[1:].to(d) * 3).unsqueeze(0).clamp(-1e4, 1e4).double(),
+        lambda x: torch.nan_to_num(x.to(d) * 2),
+        lambda x: torch.nan_to_num(x.to(d) * 2, 0.5, 6.0, -7.0),
+        lambda x: x.to(d) == 0.1,
+        lambda x: x.to(d) < torch.tensor(0.1),
+        lambda x: (x.to(d) * 3.3333).floor(),
+        lambda x: torch.sign(x.to(d) * 1e-4),
+        lambda x: F.threshold(x.to(d) * 1.001, 3.0, 7.0),
+        lambda x: (x.to(d) * 3.3).to(d),
+        lambda x: torch.float_power(x[1:].clamp(-1, 1).to(d), 0.0),
     ]
 
 
@@ -146,6 +160,22 @@ def test_a_double_keeps_its_dtype() -> None:
     ]
     equal(functions, x)
     equal(functions, x.clamp(-1e9, 1e9).double())
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_least_number_of_a_dtype_masks(dtype: torch.dtype) -> None:
+    """Rows that are masked throughout are uniform, as in torch: no infinity cancels another."""
+    least = torch.finfo(dtype).min
+    mask = torch.tensor([[True, False, True], [True, True, True]])
+    known = torch.tensor([[least, 0.0, least], [0.0, 0.0, least]], dtype=dtype)
+    model = Of(
+        lambda x: torch.softmax(x.masked_fill(mask, least), -1),
+        lambda x: torch.softmax(x + known, -1),
+        lambda x: torch.softmax(torch.full_like(x, least), -1),
+    )
+    x = torch.randn(2, 3).to(dtype)
+    for found, wanted in zip(sparsejit.compile(model, (x,))(x), model(x), strict=True):
+        assert (found - wanted).abs().max() <= 2 * max(1e-7, torch.finfo(dtype).eps)
 
 
 NAMES = ("bool", "uint8", "int16", "int64", "float16", "bfloat16", "float32", "float64")
@@ -305,6 +335,40 @@ def test_bound_calls_have_float32(dtype: torch.dtype) -> None:
     given: Any = x.astype(np.float16) if dtype is torch.float16 else torch.ones(2, 3).to(dtype)
     with pytest.raises(InvalidInput, match=r"16.*bind a numpy array of float32"):
         compiled.bind([given], [y])
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_other_sizes_and_files_keep_the_dtypes(dtype: torch.dtype, tmp_path: Path) -> None:
+    model, x = Recurrent().to(dtype).eval(), torch.randn(2, 7, 12).to(dtype)
+    sizes = {"x": {0: "batch", 1: "time"}}
+    compiled = sparsejit.compile(model, (x,), dynamic_shapes=sizes)
+    compiled.prepare(time=4)
+    longer = torch.randn(3, 11, 12).to(dtype)
+    found, wanted = compiled(longer)[0], model(longer)[0]
+    assert found.dtype is dtype
+    assert (found - wanted).abs().max() < 8 * max(1e-7, torch.finfo(dtype).eps)
+    compiled.save(tmp_path / "model.sjit")
+    for again in (sparsejit.load(tmp_path / "model.sjit"), pickle.loads(pickle.dumps(compiled))):
+        assert_same(again(longer)[0], found)
+
+
+@shorts
+def test_torch_compile_takes_short_floats(dtype: torch.dtype) -> None:
+    model = layers()["mlp"].to(dtype).eval()
+    x = torch.randn(3, 12).to(dtype)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="sparsejit")
+        found, wanted = torch.compile(model, backend="sparsejit")(x), model(x)
+    assert found.dtype is dtype
+    assert (found - wanted).abs().max() < 8 * torch.finfo(dtype).eps
+
+
+def test_torch_compile_within_autocast() -> None:
+    model, x = layers()["mlp"].eval(), torch.randn(3, 12)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        found, wanted = torch.compile(model, backend="sparsejit")(x), model(x)
+    assert found.dtype is torch.bfloat16
+    assert (found - wanted).abs().max() < 8 * torch.finfo(torch.bfloat16).eps
 
 
 def test_dtypes_of_eight_bits_are_refused_by_name() -> None:

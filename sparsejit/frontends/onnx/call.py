@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsejit.frontends.writing.writer import Unmapped, Writer
+from sparsejit.ir.dtypes import within_float32
 from sparsejit.ir.graph import Array, Element, Value
 
 if TYPE_CHECKING:
@@ -139,7 +140,11 @@ def operator_of(node: NodeProto) -> str:
 
 
 def plain(array: Array) -> Array:
-    """An array in a dtype that graphs hold: floats as float32, integers as int64."""
+    """An array in a dtype that graphs hold: floats as float32, integers as int64.
+
+    Numbers of float64 beyond float32 become its largest.
+    """
     if array.dtype.kind not in ELEMENTS and "float" not in array.dtype.name:
         raise Unmapped(f"has the dtype {array.dtype}")
-    return np.asarray(array, ELEMENTS.get(array.dtype.kind, Element.FLOAT32).value)
+    held = within_float32(array)
+    return np.asarray(held, ELEMENTS.get(array.dtype.kind, Element.FLOAT32).value)

@@ -91,6 +91,9 @@ def read_graph(
 _HELD_AS_FLOATS = ("ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QuantizeLinear")
 
 
+# Whose results of numbers that hardly differ may differ by much.
+_JUMPING = ("Ceil", "Floor", "Mod", "Round", "Shrink", "Sign", "ThresholdedRelu")
+
 # Why operators have no mapping that compute how large their results are; of known operands they do.
 _OF_OPEN_SIZE = dict.fromkeys(
     ("NonMaxSuppression", "Range", "Unique"),
@@ -163,7 +166,8 @@ class NodeInterpreter:
             assert mapping is not None
             attributes = _attributes(node)
             made = [x.name for x in map(self.inference.dtype, node.output) if x is not None]
-            operands = [self.write.read(operand, made) for operand in operands]
+            jumps = node.op_type in _JUMPING
+            operands = [self.write.read(operand, made, jumps) for operand in operands]
             call = Call(node, operands, attributes, self._opset, self._constants)
             found = mapping(self.write, call)
             results = found if isinstance(found, tuple) else (found,)

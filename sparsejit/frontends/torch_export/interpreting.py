@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from sparsejit.frontends.writing.complex_values import Complex, from_last_axis, 
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.unwritten import without_unwritten
 from sparsejit.frontends.writing.writer import Unmapped, Writer, element_of, type_of
-from sparsejit.ir.dtypes import dtype_named
+from sparsejit.ir.dtypes import LARGEST, dtype_named
 from sparsejit.ir.graph import Array, Element, Graph, TensorType, Value
 
 if TYPE_CHECKING:
@@ -249,7 +250,9 @@ class Interpreter:
         import torch
 
         made = [dtype_of(leaf) for leaf in leaves([example]) if is_tensor(leaf)]
-        args, kwargs = each((args, kwargs), lambda leaf: self.write.read(leaf, made))
+        name = target._schema.name.removeprefix("aten::")
+        jumps = name in _JUMPING or kwargs.get("rounding_mode") is not None
+        args, kwargs = each((args, kwargs), lambda leaf: self.write.read(leaf, made, jumps))
         operands = [*args, *kwargs.values()]
         dtype = complex_dtype([*operands, example])
         mapping = (COMPLEX_OPERATORS if dtype else OPERATORS).get(str(target))
@@ -265,6 +268,7 @@ class Interpreter:
             args, kwargs = pairs(self.write, (args, kwargs))
         elif (opened := self._opened(target, args, kwargs, example)) is not None:
             return opened
+        args, kwargs = each((args, kwargs), _held)
         if mapping is None:
             reason = f"of {dtype}; give real and imaginary parts as two tensors"
             return self._decomposed(target, args, kwargs, Unmapped(reason if dtype else ""))
@@ -383,6 +387,19 @@ _RESERVING = {
     *("aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"),
     *("aten::new_empty_strided", "aten::empty_permuted", "aten::resize", "aten::resize_as"),
 }
+
+
+# Whose results of numbers that hardly differ may differ by much.
+_JUMPING = {
+    *("floor", "ceil", "round", "trunc", "fix", "frac", "sign", "sgn", "nan_to_num"),
+    *("floor_divide", "remainder", "fmod", "hardshrink", "threshold", "heaviside"),
+}
+
+
+def _held(leaf: Any) -> Any:
+    """A finite number beyond float32 as its largest, such as the least of float64 in masks."""
+    is_beyond = isinstance(leaf, float) and LARGEST < abs(leaf) < math.inf
+    return math.copysign(LARGEST, leaf) if is_beyond else leaf
 
 
 class _Sized:

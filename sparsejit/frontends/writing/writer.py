@@ -13,7 +13,14 @@ from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.writing.formula import Formula, Operand
 from sparsejit.frontends.writing.held_numbers import HeldNumbers, Producers
 from sparsejit.frontends.writing.unmapped import Unmapped
-from sparsejit.ir.dtypes import NOTED, Dtype, dtype_named, promoted_dtype, rank_of
+from sparsejit.ir.dtypes import (
+    NOTED,
+    Dtype,
+    dtype_named,
+    promoted_dtype,
+    rank_of,
+    within_float32,
+)
 from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType, Value
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.operator import Operator
@@ -95,8 +102,7 @@ class Writer:
         if is_tensor(x):
             if id(x) not in self._tensors:
                 _, _, name = self._names.get(id(x), (x, "", self.origin.name))
-                array = self.array(x)
-                value = self.constant(array, name)
+                value = self.constant(within_float32(self.array(x)), name)
                 self.note(value, str(x.dtype).removeprefix("torch."))
                 self._tensors[id(x)] = (x, value)
             return self._tensors[id(x)][1]
@@ -226,6 +232,8 @@ class Writer:
         float: what x86 makes of it, and torch there. Short floats are rounded.
         """
         element, wanted = element_of(dtype), dtype_named(dtype)
+        if self.dtype(x) == wanted:
+            return self.value(x)
         source = x if isinstance(x, bool | int | float) else self.rounded(x)
         value = self.cast(source, element)
         if wanted in WRAPS and self.dtype(x).kind == "f":
@@ -259,11 +267,15 @@ class Writer:
             self._rounded[value] = self.narrowed(value, dtype)
         return self._rounded[value]
 
-    def read(self, x: Operand, made: Collection[str]) -> Operand:
-        """An operand of an operator whose results have these dtypes: rounded if its own differs."""
-        if not isinstance(x, Value) or all(self.dtype(x).name == name for name in made):
+    def read(self, x: Operand, made: Collection[str], jumps: bool = False) -> Operand:
+        """An operand of an operator whose results have these dtypes: rounded if its own differs.
+
+        So it is if the operator `jumps`: numbers that hardly differ make others that do.
+        """
+        if not isinstance(x, Value):
             return x
-        return self.rounded(x)
+        is_same = not jumps and all(self.dtype(x).name == name for name in made)
+        return x if is_same else self.rounded(x)
 
     def noted(self, value: Value, dtype: Dtype) -> Value:
         """A result of which the model's dtype is noted; whole numbers are kept within it.
@@ -321,6 +333,9 @@ class Writer:
             values = [self.cast(condition, Element.BOOL), *self.promoted(*rest)]
         else:
             values = self.promoted(*operands)
+        if FUNCTIONS[kind].to_bool:  # numbers too are compared in the dtype of the tensors
+            common = self.common_dtype(operands)
+            values = [x if self.dtype(x) == common else self.narrowed(x, common) for x in values]
         if kind in _OF_WHOLES and values[0].type.element is not Element.FLOAT32:
             return _OF_WHOLES[kind](self, values[0])
         return self.one(Pointwise(kind), *values, name=name)

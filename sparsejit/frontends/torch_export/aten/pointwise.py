@@ -24,6 +24,7 @@ from sparsejit.frontends.writing.pointwise import (
 )
 from sparsejit.frontends.writing.remainders import fmod, remainder
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
+from sparsejit.ir.dtypes import largest_of
 from sparsejit.ir.graph import Element, Value
 
 
@@ -156,10 +157,10 @@ def nan_to_num(
     posinf: float | None = None,
     neginf: float | None = None,
 ) -> Value:
-    """Finite numbers, by default 0 and the largest, in the place of those that are not."""
+    """Finite numbers, by default 0 and the dtype's largest, in the place of those that are not."""
     if not _is_float(write, x):
         return write.value(x)
-    largest = 3.4028234663852886e38
+    largest = largest_of(write.dtype(x))
     f = write.formula("nan_to_num")
     high = f("equal", x, float("inf"))
     low = f("equal", x, float("-inf"))
