@@ -297,3 +297,19 @@ def test_a_dtype_holds_for_the_weights_of_a_body() -> None:
         short = sparsejit.compile(model, tuple(given), dtype=dtype)(*given)
         for found, wanted in zip(short, exact, strict=True):
             assert 0 < np.abs(found - wanted).max() < error
+
+
+def test_a_state_that_a_body_returns_as_it_is() -> None:
+    """ONNX Runtime gives memory that nothing wrote; by the specification it is the first state."""
+    body = helper.make_graph(
+        [helper.make_node("Neg", ["part"], ["row"])],
+        "body",
+        [info("state", None), info("part", None)],
+        [info("state", None), info("row", None)],
+    )
+    node = helper.make_node("Scan", ["x", "parts"], ["last", "rows"], body=body, num_scan_inputs=1)
+    model = model_of([node], {"x": (3,), "parts": (20, 3)}, ["last", "rows"], {})
+    x, parts = floats(3), floats(20, 3)
+    last, rows = sparsejit.compile(model, (x, parts), free_batch=False)(x, parts)
+    np.testing.assert_array_equal(last, x)
+    np.testing.assert_array_equal(rows, -parts)
