@@ -147,12 +147,15 @@ EXPERTS = {
     ]
 }
 REDUCTIONS = {
-    "aten.sum.dim_IntList": [*_over_axes(*SEVERAL), call(whole(9, 3, 4), [1]), call(X, None)],
+    "aten.sum.dim_IntList": [
+        *(*_over_axes(*SEVERAL), call(whole(9, 3, 4), [1]), call(X, None)),
+        *(call(rand(3, 0), [1]), call(whole(9, 2, 0, 3), [1], True)),
+    ],
     "aten.sum.default": [
         *(call(rand(3, 4, 5)), call(truths(9)), call(rand()), call(whole(9, 40))),
         *(call(whole(9, 3, 4), dtype=torch.float32), call(3 * X, dtype=torch.int64)),
     ],
-    "aten.mean.dim": [*_over_axes(*SEVERAL), call(X, None)],
+    "aten.mean.dim": [*_over_axes(*SEVERAL), call(X, None), call(rand(3, 0), [1])],
     "aten.mean.default": [call(rand(3, 4, 5))],
     "aten.amax.default": [*_over_axes(*SEVERAL), call(whole(9, 3, 4), [0])],
     "aten.amin.default": [*_over_axes(*SEVERAL), call(whole(9, 3, 20), [-1]), call(truths(5), [0])],

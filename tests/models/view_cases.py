@@ -142,7 +142,7 @@ SELECTIONS: dict[str, list[Call]] = {
         call(rand(8, 9), [4, 4], [2, 2], [1, 1], [0, 0], [1, 1]),
     ],
     "aten.gather.default": [
-        call(rand(3, 5), 1, whole(5, 3, 2)),
+        *(call(rand(3, 5), 1, whole(5, 3, 2)), call(rand(5), 0, whole(5, 0))),
         call(rand(3, 5), 1, Known(torch.tensor([[4, 0], [1, 1], [2, 3]]))),
         call(rand(3, 5, 2), -2, whole(5, 2, 7, 1)),
         *(call(whole(9, 3, 5), 0, whole(3, 2, 4)), call(rand(), 0, ZERO), call(rand(4), 0, ZERO)),

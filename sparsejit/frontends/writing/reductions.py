@@ -46,8 +46,23 @@ def reduced(write: Writer, x: Value, dim: Axes, keepdim: bool, title: str, steps
     rows = reshaped(write, last, (*(x.shape[axis] for axis in kept), length))
     f = write.formula(title)
     result = f.finish(steps(f, rows, length))
+    if not length:
+        result = _of_nothing(write, result)
     sizes = [1 if axis in axes else n for axis, n in enumerate(x.shape)]
     return reshaped(write, result, sizes if keepdim else [x.shape[axis] for axis in kept])
+
+
+def _of_nothing(write: Writer, made: Value) -> Value:
+    """The result of a reduction of no elements, which is known."""
+    op, operands = write.producer(made) or (None, ())
+    known = [np.zeros(x.shape) if not x.type.size else write.known(x) for x in operands]
+    if op is None or any(array is None for array in known):
+        raise Unmapped("of no elements")
+    try:
+        (result,) = op.reference(*[np.asarray(array) for array in known])
+    except ValueError:  # the extreme of nothing
+        raise Unmapped("of no elements") from None
+    return write.constant(result.astype(made.type.element.value), made.origin.name)
 
 
 def _sum(f: Formula, x: Any, length: int) -> FormulaStep:
@@ -55,7 +70,7 @@ def _sum(f: Formula, x: Any, length: int) -> FormulaStep:
 
 
 def _mean(f: Formula, x: Any, length: int) -> FormulaStep:
-    return f("mul", f("row_sum", x), 1.0 / max(length, 1))
+    return f("mul", f("row_sum", x), 1.0 / length if length else math.nan)
 
 
 def _largest(f: Formula, x: Any, length: int) -> FormulaStep:

@@ -22,6 +22,8 @@ def gather(write: Writer, x: Operand, dim: int, index: Operand, *_: Any, **__: A
     """An element for each place along an axis."""
     value, chosen = _with_axes(write, x, index)
     rank = max(len(value.shape), 1)
+    if 0 in chosen.shape:
+        return expanded(write, write.number(0, value.type.element), write.shape(index))
     found = places.by_axis(write, value, chosen, axis_of(dim, rank))
     return reshaped(write, found, write.shape(index))
 

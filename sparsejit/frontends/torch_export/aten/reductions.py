@@ -26,7 +26,7 @@ from sparsejit.frontends.writing.reductions import (
     sum_over,
     vector_norm,
 )
-from sparsejit.frontends.writing.writer import Formula, Operand, Unmapped, Writer
+from sparsejit.frontends.writing.writer import Formula, Operand, Writer
 from sparsejit.ir.graph import Element, Value
 
 
@@ -49,8 +49,6 @@ def _variance(correction: float) -> Steps:
     """The mean square of deviations, over length - correction."""
 
     def steps(f: Formula, x: Any, length: int) -> FormulaStep:
-        if not length:
-            raise Unmapped("of no elements")
         centred = f("sub", x, _mean(f, x, length))
         squares = f("row_sum", f("square", centred))
         if length <= correction:  # 0 / 0 is NaN, as in torch
