@@ -117,7 +117,8 @@ def test_runs_leave_nothing_in_the_temporary_folder(tmp_path: Path) -> None:
     """The fuzzer of damaged files, and pytest but for its own folder."""
     tests = Path(__file__).parent
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(tests.parent)}
-    environment.pop("PYTEST_DEBUG_TEMPROOT")
+    for name in ("PYTEST_DEBUG_TEMPROOT", "SPARSEJIT_TESTS_TMPDIR"):
+        environment.pop(name)
     fuzzing = ["fuzz.py", "--kinds", "mutants", "--cases", "2"]
     testing = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "machine/test_files.py"]
     for arguments in (fuzzing, testing):
