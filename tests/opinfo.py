@@ -1,7 +1,9 @@
 """torch's own operator and module tests, compiled: every sample equal to torch, or refused.
 
     python tests/opinfo.py --jobs 2 --out /tmp/opinfo.jsonl     goes on where it stopped
+    python tests/opinfo.py --out /tmp/opinfo.jsonl --again     what was not supported there
     python tests/opinfo.py --only "fft_.*" --dtypes float32
+    python tests/opinfo.py --page /tmp/opinfo.jsonl             the page of the documentation
     python tests/opinfo.py --sample nn_functional_pad_circular:float32:3
 
 Each entry of the databases runs in a process that may crash or hang. A finding is a wrong result,
@@ -44,12 +46,12 @@ def attempt(task: Task) -> dict[str, Any]:
     cases = batches.cases_of(samples.samples(name, dtype, most))
     found = batches.outcomes(cases)
     refused = [each for each in found if each.kind == batches.REFUSED]
-    again = [
+    others = [
         batches.Case(each.case.sample, each.case.plain, each.case.exact, fixed=True)
         for each in found
         if each.kind in (batches.REFUSED, batches.RAW) and len(each.case.sample.places) > 1
     ]
-    with_weights = batches.outcomes(again)
+    with_weights = batches.outcomes(others)
     mended = {x.case.sample.number: x for x in with_weights if x.kind != batches.REFUSED}
     row: dict[str, Any] = {"name": name, "dtype": dtype, "samples": len(cases)}
     row["counts"] = dict(Counter(each.kind for each in found))
@@ -97,7 +99,7 @@ def tasks(only: str, dtypes: list[str], most: int | None, known: set[Any]) -> It
                 yield name, dtype, most
 
 
-def again(text: str) -> None:
+def one_sample(text: str) -> None:
     """One sample in this process, with its traceback."""
     from operator_database import batches, samples
 
@@ -119,6 +121,10 @@ def main(
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     out: Annotated[Path | None, typer.Option(help="File of rows, which is added to.")] = None,
     sample: Annotated[str, typer.Option(help="One sample, as name:dtype:number.")] = "",
+    again: Annotated[
+        bool, typer.Option(help="Try entries again that were not supported, or had findings.")
+    ] = False,
+    page: Annotated[Path | None, typer.Option(help="Make the page of the rows in a file.")] = None,
 ) -> None:
     """Compile torch's samples of its operators and modules, and compare."""
     os.environ.setdefault("SPARSEJIT_CALIBRATE", "0")
@@ -126,9 +132,15 @@ def main(
     os.environ.setdefault("SPARSEJIT_FILL", "1")  # what is left unwritten is NaN, or -1
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a forked process has no other threads
     if sample:
-        again(sample)
+        one_sample(sample)
         return
-    rows = [json.loads(line) for line in out.read_text().splitlines()] if _exists(out) else []
+    if page is not None:
+        write_page(read_rows(page))
+        return
+    rows = read_rows(out) if out is not None and out.exists() else []
+    if again and out is not None:
+        rows = [row for row in rows if is_supported(row) and not row["findings"]]
+        out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     known = {(row["name"], row["dtype"]) for row in rows}
     trials = Trials(attempt, died, jobs, PATIENCE_S, most=ENTRIES_A_PROCESS)
     for row in trials.run(tasks(only, dtypes.split(","), most, known)):
@@ -142,8 +154,27 @@ def main(
     raise typer.Exit(any(row["findings"] for row in rows))
 
 
-def _exists(path: Path | None) -> bool:
-    return path is not None and path.exists()
+def write_page(rows: list[dict[str, Any]]) -> None:
+    """Make the page of the documentation from rows of a sweep."""
+    from operator_database import page, samples
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    order = {name: number for number, name in enumerate(samples.entries())}
+    known = [row for row in rows if row["name"] in order]
+    known.sort(key=lambda row: (samples.DTYPES.index(row["dtype"]), order[row["name"]]))
+    page.PAGE.write_text(page.page_of(known, [op.formatted_name for op in op_db]))
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a sweep."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def is_supported(row: dict[str, Any]) -> bool:
+    """Whether a row says so of its entry."""
+    from operator_database import page
+
+    return page.state_of(row) == page.SUPPORTED
 
 
 if __name__ == "__main__":

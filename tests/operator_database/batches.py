@@ -151,7 +151,7 @@ def attempt(cases: Sequence[Case]) -> list[Outcome]:
         return [Outcome(case, RAW, f"{type(error).__name__}: {error}"[:600]) for case in cases]
     made = []
     for case, result in zip(cases, results, strict=True):
-        text = differences(tree_leaves(result), case.plain, case.exact)
+        text = differences(tree_leaves(result), case.plain, case.exact, case.sample.any_places)
         made.append(Outcome(case, WRONG if text else EQUAL, text))
     return made
 

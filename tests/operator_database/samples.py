@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 DTYPES = ("float32", "int64", "bool", "float16", "bfloat16")
 # Larger tensors test memory, not operators.
 MOST_ELEMENTS = 1 << 14
+# torch does not say which of equal elements these name.
+_ANY_PLACES = {"topk", "kthvalue", "median", "nanmedian", "mode", "masked.median"}
 
 
 @dataclass
@@ -29,6 +31,7 @@ class Sample:
     leaves: list[Any]
     spec: Any
     is_strided: bool = False
+    any_places: bool = False  # whole numbers among the results are places of any of equal elements
     places: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -40,19 +43,23 @@ class Sample:
         return [self.leaves[place] for place in self.places]
 
     def call(self, tensors: Sequence[torch.Tensor], function: Any = None) -> list[torch.Tensor]:
-        """The tensors that the function returns for these tensors."""
+        """The tensors that the function returns for these tensors, complex ones as pairs."""
         filled = list(self.leaves)
         for place, tensor in zip(self.places, tensors, strict=True):
             filled[place] = tensor
         args, kwargs = tree_unflatten(filled, self.spec)
         result = (function or self.function)(*args, **kwargs)
-        return [x for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor)]
+        return [_real(x) for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor)]
 
     def __str__(self) -> str:
         args, kwargs = tree_unflatten([_short(x) for x in self.leaves], self.spec)
         named = [f"{key}={value}" for key, value in kwargs.items()]
         stride = " strided" if self.is_strided else ""
         return f"#{self.number}{stride} ({', '.join([*map(str, args), *named])})"
+
+
+def _real(x: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
 class _Text(str):
@@ -131,7 +138,7 @@ def _of_operator(name: str, dtype: torch.dtype) -> Iterator[Sample]:
         found += islice(op.reference_inputs("cpu", dtype, requires_grad=False), 100)
     for number, each in enumerate(found):
         leaves, spec = tree_flatten(((each.input, *each.args), each.kwargs))
-        yield Sample(number, op.op, leaves, spec)
+        yield Sample(number, op.op, leaves, spec, any_places=op.name in _ANY_PLACES)
 
 
 def _of_module(name: str, dtype: torch.dtype) -> Iterator[Sample]:
@@ -155,4 +162,4 @@ def _strided(sample: Sample) -> Sample:
         x = leaves[place]
         if x.ndim:
             leaves[place] = x.repeat_interleave(2, -1)[..., ::2]
-    return Sample(sample.number, sample.function, leaves, sample.spec, True)
+    return replace(sample, leaves=leaves, is_strided=True)
