@@ -207,3 +207,27 @@ def test_other_dtypes_are_refused_by_name(name: str) -> None:
     if not name.startswith("COMPLEX"):
         with pytest.raises(UnsupportedOperator, match=rf"Cast \(.*{name.lower()[:4]}"):
             sparsejit.compile(file_of(cast("x", "h", kind), cast("h", "y", FLOAT), opset=21))
+
+
+def test_a_state_of_float16_runs_in_turns() -> None:
+    """Results of a body are rounded where a cast within it, or an output, reads them."""
+    node, value, kind = helper.make_node, helper.make_tensor_value_info, TensorProto.FLOAT16
+    body = helper.make_graph(
+        [
+            node("Mul", ["s", "s"], ["square"]),
+            node("Add", ["square", "row"], ["next"]),
+            cast("next", "wide", FLOAT),
+        ],
+        "body",
+        [value("s", kind, [3]), value("row", kind, [3])],
+        [value("next", kind, [3]), value("wide", FLOAT, [3])],
+    )
+    nodes = [cast("x", "rows", kind), cast("first", "state", kind)]
+    nodes.append(node("Scan", ["state", "rows"], ["last", "y"], num_scan_inputs=1, body=body))
+    first = np.array([0.1, -0.3, 0.7], np.float32)
+    model = file_of(*nodes, shape=[6, 3], constants={"first": first})
+    x = (np.random.default_rng(0).standard_normal((6, 3)) / 2).astype(np.float32)
+    found = sparsejit.compile(model)(x)
+    (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_array_equal(found, found.astype(np.float16))
+    assert np.abs(found - wanted).max() < 4 * np.finfo(np.float16).eps
