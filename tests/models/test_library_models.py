@@ -1,15 +1,18 @@
 """Models of libraries that know nothing of us, small and with random weights, against torch."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers_sweep
 from torch import Tensor, nn
+from transformers_models import catalogue
+from transformers_models import page as pages
 
 import sparsejit
+from sparsejit.perf import history
 
 BOUND = 1e-5
 TEXT = {
@@ -20,56 +23,24 @@ TEXT = {
     "intermediate_size": 64,
     "max_position_embeddings": 64,
 }
-IMAGE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "image_size": 32,
-    "patch_size": 8,
-}
-GPT = {"vocab_size": 99, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-DISTIL = {"vocab_size": 99, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 64}
-T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-WHISPER = {
-    "d_model": 32,
-    "encoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_layers": 1,
-    "decoder_attention_heads": 4,
-    "decoder_ffn_dim": 64,
-    "max_source_positions": 30,
-    "num_mel_bins": 20,
-}
-
-
-def tokens() -> Tensor:
-    return torch.randint(0, 99, (2, 7))
-
-
-def image() -> Tensor:
-    return torch.randn(2, 3, 32, 32)
-
-
-# From a name of transformers' models to its configuration's arguments and an input.
-TRANSFORMERS: dict[str, tuple[str, dict[str, Any], Callable[[], Tensor]]] = {
-    "BertModel": ("BertConfig", TEXT, tokens),
-    "BertForSequenceClassification": ("BertConfig", TEXT, tokens),
-    "DistilBertModel": ("DistilBertConfig", DISTIL, tokens),
-    "ElectraModel": ("ElectraConfig", {**TEXT, "embedding_size": 16}, tokens),
-    "GPT2LMHeadModel": ("GPT2Config", {**GPT, "use_cache": False}, tokens),
-    "LlamaModel": (
-        "LlamaConfig",
-        {**TEXT, "num_key_value_heads": 2, "use_cache": False},
-        tokens,
+# Classes of transformers, by their names in the sweep's catalogue, and two with a head.
+SAMPLE = (
+    *("albert", "bert", "roberta", "xlm-roberta", "distilbert", "electra", "mpnet", "deberta-v2"),
+    *(
+        "clip_text_model",
+        "clip_vision_model",
+        "clip.get_text_features",
+        "vit",
+        "dinov2",
+        "convnext",
+        "swin",
     ),
-    "RobertaModel": ("RobertaConfig", TEXT, tokens),
-    "T5EncoderModel": ("T5Config", T5, tokens),
-    "ViTModel": ("ViTConfig", IMAGE, image),
-    "CLIPVisionModel": ("CLIPVisionConfig", IMAGE, image),
-    "WhisperModel": ("WhisperConfig", WHISPER, lambda: torch.randn(2, 20, 60)),
-}
+    *("moonshine.encoder", "speech_to_text.encoder", "whisper.encoder", "t5.encoder", "wav2vec2"),
+    *("encodec.encoder", "encodec.decoder", "encodec.quantizer.decode"),
+)
+HEADS = {"bert": "BertForSequenceClassification", "gpt2": "GPT2LMHeadModel"}
+# The least share of exported classes that compile and agree, and the number that are built.
+FLOOR, LEAST_BUILT = 0.85, 150
 TORCHVISION = ["squeezenet1_1", "shufflenet_v2_x0_5", "resnet18"]
 TIMM = ["resnet10t", "convnext_atto", "lcnet_035"]
 
@@ -109,12 +80,64 @@ def _same_weights_each_time() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("name", TRANSFORMERS)
+def check_case(case: Any) -> None:
+    outcome = pytest.importorskip("transformers_models.trial").try_case(case)
+    assert (outcome.status, outcome.text) == ("equal", ""), outcome
+
+
+@pytest.mark.parametrize("name", SAMPLE)
 def test_transformers(name: str) -> None:
-    transformers = library("transformers")
-    config, sizes, make_input = TRANSFORMERS[name]
-    model = getattr(transformers, name)(getattr(transformers, config)(**sizes))
-    check(model.encoder if name == "WhisperModel" else model, make_input())
+    library("transformers")
+    check_case(catalogue.case_named(name))
+
+
+@pytest.mark.parametrize("model_type", HEADS)
+def test_transformers_with_a_head(model_type: str) -> None:
+    library("transformers")
+    check_case(catalogue.Case("text", model_type, HEADS[model_type]))
+
+
+class Scaled(nn.Module):
+    """A model beside whose results others are."""
+
+    def __init__(self, factor: float, fails: bool = False) -> None:
+        super().__init__()
+        self.factor, self.fails = factor, fails
+
+    batch_is_free = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.fails:
+            raise IndexError("a raw error")
+        return self.factor * x
+
+
+@pytest.mark.parametrize(
+    ("compiled", "text"),
+    [
+        (Scaled(1.001), "Wrong: output 0 of 2 rows is off by"),
+        (Scaled(float("nan")), "Wrong: output 0 of 2 rows is off by nan"),
+        (Scaled(1, fails=True), "IndexError: a raw error"),
+    ],
+)
+def test_the_sweep_finds_faults(
+    compiled: Scaled, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = pytest.importorskip("transformers_models.trial")
+    inputs = trial.Inputs({"x": torch.randn(trial.MOST_ROWS, 3)}, {})
+    monkeypatch.setattr(trial, "build", lambda case: (Scaled(1), inputs))
+    monkeypatch.setattr(trial, "compiled_part", lambda part, inputs: compiled)
+    outcome = trial.try_case(catalogue.Case("text", "none", "None"))
+    assert outcome.status == "finding" and outcome.text.startswith(text)
+
+
+def test_the_page_has_the_shares_of_the_sweep() -> None:
+    rows = pages.latest(history.read_rows(transformers_sweep.RESULTS))
+    assert pages.PAGE.read_text() == transformers_sweep.page_of(transformers_sweep.RESULTS)
+    assert not [row for row in rows if row["status"] == "finding"]
+    assert pages.built(rows) >= LEAST_BUILT and pages.share(rows) >= FLOOR
+    named = {row["name"]: row["status"] for row in rows}
+    assert {named[name] for name in SAMPLE} == {"equal"}
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's older exporter
@@ -123,7 +146,7 @@ def test_as_torch_writes_it_to_onnx(tmp_path: Path) -> None:
     pytest.importorskip("onnx")
     transformers = library("transformers")
     model = FirstOutput(transformers.BertModel(transformers.BertConfig(**TEXT))).eval()
-    path, x = str(tmp_path / "bert.onnx"), tokens()
+    path, x = str(tmp_path / "bert.onnx"), torch.randint(0, 99, (2, 7))
     torch.onnx.export(model, (x,), path, dynamo=False, opset_version=17)
     with torch.no_grad():
         wanted = model(x).numpy()

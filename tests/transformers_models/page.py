@@ -20,10 +20,12 @@ weights, exports it with torch.export, compiles it, and compares every output wi
 float64, for 2 rows, and for 1 and 5 where the batch is free. The kind `encoder` has the encoders
 of models that have a decoder too. Texts come with an attention mask and padding.
 
-**{equal} of the {exported} classes that torch.export can export compile and agree: {share}.**
+{run} of the registry's classes and their parts were tried.
 
-| kind | built | exported | compiled and equal | share | free batch |
-|---|--:|--:|--:|--:|--:|
+**{equal} of the {exported} that torch.export can export compile and agree: {share}.**
+
+| kind | tried | built | exported | compiled and equal | share | free batch |
+|---|--:|--:|--:|--:|--:|--:|
 """
 _REASONS = """
 A class whose configuration could not be shrunk, or whose inputs could not be made from its
@@ -73,6 +75,7 @@ def page(rows: Sequence[Mapping[str, Any]], version: str) -> str:
 def _counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     equal = [row for row in rows if row["status"] == "equal"]
     return {
+        "run": len(rows),
         "built": built(rows),
         "exported": sum(row["status"] in EXPORTED for row in rows),
         "equal": len(equal),
