@@ -88,6 +88,7 @@ def _line(kind: str, rows: Sequence[Mapping[str, Any]]) -> str:
         return ""
     found = _counts(rows)
     numbers = (
+        len(rows),
         found["built"],
         found["exported"],
         found["equal"],
