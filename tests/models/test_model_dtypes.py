@@ -62,6 +62,35 @@ def numbers(count: int = 40) -> Tensor:
     return x
 
 
+def _choices(d: torch.dtype) -> Functions:
+    """Functions that choose or arrange elements of a short dtype, or compare them."""
+    return [
+        lambda x: torch.where(x > 0, x.to(d) * 3, 0.1),
+        lambda x: torch.where(x > 0, x.to(d) * 3, x),
+        lambda x: torch.cat([x.to(d) * 3, x.to(d)]),
+        lambda x: torch.cat([x.to(d) * 3, x]),
+        lambda x: torch.maximum(x.to(d) * 3, x.to(d)),
+        lambda x: x.to(d).masked_fill(x > 1, 0.1),
+        lambda x: x.to(d).reshape(9, 40).t()[1:],
+        lambda x: (x > 0).to(d) * 0.1,
+        lambda x: torch.full_like(x, 0.1, dtype=d),
+        lambda x: torch.ones_like(x.to(d)) / 3,
+        lambda x: x.to(d).amax(1),
+        lambda x: torch.max(x[1:].to(d) * 3, 1).values,
+        lambda x: x[1:].to(d).sum(1, dtype=torch.float32)[:0],
+        lambda x: (x[1:].to(d) * 3).unsqueeze(0).clamp(-1e4, 1e4).double(),
+        lambda x: torch.nan_to_num(x.to(d) * 2),
+        lambda x: torch.nan_to_num(x.to(d) * 2, 0.5, 6.0, -7.0),
+        lambda x: x.to(d) == 0.1,
+        lambda x: x.to(d) < torch.tensor(0.1),
+        lambda x: (x.to(d) * 3.3333).floor(),
+        lambda x: torch.sign(x.to(d) * 1e-4),
+        lambda x: F.threshold(x.to(d) * 1.001, 3.0, 7.0),
+        lambda x: (x.to(d) * 3.3).to(d),
+        lambda x: torch.float_power(x[1:].clamp(-1, 1).to(d), 0.0),
+    ]
+
+
 def casts(d: torch.dtype) -> Functions:
     """Each has one rounding in torch, and one here."""
     other = torch.bfloat16 if d is torch.float16 else torch.float16
@@ -91,29 +120,7 @@ def casts(d: torch.dtype) -> Functions:
         lambda x: (x.to(d).clamp(-300, 300) * 3.3).to(torch.int64),
         lambda x: (x.to(d).clamp(0, 40) * 3.3).to(torch.int8),
         lambda x: (x.clamp(-1, 1).to(d) * 3.3).round().to(torch.int32),
-        lambda x: torch.where(x > 0, x.to(d) * 3, 0.1),
-        lambda x: torch.where(x > 0, x.to(d) * 3, x),
-        lambda x: torch.cat([x.to(d) * 3, x.to(d)]),
-        lambda x: torch.cat([x.to(d) * 3, x]),
-        lambda x: torch.maximum(x.to(d) * 3, x.to(d)),
-        lambda x: x.to(d).masked_fill(x > 1, 0.1),
-        lambda x: x.to(d).reshape(9, 40).t()[1:],
-        lambda x: (x > 0).to(d) * 0.1,
-        lambda x: torch.full_like(x, 0.1, dtype=d),
-        lambda x: torch.ones_like(x.to(d)) / 3,
-        lambda x: x.to(d).amax(1),
-        lambda x: torch.max(x[1:].to(d) * 3, 1).values,
-        lambda x: x[1:].to(d).sum(1, dtype=torch.float32)[:0],
-        lambda x: (x[1:].to(d) * 3).unsqueeze(0).clamp(-1e4, 1e4).double(),
-        lambda x: torch.nan_to_num(x.to(d) * 2),
-        lambda x: torch.nan_to_num(x.to(d) * 2, 0.5, 6.0, -7.0),
-        lambda x: x.to(d) == 0.1,
-        lambda x: x.to(d) < torch.tensor(0.1),
-        lambda x: (x.to(d) * 3.3333).floor(),
-        lambda x: torch.sign(x.to(d) * 1e-4),
-        lambda x: F.threshold(x.to(d) * 1.001, 3.0, 7.0),
-        lambda x: (x.to(d) * 3.3).to(d),
-        lambda x: torch.float_power(x[1:].clamp(-1, 1).to(d), 0.0),
+        *_choices(d),
     ]
 
 

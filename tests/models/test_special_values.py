@@ -44,7 +44,7 @@ FLOATS = {
 # Of these alone it is said what huge numbers do: sums of such overflow, each in its own order.
 OF_ONE_NUMBER = {f"aten.{name}.default" for name in (*UNARY, *OF_POSITIVE)}
 # Whose whole numbers say a place.
-PLACES = ("embedding", "gather", "index", "one_hot", "scatter", "take", "put")
+PLACES = ("embedding", "gather", "grouped_mm", "index", "one_hot", "scatter", "take", "put")
 # Where we differ from torch: the row, the numbers, and why. Those under "" differ with all.
 DIFFERENT: dict[tuple[str, str], str] = {
     **{
@@ -68,7 +68,7 @@ DIFFERENT: dict[tuple[str, str], str] = {
             *("conv_transpose1d.default", "upsample_linear1d.vec", "upsample_bilinear2d.vec"),
             *("upsample_trilinear3d.vec", "upsample_bicubic2d.vec"),
             "scaled_dot_product_attention.default",
-            *("stft.default", "stft.center"),
+            *("stft.default", "stft.center", "col2im.default"),
         )
     },
     **{

@@ -179,7 +179,6 @@ def test_values_that_decide_a_size_or_a_branch_are_refused_with_the_line(
         (lambda m, x: torch.native_group_norm(x, None, None, 3, 4, 1, 2, 1e-5)[1], "group_norm"),
         (lambda m, x: functional.multilabel_margin_loss(x, (x > 0).long()), "multilabel_margin"),
         (lambda m, x: functional.multi_margin_loss(x[0], (x[0, 0] > 0).long()), "multi_margin"),
-        (lambda m, x: torch.nn.functional.conv1d(x[..., None], x[:, :, None]), "weight"),
     ],
 )
 def test_what_an_operator_does_not_compute_is_refused_by_name(
@@ -285,9 +284,12 @@ def writes_into_chosen_rows(self: nn.Module, x: torch.Tensor) -> torch.Tensor:
     return wide + chosen
 
 
-def test_a_write_into_tensors_of_any_size_is_refused() -> None:
-    with pytest.raises(UnsupportedOperator, match="by a mask, which leaves the size open"):
-        export(Written(writes_into_chosen_rows).eval(), (torch.ones(2, 3),))
+def test_a_write_into_a_tensor_whose_size_values_decide() -> None:
+    model = Written(writes_into_chosen_rows).eval()
+    fast = sparsejit.compile(model, (torch.ones(5, 3),))
+    for seed in range(3):
+        x = torch.randn(5, 3, generator=torch.Generator().manual_seed(seed))
+        torch.testing.assert_close(fast(x), model(x))
 
 
 class Keeper(nn.Module):
