@@ -326,8 +326,8 @@ def _as_literals(buffers: Mapping[Module, Sequence[str]]) -> Iterator[None]:
 
     kept = [(module, type(module), dict(module._buffers)) for module in buffers]
     try:
-        for module, own, held in kept:
-            made = {name: literal(held[name]) for name in buffers[module]}
+        for module, own, _ in kept:
+            made = {name: literal(module.get_buffer(name)) for name in buffers[module]}
             module.__class__ = type(own.__name__, (own,), made)
             for name in made:
                 del module._buffers[name]
