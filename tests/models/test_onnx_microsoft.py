@@ -175,10 +175,6 @@ CASES = [
          (steps(3, 8), steps(8, 6, dtype="int8"), scale(0.02), scale(0.03), zero(120),
           zero(-4, "int8"), floats(6)), 1,
          lambda a, b, sa, sb, za, zb, c: held(a, sa, za) @ held(b, sb, zb) + c, atol=1e-5),
-    Case("MatMulNBits",
-         (floats(3, 32), RANDOM.integers(0, 256, (5, 2, 8)).astype(np.uint8),
-          np.abs(floats(10)), RANDOM.integers(0, 256, 5).astype(np.uint8)), 1, of_four_bits,
-         {"K": 32, "N": 5, "bits": 4, "block_size": 16}, atol=1e-4),
     Case("QGemm",
          (*BYTES, steps(6, 8, dtype="int8"), scale(0.01), zero(0, "int8"),
           RANDOM.integers(-500, 500, 6).astype(np.int32), scale(0.05), zero(128)), 1,
@@ -227,7 +223,11 @@ CASES = [
           np.array([0.01], np.float32), np.array([2], np.int8), np.array([0.01], np.float32),
           np.array([0], np.int8)), 1,
          lambda x, w, r, b, *rest: lstm(x, held(w, rest[4], rest[5]), held(r, rest[6], rest[7]), b),
-         {"hidden_size": 5}, atol=1e-2),  # x and h are rounded: test_onnx_dynamic_lstm.py
+         {"hidden_size": 5}, atol=2e-3),  # x and h are rounded: test_onnx_dynamic_lstm.py
+    Case("MatMulNBits",
+         (floats(3, 32), RANDOM.integers(0, 256, (5, 2, 8)).astype(np.uint8),
+          np.abs(floats(10)), RANDOM.integers(0, 256, 5).astype(np.uint8)), 1, of_four_bits,
+         {"K": 32, "N": 5, "bits": 4, "block_size": 16}, atol=1e-4),
 ]  # fmt: skip
 
 
