@@ -63,7 +63,8 @@ def chosen(write: Writer, x: Operand, axis: int, mask: Operand) -> tuple[Value, 
 def coordinates(write: Writer, x: Operand) -> tuple[Value, MaskSize]:
     """The indices of the elements that are not 0: int64 (count, axes of x)."""
     size, shape = open_size(write, x), write.shape(x)
-    table = np.stack(np.unravel_index(np.arange(size.bound), shape), axis=1)
+    indices = np.unravel_index(np.arange(size.bound), shape or (1,))[: len(shape)]
+    table = np.array(indices, np.int64).reshape(len(shape), size.bound).T
     return looked_up(write, table, 0, size.places), size
 
 
