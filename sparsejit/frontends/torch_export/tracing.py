@@ -320,7 +320,8 @@ def _as_literals(buffers: Mapping[Module, Sequence[str]]) -> Iterator[None]:
     """Modules of classes whose properties make tensors of these buffers' numbers at each use."""
     import torch
 
-    def literal(buffer: torch.Tensor) -> property:
+    def literal(buffer: torch.Tensor | None) -> property:
+        assert buffer is not None
         numbers, dtype = buffer.tolist(), buffer.dtype
         return property(lambda module: torch.tensor(numbers, dtype=dtype))
 
