@@ -210,3 +210,30 @@ def test_files_that_compute_with_the_size_are_refused(
     x = np.eye(3, 5, dtype=np.float32)
     session = onnxruntime.InferenceSession(model.SerializeToString())
     np.testing.assert_array_equal(whole(x), session.run(None, {"x": x})[0])
+
+
+def test_a_body_of_a_loop_knows_its_sizes() -> None:
+    inner = [
+        node("Identity", ["go on"], ["still"]),
+        node("NonZero", ["x"], ["n"]),
+        node("ReduceMax", ["carried"], ["next"], keepdims=1),
+    ]
+    names = [wholes("turn"), helper.make_tensor_value_info("go on", TensorProto.BOOL, [])]
+    body = helper.make_graph(
+        inner,
+        "body",
+        [*names, floats("carried", 1, 1)],
+        [
+            helper.make_tensor_value_info("still", TensorProto.BOOL, []),
+            floats("next", 1, 1),
+            wholes("n", 2, None),
+        ],
+    )
+    loop = node("Loop", ["turns", "", "start"], ["last", "all"], body=body)
+    turns = helper.make_tensor("turns", TensorProto.INT64, [], [1000])
+    start = helper.make_tensor("start", TensorProto.FLOAT, [1, 1], [0.5])
+    outputs = [floats("last", 1, 1), wholes("all", 1000, 2, None)]
+    graph = helper.make_graph([loop], "graph", [floats("x", 3, 5)], outputs, [turns, start])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(UnsupportedOperator, match="Loop"):
+        sparsejit.compile(model)

@@ -36,7 +36,10 @@ class Call:
         attributes: Mapping[str, Any],
         opset: int,
         constants: dict[int, tuple[Array, Value]],
+        is_read_as_float: bool = False,
     ) -> None:
+        # Whether each reader of the results casts them to floats.
+        self.is_read_as_float = is_read_as_float
         self.operator, self.outputs = node.op_type, len(node.output)
         self.opset = opset
         self._names = list(node.input)

@@ -17,7 +17,7 @@ import numpy as np
 from sparsejit.errors import CompileError, InvalidInput, SparseJitError
 from sparsejit.frontends.onnx.call import Operand, operator_of
 from sparsejit.frontends.onnx.imported import GivenModel
-from sparsejit.frontends.onnx.interpreting import ABSENT, NodeInterpreter
+from sparsejit.frontends.onnx.interpreting import ABSENT, NodeInterpreter, cast_to_floats
 from sparsejit.frontends.onnx.part_models import (
     crossing,
     inlined,
@@ -33,6 +33,7 @@ from sparsejit.frontends.onnx.sessions import result_types
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.unmapped import Unmapped
 from sparsejit.ir.graph import Array, Origin, Value
+from sparsejit.ir.ops.selection import TruePlaces
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TypeProto
@@ -189,6 +190,7 @@ class _Divider:
         self._outputs = [each.name for each in given.model.graph.output]
         self._nodes: dict[int, NodeProto] = {}
         self._interpreter = NodeInterpreter(given.opset)
+        self._interpreter.cast_to_floats = cast_to_floats(given.model.graph)
         self._known: dict[str, Operand] = dict(given.arrays)
         self._types: dict[str, TypeProto] = {}
         # Why values do not enter a graph of ours.
@@ -269,7 +271,7 @@ class _Divider:
             return f"{error!r}; report it"
         found, reader.missing = reader.missing, []
         made = (self._known.get(name) for name in makes(node))
-        if not reader.open.isdisjoint(x for x in made if isinstance(x, Value)):
+        if any(reader.write.depends_on(x, TruePlaces) for x in made):
             self._known.update(dict.fromkeys(makes(node), ABSENT))
             return "how large its result is, a call decides"
         own = operator_of(node)

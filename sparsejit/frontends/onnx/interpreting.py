@@ -14,9 +14,8 @@ from sparsejit.frontends.onnx.expansions import expanded
 from sparsejit.frontends.onnx.folding import computed
 from sparsejit.frontends.onnx.functions import body_of
 from sparsejit.frontends.onnx.inference import Inference, Sizes, check_found, is_plain, no_type
-from sparsejit.frontends.onnx.loops import loop, scan_in_turns
+from sparsejit.frontends.onnx.loops import loop, read_by, scan_in_turns
 from sparsejit.frontends.onnx.onnx_rows import OPERATORS
-from sparsejit.frontends.onnx.operators.selection import OF_OPEN_SIZE
 from sparsejit.frontends.onnx.reading import dtype_of, sparse_array, tensor_array
 from sparsejit.frontends.onnx.regions import names_of, own_constants
 from sparsejit.frontends.onnx.sequences import (
@@ -30,6 +29,7 @@ from sparsejit.frontends.writing.open_sizes import with_open_outputs
 from sparsejit.frontends.writing.writer import Unmapped, Writer, element_of
 from sparsejit.ir.dtypes import Dtype
 from sparsejit.ir.graph import Array, Graph, Origin, TensorType, Value
+from sparsejit.ir.ops.selection import TruePlaces
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
@@ -63,6 +63,7 @@ def read_graph(
     an input of a dtype that no graph holds.
     """
     interpreter = NodeInterpreter(opset)
+    interpreter.cast_to_floats = cast_to_floats(model)
     known: dict[str, Operand] = dict(arrays)
     for each in model.input:
         if each.name not in arrays:
@@ -85,6 +86,18 @@ def read_graph(
         refuse(mixed, _REMEDY)
     noted = replace(graph, notes=tuple(dict.fromkeys(interpreter.notes)))
     return ReadGraph(noted, tuple(map(interpreter.inference.dtype, names)))
+
+
+def cast_to_floats(model: GraphProto) -> set[str]:
+    """Names that nothing but a Cast to a dtype of floats reads, also within graphs of nodes."""
+    from onnx import TensorProto
+
+    floats = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16}
+    cast, others = set[str](), {each.name for each in model.output}
+    for node in model.node:
+        is_cast = node.op_type == "Cast" and node.attribute[0].i in floats
+        (cast if is_cast else others).update(read_by([node]))
+    return cast - others
 
 
 # Their whole numbers are floats until they are cast or scaled.
@@ -112,10 +125,10 @@ class NodeInterpreter:
         self.missing: list[Missing] = []
         self.notes: list[str] = []
         self.inference = Inference(opset)
+        self.cast_to_floats: set[str] = set()  # results that nothing but such a Cast reads
         self._opset = opset
         self.turns = self._known_bytes = 0  # of loops, written out
         self._constants: dict[int, tuple[Array, Value]] = {}
-        self.open: set[Value] = set()  # with sizes that values decide
 
     def input(self, name: str, kind: int, shape: tuple[int, ...]) -> Value:
         """A value that a call gives, of the dtype that ONNX numbers so.
@@ -168,11 +181,12 @@ class NodeInterpreter:
             made = [x.name for x in map(self.inference.dtype, node.output) if x is not None]
             jumps = node.op_type in _JUMPING
             operands = [self.write.read(operand, made, jumps) for operand in operands]
-            call = Call(node, operands, attributes, self._opset, self._constants)
+            casts = self.cast_to_floats.issuperset(node.output)
+            call = Call(node, operands, attributes, self._opset, self._constants, casts)
             found = mapping(self.write, call)
             results = found if isinstance(found, tuple) else (found,)
             check_found(results, sizes)
-            self._note_open(node, operands, results)
+            self._check_sizes(operands, results)
             results = tuple(self._typed(node, number, x) for number, x in enumerate(results))
         except (Unmapped, InvalidInput) as reason:
             return self._lacking(node, str(reason))
@@ -207,16 +221,12 @@ class NodeInterpreter:
             raise Unmapped(f"ONNX writes it with {lacking}")
         return [known.get(name, ABSENT) for name in body.outputs[: len(node.output)]]
 
-    def _note_open(
-        self, node: NodeProto, operands: Sequence[Operand], results: Sequence[Operand]
-    ) -> None:
-        """Note results with a size that values decide. Raises Unmapped for one that is the size."""
-        values = {x for x in operands if isinstance(x, Value)}
-        if operator_of(node) not in OF_OPEN_SIZE and self.open.isdisjoint(values):
+    def _check_sizes(self, operands: Sequence[Operand], results: Sequence[Operand]) -> None:
+        """Raises Unmapped for a result that is a size which values decide."""
+        if all(isinstance(x, Value) for x in results if x is not None):
             return
-        if not all(isinstance(x, Value) for x in results if x is not None):
+        if any(self.write.depends_on(x, TruePlaces) for x in operands):
             raise Unmapped("is a size that values decide")
-        self.open.update(x for x in results if isinstance(x, Value))
 
     def _lacking(self, node: NodeProto, reason: str) -> Sequence[Operand]:
         """Note that this is missing and go on without, to find the others as well."""

@@ -23,6 +23,7 @@ from sparsejit.frontends.writing.views import stack
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.dtypes import Dtype
 from sparsejit.ir.graph import Element, Graph, TensorType, Value
+from sparsejit.ir.ops.selection import TruePlaces
 from sparsejit.ir.ops.types import axis_of
 
 if TYPE_CHECKING:
@@ -254,7 +255,7 @@ def read_body(
         inputs.append(write.input(kind, name, dtype.name))
     inside: dict[str, Operand] = dict(zip(names, inputs, strict=True))
     others: list[Value] = []
-    for name in _read_by(body.node):
+    for name in read_by(body.node):
         operand = known.get(name)
         if name in inside or name not in known:
             continue
@@ -276,16 +277,20 @@ def read_body(
         carried = len(values) - 1
         results = [next_turn, *rest[:carried], truth, *rest[carried:]]
     narrow = [write.dtype(value).name for value in results]
-    return ReadBody(write.finish(*results), others, narrow)
+    graph = write.finish(*results)
+    has_masks = any(isinstance(each.op, TruePlaces) for each in graph.nodes)
+    if has_masks or any(outer.depends_on(each, TruePlaces) for each in (*values, *others)):
+        raise Unmapped("has a size that values decide in its body")
+    return ReadBody(graph, others, narrow)
 
 
-def _read_by(nodes: Iterable[Any]) -> list[str]:
+def read_by(nodes: Iterable[Any]) -> list[str]:
     """The names that nodes read, and graphs within them."""
     names: dict[str, None] = {}
     for node in nodes:
         names.update(dict.fromkeys(name for name in node.input if name))
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
-                names.update(dict.fromkeys(_read_by(graph.node)))
+                names.update(dict.fromkeys(read_by(graph.node)))
                 names.update(dict.fromkeys(each.name for each in graph.output))
     return list(names)

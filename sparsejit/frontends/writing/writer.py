@@ -168,6 +168,18 @@ class Writer:
             waiting.extend(self._producers[each][1])
         return True
 
+    def depends_on(self, x: Operand, kind: type[Operator]) -> bool:
+        """Whether x is computed from a result of an operator of that kind."""
+        waiting, seen = [x] if isinstance(x, Value) else [], set[Value]()
+        while waiting:
+            value = waiting.pop()
+            op, operands = self._producers.get(value, (None, ()))
+            if isinstance(op, kind):
+                return True
+            waiting += [operand for operand in operands if operand not in seen]
+            seen.update(operands)
+        return False
+
     def derived(self, x: Operand, make: Callable[[Writer, Operand], Any]) -> Any:
         """What `make` makes of a known operand: once, however many operators read it."""
         key = _memory_of(x), make

@@ -73,7 +73,13 @@ def conv_integer(write: Writer, call: Call) -> Value:
     """A convolution of bytes less their zero points, held as floats."""
     rank = len(call.value(write, 0).shape)
     x = quantisation.centred(write, call, 0, 2, 1, rank)
-    return _conv(write, call, x, quantisation.centred(write, call, 1, 3, 0, rank), None)
+    weight = quantisation.centred(write, call, 1, 3, 0, rank)
+    matrix = write.known(weight)
+    terms = prod(weight.shape[1:])
+    by_output = weight if matrix is None else write.constant(matrix.reshape(-1, terms).T, "taps")
+    if not quantisation.sums_are_exact(write, call, by_output, terms):
+        raise Unmapped(f"sums {terms} products of bytes, which float32 rounds; cast it to floats")
+    return _conv(write, call, x, weight, None)
 
 
 def _conv(write: Writer, call: Call, x: Value, weight: Value, bias: Value | None) -> Value:

@@ -11,7 +11,7 @@ from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.onnx.operators import quantisation
 from sparsejit.frontends.writing import arranging, products
 from sparsejit.frontends.writing.writer import Writer
-from sparsejit.ir.graph import Value
+from sparsejit.ir.graph import Element, Value
 
 
 def matmul(write: Writer, call: Call) -> Value:
@@ -35,10 +35,13 @@ def gemm(write: Writer, call: Call) -> Value:
 
 
 def matmul_integer(write: Writer, call: Call) -> Value:
-    """(a - its zero point) @ (b - its zero point) of bytes, held as floats."""
+    """(a - its zero point) @ (b - its zero point) of bytes, held as floats that are exact."""
     rank = len(call.value(write, 0).shape), len(call.value(write, 1).shape)
     a = quantisation.centred(write, call, 0, 2, -2 if rank[0] > 1 else -1, rank[0])
-    return products.matmul(write, a, quantisation.centred(write, call, 1, 3, -1, rank[1]))
+    b = quantisation.centred(write, call, 1, 3, -1, rank[1])
+    if quantisation.sums_are_exact(write, call, b, a.shape[-1]):
+        return products.matmul(write, a, b)
+    return products.matmul(write, *(write.cast(each, Element.INT64) for each in (a, b)))
 
 
 OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {

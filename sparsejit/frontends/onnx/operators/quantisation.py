@@ -21,6 +21,9 @@ from sparsejit.ir.graph import Array, Value
 
 _STEPS = 255  # of uint8
 
+# Of a byte less its zero point; and the whole numbers up to which float32 holds all.
+_LARGEST_CENTRED, _WHOLE_IN_FLOAT32 = 255, 1 << 24
+
 
 def quantize(write: Writer, call: Call) -> Value:
     """clamp(round(x / scale) + zero point) to the range of the zero point's dtype."""
@@ -82,6 +85,20 @@ def centred(write: Writer, call: Call, place: int, zero: int, axis: int, axes: i
     one = write.floats(call.value(write, zero))
     wide = arranging.reshaped(write, one, shape if one.type.size > 1 else ())
     return write.pointwise("sub", write.floats(call.value(write, place)), wide)
+
+
+def sums_are_exact(write: Writer, call: Call, weights: Value, terms: int) -> bool:
+    """Whether float32 holds each partial sum of products of centred bytes, or only floats are read.
+
+    `weights` are centred, their outputs on the last axis of a matrix; `terms` are summed.
+    """
+    if call.is_read_as_float:
+        return True
+    known = write.known(weights)
+    if known is None or known.ndim != 2:
+        return terms * _LARGEST_CENTRED**2 <= _WHOLE_IN_FLOAT32
+    largest = np.abs(known).sum(axis=0).max(initial=0) * _LARGEST_CENTRED
+    return bool(largest <= _WHOLE_IN_FLOAT32)
 
 
 def _dtype(call: Call) -> Dtype:

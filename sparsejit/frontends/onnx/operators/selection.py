@@ -161,8 +161,6 @@ def compress(write: Writer, call: Call) -> Value:
     return open_sizes.chosen(write, arranging.sliced(write, x, axis, 0, length), axis, condition)[0]
 
 
-# Operators whose results have as many elements as values decide.
-OF_OPEN_SIZE = ("Compress", "NonZero")
 OPERATORS: dict[str, Callable[[Writer, Call], Any]] = {
     "Compress": compress,
     "EyeLike": diagonal_like,

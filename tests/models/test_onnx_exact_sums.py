@@ -1,0 +1,52 @@
+"""Sums of products of bytes are int32 to the last bit, however many terms they have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import sparsejit
+from sparsejit.errors import UnsupportedOperator
+
+
+def model_of(operator: str, terms: int, is_cast: bool, is_known: bool) -> tuple[Any, list[Any]]:
+    """A product of large bytes, and its operands, of which the second may be in the file."""
+    random = np.random.default_rng(0)
+    a = random.integers(200, 256, (3, terms)).astype(np.uint8)
+    b = random.integers(100, 128, (terms, 4)).astype(np.int8)
+    if operator == "ConvInteger":
+        a, b = a[..., None], np.ascontiguousarray(b.T)[..., None]
+    nodes = [helper.make_node(operator, ["a", "b"], ["sums" if is_cast else "y"])]
+    if is_cast:
+        nodes.append(helper.make_node("Cast", ["sums"], ["y"], to=TensorProto.FLOAT))
+    inputs = [helper.make_tensor_value_info("a", TensorProto.UINT8, a.shape)]
+    if not is_known:
+        inputs.append(helper.make_tensor_value_info("b", TensorProto.INT8, b.shape))
+    made = TensorProto.FLOAT if is_cast else TensorProto.INT32
+    output = helper.make_tensor_value_info("y", made, None)
+    known = [numpy_helper.from_array(b, "b")] if is_known else []
+    graph = helper.make_graph(nodes, "graph", inputs, [output], known)
+    opsets = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    return model, [a] if is_known else [a, b]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("is_cast", [True, False])
+@pytest.mark.parametrize("terms", [64, 4000])
+@pytest.mark.parametrize("operator", ["MatMulInteger", "ConvInteger"])
+def test_sums_of_bytes(operator: str, terms: int, is_cast: bool, is_known: bool) -> None:
+    model, operands = model_of(operator, terms, is_cast, is_known)
+    if operator == "ConvInteger" and terms == 4000 and not is_cast:
+        with pytest.raises(UnsupportedOperator, match=r"ConvInteger \(sums 4000 products of bytes"):
+            sparsejit.compile(model)
+        return
+    found = sparsejit.compile(model)(*operands)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    (wanted,) = session.run(None, dict(zip("ab", operands, strict=False)))
+    assert found.dtype == wanted.dtype
+    np.testing.assert_allclose(found, wanted, rtol=1e-6 if is_cast else 0)
