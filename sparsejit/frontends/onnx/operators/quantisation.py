@@ -21,7 +21,7 @@ from sparsejit.ir.graph import Array, Value
 
 _STEPS = 255  # of uint8
 
-# Of a byte less its zero point; and the whole numbers up to which float32 holds all.
+# The largest byte less its zero point, and the end of the whole numbers that float32 all holds.
 _LARGEST_CENTRED, _WHOLE_IN_FLOAT32 = 255, 1 << 24
 
 
