@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -105,8 +105,10 @@ def dtypes_of(name: str) -> list[str]:
     return [dtype for dtype in DTYPES if getattr(torch, dtype) in found]
 
 
-def samples(name: str, dtype: str, most: int | None = None) -> list[Sample]:
-    """Samples of an entry, `most` of them spread over all; the same in every process.
+def samples(
+    name: str, dtype: str, most: int | None = None, among: int | None = None
+) -> list[Sample]:
+    """Samples of an entry, `most` of them spread over the first `among`; the same in every process.
 
     Every third has tensors that are not contiguous.
     """
@@ -116,7 +118,8 @@ def samples(name: str, dtype: str, most: int | None = None) -> list[Sample]:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         make = _of_module if name in modules() else _of_operator
-        found = [each for each in make(name, getattr(torch, dtype)) if _is_small(each)]
+        made = islice(make(name, getattr(torch, dtype)), among)
+        found = [each for each in made if _is_small(each)]
         found = _spread(found, most)
         return [_strided(each) if each.number % 3 == 2 else each for each in found]
 
@@ -133,9 +136,10 @@ def _is_small(sample: Sample) -> bool:
 
 def _of_operator(name: str, dtype: torch.dtype) -> Iterator[Sample]:
     op = operators()[name]
-    found = list(islice(op.sample_inputs("cpu", dtype, requires_grad=False), 200))
+    found = islice(op.sample_inputs("cpu", dtype, requires_grad=False), 200)
     if op.reference_inputs_func is not None:
-        found += islice(op.reference_inputs("cpu", dtype, requires_grad=False), 100)
+        more = islice(op.reference_inputs("cpu", dtype, requires_grad=False), 100)
+        found = chain(found, more)
     for number, each in enumerate(found):
         leaves, spec = tree_flatten(((each.input, *each.args), each.kwargs))
         yield Sample(number, op.op, leaves, spec, any_places=op.name in _ANY_PLACES)
