@@ -63,16 +63,71 @@ def _without_steps(
     steps = _forgiving(steps)
     own = forest.rounds_x, forest.missing, forest.skips_zeros
     probes = Probes(steps, features, dtype, *own, is_sparse)
-    source, category = _places(steps, np.arange(features), np.full(features, np.nan))
-    if len(source) != forest.features:
+    outputs = _Outputs(np.arange(features), np.full(features, np.nan), np.zeros(features, bool))
+    outputs = outputs.behind(steps)
+    if len(outputs.source) != forest.features:
         raise InvalidInput(
-            f"the steps before the forest give {len(source)} features, and it takes "
+            f"the steps before the forest give {len(outputs.source)} features, and it takes "
             f"{forest.features}; fit them together"
         )
-    thresholds, nodes = _Tests.of(probes, source, category, forest).seen_from_x()
+    thresholds, nodes = _Tests.of(probes, outputs, forest).seen_from_x()
     operands = (thresholds, nodes, *forest.operands[2:])
     width = 2 * features if is_sparse else features
     return replace(forest, features=width, missing=np.nan, operands=operands)
+
+
+@dataclass(frozen=True, eq=False)
+class _Outputs:
+    """The outputs of steps, which are the features of the forest behind them.
+
+    `source` is the feature of X that each is made of; `category` the one that it stands for, NaN
+    for none; `is_mark` is true where it says whether x is NaN, as an imputer's indicator does.
+    """
+
+    source: Array
+    category: Array
+    is_mark: Array
+
+    def take(self, kept: Array) -> "_Outputs":
+        return _Outputs(self.source[kept], self.category[kept], self.is_mark[kept])
+
+    @classmethod
+    def joined(cls, parts: Sequence["_Outputs"]) -> "_Outputs":
+        """The outputs of parts side by side."""
+        return cls(
+            np.concatenate([each.source for each in parts]),
+            np.concatenate([each.category for each in parts]),
+            np.concatenate([each.is_mark for each in parts]),
+        )
+
+    def behind(self, steps: Sequence[Any]) -> "_Outputs":
+        """The outputs of steps that take these."""
+        found, is_scaled = self, False
+        for step in steps:
+            found = found._stepped(step, is_scaled)
+            kind = type(step).__name__
+            is_scaled = is_scaled or (kind in MONOTONE and kind != "SimpleImputer")
+        return found
+
+    def _stepped(self, step: Any, is_scaled: bool) -> "_Outputs":
+        kind = type(step).__name__
+        if kind in SELECTORS:
+            return self.take(step.get_support(indices=True))
+        if kind == "ColumnTransformer":
+            parts = parts_of(step, len(self.source))
+            return self.joined([self.take(part.columns).behind(part.steps) for part in parts])
+        if kind == "SimpleImputer":
+            filling = filling_of(step)
+            marks = self.take(filling.marked)
+            marks.is_mark[:] = True
+            return self.joined([self.take(filling.kept), marks])
+        if kind == "OneHotEncoder":
+            if is_scaled or not np.isnan(self.category).all():
+                raise InvalidInput("a OneHotEncoder stands behind a scaler; let it take X itself")
+            kept = kept_categories(step)
+            source = np.repeat(self.source, [len(each) for each in kept])
+            return _Outputs(source, np.concatenate(kept), np.zeros(len(source), bool))
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +136,12 @@ class _Tests:
 
     `thresholds` are those of x where a feature rises with x; `gaps` the x for which it does not, by
     feature; `others` and `own` are of x that is none of a feature's category, and of the category;
-    `left_out` of zeros that a sparse X leaves out.
+    `numbers` of x that is no NaN, where a feature is a mark; `left_out` of zeros that a sparse X
+    leaves out.
     """
 
     probes: Probes
-    source: Array
-    category: Array
+    outputs: _Outputs
     compared: Array
     rows: Array
     thresholds: Array
@@ -94,34 +149,36 @@ class _Tests:
     missing: Seen
     others: Seen
     own: Seen
+    numbers: Seen
     left_out: Seen | None
 
     @classmethod
-    def of(
-        cls, probes: Probes, source: Array, category: Array, forest: ReadForest
-    ) -> "_Tests":
+    def of(cls, probes: Probes, outputs: _Outputs, forest: ReadForest) -> "_Tests":
         compared, rows = forest.operands[:2]
-        rises = np.isnan(category)
+        source, category = outputs.source, outputs.category
+        rises = np.isnan(category) & ~outputs.is_mark
         tested = rises[rows[:, 0]]
         thresholds = np.full(len(rows), np.nan)
         thresholds[tested] = probes.greatest(source, rows[tested, 0], compared[tested])
         used = np.unique(rows[tested, 0])
         gaps = probes.gaps(source, used) if len(used) else {}
         others, own = probes.category_rows(source, category)
+        numbers = probes.compared(np.ones((1, probes.features)))
         left_out = probes.left_out_row() if probes.is_sparse else None
         return cls(
-            *(probes, source, category, compared, rows, thresholds, gaps),
-            *(probes.missing_row(), others, own, left_out),
+            *(probes, outputs, compared, rows, thresholds, gaps),
+            *(probes.missing_row(), others, own, numbers, left_out),
         )
 
     def seen_from_x(self) -> tuple[Array, Array]:
         """Thresholds and rows of nodes that test x; the first are in the places of the old."""
         feature = self.rows[:, 0]
         rows, thresholds = self.rows.copy(), self.thresholds.copy()
-        rows[:, 0] = self.source[feature]
+        rows[:, 0] = self.outputs.source[feature]
         filled = ~self.missing.is_missing[0, feature]
         rows[filled, 3] = self.missing.values[0, feature[filled]] <= self.compared[filled]
-        searched = ~np.isnan(self.category)[feature] | np.isin(feature, [*self.gaps])
+        never_rises = ~np.isnan(self.outputs.category) | self.outputs.is_mark
+        searched = never_rises[feature] | np.isin(feature, [*self.gaps])
         if self.left_out is not None:
             searched[:] = True
         more = Nodes(count=len(rows))
@@ -131,7 +188,7 @@ class _Tests:
 
     def _search(self, nodes: Nodes, node: int) -> tuple[float, Array]:
         """Threshold and row of the root of a search that stands for a node."""
-        feature = int(self.source[self.rows[node, 0]])
+        feature = int(self.outputs.source[self.rows[node, 0]])
         bounds, goes_to = self._intervals(node)
         missing_to = self._child(node, self.missing)
         if self.left_out is None:
@@ -147,7 +204,9 @@ class _Tests:
     def _intervals(self, node: int) -> tuple[Array, list[int]]:
         """The greatest x of each interval but the last, and the child that each goes to."""
         output = self.rows[node, 0]
-        category, (left, right) = self.category[output], self.rows[node, 1:3].tolist()
+        category, (left, right) = self.outputs.category[output], self.rows[node, 1:3].tolist()
+        if self.outputs.is_mark[output]:
+            return np.empty(0), [self._child(node, self.numbers)]
         if not np.isnan(category):
             other, matched = (self._child(node, seen) for seen in (self.others, self.own))
             bounds = np.array([np.nextafter(category, -np.inf), category])
@@ -177,31 +236,3 @@ def _forgiving(steps: Sequence[Any]) -> list[Any]:
         elif type(step).__name__ == "QuantileTransformer":
             step.ignore_implicit_zeros = True
     return copied
-
-
-def _places(steps: Sequence[Any], source: Array, category: Array) -> tuple[Array, Array]:
-    """By output of the steps the feature that it is of, and of which category; NaN for none."""
-    scaled = False
-    for step in steps:
-        kind = type(step).__name__
-        if kind in SELECTORS:
-            kept = step.get_support(indices=True)
-            source, category = source[kept], category[kept]
-        elif kind == "ColumnTransformer":
-            parts = [
-                _places(part.steps, source[part.columns], category[part.columns])
-                for part in parts_of(step, len(source))
-            ]
-            source, category = (np.concatenate(each) for each in zip(*parts, strict=True))
-        elif kind == "SimpleImputer":
-            filling = filling_of(step)
-            kept = np.concatenate([filling.kept, filling.marked])
-            source, category = source[kept], category[kept]
-        elif kind == "OneHotEncoder":
-            if scaled or not np.isnan(category).all():
-                raise InvalidInput("a OneHotEncoder stands behind a scaler; let it take X itself")
-            kept = kept_categories(step)
-            source = np.repeat(source, [len(each) for each in kept])
-            category = np.concatenate(kept)
-        scaled = scaled or (kind in MONOTONE and kind != "SimpleImputer")
-    return source, category

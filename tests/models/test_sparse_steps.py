@@ -189,6 +189,18 @@ def test_a_sparse_x(name: str, fit_to: str) -> None:
     same(estimator, rows[1], rows[1].tocsc(), rows[2].astype(np.float32), *dense)
 
 
+@pytest.mark.parametrize("fit_to", ["sparse", "dense"])
+@pytest.mark.parametrize("steps", [(), (VarianceThreshold(),), (MaxAbsScaler(),)])
+def test_marks_of_missing_numbers_decide(steps: tuple[Any, ...], fit_to: str) -> None:
+    """An imputer's indicator of a sparse X is 1 for NaN, and left out for all numbers."""
+    rows = sparse()
+    rows.data[GENERATOR.random(rows.nnz) < 0.3] = np.nan
+    wanted = np.isnan(rows.toarray()).sum(axis=1) > 1
+    given = rows if fit_to == "sparse" else rows.toarray()
+    pipeline = make_pipeline(SimpleImputer(add_indicator=True), *steps, boosted())
+    same(pipeline.fit(given, wanted), rows, rows.toarray())
+
+
 def test_a_sparse_x_that_the_library_refuses() -> None:
     histogram = HistGradientBoostingClassifier(max_iter=2)
     for steps in ((StandardScaler(), boosted()), (ENCODER, boosted()), (histogram,)):
