@@ -22,7 +22,8 @@ from iced_x86 import EncodingKind
 from runnable import LEVELS
 
 from sparsejit.asm_templates.pointwise.chain import MOST_OPERANDS
-from sparsejit.errors import CompileError
+from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.ir.graph import Element
 from sparsejit.ir.ops.pointwise import FUNCTIONS, ROW_REDUCTIONS, Chain, ChainStep
 from sparsejit.ir.ops.row_chains import layer_norm, log_softmax, rms_norm, softmax
 from sparsejit.machine.target import Target
@@ -366,10 +367,27 @@ def test_avx2_code_holds_no_avx512_instruction(case: tuple[Chain, list[Operand]]
     assert encodings <= {EncodingKind.LEGACY, EncodingKind.VEX}
 
 
+@pytest.mark.parametrize("element", [Element.FLOAT32, Element.INT64, Element.BOOL])
+def test_every_function_of_an_element_has_code_or_is_refused(element: Element) -> None:
+    """Elements that a function takes have code for it; all others are refused before."""
+    target = Target.named("avx2")
+    array = np.ones((2, 3), element.value)
+    refused = set()
+    for kind, function in FUNCTIONS.items():
+        given = [Operand(array)] * function.arity
+        chain = Chain((2, 3), len(given), (step(kind, *range(len(given))),), (len(given),), kind)
+        try:
+            lowered(chain, given, target)
+        except InvalidInput:
+            refused.add(kind)
+    assert "add" not in refused and "less" not in refused and "logical_and" not in refused
+    assert ("exp" in refused) == (element is not Element.FLOAT32)
+
+
 def test_what_has_no_code_is_refused() -> None:
     target = Target.named("avx2")
     whole = Operand(np.zeros((2, 3), np.int64))
-    with pytest.raises(CompileError, match="floor of int64"):
+    with pytest.raises(InvalidInput, match=r"floor.*got \(int64"):
         lowered(Chain((2, 3), 1, (step("floor", 0),), (1,), "steps"), [whole], target)
     many = [Operand(floats(1, (2, 3))) for _ in range(MOST_OPERANDS + 1)]
     with pytest.raises(CompileError, match="split it"):

@@ -90,8 +90,7 @@ def lower_chain(
     A result whose element differs from its value's is converted: int64 and bool to float32, all to
     bool. A result may lie where an operand with the same strides and element lies: whatever is read
     of a row, or of a few vectors without reductions, is read before anything there is written.
-    Raises CompileError for functions without code (most of int64) and for more arrays than
-    MOST_OPERANDS and MOST_ARRAYS.
+    Raises CompileError for float64, and for more arrays than MOST_OPERANDS and MOST_ARRAYS.
     """
     if any(array.element is Element.FLOAT64 for array in (*operands, *results)):
         raise CompileError(f"chain {chain.title!r} has no code for float64; convert to float32")
@@ -131,9 +130,7 @@ def _planned(
     return plan, {"vector_steps": steps, **traffic}
 
 
-def _is_float_copy(
-    chain: Chain, operands: Sequence[Strided], results: Sequence[Strided]
-) -> bool:
+def _is_float_copy(chain: Chain, operands: Sequence[Strided], results: Sequence[Strided]) -> bool:
     """Whether one array of float32 is copied into another, and nothing else."""
     arrays = (*operands, *results)
     alone = len(operands) == 1 and len(results) == 1 and not chain.steps
@@ -317,5 +314,3 @@ class _ChainEmitter:
         for number in range(self.plan.width(reduction, 1, 1)):
             place = self.stack + slot + number * asm.target.vector_bytes
             asm.emit("vmovups", Memory(rsp, place), total)
-
-

@@ -16,7 +16,6 @@ from sparsejit.asm_templates.pointwise.chain.functions import (
     VectorFunction,
 )
 from sparsejit.asm_templates.pointwise.chain.integers import INT_FUNCTIONS, PairFunction
-from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Element
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS, Chain, ChainStep
@@ -134,11 +133,7 @@ class _Typing:
     def _function(
         self, kind: str, arguments: tuple[int, ...], element: Element, of: Element
     ) -> int:
-        if kind not in REDUCTIONS and kind not in _TABLES[of]:
-            raise CompileError(
-                f"chain {self.chain.title!r}: no {kind} of {of.value}; "
-                "convert to float32, or leave this step out of the chain"
-            )
+        assert kind in REDUCTIONS or kind in _TABLES[of], f"no {kind} of {of.value}"
         if kind in COMMUTATIVE and self.values[arguments[0]].kind == "constant":
             arguments = arguments[::-1]
         per_row = kind in REDUCTIONS or all(self.values[a].per_row for a in arguments)
@@ -202,8 +197,7 @@ def type_values(
 ) -> tuple[list[ChainValue], list[int]]:
     """The values of a chain in an order in which they can be computed, and those of the results.
 
-    `per_row` tells of which operands a row has one element. Raises CompileError for a function
-    that does not exist for its elements.
+    `per_row` tells of which operands a row has one element.
     """
     typing = _Typing(chain, operands, per_row)
     ends = [

@@ -158,5 +158,7 @@ def is_nan(write: Writer, x: Operand) -> Value:
 
 
 def is_infinite(write: Writer, x: Operand) -> Value:
-    """Whether |x| is infinite."""
+    """Whether |x| is infinite; no whole number is."""
+    if not _is_float(write, x):
+        return write.pointwise("less", x, x)
     return write.pointwise("equal", write.pointwise("abs", x), float("inf"))

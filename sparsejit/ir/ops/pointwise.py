@@ -124,8 +124,14 @@ ROW_REDUCTIONS: dict[str, Callable[[Array], Any]] = {
 }
 
 
-# Operators on any elements, each of which is true or not.
-_LOGICAL = ("logical_and", "logical_or", "logical_not")
+# The elements of the operands by kind; all others take float32.
+_ELEMENTS = {
+    **dict.fromkeys(("logical_and", "logical_or", "logical_not"), "any"),
+    **dict.fromkeys(("add", "mul", "maximum", "minimum", "where"), "X"),
+    **dict.fromkeys(("sub", "neg", "abs", "square"), "float32|int64"),
+    **dict.fromkeys((kind for kind, each in FUNCTIONS.items() if each.whole), "int64"),
+    **dict.fromkeys(("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"), "X"),
+}
 
 
 @dataclass(frozen=True)
@@ -140,13 +146,13 @@ class Pointwise(Operator):
 
     def signature(self, operands: int) -> Signature:
         function = FUNCTIONS[self.kind]
-        usual = "int64" if function.whole else "any" if self.kind in _LOGICAL else "X"
+        usual = _ELEMENTS.get(self.kind, "float32")
         elements = [usual] * function.arity
         if self.kind == "where":
             elements[0] = "any"
         pairs = zip("abc", elements, strict=False)
         taken = ", ".join(f"{name} {each} [...]" for name, each in pairs)
-        made = "bool" if function.to_bool else "int64" if function.whole else "X"
+        made = "bool" if function.to_bool else usual
         return signature(f"{taken} -> {made} [...]")
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
