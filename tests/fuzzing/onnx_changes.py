@@ -195,11 +195,11 @@ def huge_value(draw: random.Random, model: ModelProto) -> str:
 
 
 def loop_without_end(draw: random.Random, model: ModelProto) -> str:
-    """A node reads what a Loop makes in very many turns, or in as many as a condition says."""
+    """A node reads the result of a Loop: of a few turns, of very many, or until a condition."""
     place = draw.randrange(len(model.graph.node))
     reader = model.graph.node[place]
     number = draw.randrange(len(reader.input))
-    turns, is_true = draw.choice((None, *_HUGE, -1)), draw.choice((None, True))
+    turns, is_true = draw.choice((None, *_HUGE, -1, 3, 300)), draw.choice((None, True))
     step = draw.choice(("Neg", "Relu", "Identity", "Concat"))
     double = step == "Concat"
     axis = {"axis": 0} if double else {}

@@ -60,6 +60,8 @@ ROWS = {
     "whole numbers": ((9, 4), lambda m, x: (x * 9).to(torch.int32)[x[:, 1] > 0]),
     "truths": ((9, 4), lambda m, x: (x > 0)[x[:, 1] > 0]),
     "two masks of two axes": ((9,), lambda m, x: x[x > 0][:, None] * x[x < 0.5]),
+    "one row": ((1, 4), lambda m, x: x[x[:, 0] > 0].T),
+    "places of one": ((1, 1), lambda m, x: (x > 0).nonzero().T),
     "known": ((3, 4), lambda m, x: x[torch.tensor([True, False, True])]),
 }
 
@@ -150,6 +152,7 @@ def wholes(name: str, *shape: Any) -> Any:
 node = helper.make_node
 FILES = {
     "NonZero": ([node("NonZero", ["x"], ["y"])], [(3, 5)], [wholes("y", 2, None)]),
+    "NonZero of one": ([node("NonZero", ["x"], ["y"])], [(1,)], [wholes("y", 1, None)]),
     "Compress": (
         [node("Greater", ["x", "z"], ["m"]), node("Compress", ["x", "m"], ["y"], axis=0)],
         [(6,), (6,)],

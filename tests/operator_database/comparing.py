@@ -31,8 +31,11 @@ def difference(found: Any, plain: torch.Tensor, exact: torch.Tensor | None) -> s
     """The difference of a compiled result from torch's, empty where it is within tolerance.
 
     Each element is compared with torch's float64 (`exact`) and with torch's own dtype (`plain`).
+    Calls without tensors return numpy's arrays, which have float32 for bfloat16.
     """
     got = torch.as_tensor(found)
+    if isinstance(found, np.ndarray) and plain.dtype is torch.bfloat16:
+        got = got.bfloat16() if torch.equal(got, got.bfloat16().float()) else got
     if got.shape != plain.shape:
         return f"shape {list(got.shape)}, torch {list(plain.shape)}"
     if got.dtype != plain.dtype:

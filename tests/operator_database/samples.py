@@ -20,6 +20,8 @@ DTYPES = ("float32", "int64", "bool", "float16", "bfloat16")
 MOST_ELEMENTS = 1 << 14
 # torch does not say which of equal elements these name.
 _ANY_PLACES = {"topk", "kthvalue", "median", "nanmedian", "mode", "masked.median"}
+# These sort equal elements in an order of their own, unless they are told to keep it.
+_SORTING, _SORTING_TAKES = {"sort", "argsort"}, ("dim", "descending")
 
 
 @dataclass
@@ -141,7 +143,11 @@ def _of_operator(name: str, dtype: torch.dtype) -> Iterator[Sample]:
         more = islice(op.reference_inputs("cpu", dtype, requires_grad=False), 100)
         found = chain(found, more)
     for number, each in enumerate(found):
-        leaves, spec = tree_flatten(((each.input, *each.args), each.kwargs))
+        args, kwargs = (each.input, *each.args), dict(each.kwargs)
+        if op.name in _SORTING:
+            args, kwargs = args[:1], {**dict(zip(_SORTING_TAKES, args[1:], strict=False)), **kwargs}
+            kwargs["stable"] = True
+        leaves, spec = tree_flatten((args, kwargs))
         yield Sample(number, op.op, leaves, spec, any_places=op.name in _ANY_PLACES)
 
 

@@ -11,7 +11,7 @@ from math import prod
 
 import numpy as np
 
-from sparsejit.frontends.writing.arranging import reshaped
+from sparsejit.frontends.writing.arranging import joined, reshaped
 from sparsejit.frontends.writing.missing import Missing
 from sparsejit.frontends.writing.selection import looked_up
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
@@ -25,7 +25,8 @@ class MaskSize:
     """A size from 0 to `bound`.
 
     Attributes:
-        bound: number of elements of the mask
+        bound: number of elements of the mask, and at least 2: axes of one element are not told
+            from each other
         count: the size, int64 ()
         places: the places of the true elements, int64 (bound,)
     """
@@ -45,6 +46,8 @@ def _counted(write: Writer, mask: Operand) -> MaskSize:
     flat = reshaped(write, write.cast(mask, Element.BOOL), (prod(write.shape(mask)),))
     if not flat.type.size:
         raise Unmapped("by a mask without elements")
+    if flat.type.size == 1:
+        flat = joined(write, (flat, np.zeros(1, bool)), 0)
     places, count = write.many(TruePlaces(), flat)
     return MaskSize(flat.type.size, count, places)
 
@@ -56,15 +59,15 @@ def chosen(write: Writer, x: Operand, axis: int, mask: Operand) -> tuple[Value, 
     if tuple(masked) != write.shape(mask):
         raise Unmapped(f"by a mask {list(write.shape(mask))} of {list(value.shape)} elements")
     size = open_size(write, mask)
-    joined = reshaped(write, value, (*map(int, before), size.bound, *map(int, after)))
-    return looked_up(write, joined, axis, size.places), size
+    flat = reshaped(write, value, (*map(int, before), int(np.prod(masked)), *map(int, after)))
+    return looked_up(write, flat, axis, size.places), size
 
 
 def coordinates(write: Writer, x: Operand) -> tuple[Value, MaskSize]:
     """The indices of the elements that are not 0: int64 (count, axes of x)."""
     size, shape = open_size(write, x), write.shape(x)
-    indices = np.unravel_index(np.arange(size.bound), shape or (1,))[: len(shape)]
-    table = np.array(indices, np.int64).reshape(len(shape), size.bound).T
+    indices = np.unravel_index(np.arange(prod(shape)), shape or (1,))[: len(shape)]
+    table = np.array(indices, np.int64).reshape(len(shape), prod(shape)).T
     return looked_up(write, table, 0, size.places), size
 
 
