@@ -28,11 +28,12 @@ from onnx.numpy_helper import from_array
 from onnx.reference import ReferenceEvaluator
 
 import sparsejit
+from sparsejit.api.open_outputs import cut
 from sparsejit.errors import InvalidInput, SparseJitError
 from sparsejit.frontends.onnx import import_onnx
 from sparsejit.frontends.onnx.onnx_rows import OPERATORS
 from sparsejit.frontends.onnx.reading import OLDEST_OPSET, newest_opset
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Array, Graph, Value
 from sparsejit.ir.ops.turns import Turns
 from sparsejit.perf.zoo import SMALL_ZOO
 
@@ -41,6 +42,8 @@ TRAINED = Path("/work/shared/data/onnx")
 MOST_ELEMENTS, MOST_NODES = 1 << 20, 60
 # Turns of a loop, which the onnx package takes some 20 us each for.
 MOST_TURNS = 1 << 12
+# Allowed error relative to the element and to the largest: of short floats several roundings.
+_TOLERANCE, _OF_SHORT = (1e-3, 1e-4), {"float16": (4e-3, 2e-3), "bfloat16": (3e-2, 15e-3)}
 # Up to which a trained file is a source: larger ones are read for longer than mutants are worth.
 _MOST_BYTES = 600_000
 
@@ -94,8 +97,9 @@ def check(case: OnnxCase) -> str:
     if not _is_small(graph):
         return "read"
     random_ = np.random.default_rng(case.seed)
+    kinds = _declared(case.model)
     inputs = [
-        np.asarray(random_.standard_normal(value.shape) * 2, value.type.element.value)
+        _held(random_.standard_normal(value.shape) * 2, value, kinds[value.origin.name])
         for value in graph.inputs
     ]
     try:
@@ -120,11 +124,25 @@ def check(case: OnnxCase) -> str:
     return "compiled"
 
 
+def _declared(model: ModelProto | bytes) -> dict[str, Any]:
+    """The dtype of each input."""
+    if isinstance(model, bytes):
+        return {}
+    kinds = {each.name: each.type.tensor_type.elem_type for each in model.graph.input}
+    return {name: tensor_dtype_to_np_dtype(kind) for name, kind in kinds.items()}
+
+
+def _held(x: Array, value: Value, dtype: Any) -> Array:
+    """Numbers that the declared dtype has, as the graph takes them."""
+    whole = np.asarray(x, value.type.element.value)
+    return whole if whole.dtype.kind != "f" else whole.astype(dtype).astype(whole.dtype)
+
+
 def _by_onnx_runtime(case: OnnxCase, graph: Graph, inputs: Sequence[Array]) -> list[Array] | None:
     """Its results; None where it refuses the model."""
-    kinds = {each.name: each.type.tensor_type.elem_type for each in case.model.graph.input}
+    kinds = _declared(case.model)
     given = {
-        value.origin.name: x.astype(tensor_dtype_to_np_dtype(kinds[value.origin.name]))
+        value.origin.name: x.astype(kinds[value.origin.name])
         for value, x in zip(graph.inputs, inputs, strict=True)
     }
     try:
@@ -151,34 +169,29 @@ def model_of(case: OnnxCase) -> Any:
 def _wanted(case: OnnxCase, graph: Graph, inputs: Sequence[Array]) -> list[Array]:
     """As the onnx package computes it, else as the graph does."""
     names = {value.origin.name: array for value, array in zip(graph.inputs, inputs, strict=True)}
+    kinds = _declared(case.model)
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        wanted = graph.evaluate(inputs)
+        wanted = cut(graph.evaluate(inputs), graph.open_axes)
         try:  # what numpy calls invalid, as infinity in whole numbers, has no right result
             np.seterr(invalid="raise")
-            theirs = ReferenceEvaluator(case.model).run(None, _as_declared(case.model, names))
+            given = {name: x.astype(kinds[name]) for name, x in names.items()}
+            theirs = ReferenceEvaluator(case.model).run(None, given)
         except Exception:  # of whatever type its operator raises
             return wanted
     shapes = [np.shape(each) for each in theirs]
     return wanted if shapes != [each.shape for each in wanted] else list(map(np.asarray, theirs))
 
 
-def _as_declared(model: Any, arrays: dict[str, Array]) -> dict[str, Array]:
-    """Whole numbers, which graphs hold as int64, in the dtypes that the model says."""
-    kinds = {each.name: each.type.tensor_type.elem_type for each in model.graph.input}
-    return {
-        name: x.astype(tensor_dtype_to_np_dtype(kinds[name])) if x.dtype.kind == "i" else x
-        for name, x in arrays.items()
-    }
-
-
 def _assert_close(result: Array, reference: Array) -> None:
-    """Where both are finite, to what float32 and short formulas leave."""
+    """Where both are finite, to what their dtype and short formulas leave."""
+    relative, of_largest = _OF_SHORT.get(reference.dtype.name, _TOLERANCE)
     with np.errstate(all="ignore"):
         wide, wanted = result.astype(np.float64), reference.astype(np.float64)
     finite = np.isfinite(wide) & np.isfinite(wanted) & (np.abs(wanted) < 1e30)
     scale = np.abs(wanted[finite]).max(initial=1.0)
-    np.testing.assert_allclose(wide[finite], wanted[finite], rtol=1e-3, atol=1e-4 * scale)
+    bounds = {"rtol": relative, "atol": of_largest * scale}
+    np.testing.assert_allclose(wide[finite], wanted[finite], **bounds)
 
 
 def _is_small(graph: Graph) -> bool:

@@ -146,6 +146,8 @@ def _compare(case: OnnxRowsCase, inputs: dict[str, Array], found: Any) -> None:
     noisy = [case.grown.again(inputs, signs) for signs in _NOISE]
     for name, got in zip(case.outputs, results, strict=True):
         like = wanted[name]
+        if any(each[name].shape != like.shape for each in noisy):  # noise decides its size
+            continue
         assert got.shape == like.shape, f"{name} has shape {got.shape}, not {like.shape}"
         assert got.dtype.kind == like.dtype.kind, f"{name} is {got.dtype}, not {like.dtype}"
         is_float = like.dtype.kind == "f"

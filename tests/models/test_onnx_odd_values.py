@@ -205,6 +205,21 @@ def test_an_axis_that_no_tensor_has_is_refused() -> None:
         import_onnx(node.model())
 
 
+def test_eye_like_behind_an_operator_of_another_domain_is_converted() -> None:
+    """The onnx package's converter crashes of it, and so would the process."""
+    nodes = [
+        helper.make_node("QuickGelu", ["x"], ["y"], domain="com.microsoft"),
+        helper.make_node("EyeLike", ["y"], ["z"], dtype=1),
+    ]
+    declared = [helper.make_tensor_value_info(name, 1, [2, 3]) for name in "xz"]
+    graph = helper.make_graph(nodes, "g", declared[:1], declared[1:])
+    opsets = [helper.make_opsetid("", 11), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    (found,) = import_onnx(model).graph().evaluate([np.ones((2, 3))])
+    assert np.array_equal(found, np.eye(2, 3))
+    assert [node.domain for node in model.graph.node] == ["com.microsoft", ""]
+
+
 def test_results_of_open_size_are_folded_or_refused_by_name() -> None:
     limits = [np.int64(1), np.int64(7), np.int64(2)]
     known = import_onnx(OddNode("Range", limits, np.arange(1, 7, 2), called=0).model())

@@ -6,7 +6,7 @@ ONNX Runtime's optimiser writes operators of its own among ONNX's, and outputs m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 STANDARD_DOMAINS = ("", "ai.onnx")
 # ONNX Runtime's own in ONNX's domain: the opset from which on ONNX has an operator of that name.
 _OF_ONNX_RUNTIME = {"LayerNormalization": 17, "SimplifiedLayerNormalization": math.inf}
+# The package's converter crashes at these behind operators of other domains, and from opset 9 to
+# the newest they are the same.
+_NOT_CONVERTED = {"EyeLike": math.inf}
 _ANY_ELEMENT = 1
 _UNCHECKED_DOMAIN = "com.microsoft"
 
@@ -25,7 +28,7 @@ def check(model: ModelProto, opset: int) -> None:
     import onnx
 
     with ExitStack() as undo:
-        _set_apart(model, opset, undo.callback)
+        _set_apart(model, opset, undo.callback, _OF_ONNX_RUNTIME)
         _complete(model.graph.output, undo.callback)
         onnx.checker.check_model(model)
 
@@ -34,18 +37,25 @@ def converted(model: ModelProto, opset: int, to: int) -> ModelProto:
     """The model in another opset. Raises as the package's converter does."""
     from onnx.version_converter import convert_version
 
+    apart = _OF_ONNX_RUNTIME | _NOT_CONVERTED
     with ExitStack() as undo:
-        _set_apart(model, opset, undo.callback)
+        _set_apart(model, opset, undo.callback, apart)
         made = convert_version(model, to)
     for node in _all_nodes(made.graph):  # that domain has none of these
-        if node.domain == _UNCHECKED_DOMAIN and node.op_type in _OF_ONNX_RUNTIME:
+        if node.domain == _UNCHECKED_DOMAIN and node.op_type in apart:
             node.ClearField("domain")
     return made
 
 
-def _set_apart(model: ModelProto, opset: int, undo: Callable[..., Any]) -> None:
-    """Move operators that the package does not know to a domain of which it knows none."""
-    apart = [node for node in _all_nodes(model.graph) if _is_of_onnx_runtime(node, opset)]
+def _set_apart(
+    model: ModelProto, opset: int, undo: Callable[..., Any], since: Mapping[str, float]
+) -> None:
+    """Move operators of opsets before `since` to a domain of which the package knows none."""
+    apart = [
+        node
+        for node in _all_nodes(model.graph)
+        if opset < since.get(node.op_type, 0) and node.domain in STANDARD_DOMAINS
+    ]
     for node in apart:
         if node.HasField("domain"):
             undo(setattr, node, "domain", node.domain)
@@ -81,8 +91,3 @@ def _all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
         for attribute in node.attribute:
             for region in (attribute.g, *attribute.graphs):
                 yield from _all_nodes(region)
-
-
-def _is_of_onnx_runtime(node: NodeProto, opset: int) -> bool:
-    since = _OF_ONNX_RUNTIME.get(node.op_type)
-    return since is not None and opset < since and node.domain in STANDARD_DOMAINS
