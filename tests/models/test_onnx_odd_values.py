@@ -20,6 +20,7 @@ FLOATS = np.array([[-2.0, 0.5, 3.0]], np.float32)
 RAMP = np.arange(1.0, 5.0, dtype=np.float32).reshape(1, 1, 4)
 ONES = np.ones((1, 1, 3), np.float32)
 PAIR = np.array([[[1.0, 2.0]]], np.float32)
+MARKED = np.float32([[[0, 0, 0, 0], [0, 0, 0, 1]]])
 NO_FLOATS = np.zeros(0, np.float32)
 NONE = np.zeros(0, np.int64)
 
@@ -97,6 +98,9 @@ NODES = {
     ),
     "linear positions before opset 11": _resized("Resize", "linear", 0.5, [1, 3], 10),
     "nearest positions before opset 11": _resized("Resize", "nearest", 0.75, [1, 3, 4], 10),
+    "Hardmax over all axes from its own on, before opset 13": OddNode(
+        "Hardmax", [np.arange(8, dtype=np.float32).reshape(1, 2, 4)], MARKED, {"axis": 1}, 11
+    ),
     "positions of Upsample": _resized("Upsample", "linear", 2, [1, 1.5, 2, 2.5, 3, 3.5, 4, 4], 9),
     "a transposed convolution to a size": _transposed([2, 1, 2, 1], output_shape=[4]),
     "a larger one than there is": _transposed([1, 2, 1, 2, 1, 2, 0], output_shape=[7]),
@@ -218,6 +222,19 @@ def test_eye_like_behind_an_operator_of_another_domain_is_converted() -> None:
     (found,) = import_onnx(model).graph().evaluate([np.ones((2, 3))])
     assert np.array_equal(found, np.eye(2, 3))
     assert [node.domain for node in model.graph.node] == ["com.microsoft", ""]
+
+
+def test_a_branch_keeps_the_positions_that_its_opset_has() -> None:
+    scales = from_array(np.array([1, 1, 2], np.float32), "scales")
+    resized = helper.make_node("Resize", ["x", "scales"], ["z"], mode="linear")
+    branch = helper.make_graph([resized], "branch", [], [_declared("z", np.ones((1, 1, 8)))])
+    chosen = helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)
+    inputs = [_declared("x", RAMP), _declared("c", np.array(True))]
+    outputs = [_declared("y", np.ones((1, 1, 8), np.float32))]
+    graph = helper.make_graph([chosen], "g", inputs, outputs, [scales])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 10)], ir_version=8)
+    (found,) = import_onnx(model).graph().evaluate([RAMP, np.array(True)])
+    assert np.array_equal(found[0, 0], [1, 1.5, 2, 2.5, 3, 3.5, 4, 4])
 
 
 def test_results_of_open_size_are_folded_or_refused_by_name() -> None:

@@ -84,10 +84,14 @@ def _complete(outputs: Iterable[ValueInfoProto], undo: Callable[..., Any]) -> No
         kind.shape.SetInParent()
 
 
-def _all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """The nodes of a graph, and of the graphs within them."""
+def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """A graph, and the graphs within its nodes."""
+    yield graph
     for node in graph.node:
-        yield node
         for attribute in node.attribute:
             for region in (attribute.g, *attribute.graphs):
-                yield from _all_nodes(region)
+                yield from all_graphs(region)
+
+
+def _all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    return (node for each in all_graphs(graph) for node in each.node)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency
-from sparsejit.frontends.onnx.checking import STANDARD_DOMAINS, check, converted
+from sparsejit.frontends.onnx.checking import STANDARD_DOMAINS, all_graphs, check, converted
 from sparsejit.ir.dtypes import BFLOAT16, Dtype
 from sparsejit.ir.graph import Array
 
@@ -116,9 +116,19 @@ def _converted(model: ModelProto, name: str) -> ModelProto:
         )
     if opset >= CONVERTED_TO:
         return model
-    resized = [n.output[0] for n in model.graph.node if n.op_type in _RESIZED and n.output]
+    resized = [
+        node.output[0]
+        for graph in all_graphs(model.graph)
+        for node in graph.node
+        if node.op_type in _RESIZED and node.output
+    ]
     try:
-        return _as_resized_before(converted(model, opset, CONVERTED_TO), resized, opset)
+        made = converted(model, opset, CONVERTED_TO)
+        for graph in all_graphs(made.graph):
+            if opset < _OLDEST_MAPPED:
+                _keep_positions(graph, resized)
+            _keep_hardmax(graph)
+        return made
     except (ConvertError, RuntimeError) as error:
         if opset >= _OLDEST_MAPPED:
             return model
@@ -128,20 +138,44 @@ def _converted(model: ModelProto, name: str) -> ModelProto:
         ) from error
 
 
-def _as_resized_before(model: ModelProto, resized: Sequence[str], opset: int) -> ModelProto:
-    """The converted model with the positions that Resize and Upsample had before opset 11.
+def _keep_positions(graph: GraphProto, resized: Sequence[str]) -> None:
+    """Give converted nodes the positions that Resize and Upsample had before opset 11.
 
     onnx's converter leaves them to the defaults of opset 11, which are others.
     """
     from onnx.helper import make_attribute
 
-    if opset >= _OLDEST_MAPPED:
-        return model
-    for node in model.graph.node:
+    for node in graph.node:
         if node.op_type == "Resize" and node.output[0] in resized:
             for name, mode in _MODES_BEFORE.items():
                 node.attribute.append(make_attribute(name, mode))
-    return model
+
+
+def _keep_hardmax(graph: GraphProto) -> None:
+    """Write a converted Hardmax over all axes from its own on, as it was before opset 13.
+
+    onnx's converter does so for Softmax alone.
+    """
+    from onnx.helper import make_node
+
+    if all(node.op_type != "Hardmax" for node in graph.node):
+        return
+    nodes = []
+    for node in graph.node:
+        if node.op_type != "Hardmax":
+            nodes.append(node)
+            continue
+        (x, y), axis = (node.input[0], node.output[0]), 1
+        for attribute in node.attribute:
+            axis = attribute.i if attribute.name == "axis" else axis
+        nodes += [
+            make_node("Shape", [x], [f"{y} shape"], name=node.name),
+            make_node("Flatten", [x], [f"{y} rows"], name=node.name, axis=axis),
+            make_node("Hardmax", [f"{y} rows"], [f"{y} marks"], name=node.name, axis=1),
+            make_node("Reshape", [f"{y} marks", f"{y} shape"], [y], name=node.name),
+        ]
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
 def size_of(axis: Any) -> int | str | None:
