@@ -44,6 +44,7 @@ ROWS = {
     "inner axis": ((3, 6), lambda m, x: x[:, x[0] > 0]),
     "inner axes": ((2, 3, 5, 2), lambda m, x: x[:, x[0, :, :, 0] > 0]),
     "places": ((4, 5), lambda m, x: (x > 0).nonzero()),
+    "places as rows": ((4, 5), lambda m, x: torch.argwhere(x > 0)),
     "places of a number": ((), lambda m, x: (x > 0).nonzero()),
     "places by axis": ((4, 5), lambda m, x: torch.where(x > 0)),
     "selected": ((4, 5), lambda m, x: x.masked_select(x[:1] > 0)),

@@ -64,6 +64,7 @@ OPENING: dict[str, Callable[..., tuple[Any, MaskSize] | None]] = {
     "aten.index.Tensor": index,
     "aten.masked_select.default": masked_select,
     "aten.nonzero.default": nonzero,
+    "aten.argwhere.default": nonzero,
     "aten.nonzero_numpy.default": places_where,
     "aten.where.default": places_where,
 }
