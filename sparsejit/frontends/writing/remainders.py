@@ -68,6 +68,15 @@ def _rest_of_whole(write: Writer, x: Operand, other: Operand, signed_as_divisor:
     return f.finish(f("where", _is_beyond(write, f, rest, other), f("add", rest, other), rest))
 
 
+def _powers(write: Writer, other: Value) -> list[int]:
+    """The powers of two that divisors are multiplied with, 23 apart; x is any float32."""
+    known = write.known(other)
+    sizes = np.zeros(0) if known is None else np.abs(known[known != 0])
+    least = int(np.frexp(sizes.min())[1]) - 1 if sizes.size else -149
+    last = max(0, -(-(128 - 24 - least) // 23))  # leaves a quotient below 2^24
+    return [23 * number for number in range(last, -1, -1)]
+
+
 def floor_quotient(write: Writer, x: Operand, other: Operand) -> Value:
     """Python's x // other in float32: (x - rest) / other, less 1 where the rest's sign differs.
 
@@ -75,33 +84,52 @@ def floor_quotient(write: Writer, x: Operand, other: Operand) -> Value:
     """
     x, other = write.floats(x), write.floats(other)
     f = write.formula("floor_divide")
-    rest, quotient = _steps(f, x, other, False), f("div", x, other)
+    rest, quotient = _steps(write, f, x, other, False), f("div", x, other)
     whole = f("div", f("sub", x, rest), other)
     differs = f("not_equal", f("less", other, 0.0), f("less", rest, 0.0))
     differs = f("logical_and", f("not_equal", rest, 0.0), differs)
     whole = f("where", differs, f("sub", whole, 1.0), whole)
-    floored = f("where", f("equal", whole, 0.0), f("mul", quotient, 0.0), f("round", whole))
+    whole = _floored(f, x, other, f("round", whole))
+    floored = f("where", f("equal", whole, 0.0), f("mul", quotient, 0.0), whole)
     return f.finish(f("where", f("equal", other, 0.0), quotient, floored))
+
+
+def _floored(f: Formula, x: Value, other: Value, near: FormulaStep) -> FormulaStep:
+    """The whole number not above x / other, from one that is at most 1 off.
+
+    The sign of the rest that fma leaves is exact. Numbers of 25 bits and more are kept.
+    """
+    rest = f("fma", f("neg", near), other, x)
+    differs = f("not_equal", f("less", other, 0.0), f("less", rest, 0.0))
+    above = f("logical_and", f("not_equal", rest, 0.0), differs)
+    below = f("greater", f("abs", rest), f("abs", other))
+    moved = f("where", above, f("sub", near, 1.0), f("where", below, f("add", near, 1.0), near))
+    return f("where", f("less", f("abs", near), 2.0**24), moved, near)
 
 
 def _rest(write: Writer, x: Operand, other: Operand, signed_as_divisor: bool) -> Value:
     if Element.FLOAT32 not in (write.element(x), write.element(other)):
         return _rest_of_whole(write, x, other, signed_as_divisor)
     f = write.formula("remainder")
-    return f.finish(_steps(f, write.floats(x), write.floats(other), signed_as_divisor))
+    return f.finish(_steps(write, f, write.floats(x), write.floats(other), signed_as_divisor))
 
 
-def _steps(f: Formula, x: Value, other: Value, signed_as_divisor: bool) -> FormulaStep:
-    """Exact, as C's fmod, for quotients below 2^46; a zero has the dividend's sign.
+def _steps(
+    write: Writer, f: Formula, x: Value, other: Value, signed_as_divisor: bool
+) -> FormulaStep:
+    """Exact, as C's fmod; a zero has the dividend's sign.
 
-    What fma leaves of x less the rounded quotient of divisors is exact, so a quotient of 46 bits
-    takes two rounds. The last quotient may be rounded up to a whole number, which leaves a rest of
-    the wrong sign, one divisor off.
+    Each round takes a quotient of 23 bits by the divisor times a power of two, the largest first;
+    the fma of x less the rounded quotient of divisors is exact. The last quotient may be rounded up
+    to a whole number, which leaves a rest of the wrong sign, one divisor off.
     """
     rest: Any = x
-    for _ in range(2):
-        quotient = f("trunc", f("div", rest, other))
-        less = f("fma", f("neg", quotient), other, rest)
+    for power in _powers(write, other):
+        divisor: Any = other
+        for part in (min(power, 127), power - 127):  # float32 holds no larger power
+            divisor = f("mul", divisor, 2.0**part) if part > 0 else divisor
+        quotient = f("trunc", f("div", rest, divisor))
+        less = f("fma", f("neg", quotient), divisor, rest)
         # An infinite divisor leaves x.
         rest = f("where", f("equal", quotient, 0.0), rest, less)
     like = other if signed_as_divisor else x
