@@ -17,6 +17,7 @@ TOLERANCES = {
 }
 # An error that torch makes itself may be made this many times over.
 MARGIN = 4.0
+MOST_SLACK = 1e-3  # of the largest element
 
 
 def in_float64(x: Any) -> Any:
@@ -63,7 +64,7 @@ def _far(ours: Any, wanted: Any, own: Any, dtype: torch.dtype) -> Any:
     with np.errstate(invalid="ignore"):
         error = np.abs(own - wanted)
     slack = MARGIN * float(error[np.isfinite(error)].max(initial=0.0))
-    bound = relative * np.abs(wanted) + of_largest * min(largest, 1e30) + min(slack, of_largest)
+    bound = relative * np.abs(wanted) + of_largest * min(largest, 1e30) + min(slack, MOST_SLACK * largest)
     same = (ours == wanted) | (np.isnan(ours) & np.isnan(wanted))
     with np.errstate(invalid="ignore"):
         return ~(same | (finite & (np.abs(ours - wanted) <= bound)))

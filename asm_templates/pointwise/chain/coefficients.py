@@ -27,8 +27,13 @@ ERF_STEP, ERF_DEGREE = 0.262, 5
 # sin x = x P(x^2) and cos x = P(x^2) on [-pi / 4, pi / 4].
 SIN = (1.0, -1.6666654611e-1, 8.3321608736e-3, -1.9515295891e-4)
 COS = (1.0, -0.5, 4.166664568298827e-02, -1.388731625493765e-03, 2.443315711809948e-05)
-# Further than what is left of any |x| < 1e7; the polynomials stay within [-1, 1] up to here.
-SINE_LIMIT = 1.6
+# Up to which three numbers of float32 say pi / 2 well enough.
+SINE_NEAR = 1e6
+# The bits of 1 / (2 pi) behind its point, and the exponent of float32 for which a product with them
+# begins 32 bits before the point: 150 is that of a mantissa that counts ones.
+_TURN = 0xA2F9836E4E441529FC2757D1F534DDC0DB6295993C439041FE5163ABDEBBC561B7246E3A424DD2E0 >> 2
+_TURN_WORDS = 10
+TURN_BITS = 150 - 32
 
 LOG2_E = float(np.log2(np.e))
 # Below -104 exp rounds to zero, from 88.8 on to infinity.
@@ -52,6 +57,17 @@ def erf_pieces(count: int) -> npt.NDArray[np.float32]:
     pieces[::2, 0] = 0
     pieces[0, -1] = 1
     return pieces.astype(np.float32)
+
+
+def turn_words(lanes: int) -> list[npt.NDArray[np.int32]]:
+    """Three tables of 32 bits each of 1 / (2 pi): a word, that behind it and the next, by number.
+
+    Word 0 is 0, word 1 has the first bits behind the point. A table has each of 8 words as often
+    as `lanes` hold them.
+    """
+    words = [_TURN >> 32 * (_TURN_WORDS - n) & 0xFFFFFFFF for n in range(_TURN_WORDS + 1)]
+    table = np.array(words, np.uint32).view(np.int32)
+    return [np.tile(table[first : first + 8], lanes // 8) for first in range(3)]
 
 
 def split(value: float, count: int) -> tuple[float, ...]:

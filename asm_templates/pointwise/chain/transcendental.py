@@ -22,10 +22,12 @@ from sparsejit.asm_templates.pointwise.chain.coefficients import (
     LOG,
     LOG2_E,
     SIN,
-    SINE_LIMIT,
+    SINE_NEAR,
+    TURN_BITS,
     erf_pieces,
+    turn_words,
 )
-from sparsejit.asm_templates.pointwise.chain.lanes import bits, is_wide, move, select
+from sparsejit.asm_templates.pointwise.chain.lanes import bits, compare, is_wide, move, select
 from sparsejit.asm_templates.shared.constants import load_constant
 from sparsejit.asm_templates.shared.polynomial import emit_polynomial
 from sparsejit.asm_templates.shared.rows import zero
@@ -36,6 +38,7 @@ Registers = Sequence[Register]
 _TO_NEAREST = 8  # of vroundps and vrndscaleps, without exception flags
 _MANTISSA_FROM_3_4 = 0x0B  # of vgetmantps: in [3/4, 3/2); NaN for negative numbers
 _NOT_BELOW = 22  # predicate of vcmpps: not less or equal, or NaN
+_LESS, _GREATER = 17, 30  # predicates of vcmpps, false of NaN
 _MASK = k(1)
 # vpternlogd a, b, mask: b where the mask has ones, a elsewhere.
 _FIRST_ELSE = 0xD8
@@ -310,20 +313,87 @@ def cos(asm: Assembler, x: Registers, scratch: Registers) -> None:
     _sine(asm, x, scratch, 1)
 
 
+def _within_a_turn(asm: Assembler, x: Register, scratch: Registers) -> None:
+    """x less whole turns where SINE_NEAR < |x| < infinity; a jump leads past where no x is."""
+    a, b, c, _ = scratch
+    near = asm.label("no number is far")
+    magnitude = bits(asm, 0x7FFFFFFF)
+    asm.emit("vandps", c, x, magnitude)
+    if is_wide(asm):
+        asm.emit("vcmpps", _MASK, c, asm.constant(SINE_NEAR), _GREATER)
+        asm.emit("kortestw", _MASK, _MASK)
+    else:
+        asm.emit("vcmpps", a, c, asm.constant(SINE_NEAR), _GREATER)
+        asm.emit("vtestps", a, a)
+    asm.jump("jz", near)
+    _turns(asm, x, scratch)
+    asm.emit("vcvtdq2ps", b, b)
+    asm.emit("vmulps", b, b, asm.constant(2.0**-31 * 3.141592653589793))
+    asm.emit("vandps", c, x, bits(asm, 0x80000000))
+    asm.emit("vxorps", b, b, c)
+    asm.emit("vandps", c, x, magnitude)
+    compare(asm, a, c, asm.constant(SINE_NEAR), _GREATER)
+    compare(asm, c, c, asm.constant(float("inf")), _LESS)
+    asm.emit("vandps", a, a, c)
+    select(asm, x, a, b, x)
+    asm.bind(near)
+
+
+def _turns(asm: Assembler, x: Register, scratch: Registers) -> None:
+    """The second of scratch: the fraction of a turn in |x|, times 2^32 as a whole number.
+
+    Payne and Hanek 1983: |x| is a mantissa of 24 bits times a power of two, and the fraction is the
+    mantissa times the bits of 1 / (2 pi) from that power on, modulo 1. 64 of these bits leave an
+    error of 2^-31. The third of scratch holds |x|.
+    """
+    a, b, c, spare = scratch
+    low_bits = bits(asm, 31)
+    first, second, third = (Literal(asm.literal(each)) for each in turn_words(asm.target.lanes))
+    asm.emit("vpsrld", c, c, 23)
+    asm.emit("vpaddd", a, c, bits(asm, -TURN_BITS & 0xFFFFFFFF))
+    asm.emit("vpsrld", c, a, 5)  # the word that has the first bit, and its place there
+    asm.emit("vandps", a, a, low_bits)
+
+    def shift_in(word: Register, behind: Register, place: Literal) -> None:
+        """The word from its bit `a` on, and the first bits of the next one."""
+        asm.emit("vpsllvd", word, word, a)
+        asm.emit("vxorps", a, a, low_bits)
+        asm.emit("vpermd", behind, c, place)
+        asm.emit("vpsrlvd", behind, behind, a)
+        asm.emit("vpsrld", behind, behind, 1)
+        asm.emit("vorps", word, word, behind)
+        asm.emit("vxorps", a, a, low_bits)
+
+    asm.emit("vpermd", b, c, first)
+    shift_in(b, spare, second)
+    asm.emit("vpermd", spare, c, second)
+    shift_in(spare, c, third)
+    asm.emit("vandps", a, x, bits(asm, 0x7FFFFF))
+    asm.emit("vorps", a, a, bits(asm, 0x800000))
+    asm.emit("vpmulld", b, b, a)
+    asm.emit("vpsrld", spare, spare, 8)
+    asm.emit("vcvtdq2ps", spare, spare)
+    asm.emit("vcvtdq2ps", a, a)
+    asm.emit("vmulps", spare, spare, a)
+    asm.emit("vmulps", spare, spare, asm.constant(2.0**-24))
+    asm.emit("vcvtps2dq", spare, spare)
+    asm.emit("vpaddd", b, b, spare)
+
+
 def _sine(asm: Assembler, x: Registers, scratch: Registers, quarter: int) -> None:
     """sin(x + quarter pi / 2): x less a whole number of quarters, which chooses sine or cosine.
 
-    Within 2e-7 for |x| up to 1e6, and 1e-4 up to 1e7 (the number of quarters errs by as much as
-    one half); beyond, what is left of x is clamped so that results stay in [-1, 1].
+    Within 2e-7 for |x| up to SINE_NEAR, and 4e-7 beyond.
     """
     (n, square, p), spare = _parts(scratch, len(x), 3), scratch[-1]
+    for register, *others in zip(x, n, square, p, strict=True):
+        _within_a_turn(asm, register, [*others, spare])
     _with(asm, "vmulps", n, x, 2 / 3.141592653589793, spare)
     _round(asm, n, n)
     for part in HALF_PI:
         load_constant(asm, spare, part)
         for number, register in zip(n, x, strict=True):
             asm.emit("vfnmadd231ps", register, number, spare)
-    _clamp(asm, x, -SINE_LIMIT, SINE_LIMIT, spare)
     _each(asm, "vcvtps2dq", n, n)
     if quarter:
         move(asm, spare, asm.constant(quarter))
