@@ -28,8 +28,8 @@ import typer
 from sparsejit.selftest.trials import Trials
 
 # Of an entry in one dtype; a machine may be busy.
-PATIENCE_S = 300.0
-MOST_BYTES, MOST_CPU_S = 8 << 30, 240
+PATIENCE_S = 1800.0
+MOST_BYTES, MOST_CPU_S = 8 << 30, 1200
 ENTRIES_A_PROCESS = 60
 # What makes a finding.
 FINDINGS = ("wrong", "raw", "crash")
