@@ -110,6 +110,16 @@ def test_models_of_other_floats_are_computed_in_float32(dtype: torch.dtype) -> N
     assert kinds == {"float32"}
 
 
+def test_whole_numbers_between_ends_that_a_call_gives_are_refused() -> None:
+    """torch's own decomposition rounds them in float32 before it truncates."""
+    class Between(torch.nn.Module):
+        def forward(self, first: torch.Tensor) -> torch.Tensor:
+            return torch.linspace(first, 4, 50, dtype=torch.int64)
+
+    with pytest.raises(UnsupportedOperator, match=r"aten\.linspace\.Tensor_Scalar"):
+        export(Between(), (torch.tensor(-3),))
+
+
 def test_decomposed_programs_are_taken_too() -> None:
     model, inputs = MODELS["bottleneck"]()
     free = ({0: torch.export.Dim("n")},)

@@ -106,7 +106,7 @@ def cases_of(samples: Sequence[Sample]) -> list[Case]:
 
 
 def _by_torch(sample: Sample, tensors: Any, function: Any) -> list[torch.Tensor] | None:
-    # It returns 0 for tokens that a mask leaves out, which others then read; export traces the rest.
+    # It returns 0 for tokens that a mask leaves out, and others read that; export traces the rest.
     torch.backends.mha.set_fastpath_enabled(False)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")

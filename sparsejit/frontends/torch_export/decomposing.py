@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
 
-# Operators whose decompositions in torch differ from torch itself, and for which first operands.
-_WRONG: dict[str, Callable[[Any], bool]] = {
+# Operators whose decompositions in torch differ from torch itself, and for which arguments.
+_WRONG: dict[str, Callable[[Sequence[Any], Mapping[str, Any]], bool]] = {
     # Counts elements behind the last target.
-    "aten::multilabel_margin_loss_forward": lambda x: True,
+    "aten::multilabel_margin_loss_forward": lambda args, named: True,
     # Gives one sample an axis.
-    "aten::multi_margin_loss": lambda x: len(x.shape) < 2,
+    "aten::multi_margin_loss": lambda args, named: len(args[0].shape) < 2,
+    # Truncates whole numbers that float32 has rounded, and keeps the fractions of their ends.
+    "aten::linspace": lambda args, named: not getattr(named.get("dtype"), "is_floating_point", 1),
 }
 
 
@@ -39,7 +41,8 @@ def decomposed(
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.utils._pytree import tree_flatten, tree_unflatten
 
-    if _WRONG.get(target._schema.name, lambda x: False)(args[0] if args else None):
+    is_wrong = _WRONG.get(target._schema.name)
+    if is_wrong is not None and is_wrong(args, kwargs):
         return None
     flat, spec = tree_flatten((list(args), dict(kwargs)))
     places = [n for n, x in enumerate(flat) if isinstance(x, Value | Complex) or is_tensor(x)]

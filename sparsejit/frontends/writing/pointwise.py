@@ -44,7 +44,7 @@ def _all_bool(write: Writer, *operands: Operand) -> bool:
 def add(write: Writer, x: Operand, other: Operand, alpha: float = 1) -> Value:
     """x + alpha other."""
     if _all_bool(write, x, other):
-        return write.pointwise("logical_or", x, other)
+        return write.pointwise("logical_or", x, other) if alpha else write.cast(x, Element.BOOL)
     return write.pointwise("add", x, other if alpha == 1 else multiply(write, other, alpha))
 
 
