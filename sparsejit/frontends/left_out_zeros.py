@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.column_steps import each_step
-from sparsejit.frontends.estimator_parts import Stack
+from sparsejit.frontends.estimator_parts import Stack, is_mixing
 from sparsejit.frontends.forest_probes import transformed
 from sparsejit.frontends.forests import is_forest
 from sparsejit.ir.graph import Array
@@ -26,19 +26,23 @@ class LeftOut(Enum):
     """What graphs read for zeros that X leaves out.
 
     BOTH is (samples, 2 features), with ZERO in the first half and MISSING, NaN, in the second.
+    REFUSED and ROUNDED take no sparse X: steps or estimators do not, or a forest compares sums of
+    numbers that steps round otherwise in a sparse matrix.
     """
 
     ZERO = "zero"
     MISSING = "missing"
     BOTH = "both"
     REFUSED = "refused"
+    ROUNDED = "rounded"
 
 
 def left_out_of(chains: Sequence[Sequence[Any]], features: int) -> LeftOut:
     """The reading that chains of steps need, each from X to what predicts."""
     kinds = {_of_chain(chain, features) for chain in chains}
-    if LeftOut.REFUSED in kinds:
-        return LeftOut.REFUSED
+    for none in (LeftOut.REFUSED, LeftOut.ROUNDED):
+        if none in kinds:
+            return none
     return kinds.pop() if len(kinds) == 1 else LeftOut.BOTH
 
 
@@ -53,7 +57,7 @@ def _of_chain(chain: Sequence[Any], features: int) -> LeftOut:
     if is_last and reaches and type(last).__name__ in _DENSE_ALONE:
         return LeftOut.REFUSED
     if is_forest(last) and any(type(step).__name__ in _OTHER_NUMBERS for step in each_step(steps)):
-        return LeftOut.BOTH
+        return LeftOut.ROUNDED if any(map(is_mixing, steps)) else LeftOut.BOTH
     if not (is_last and reaches and type(last).__module__.startswith("xgboost")):
         return LeftOut.ZERO
     return LeftOut.BOTH if steps else LeftOut.MISSING
@@ -73,6 +77,11 @@ def dense(X: Any, name: str, reading: LeftOut) -> Array:
     """
     if reading is LeftOut.REFUSED:
         raise InvalidInput(f"X is sparse, which the {name} does not take; give X.toarray()")
+    if reading is LeftOut.ROUNDED:
+        raise InvalidInput(
+            f"X is sparse, in which steps before the {name} round numbers otherwise, and a forest "
+            "compares their sums to the last bit; give X.toarray()"
+        )
     _check_entries(X)
     if reading is not LeftOut.MISSING:
         return np.asarray(X.toarray())

@@ -273,6 +273,8 @@ def _compare(case: EstimatorCase, compiled: Any, method: str) -> str:
     except InvalidInput as error:
         if "computes with each part in its own dtype" in str(error):
             return "refused for its dtypes"
+        if "compares their sums to the last bit" in str(error):
+            return "refused for its rounding"
         raise
     assert found.shape == wanted.shape, f"{name} has shape {found.shape}, not {wanted.shape}"
     if method == "predict" and hasattr(case.estimator, "classes_"):

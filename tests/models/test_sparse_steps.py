@@ -211,6 +211,18 @@ def test_a_sparse_x_that_the_library_refuses() -> None:
             sparsejit.compile(estimator).predict(sparse())
 
 
+def test_scaled_components_of_a_sparse_x_before_a_forest_are_refused() -> None:
+    """scikit-learn multiplies a sparse X by the reciprocal of the scale, a dense one it divides."""
+    steps = *FILLED, MaxAbsScaler(), TruncatedSVD(3, random_state=0)
+    rows = sparse()
+    pipeline = make_pipeline(*steps, RandomForestClassifier(4, random_state=0)).fit(rows, Y)
+    compiled = sparsejit.compile(pipeline)
+    with pytest.raises(InvalidInput, match=r"to the last bit; give X\.toarray"):
+        compiled.predict(rows)
+    assert np.array_equal(compiled.predict(rows.toarray()), pipeline.predict(rows.toarray()))
+    same(make_pipeline(*steps, LogisticRegression()).fit(rows, Y), rows)
+
+
 def test_two_numbers_in_one_place_of_a_sparse_x() -> None:
     rows = sparse().tocoo()
     once = boosted().fit(rows, Y)
