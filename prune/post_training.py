@@ -95,11 +95,12 @@ def prune_second_order(
         counts = _counts(layer.weight, lying, amounts)
         even = _even_counts(layer.weight, lying, counts)
         candidates = [
-            choose_by_second_order(heard, hessian, lying, counts),
-            choose_by_second_order(heard, hessian, lying, even),
+            choose_by_second_order(heard, hessian, lying, counts).pruned,
+            choose_by_second_order(heard, hessian, lying, even).pruned,
             choose_least(layer.weight.square(), lying, counts),
         ]
-        refitted = [refit_survivors(layer.weight, hessian, pruned) for pruned in candidates]
+        target = layer.weight @ hessian
+        refitted = [refit_survivors(target, hessian, pruned) for pruned in candidates]
         return min(refitted, key=layer.error)
 
     return _prune(model, calibration, amount, chosen, per_gate, method)
@@ -125,7 +126,8 @@ def refit(model: nn.Module, calibration: Calibration, damping: float = 0.01) -> 
     for name, layer in calibration.items():
         weight = model.get_parameter(name)
         pruned = weight.flatten(1) == 0
-        _assign(weight, layer, refit_survivors(layer.weight, _hessian(layer, damping), pruned))
+        hessian = _hessian(layer, damping)
+        _assign(weight, layer, refit_survivors(layer.weight @ hessian, hessian, pruned))
 
 
 def _prune(

@@ -1,6 +1,7 @@
 """Optimal brain surgery on one matrix: which weights go, and how the others make up for it."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,10 +22,17 @@ def damped(gram: Tensor, damping: float) -> Tensor:
     return gram + damping * mean * torch.eye(len(gram)).to(gram)
 
 
+class Zeros(NamedTuple):
+    """A choice of weights to prune: bool (out, in), and the others as they make up for it."""
+
+    pruned: Tensor
+    weights: Tensor
+
+
 def choose_by_second_order(
     weight: Tensor, hessian: Tensor, pattern: Pattern, counts: Sequence[int]
-) -> Tensor:
-    """Weights to prune, bool (out_features, in_features), as `choose_least` has it.
+) -> Zeros:
+    """Weights to prune, in a matrix (out_features, in_features), as `choose_least` has it.
 
     Hassibi & Stork 1993, "Second order derivatives for network pruning": removing w costs
     w^2 / [H^-1] and shifts the other weights of its row. As in Frantar & Alistarh 2023,
@@ -45,7 +53,8 @@ def choose_by_second_order(
         cost[:, :start] = torch.inf  # decided: pruned, or never to be
         pruned[:, columns] = choose_least(cost, pattern, counts, alive=~pruned)[:, columns]
         _compensate(work, pruned, upper, columns)
-    return torch.empty_like(pruned).index_copy_(1, order, pruned)
+    back = order.argsort()
+    return Zeros(pruned[:, back], work[:, back])
 
 
 def _columns_by_energy(hessian: Tensor, window: int) -> Tensor:
@@ -69,18 +78,18 @@ def _compensate(work: Tensor, pruned: Tensor, upper: Tensor, columns: slice) -> 
     work[:, columns.start : stop].masked_fill_(pruned[:, columns.start : stop], 0)
 
 
-def refit_survivors(weight: Tensor, hessian: Tensor, pruned: Tensor) -> Tensor:
-    """The weights with these zeros whose outputs are nearest to those of `weight`.
+def refit_survivors(target: Tensor, hessian: Tensor, pruned: Tensor) -> Tensor:
+    """The weights with these zeros whose outputs are nearest to those wanted.
 
-    For every row, H[s, s] w[s] = (H weight)[s] over its survivors s: exact least squares.
+    `target` (out, in) is the mean of wanted outputs times inputs: weight @ hessian for the outputs
+    of a weight. For every row, H[s, s] w[s] = target[s] over its survivors s: exact least squares.
     """
-    target = weight @ hessian
     # Survivors first, so that rows of unlike counts stack; the rest becomes an identity.
     places = pruned.to(torch.int8).argsort(dim=1, stable=True)
     places = places[:, : int((~pruned).sum(1).max())]
     unused = pruned.gather(1, places)
     rows = max(1, SYSTEM_ELEMENTS // max(1, places.shape[1] ** 2))
-    refitted = torch.zeros_like(weight)
+    refitted = torch.zeros_like(target)
     for at, idle, goal, out in zip(
         *(t.split(rows) for t in (places, unused, target.gather(1, places), refitted)), strict=True
     ):

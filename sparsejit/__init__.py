@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sparsejit.api.parted_model import PartedModel
     from sparsejit.api.scales import Scales
     from sparsejit.machine.target import Target
+    from sparsejit.prune.shrink.shrinking import Shrunk, shrink
     from sparsejit.voice.speak.wavernn import WaveRNN
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "NotCopyable",
     "PartedModel",
     "Scales",
+    "Shrunk",
     "SparseJitError",
     "Target",
     "UnsupportedOperator",
@@ -51,6 +53,7 @@ __all__ = [
     "compile_matrix",
     "load",
     "quantise",
+    "shrink",
 ]
 __version__ = "1.0.0"
 
@@ -61,12 +64,14 @@ _MODULES = {
     "Kernel": "api.kernel",
     "PartedModel": "api.parted_model",
     "Scales": "api.scales",
+    "Shrunk": "prune.shrink.shrinking",
     "Target": "machine.target",
     "WaveRNN": "voice.speak.wavernn",
     "compile": "api.compile_model",
     "compile_matrix": "api.compile_layer",
     "load": "api.load",
     "quantise": "api.compile_model",
+    "shrink": "prune.shrink.shrinking",
 }
 _OWN_NAMES = {"compile": "compile_model"}
 # What `import sparsejit` brings as attributes.

@@ -109,17 +109,16 @@ class ModelCompiler:
         like: ExampleCall | None = None,
     ) -> Scales:
         """How layers are stored best, by what the model does on these calls."""
-        plain = replace(self, free_batch=False)
-
-        def read(call: ExampleCall) -> ReadModel:
-            found = plain._graphs(call.args, call.kwargs)
-            return ReadModel(found.graph(None), found.input_tree, found.output_tree)
-
         def priced(call: ExampleCall) -> Graph:
             _, graphs, _ = self._read(call.args, call.kwargs)
             return graphs[0].graph
 
-        return ScalesFinder(read, priced, self.options).scales(calls, budget, tell, like)
+        return ScalesFinder(self.read, priced, self.options).scales(calls, budget, tell, like)
+
+    def read(self, call: ExampleCall) -> ReadModel:
+        """The model's graph for inputs of a call's shapes, before any pass."""
+        found = replace(self, free_batch=False)._graphs(call.args, call.kwargs)
+        return ReadModel(found.graph(None), found.input_tree, found.output_tree)
 
     @property
     def _may_share(self) -> bool:

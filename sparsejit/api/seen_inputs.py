@@ -70,7 +70,6 @@ class SeenInput(SeenValues):
         super().__init__(seed)
         self._op = node.op
         self._shape = weights.shape
-        self._kernel = weights.shape[2:]
         self._axis = 1 if isinstance(node.op, Convolution) else -1
         self._ranges = np.zeros((2, weights.shape[1]), np.float32)  # of each channel
         self._values = 0  # of a channel
@@ -118,17 +117,26 @@ class SeenInput(SeenValues):
         return isinstance(self._op, Linear)
 
     def _some_rows(self, x: Array, most: int) -> Array:
-        rows = _windows_of(self._op, x, self._kernel) if isinstance(self._op, Convolution) else x
-        inputs = self.weights.shape[1]
-        count = rows.size // inputs
-        chosen = np.sort(self._rng.permutation(count)[:most])
-        if isinstance(self._op, Convolution):
-            rank = len(self._kernel)
-            places = np.unravel_index(chosen, (len(x), *rows.shape[2:-rank]))
-            found = np.moveaxis(rows, 1, -1 - rank)[places]
-        else:
-            found = rows.reshape(count, inputs)[chosen]
-        return np.array(found, np.float32).reshape(len(chosen), inputs)
+        return multiplied_rows(self._op, self._shape, x, most, self._rng)
+
+
+def multiplied_rows(
+    op: Operator, shape: Sequence[int], x: Array, most: int, rng: np.random.Generator
+) -> Array:
+    """Rows (n, in) of x that a layer with weights of this shape multiplies, `most` at most.
+
+    The same generator chooses the same places in another x.
+    """
+    kernel, inputs = tuple(shape[2:]), int(np.prod(shape[1:]))
+    rows = _windows_of(op, x, kernel) if isinstance(op, Convolution) else x
+    count = rows.size // inputs
+    chosen = np.sort(rng.permutation(count)[:most])
+    if isinstance(op, Convolution):
+        places = np.unravel_index(chosen, (len(x), *rows.shape[2 : -len(kernel)]))
+        found = np.moveaxis(rows, 1, -1 - len(kernel))[places]
+    else:
+        found = rows.reshape(count, inputs)[chosen]
+    return np.array(found, np.float32).reshape(len(chosen), inputs)
 
 
 def _windows_of(op: Convolution, x: Array, kernel: Sequence[int]) -> Array:

@@ -15,6 +15,7 @@ from sparsejit.commands.explain import disasm, explain
 from sparsejit.commands.models import check_command, compile_command, run_command
 from sparsejit.commands.prune import prune
 from sparsejit.commands.selftest import selftest
+from sparsejit.commands.shrink import shrink
 from sparsejit.commands.synth import synth
 from sparsejit.commands.train import train
 from sparsejit.errors import SparseJitError
@@ -25,8 +26,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Sparse inference with machine code made for one model's weights.",
 )
-for command in (demo, prune, synth, train, explain, disasm, calibrate, cache, selftest, doctor):
+for command in (demo, shrink, prune, synth, train, explain, disasm):
     app.command()(command)
+for machine_command in (calibrate, cache, selftest, doctor):
+    app.command()(machine_command)
 app.command("compile")(compile_command)
 app.command("check")(check_command)
 app.command("run")(run_command)

@@ -17,11 +17,23 @@ def call_factory(reference: str) -> Any:
     Raises InvalidInput where file, module or factory do not exist, and for a factory that wants
     arguments; what its own code raises comes through.
     """
+    factory = named_function(reference, "factory")
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise InvalidInput(f"{reference}: {error}; name a function of no arguments") from error
+    return factory()
+
+
+def named_function(reference: str, role: str) -> Any:
+    """The function that "path/to/file.py:name" or "package.module:name" names; it is imported.
+
+    Raises InvalidInput where file, module or function do not exist.
+    """
     module_name, colon, name = reference.rpartition(":")
     if not colon or not name.isidentifier():
         raise InvalidInput(
-            f"{reference!r} names no factory: write path/to/file.py:factory or "
-            "package.module:factory"
+            f"{reference!r} names no {role}: write path/to/file.py:{role} or package.module:{role}"
         )
     module = _import(module_name)
     factory = getattr(module, name, None)
@@ -32,11 +44,7 @@ def call_factory(reference: str) -> Any:
             if getattr(value, "__module__", None) == module.__name__ and callable(value)
         ]
         raise InvalidInput(f"{module_name} has no function {name!r}: {suggest(name, own)}")
-    try:
-        inspect.signature(factory).bind()
-    except TypeError as error:
-        raise InvalidInput(f"{reference}: {error}; name a function of no arguments") from error
-    return factory()
+    return factory
 
 
 def _import(name: str) -> ModuleType:

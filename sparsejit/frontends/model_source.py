@@ -69,7 +69,7 @@ def read_source(
 
     Raises InvalidInput for sizes and numbers that are none, or that the model has no input for.
     """
-    numbers = dict(_named(text, "--constant", _numbers) for text in constants or ())
+    numbers = constants_of(constants)
     if is_onnx(reference):
         declared = declared_inputs(reference)
         left = [each for each in declared if each.name not in numbers]
@@ -94,6 +94,11 @@ def read_source(
         model = model.eval()
     args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     return NamedModel(reference, model, args, {})
+
+
+def constants_of(texts: Sequence[str] | None) -> dict[str, Any]:
+    """Numbers by name, of texts such as sr=16000. Raises InvalidInput for another text."""
+    return dict(_named(text, "--constant", _numbers) for text in texts or ())
 
 
 def _onnx_inputs(

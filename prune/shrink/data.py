@@ -1,0 +1,71 @@
+"""Samples of a model's inputs: lists, files, and folders of files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.files import read_npy, read_npz
+from sparsejit.ir.graph import Array
+
+LEAST_ELEMENTS = 8
+# One element in so many is held back, for errors to be measured on.
+_HELD = 4
+
+
+def read_data(path: str | Path, names: Sequence[str]) -> list[tuple[Array, ...]]:
+    """The elements in a file, as arguments in the order of `names`, a model's inputs.
+
+    An .npz file has an array for each input, by name, and an .npy file that of the only one;
+    their first axis counts elements, which keep an axis of one. In a folder each .npy file is an
+    element of the only input. Raises InvalidInput for what is none of these, for names that the
+    model does not have, and for arrays of unlike lengths.
+    """
+    path = Path(path)
+    if path.is_dir():
+        files = sorted(path.glob("*.npy"))
+        if not files:
+            raise InvalidInput(f"{path} has no .npy file; give a folder with one for each element")
+        return [(read_npy(file),) for file in files]
+    if path.suffix == ".npy":
+        arrays = {names[0]: read_npy(path)} if len(names) == 1 else {"": read_npy(path)}
+    elif path.suffix == ".npz":
+        arrays = read_npz(path)
+    else:
+        raise InvalidInput(f"{path} is no data; give an .npz or .npy file, or a folder of .npy")
+    if len(arrays) == len(names) == 1:
+        arrays = dict(zip(names, arrays.values(), strict=True))
+    if set(arrays) != set(names):
+        raise InvalidInput(
+            f"{path} has {', '.join(sorted(arrays)) or 'nothing'}, and the model takes "
+            f"{', '.join(names)}; give an array for each, without labels"
+        )
+    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(lengths.values())) != 1:
+        raise InvalidInput(f"{path} has arrays of lengths {lengths}; give as many of each input")
+    count = next(iter(lengths.values()))
+    return [tuple(arrays[name][n : n + 1] for name in names) for n in range(count)]
+
+
+def split(elements: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Elements to fit weights to, and those held back. Raises InvalidInput for too few."""
+    if len(elements) < LEAST_ELEMENTS:
+        raise InvalidInput(
+            f"data has {len(elements)} elements; give {LEAST_ELEMENTS} at least, better 100"
+        )
+    held = [each for n, each in enumerate(elements) if n % _HELD == _HELD - 1]
+    return [each for n, each in enumerate(elements) if n % _HELD != _HELD - 1], held
+
+
+def check_alike(shapes: Iterable[Any]) -> None:
+    """Raise InvalidInput unless all elements have the shapes of the first."""
+    first: Any = None
+    for number, each in enumerate(shapes):
+        first = each if first is None else first
+        if each != first:
+            raise InvalidInput(
+                f"data[{number}] has inputs of shape {each}, data[0] {first}; give elements of "
+                "one shape, cut or padded"
+            )

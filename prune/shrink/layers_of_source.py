@@ -1,0 +1,189 @@
+"""Layers of a folded graph, tied to the tensors of the source that they come from.
+
+The graph's weights may have scales of other operators in them: w = source * scale, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.passes.calibrated_layers import STORING, keyed_layers
+from sparsejit.passes.default import folded
+from sparsejit.passes.quantised_layers import quantised_layers
+from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
+from sparsejit.prune.shrink.sources import Source, TensorPlace
+
+# Operators behind a layer that may add its bias; and what is not rounding of a raised one.
+_MOST_OPERATORS, _LEAST_SCALE = 4, 1e-5
+_SAME = 1e-2  # of the largest: a bias beside larger numbers in the source is rounded with them
+
+
+@dataclass(frozen=True, eq=False)
+class SourceBias:
+    """A bias in the source: the graph's bias changes by `scale` (out,) times its change.
+
+    `array` is the source's bias as the model was read, float64 (out,).
+    """
+
+    place: TensorPlace
+    array: Array
+    scale: Array
+
+
+@dataclass(frozen=True, eq=False)
+class SourceLayer:
+    """A layer, and where its weights and its bias lie in the source.
+
+    `scale` (out,) multiplies the source's rows in the graph. Without a `bias` the layer has none
+    that may change.
+    """
+
+    layer: ShrinkLayer
+    weights: TensorPlace
+    scale: Array
+    bias: SourceBias | None
+
+    def tensors(self, dense: Graph, made: Graph) -> dict[str, Array]:
+        """The source's tensors for the weights that a graph has where the dense one has others."""
+        layer = self.layer
+        rows = self.scale.reshape(-1, *(1,) * (len(layer.shape) - 1))
+        weights = made.constants[layer.weights] / rows
+        found = {self.weights.name: self.weights.written(weights.astype(np.float32))}
+        if self.bias is not None and layer.bias is not None:
+            change = made.constants[layer.bias].astype(np.float64) - dense.constants[layer.bias]
+            bias = self.bias.array + change.reshape(-1) / self.bias.scale
+            found[self.bias.place.name] = self.bias.place.written(bias.astype(np.float32))
+        return found
+
+
+def source_layers(
+    raw: Graph, layers: Sequence[ShrinkLayer], dense: Graph, source: Source
+) -> list[SourceLayer]:
+    """The layers whose weights lie in the source as they are, but for a scale of each row.
+
+    `raw` is the model as it was read, `dense` the same folded, of which the layers are. A bias that
+    has no tensor of its own in the source stays as it is.
+    """
+    nodes = {key.place: node for key, node in keyed_layers(raw).items()}
+    places = {
+        layer: found
+        for layer in layers
+        if (node := nodes.get(layer.key.place)) is not None
+        and (found := _weights_of(node, raw, layer, dense, source)) is not None
+    }
+    biases = _biases(raw, {layer: nodes[layer.key.place] for layer in places}, dense, source)
+    made = []
+    for layer, (place, scale) in places.items():
+        bias = biases.get(layer)
+        own = layer if bias is not None else replace(layer, bias=None)
+        made.append(SourceLayer(own, place, scale, bias))
+    return made
+
+
+def _weights_of(
+    node: Node, raw: Graph, layer: ShrinkLayer, dense: Graph, source: Source
+) -> tuple[TensorPlace, Array] | None:
+    own = raw.constants.get(node.inputs[1])
+    if own is None or own.shape != layer.shape:
+        return None
+    place = source.place_of(node.inputs[1].origin.name, own)
+    scale = _scale_of_rows(dense.constants[layer.weights], own)
+    return None if place is None or scale is None else (place, scale)
+
+
+def _scale_of_rows(made: Array, own: Array) -> Array | None:
+    """(out,) such that made = own * scale; None where there is none."""
+    w, v = (x.reshape(len(x), -1).astype(np.float64) for x in (made, own))
+    scale = (w * v).sum(1) / np.maximum((v * v).sum(1), 1e-300)
+    scale[scale == 0] = 1.0  # a row of zeros stays one
+    least = 1e-6 * float(np.abs(w).max(initial=0.0))
+    return scale if np.allclose(w, v * scale[:, None], rtol=1e-4, atol=least) else None
+
+
+def _biases(
+    raw: Graph, nodes: Mapping[ShrinkLayer, Node], dense: Graph, source: Source
+) -> dict[ShrinkLayer, SourceBias]:
+    """The biases that the source has by themselves, with the scales that folding gives them.
+
+    What may be a bias is made larger by 1 to see that: of each layer its own, or else what later
+    operators add, one after another.
+    """
+    readers = raw.consumers()
+    left = {
+        layer: list(_added(node, raw, readers, layer.shape[0]))
+        for layer, node in nodes.items()
+        if layer.bias is not None
+    }
+    biases: dict[ShrinkLayer, SourceBias] = {}
+    while left := {x: some for x, some in left.items() if some and x not in biases}:
+        tried = {layer: some.pop(0) for layer, some in left.items()}
+        raised = {value: raw.constants[value] + np.float32(1) for value in tried.values()}
+        after = folded(quantised_layers(with_weights(raw, raised)))
+        now = {key.place: node for key, node in keyed_layers(after).items()}
+        for layer, value in tried.items():
+            place = source.place_of(value.origin.name, raw.constants[value])
+            scale = _scale_of_bias(now.get(layer.key.place), after, layer, dense)
+            if place is not None and scale is not None:
+                array = raw.constants[value].astype(np.float64).reshape(-1)
+                biases[layer] = SourceBias(place, array, scale)
+    return biases
+
+
+def _added(
+    node: Node, raw: Graph, readers: Mapping[Value, list[Node]], outputs: int
+) -> Iterator[Value]:
+    """Constants with a number for each output that a layer or the next operators read."""
+    yield from (v for v in node.inputs[2:] if v in raw.constants and v.type.size == outputs)
+    for _ in range(_MOST_OPERATORS):
+        following = readers[node.outputs[0]]
+        if len(following) != 1 or isinstance(following[0].op, STORING):
+            return
+        (node,) = following
+        yield from (v for v in node.inputs if v in raw.constants and v.type.size == outputs)
+
+
+def _scale_of_bias(
+    node: Node | None, after: Graph, layer: ShrinkLayer, dense: Graph
+) -> Array | None:
+    """(out,) by which the graph's bias became larger; None where it did not."""
+    bias = node.inputs[2] if node is not None and len(node.inputs) > 2 else None
+    if bias is None or bias not in after.constants or layer.bias is None:
+        return None
+    before = dense.constants[layer.bias].astype(np.float64).reshape(-1)
+    scale = after.constants[bias].reshape(-1) - before
+    return np.asarray(scale) if (np.abs(scale) > _LEAST_SCALE).all() else None
+
+
+def tensors_of(
+    layers: Sequence[SourceLayer], dense: Graph, made: Graph
+) -> dict[str, Array]:
+    """The source's tensors for the weights that a graph has."""
+    return {k: v for layer in layers for k, v in layer.tensors(dense, made).items()}
+
+
+def check_same(layers: Sequence[SourceLayer], again: Graph, made: Graph) -> None:
+    """Raise InvalidInput unless the source, read again, has the weights that a graph has."""
+    nodes = {key.place: node for key, node in keyed_layers(again).items()}
+    for each in layers:
+        node, layer = nodes.get(each.layer.key.place), each.layer
+        own = () if node is None else node.inputs[1:3]
+        same = [
+            _is_near(again.constants[value], made.constants[wanted])
+            for value, wanted in zip(own, (layer.weights, layer.bias), strict=False)
+            if wanted is not None
+        ]
+        if not same or not all(same):
+            raise InvalidInput(
+                f"{layer.key.layer} has other weights when the shrunk model is read again; "
+                "its operators are not known well enough, please report it"
+            )
+
+
+def _is_near(array: Array, wanted: Array) -> bool:
+    largest = float(np.abs(wanted).max(initial=0.0))
+    return np.allclose(array, wanted, rtol=_SAME, atol=_SAME * largest)

@@ -1,0 +1,74 @@
+"""How strongly a model's outputs react to other weights of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sparsejit.api.output_error import ErrorSums
+from sparsejit.api.variant import TiledGraph, lowered_variant
+from sparsejit.ir.graph import Array, Graph, GraphBuilder, Node, Origin, Value
+from sparsejit.ir.ops.pointwise import Pointwise
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.passes.default import run_passes
+from sparsejit.prune.shrink.layers import ShrinkLayer
+from sparsejit.prune.shrink.moments import Runner
+
+
+def reactions(
+    layers: Sequence[ShrinkLayer],
+    graph: Graph,
+    elements: Sequence[Sequence[Array]],
+    changes: Sequence[Array],
+    means: Sequence[Array],
+    options: ModelOptions,
+) -> list[float]:
+    """Squared relative error of the outputs when one layer's weights change by (out, in).
+
+    `means` (in,) are of its rows; biases make up for what a change does to these.
+    What a change does to the layer's y is added behind it, so that one function serves all layers.
+    """
+    run = Runner(graph, [layer.x for layer in layers], options)
+    exact, x = zip(*(run.run(inputs) for inputs in elements), strict=True)
+    noisy = run_passes(with_noise(graph, layers))
+    call = lowered_variant([TiledGraph(noisy, None)], options, "noisy", is_cached=False).call
+    silent = [np.zeros(layer.y.shape, np.float32) for layer in layers]
+    found = []
+    for number, (layer, change, mean) in enumerate(zip(layers, changes, means, strict=True)):
+        sums = [ErrorSums() for _ in graph.outputs]
+        for inputs, values, outputs in zip(elements, x, exact, strict=True):
+            own = _product(layer, values[layer.x], change, mean)
+            given = [*silent[:number], own, *silent[number + 1 :]]
+            for one, *pair in zip(sums, call.run(*inputs, *given), outputs, strict=True):
+                one.add(*pair)
+        found.append(max((one.mean for one in sums), default=0.0) ** 2)
+    return found
+
+
+def _product(layer: ShrinkLayer, x: Array, weights: Array, mean: Array) -> Array:
+    """The layer's y for other weights (out, in), less that of a mean row."""
+    y = layer.rows(x, layer.y.type.size, 0) @ weights.T - (weights @ mean).astype(np.float32)
+    shape = list(layer.y.shape)
+    outputs = shape.pop(layer.channel_axis)
+    placed = y.reshape(*shape, outputs)
+    return np.ascontiguousarray(np.moveaxis(placed, -1, layer.channel_axis), np.float32)
+
+
+def with_noise(graph: Graph, layers: Sequence[ShrinkLayer]) -> Graph:
+    """The graph with an input for each layer, behind its own, which is added to the layer's y."""
+    build = GraphBuilder()
+    noise = {
+        layer.y: build.input(layer.y.type, Origin(f"noise {n}")) for n, layer in enumerate(layers)
+    }
+    now: dict[Value, Value] = {}
+    nodes = []
+    for node in graph.nodes:
+        nodes.append(Node(node.op, tuple(now.get(v, v) for v in node.inputs), node.outputs))
+        for value in node.outputs:
+            if value in noise:
+                now[value] = Value(value.type, value.origin)
+                nodes.append(Node(Pointwise("add"), (value, noise[value]), (now[value],)))
+    outputs = tuple(now.get(value, value) for value in graph.outputs)
+    inputs = (*graph.inputs, *noise.values())
+    return Graph(inputs, outputs, tuple(nodes), graph.constants, graph.notes)

@@ -1,0 +1,245 @@
+"""Chooses the share of zeros of each layer by what it costs and gains, and tries the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from sparsejit.api.output_error import ErrorSums
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Array, Graph, Value
+from sparsejit.lowering.context import ModelOptions, Progress
+from sparsejit.prune.frontier import Frontier, LayerOptions, frontier
+from sparsejit.prune.patterns import Pattern, choose_pattern
+from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
+from sparsejit.prune.shrink.moments import Moments, PairedMoments, Runner, rows_of
+from sparsejit.prune.shrink.reaction import reactions
+from sparsejit.prune.shrink.segments import SegmentedRun, stages
+from sparsejit.prune.shrink.times import Times, times_by_amount
+from sparsejit.prune.shrink.zeros import choices_by_amount, with_zeros
+
+Elements = Sequence[Sequence[Array]]
+# Shares of zeros that are priced, and how many lie between them that layers may take.
+AMOUNTS = (0.0, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92)
+_STEPS = 32
+_TRIED = 2  # of AMOUNTS, by which outputs' reactions are measured
+# Elements that outputs' reactions are measured on; rows that a layer needs for each input.
+_REACTING, _ROWS_FOR_INPUT = 16, 2
+_LEAST_LOSS = 1e-12
+# The share of the errors of layers before that a layer's weights are fitted to make up for.
+_MENDING = 0.8
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A choice that was carried out.
+
+    Attributes:
+        graph: the model with it
+        amounts: the share of zeros of each layer
+        error: the root mean square of outputs' errors, of that of the outputs, on elements that the
+            weights were not fitted to
+        predicted_ns: the planner's time of a run
+    """
+
+    graph: Graph
+    amounts: Mapping[ShrinkLayer, float]
+    error: float
+    predicted_ns: float
+
+
+@dataclass
+class ZeroSearch:
+    """The choices for one model and its data.
+
+    Attributes:
+        graph: folded, for the shapes of all elements
+        layers: those that may have zeros
+        fitted: elements that weights are fitted to
+        held: elements that errors are measured on
+    """
+
+    graph: Graph
+    layers: Sequence[ShrinkLayer]
+    fitted: Elements
+    held: Elements
+    options: ModelOptions
+    tell: Progress
+    pattern: Pattern = field(default_factory=lambda: choose_pattern("unstructured"))
+
+    def prepare(self) -> None:
+        """Measure what each layer costs. Raises InvalidInput for NaN inside the model."""
+        self._moments = self._dense_moments()
+        self.layers = [
+            layer
+            for layer in self.layers
+            if sum(each.count for each in self._moments[layer]) >= _ROWS_FOR_INPUT * layer.inputs
+        ]
+        if not self.layers:
+            raise InvalidInput(
+                "data has too few elements for the layers of this model; give more of them"
+            )
+        run = Runner(self.graph, (), self.options)
+        self.exact = [run.run(inputs)[0] for inputs in self.held]
+        self._losses = self._losses_by_amount()
+        self.tell("pricing zeros", 0.45)
+        self.times: Times = times_by_amount(self.graph, self.layers, AMOUNTS, self.options)
+
+    @property
+    def dense_ns(self) -> float:
+        """The planner's time of the dense model."""
+        return float(self.times.layers[:, 0].sum() + self.times.others)
+
+    @cached_property
+    def choices(self) -> Frontier:
+        """The choices that no other beats in predicted time and predicted squared error."""
+        options = []
+        for times, losses in zip(self.times.layers, self._losses, strict=True):
+            between = np.exp(np.interp(self._grid, AMOUNTS[1:], np.log(losses[1:])))
+            own = np.where(self._grid == 0, 0.0, between)
+            options.append(LayerOptions(np.interp(self._grid, AMOUNTS, times), own))
+        return frontier(options)
+
+    def time_of(self, number: int, amount: float) -> float:
+        """Predicted nanoseconds of a layer with that share of zeros."""
+        return float(np.interp(amount, AMOUNTS, self.times.layers[number]))
+
+    def attempt(self, state: int) -> Tried:
+        """Carry out a choice: layer by layer, each on what the layers before it now give."""
+        chosen = self.choices.choices[state]
+        amounts = {
+            layer: float(self._grid[option])
+            for layer, option in zip(self.layers, chosen, strict=True)
+        }
+        now = self.graph
+        dense, run = (SegmentedRun(self.graph, self.fitted, self.options) for _ in range(2))
+        for stage in stages(self.graph, self.layers):
+            dense.advance(self.graph, stage.nodes)
+            run.advance(now, stage.nodes)
+            changed: dict[Value, Array] = {}
+            for layer in stage.layers:
+                changed |= self._changed(layer, amounts[layer], dense, run)
+            now = with_weights(now, changed)
+        ns = float(self.choices.times[state] + self.times.others)
+        return Tried(now, amounts, self.error(now), ns)
+
+    def error(self, graph: Graph) -> float:
+        """The error of a graph's outputs on the elements held back."""
+        run = Runner(graph, (), self.options)
+        sums = [ErrorSums() for _ in graph.outputs]
+        for inputs, exact in zip(self.held, self.exact, strict=True):
+            for one, *pair in zip(sums, run.run(inputs)[0], exact, strict=True):
+                one.add(*pair)
+        return max((one.mean for one in sums), default=0.0)
+
+    @cached_property
+    def _grid(self) -> Array:
+        return np.unique([*AMOUNTS, *np.linspace(AMOUNTS[1], AMOUNTS[-1], _STEPS)])
+
+    def _dense_moments(self) -> dict[ShrinkLayer, tuple[Moments, Moments]]:
+        """Moments of every second element, and those of the others."""
+        found = {}
+        run = SegmentedRun(self.graph, self.fitted, self.options)
+        for stage in stages(self.graph, self.layers):
+            run.advance(self.graph, stage.nodes)
+            for layer in stage.layers:
+                halves = Moments(layer.inputs), Moments(layer.inputs)
+                for number, values in enumerate(run.values):
+                    rows = rows_of(layer, values[layer.x], number, len(self.fitted))
+                    halves[number % 2].add(rows)
+                found[layer] = halves
+        return found
+
+    def _losses_by_amount(self) -> Array:
+        """Squared errors of the outputs (layers, amounts), as far as each layer causes them.
+
+        They grow with the layer's own error from that at one amount, which is tried.
+        """
+        errors, changes = [], []
+        for number, layer in enumerate(self.layers):
+            self.tell(f"choosing zeros of {layer.key.layer}", 0.1 + 0.3 * number / len(self.layers))
+            weight = self._weight(layer)
+            seen, held = (x.hessian(layer.bias is not None) for x in self._moments[layer])
+            found = choices_by_amount(weight, seen, held, self.pattern, AMOUNTS)
+            errors.append([error for _, error in found])
+            changes.append((found[_TRIED][0] - weight).numpy().astype(np.float32))
+        self.tell("measuring the outputs' reactions", 0.4)
+        reacting = self.fitted[:: max(1, len(self.fitted) // _REACTING)][:_REACTING]
+        means = [
+            self._moments[x][0].mean.numpy() if x.bias is not None else np.zeros(x.inputs)
+            for x in self.layers
+        ]
+        tried = reactions(self.layers, self.graph, reacting, changes, means, self.options)
+        own = np.maximum.accumulate(np.array(errors), axis=1)
+        scale = np.array(tried) / np.maximum(own[:, _TRIED], 1e-30)
+        return np.maximum(own * scale[:, None], _LEAST_LOSS)
+
+    def _changed(
+        self, layer: ShrinkLayer, amount: float, dense: SegmentedRun, run: SegmentedRun
+    ) -> dict[Value, Array]:
+        """The layer's new weights, and its bias so that the mean of its outputs stays."""
+        moments = PairedMoments(layer.inputs)
+        for number, pair in enumerate(zip(dense.values, run.values, strict=True)):
+            x, z = (rows_of(layer, each[layer.x], number, len(run.values)) for each in pair)
+            moments.add_pair(x, z)
+        weight, has_bias = self._weight(layer), layer.bias is not None
+        hessian = moments.hessian(has_bias)
+        wanted = weight @ hessian.lerp(moments.covariance(has_bias), _MENDING)
+        made = with_zeros(weight, hessian, wanted, self.pattern, amount)
+        changed = {layer.weights: made.reshape(layer.shape).numpy().astype(np.float32)}
+        if layer.bias is not None:
+            mean = weight @ moments.dense_mean - made @ moments.mean
+            bias = self.graph.constants[layer.bias]
+            changed[layer.bias] = (bias + mean.numpy().reshape(bias.shape)).astype(np.float32)
+        return changed
+
+    def _weight(self, layer: ShrinkLayer) -> torch.Tensor:
+        array = self.graph.constants[layer.weights]
+        return torch.from_numpy(array.reshape(len(array), -1)).double()
+
+
+def within_error(search: ZeroSearch, budget: float, tries: int) -> Tried | None:
+    """The fastest choice tried whose error is within the budget; None where none is.
+
+    The predicted error is corrected by the ratio that the last try had to it.
+    """
+    found: Tried | None = None
+    losses = search.choices.losses
+    ratio, lower, upper = 1.0, -1, len(losses)  # by rising time
+    for number in range(tries):
+        wanted = (budget / ratio) ** 2
+        state = int(np.searchsorted(-losses, -wanted))  # the first whose loss is not above
+        state = min(max(state, lower + 1), upper - 1)
+        if not lower < state < upper:
+            break
+        search.tell(f"trying choice {number + 1}", 0.5 + 0.4 * number / tries)
+        tried = search.attempt(state)
+        predicted = max(float(losses[state]) ** 0.5, 1e-9)
+        ratio = max(tried.error / predicted, 1e-3)
+        if tried.error <= budget:
+            found, upper = tried, state
+            if tried.error > 0.9 * budget:
+                break
+        else:
+            lower = state
+    return found
+
+
+def within_metric(search: ZeroSearch, fits: Callable[[Tried], bool], tries: int) -> Tried | None:
+    """The fastest choice tried that fits, by halving the range of times."""
+    found: Tried | None = None
+    times = search.choices.times + search.times.others
+    low, high = float(np.log(times[0])), float(np.log(search.dense_ns))
+    for number in range(tries):
+        middle = (low + high) / 2
+        search.tell(f"trying choice {number + 1}", 0.5 + 0.4 * number / tries)
+        tried = search.attempt(search.choices.within(np.exp(middle) - search.times.others))
+        if fits(tried):
+            found, high = tried, middle
+        else:
+            low = middle
+    return found

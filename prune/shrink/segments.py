@@ -1,0 +1,81 @@
+"""A graph run in segments between layers, so that each layer may change before what follows runs.
+
+segment 0: nodes before the first layers       live values of each element of the data
+           the layers change                   go on from segment to segment
+segment 1: those layers, and what follows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparsejit.ir.graph import Array, Graph, Value
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.passes.dead_code import remove_dead_code
+from sparsejit.prune.shrink.layers import ShrinkLayer
+from sparsejit.prune.shrink.moments import Runner
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Layers of which none reads what another makes, and the nodes that come before them."""
+
+    layers: list[ShrinkLayer]
+    nodes: slice
+
+
+def stages(graph: Graph, layers: Sequence[ShrinkLayer]) -> list[Stage]:
+    """The layers in order, in stages."""
+    place = {id(node): number for number, node in enumerate(graph.nodes)}
+    made_at = {value: place[id(node)] for node in graph.nodes for value in node.outputs}
+    found: list[Stage] = []
+    first, left = 0, list(layers)
+    while left:
+        stop = place[id(left[0].node)]
+        group = [layer for layer in left if made_at.get(layer.x, -1) < stop]
+        found.append(Stage(group, slice(first, stop)))
+        first, left = stop, [layer for layer in left if layer not in group]
+    return found
+
+
+class SegmentedRun:
+    """The values that the rest of the model still reads, of every element of the data."""
+
+    def __init__(
+        self, graph: Graph, elements: Sequence[Sequence[Array]], options: ModelOptions
+    ) -> None:
+        self._graph, self._options = graph, options
+        self.values = [dict(zip(graph.inputs, inputs, strict=True)) for inputs in elements]
+
+    def advance(self, now: Graph, nodes: slice) -> None:
+        """Run these nodes, with the constants of `now`."""
+        made = self._segment(now, nodes)
+        if made is None:
+            return
+        runner = Runner(made, (), self._options)
+        kept = self._read_from(nodes.stop)
+        for values in self.values:
+            outputs, _ = runner.run([values[value] for value in made.inputs])
+            values.update(zip(made.outputs, outputs, strict=True))
+            for value in [value for value in values if value not in kept]:
+                del values[value]
+
+    def _segment(self, now: Graph, nodes: slice) -> Graph | None:
+        own = now.nodes[nodes]
+        if not own:
+            return None
+        made = {value for node in own for value in node.outputs}
+        read = dict.fromkeys(value for node in own for value in node.inputs)
+        later = self._read_from(nodes.stop)
+        outputs = tuple(v for node in own for v in node.outputs if v in later)
+        inputs = tuple(v for v in read if v not in made and v not in now.constants)
+        constants = {value: now.constants[value] for value in read if value in now.constants}
+        return remove_dead_code(Graph(inputs, outputs, own, constants)) if outputs else None
+
+    def _read_from(self, first: int) -> set[Value]:
+        """The values that nodes from that one on read, and the model's outputs."""
+        return {v for node in self._graph.nodes[first:] for v in node.inputs} | {
+            *self._graph.outputs
+        }
+

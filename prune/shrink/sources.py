@@ -1,0 +1,112 @@
+"""Tensors of a model as its owner has it, and the model with others in their place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparsejit.frontends.onnx import is_onnx
+from sparsejit.ir.graph import Array
+
+# A tensor of the source as the graph's constant lies on it, and back.
+_WAYS: tuple[tuple[Callable[[Array], Array], Callable[[Array, tuple[int, ...]], Array]], ...] = (
+    (lambda x: x, lambda x, shape: x.reshape(shape)),
+    (lambda x: x.T, lambda x, shape: x.reshape(shape[::-1]).T),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class TensorPlace:
+    """Where a constant of the graph lies in the source: a tensor, and how to write it there."""
+
+    name: str
+    shape: tuple[int, ...]
+    write: Callable[[Array, tuple[int, ...]], Array]
+
+    def written(self, array: Array) -> Array:
+        """The tensor for a constant."""
+        return np.ascontiguousarray(self.write(array, self.shape))
+
+
+class Source:
+    """A torch module or an ONNX model.
+
+    Attributes:
+        model: it, read where it was a file
+        tensors: by name, floats alone
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = _loaded(model)
+        self.tensors: dict[str, Array] = dict(_tensors(self.model))
+
+    def place_of(self, name: str, array: Array) -> TensorPlace | None:
+        """Where a constant of that name lies; None where no tensor of that name has its numbers."""
+        tensor = self.tensors.get(name)
+        if tensor is None or tensor.size != array.size:
+            return None
+        for read, write in _WAYS:
+            if np.array_equal(read(tensor).reshape(array.shape), array):
+                return TensorPlace(name, tensor.shape, write)
+        return None
+
+    def written(self, tensors: Mapping[str, Array]) -> Any:
+        """A copy of the model with other numbers in these tensors, of the same shapes."""
+        made = copy.deepcopy(self.model)
+        for name, holder in _holders(made):
+            if name in tensors:
+                _put(holder, tensors[name])
+        return made
+
+
+def _loaded(model: Any) -> Any:
+    if is_onnx(model) and not hasattr(model, "graph"):
+        import onnx
+
+        return onnx.load(str(model))
+    return model
+
+
+def _tensors(model: Any) -> Any:
+    for name, holder in _holders(model):
+        array = _array(holder)
+        if array.dtype.kind == "f":
+            yield name, array
+
+
+def _holders(model: Any) -> list[tuple[str, Any]]:
+    """Names and tensors: parameters and buffers, or initialisers and constant nodes."""
+    if not is_onnx(model):
+        state = model.state_dict
+        return list((state() if callable(state) else state).items())
+    found = [(each.name, each) for each in model.graph.initializer]
+    for node in model.graph.node:
+        if node.op_type == "Constant":
+            found += [(node.output[0], a.t) for a in node.attribute if a.name == "value"]
+    return found
+
+
+def _array(holder: Any) -> Array:
+    if hasattr(holder, "detach"):
+        return np.asarray(holder.detach().cpu().float().numpy())
+    from onnx.numpy_helper import to_array
+
+    return np.asarray(to_array(holder))
+
+
+def _put(holder: Any, array: Array) -> None:
+    if hasattr(holder, "detach"):
+        import torch
+
+        with torch.no_grad():
+            holder.copy_(torch.from_numpy(array))
+        return
+    from onnx.helper import tensor_dtype_to_np_dtype
+    from onnx.numpy_helper import from_array
+
+    dtype = tensor_dtype_to_np_dtype(holder.data_type)
+    holder.CopyFrom(from_array(array.astype(dtype), holder.name))

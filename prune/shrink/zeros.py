@@ -1,0 +1,63 @@
+"""Weights of one layer with zeros, chosen by second order and refitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sparsejit.prune.patterns import Pattern
+from sparsejit.prune.second_order import choose_by_second_order, damped, refit_survivors
+
+_DAMPING = 0.01
+# Multiply-adds of an exact refit that are worth their time; beyond, the choice's own weights do.
+_MOST_REFIT = 1e11
+
+
+def squared_error(weight: Tensor, other: Tensor, hessian: Tensor) -> float:
+    """The mean square of the difference of two weights' outputs, summed over outputs."""
+    change = weight - other
+    return max(float(((change @ hessian) * change).sum()), 0.0)
+
+
+def choices_by_amount(
+    weight: Tensor, seen: Tensor, held: Tensor, pattern: Pattern, amounts: Sequence[float]
+) -> list[tuple[Tensor, float]]:
+    """Weights with each share of zeros, and the mean square of their outputs' errors, summed.
+
+    Zeros are chosen by the hessian of rows `seen`, and the error is that on rows `held` back: few
+    rows fit exactly, and say nothing of others.
+    """
+    hessian = damped(seen, _DAMPING)
+    found = []
+    for amount in amounts:
+        count = _count(weight, pattern, amount)
+        made = weight
+        if count:
+            made = choose_by_second_order(weight, hessian, pattern, [count]).weights
+        found.append((made, squared_error(weight, made, held)))
+    return found
+
+
+def with_zeros(
+    weight: Tensor, hessian: Tensor, wanted: Tensor, pattern: Pattern, amount: float
+) -> Tensor:
+    """The weights (out, in) with that share of zeros whose outputs are nearest to those wanted.
+
+    `hessian` is the mean of z zT, `wanted` (out, in) that of the wanted outputs times z.
+    """
+    count = _count(weight, pattern, amount)
+    firm = damped(hessian, _DAMPING)
+    target = wanted + weight @ (firm - hessian)  # damping holds the weights
+    adapted = torch.cholesky_solve(target.T, torch.linalg.cholesky(firm)).T
+    if not count:
+        return adapted
+    zeros = choose_by_second_order(adapted, firm, pattern, [count])
+    if float((~zeros.pruned).sum(1).double().pow(3).sum()) / 3 > _MOST_REFIT:
+        return zeros.weights
+    return refit_survivors(target, firm, zeros.pruned)
+
+
+def _count(weight: Tensor, pattern: Pattern, amount: float) -> int:
+    return round(amount * pattern.count(len(weight), weight.shape[1]))

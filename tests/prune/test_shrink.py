@@ -1,0 +1,282 @@
+"""Shrinking trained models: within the budget, faster, and the same file for others."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import sparsejit
+from sparsejit.api.options import ModelSettings
+from sparsejit.errors import InvalidInput
+from sparsejit.passes.default import folded
+from sparsejit.passes.quantised_layers import quantised_layers
+from sparsejit.prune.shrink import shrinking
+from sparsejit.prune.shrink.data import read_data
+from sparsejit.prune.shrink.layers import shrink_layers, with_weights
+from sparsejit.prune.shrink.layers_of_source import source_layers, tensors_of
+from sparsejit.prune.shrink.search import ZeroSearch
+from sparsejit.prune.shrink.segments import stages
+from sparsejit.prune.shrink.sources import Source
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+
+class Net(nn.Module):
+    """Two branches behind one layer, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.left, self.right = nn.Linear(64, 96), nn.Linear(96, 80), nn.Linear(96, 80)
+        self.head = nn.Linear(80, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.relu(self.first(x))
+        return self.head(torch.relu(self.left(h)) + torch.tanh(self.right(h)))
+
+
+class Images(nn.Module):
+    """Convolutions, one with a norm behind it, and a depthwise one that stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first = nn.Conv2d(3, 32, 3, padding=1)
+        self.depth = nn.Conv2d(32, 32, 3, padding=1, groups=32)
+        self.second = nn.Conv2d(32, 64, 1)
+        self.norm = nn.BatchNorm2d(64)
+        self.norm.running_mean.uniform_(-1, 1)
+        self.norm.running_var.uniform_(0.5, 2)
+        self.head = nn.Linear(64, 40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.depth(torch.relu(self.first(x)))
+        return self.head(torch.relu(self.norm(self.second(x))).mean((2, 3)))
+
+
+class Trained(nn.Module):
+    """A wide net whose outputs lie on few dimensions: most of its weights are not needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(
+            *(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 64))
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+MIXING = torch.randn(16, 64, generator=torch.Generator().manual_seed(9))
+
+
+def rows(count: int, seed: int = 0, batch: int = 1) -> list[torch.Tensor]:
+    """Inputs on a plane of few dimensions, as trained models have them."""
+    generator = torch.Generator().manual_seed(seed)
+    return list((torch.randn(count * batch, 16, generator=generator) @ MIXING).split(batch))
+
+
+def images(count: int) -> list[torch.Tensor]:
+    return list(torch.randn(count, 3, 12, 12, generator=torch.Generator().manual_seed(0)).split(1))
+
+
+def exported(model: nn.Module, x: torch.Tensor, path: Path) -> Path:
+    torch.onnx.export(model.eval(), (x,), str(path), dynamo=False, input_names=["x"])
+    return path
+
+
+def search_of(model: Any, data: list[torch.Tensor]) -> tuple[ZeroSearch, list[Any], Any, Source]:
+    options = ModelSettings("native", 1, False, False)
+    compiler = shrinking.ModelCompiler(model, True, False, None, {}, None, "float32", options)
+    read = compiler.read(shrinking.ExampleCall((data[0],), {}))
+    graph, source = folded(quantised_layers(read.graph)), Source(model)
+    tied = source_layers(read.graph, shrink_layers(graph), graph, source)
+    elements = [[x.numpy()] for x in data]
+    layers = [each.layer for each in tied]
+    split = len(data) * 3 // 4
+    search = ZeroSearch(
+        graph, layers, elements[:split], elements[split:], compiler.options, lambda *_: None
+    )
+    return search, tied, read, source
+
+
+@pytest.mark.parametrize("kind", ["torch", "onnx"])
+@pytest.mark.parametrize(("make", "data"), [(Net, rows), (Images, images)])
+def test_the_source_takes_what_the_graph_has(
+    make: Any, data: Any, kind: str, tmp_path: Path
+) -> None:
+    """Any weights and biases of the graph, written to the source and read again, are the same."""
+    model, samples = make().eval(), data(8)
+    given = model if kind == "torch" else str(exported(model, samples[0], tmp_path / "m.onnx"))
+    search, tied, _, source = search_of(given, samples)
+    assert len(tied) == (4 if make is Net else 3)
+    rng = np.random.default_rng(0)
+    changed = {}
+    for each in tied:
+        layer = each.layer
+        factors = rng.uniform(0.5, 1.5, layer.shape) * (rng.random(layer.shape) > 0.5)
+        changed[layer.weights] = (search.graph.constants[layer.weights] * factors).astype("f4")
+        if layer.bias is not None:
+            bias = search.graph.constants[layer.bias]
+            changed[layer.bias] = (bias + rng.normal(size=bias.shape)).astype("f4")
+    made = with_weights(search.graph, changed)
+    written = source.written(tensors_of(tied, search.graph, made))
+    x = samples[1]
+    found = sparsejit.compile(written, (x,))(x.numpy())
+    (wanted,) = made.evaluate([x.numpy()])
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
+    (before,) = search.graph.evaluate([x.numpy()])
+    assert not np.allclose(before, wanted, rtol=0.1)
+
+
+def test_layers_that_do_not_read_each_other_share_a_stage() -> None:
+    search, *_ = search_of(Net().eval(), rows(8))
+    assert [len(stage.layers) for stage in stages(search.graph, search.layers)] == [1, 2, 1]
+
+
+def test_predicted_and_measured_errors_agree() -> None:
+    """Within a factor of 3, and both grow with the zeros."""
+    search, *_ = search_of(Trained().eval(), rows(80, batch=16))
+    search.prepare()
+    losses = np.sqrt(search.choices.losses)
+    states = [int(np.searchsorted(-losses, -wanted)) for wanted in (0.3, 0.15)]
+    tried = [search.attempt(state) for state in states]
+    for state, one in zip(states, tried, strict=True):
+        assert losses[state] / 3 < one.error < 3 * losses[state]
+    assert tried[0].error > tried[1].error
+    assert tried[0].predicted_ns < tried[1].predicted_ns < search.dense_ns
+
+
+def test_a_choice_has_the_zeros_that_it_says() -> None:
+    search, *_ = search_of(Trained().eval(), rows(80, batch=16))
+    search.prepare()
+    tried = search.attempt(0)
+    for layer, amount in tried.amounts.items():
+        zeros = np.mean(tried.graph.constants[layer.weights] == 0)
+        assert abs(zeros - amount) < 0.01
+
+
+@pytest.fixture(scope="module")
+def shrunk() -> tuple[nn.Module, sparsejit.Shrunk]:
+    model = Trained().eval()
+    return model, sparsejit.shrink(model, rows(80, batch=16), budget=0.2)
+
+
+def test_the_result_is_within_the_budget_and_of_the_source(
+    shrunk: tuple[nn.Module, sparsejit.Shrunk],
+) -> None:
+    model, result = shrunk
+    assert 0 < result.error <= 0.2
+    fresh = torch.cat(rows(100, seed=5))
+    found, wanted = torch.as_tensor(result.model(fresh)), model(fresh).detach()
+    error = ((found - wanted).square().mean() / wanted.square().mean()).sqrt()
+    assert error < 0.3
+    torch.testing.assert_close(found, result.source(fresh).detach(), rtol=1e-3, atol=1e-3)
+    assert not result.is_dense and any(layer.zeros > 0.3 for layer in result.layers)
+    assert "times as fast" in str(result) and result.as_dict()["speed"] == result.speed
+
+
+def test_the_given_model_stays_as_it_was(shrunk: tuple[nn.Module, sparsejit.Shrunk]) -> None:
+    model, _ = shrunk
+    pairs = zip(model.parameters(), Trained().parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_an_onnx_file_comes_out_as_it_went_in(tmp_path: Path) -> None:
+    model, samples = Trained().eval(), rows(80, batch=16)
+    path = exported(model, samples[0], tmp_path / "m.onnx")
+    given = onnx.load(str(path))
+    entry = given.metadata_props.add()
+    entry.key, entry.value = "author", "somebody"
+    onnx.save(given, str(path))
+    result = sparsejit.shrink(path, [x.numpy() for x in samples], budget=0.3)
+    result.save(tmp_path / "small.onnx")
+    made = onnx.load(str(tmp_path / "small.onnx"))
+    assert made.opset_import == given.opset_import and made.metadata_props == given.metadata_props
+    assert [x.name for x in made.graph.initializer] == [x.name for x in given.graph.initializer]
+    assert made.graph.input == given.graph.input and made.graph.node == given.graph.node
+    session = onnxruntime.InferenceSession(str(tmp_path / "small.onnx"))
+    x = samples[3].numpy()
+    (theirs,) = session.run(None, {"x": x})
+    np.testing.assert_allclose(result.model(x), theirs, rtol=1e-3, atol=1e-4 * np.abs(theirs).max())
+    with pytest.raises(InvalidInput, match=r"no \.onnx path"):
+        result.save(tmp_path / "small.safetensors")
+
+
+def test_a_speed_and_a_metric() -> None:
+    model, samples = Trained().eval(), rows(80, batch=16)
+    wanted = model(torch.cat(samples)).argmax(1).numpy()
+
+    def right(outputs: list[Any]) -> float:
+        return float(np.mean(np.concatenate(outputs).argmax(1) == wanted))
+
+    result = sparsejit.shrink(model, samples, budget=0.1, metric=right)
+    assert result.loss is not None and result.loss <= 0.1
+    search, *_ = search_of(copy.deepcopy(model), samples)
+    search.prepare()
+    tried = shrinking._at_speed(search, 1.5)
+    assert tried.predicted_ns <= search.dense_ns / 1.5
+    with pytest.raises(InvalidInput, match=r"speed=90 is out of reach.*ask for less"):
+        sparsejit.shrink(model, samples, speed=90)
+
+
+def test_a_budget_that_allows_nothing_returns_the_dense_model() -> None:
+    model = Net().eval()
+    result = sparsejit.shrink(model, [torch.randn(1, 64) for _ in range(256)], budget=1e-7)
+    assert result.is_dense and result.speed == 1.0 and "stays dense" in str(result)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"budget": 0}, r"budget=0; give the error"),
+        ({"budget": 1.5}, r"budget=1.5; give the error"),
+        ({"budget": True}, r"budget=True; give the error"),
+        ({"speed": 0.5}, r"speed=0.5; give how many times"),
+        ({"speed": 2, "budget": 0.1}, r"speed and a budget are both given"),
+        ({"metric": len}, r"metric goes with budget"),
+        ({"budget": 0.1, "metric": "accuracy"}, r"metric goes with budget"),
+        ({"data": rows(1)}, r"data has 1 elements; give 8 at least"),
+        ({"data": []}, r"data is empty"),
+        ({"data": [*rows(9), torch.randn(2, 64)]}, r"data\[9\] has inputs of shape"),
+        ({"data": [torch.full((1, 64), float("nan")) for _ in range(64)]}, r"NaN or infinite"),
+        ({"data": [(x, torch.tensor(1)) for x in rows(9)]}, r"."),
+        ({"data": rows(10)}, r"too few elements for the layers"),
+        ({"data": rows(9), "model": nn.ReLU()}, r"no linear layer or convolution"),
+        ({"budget": 0.1, "metric": lambda outputs: None}, r"metric returned None"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(given: dict[str, Any], message: str) -> None:
+    given = {"model": Net().eval(), "data": rows(400), **given}
+    with pytest.raises(InvalidInput, match=message):
+        sparsejit.shrink(given.pop("model"), given.pop("data"), **given)
+
+
+def test_files_of_data(tmp_path: Path) -> None:
+    x, y = np.arange(12.0).reshape(4, 3), np.arange(8.0).reshape(4, 2)
+    np.savez(tmp_path / "two.npz", x=x, y=y)
+    found = read_data(tmp_path / "two.npz", ["y", "x"])
+    assert len(found) == 4 and np.array_equal(found[2][0], y[2:3]) and found[2][1].shape == (1, 3)
+    np.save(tmp_path / "one.npy", x)
+    assert np.array_equal(read_data(tmp_path / "one.npy", ["anything"])[3][0], x[3:])
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(InvalidInput, match=r"has no \.npy file"):
+        read_data(folder, ["x"])
+    np.save(folder / "a.npy", x)
+    assert np.array_equal(read_data(folder, ["x"])[0][0], x)
+    with pytest.raises(InvalidInput, match=r"has x, y, and the model takes x; .* without labels"):
+        read_data(tmp_path / "two.npz", ["x"])
+    np.savez(tmp_path / "unlike.npz", x=x, y=y[:3])
+    with pytest.raises(InvalidInput, match="arrays of lengths"):
+        read_data(tmp_path / "unlike.npz", ["x", "y"])
+    with pytest.raises(InvalidInput, match="is no data"):
+        read_data(tmp_path / "data.csv", ["x"])
