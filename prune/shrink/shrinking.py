@@ -217,7 +217,9 @@ class _ShrinkJob:
     search: ZeroSearch
 
     @classmethod
-    def of(cls, compiler: ModelCompiler, calls: Sequence[ExampleCall], tell: Progress) -> _ShrinkJob:
+    def of(
+        cls, compiler: ModelCompiler, calls: Sequence[ExampleCall], tell: Progress
+    ) -> _ShrinkJob:
         """Read the model. Raises InvalidInput for data and models that cannot be shrunk."""
         tell("reading the model", 0.0)
         read = compiler.read(calls[0])

@@ -1,0 +1,96 @@
+"""PP-OCRv4's text recogniser, shrunk to several speeds and scored on rendered lines.
+
+    python -m sparsejit.perf.studies.shrink_lines /path/to/onnx        (some ten minutes)
+
+The folder has ppocr_v4_rec.onnx and render_lines.py. Prints a table: times of one core, dense,
+shrunk and ONNX Runtime's in turns, and the share of 1,000 lines that are read without an error.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich import print as print_table
+
+import sparsejit
+from sparsejit.api.shown import table_of
+from sparsejit.machine.target import Target
+
+_SAMPLES, _LINES, _SAMPLES_SEED, _LINES_SEED = 192, 1000, 7, 1
+_ROUNDS = 60
+
+
+def main(
+    folder: Annotated[Path, typer.Argument(exists=True, file_okay=False)],
+    speeds: Annotated[str, typer.Option(help="Numbers with commas between.")] = "1.6,2.0,2.4,2.8",
+) -> None:
+    """Shrink, score and time."""
+    render = _module(folder / "render_lines.py")
+    file = folder / "ppocr_v4_rec.onnx"
+    samples, _ = render.lines(_SAMPLES_SEED, _SAMPLES)
+    lines, texts = render.lines(_LINES_SEED, _LINES)
+    characters = render.characters(file)
+    dense = sparsejit.compile(file, (lines[:1],))
+    others = _onnx_runtime(file)
+
+    def row(model: Callable[[Any], Any], zeros: str) -> list[str]:
+        outputs = np.concatenate([model(lines[n : n + 1]) for n in range(_LINES)])
+        right, _ = render.score(outputs, texts, characters)
+        theirs, own, ours = _least_ms([others, dense, model], lines)
+        ratios = f"{own / ours:.2f}", f"{theirs / ours:.2f}"
+        return [zeros, f"{right:.1%}", f"{ours:.2f}", *ratios]
+
+    title = f"{Target.detect().model}, one core"
+    table = table_of(
+        title, ("zeros",), ("lines read", "ms", "times dense", "times ONNX Runtime")
+    )
+    table.add_row(*row(dense, "none"))
+    for speed in map(float, speeds.split(",")):
+        made = sparsejit.shrink(file, list(samples[:, None]), speed=speed)
+        weights = sum(np.prod(layer.shape) for layer in made.layers)
+        zeros = sum(layer.zeros * np.prod(layer.shape) for layer in made.layers) / weights
+        table.add_row(*row(made.model, f"{zeros:.0%}"))
+    print_table(table)
+
+
+def _module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _onnx_runtime(file: Path) -> Callable[[Any], Any]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        str(file), options, providers=["CPUExecutionProvider"]
+    )
+    name = session.get_inputs()[0].name
+    return lambda x: session.run(None, {name: x})[0]
+
+
+def _least_ms(models: list[Callable[[Any], Any]], lines: Any) -> list[float]:
+    """The least milliseconds of a call of each, in turns."""
+    best = [float("inf")] * len(models)
+    for number in range(_ROUNDS):
+        x = lines[number : number + 1]
+        for place, model in enumerate(models):
+            start = time.perf_counter()
+            model(x)
+            best[place] = min(best[place], 1e3 * (time.perf_counter() - start))
+    return best
+
+
+if __name__ == "__main__":
+    typer.run(main)
