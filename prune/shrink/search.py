@@ -32,6 +32,8 @@ _REACTING, _ROWS_FOR_INPUT = 16, 2
 _LEAST_LOSS = 1e-12
 # The share of the errors of layers before that a layer's weights are fitted to make up for.
 _MENDING = 0.8
+# An error this near the budget is good enough; the most that one try may change a choice's error.
+_NEAR, _MOST_STEP, _LEAST_ERROR = 0.9, 8.0, 1e-9
 
 
 @dataclass(frozen=True)
@@ -205,28 +207,41 @@ class ZeroSearch:
 def within_error(search: ZeroSearch, budget: float, tries: int) -> Tried | None:
     """The fastest choice tried whose error is within the budget; None where none is.
 
-    The predicted error is corrected by the ratio that the last try had to it.
+    The first is the one that is predicted to have that error. From then on a choice lies between
+    the nearest one that fits and the nearest that does not, as their errors say.
     """
-    found: Tried | None = None
-    losses = search.choices.losses
-    ratio, lower, upper = 1.0, -1, len(losses)  # by rising time
+    losses = np.sqrt(search.choices.losses)  # falling, by rising time
+    fits: tuple[float, float, Tried] | None = None
+    fails: tuple[float, float] | None = None
+    wanted, tried_states = budget, set[int]()
     for number in range(tries):
-        wanted = (budget / ratio) ** 2
-        state = int(np.searchsorted(-losses, -wanted))  # the first whose loss is not above
-        state = min(max(state, lower + 1), upper - 1)
-        if not lower < state < upper:
+        state = min(int(np.searchsorted(-losses, -wanted)), len(losses) - 1)
+        if state in tried_states:
             break
+        tried_states.add(state)
         search.tell(f"trying choice {number + 1}", 0.5 + 0.4 * number / tries)
         tried = search.attempt(state)
-        predicted = max(float(losses[state]) ** 0.5, 1e-9)
-        ratio = max(tried.error / predicted, 1e-3)
-        if tried.error <= budget:
-            found, upper = tried, state
-            if tried.error > 0.9 * budget:
+        predicted, error = float(losses[state]), max(tried.error, _LEAST_ERROR)
+        if error <= budget:
+            fits = predicted, error, tried
+            if error > _NEAR * budget:
                 break
         else:
-            lower = state
-    return found
+            fails = predicted, error
+        wanted = _between(budget, fits, fails)
+    return None if fits is None else fits[2]
+
+
+def _between(
+    budget: float, fits: tuple[float, float, Tried] | None, fails: tuple[float, float] | None
+) -> float:
+    """The predicted error at which the measured one may be the budget."""
+    if fits is None or fails is None:
+        (known, error, *_) = fits or fails or (budget, budget)
+        return known * float(np.clip(budget / error, 1 / _MOST_STEP, _MOST_STEP))
+    low, high = np.log(fits[:2]), np.log(fails)
+    share = (np.log(budget) - low[1]) / max(high[1] - low[1], 1e-9)
+    return float(np.exp(low[0] + np.clip(share, 0.15, 0.85) * (high[0] - low[0])))
 
 
 def within_metric(search: ZeroSearch, fits: Callable[[Tried], bool], tries: int) -> Tried | None:
