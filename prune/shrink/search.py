@@ -201,7 +201,7 @@ class ZeroSearch:
 
     def _weight(self, layer: ShrinkLayer) -> torch.Tensor:
         array = self.graph.constants[layer.weights]
-        return torch.from_numpy(array.reshape(len(array), -1)).double()
+        return torch.tensor(array.reshape(len(array), -1), dtype=torch.float64)
 
 
 def within_error(search: ZeroSearch, budget: float, tries: int) -> Tried | None:
