@@ -18,6 +18,7 @@ from sparsejit.ir.spec import Activation
 
 MOST_DOUBLES = 1 << 20  # weights of a product in float64
 _DOUBLE = np.dtype(np.float64)
+_LARGE = 2.0**20  # float32 rounds products with such weights by a tenth
 _FEW_SCORES = 8  # a product in float64 that takes no longer than making columns
 
 
@@ -103,7 +104,8 @@ class EstimatorWriter(Writer):
         return predicted
 
     def scores(self, weights: Array, bias: Array, name: str) -> Value:
-        """The columns by weights: in float64 where X is, or where that takes no longer.
+        """The columns by weights: in float64 where X is, where that takes no longer, and where the
+        weights are so large that their products only make sense where they cancel.
 
         Weights are not many; and of columns that must be made of X in float64 they make few scores.
         """
@@ -113,7 +115,8 @@ class EstimatorWriter(Writer):
         is_double = x.type.element is Element.FLOAT64
         is_scaled = columns.is_affine and not columns.changes_nothing(x.shape[1])
         is_short = is_scaled and len(weights) <= _FEW_SCORES
-        if weights.size > MOST_DOUBLES or not (is_double or is_short):
+        cancels = max(np.abs(weights).max(initial=0.0), np.abs(bias).max(initial=0.0)) > _LARGE
+        if weights.size > MOST_DOUBLES or not (is_double or is_short or cancels):
             return self.linear(self.columns(), weights, bias, name)
         return self.product(weights, bias, name, Element.FLOAT32)
 

@@ -331,3 +331,18 @@ print("torch" in sys.modules)
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     assert done.stdout == "(4,)\nFalse\n", done.stderr
+
+
+def test_large_coefficients_that_cancel_are_summed_in_float64() -> None:
+    """As a Lars has them behind a OneHotEncoder, whose columns always add up to 1."""
+    x = np.repeat(np.arange(4, dtype=np.float32)[:, None], 2, axis=1)
+    pipeline = make_pipeline(
+        preprocessing.OneHotEncoder(sparse_output=False), linear_model.LinearRegression()
+    )
+    pipeline.fit(x, np.arange(4.0))
+    last = pipeline[-1]
+    last.coef_ = np.array([1.0, 2, 3, 4, 0, 0, 0, 0]) + 2.0**41
+    last.intercept_ = -(2.0**42)
+    wanted = pipeline.predict(x)
+    assert wanted.tolist() == [1, 2, 3, 4]
+    assert sparsejit.compile(pipeline).predict(x).tolist() == wanted.tolist()

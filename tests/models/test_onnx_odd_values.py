@@ -93,6 +93,10 @@ NODES = {
     "backwards from before the first": OddNode(
         "Slice", [FLOATS, [-2], [-9], [0], [-1]], FLOATS[:1]
     ),
+    "backwards from before the first, all known": OddNode(
+        "Slice", [np.ones((3, 7)), [-8, -4], [2**31 - 1, -4], [1, 0], [1, -2]], np.ones((1, 7)),
+        called=0,
+    ),
     "a number to a power of one axis": OddNode(
         "Pow", [np.float32(3), np.array([2], np.float32)], np.array([9], np.float32)
     ),

@@ -23,6 +23,26 @@ def _gather_elements(x: Array, places: Array, axis: int = 0) -> Array:
     return np.take_along_axis(x[cut], places.astype(np.int64), axis)
 
 
+def _slice(
+    x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None
+) -> Array:
+    """Backwards from the first element where it starts before it, which numpy finds empty."""
+    count = np.size(starts)
+    each_axis = np.arange(count) if axes is None else np.ravel(axes)
+    each_step = np.ones(count, np.int64) if steps is None else np.ravel(steps)
+    cuts = [slice(None)] * x.ndim
+    given = (np.ravel(starts), np.ravel(ends), each_axis, each_step)
+    for *bounds, axis, step in zip(*(each.tolist() for each in given), strict=True):
+        length = x.shape[axis]
+        first, last = (bound + length if bound < 0 else bound for bound in bounds)
+        if step < 0:
+            first, last = min(max(first, 0), length - 1), min(max(last, -1), length - 1)
+            cuts[axis] = slice(first, None if last < 0 else last, step)
+        else:
+            cuts[axis] = slice(min(max(first, 0), length), min(max(last, 0), length), step)
+    return x[tuple(cuts)]
+
+
 # Which the package's reference computes wrongly, of padding, of positions, of channels at the ends,
 # of magnitudes, of numbers whose exponentials are beyond the dtype, and of recurrent layers with
 # lengths, clipped gates or other activations; graphs do not.
@@ -33,7 +53,7 @@ _WRONG = (
 # It knows no other than that of this opset.
 _SOFTMAX_SINCE = 13
 # Which it computes wrongly or refuses, and which say shapes.
-_OWN: Mapping[str, Callable[..., Array]] = {"GatherElements": _gather_elements}
+_OWN: Mapping[str, Callable[..., Array]] = {"GatherElements": _gather_elements, "Slice": _slice}
 
 
 def computed(
