@@ -47,11 +47,6 @@ OF_ONE_NUMBER = {f"aten.{name}.default" for name in (*UNARY, *OF_POSITIVE)}
 PLACES = ("embedding", "gather", "grouped_mm", "index", "one_hot", "scatter", "take", "put")
 # Where we differ from torch: the row, the numbers, and why. Those under "" differ with all.
 DIFFERENT: dict[tuple[str, str], str] = {
-    **{
-        (f"{name}.default", kind): "bounded only beyond 1e7, as docs/notes/models.md says"
-        for name in ("sin", "cos", "tan")  # a quotient of both
-        for kind in ("large", "huge")
-    },
     ("gelu.default", "huge"): "torch's overflows in float32, not in float64",
     ("hardswish.default", "huge"): "torch's overflows in float32, not in float64",
     ("gelu.default", "infinite"): "torch's gelu of infinity is NaN in float32, not in float64",
@@ -80,7 +75,6 @@ DIFFERENT: dict[tuple[str, str], str] = {
         for kind in kinds
     },
     ("adaptive_avg_pool3d.default", "denormal"): "a mean of means rounds twice there",
-    ("remainder.Scalar_Tensor", "denormal"): "exact below 2^46, says docs/notes/models.md",
     **{
         (name, ""): "torch takes any of equals, we the first"
         for name in ("topk.default", "kthvalue.default")

@@ -104,7 +104,9 @@ def _floored(f: Formula, x: Value, other: Value, near: FormulaStep) -> FormulaSt
     above = f("logical_and", f("not_equal", rest, 0.0), differs)
     below = f("greater", f("abs", rest), f("abs", other))
     moved = f("where", above, f("sub", near, 1.0), f("where", below, f("add", near, 1.0), near))
-    return f("where", f("less", f("abs", near), 2.0**24), moved, near)
+    # An infinite divisor leaves no rest.
+    is_exact = f("logical_and", f("less", f("abs", near), 2.0**24), f("equal", rest, rest))
+    return f("where", is_exact, moved, near)
 
 
 def _rest(write: Writer, x: Operand, other: Operand, signed_as_divisor: bool) -> Value:
