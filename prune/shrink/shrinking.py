@@ -24,6 +24,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
 from sparsejit.frontends.nesting import flatten, unflatten
 from sparsejit.frontends.onnx import is_onnx
+from sparsejit.frontends.torch_export import is_program
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.lowering.context import Progress, told
 from sparsejit.machine.target import Target
@@ -78,7 +79,7 @@ class Shrunk(Shown):
 
     Attributes:
         model: the compiled result
-        source: a copy of what was given with the new weights, a torch module or an onnx.ModelProto
+        source: a copy of what was given with the new weights, an onnx.ModelProto of a file
         layers: those that may have zeros, in order
         error: the root mean square of outputs' errors, of that of the outputs, on the elements of
             the data that weights were not fitted to
@@ -114,11 +115,12 @@ class Shrunk(Shown):
         )
 
     def save(self, path: str | Path) -> None:
-        """Write the source with its new weights: an .onnx file, or a state dict (.safetensors).
+        """Write the source with its new weights: .onnx, .pt2, or a module's state (.safetensors).
 
         Raises InvalidInput for another kind of path.
         """
         wanted = ".onnx" if is_onnx(self.source) else ".safetensors"
+        wanted = ".pt2" if is_program(self.source) else wanted
         if Path(path).suffix != wanted:
             raise InvalidInput(f"{path} is no {wanted} path; name the file so")
         with atomic_path(path) as temporary:
@@ -126,6 +128,11 @@ class Shrunk(Shown):
                 import onnx
 
                 onnx.save(self.source, str(temporary))
+            elif wanted == ".pt2":
+                import torch
+
+                with open(temporary, "wb") as file:
+                    torch.export.save(self.source, file)
             else:
                 from safetensors.torch import save_model
 

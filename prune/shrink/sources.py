@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.onnx import is_onnx
+from sparsejit.frontends.torch_export import is_program
 from sparsejit.ir.graph import Array
 
 # A tensor of the source as the graph's constant lies on it, and back.
@@ -33,7 +34,7 @@ class TensorPlace:
 
 
 class Source:
-    """A torch module or an ONNX model.
+    """A torch module, an ExportedProgram or an ONNX model.
 
     Attributes:
         model: it, read where it was a file
@@ -56,7 +57,11 @@ class Source:
 
     def written(self, tensors: Mapping[str, Array]) -> Any:
         """A copy of the model with other numbers in these tensors, of the same shapes."""
-        made = copy.deepcopy(self.model)
+        if is_program(self.model):  # whose deep copies lack what sparsejit reads of its nodes
+            made = copy.copy(self.model)
+            made._state_dict = copy.deepcopy(self.model.state_dict)
+        else:
+            made = copy.deepcopy(self.model)
         for name, holder in _holders(made):
             if name in tensors:
                 _put(holder, tensors[name])

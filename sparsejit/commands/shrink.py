@@ -16,7 +16,6 @@ from sparsejit.commands.console import (
 )
 from sparsejit.commands.model_options import (
     ConstantsOption,
-    ModelArgument,
     TargetOption,
     ThreadsOption,
 )
@@ -27,9 +26,11 @@ from sparsejit.frontends.model_source import NamedModel, constants_of, read_sour
 
 
 def shrink(
-    model: ModelArgument,
+    model: Annotated[
+        str, typer.Argument(help="An .onnx or .pt2 file, or file.py:factory, which is run.")
+    ],
     data: Annotated[Path, typer.Option(exists=True, help="Samples: .npz, .npy or a folder.")],
-    out: Annotated[Path, typer.Option(dir_okay=False, help="Result: .onnx or .safetensors.")],
+    out: Annotated[Path, typer.Option(dir_okay=False, help="Result: .onnx, .pt2 or .safetensors.")],
     budget: Annotated[
         str | None, typer.Option(help="Error of the outputs, such as 1% (the default).")
     ] = None,
@@ -83,7 +84,7 @@ def _source(model: str, constants: list[str] | None) -> NamedModel:
 
 def check_suffix(out: Path, model: str) -> None:
     """Raise InvalidInput for a name that says another kind of file than the result is."""
-    wanted = ".onnx" if model.endswith(".onnx") else ".safetensors"
+    wanted = Path(model).suffix if model.endswith((".onnx", ".pt2")) else ".safetensors"
     if out.suffix != wanted:
         raise InvalidInput(f"--out {out} is no {wanted} path; name the file so")
 

@@ -211,6 +211,18 @@ def test_an_onnx_file_comes_out_as_it_went_in(tmp_path: Path) -> None:
         result.save(tmp_path / "small.safetensors")
 
 
+def test_an_exported_program_comes_out_as_one(tmp_path: Path) -> None:
+    model, samples = Trained().eval(), rows(80, batch=16)
+    program = torch.export.export(model, (samples[0],))
+    result = sparsejit.shrink(program, samples, budget=0.3)
+    assert torch.equal(program.module()(samples[0]), model(samples[0]))
+    result.save(tmp_path / "small.pt2")
+    again = torch.export.load(tmp_path / "small.pt2").module()(samples[0]).detach()
+    found = torch.as_tensor(result.model(samples[0]))
+    torch.testing.assert_close(found, again, rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(again, model(samples[0]), rtol=1e-3, atol=1e-3)
+
+
 def test_a_speed_and_a_metric() -> None:
     model, samples = Trained().eval(), rows(80, batch=16)
     wanted = model(torch.cat(samples)).argmax(1).numpy()
