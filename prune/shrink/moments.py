@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from sparsejit.api.seen_inputs import watching
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Graph, Value
-from sparsejit.lowering.context import ModelOptions
+from sparsejit.ir.graph import Array
 from sparsejit.prune.shrink.layers import ShrinkLayer
 
 # Rows of all elements of the data at least, or so many times the weights of an output; and of one
@@ -40,14 +36,6 @@ class Moments:
         share = len(z) / self.count
         self.second.lerp_(((z.T @ z) / len(z)).double(), share)
         self.mean.lerp_(z.double().mean(0), share)
-
-    def joined(self, other: Moments) -> Moments:
-        """The moments of both rows."""
-        made, share = Moments(len(self.mean)), other.count / (self.count + other.count)
-        made.second = self.second.lerp(other.second, share)
-        made.mean = self.mean.lerp(other.mean, share)
-        made.count = self.count + other.count
-        return made
 
     def hessian(self, has_bias: bool) -> Tensor:
         """The second moment; without that of the mean, where a bias makes up for it."""
@@ -78,22 +66,6 @@ class PairedMoments(Moments):
     def covariance(self, has_bias: bool) -> Tensor:
         """The mean of x zT; without the means' product, where a bias makes up for it."""
         return self.cross - self.dense_mean.outer(self.mean) if has_bias else self.cross
-
-
-class Runner:
-    """Runs a graph, and gives values inside it too."""
-
-    def __init__(self, graph: Graph, values: Sequence[Value], options: ModelOptions) -> None:
-        self._outputs = len(graph.outputs)
-        known = dict.fromkeys(value for value in values if value not in graph.constants)
-        self._places = {value: self._outputs + n for n, value in enumerate(known)}
-        self._variant = watching(graph, list(known), options)
-
-    def run(self, inputs: Sequence[Array]) -> tuple[list[Array], dict[Value, Array]]:
-        """The outputs, and the values."""
-        results = self._variant.call.run(*inputs)
-        found = {value: results[place] for value, place in self._places.items()}
-        return results[: self._outputs], found
 
 
 def rows_of(layer: ShrinkLayer, x: Array, number: int, elements: int) -> Array:

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparsejit.api.output_error import ErrorSums
-from sparsejit.api.variant import TiledGraph, lowered_variant
-from sparsejit.ir.graph import Array, Graph, GraphBuilder, Node, Origin, Value
+from sparsejit.api.output_error import mean_output_error
+from sparsejit.api.seen_inputs import WatchedRun
+from sparsejit.ir.graph import Array, Graph, Node, Origin, Value
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.passes.default import run_passes
 from sparsejit.prune.shrink.layers import ShrinkLayer
-from sparsejit.prune.shrink.moments import Runner
 
 
 def reactions(
@@ -29,20 +27,18 @@ def reactions(
     `means` (in,) are of its rows; biases make up for what a change does to these.
     What a change does to the layer's y is added behind it, so that one function serves all layers.
     """
-    run = Runner(graph, [layer.x for layer in layers], options)
-    exact, x = zip(*(run.run(inputs) for inputs in elements), strict=True)
-    noisy = run_passes(with_noise(graph, layers))
-    call = lowered_variant([TiledGraph(noisy, None)], options, "noisy", is_cached=False).call
+    run = WatchedRun(graph, [layer.x for layer in layers], options)
+    exact, x = zip(*(run(inputs) for inputs in elements), strict=True)
+    noisy = WatchedRun(with_noise(graph, layers), (), options)
     silent = [np.zeros(layer.y.shape, np.float32) for layer in layers]
     found = []
     for number, (layer, change, mean) in enumerate(zip(layers, changes, means, strict=True)):
-        sums = [ErrorSums() for _ in graph.outputs]
-        for inputs, values, outputs in zip(elements, x, exact, strict=True):
+        outputs = []
+        for inputs, values in zip(elements, x, strict=True):
             own = _product(layer, values[layer.x], change, mean)
-            given = [*silent[:number], own, *silent[number + 1 :]]
-            for one, *pair in zip(sums, call.run(*inputs, *given), outputs, strict=True):
-                one.add(*pair)
-        found.append(max((one.mean for one in sums), default=0.0) ** 2)
+            given = [*inputs, *silent[:number], own, *silent[number + 1 :]]
+            outputs.append(noisy(given)[0])
+        found.append(mean_output_error(outputs, exact) ** 2)
     return found
 
 
@@ -57,10 +53,7 @@ def _product(layer: ShrinkLayer, x: Array, weights: Array, mean: Array) -> Array
 
 def with_noise(graph: Graph, layers: Sequence[ShrinkLayer]) -> Graph:
     """The graph with an input for each layer, behind its own, which is added to the layer's y."""
-    build = GraphBuilder()
-    noise = {
-        layer.y: build.input(layer.y.type, Origin(f"noise {n}")) for n, layer in enumerate(layers)
-    }
+    noise = {layer.y: Value(layer.y.type, Origin(f"noise {n}")) for n, layer in enumerate(layers)}
     now: dict[Value, Value] = {}
     nodes = []
     for node in graph.nodes:

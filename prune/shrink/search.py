@@ -9,14 +9,15 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from sparsejit.api.output_error import ErrorSums
+from sparsejit.api.output_error import mean_output_error
+from sparsejit.api.seen_inputs import WatchedRun
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, Graph, Value
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.prune.frontier import Frontier, LayerOptions, frontier
 from sparsejit.prune.patterns import Pattern, choose_pattern
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
-from sparsejit.prune.shrink.moments import Moments, PairedMoments, Runner, rows_of
+from sparsejit.prune.shrink.moments import Moments, PairedMoments, rows_of
 from sparsejit.prune.shrink.reaction import reactions
 from sparsejit.prune.shrink.segments import SegmentedRun, stages
 from sparsejit.prune.shrink.times import Times, times_by_amount
@@ -85,8 +86,7 @@ class ZeroSearch:
             raise InvalidInput(
                 "data has too few elements for the layers of this model; give more of them"
             )
-        run = Runner(self.graph, (), self.options)
-        self.exact = [run.run(inputs)[0] for inputs in self.held]
+        self.exact = self._outputs_of(self.graph)
         self._losses = self._losses_by_amount()
         self.tell("pricing zeros", 0.45)
         self.times: Times = times_by_amount(self.graph, self.layers, AMOUNTS, self.options)
@@ -131,12 +131,12 @@ class ZeroSearch:
 
     def error(self, graph: Graph) -> float:
         """The error of a graph's outputs on the elements held back."""
-        run = Runner(graph, (), self.options)
-        sums = [ErrorSums() for _ in graph.outputs]
-        for inputs, exact in zip(self.held, self.exact, strict=True):
-            for one, *pair in zip(sums, run.run(inputs)[0], exact, strict=True):
-                one.add(*pair)
-        return max((one.mean for one in sums), default=0.0)
+        return mean_output_error(self._outputs_of(graph), self.exact)
+
+    def _outputs_of(self, graph: Graph) -> list[list[Array]]:
+        """The outputs on the elements held back."""
+        run = WatchedRun(graph, (), self.options)
+        return [run(inputs)[0] for inputs in self.held]
 
     @cached_property
     def _grid(self) -> Array:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sparsejit.api.seen_inputs import WatchedRun
 from sparsejit.ir.graph import Array, Graph, Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.passes.dead_code import remove_dead_code
 from sparsejit.prune.shrink.layers import ShrinkLayer
-from sparsejit.prune.shrink.moments import Runner
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,24 +50,24 @@ class SegmentedRun:
 
     def advance(self, now: Graph, nodes: slice) -> None:
         """Run these nodes, with the constants of `now`."""
-        made = self._segment(now, nodes)
+        later = self._read_from(nodes.stop)
+        made = self._segment(now, nodes, later)
         if made is None:
             return
-        runner = Runner(made, (), self._options)
-        kept = self._read_from(nodes.stop)
+        run = WatchedRun(made, (), self._options)
         for values in self.values:
-            outputs, _ = runner.run([values[value] for value in made.inputs])
+            outputs, _ = run([values[value] for value in made.inputs])
             values.update(zip(made.outputs, outputs, strict=True))
-            for value in [value for value in values if value not in kept]:
+            for value in [value for value in values if value not in later]:
                 del values[value]
 
-    def _segment(self, now: Graph, nodes: slice) -> Graph | None:
+    def _segment(self, now: Graph, nodes: slice, later: set[Value]) -> Graph | None:
+        """The nodes as a graph whose outputs are the values read `later`; None without any."""
         own = now.nodes[nodes]
         if not own:
             return None
         made = {value for node in own for value in node.outputs}
         read = dict.fromkeys(value for node in own for value in node.inputs)
-        later = self._read_from(nodes.stop)
         outputs = tuple(v for node in own for v in node.outputs if v in later)
         inputs = tuple(v for v in read if v not in made and v not in now.constants)
         constants = {value: now.constants[value] for value in read if value in now.constants}

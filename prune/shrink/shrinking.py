@@ -15,16 +15,14 @@ import numpy as np
 from sparsejit.api.example_calls import ExampleCall, calls_of
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.model_compiler import ModelCompiler
-from sparsejit.api.model_dtypes import ModelDtypes
 from sparsejit.api.model_kinds import check_model
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.quantise import ReadModel
+from sparsejit.api.seen_inputs import WatchedRun
 from sparsejit.api.shown import Shown, table_of
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
-from sparsejit.frontends.nesting import flatten, unflatten
-from sparsejit.frontends.onnx import is_onnx
-from sparsejit.frontends.torch_export import is_program
+from sparsejit.frontends.onnx import declared_inputs, is_onnx
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.lowering.context import Progress, told
 from sparsejit.machine.target import Target
@@ -38,9 +36,8 @@ from sparsejit.prune.shrink.layers_of_source import (
     source_layers,
     tensors_of,
 )
-from sparsejit.prune.shrink.moments import Runner
 from sparsejit.prune.shrink.search import Tried, ZeroSearch, within_error, within_metric
-from sparsejit.prune.shrink.sources import Source
+from sparsejit.prune.shrink.sources import Source, suffix_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -119,8 +116,7 @@ class Shrunk(Shown):
 
         Raises InvalidInput for another kind of path.
         """
-        wanted = ".onnx" if is_onnx(self.source) else ".safetensors"
-        wanted = ".pt2" if is_program(self.source) else wanted
+        wanted = suffix_of(self.source)
         if Path(path).suffix != wanted:
             raise InvalidInput(f"{path} is no {wanted} path; name the file so")
         with atomic_path(path) as temporary:
@@ -230,7 +226,7 @@ class _ShrinkJob:
         """Read the model. Raises InvalidInput for data and models that cannot be shrunk."""
         tell("reading the model", 0.0)
         read = compiler.read(calls[0])
-        elements = [_arrays(read, call) for call in calls]
+        elements = [read.arrays(call) for call in calls]
         check_alike([[tuple(x.shape) for x in each] for each in elements])
         fitted, held = split(elements)
         graph = folded(quantised_layers(read.graph))
@@ -326,9 +322,7 @@ def _elements(model: Any, data: Any, constants: Mapping[str, Any]) -> Any:
 def _input_names(model: Any, constants: Mapping[str, Any]) -> list[str]:
     """The names of the model's inputs, for files of data."""
     if is_onnx(model):
-        graph = Source(model).model.graph
-        held = {each.name for each in graph.initializer} | set(constants)
-        return [each.name for each in graph.input if each.name not in held]
+        return [each.name for each in declared_inputs(model) if each.name not in constants]
     from inspect import signature
 
     forward = getattr(model, "forward", None)
@@ -341,13 +335,6 @@ def _input_names(model: Any, constants: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _arrays(read: ReadModel, call: ExampleCall) -> list[Array]:
-    """A call's inputs as the graph takes them."""
-    graph, inputs, outputs = read
-    leaves = flatten(inputs, (call.args, dict(call.kwargs)), "data")
-    return ModelDtypes(graph.inputs, inputs, outputs).arrays(leaves)
-
-
 def _score(
     metric: Metric, read: ReadModel, elements: Sequence[Sequence[Array]], compiler: ModelCompiler
 ) -> Callable[[Any], float]:
@@ -356,9 +343,8 @@ def _score(
 
     def score(graph: Any) -> float:
         if id(graph) not in known:
-            run = Runner(graph, (), compiler.options)
-            outputs = [unflatten(read.outputs, run.run(each)[0]) for each in elements]
-            value = metric(outputs)
+            run = WatchedRun(graph, (), compiler.options)
+            value = metric([read.returned(run(each)[0]) for each in elements])
             if not _is_number(value) or value != value:
                 raise InvalidInput(f"metric returned {value!r}; return a number, more is better")
             known[id(graph)] = float(value)

@@ -33,22 +33,31 @@ class TensorPlace:
         return np.ascontiguousarray(self.write(array, self.shape))
 
 
+def suffix_of(model: Any) -> str:
+    """The suffix of the file that a shrunk model is written to; `model` may be a reference."""
+    if is_onnx(model):
+        return ".onnx"
+    is_file = isinstance(model, str) and model.endswith(".pt2")
+    return ".pt2" if is_file or is_program(model) else ".safetensors"
+
+
 class Source:
     """A torch module, an ExportedProgram or an ONNX model.
 
     Attributes:
-        model: it, read where it was a file
-        tensors: by name, floats alone
+        model: the model, read where it was a file
     """
 
     def __init__(self, model: Any) -> None:
         self.model = _loaded(model)
-        self.tensors: dict[str, Array] = dict(_tensors(self.model))
+        self._tensors = dict(_holders(self.model))
 
     def place_of(self, name: str, array: Array) -> TensorPlace | None:
         """Where a constant of that name lies; None where no tensor of that name has its numbers."""
-        tensor = self.tensors.get(name)
-        if tensor is None or tensor.size != array.size:
+        if name not in self._tensors:
+            return None
+        tensor = _array(self._tensors[name])
+        if tensor.dtype.kind != "f" or tensor.size != array.size:
             return None
         for read, write in _WAYS:
             if np.array_equal(read(tensor).reshape(array.shape), array):
@@ -74,13 +83,6 @@ def _loaded(model: Any) -> Any:
 
         return onnx.load(str(model))
     return model
-
-
-def _tensors(model: Any) -> Any:
-    for name, holder in _holders(model):
-        array = _array(holder)
-        if array.dtype.kind == "f":
-            yield name, array
 
 
 def _holders(model: Any) -> list[tuple[str, Any]]:

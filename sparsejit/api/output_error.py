@@ -53,8 +53,20 @@ class ErrorSums:
 
 def output_error(found: Sequence[Sequence[Array]], exact: Sequence[Sequence[Array]]) -> float:
     """The largest error of the worst output; both have a list for each element of the data."""
+    return max((one.largest for one in _sums(found, exact)), default=0.0)
+
+
+def mean_output_error(found: Sequence[Sequence[Array]], exact: Sequence[Sequence[Array]]) -> float:
+    """The mean error of the worst output, of lists as `output_error` takes them."""
+    return max((one.mean for one in _sums(found, exact)), default=0.0)
+
+
+def _sums(
+    found: Sequence[Sequence[Array]], exact: Sequence[Sequence[Array]]
+) -> list[ErrorSums]:
+    """The errors of each output."""
     sums = [ErrorSums() for _ in exact[0]]
     for ours, theirs in zip(found, exact, strict=True):
         for one, *pair in zip(sums, ours, theirs, strict=True):
             one.add(*pair)
-    return max((one.largest for one in sums), default=0.0)
+    return sums

@@ -15,7 +15,7 @@ from sparsejit.api.model_dtypes import ModelDtypes
 from sparsejit.api.open_outputs import cut
 from sparsejit.api.scales import Scales
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.nesting import Nest, NestKind, flatten, open_axes, unflatten
+from sparsejit.frontends.nesting import Nest, flatten, open_axes, unflatten
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.lowering.context import ModelOptions, Progress
 
@@ -29,6 +29,18 @@ class ReadModel(NamedTuple):
     graph: Graph
     inputs: Nest
     outputs: Nest
+
+    def arrays(self, call: ExampleCall) -> list[Array]:
+        """The inputs of a call as the graph takes them."""
+        leaves = flatten(self.inputs, (call.args, dict(call.kwargs)), "data")
+        return ModelDtypes(self.graph.inputs, self.inputs, self.outputs).arrays(leaves)
+
+    def returned(self, outputs: list[Array], has_tensors: bool = False) -> Any:
+        """Outputs of the graph as the model returns them: arrays, or tensors."""
+        results: list[Any] = cut(outputs, open_axes(self.outputs))
+        if has_tensors:
+            results = as_tensors(results, self.outputs)
+        return unflatten(self.outputs, results)
 
 
 def checked_budget(budget: Any) -> Budget:
@@ -62,16 +74,12 @@ class ScalesFinder:
     ) -> Scales:
         """The choice, for calls `like` that or else the first. Raises as `ChosenScales` does."""
         elements = [self._element(call) for call in calls]
-        nest = next(iter(self._known.values())).outputs
+        first = next(iter(self._known.values()))
         leaves = [*calls[0].args, *calls[0].kwargs.values()]
         wants_tensors = bool(leaves) and not all(isinstance(one, np.ndarray) for one in leaves)
 
         def as_called(outputs: list[Array]) -> Any:
-            results: list[Any] = cut(outputs, open_axes(nest))
-            if wants_tensors:
-                results = as_tensors(results, nest)
-            is_one = nest.kind is NestKind.TENSOR
-            return results[0] if is_one else unflatten(nest, results)
+            return first.returned(outputs, wants_tensors)
 
         priced = self.priced(like or calls[0])
         return ChosenScales(elements, priced, budget, self.options, as_called, tell).made()
@@ -81,10 +89,8 @@ class ScalesFinder:
         shapes = (*map(_shape_of, leaves), *call.kwargs)
         if shapes not in self._known:
             self._known[shapes] = self.read(call)
-        graph, inputs, outputs = self._known[shapes]
-        leaves = flatten(inputs, (call.args, dict(call.kwargs)), "data")
-        arrays = ModelDtypes(graph.inputs, inputs, outputs).arrays(leaves)
-        return CalibrationInput(graph, arrays)
+        read = self._known[shapes]
+        return CalibrationInput(read.graph, read.arrays(call))
 
 
 def _shape_of(leaf: Any) -> Any:

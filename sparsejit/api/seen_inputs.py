@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 
 import numpy as np
 
-from sparsejit.api.variant import TiledGraph, Variant, lowered_variant
+from sparsejit.api.variant import TiledGraph, lowered_variant
 from sparsejit.ir.graph import Array, Graph, Node, Value
 from sparsejit.ir.ops.convolution import Convolution, windows
 from sparsejit.ir.ops.operator import Operator
@@ -163,22 +163,21 @@ class WatchedModel:
         graph: what it runs
         layers: those whose x may have steps
         sums: those of images
+        run: the outputs, and the values that layers and sums read
         alone: layers that alone read what a product or a function of elements makes: another scale
             of it costs nothing, or a step of a chain
     """
 
     def __init__(self, graph: Graph, options: ModelOptions) -> None:
         """`graph` is folded, and its batch fixed."""
-        self.graph, self._outputs = graph, len(graph.outputs)
+        self.graph = graph
         self.layers = {
             key: node for key, node in keyed_layers(graph).items() if takes_steps(node, graph)
         }
         self.sums = sums_of_images(graph)
         own = [node.inputs[0] for node in self.layers.values()]
         own += [value for node in self.sums.values() for value in node.inputs]
-        watched = [value for value in dict.fromkeys(own) if value not in graph.constants]
-        self._places = {value: number for number, value in enumerate(watched, self._outputs)}
-        self._variant = watching(graph, watched, options)
+        self.run = WatchedRun(graph, own, options)
         readers, producers = graph.consumers(), graph.producers()
         self.alone = {
             key
@@ -188,21 +187,28 @@ class WatchedModel:
             and isinstance(_op_of(producers.get(node.inputs[0])), _TAKES_FACTORS)
         }
 
-    def run(self, inputs: Sequence[Array]) -> tuple[list[Array], dict[Value, Array]]:
-        """The outputs, and what layers and sums read."""
-        results = self._variant.call.run(*inputs)
-        found = {value: results[place] for value, place in self._places.items()}
-        return results[: self._outputs], found
-
 
 def _op_of(node: Node | None) -> Operator | None:
     return None if node is None else node.op
 
 
-def watching(graph: Graph, watched: Sequence[Value], options: ModelOptions) -> Variant:
-    """A function of a graph that gives these values too, behind the outputs."""
-    extended = run_passes(replace(graph, outputs=(*graph.outputs, *watched), batch_axes=None))
-    return lowered_variant([TiledGraph(extended, None)], options, "watched", is_cached=False)
+class WatchedRun:
+    """A function of a graph with its batch fixed: its outputs, and values inside it."""
+
+    def __init__(self, graph: Graph, values: Iterable[Value], options: ModelOptions) -> None:
+        self._outputs = len(graph.outputs)
+        watched = [value for value in dict.fromkeys(values) if value not in graph.constants]
+        self._places = {value: number for number, value in enumerate(watched, self._outputs)}
+        outputs = (*graph.outputs, *watched)
+        extended = run_passes(replace(graph, outputs=outputs, batch_axes=None))
+        tiled = [TiledGraph(extended, None)]
+        self._call = lowered_variant(tiled, options, "watched", is_cached=False).call
+
+    def __call__(self, inputs: Sequence[Array]) -> tuple[list[Array], dict[Value, Array]]:
+        """The outputs for inputs in order, and the values."""
+        results = self._call.run(*inputs)
+        found = {value: results[place] for value, place in self._places.items()}
+        return results[: self._outputs], found
 
 
 def rows_each(elements: int) -> int:

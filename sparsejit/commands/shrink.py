@@ -49,8 +49,11 @@ def shrink(
     """Make a trained model faster by zeros, without training, within an error or to a speed."""
     require("torch")
     from sparsejit.prune.shrink.shrinking import shrink as shrink_model
+    from sparsejit.prune.shrink.sources import suffix_of
 
-    check_suffix(out, model)
+    wanted = suffix_of(model)
+    if out.suffix != wanted:
+        raise InvalidInput(f"--out {out} is no {wanted} path; name the file so")
     check_outputs(out, report)
     source = _source(model, constant)
     with ProgressBar() as bar, source.advising():
@@ -80,13 +83,6 @@ def _source(model: str, constants: list[str] | None) -> NamedModel:
     if model.endswith(".onnx"):
         return NamedModel(model, model, (), {}, constants_of(constants))
     return read_source(model, constants=constants)
-
-
-def check_suffix(out: Path, model: str) -> None:
-    """Raise InvalidInput for a name that says another kind of file than the result is."""
-    wanted = Path(model).suffix if model.endswith((".onnx", ".pt2")) else ".safetensors"
-    if out.suffix != wanted:
-        raise InvalidInput(f"--out {out} is no {wanted} path; name the file so")
 
 
 def parsed_number(text: str, option: str, suffix: str, unit: float) -> float:

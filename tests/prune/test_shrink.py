@@ -12,17 +12,14 @@ import torch
 from torch import nn
 
 import sparsejit
+from sparsejit.api.example_calls import calls_of
 from sparsejit.api.options import ModelSettings
 from sparsejit.errors import InvalidInput
-from sparsejit.passes.default import folded
-from sparsejit.passes.quantised_layers import quantised_layers
 from sparsejit.prune.shrink import shrinking
 from sparsejit.prune.shrink.data import read_data
-from sparsejit.prune.shrink.layers import shrink_layers, with_weights
-from sparsejit.prune.shrink.layers_of_source import source_layers, tensors_of
-from sparsejit.prune.shrink.search import ZeroSearch
+from sparsejit.prune.shrink.layers import with_weights
+from sparsejit.prune.shrink.layers_of_source import tensors_of
 from sparsejit.prune.shrink.segments import stages
-from sparsejit.prune.shrink.sources import Source
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -93,19 +90,10 @@ def exported(model: nn.Module, x: torch.Tensor, path: Path) -> Path:
     return path
 
 
-def search_of(model: Any, data: list[torch.Tensor]) -> tuple[ZeroSearch, list[Any], Any, Source]:
+def job_of(model: Any, data: list[torch.Tensor]) -> shrinking._ShrinkJob:
     options = ModelSettings("native", 1, False, False)
     compiler = shrinking.ModelCompiler(model, True, False, None, {}, None, "float32", options)
-    read = compiler.read(shrinking.ExampleCall((data[0],), {}))
-    graph, source = folded(quantised_layers(read.graph)), Source(model)
-    tied = source_layers(read.graph, shrink_layers(graph), graph, source)
-    elements = [[x.numpy()] for x in data]
-    layers = [each.layer for each in tied]
-    split = len(data) * 3 // 4
-    search = ZeroSearch(
-        graph, layers, elements[:split], elements[split:], compiler.options, lambda *_: None
-    )
-    return search, tied, read, source
+    return shrinking._ShrinkJob.of(compiler, calls_of(data), lambda *_: None)
 
 
 @pytest.mark.parametrize("kind", ["torch", "onnx"])
@@ -116,7 +104,8 @@ def test_the_source_takes_what_the_graph_has(
     """Any weights and biases of the graph, written to the source and read again, are the same."""
     model, samples = make().eval(), data(8)
     given = model if kind == "torch" else str(exported(model, samples[0], tmp_path / "m.onnx"))
-    search, tied, _, source = search_of(given, samples)
+    job = job_of(given, samples)
+    search, tied, source = job.search, job.tied, job.source
     assert len(tied) == (4 if make is Net else 3)
     rng = np.random.default_rng(0)
     changed = {}
@@ -138,13 +127,13 @@ def test_the_source_takes_what_the_graph_has(
 
 
 def test_layers_that_do_not_read_each_other_share_a_stage() -> None:
-    search, *_ = search_of(Net().eval(), rows(8))
+    search = job_of(Net().eval(), rows(8)).search
     assert [len(stage.layers) for stage in stages(search.graph, search.layers)] == [1, 2, 1]
 
 
 def test_predicted_and_measured_errors_agree() -> None:
     """Within a factor of 3, and both grow with the zeros."""
-    search, *_ = search_of(Trained().eval(), rows(80, batch=16))
+    search = job_of(Trained().eval(), rows(80, batch=16)).search
     search.prepare()
     losses = np.sqrt(search.choices.losses)
     states = [int(np.searchsorted(-losses, -wanted)) for wanted in (0.3, 0.15)]
@@ -156,7 +145,7 @@ def test_predicted_and_measured_errors_agree() -> None:
 
 
 def test_a_choice_has_the_zeros_that_it_says() -> None:
-    search, *_ = search_of(Trained().eval(), rows(80, batch=16))
+    search = job_of(Trained().eval(), rows(80, batch=16)).search
     search.prepare()
     tried = search.attempt(0)
     for layer, amount in tried.amounts.items():
@@ -232,7 +221,7 @@ def test_a_speed_and_a_metric() -> None:
 
     result = sparsejit.shrink(model, samples, budget=0.1, metric=right)
     assert result.loss is not None and result.loss <= 0.1
-    search, *_ = search_of(copy.deepcopy(model), samples)
+    search = job_of(copy.deepcopy(model), samples).search
     search.prepare()
     tried = shrinking._at_speed(search, 1.5)
     assert tried.predicted_ns <= search.dense_ns / 1.5
