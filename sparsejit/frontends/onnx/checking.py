@@ -41,7 +41,7 @@ def converted(model: ModelProto, opset: int, to: int) -> ModelProto:
     with ExitStack() as undo:
         _set_apart(model, opset, undo.callback, apart)
         made = convert_version(model, to)
-    for node in _all_nodes(made.graph):  # that domain has none of these
+    for node in all_nodes(made.graph):  # that domain has none of these
         if node.domain == _UNCHECKED_DOMAIN and node.op_type in apart:
             node.ClearField("domain")
     return made
@@ -53,7 +53,7 @@ def _set_apart(
     """Move operators of opsets before `since` to a domain of which the package knows none."""
     apart = [
         node
-        for node in _all_nodes(model.graph)
+        for node in all_nodes(model.graph)
         if opset < since.get(node.op_type, 0) and node.domain in STANDARD_DOMAINS
     ]
     for node in apart:
@@ -93,5 +93,6 @@ def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
                 yield from all_graphs(region)
 
 
-def _all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+def all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    """The nodes of a graph, and of the graphs within them."""
     return (node for each in all_graphs(graph) for node in each.node)

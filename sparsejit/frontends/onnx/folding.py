@@ -9,6 +9,7 @@ import numpy as np
 
 from sparsejit.frontends.onnx.call import Operand, operator_of
 from sparsejit.frontends.onnx.inference import version_of
+from sparsejit.frontends.writing.views import backward_places
 from sparsejit.frontends.writing.writer import Unmapped
 from sparsejit.ir.graph import Array
 
@@ -26,21 +27,18 @@ def _gather_elements(x: Array, places: Array, axis: int = 0) -> Array:
 def _slice(
     x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None
 ) -> Array:
-    """Backwards from the first element where it starts before it, which numpy finds empty."""
+    """The elements of backward slices as graphs have them; forward ones are Python's."""
     count = np.size(starts)
-    each_axis = np.arange(count) if axes is None else np.ravel(axes)
-    each_step = np.ones(count, np.int64) if steps is None else np.ravel(steps)
-    cuts = [slice(None)] * x.ndim
-    given = (np.ravel(starts), np.ravel(ends), each_axis, each_step)
-    for *bounds, axis, step in zip(*(each.tolist() for each in given), strict=True):
-        length = x.shape[axis]
-        first, last = (bound + length if bound < 0 else bound for bound in bounds)
-        if step < 0:
-            first, last = min(max(first, 0), length - 1), min(max(last, -1), length - 1)
-            cuts[axis] = slice(first, None if last < 0 else last, step)
-        else:
-            cuts[axis] = slice(min(max(first, 0), length), min(max(last, 0), length), step)
-    return x[tuple(cuts)]
+    given = (
+        *(starts, ends),
+        np.arange(count) if axes is None else axes,
+        np.ones(count, np.int64) if steps is None else steps,
+    )
+    for start, end, axis, step in zip(*(np.ravel(each).tolist() for each in given), strict=True):
+        part = slice(start, end, step)
+        cut = part if step > 0 else backward_places(x.shape[axis], part)
+        x = x[(slice(None),) * (axis % x.ndim) + (cut,)]
+    return x
 
 
 # Which the package's reference computes wrongly, of padding, of positions, of channels at the ends,

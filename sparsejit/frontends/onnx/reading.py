@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency
-from sparsejit.frontends.onnx.checking import STANDARD_DOMAINS, all_graphs, check, converted
+from sparsejit.frontends.onnx.checking import (
+    STANDARD_DOMAINS,
+    all_graphs,
+    all_nodes,
+    check,
+    converted,
+)
 from sparsejit.ir.dtypes import BFLOAT16, Dtype
 from sparsejit.ir.graph import Array
 
@@ -116,18 +122,14 @@ def _converted(model: ModelProto, name: str) -> ModelProto:
         )
     if opset >= CONVERTED_TO:
         return model
-    resized = [
-        node.output[0]
-        for graph in all_graphs(model.graph)
-        for node in graph.node
-        if node.op_type in _RESIZED and node.output
-    ]
+    nodes = all_nodes(model.graph)
+    resized = [node.output[0] for node in nodes if node.op_type in _RESIZED and node.output]
     try:
         made = converted(model, opset, CONVERTED_TO)
         for graph in all_graphs(made.graph):
-            if opset < _OLDEST_MAPPED:
-                _keep_positions(graph, resized)
             _keep_hardmax(graph)
+        if opset < _OLDEST_MAPPED:
+            _keep_positions(made.graph, resized)
         return made
     except (ConvertError, RuntimeError) as error:
         if opset >= _OLDEST_MAPPED:
@@ -145,7 +147,7 @@ def _keep_positions(graph: GraphProto, resized: Sequence[str]) -> None:
     """
     from onnx.helper import make_attribute
 
-    for node in graph.node:
+    for node in all_nodes(graph):
         if node.op_type == "Resize" and node.output[0] in resized:
             for name, mode in _MODES_BEFORE.items():
                 node.attribute.append(make_attribute(name, mode))

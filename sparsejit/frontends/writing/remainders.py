@@ -32,7 +32,7 @@ def whole_quotient(write: Writer, x: Operand, other: Operand, floored: bool) -> 
         return f.finish(quotient)
     rest = f("sub", x, f("mul", quotient, other))
     one, zero = write.number(1, Element.INT64), write.number(0, Element.INT64)
-    return f.finish(f("sub", quotient, f("where", _is_beyond(write, f, rest, other), one, zero)))
+    return f.finish(f("sub", quotient, f("where", _is_beyond(f, rest, other, zero), one, zero)))
 
 
 def _divided(write: Writer, x: Operand, other: Operand) -> tuple[Value, Value]:
@@ -52,9 +52,8 @@ def _divided(write: Writer, x: Operand, other: Operand) -> tuple[Value, Value]:
     return x, write.pointwise("add", other, reshaped(write, found, other.shape))
 
 
-def _is_beyond(write: Writer, f: Formula, rest: FormulaStep, other: Value) -> FormulaStep:
-    """Whether the rest of a division towards zero has the sign that the divisor has not."""
-    zero = write.number(0, Element.INT64)
+def _is_beyond(f: Formula, rest: FormulaStep, other: Value, zero: Any = 0.0) -> FormulaStep:
+    """Whether the rest of a division has the sign that the divisor has not; `zero` is alike."""
     differs = f("not_equal", f("less", rest, zero), f("less", other, zero))
     return f("logical_and", f("not_equal", rest, zero), differs)
 
@@ -65,7 +64,8 @@ def _rest_of_whole(write: Writer, x: Operand, other: Operand, signed_as_divisor:
     rest = f("sub", x, f("mul", f("quotient", x, other), other))
     if not signed_as_divisor:
         return f.finish(rest)
-    return f.finish(f("where", _is_beyond(write, f, rest, other), f("add", rest, other), rest))
+    beyond = _is_beyond(f, rest, other, write.number(0, Element.INT64))
+    return f.finish(f("where", beyond, f("add", rest, other), rest))
 
 
 def _powers(write: Writer, other: Value) -> list[int]:
@@ -86,9 +86,7 @@ def floor_quotient(write: Writer, x: Operand, other: Operand) -> Value:
     f = write.formula("floor_divide")
     rest, quotient = _steps(write, f, x, other, False), f("div", x, other)
     whole = f("div", f("sub", x, rest), other)
-    differs = f("not_equal", f("less", other, 0.0), f("less", rest, 0.0))
-    differs = f("logical_and", f("not_equal", rest, 0.0), differs)
-    whole = f("where", differs, f("sub", whole, 1.0), whole)
+    whole = f("where", _is_beyond(f, rest, other), f("sub", whole, 1.0), whole)
     whole = _floored(f, x, other, f("round", whole))
     floored = f("where", f("equal", whole, 0.0), f("mul", quotient, 0.0), whole)
     return f.finish(f("where", f("equal", other, 0.0), quotient, floored))
@@ -100,8 +98,7 @@ def _floored(f: Formula, x: Value, other: Value, near: FormulaStep) -> FormulaSt
     The sign of the rest that fma leaves is exact. Numbers of 25 bits and more are kept.
     """
     rest = f("fma", f("neg", near), other, x)
-    differs = f("not_equal", f("less", other, 0.0), f("less", rest, 0.0))
-    above = f("logical_and", f("not_equal", rest, 0.0), differs)
+    above = _is_beyond(f, rest, other)
     below = f("greater", f("abs", rest), f("abs", other))
     moved = f("where", above, f("sub", near, 1.0), f("where", below, f("add", near, 1.0), near))
     # An infinite divisor leaves no rest.

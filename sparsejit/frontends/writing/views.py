@@ -18,7 +18,7 @@ from sparsejit.frontends.writing.arranging import (
 )
 from sparsejit.frontends.writing.selection import taken
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Value
+from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.types import axis_of
 
 Sizes = Sequence[int]
@@ -105,6 +105,13 @@ def slice_axis(
     """Python's x[start:end:step] of one axis."""
     first, last, stride = slice(start, end, step).indices(write.shape(x)[dim])
     return sliced(write, x, dim, first, last, stride)
+
+
+def backward_places(length: int, part: slice) -> Array:
+    """Places of ONNX's backward slices: from the first element on where Python's is empty."""
+    first, end = (n + length if n < 0 else n for n in (part.start, part.stop))
+    first, end = (int(np.clip(n, low, length - 1)) for n, low in ((first, 0), (end, -1)))
+    return np.arange(first, end, part.step)[:length]
 
 
 def constant_pad(write: Writer, x: Operand, pad: Sizes, value: float | None = None) -> Value:

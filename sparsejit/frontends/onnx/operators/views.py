@@ -98,7 +98,8 @@ def slice_axes(write: Writer, call: Call) -> Value:
         if step > 0:
             x = views.slice_axis(write, x, axis, start, end, step)
         else:
-            x = _backwards(write, x, axis, slice(start, end, step))
+            places = views.backward_places(x.shape[axis], slice(start, end, step))
+            x = selection.taken(write, x, axis, places)
     return x
 
 
@@ -136,14 +137,6 @@ def _origin_of(write: Writer, x: Value) -> tuple[Value, int]:
         else:
             break
     return x, total
-
-
-def _backwards(write: Writer, x: Value, axis: int, part: slice) -> Value:
-    """Unlike Python's slice one that starts before the first element has that element."""
-    length = x.shape[axis]
-    first, end = (n + length if n < 0 else n for n in (part.start, part.stop))
-    first, end = (int(np.clip(n, low, length - 1)) for n, low in ((first, 0), (end, -1)))
-    return selection.taken(write, x, axis, np.arange(first, end, part.step)[:length])
 
 
 def expand(write: Writer, call: Call) -> Value:
