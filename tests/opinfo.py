@@ -139,9 +139,11 @@ def main(
         return
     rows = read_rows(out) if out is not None and out.exists() else []
     if again and out is not None:
-        tried = [row for row in rows if re.fullmatch(only, row["name"])]
-        settled = [row for row in tried if is_supported(row) and not row["findings"]]
-        rows = [row for row in rows if row not in tried or row in settled]
+        rows = [
+            row
+            for row in rows
+            if not re.fullmatch(only, row["name"]) or (is_supported(row) and not row["findings"])
+        ]
         out.write_text("".join(json.dumps(row) + "\n" for row in rows))
     known = {(row["name"], row["dtype"]) for row in rows}
     trials = Trials(attempt, died, jobs, PATIENCE_S, most=ENTRIES_A_PROCESS)

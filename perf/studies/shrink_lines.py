@@ -8,11 +8,9 @@ shrunk and ONNX Runtime's in turns, and the share of 1,000 lines that are read w
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,7 +19,9 @@ from rich import print as print_table
 
 import sparsejit
 from sparsejit.api.shown import table_of
+from sparsejit.frontends.factory import named_function
 from sparsejit.machine.target import Target
+from sparsejit.perf.timing import RoundsInTurn
 
 _SAMPLES, _LINES, _SAMPLES_SEED, _LINES_SEED = 192, 1000, 7, 1
 _ROUNDS = 60
@@ -32,17 +32,20 @@ def main(
     speeds: Annotated[str, typer.Option(help="Numbers with commas between.")] = "1.6,2.0,2.4,2.8",
 ) -> None:
     """Shrink, score and time."""
-    render = _module(folder / "render_lines.py")
+    render, characters_of, score = (
+        named_function(f"{folder / 'render_lines.py'}:{name}", "function")
+        for name in ("lines", "characters", "score")
+    )
     file = folder / "ppocr_v4_rec.onnx"
-    samples, _ = render.lines(_SAMPLES_SEED, _SAMPLES)
-    lines, texts = render.lines(_LINES_SEED, _LINES)
-    characters = render.characters(file)
+    samples, _ = render(_SAMPLES_SEED, _SAMPLES)
+    lines, texts = render(_LINES_SEED, _LINES)
+    characters = characters_of(file)
     dense = sparsejit.compile(file, (lines[:1],))
     others = _onnx_runtime(file)
 
     def row(model: Callable[[Any], Any], zeros: str) -> list[str]:
         outputs = np.concatenate([model(lines[n : n + 1]) for n in range(_LINES)])
-        right, _ = render.score(outputs, texts, characters)
+        right, _ = score(outputs, texts, characters)
         theirs, own, ours = _least_ms([others, dense, model], lines)
         ratios = f"{own / ours:.2f}", f"{theirs / ours:.2f}"
         return [zeros, f"{right:.1%}", f"{ours:.2f}", *ratios]
@@ -60,14 +63,6 @@ def main(
     print_table(table)
 
 
-def _module(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def _onnx_runtime(file: Path) -> Callable[[Any], Any]:
     import onnxruntime
 
@@ -82,14 +77,18 @@ def _onnx_runtime(file: Path) -> Callable[[Any], Any]:
 
 def _least_ms(models: list[Callable[[Any], Any]], lines: Any) -> list[float]:
     """The least milliseconds of a call of each, in turns."""
-    best = [float("inf")] * len(models)
-    for number in range(_ROUNDS):
-        x = lines[number : number + 1]
-        for place, model in enumerate(models):
+
+    def timed(model: Callable[[Any], Any]) -> Callable[[int], float]:
+        def measure(number: int) -> float:
             start = time.perf_counter()
-            model(x)
-            best[place] = min(best[place], 1e3 * (time.perf_counter() - start))
-    return best
+            model(lines[number : number + 1])
+            return 1e3 * (time.perf_counter() - start)
+
+        return measure
+
+    rounds = RoundsInTurn({place: timed(model) for place, model in enumerate(models)})
+    rounds.run(_ROUNDS)
+    return list(rounds.least().values())
 
 
 if __name__ == "__main__":

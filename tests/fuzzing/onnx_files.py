@@ -138,13 +138,16 @@ def _held(x: Array, value: Value, dtype: Any) -> Array:
     return whole if whole.dtype.kind != "f" else whole.astype(dtype).astype(whole.dtype)
 
 
+def _given(case: OnnxCase, graph: Graph, inputs: Sequence[Array]) -> dict[str, Array]:
+    """The inputs by name, in the dtypes that the model declares."""
+    kinds = _declared(case.model)
+    names = [value.origin.name for value in graph.inputs]
+    return {name: x.astype(kinds[name]) for name, x in zip(names, inputs, strict=True)}
+
+
 def _by_onnx_runtime(case: OnnxCase, graph: Graph, inputs: Sequence[Array]) -> list[Array] | None:
     """Its results; None where it refuses the model."""
-    kinds = _declared(case.model)
-    given = {
-        value.origin.name: x.astype(kinds[value.origin.name])
-        for value, x in zip(graph.inputs, inputs, strict=True)
-    }
+    given = _given(case, graph, inputs)
     try:
         return list(map(np.asarray, session(case.model).run(None, given)))
     except Exception:  # of whatever type it raises
@@ -168,15 +171,12 @@ def model_of(case: OnnxCase) -> Any:
 
 def _wanted(case: OnnxCase, graph: Graph, inputs: Sequence[Array]) -> list[Array]:
     """As the onnx package computes it, else as the graph does."""
-    names = {value.origin.name: array for value, array in zip(graph.inputs, inputs, strict=True)}
-    kinds = _declared(case.model)
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wanted = cut(graph.evaluate(inputs), graph.open_axes)
         try:  # what numpy calls invalid, as infinity in whole numbers, has no right result
             np.seterr(invalid="raise")
-            given = {name: x.astype(kinds[name]) for name, x in names.items()}
-            theirs = ReferenceEvaluator(case.model).run(None, given)
+            theirs = ReferenceEvaluator(case.model).run(None, _given(case, graph, inputs))
         except Exception:  # of whatever type its operator raises
             return wanted
     shapes = [np.shape(each) for each in theirs]
