@@ -23,7 +23,7 @@ def damped(gram: Tensor, damping: float) -> Tensor:
 
 
 class Zeros(NamedTuple):
-    """A choice of weights to prune: bool (out, in), and the others as they make up for it."""
+    """A choice of weights to prune, bool (out, in), and the weights that make up for it."""
 
     pruned: Tensor
     weights: Tensor

@@ -11,17 +11,17 @@ from sparsejit.frontends.files import read_npy, read_npz
 from sparsejit.ir.graph import Array
 
 LEAST_ELEMENTS = 8
-# One element in so many is held back, for errors to be measured on.
+# Every fourth element is held back, to measure errors on.
 _HELD = 4
 
 
 def read_data(path: str | Path, names: Sequence[str]) -> list[tuple[Array, ...]]:
     """The elements in a file, as arguments in the order of `names`, a model's inputs.
 
-    An .npz file has an array for each input, by name, and an .npy file that of the only one;
-    their first axis counts elements, which keep an axis of one. In a folder each .npy file is an
-    element of the only input. Raises InvalidInput for what is none of these, for names that the
-    model does not have, and for arrays of unlike lengths.
+    An .npz file has an array for each input, by name; an .npy file is the array of the only input.
+    The first axis counts elements, and each element keeps an axis of one. In a folder each .npy
+    file is an element of the only input. Raises InvalidInput for a path of another kind, for names
+    that the model does not have, and for arrays of unlike lengths.
     """
     path = Path(path)
     if path.is_dir():
@@ -50,7 +50,7 @@ def read_data(path: str | Path, names: Sequence[str]) -> list[tuple[Array, ...]]
 
 
 def split(elements: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Elements to fit weights to, and those held back. Raises InvalidInput for too few."""
+    """Elements to fit weights to, and elements held back. Raises InvalidInput for too few."""
     if len(elements) < LEAST_ELEMENTS:
         raise InvalidInput(
             f"data has {len(elements)} elements; give {LEAST_ELEMENTS} at least, better 100"

@@ -10,8 +10,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array
 from sparsejit.prune.shrink.layers import ShrinkLayer
 
-# Rows of all elements of the data at least, or so many times the weights of an output; and of one
-# element at most.
+# Least number of rows, in all and for each weight of an output; the most rows of one element.
 _ALL_ROWS, _TIMES, _MOST_ROWS = 8192, 4, 2048
 
 

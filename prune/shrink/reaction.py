@@ -1,4 +1,4 @@
-"""How strongly a model's outputs react to other weights of each layer."""
+"""Reactions of a model's outputs to other weights of each layer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def reactions(
 ) -> list[float]:
     """Squared relative error of the outputs when one layer's weights change by (out, in).
 
-    `means` (in,) are of its rows; biases make up for what a change does to these.
-    What a change does to the layer's y is added behind it, so that one function serves all layers.
+    `means` (in,) are the mean rows of the layers, whose products biases make up for. The change of
+    the layer's y is an input, added behind the layer, so that one function serves all layers.
     """
     run = WatchedRun(graph, [layer.x for layer in layers], options)
     exact, x = zip(*(run(inputs) for inputs in elements), strict=True)

@@ -1,4 +1,4 @@
-"""Chooses the share of zeros of each layer by what it costs and gains, and tries the choice."""
+"""The share of zeros of each layer, chosen by error and time, and trials of the choice."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Tried:
     """A choice that was carried out.
 
     Attributes:
-        graph: the model with it
+        graph: the model with these zeros
         amounts: the share of zeros of each layer
-        error: the root mean square of outputs' errors, of that of the outputs, on elements that the
-            weights were not fitted to
+        error: the root mean square of the outputs' errors over the root mean square of the outputs,
+            on elements that the weights were not fitted to
         predicted_ns: the planner's time of a run
     """
 
@@ -61,7 +61,7 @@ class ZeroSearch:
 
     Attributes:
         graph: folded, for the shapes of all elements
-        layers: those that may have zeros
+        layers: the layers that may have zeros
         fitted: elements that weights are fitted to
         held: elements that errors are measured on
     """
@@ -143,7 +143,7 @@ class ZeroSearch:
         return np.unique([*AMOUNTS, *np.linspace(AMOUNTS[1], AMOUNTS[-1], _STEPS)])
 
     def _dense_moments(self) -> dict[ShrinkLayer, tuple[Moments, Moments]]:
-        """Moments of every second element, and those of the others."""
+        """Moments of the even elements and of the odd elements."""
         found = {}
         run = SegmentedRun(self.graph, self.fitted, self.options)
         for stage in stages(self.graph, self.layers):

@@ -1,8 +1,8 @@
-"""A graph run in segments between layers, so that each layer may change before what follows runs.
+"""A graph run in segments: each layer may change before the nodes behind it run.
 
 segment 0: nodes before the first layers       live values of each element of the data
            the layers change                   go on from segment to segment
-segment 1: those layers, and what follows
+segment 1: these layers and the nodes behind them
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sparsejit.prune.shrink.layers import ShrinkLayer
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Layers of which none reads what another makes, and the nodes that come before them."""
+    """Layers that do not depend on each other, and the nodes before them."""
 
     layers: list[ShrinkLayer]
     nodes: slice

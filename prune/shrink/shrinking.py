@@ -53,14 +53,14 @@ _ROUNDS, _CALLS = 15, 5
 
 @dataclass(frozen=True)
 class ShrunkLayer:
-    """One layer.
+    """Zeros and predicted times of one layer.
 
     Attributes:
-        name: as `explain()` has it
-        shape: of its weights, (out, in, *kernel)
+        name: the layer's name in `explain()`
+        shape: the shape of its weights, (out, in, *kernel)
         zeros: the share of weights that are zero
-        dense_ns: predicted nanoseconds of a run before
-        ns: those of the result
+        dense_ns: predicted nanoseconds of a run of the dense layer
+        ns: predicted nanoseconds of a run of the shrunk layer
     """
 
     name: str
@@ -76,13 +76,13 @@ class Shrunk(Shown):
 
     Attributes:
         model: the compiled result
-        source: a copy of what was given with the new weights, an onnx.ModelProto of a file
-        layers: those that may have zeros, in order
-        error: the root mean square of outputs' errors, of that of the outputs, on the elements of
-            the data that weights were not fitted to
-        loss: what the metric lost on all the data; None without one
+        source: a copy of the given model with the new weights, an onnx.ModelProto for a file
+        layers: the layers that may have zeros, in order
+        error: the root mean square of the outputs' errors over the root mean square of the outputs,
+            on the elements of the data that weights were not fitted to
+        loss: the metric's loss on all the data; None without a metric
         dense_ns: measured nanoseconds of a call of the dense model
-        ns: those of the result, in the same run
+        ns: measured nanoseconds of a call of the result, in the same run
         is_dense: whether nothing was gained within the budget, so that `model` is the dense one
     """
 
@@ -102,7 +102,7 @@ class Shrunk(Shown):
 
     @property
     def line(self) -> str:
-        """What was gained, in words."""
+        """The gain in a sentence."""
         if self.is_dense:
             return "no zeros: the budget allows none that make this model faster; it stays dense"
         lost = "" if self.loss is None else f", {self.loss:.3g} of the metric lost"
@@ -175,10 +175,10 @@ def shrink(
     Args:
         model: a torch module, a torch.export.ExportedProgram, or an ONNX model (the path of an
             .onnx file or a ModelProto)
-        data: samples of what it is called with, a hundred or more, of one shape, without labels:
-            as for `quantise`, or the path of an .npz, an .npy or a folder of .npy (`read_data`)
-        budget: the error that outputs may have, the root mean square over that of the outputs; by
-            default 0.01. With a metric what it may lose.
+        data: samples of the model's inputs, a hundred or more, of one shape, without labels: as for
+            `quantise`, or the path of an .npz, an .npy or a folder of .npy (`read_data`)
+        budget: the error that outputs may have, the root mean square of the difference over the
+            root mean square of the outputs; by default 0.01. With a metric the loss of the metric.
         metric: a function of the list of outputs, one for each element of the data; more is better
         speed: in place of a budget, how many times as fast the model is to become at least
         constants: as for `compile`
@@ -187,8 +187,8 @@ def shrink(
         progress: as for `compile`
 
     Returns:
-        The compiled result, the model it is of, and what each layer costs. It is never slower than
-        the dense model: where the budget allows no gain, it is the dense one.
+        The compiled result, its source, and the cost of each layer. The result is never slower than
+        the dense model: where the budget allows no gain, it is the dense model.
 
     Raises:
         UnsupportedOperator: the model has operators that sparsejit does not know; it lists them

@@ -1,4 +1,4 @@
-"""Tensors of a model as its owner has it, and the model with others in their place."""
+"""Tensors of a source model, and copies of the model with other numbers in them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WAYS: tuple[tuple[Callable[[Array], Array], Callable[[Array, tuple[int, ...]], 
 
 @dataclass(frozen=True, eq=False)
 class TensorPlace:
-    """Where a constant of the graph lies in the source: a tensor, and how to write it there."""
+    """The tensor of the source that a constant of the graph is read from, and the way back."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class Source:
         self._tensors = dict(_holders(self.model))
 
     def place_of(self, name: str, array: Array) -> TensorPlace | None:
-        """Where a constant of that name lies; None where no tensor of that name has its numbers."""
+        """The tensor of that name; None where there is none, or it has other numbers."""
         if name not in self._tensors:
             return None
         tensor = _array(self._tensors[name])

@@ -43,7 +43,7 @@ def choices_by_amount(
 def with_zeros(
     weight: Tensor, hessian: Tensor, wanted: Tensor, pattern: Pattern, amount: float
 ) -> Tensor:
-    """The weights (out, in) with that share of zeros whose outputs are nearest to those wanted.
+    """The weights (out, in) with that share of zeros whose outputs are nearest the wanted ones.
 
     `hessian` is the mean of z zT, `wanted` (out, in) that of the wanted outputs times z.
     """
