@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE
+from sparsejit.ir.spec import LARGEST_INT8, LARGEST_SCALE, SMALLEST_SCALE
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class QuantisedSteps:
         if not fits_steps(self.scale, self.shift):
             raise InvalidInput(
                 f"steps of {self.scale!r} around {self.shift}; give a scale of "
-                f"{SMALLEST_SCALE:.3g} to {1 / SMALLEST_SCALE:.3g} and a zero point of -128 to 127"
+                f"{SMALLEST_SCALE:.3g} to {LARGEST_SCALE:.3g} and a zero point of -128 to 127"
             )
 
 
 def fits_steps(scale: float, shift: int) -> bool:
     """Whether there are such steps."""
-    in_range = SMALLEST_SCALE <= scale <= 1 / SMALLEST_SCALE
+    in_range = SMALLEST_SCALE <= scale <= LARGEST_SCALE
     return in_range and -LARGEST_INT8 - 1 <= shift <= LARGEST_INT8

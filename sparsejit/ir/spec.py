@@ -63,6 +63,7 @@ OVERFLOWS_AT = {DType.FLOAT16: 65520.0, DType.BFLOAT16: 2.0**128 - 2.0**119}
 # reciprocal is finite where all values are zero.
 LARGEST_INT8 = 127
 SMALLEST_SCALE = 2.0**-100
+LARGEST_SCALE = 1 / SMALLEST_SCALE
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +110,7 @@ class MatVec:
                 "only dtype='int8' quantises x, leave it out"
             )
         is_number = isinstance(self.input_scale, Real) and not isinstance(self.input_scale, bool)
-        if not is_number or not SMALLEST_SCALE <= self.input_scale <= 1 / SMALLEST_SCALE:
+        if not is_number or not SMALLEST_SCALE <= self.input_scale <= LARGEST_SCALE:
             raise InvalidInput(
                 f"input_scale={self.input_scale!r}; give the quantisation scale of x as a positive "
                 "number, such as 1/127 where x lies in [-1, 1]"

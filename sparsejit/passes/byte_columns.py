@@ -24,7 +24,7 @@ from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.views import Expand, Permute, Reshape
 from sparsejit.ir.quantised_steps import QuantisedSteps
-from sparsejit.ir.spec import DType
+from sparsejit.ir.spec import LARGEST_SCALE, SMALLEST_SCALE, DType
 from sparsejit.passes.quantised_values import steps_of
 from sparsejit.passes.rewriter import Site, rewrite
 
@@ -245,7 +245,7 @@ class _Turning:
         scaled, scale = _unscaled(site, unmasked)
         scores = _rounded(site, site.producer(scaled))
         first = None if scores is None else _product(site, scores[0])
-        if scores is None or first is None or scale <= 0:
+        if scores is None or first is None or not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
             return None
         assert isinstance(first.op, Bmm)
         query = self._operand(site, first.inputs[0], _HEADS)

@@ -28,6 +28,7 @@ from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.ops.views import Permute, Reshape
+from sparsejit.ir.spec import LARGEST_SCALE
 from sparsejit.passes.rewriter import Site, rewrite
 from sparsejit.passes.simplify_pointwise import kind_of
 
@@ -79,6 +80,9 @@ def _attention(site: Site) -> Sequence[Value] | None:
     op = scores.product.op
     assert isinstance(op, Bmm)
     (query, first), (key, second) = (_unscaled(site, x) for x in scores.product.inputs)
+    scale = scores.scale * first * second
+    if abs(scale) > LARGEST_SCALE:
+        return None
     operands = [query, key if op.transposed else _swapped(site, key)]
     stack = scores.product.output.shape[:-2]
     if stack != weights.shape[:-2]:
@@ -89,7 +93,7 @@ def _attention(site: Site) -> Sequence[Value] | None:
         operands = [site.one(Reshape(shape), operand) for operand, shape in pairs]
     operands.append(_swapped(site, value) if site.op.transposed else value)
     masks = [] if mask.all() else [site.constant(mask)]
-    return (site.one(Attention(scores.scale * first * second), *operands, *masks),)
+    return (site.one(Attention(scale), *operands, *masks),)
 
 
 def _softmax(site: Site, weights: Value) -> tuple[Value, bool] | None:

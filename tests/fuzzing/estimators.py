@@ -317,6 +317,9 @@ def _own_error(case: EstimatorCase, method: str, which: Array) -> float:
 
 def _is_tied(case: EstimatorCase) -> Array:
     """Where the library's own scores of two classes are the same to float32's precision."""
+    last = case.estimator[-1] if hasattr(case.estimator, "steps") else case.estimator
+    if getattr(last, "voting", "") == "hard":
+        return _any_part_is_tied(case, last)
     decides = hasattr(case.estimator, "decision_function")
     if not decides and not hasattr(case.estimator, "predict_proba"):
         return np.zeros(case.rows.shape[0], bool)
@@ -326,3 +329,14 @@ def _is_tied(case: EstimatorCase) -> Array:
     gap = np.abs(scores[:, -1] - scores[:, -2])
     near = TIE if case.seed < FIRST_OF_ENSEMBLES else PROBABLE
     return np.asarray(gap <= near * max(1.0, np.abs(scores).max(initial=0.0)))
+
+
+def _any_part_is_tied(case: EstimatorCase, voting: Any) -> Array:
+    """Where a part of a hard vote, which has no scores itself, is tied."""
+    rows = case.rows
+    if voting is not case.estimator:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            rows = case.estimator[:-1].transform(rows)
+    parts = (replace(case, estimator=part, rows=rows) for part in voting.estimators_)
+    return np.any([_is_tied(part) for part in parts], axis=0)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import fuzz
 import pytest
+from fuzzing import operator_files
 from saved_models import compiled
 from sketch import Sketch
 
@@ -114,3 +116,37 @@ def test_only_what_a_file_asks_for_is_its_fault(
 def test_forged_files_are_refused_or_keep_to_their_memory() -> None:
     found = fuzz.run(["operators"], range(1000), minutes=10, jobs=1)["operators"]
     assert not found.findings and found.outcomes["ran"] > 80 and found.outcomes["refused"] > 700
+
+
+def float_fields(record: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The paths of the floats in an operator's record."""
+    for key, value in record.items() if isinstance(record, dict) else enumerate(record):
+        if isinstance(value, float):
+            yield *path, key
+        elif isinstance(value, dict | list):
+            yield from float_fields(value, (*path, key))
+
+
+def other_floats(number: float) -> Iterator[operator_files.OperatorFile]:
+    """The files of all operators that have a float, with that number in its place."""
+    seen = set()
+    for header, tensors in operator_files.sources():
+        for place, node in enumerate(operator_files.graph_in(header)["nodes"]):
+            for path in float_fields(node["op"]):
+                field = str(node["op"]), *(key for key in path if isinstance(key, str))
+                if field in seen:
+                    continue
+                seen.add(field)
+                made = copy.deepcopy(header)
+                holder = operator_files.graph_in(made)["nodes"][place]["op"]
+                for key in path[:-1]:
+                    holder = holder[key]
+                holder[path[-1]] = number
+                operator_files.heal(made)
+                yield from (operator_files.OperatorFile(n, made, tensors) for n in range(2))
+
+
+@pytest.mark.parametrize("number", [1e308, -1e39, 1e-60])
+def test_numbers_beyond_float32_are_refused_or_right(number: float) -> None:
+    outcomes = [operator_files.check(each) for each in other_floats(number)]
+    assert "refused" in outcomes or "ran" in outcomes

@@ -7,6 +7,7 @@ import numpy as np
 
 from sparsejit.ir.graph import Array, TensorType
 from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.spec import LARGEST_SCALE
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,16 @@ class Attention(Operator):
         "query float32 [..., n, d], key float32 [..., m, d], value float32 [..., m, e], "
         "mask? bool [..., n, m] -> float32 [..., n, e]"
     )
-    needs: ClassVar[str] = ", a mask being longer than 1 along one axis of the stack at most"
+    needs: ClassVar[str] = (
+        ", a mask being longer than 1 along one axis of the stack at most, and a scale up to "
+        f"{LARGEST_SCALE:.3g}"
+    )
     mixing: ClassVar[str] = "attends from one sample to another"
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         results = super().infer(*operands)
+        if not abs(self.scale) <= LARGEST_SCALE:
+            raise self.refusal(operands)
         for mask in operands[3:]:
             long = sum(length > 1 for length in mask.shape[:-2])
             if long > 1 or super().infer(*operands[:3]) != results:

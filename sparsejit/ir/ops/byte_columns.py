@@ -18,6 +18,7 @@ from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.signature import Bound, Signature, signature
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.reference import on_steps
+from sparsejit.ir.spec import LARGEST_SCALE, SMALLEST_SCALE
 
 _MOST_ADDED = 2
 _COLUMNS = "[1, features, columns]"
@@ -97,8 +98,12 @@ class ByteAttention(Operator):
 
     def __post_init__(self) -> None:
         """Raises InvalidInput for what there is no code for."""
-        if self.heads < 1 or self.length < 1 or self.shares.shift != -128:
-            raise InvalidInput(f"{self}: give heads and length of 1 or more, shares from -128 on")
+        is_factor = SMALLEST_SCALE <= abs(self.scale) <= LARGEST_SCALE
+        if self.heads < 1 or self.length < 1 or self.shares.shift != -128 or not is_factor:
+            raise InvalidInput(
+                f"{self}: give heads and length of 1 or more, shares from -128 on, and a scale of "
+                f"{SMALLEST_SCALE:.3g} to {LARGEST_SCALE:.3g}"
+            )
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
         samples, rest = divmod(bound["columns"], self.length)

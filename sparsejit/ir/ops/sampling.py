@@ -14,7 +14,13 @@ from sparsejit.ir import reference
 from sparsejit.ir.graph import Array, Element, TensorType
 from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.signature import Bound, Signature, signature
-from sparsejit.ir.spec import CategoricalDraw, DType, GruUpdate
+from sparsejit.ir.spec import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    CategoricalDraw,
+    DType,
+    GruUpdate,
+)
 
 # Samples that a prediction reads; those older than its order weigh zero.
 PREDICTION_WINDOW = 32
@@ -48,10 +54,14 @@ class Draw(Operator):
     inverse_temperature: float = 1.0
 
     types: ClassVar[str] = "logits float32 [classes], uniform float32 [] -> int64 []"
-    needs: ClassVar[str] = ", of one class at least, and a positive inverse temperature"
+    needs: ClassVar[str] = (
+        ", of one class at least, and an inverse temperature of "
+        f"{SMALLEST_SCALE:.3g} to {LARGEST_SCALE:.3g}"
+    )
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
-        return {} if bound["classes"] > 0 and 0 < self.inverse_temperature < np.inf else None
+        is_factor = SMALLEST_SCALE <= self.inverse_temperature <= LARGEST_SCALE
+        return {} if bound["classes"] > 0 and is_factor else None
 
     def spec(self, classes: int) -> CategoricalDraw:
         """The draw among so many classes."""
