@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from sparsejit.api.parted_model import PartedModel
     from sparsejit.api.scales import Scales
     from sparsejit.machine.target import Target
-    from sparsejit.prune.shrink.shrinking import Shrunk, shrink
+    from sparsejit.prune.shrink.shrinking import shrink
+    from sparsejit.prune.shrink.shrunk import Shrunk
     from sparsejit.voice.speak.wavernn import WaveRNN
 
 __all__ = [
@@ -64,7 +65,7 @@ _MODULES = {
     "Kernel": "api.kernel",
     "PartedModel": "api.parted_model",
     "Scales": "api.scales",
-    "Shrunk": "prune.shrink.shrinking",
+    "Shrunk": "prune.shrink.shrunk",
     "Target": "machine.target",
     "WaveRNN": "voice.speak.wavernn",
     "compile": "api.compile_model",

@@ -1,0 +1,117 @@
+"""The result of `sparsejit.shrink`: the compiled model, its source, and the cost of each layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sparsejit.api.model import CompiledModel
+from sparsejit.api.shown import Shown, table_of
+from sparsejit.errors import InvalidInput
+from sparsejit.files import atomic_path
+from sparsejit.prune.shrink.sources import suffix_of
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+@dataclass(frozen=True)
+class ShrunkLayer:
+    """Zeros and predicted times of one layer.
+
+    Attributes:
+        name: the layer's name in `explain()`
+        shape: the shape of its weights, (out, in, *kernel)
+        zeros: the share of weights that are zero
+        dense_ns: predicted nanoseconds of a run of the dense layer
+        ns: predicted nanoseconds of a run of the shrunk layer
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    zeros: float
+    dense_ns: float
+    ns: float
+
+
+@dataclass(frozen=True, eq=False)
+class Shrunk(Shown):
+    """A model that was shrunk; call `model`.
+
+    Attributes:
+        model: the compiled result
+        source: a copy of the given model with the new weights, an onnx.ModelProto for a file
+        layers: the layers that may have zeros, in order
+        error: the root mean square of the outputs' errors over the root mean square of the outputs,
+            on the elements of the data that weights were not fitted to
+        loss: the metric's loss on all the data; None without a metric
+        dense_ns: measured nanoseconds of a call of the dense model
+        ns: measured nanoseconds of a call of the result, in the same run
+        is_dense: whether nothing was gained within the budget, so that `model` is the dense one
+    """
+
+    model: CompiledModel
+    source: Any
+    layers: tuple[ShrunkLayer, ...]
+    error: float
+    loss: float | None
+    dense_ns: float
+    ns: float
+    is_dense: bool
+
+    @property
+    def speed(self) -> float:
+        """The dense time over the time."""
+        return self.dense_ns / self.ns
+
+    @property
+    def line(self) -> str:
+        """The gain in a sentence."""
+        if self.is_dense:
+            return "no zeros: the budget allows none that make this model faster; it stays dense"
+        lost = "" if self.loss is None else f", {self.loss:.3g} of the metric lost"
+        return (
+            f"{self.speed:.2f} times as fast as dense ({self.ns / 1e3:.4g} us, "
+            f"{self.dense_ns / 1e3:.4g}), outputs off by {self.error:.2%}{lost}"
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write the source with its new weights: .onnx, .pt2, or a module's state (.safetensors).
+
+        Raises InvalidInput for another kind of path.
+        """
+        wanted = suffix_of(self.source)
+        if Path(path).suffix != wanted:
+            raise InvalidInput(f"{path} is no {wanted} path; name the file so")
+        with atomic_path(path) as temporary:
+            if wanted == ".onnx":
+                import onnx
+
+                onnx.save(self.source, str(temporary))
+            elif wanted == ".pt2":
+                import torch
+
+                with open(temporary, "wb") as file:
+                    torch.export.save(self.source, file)
+            else:
+                from safetensors.torch import save_model
+
+                save_model(self.source, str(temporary))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            **{name: getattr(self, name) for name in ("error", "loss", "dense_ns", "ns")},
+            "speed": self.speed,
+            "is_dense": self.is_dense,
+            "layers": [vars(layer) for layer in self.layers],
+        }
+
+    def __rich__(self) -> RenderableType:
+        table = table_of("", ("layer", "weights"), ("zeros", "dense us", "us"), [self.line])
+        for layer in self.layers:
+            shape = "x".join(map(str, layer.shape))
+            times = (f"{ns / 1e3:.3g}" for ns in (layer.dense_ns, layer.ns))
+            table.add_row(layer.name, shape, f"{layer.zeros:.0%}", *times)
+        return table
