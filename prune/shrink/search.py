@@ -20,6 +20,7 @@ from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
 from sparsejit.prune.shrink.moments import Moments, PairedMoments, rows_of
 from sparsejit.prune.shrink.reaction import reactions
 from sparsejit.prune.shrink.segments import SegmentedRun, stages
+from sparsejit.prune.shrink.shrunk import FrontierPoint
 from sparsejit.prune.shrink.times import Times, times_by_amount
 from sparsejit.prune.shrink.zeros import choices_by_amount, with_zeros
 
@@ -64,6 +65,10 @@ class ZeroSearch:
         layers: the layers that may have zeros
         fitted: elements that weights are fitted to
         held: elements that errors are measured on
+        options: of the models that are compiled
+        tell: the progress
+        pattern: of the zeros
+        tried: the choices that were carried out
     """
 
     graph: Graph
@@ -73,6 +78,7 @@ class ZeroSearch:
     options: ModelOptions
     tell: Progress
     pattern: Pattern = field(default_factory=lambda: choose_pattern("unstructured"))
+    tried: list[FrontierPoint] = field(default_factory=list)
 
     def prepare(self) -> None:
         """Measure what each layer costs. Raises InvalidInput for NaN inside the model."""
@@ -110,6 +116,13 @@ class ZeroSearch:
         """Predicted nanoseconds of a layer with that share of zeros."""
         return float(np.interp(amount, AMOUNTS, self.times.layers[number]))
 
+    def error_of(self, number: int, amount: float) -> float:
+        """The predicted error of the outputs where one layer alone has that share of zeros."""
+        if amount == 0:
+            return 0.0
+        logs = np.log(self._losses[number, 1:])
+        return float(np.exp(np.interp(amount, AMOUNTS[1:], logs) / 2))
+
     def attempt(self, state: int) -> Tried:
         """Carry out a choice: layer by layer, each on what the layers before it now give."""
         chosen = self.choices.choices[state]
@@ -127,7 +140,9 @@ class ZeroSearch:
                 changed |= self._changed(layer, amounts[layer], dense, run)
             now = with_weights(now, changed)
         ns = float(self.choices.times[state] + self.times.others)
-        return Tried(now, amounts, self.error(now), ns)
+        error = self.error(now)
+        self.tried.append(FrontierPoint(ns, error))
+        return Tried(now, amounts, error, ns)
 
     def error(self, graph: Graph) -> float:
         """The error of a graph's outputs on the elements held back."""

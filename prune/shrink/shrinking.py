@@ -35,7 +35,7 @@ from sparsejit.prune.shrink.layers_of_source import (
     tensors_of,
 )
 from sparsejit.prune.shrink.search import Tried, ZeroSearch, within_error, within_metric
-from sparsejit.prune.shrink.shrunk import Shrunk, ShrunkLayer
+from sparsejit.prune.shrink.shrunk import FrontierPoint, Shrunk, ShrunkLayer
 from sparsejit.prune.shrink.sources import Source
 
 Metric = Callable[[list[Any]], float]
@@ -45,6 +45,7 @@ _TRIES = 5
 # A share of the dense time: less is within what two measurements differ by.
 _LEAST_GAIN = 0.03
 _ROUNDS, _CALLS = 15, 5
+_POINTS = 48  # of the frontier that a result shows
 
 
 def shrink(
@@ -150,13 +151,27 @@ class _ShrinkJob:
             return None
         loss = None if score is None else score(dense) - score(found.graph)
         layers = self._layers(found.graph, found.amounts)
-        return Shrunk(fast, made, layers, found.error, loss, dense_ns, ns, is_dense=False)
+        given = found.error, loss, dense_ns, ns, False, *self._points(found)
+        return Shrunk(fast, made, layers, *given)
 
     def unchanged(self) -> Shrunk:
         """The dense model."""
         layers = self._layers(self.search.graph, dict.fromkeys(self.search.layers, 0.0))
         (ns,) = _times([self._dense], self.call)
-        return Shrunk(self._dense, self.source.model, layers, 0.0, None, ns, ns, is_dense=True)
+        given = 0.0, None, ns, ns, True, *self._points(None)
+        return Shrunk(self._dense, self.source.model, layers, *given)
+
+    def _points(
+        self, found: Tried | None
+    ) -> tuple[tuple[FrontierPoint, ...], tuple[FrontierPoint, ...]]:
+        """The frontier, thinned out, and the choices that were tried, the one `found` last."""
+        search = self.search
+        times = search.choices.times + search.times.others
+        some = np.unique(np.linspace(0, len(times) - 1, _POINTS).round().astype(int))
+        frontier = [FrontierPoint(float(times[n]), search.choices.losses[n] ** 0.5) for n in some]
+        own = None if found is None else FrontierPoint(found.predicted_ns, found.error)
+        tried = [one for one in search.tried if one != own]
+        return tuple(frontier), (*tried, *([own] if own else []))
 
     @cached_property
     def _dense(self) -> CompiledModel:
@@ -177,6 +192,9 @@ class _ShrinkJob:
                 layer.key.layer,
                 layer.shape,
                 float(np.mean(graph.constants[layer.weights] == 0)),
+                self.search.pattern.name,
+                "float32",
+                self.search.error_of(number, amounts[layer]),
                 self.search.time_of(number, 0.0),
                 self.search.time_of(number, amounts[layer]),
             )

@@ -18,12 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShrunkLayer:
-    """Zeros and predicted times of one layer.
+    """Zeros, storage and predicted cost of one layer.
 
     Attributes:
         name: the layer's name in `explain()`
         shape: the shape of its weights, (out, in, *kernel)
         zeros: the share of weights that are zero
+        pattern: the name of the pattern of its zeros, as `Pruner` has it
+        storage: the dtype of its weights: "float32" or "int8"
+        error: the predicted error of the outputs if no other layer changed
         dense_ns: predicted nanoseconds of a run of the dense layer
         ns: predicted nanoseconds of a run of the shrunk layer
     """
@@ -31,8 +34,24 @@ class ShrunkLayer:
     name: str
     shape: tuple[int, ...]
     zeros: float
+    pattern: str
+    storage: str
+    error: float
     dense_ns: float
     ns: float
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """A choice of zeros and storage for all layers.
+
+    Attributes:
+        ns: predicted nanoseconds of a call
+        error: the error of the outputs, as `Shrunk.error`
+    """
+
+    ns: float
+    error: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +68,9 @@ class Shrunk(Shown):
         dense_ns: measured nanoseconds of a call of the dense model
         ns: measured nanoseconds of a call of the result, in the same run
         is_dense: whether nothing was gained within the budget, so that `model` is the dense one
+        frontier: the choices that no other beats in predicted time and predicted error, some of
+            them, by rising time
+        tried: the choices that were carried out, with their measured errors, the last one returned
     """
 
     model: CompiledModel
@@ -59,6 +81,8 @@ class Shrunk(Shown):
     dense_ns: float
     ns: float
     is_dense: bool
+    frontier: tuple[FrontierPoint, ...]
+    tried: tuple[FrontierPoint, ...]
 
     @property
     def speed(self) -> float:
@@ -105,13 +129,22 @@ class Shrunk(Shown):
             **{name: getattr(self, name) for name in ("error", "loss", "dense_ns", "ns")},
             "speed": self.speed,
             "is_dense": self.is_dense,
-            "layers": [vars(layer) for layer in self.layers],
+            **{
+                name: [vars(each) for each in getattr(self, name)]
+                for name in ("layers", "frontier", "tried")
+            },
         }
 
     def __rich__(self) -> RenderableType:
-        table = table_of("", ("layer", "weights"), ("zeros", "dense us", "us"), [self.line])
+        table = table_of(
+            "",
+            ("layer", "weights", "pattern", "storage"),
+            ("zeros", "error", "dense us", "us"),
+            [self.line],
+        )
         for layer in self.layers:
             shape = "x".join(map(str, layer.shape))
             times = (f"{ns / 1e3:.3g}" for ns in (layer.dense_ns, layer.ns))
-            table.add_row(layer.name, shape, f"{layer.zeros:.0%}", *times)
+            figures = f"{layer.zeros:.0%}", f"{layer.error:.2%}", *times
+            table.add_row(layer.name, shape, layer.pattern, layer.storage, *figures)
         return table
