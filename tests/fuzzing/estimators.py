@@ -334,9 +334,9 @@ def _is_tied(case: EstimatorCase) -> Array:
 def _any_part_is_tied(case: EstimatorCase, voting: Any) -> Array:
     """Where a part of a hard vote, which has no scores itself, is tied."""
     rows = case.rows
-    if voting is not case.estimator:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            rows = case.estimator[:-1].transform(rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _, step in getattr(case.estimator, "steps", ())[:-1]:
+            rows = rows if isinstance(step, str) else step.transform(rows)
     parts = (replace(case, estimator=part, rows=rows) for part in voting.estimators_)
     return np.any([_is_tied(part) for part in parts], axis=0)
