@@ -40,6 +40,7 @@ KINDS = {
     "operators": "fuzzing.operator_files",
     "rows": "fuzzing.onnx_rows",
     "qdq": "fuzzing.qdq_files",
+    "shrunk": "fuzzing.shrunk_nets",
 }
 # No case takes a tenth of it; a machine may be busy.
 PATIENCE_S = 120.0

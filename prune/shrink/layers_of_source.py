@@ -48,12 +48,15 @@ class SourceLayer:
     scale: Array
     bias: SourceBias | None
 
+    def weights_in(self, made: Graph) -> Array:
+        """The source's weights for a graph's, float32 (out, in, *kernel)."""
+        rows = self.scale.reshape(-1, *(1,) * (len(self.layer.shape) - 1))
+        return np.asarray(made.constants[self.layer.weights] / rows, np.float32)
+
     def tensors(self, dense: Graph, made: Graph) -> dict[str, Array]:
         """The source's tensors for the weights that a graph has where the dense one has others."""
         layer = self.layer
-        rows = self.scale.reshape(-1, *(1,) * (len(layer.shape) - 1))
-        weights = made.constants[layer.weights] / rows
-        found = {self.weights.name: self.weights.written(weights.astype(np.float32))}
+        found = {self.weights.name: self.weights.written(self.weights_in(made))}
         if self.bias is not None and layer.bias is not None:
             change = made.constants[layer.bias].astype(np.float64) - dense.constants[layer.bias]
             bias = self.bias.array + change.reshape(-1) / self.bias.scale

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -13,38 +13,39 @@ from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.prune.shrink.layers import ShrinkLayer
 
+# The change of a layer's products (n, out), by the rows (n, in) that it multiplies.
+RowChange = Callable[[Array], Array]
+
 
 def reactions(
-    layers: Sequence[ShrinkLayer],
     graph: Graph,
     elements: Sequence[Sequence[Array]],
-    changes: Sequence[Array],
-    means: Sequence[Array],
+    trials: Sequence[tuple[ShrinkLayer, RowChange]],
     options: ModelOptions,
 ) -> list[float]:
-    """Squared relative error of the outputs when one layer's weights change by (out, in).
+    """Squared relative error of the outputs when one layer's products change, for each trial.
 
-    `means` (in,) are the mean rows of the layers, whose products biases make up for. The change of
-    the layer's y is an input, added behind the layer, so that one function serves all layers.
+    The change of the layer's y is an input, added behind the layer, so that one function serves all
+    trials.
     """
+    layers = list(dict.fromkeys(layer for layer, _ in trials))
     run = WatchedRun(graph, [layer.x for layer in layers], options)
     exact, x = zip(*(run(inputs) for inputs in elements), strict=True)
     noisy = WatchedRun(with_noise(graph, layers), (), options)
-    silent = [np.zeros(layer.y.shape, np.float32) for layer in layers]
+    silent = {layer: np.zeros(layer.y.shape, np.float32) for layer in layers}
     found = []
-    for number, (layer, change, mean) in enumerate(zip(layers, changes, means, strict=True)):
+    for layer, change in trials:
         outputs = []
         for inputs, values in zip(elements, x, strict=True):
-            own = _product(layer, values[layer.x], change, mean)
-            given = [*inputs, *silent[:number], own, *silent[number + 1 :]]
-            outputs.append(noisy(given)[0])
+            own = {**silent, layer: _image_of(layer, values[layer.x], change)}
+            outputs.append(noisy([*inputs, *own.values()])[0])
         found.append(mean_output_error(outputs, exact) ** 2)
     return found
 
 
-def _product(layer: ShrinkLayer, x: Array, weights: Array, mean: Array) -> Array:
-    """The layer's y for other weights (out, in), less that of a mean row."""
-    y = layer.rows(x, layer.y.type.size, 0) @ weights.T - (weights @ mean).astype(np.float32)
+def _image_of(layer: ShrinkLayer, x: Array, change: RowChange) -> Array:
+    """The change as the layer's y lies."""
+    y = change(layer.rows(x, layer.y.type.size, 0))
     shape = list(layer.y.shape)
     outputs = shape.pop(layer.channel_axis)
     placed = y.reshape(*shape, outputs)

@@ -1,63 +1,80 @@
-"""The share of zeros of each layer, chosen by error and time, and trials of the choice."""
+"""The form and the share of zeros of each layer, chosen by error and time, and trials of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from sparsejit.api.final_graph import Dtypes
 from sparsejit.api.output_error import mean_output_error
-from sparsejit.api.seen_inputs import WatchedRun
+from sparsejit.api.predicted_times import predicted_times
+from sparsejit.api.scales import Scales
+from sparsejit.api.short_layers import CalibrationInput, ShortLayers, outputs_of
+from sparsejit.api.steps_of_input import Forms
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, Graph, Value
-from sparsejit.lowering.context import ModelOptions, Progress
+from sparsejit.ir.layer_scales import LayerKey
+from sparsejit.ir.spec import DType
+from sparsejit.lowering.context import ModelOptions, Progress, told
 from sparsejit.prune.frontier import Frontier, LayerOptions, frontier
-from sparsejit.prune.patterns import Pattern, choose_pattern
+from sparsejit.prune.patterns import PATTERNS, on_weight
+from sparsejit.prune.shrink.forms import DENSE, Form
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
+from sparsejit.prune.shrink.losses import Elements, Losses, LossTable
 from sparsejit.prune.shrink.moments import Moments, PairedMoments, rows_of
-from sparsejit.prune.shrink.reaction import reactions
 from sparsejit.prune.shrink.segments import SegmentedRun, stages
 from sparsejit.prune.shrink.shrunk import FrontierPoint
-from sparsejit.prune.shrink.times import Times, times_by_amount
-from sparsejit.prune.shrink.zeros import choices_by_amount, with_zeros
+from sparsejit.prune.shrink.times import LayerTimes, Times
+from sparsejit.prune.shrink.zeros import with_zeros
 
-Elements = Sequence[Sequence[Array]]
-# Shares of zeros that are priced, and how many lie between them that layers may take.
+# Shares of zeros whose errors are measured, and how many lie between them that layers may take.
 AMOUNTS = (0.0, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92)
 _STEPS = 32
-_TRIED = 2  # of AMOUNTS, by which outputs' reactions are measured
-# Elements that outputs' reactions are measured on; rows that a layer needs for each input.
-_REACTING, _ROWS_FOR_INPUT = 16, 2
-_LEAST_LOSS = 1e-12
+# Rows that a layer needs for each input.
+_ROWS_FOR_INPUT = 2
+# Elements that short dtypes are calibrated on.
+_CALIBRATING = 32
 # The share of the errors of layers before that a layer's weights are fitted to make up for.
 _MENDING = 0.8
 # An error this near the budget is good enough; the most that one try may change a choice's error.
 _NEAR, _MOST_STEP, _LEAST_ERROR = 0.9, 8.0, 1e-9
+_FASTER = 0.995  # of the time, at least, from try to try
+
+
+class Choice(NamedTuple):
+    """The form of one layer, and its share of zeros."""
+
+    form: Form
+    amount: float
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A choice that was carried out.
+    """Choices that were carried out.
 
     Attributes:
         graph: the model with these zeros
-        amounts: the share of zeros of each layer
+        choices: by the layer
+        scales: the storage of the layers; None where all are in float32
         error: the root mean square of the outputs' errors over the root mean square of the outputs,
             on elements that the weights were not fitted to
         predicted_ns: the planner's time of a run
     """
 
     graph: Graph
-    amounts: Mapping[ShrinkLayer, float]
+    choices: Mapping[ShrinkLayer, Choice]
+    scales: Scales | None
     error: float
     predicted_ns: float
 
 
 @dataclass
-class ZeroSearch:
+class FormSearch:
     """The choices for one model and its data.
 
     Attributes:
@@ -65,9 +82,10 @@ class ZeroSearch:
         layers: the layers that may have zeros
         fitted: elements that weights are fitted to
         held: elements that errors are measured on
+        may_be_short: whether weights may be stored in short dtypes
+        may_measure: whether rows of an int8 layer's x may be measured at every call
         options: of the models that are compiled
         tell: the progress
-        pattern: of the zeros
         tried: the choices that were carried out
     """
 
@@ -75,60 +93,73 @@ class ZeroSearch:
     layers: Sequence[ShrinkLayer]
     fitted: Elements
     held: Elements
+    may_be_short: bool
+    may_measure: bool
     options: ModelOptions
     tell: Progress
-    pattern: Pattern = field(default_factory=lambda: choose_pattern("unstructured"))
     tried: list[FrontierPoint] = field(default_factory=list)
 
     def prepare(self) -> None:
-        """Measure what each layer costs. Raises InvalidInput for NaN inside the model."""
-        self._moments = self._dense_moments()
+        """Measure the cost of each layer's choices. Raises InvalidInput for NaN in the model."""
+        self.tell("running the data", 0.0)
+        moments = self._dense_moments()
         self.layers = [
             layer
             for layer in self.layers
-            if sum(each.count for each in self._moments[layer]) >= _ROWS_FOR_INPUT * layer.inputs
+            if sum(each.count for each in moments[layer]) >= _ROWS_FOR_INPUT * layer.inputs
         ]
         if not self.layers:
             raise InvalidInput(
                 "data has too few elements for the layers of this model; give more of them"
             )
-        self.exact = self._outputs_of(self.graph)
-        self._losses = self._losses_by_amount()
-        self.tell("pricing zeros", 0.45)
-        self.times: Times = times_by_amount(self.graph, self.layers, AMOUNTS, self.options)
+        self.exact = self.outputs(self.graph, None, self.held)
+        short = self._short_layers(self.graph) if self.may_be_short else None
+        self.tell("predicting times", 0.15)
+        dtypes: dict[DType, Dtypes] = {DENSE.dtype: "float32"}
+        if short is not None:
+            dtypes |= self._short_dtypes(short)
+        times = LayerTimes(self.graph, self.layers, dtypes, self.options)
+        self.times: Times = times.by_form()
+        forms: Mapping[LayerKey, Forms] = {} if short is None else short.forms
+        table = LossTable(
+            self.graph, self.layers, moments, forms, self.fitted, self.options, self.tell
+        )
+        self.losses: Losses = table.measured(list(self.times.layers), AMOUNTS)
 
     @property
     def dense_ns(self) -> float:
         """The planner's time of the dense model."""
-        return float(self.times.layers[:, 0].sum() + self.times.others)
+        return float(self.times.layers[DENSE][:, 0].sum() + self.times.others)
 
     @cached_property
     def choices(self) -> Frontier:
         """The choices that no other beats in predicted time and predicted squared error."""
-        options = []
-        for times, losses in zip(self.times.layers, self._losses, strict=True):
-            between = np.exp(np.interp(self._grid, AMOUNTS[1:], np.log(losses[1:])))
-            own = np.where(self._grid == 0, 0.0, between)
-            options.append(LayerOptions(np.interp(self._grid, AMOUNTS, times), own))
-        return frontier(options)
+        return frontier([self._options_of(number) for number in range(len(self.layers))])
 
-    def time_of(self, number: int, amount: float) -> float:
-        """Predicted nanoseconds of a layer with that share of zeros."""
-        return float(np.interp(amount, AMOUNTS, self.times.layers[number]))
+    def _options_of(self, number: int) -> LayerOptions:
+        """The options of one layer: each form in turn, with each share of zeros."""
+        forms = list(self.times.layers)
+        times, losses = (
+            np.concatenate([table.of(number, form, self._grid) for form in forms])
+            for table in (self.times, self.losses)
+        )
+        return LayerOptions(times, losses)
 
-    def error_of(self, number: int, amount: float) -> float:
-        """The predicted error of the outputs where one layer alone has that share of zeros."""
-        if amount == 0:
-            return 0.0
-        logs = np.log(self._losses[number, 1:])
-        return float(np.exp(np.interp(amount, AMOUNTS[1:], logs) / 2))
+    def time_of(self, number: int, choice: Choice) -> float:
+        """Predicted nanoseconds of a layer."""
+        return float(self.times.of(number, choice.form, np.array([choice.amount]))[0])
+
+    def error_of(self, number: int, choice: Choice) -> float:
+        """The predicted error of the outputs where one layer alone changes."""
+        squares = self.losses.of(number, choice.form, np.array([choice.amount]))
+        return float(np.sqrt(squares[0]))
 
     def attempt(self, state: int) -> Tried:
-        """Carry out a choice: layer by layer, each on what the layers before it now give."""
-        chosen = self.choices.choices[state]
-        amounts = {
-            layer: float(self._grid[option])
-            for layer, option in zip(self.layers, chosen, strict=True)
+        """Carry out a choice: layer by layer, each on its inputs from the layers before it."""
+        forms = list(self.times.layers)
+        chosen = {
+            layer: Choice(forms[option // len(self._grid)], self._grid[option % len(self._grid)])
+            for layer, option in zip(self.layers, self.choices.choices[state], strict=True)
         }
         now = self.graph
         dense, run = (SegmentedRun(self.graph, self.fitted, self.options) for _ in range(2))
@@ -137,21 +168,62 @@ class ZeroSearch:
             run.advance(now, stage.nodes)
             changed: dict[Value, Array] = {}
             for layer in stage.layers:
-                changed |= self._changed(layer, amounts[layer], dense, run)
+                changed |= self._changed(layer, chosen[layer], dense, run)
             now = with_weights(now, changed)
-        ns = float(self.choices.times[state] + self.times.others)
-        error = self.error(now)
+        return self._measured(now, chosen)
+
+    def outputs(
+        self, graph: Graph, scales: Scales | None, elements: Elements
+    ) -> list[list[Array]]:
+        """The outputs of the compiled code."""
+        inputs = [CalibrationInput(graph, each) for each in elements]
+        return outputs_of(inputs, "float32" if scales is None else scales, self.options)
+
+    def _measured(self, graph: Graph, chosen: Mapping[ShrinkLayer, Choice]) -> Tried:
+        """The choice with its storage, its error and its time."""
+        graph, scales = self._stored(graph, chosen)
+        error = mean_output_error(self.outputs(graph, scales, self.held), self.exact)
+        dtypes = "float32" if scales is None else scales
+        ns, _ = predicted_times(graph, dtypes, self.options)
         self.tried.append(FrontierPoint(ns, error))
-        return Tried(now, amounts, error, ns)
+        return Tried(graph, chosen, scales, error, ns)
 
-    def error(self, graph: Graph) -> float:
-        """The error of a graph's outputs on the elements held back."""
-        return mean_output_error(self._outputs_of(graph), self.exact)
+    def _stored(
+        self, graph: Graph, chosen: Mapping[ShrinkLayer, Choice]
+    ) -> tuple[Graph, Scales | None]:
+        """The storage of the chosen layers, whose biases take the corrections of its errors."""
+        dtypes = {
+            layer: one.form.dtype
+            for layer, one in chosen.items()
+            if one.form.dtype is not DENSE.dtype
+        }
+        if not dtypes:
+            return graph, None
+        short = self._short_layers(graph)
+        own, biases = [], {}
+        for layer, dtype in dtypes.items():
+            form = short.forms[layer.key][dtype]
+            if layer.bias is not None and form.correction is not None:
+                bias = graph.constants[layer.bias]
+                biases[layer.bias] = bias + form.correction.reshape(bias.shape)
+            own.append(replace(form, correction=None))
+        return with_weights(graph, biases), short.scales(short.all_layers(own))
 
-    def _outputs_of(self, graph: Graph) -> list[list[Array]]:
-        """The outputs on the elements held back."""
-        run = WatchedRun(graph, (), self.options)
-        return [run(inputs)[0] for inputs in self.held]
+    def _short_layers(self, graph: Graph) -> ShortLayers:
+        """The short forms of all layers, calibrated on some elements."""
+        some = self.fitted[:: max(1, len(self.fitted) // _CALIBRATING)][:_CALIBRATING]
+        inputs = [CalibrationInput(graph, each) for each in some]
+        return ShortLayers(inputs, self.options, told(None), may_measure=self.may_measure)
+
+    def _short_dtypes(self, short: ShortLayers) -> dict[DType, Scales]:
+        """The storage of all layers in each short dtype that can hold them."""
+        found = {}
+        for dtype in (DType.FLOAT16, DType.BFLOAT16, DType.INT8):
+            own = [short.forms[layer.key].get(dtype) for layer in self.layers]
+            held = [each for each in own if each is not None]
+            if len(held) == len(own):
+                found[dtype] = short.scales(held)
+        return found
 
     @cached_property
     def _grid(self) -> Array:
@@ -171,42 +243,21 @@ class ZeroSearch:
                 found[layer] = halves
         return found
 
-    def _losses_by_amount(self) -> Array:
-        """Squared errors of the outputs (layers, amounts), as far as each layer causes them.
-
-        They grow with the layer's own error from that at one amount, which is tried.
-        """
-        errors, changes = [], []
-        for number, layer in enumerate(self.layers):
-            self.tell(f"choosing zeros of {layer.key.layer}", 0.1 + 0.3 * number / len(self.layers))
-            weight = self._weight(layer)
-            seen, held = (x.hessian(layer.bias is not None) for x in self._moments[layer])
-            found = choices_by_amount(weight, seen, held, self.pattern, AMOUNTS)
-            errors.append([error for _, error in found])
-            changes.append((found[_TRIED][0] - weight).numpy().astype(np.float32))
-        self.tell("measuring the outputs' reactions", 0.4)
-        reacting = self.fitted[:: max(1, len(self.fitted) // _REACTING)][:_REACTING]
-        means = [
-            self._moments[x][0].mean.numpy() if x.bias is not None else np.zeros(x.inputs)
-            for x in self.layers
-        ]
-        tried = reactions(self.layers, self.graph, reacting, changes, means, self.options)
-        own = np.maximum.accumulate(np.array(errors), axis=1)
-        scale = np.array(tried) / np.maximum(own[:, _TRIED], 1e-30)
-        return np.maximum(own * scale[:, None], _LEAST_LOSS)
-
     def _changed(
-        self, layer: ShrinkLayer, amount: float, dense: SegmentedRun, run: SegmentedRun
+        self, layer: ShrinkLayer, choice: Choice, dense: SegmentedRun, run: SegmentedRun
     ) -> dict[Value, Array]:
         """The layer's new weights, and its bias so that the mean of its outputs stays."""
         moments = PairedMoments(layer.inputs)
         for number, pair in enumerate(zip(dense.values, run.values, strict=True)):
             x, z = (rows_of(layer, each[layer.x], number, len(run.values)) for each in pair)
             moments.add_pair(x, z)
-        weight, has_bias = self._weight(layer), layer.bias is not None
+        array = self.graph.constants[layer.weights]
+        weight = torch.tensor(array.reshape(len(array), -1), dtype=torch.float64)
+        has_bias = layer.bias is not None
         hessian = moments.hessian(has_bias)
         wanted = weight @ hessian.lerp(moments.covariance(has_bias), _MENDING)
-        made = with_zeros(weight, hessian, wanted, self.pattern, amount)
+        pattern = on_weight(PATTERNS[choice.form.pattern], layer.shape)
+        made = with_zeros(weight, hessian, wanted, pattern, choice.amount)
         changed = {layer.weights: made.reshape(layer.shape).numpy().astype(np.float32)}
         if layer.bias is not None:
             mean = weight @ moments.dense_mean - made @ moments.mean
@@ -214,12 +265,8 @@ class ZeroSearch:
             changed[layer.bias] = (bias + mean.numpy().reshape(bias.shape)).astype(np.float32)
         return changed
 
-    def _weight(self, layer: ShrinkLayer) -> torch.Tensor:
-        array = self.graph.constants[layer.weights]
-        return torch.tensor(array.reshape(len(array), -1), dtype=torch.float64)
 
-
-def within_error(search: ZeroSearch, budget: float, tries: int) -> Tried | None:
+def within_error(search: FormSearch, budget: float, tries: int) -> Tried | None:
     """The fastest choice tried whose error is within the budget; None where none is.
 
     The first is the one that is predicted to have that error. From then on a choice lies between
@@ -259,7 +306,7 @@ def _between(
     return float(np.exp(low[0] + np.clip(share, 0.15, 0.85) * (high[0] - low[0])))
 
 
-def within_metric(search: ZeroSearch, fits: Callable[[Tried], bool], tries: int) -> Tried | None:
+def within_metric(search: FormSearch, fits: Callable[[Tried], bool], tries: int) -> Tried | None:
     """The fastest choice tried that fits, by halving the range of times."""
     found: Tried | None = None
     times = search.choices.times + search.times.others
@@ -273,3 +320,20 @@ def within_metric(search: ZeroSearch, fits: Callable[[Tried], bool], tries: int)
         else:
             low = middle
     return found
+
+
+def within_time(search: FormSearch, wanted_ns: float, tries: int) -> Tried:
+    """The choice of least error that is predicted to take no longer than that.
+
+    The time of a choice may be above the sum of its layers' times, where a layer in bytes does not
+    read the bytes of another. Where all tries take longer, the fastest of them.
+    """
+    found: list[Tried] = []
+    asked = wanted_ns
+    for number in range(tries):
+        search.tell(f"trying choice {number + 1}", 0.5 + 0.4 * number / tries)
+        found.append(search.attempt(search.choices.within(asked - search.times.others)))
+        if found[-1].predicted_ns <= wanted_ns:
+            return found[-1]
+        asked *= min(_FASTER, wanted_ns / found[-1].predicted_ns)
+    return min(found, key=lambda one: one.predicted_ns)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ import numpy as np
 
 from sparsejit.api.example_calls import ExampleCall, calls_of
 from sparsejit.api.model import CompiledModel
-from sparsejit.api.model_compiler import ModelCompiler
+from sparsejit.api.model_compiler import AUTO, ModelCompiler
 from sparsejit.api.model_kinds import check_model
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.quantise import ReadModel
-from sparsejit.api.seen_inputs import WatchedRun
+from sparsejit.api.scales import Scales
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx import declared_inputs, is_onnx
 from sparsejit.ir.graph import Array, Graph
@@ -27,6 +27,7 @@ from sparsejit.machine.target import Target
 from sparsejit.passes.default import folded
 from sparsejit.passes.quantised_layers import quantised_layers
 from sparsejit.prune.shrink.data import check_alike, read_data, split
+from sparsejit.prune.shrink.forms import DENSE
 from sparsejit.prune.shrink.layers import ShrinkLayer, shrink_layers
 from sparsejit.prune.shrink.layers_of_source import (
     SourceLayer,
@@ -34,11 +35,21 @@ from sparsejit.prune.shrink.layers_of_source import (
     source_layers,
     tensors_of,
 )
-from sparsejit.prune.shrink.search import Tried, ZeroSearch, within_error, within_metric
+from sparsejit.prune.shrink.qdq import with_short_layers
+from sparsejit.prune.shrink.search import (
+    Choice,
+    FormSearch,
+    Tried,
+    within_error,
+    within_metric,
+    within_time,
+)
 from sparsejit.prune.shrink.shrunk import FrontierPoint, Shrunk, ShrunkLayer
 from sparsejit.prune.shrink.sources import Source
 
 Metric = Callable[[list[Any]], float]
+# A metric of a graph whose layers are stored so.
+Score = Callable[[Graph, Scales | None], float]
 
 BUDGET = 0.01
 _TRIES = 5
@@ -55,6 +66,7 @@ def shrink(
     budget: float | None = None,
     metric: Metric | None = None,
     speed: float | None = None,
+    dtype: str = "float32",
     constants: Mapping[str, Any] | None = None,
     target: str | Target = "native",
     threads: int = 1,
@@ -77,6 +89,7 @@ def shrink(
             root mean square of the outputs; by default 0.01. With a metric the loss of the metric.
         metric: a function of the list of outputs, one for each element of the data; more is better
         speed: in place of a budget, how many times as fast the model is to become at least
+        dtype: "float32", or "auto" for weights of int8 and 16 bits where these gain more than zeros
         constants: as for `compile`
         target: as for `compile`
         threads: as for `compile`
@@ -93,11 +106,14 @@ def shrink(
     """
     check_model(model)
     allowed = _checked(budget, metric, speed)
+    if dtype not in (DENSE.dtype.value, AUTO):
+        raise InvalidInput(f"dtype={dtype!r}; give 'float32' or 'auto'")
     settings = ModelSettings(target, threads, tune=False, exact=False)
     compiler = ModelCompiler(model, True, False, None, constants or {}, None, "float32", settings)
-    job = _ShrinkJob.of(compiler, calls_of(_elements(model, data, constants or {})), told(progress))
+    calls = calls_of(_elements(model, data, constants or {}))
+    job = _ShrinkJob.of(compiler, calls, dtype == AUTO, told(progress))
     job.search.prepare()
-    score = None if metric is None else _score(metric, job.read, job.elements, compiler)
+    score = None if metric is None else partial(job.score, metric)
     found = _found(job.search, allowed, score, speed)
     result = None if found is None else job.compared(found, score)
     return result or job.unchanged()
@@ -113,11 +129,15 @@ class _ShrinkJob:
     elements: list[list[Array]]
     source: Source
     tied: list[SourceLayer]
-    search: ZeroSearch
+    search: FormSearch
 
     @classmethod
     def of(
-        cls, compiler: ModelCompiler, calls: Sequence[ExampleCall], tell: Progress
+        cls,
+        compiler: ModelCompiler,
+        calls: Sequence[ExampleCall],
+        may_be_short: bool,
+        tell: Progress,
     ) -> _ShrinkJob:
         """Read the model. Raises InvalidInput for data and models that cannot be shrunk."""
         tell("reading the model", 0.0)
@@ -134,32 +154,45 @@ class _ShrinkJob:
                 "shrink takes float32 weights of 512 numbers or more, each in a tensor of its own"
             )
         layers = [each.layer for each in tied]
-        search = ZeroSearch(graph, layers, fitted, held, compiler.options, tell)
+        kinds = may_be_short, not is_onnx(source.model)  # of which QDQ has fixed steps alone
+        search = FormSearch(graph, layers, fitted, held, *kinds, compiler.options, tell)
         return cls(compiler, calls[0], read, elements, source, tied, search)
 
-    def compared(self, found: Tried, score: Callable[[Any], float] | None) -> Shrunk | None:
+    def compared(self, found: Tried, score: Score | None) -> Shrunk | None:
         """The choice as a compiled model; None where it is not faster than the dense one."""
         self.search.tell("compiling the result", 0.92)
         dense = self.search.graph
         made = self.source.written(tensors_of(self.tied, dense, found.graph))
         again = replace(self.compiler, model=made, name="").read(self.call)
         check_same(self.tied, folded(quantised_layers(again.graph)), found.graph)
-        fast = self._compiled(made)
+        fast = self._compiled(made, found.scales)
         self.search.tell("measuring", 0.96)
         dense_ns, ns = _times([self._dense, fast], self.call)
         if ns > (1 - _LEAST_GAIN) * dense_ns:
             return None
-        loss = None if score is None else score(dense) - score(found.graph)
-        layers = self._layers(found.graph, found.amounts)
+        loss = None
+        if score is not None:
+            loss = score(dense, None) - score(found.graph, found.scales)
+        layers = self._layers(found.graph, found.choices)
         given = found.error, loss, dense_ns, ns, False, *self._points(found)
-        return Shrunk(fast, made, layers, *given)
+        return Shrunk(fast, self._source_of(made, found), found.scales, layers, *given)
+
+    def _source_of(self, made: Any, found: Tried) -> Any:
+        """The source as it is written: an ONNX model with its short layers rounded."""
+        if found.scales is None or not is_onnx(made):
+            return made
+        by_place = {each.place: each for each in found.scales.layers}
+        layers = [(each, by_place[each.layer.key.place]) for each in self.tied]
+        return with_short_layers(made, found.graph, layers)
 
     def unchanged(self) -> Shrunk:
         """The dense model."""
-        layers = self._layers(self.search.graph, dict.fromkeys(self.search.layers, 0.0))
+        layers = self._layers(
+            self.search.graph, dict.fromkeys(self.search.layers, Choice(DENSE, 0.0))
+        )
         (ns,) = _times([self._dense], self.call)
         given = 0.0, None, ns, ns, True, *self._points(None)
-        return Shrunk(self._dense, self.source.model, layers, *given)
+        return Shrunk(self._dense, self.source.model, None, layers, *given)
 
     def _points(
         self, found: Tried | None
@@ -177,26 +210,34 @@ class _ShrinkJob:
     def _dense(self) -> CompiledModel:
         return self._compiled(self.compiler.model)
 
-    def _compiled(self, model: Any) -> CompiledModel:
+    def score(self, metric: Metric, graph: Graph, scales: Scales | None) -> float:
+        """The metric of a graph's outputs on all the data."""
+        outputs = self.search.outputs(graph, scales, self.elements)
+        value = metric([self.read.returned(each) for each in outputs])
+        if not _is_number(value) or value != value:
+            raise InvalidInput(f"metric returned {value!r}; return a number, more is better")
+        return float(value)
+
+    def _compiled(self, model: Any, scales: Scales | None = None) -> CompiledModel:
         """A model for any batch, as the compiler's settings have it."""
-        compiler = replace(self.compiler, model=model, name="")
+        compiler = replace(self.compiler, model=model, name="", dtype=scales or "float32")
         made = compiler.once(self.call.args, self.call.kwargs, told(None))
         assert isinstance(made, CompiledModel)
         return made
 
     def _layers(
-        self, graph: Graph, amounts: Mapping[ShrinkLayer, float]
+        self, graph: Graph, choices: Mapping[ShrinkLayer, Choice]
     ) -> tuple[ShrunkLayer, ...]:
         return tuple(
             ShrunkLayer(
                 layer.key.layer,
                 layer.shape,
                 float(np.mean(graph.constants[layer.weights] == 0)),
-                self.search.pattern.name,
-                "float32",
-                self.search.error_of(number, amounts[layer]),
-                self.search.time_of(number, 0.0),
-                self.search.time_of(number, amounts[layer]),
+                choices[layer].form.pattern,
+                choices[layer].form.dtype.value,
+                self.search.error_of(number, choices[layer]),
+                self.search.time_of(number, Choice(DENSE, 0.0)),
+                self.search.time_of(number, choices[layer]),
             )
             for number, layer in enumerate(self.search.layers)
         )
@@ -248,46 +289,27 @@ def _input_names(model: Any, constants: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _score(
-    metric: Metric, read: ReadModel, elements: Sequence[Sequence[Array]], compiler: ModelCompiler
-) -> Callable[[Any], float]:
-    """The metric of a graph's outputs on all the data."""
-    known: dict[int, float] = {}
-
-    def score(graph: Any) -> float:
-        if id(graph) not in known:
-            run = WatchedRun(graph, (), compiler.options)
-            value = metric([read.returned(run(each)[0]) for each in elements])
-            if not _is_number(value) or value != value:
-                raise InvalidInput(f"metric returned {value!r}; return a number, more is better")
-            known[id(graph)] = float(value)
-        return known[id(graph)]
-
-    return score
-
-
 def _found(
-    search: ZeroSearch, allowed: float, score: Callable[[Any], float] | None, speed: float | None
+    search: FormSearch, allowed: float, score: Score | None, speed: float | None
 ) -> Tried | None:
     """The best choice. Raises InvalidInput for a speed that is out of reach."""
     if speed is not None:
         return _at_speed(search, speed)
     if score is None:
         return within_error(search, allowed, _TRIES)
-    exact = score(search.graph)
-    return within_metric(search, lambda one: exact - score(one.graph) <= allowed, _TRIES)
+    exact = score(search.graph, None)
+    return within_metric(search, lambda x: exact - score(x.graph, x.scales) <= allowed, _TRIES)
 
 
-def _at_speed(search: ZeroSearch, speed: float) -> Tried:
-    wanted = search.dense_ns / speed - search.times.others
+def _at_speed(search: FormSearch, speed: float) -> Tried:
+    wanted = search.dense_ns / speed
     least = float(search.choices.times[0] + search.times.others)
-    if wanted < search.choices.times[0]:
+    if wanted < least:
         raise InvalidInput(
             f"speed={speed:g} is out of reach: with zeros wherever they may be this model becomes "
             f"{search.dense_ns / least:.3g} times as fast; ask for less"
         )
-    search.tell("carrying out the choice", 0.5)
-    return search.attempt(search.choices.within(wanted))
+    return within_time(search, wanted, _TRIES)
 
 
 def _times(models: Sequence[CompiledModel], call: ExampleCall) -> list[float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.api.model import CompiledModel
+from sparsejit.api.scales import Scales
 from sparsejit.api.shown import Shown, table_of
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
@@ -60,7 +61,10 @@ class Shrunk(Shown):
 
     Attributes:
         model: the compiled result
-        source: a copy of the given model with the new weights, an onnx.ModelProto for a file
+        source: a copy of the given model with the new weights; for a file an onnx.ModelProto, with
+            QuantizeLinear and DequantizeLinear around layers in int8
+        scales: the storage of the layers, as `compile(source, ..., dtype=scales)` takes it for a
+            torch model; None where all are in float32
         layers: the layers that may have zeros, in order
         error: the root mean square of the outputs' errors over the root mean square of the outputs,
             on the elements of the data that weights were not fitted to
@@ -75,6 +79,7 @@ class Shrunk(Shown):
 
     model: CompiledModel
     source: Any
+    scales: Scales | None
     layers: tuple[ShrunkLayer, ...]
     error: float
     loss: float | None

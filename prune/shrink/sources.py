@@ -50,7 +50,7 @@ class Source:
 
     def __init__(self, model: Any) -> None:
         self.model = _loaded(model)
-        self._tensors = dict(_holders(self.model))
+        self._tensors = dict(tensor_holders(self.model))
 
     def place_of(self, name: str, array: Array) -> TensorPlace | None:
         """The tensor of that name; None where there is none, or it has other numbers."""
@@ -71,7 +71,7 @@ class Source:
             made._state_dict = copy.deepcopy(self.model.state_dict)
         else:
             made = copy.deepcopy(self.model)
-        for name, holder in _holders(made):
+        for name, holder in tensor_holders(made):
             if name in tensors:
                 _put(holder, tensors[name])
         return made
@@ -85,7 +85,7 @@ def _loaded(model: Any) -> Any:
     return model
 
 
-def _holders(model: Any) -> list[tuple[str, Any]]:
+def tensor_holders(model: Any) -> list[tuple[str, Any]]:
     """Names and tensors: parameters and buffers, or initialisers and constant nodes."""
     if not is_onnx(model):
         state = model.state_dict

@@ -1,56 +1,120 @@
-"""Predicted times of a model's layers, by the share of zeros."""
+"""Predicted times of a model's layers, by the form of their weights and the share of zeros."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
-from sparsejit.api.final_graph import final_graph
+from sparsejit.api.final_graph import Dtypes
+from sparsejit.api.predicted_times import predicted_times
+from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.prune.allocation import choose_least
+from sparsejit.prune.patterns import PATTERNS, on_weight
+from sparsejit.prune.shrink.forms import DENSE, FINEST, FORMS, Form
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
 
+# Shares of zeros whose times are predicted; between them times are nearly straight lines.
+AMOUNTS = (0.0, 0.3, 0.6, 0.92)
+# A form that saves less of the layers' time, at this share of zeros, is left out.
+_LEAST_GAIN, _TRIED = 0.02, AMOUNTS[2]
 
-class Times(NamedTuple):
-    """Nanoseconds: of each layer at each amount (layers, amounts), and of all else."""
 
-    layers: Array
+@dataclass(frozen=True, eq=False)
+class Times:
+    """Predicted nanoseconds.
+
+    Attributes:
+        layers: of each layer at each of AMOUNTS (layers, amounts), by the form
+        others: of all else
+    """
+
+    layers: Mapping[Form, Array]
     others: float
 
+    def of(self, number: int, form: Form, amounts: Array) -> Array:
+        """The times of one layer in a form, at some shares of zeros."""
+        return np.interp(amounts, AMOUNTS, self.layers[form][number])
 
-def times_by_amount(
-    graph: Graph, layers: Sequence[ShrinkLayer], amounts: Sequence[float], options: ModelOptions
-) -> Times:
-    """The planner's prices of the kernels that layers get with that share of zeros, by magnitude.
 
-    A layer never becomes slower by more zeros: it may keep the kernel that it had before.
+@dataclass(frozen=True, eq=False)
+class LayerTimes:
+    """The planner's times of the kernels that layers get with zeros, chosen by magnitude.
+
+    Attributes:
+        graph: the dense model
+        layers: the layers that may have zeros
+        dtypes: the storage of all of them in one dtype, by that dtype, of which some may lack
+        options: of the code
     """
-    found = np.zeros((len(layers), len(amounts)))
-    others = []
-    for number, amount in enumerate(amounts):
+
+    graph: Graph
+    layers: Sequence[ShrinkLayer]
+    dtypes: Mapping[DType, Dtypes]
+    options: ModelOptions
+    _known: dict[tuple[Form, float], tuple[Array, float]] = field(default_factory=dict)
+
+    def by_form(self) -> Times:
+        """The times of the forms that gain something over finer ones.
+
+        A layer never becomes slower by more zeros: it may keep the kernel that it had before.
+        """
+        made: dict[Form, Array] = {}
+        others = []
+        for form in self._useful():
+            times = [self._times(form, amount) for amount in AMOUNTS]
+            made[form] = np.minimum.accumulate([own for own, _ in times], axis=0).T
+            if form.dtype is DENSE.dtype:
+                others += [rest for _, rest in times]
+        return Times(made, float(np.mean(others)))
+
+    def _useful(self) -> list[Form]:
+        """The forms that are clearly faster than all finer ones, with some zeros or without."""
+        found: list[Form] = []
+        for form in FORMS:
+            if form.dtype not in self.dtypes:
+                continue
+            amounts = (0.0, _TRIED) if form.pattern == FINEST else (_TRIED,)
+            finer = [other for other in found if other.is_finer(form)]
+            with suppress(InvalidInput):  # of weights beyond the dtype
+                if any(self._gains(form, finer, amount) for amount in amounts):
+                    found.append(form)
+        return found
+
+    def _gains(self, form: Form, finer: Sequence[Form], amount: float) -> bool:
+        times, _ = self._times(form, amount)
+        if not finer:
+            return True
+        least = np.min([self._times(other, amount)[0] for other in finer], axis=0)
+        return float(np.maximum(least - times, 0).sum()) > _LEAST_GAIN * float(least.sum())
+
+    def _times(self, form: Form, amount: float) -> tuple[Array, float]:
+        """Nanoseconds of each layer (layers,), and of all else."""
+        if (form, amount) in self._known:
+            return self._known[form, amount]
         weights = {
-            layer.weights: _by_magnitude(graph.constants[layer.weights], amount)
-            for layer in layers
+            layer.weights: by_magnitude(self.graph.constants[layer.weights], form, amount)
+            for layer in self.layers
         }
-        lowered = lower_model(
-            final_graph(with_weights(graph, weights), options, "float32"), options
-        )
-        by_layer: dict[str, float] = defaultdict(float)
-        for step in lowered.steps:
-            by_layer[step.origin.layer] += step.ns
-        found[:, number] = [by_layer[layer.key.layer] for layer in layers]
-        others.append(lowered.ns - found[:, number].sum())
-    return Times(np.minimum.accumulate(found, axis=1), float(np.mean(others)))
+        graph = with_weights(self.graph, weights)
+        ns, by_layer = predicted_times(graph, self.dtypes[form.dtype], self.options)
+        own = np.array([by_layer.get(layer.key.layer, 0.0) for layer in self.layers])
+        self._known[form, amount] = own, ns - float(own.sum())
+        return self._known[form, amount]
 
 
-def _by_magnitude(weights: Array, amount: float) -> Array:
-    count = int(amount * weights.size)
+def by_magnitude(weights: Array, form: Form, amount: float) -> Array:
+    """Weights (out, in, *kernel) whose least ones, in the form's pattern, are zeros."""
+    matrix = torch.tensor(weights.reshape(len(weights), -1))
+    pattern = on_weight(PATTERNS[form.pattern], weights.shape)
+    count = round(amount * pattern.count(*matrix.shape))
     if not count:
         return weights
-    sizes = np.abs(weights)
-    least = np.partition(sizes.reshape(-1), count - 1)[count - 1]
-    return np.where(sizes <= least, 0, weights).astype(np.float32)
+    pruned = choose_least(matrix.square(), pattern, [count])
+    return matrix.masked_fill(pruned, 0).reshape(weights.shape).numpy()

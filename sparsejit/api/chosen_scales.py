@@ -12,21 +12,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from sparsejit.api.final_graph import Dtypes, final_graph
+from sparsejit.api.final_graph import Dtypes
 from sparsejit.api.output_error import output_error
+from sparsejit.api.predicted_times import predicted_times
 from sparsejit.api.scales import Scales
-from sparsejit.api.seen_inputs import SeenInput, SeenValues, WatchedModel, rows_each
-from sparsejit.api.steps_of_input import Forms, short_forms, steps_of_values
-from sparsejit.api.variant import TiledGraph, Variant, lowered_variant
+from sparsejit.api.short_layers import CalibrationInput, ShortLayers
+from sparsejit.api.steps_of_input import Forms
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Graph, Value
-from sparsejit.ir.layer_scales import LayerKey, LayerScales, SumScales
+from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions, Progress
-from sparsejit.lowering.model import lower_model
-from sparsejit.passes.calibrated_layers import keyed_layers, weights_of
+from sparsejit.passes.calibrated_layers import keyed_layers
 from sparsejit.passes.default import folded
 from sparsejit.passes.quantised_layers import quantised_layers
 
@@ -39,13 +36,6 @@ _LEAST_GAIN, _LEAST_WHOLE_GAIN = 0.05, 0.02
 _MOST_ROUNDS = 3
 # Taken for a layer whose error alone nobody knows, such as a recurrence.
 _UNKNOWN_ERROR = {DType.INT8: 1e-2, DType.BFLOAT16: 2e-3, DType.FLOAT16: 3e-4}
-
-
-class CalibrationInput(NamedTuple):
-    """One element of the data: the model's graph for its shapes, and the arrays it takes."""
-
-    graph: Graph
-    inputs: Sequence[Array]
 
 
 class _Change(NamedTuple):
@@ -76,68 +66,16 @@ class ChosenScales:
 
     def made(self) -> Scales:
         """What is best within the budget. Raises InvalidInput as `_checked` does."""
-        forms = self._calibrated()
-        exact = self.exact
-        if not self._fits(exact):
+        self._layers = ShortLayers(self.elements, self.options, self.tell)
+        if not self._fits(self._layers.exact):
             raise InvalidInput("budget: outputs in float32 are not good enough either")
         self.tell("choosing dtypes", 0.4)
-        changes = list(self._changes(forms))
+        changes = list(self._changes(self._layers.forms))
         chosen: dict[str, _Change] = {}
         for among in (SHORT[:1], SHORT[1:]):
             some = [each for each in changes if each.dtype in among]
             chosen = self._filled(chosen, some)
         return self._record(chosen)
-
-    @cached_property
-    def _watched(self) -> dict[int, WatchedModel]:
-        """By the graph, of which elements of the same shapes have the same one."""
-        graphs = {id(each.graph): each.graph for each in self.elements}
-        return {
-            key: WatchedModel(folded(quantised_layers(graph)), self.options)
-            for key, graph in graphs.items()
-        }
-
-    def _calibrated(self) -> dict[LayerKey, Forms]:
-        """What each short dtype can do for each layer that may have steps; and sums' steps."""
-        layers: dict[LayerKey, SeenInput] = {}
-        sums: dict[str, tuple[SeenValues, SeenValues]] = {}
-        self.exact: list[list[Array]] = []
-        most = rows_each(len(self.elements))
-        for number, (graph, inputs) in enumerate(self.elements):
-            self.tell("running the data", 0.2 * number / len(self.elements))
-            watched = self._watched[id(graph)]
-            outputs, found = watched.run(inputs)
-            self.exact.append(outputs)
-            for key, node in watched.layers.items():
-                if (x := found.get(node.inputs[0])) is not None:
-                    _check_finite(key.layer, x)
-                    if key not in layers:
-                        weights = watched.graph.constants[node.inputs[1]]
-                        layers[key] = SeenInput(node, weights, len(layers))
-                    layers[key].add(x, most)
-            for name, node in watched.sums.items():
-                pair = sums.setdefault(name, (SeenValues(0), SeenValues(1)))
-                for seen, value in zip(pair, node.inputs, strict=True):
-                    seen.add(found[value], most)
-        self.tell("calibrating layers", 0.2)
-        self._sums = tuple(
-            SumScales(name, *map(steps_of_values, pair)) for name, pair in sums.items()
-        )
-        forms: dict[LayerKey, Forms] = {}
-        alone = self._watched[id(self.elements[0].graph)].alone
-        for group in self._of_one_x(layers):
-            forms.update(short_forms(group, alone.issuperset(group)))
-        return forms
-
-    def _of_one_x(
-        self, layers: Mapping[LayerKey, SeenInput]
-    ) -> Iterable[dict[LayerKey, SeenInput]]:
-        """Layers that read the same value, together."""
-        groups: dict[Value, dict[LayerKey, SeenInput]] = defaultdict(dict)
-        for key, node in self._watched[id(self.elements[0].graph)].layers.items():
-            if key in layers:
-                groups[node.inputs[0]][key] = layers[key]
-        return groups.values()
 
     def _changes(
         self, forms: Mapping[LayerKey, Forms]
@@ -149,7 +87,7 @@ class ChosenScales:
             stored = [_form(forms, key, dtype) for key in keys]
             found = [each for each in stored if each is not None]
             try:
-                _, times = self._times(self._scales(found))
+                _, times = self._times(self._layers.scales(found))
             except InvalidInput:  # weights beyond the dtype
                 continue
             by_layer: dict[str, list[LayerScales]] = defaultdict(list)
@@ -166,12 +104,7 @@ class ChosenScales:
         return folded(quantised_layers(self.elements[0].graph))
 
     def _times(self, dtypes: Dtypes) -> tuple[float, dict[str, float]]:
-        """Predicted nanoseconds of a run, and of the steps of each layer."""
-        lowered = lower_model(final_graph(self.priced, self.options, dtypes), self.options)
-        times: dict[str, float] = defaultdict(float)
-        for step in lowered.steps:
-            times[step.origin.layer] += step.ns
-        return lowered.ns, times
+        return predicted_times(self.priced, dtypes, self.options)
 
     def _filled(
         self, chosen: dict[str, _Change], changes: Iterable[_Change]
@@ -197,53 +130,30 @@ class ChosenScales:
         while fits + 1 < fails:
             self.tell(f"trying {len(chosen) + count} short layers", 0.5)
             tried = [*chosen.values(), *left[:count]]
-            if self._fits(self._outputs(self._scales(_layers(tried)))):
+            if self._fits(self._layers.outputs(self._layers.scales(_layers(tried)))):
                 fits = count
             else:
                 fails = count
             count = (fits + fails) // 2
         return fits
 
-    def _outputs(self, scales: Scales) -> list[list[Array]]:
-        """What the compiled code gives for the data."""
-        variants: dict[int, Variant] = {}
-        results = []
-        for graph, inputs in self.elements:
-            if id(graph) not in variants:
-                final = replace(final_graph(graph, self.options, scales), batch_axes=None)
-                made = [TiledGraph(final, None)]
-                variants[id(graph)] = lowered_variant(
-                    made, self.options, "tried", is_cached=False
-                )
-            results.append(variants[id(graph)].call.run(*inputs))
-        return results
-
-    def _scales(self, layers: Iterable[LayerScales]) -> Scales:
-        return Scales(tuple(layers), 0.0, None, 0.0, 0.0, self._sums)
-
     def _fits(self, outputs: list[list[Array]]) -> bool:
         if callable(self.budget):
             return bool(self.budget([self.as_called(each) for each in outputs]))
-        return output_error(outputs, self.exact) <= self.budget
+        return output_error(outputs, self._layers.exact) <= self.budget
 
     def _record(self, chosen: Mapping[str, _Change]) -> Scales:
         """The choice; none at all where it is not predicted to be faster."""
         short = _layers(chosen.values())
-        ns, _ = self._times(self._scales(short)) if short else (self._float32_ns, {})
+        ns, _ = self._times(self._layers.scales(short)) if short else (self._float32_ns, {})
         if ns > (1 - _LEAST_WHOLE_GAIN) * self._float32_ns:
             short, ns = [], self._float32_ns
-        by_place = {each.place: each for each in short}
-        layers = [
-            replace(
-                by_place.get(key.place) or LayerScales(*key, DType.FLOAT32),
-                shape=weights_of(node).shape,
-            )
-            for key, node in keyed_layers(self._folded).items()
-        ]
-        error = output_error(self._outputs(self._scales(short)), self.exact) if short else 0.0
+        outputs = self._layers.outputs(self._layers.scales(short)) if short else self._layers.exact
+        error = output_error(outputs, self._layers.exact)
         budget = None if callable(self.budget) else float(self.budget)
-        sums = self._sums if short else ()
-        return Scales(tuple(layers), error, budget, ns, self._float32_ns, sums)
+        sums = self._layers.sums if short else ()
+        layers = self._layers.all_layers(short)
+        return Scales(layers, error, budget, ns, self._float32_ns, sums)
 
 
 def _is_plain(op: Any) -> bool:
@@ -262,8 +172,3 @@ def _form(
 
 def _layers(changes: Iterable[_Change]) -> list[LayerScales]:
     return [one for each in changes for one in each.scales]
-
-
-def _check_finite(layer: str, x: Array) -> None:
-    if not np.isfinite(x).all():
-        raise InvalidInput(f"{layer} meets NaN or infinite values on the data")

@@ -48,17 +48,19 @@ Forms = Mapping[DType, LayerScales]
 
 
 def short_forms(
-    layers: Mapping[LayerKey, SeenInput], may_equalise: bool = False
+    layers: Mapping[LayerKey, SeenInput], may_equalise: bool = False, may_measure: bool = True
 ) -> dict[LayerKey, Forms]:
     """The best that each short dtype can do for layers of one x, which have one step for it.
 
     A dtype that cannot hold the weights is left out. Channels are equalised where they may be, and
-    that is clearly better.
+    that is clearly better. So is each row measured at every call, where it may be.
     """
     ((key, seen), *_) = layers.items()
     if may_equalise and seen.knows_channels:
         twin = seen.equalised()
-        plain, other = short_forms({key: seen})[key], short_forms({key: twin})[key]
+        plain, other = (
+            short_forms({key: each}, may_measure=may_measure)[key] for each in (seen, twin)
+        )
         if other[DType.INT8].error < _EQUALISED_GAIN * plain[DType.INT8].error:
             form = replace(other[DType.INT8], factors=seen.factors)
             return {key: {**plain, DType.INT8: form}}
@@ -66,7 +68,20 @@ def short_forms(
     errors = [_LayerErrors(key, seen) for key, seen in layers.items()]
     choices = list(_choices(errors[0].seen))
     best = min(choices, key=lambda steps: sum(each.of_steps(steps) for each in errors))
-    return {each.key: dict(each.forms(best)) for each in errors}
+    return {each.key: dict(each.forms(best, may_measure)) for each in errors}
+
+
+def stored_product(layer: LayerScales, weights: Array, x: Array) -> Array:
+    """Products (n, out) of rows x (n, in) and weights (out, in), as the layer stores them."""
+    if layer.factors is not None:
+        each = np.repeat(layer.factors, weights.shape[1] // len(layer.factors))
+        x, weights = x / each, weights * each
+    stored = stored_weights(SparseMatrix(weights), layer.dtype).astype(np.float32)
+    if layer.dtype is DType.INT8:
+        scale, shift = layer.input_scale, layer.input_shift or 0
+        x = _by_rows(x) if scale is None else _InputSteps(scale, shift, layer.how).of(x)
+    y = x @ stored.T
+    return np.asarray(y if layer.correction is None else y + layer.correction, np.float32)
 
 
 class _LayerErrors:
@@ -89,9 +104,11 @@ class _LayerErrors:
     def _square(self, off: Array) -> float:
         return float(np.square(off).mean()) / self._whole
 
-    def forms(self, steps: _InputSteps) -> Iterator[tuple[DType, LayerScales]]:
+    def forms(
+        self, steps: _InputSteps, may_measure: bool
+    ) -> Iterator[tuple[DType, LayerScales]]:
         """The layer in each short dtype that can hold it, with these steps in int8."""
-        yield DType.INT8, self._as_int8(steps)
+        yield DType.INT8, self._as_int8(steps, may_measure)
         largest = float(np.abs(self.seen.weights).max(initial=0.0))
         for dtype in (DType.BFLOAT16, DType.FLOAT16):
             if largest < OVERFLOWS_AT[dtype]:
@@ -99,12 +116,12 @@ class _LayerErrors:
                 square = self._square(self._x @ stored.T - self._exact)
                 yield dtype, LayerScales(*self.key, dtype, error=sqrt(square))
 
-    def _as_int8(self, steps: _InputSteps) -> LayerScales:
+    def _as_int8(self, steps: _InputSteps, may_measure: bool) -> LayerScales:
         """With one step for x, or one a row where that is better or safer."""
         off = self._off(steps)
         correction = _correction(off)
         square = self._square(off if correction is None else off + correction)
-        if self.seen.has_own_rows:
+        if may_measure and self.seen.has_own_rows:
             own = self._square(_by_rows(self._x) @ self._int8 - self._exact)
             if own * _MOST_TIMES**2 < square or len(self._x) < _FEWEST_ROWS:
                 return LayerScales(*self.key, DType.INT8, how="each row", error=sqrt(own))

@@ -40,6 +40,9 @@ def shrink(
     metric: Annotated[
         str | None, typer.Option(help="file.py:function of the outputs; --budget is its loss.")
     ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="float32, or auto for int8 and 16 bits where these gain more.")
+    ] = "float32",
     constant: ConstantsOption = None,
     target: TargetOption = "native",
     threads: ThreadsOption = 1,
@@ -63,12 +66,15 @@ def shrink(
             budget=None if budget is None else parsed_number(budget, "--budget", "%", 0.01),
             speed=None if speed is None else parsed_number(speed, "--speed", "x", 1.0),
             metric=None if metric is None else named_function(metric, "metric"),
+            dtype=dtype,
             constants=source.constants,
             target=target,
             threads=threads,
             progress=lambda stage, share: bar.show(stage, round(1000 * share), 1000),
         )
     result.save(out)
+    if result.scales is not None and wanted != ".onnx":
+        result.scales.save(out.with_name(f"{out.stem}-scales.sjit"))
     if report is not None:
         write_json(report, result.as_dict())
     if as_json:

@@ -93,7 +93,7 @@ def exported(model: nn.Module, x: torch.Tensor, path: Path) -> Path:
 def job_of(model: Any, data: list[torch.Tensor]) -> shrinking._ShrinkJob:
     options = ModelSettings("native", 1, False, False)
     compiler = shrinking.ModelCompiler(model, True, False, None, {}, None, "float32", options)
-    return shrinking._ShrinkJob.of(compiler, calls_of(data), lambda *_: None)
+    return shrinking._ShrinkJob.of(compiler, calls_of(data), False, lambda *_: None)
 
 
 @pytest.mark.parametrize("kind", ["torch", "onnx"])
@@ -148,9 +148,9 @@ def test_a_choice_has_the_zeros_that_it_says() -> None:
     search = job_of(Trained().eval(), rows(80, batch=16)).search
     search.prepare()
     tried = search.attempt(0)
-    for layer, amount in tried.amounts.items():
+    for layer, choice in tried.choices.items():
         zeros = np.mean(tried.graph.constants[layer.weights] == 0)
-        assert abs(zeros - amount) < 0.01
+        assert abs(zeros - choice.amount) < 0.01
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +244,7 @@ def test_a_budget_that_allows_nothing_returns_the_dense_model() -> None:
         ({"speed": 0.5}, r"speed=0.5; give how many times"),
         ({"speed": 2, "budget": 0.1}, r"speed and a budget are both given"),
         ({"metric": len}, r"metric goes with budget"),
+        ({"dtype": "int8"}, r"dtype='int8'; give 'float32' or 'auto'"),
         ({"budget": 0.1, "metric": "accuracy"}, r"metric goes with budget"),
         ({"data": rows(1)}, r"data has 1 elements; give 8 at least"),
         ({"data": []}, r"data is empty"),
@@ -281,3 +282,53 @@ def test_files_of_data(tmp_path: Path) -> None:
         read_data(tmp_path / "unlike.npz", ["x", "y"])
     with pytest.raises(InvalidInput, match="is no data"):
         read_data(tmp_path / "data.csv", ["x"])
+
+
+def test_int8_goes_into_the_file(tmp_path: Path) -> None:
+    """ONNX Runtime gives the numbers of the compiled model, as does the file compiled again."""
+    model, samples = Trained().eval(), rows(80, batch=16)
+    path = exported(model, samples[0], tmp_path / "m.onnx")
+    inputs = [x.numpy() for x in samples]
+    result = sparsejit.shrink(path, inputs, budget=0.05, dtype="auto")
+    assert any(layer.storage == "int8" for layer in result.layers) and result.error <= 0.05
+    result.save(tmp_path / "small.onnx")
+    made = onnx.load(str(tmp_path / "small.onnx"))
+    onnx.checker.check_model(made, full_check=True)
+    assert {"QuantizeLinear", "DequantizeLinear"} <= {node.op_type for node in made.graph.node}
+    assert made.graph.input == onnx.load(str(path)).graph.input
+    session = onnxruntime.InferenceSession(str(tmp_path / "small.onnx"))
+    again = sparsejit.compile(tmp_path / "small.onnx", (inputs[0],))
+    for x in inputs[:4]:
+        (theirs,) = session.run(None, {"x": x})
+        # A value on the border between two steps may go either way.
+        off = np.abs(result.model(x) - theirs) / np.abs(theirs).max()
+        assert (off > 1e-5).mean() < 0.2 and off.max() < 0.01
+        np.testing.assert_array_equal(again(x), result.model(x))
+
+
+@pytest.mark.parametrize("opset", [9, 11, 13])
+def test_old_opsets_have_rounded_weights(opset: int, tmp_path: Path) -> None:
+    """Without a scale for each output, the weights are the rounded numbers themselves."""
+    model, samples = Images().eval(), images(64)
+    path = tmp_path / "m.onnx"
+    given = {"dynamo": False, "input_names": ["x"], "opset_version": opset}
+    torch.onnx.export(model, (samples[0],), str(path), **given)
+    result = sparsejit.shrink(path, samples, budget=0.3, dtype="auto")
+    assert result.scales is not None
+    made = result.source
+    assert made.opset_import == onnx.load(str(path)).opset_import
+    rounding = {node.op_type for node in made.graph.node} & {"QuantizeLinear"}
+    assert bool(rounding) == (opset >= 10)
+    session = onnxruntime.InferenceSession(made.SerializeToString())
+    x = samples[1].numpy()
+    (theirs,) = session.run(None, {"x": x})
+    error = np.sqrt(np.square(theirs - result.model(x)).mean() / np.square(theirs).mean())
+    assert error < (1e-3 if opset >= 10 else 0.05)
+
+
+def test_a_torch_model_keeps_its_scales() -> None:
+    model, samples = Trained().eval(), rows(80, batch=16)
+    result = sparsejit.shrink(model, samples, budget=0.05, dtype="auto")
+    assert result.scales is not None
+    again = sparsejit.compile(result.source, (samples[0],), dtype=result.scales)
+    assert torch.equal(torch.as_tensor(again(samples[0])), torch.as_tensor(result.model(samples[0])))

@@ -1,0 +1,162 @@
+"""ONNX models with QuantizeLinear and DequantizeLinear around layers that are stored short."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.layer_scales import LayerScales
+from sparsejit.ir.reference import stored_weights
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import LARGEST_INT8, DType
+from sparsejit.prune.shrink.layers_of_source import SourceLayer
+from sparsejit.prune.shrink.sources import tensor_holders
+
+# Opsets from which on QuantizeLinear exists, and DequantizeLinear takes a scale for each output.
+_QUANTISING, _BY_AXIS = 10, 13
+_MULTIPLYING = ("Conv", "Gemm", "MatMul")
+
+
+def with_short_layers(
+    model: Any, graph: Graph, layers: Iterable[tuple[SourceLayer, LayerScales]]
+) -> Any:
+    """A copy of an onnx.ModelProto whose layers round their weights, and in int8 their x.
+
+    `graph` has the weights before they are rounded. Where the opset lacks an operator, or the
+    tensor is not an operand of the layer itself, the tensor has float32 numbers that are rounded
+    already. An x whose rows are measured at every call stays as it is.
+    """
+    made = type(model)()
+    made.CopyFrom(model)
+    writer = _QdqWriter(made)
+    for layer, scales in layers:
+        if scales.dtype is not DType.FLOAT32:
+            writer.round_layer(layer, layer.weights_in(graph), scales)
+    writer.insert_nodes()
+    return made
+
+
+@dataclass
+class _QdqWriter:
+    """Changes a model in place."""
+
+    model: Any
+    _new: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    _rounded: dict[tuple[Any, ...], str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        domains = {each.domain: each.version for each in self.model.opset_import}
+        self._opset = domains.get("", domains.get("ai.onnx", 1))
+        self._holders = dict(tensor_holders(self.model))
+        graph = self.model.graph
+        self._names = {each.name for each in (*graph.initializer, *graph.input)}
+        self._names |= {name for node in graph.node for name in node.output}
+
+    def round_layer(self, layer: SourceLayer, weights: Array, scales: LayerScales) -> None:
+        """Round one layer, whose weights in the source are (out, in, *kernel)."""
+        node = self._reader_of(layer.weights.name)
+        matrix = weights.reshape(len(weights), -1)
+        is_byte = scales.dtype is DType.INT8 and node is not None and self._opset >= _QUANTISING
+        if is_byte and scales.factors is not None:
+            matrix = matrix * np.repeat(scales.factors, matrix.shape[1] // len(scales.factors))
+        if is_byte and scales.input_scale is not None:
+            self._round_x(node, layer.weights.name, scales)
+        if is_byte and self._opset >= _BY_AXIS:
+            self._dequantise(node, layer, matrix.reshape(weights.shape))
+            return
+        stored = stored_weights(SparseMatrix(matrix), scales.dtype).astype(np.float32)
+        self._put(layer.weights.name, layer.weights.written(stored.reshape(weights.shape)))
+
+    def insert_nodes(self) -> None:
+        """Put the new nodes before their readers."""
+        nodes = list(self.model.graph.node)
+        del self.model.graph.node[:]
+        for node in nodes:
+            self.model.graph.node.extend([*self._new.pop(node.output[0], ()), node])
+
+    def _reader_of(self, name: str) -> Any:
+        """The product that reads a tensor; None where another operator does, or several do."""
+        readers = [node for node in self.model.graph.node if name in node.input]
+        found = len(readers) == 1 and readers[0].op_type in _MULTIPLYING
+        return readers[0] if found else None
+
+    def _round_x(self, node: Any, weights: str, scales: LayerScales) -> None:
+        """Round the operand that is not the weights, once for all layers that round it alike."""
+        place = 1 if node.input[0] == weights else 0
+        x, factors = node.input[place], scales.factors
+        divided = b"" if factors is None else factors.tobytes()
+        alike = x, scales.input_scale, scales.input_shift, divided
+        if alike not in self._rounded:
+            self._rounded[alike] = self._rounded_value(node, x, scales)
+        node.input[place] = self._rounded[alike]
+
+    def _rounded_value(self, node: Any, x: str, scales: LayerScales) -> str:
+        new = self._new[node.output[0]]
+        if scales.factors is not None:
+            around = len(scales.shape) - 2
+            divided = (1 / scales.factors).reshape(-1, *(1,) * around).astype(np.float32)
+            x = self._node(new, "Mul", x, self._tensor(f"{x}.factors", divided))
+        steps = (
+            self._tensor(f"{x}.scale", np.float32(scales.input_scale)),
+            self._tensor(f"{x}.zero_point", np.int8(scales.input_shift or 0)),
+        )
+        integers = self._node(new, "QuantizeLinear", x, *steps)
+        return self._node(new, "DequantizeLinear", integers, *steps)
+
+    def _dequantise(self, node: Any, layer: SourceLayer, weights: Array) -> None:
+        """Store the weights as int8, with a scale for each output."""
+        name, written = layer.weights.name, layer.weights.written
+        rows = np.arange(len(weights)).reshape(-1, *(1,) * (weights.ndim - 1))
+        places = written(np.broadcast_to(rows, weights.shape))
+        varying = [n for n in range(places.ndim) if (np.diff(places, axis=n) != 0).any()]
+        axis = varying[0] if varying else places.shape.index(1)
+        scale = np.abs(weights).max(axis=tuple(range(1, weights.ndim))) / LARGEST_INT8
+        scale = np.where(scale > 0, scale, 1.0).astype(np.float32)
+        self._put(name, written(np.rint(weights / scale.reshape(rows.shape)).astype(np.int8)))
+        steps = (
+            self._tensor(f"{name}.scale", scale),
+            self._tensor(f"{name}.zero_point", np.zeros(len(scale), np.int8)),
+        )
+        new = self._new[node.output[0]]
+        place = list(node.input).index(name)
+        node.input[place] = self._node(new, "DequantizeLinear", name, *steps, axis=axis)
+
+    def _put(self, name: str, array: Array) -> None:
+        """Give a tensor other numbers, perhaps of another dtype."""
+        from onnx.numpy_helper import from_array
+
+        holder = self._holders[name]
+        holder.CopyFrom(from_array(np.ascontiguousarray(array), holder.name))
+        for each in self.model.graph.input:  # which list initialisers too in old files
+            if each.name == name:
+                each.type.tensor_type.elem_type = holder.data_type
+
+    def _tensor(self, name: str, array: Any) -> str:
+        """The name of a new initialiser."""
+        from onnx.numpy_helper import from_array
+
+        name = self._free(name)
+        self.model.graph.initializer.append(from_array(np.asarray(array), name))
+        return name
+
+    def _node(self, new: list[Any], op: str, *inputs: str, **attributes: Any) -> str:
+        """The result of a new node."""
+        from onnx.helper import make_node
+
+        name = self._free(f"{inputs[0]}.{op}")
+        new.append(make_node(op, inputs, [name], name=name, **attributes))
+        return name
+
+    def _free(self, name: str) -> str:
+        """A name that nothing has."""
+        number, wanted = 1, name
+        while name in self._names:
+            number += 1
+            name = f"{wanted}.{number}"
+        self._names.add(name)
+        return name

@@ -1,0 +1,24 @@
+"""The planner's times of a model's layers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from sparsejit.api.final_graph import Dtypes, final_graph
+from sparsejit.ir.graph import Graph
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.model import lower_model
+
+
+def predicted_times(
+    graph: Graph, dtypes: Dtypes, options: ModelOptions
+) -> tuple[float, dict[str, float]]:
+    """Predicted nanoseconds of a run, and of the steps of each layer.
+
+    Raises as `final_graph` does.
+    """
+    lowered = lower_model(final_graph(graph, options, dtypes), options)
+    times: dict[str, float] = defaultdict(float)
+    for step in lowered.steps:
+        times[step.origin.layer] += step.ns
+    return lowered.ns, times

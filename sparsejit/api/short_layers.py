@@ -1,0 +1,161 @@
+"""What short dtypes do to a model's layers and outputs, from examples of its inputs.
+
+Each layer is calibrated alone; outputs are those of the compiled code.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from sparsejit.api.final_graph import Dtypes, final_graph
+from sparsejit.api.scales import Scales
+from sparsejit.api.seen_inputs import SeenInput, SeenValues, WatchedModel, rows_each
+from sparsejit.api.steps_of_input import Forms, short_forms, steps_of_values
+from sparsejit.api.variant import TiledGraph, Variant, lowered_variant
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.graph import Array, Graph, Value
+from sparsejit.ir.layer_scales import LayerKey, LayerScales, SumScales
+from sparsejit.ir.spec import DType
+from sparsejit.lowering.context import ModelOptions, Progress
+from sparsejit.passes.calibrated_layers import keyed_layers, weights_of
+from sparsejit.passes.default import folded
+from sparsejit.passes.quantised_layers import quantised_layers
+
+
+class CalibrationInput(NamedTuple):
+    """One element of the data: the model's graph for its shapes, and the arrays it takes."""
+
+    graph: Graph
+    inputs: Sequence[Array]
+
+
+@dataclass
+class ShortLayers:
+    """The layers of one model, calibrated on its data.
+
+    Attributes:
+        elements: the data
+        options: of the code that is compiled
+        tell: the progress
+        may_equalise: whether channels of x may be scaled before they are rounded
+        may_measure: whether each row of x may be measured at every call
+        forms: the best that each short dtype can do for each layer whose x may have steps
+        exact: the outputs in float32, of each element
+        sums: the steps of sums of images
+    """
+
+    elements: Sequence[CalibrationInput]
+    options: ModelOptions
+    tell: Progress
+    may_equalise: bool = True
+    may_measure: bool = True
+    forms: dict[LayerKey, Forms] = field(init=False)
+    exact: list[list[Array]] = field(init=False)
+    sums: tuple[SumScales, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Run the data. Raises InvalidInput for NaN inside the model."""
+        self.exact = []
+        layers, sums = self._seen()
+        self.tell("calibrating layers", 0.2)
+        self.sums = tuple(
+            SumScales(name, *map(steps_of_values, pair)) for name, pair in sums.items()
+        )
+        self.forms = {}
+        alone = self._first.alone
+        for group in self._of_one_x(layers):
+            may_equalise = self.may_equalise and alone.issuperset(group)
+            self.forms.update(short_forms(group, may_equalise, self.may_measure))
+
+    def scales(self, layers: Iterable[LayerScales]) -> Scales:
+        """Those layers stored short, with the steps of sums; without figures."""
+        return Scales(tuple(layers), 0.0, None, 0.0, 0.0, self.sums)
+
+    def all_layers(self, short: Iterable[LayerScales]) -> tuple[LayerScales, ...]:
+        """A record for each layer with weights, in float32 where it is not among the short ones."""
+        by_place = {each.place: each for each in short}
+        return tuple(
+            replace(
+                by_place.get(key.place) or LayerScales(*key, DType.FLOAT32),
+                shape=weights_of(node).shape,
+            )
+            for key, node in keyed_layers(self._first.graph).items()
+        )
+
+    def outputs(self, scales: Dtypes) -> list[list[Array]]:
+        """The outputs of the compiled code, of each element."""
+        return outputs_of(self.elements, scales, self.options)
+
+    def _seen(
+        self,
+    ) -> tuple[dict[LayerKey, SeenInput], dict[str, tuple[SeenValues, SeenValues]]]:
+        """The inputs of layers, and the operands of sums."""
+        layers: dict[LayerKey, SeenInput] = {}
+        sums: dict[str, tuple[SeenValues, SeenValues]] = {}
+        most = rows_each(len(self.elements))
+        for number, (graph, inputs) in enumerate(self.elements):
+            self.tell("running the data", 0.2 * number / len(self.elements))
+            watched = self._watched[id(graph)]
+            outputs, found = watched.run(inputs)
+            self.exact.append(outputs)
+            for key, node in watched.layers.items():
+                if (x := found.get(node.inputs[0])) is not None:
+                    _check_finite(key.layer, x)
+                    if key not in layers:
+                        weights = watched.graph.constants[node.inputs[1]]
+                        layers[key] = SeenInput(node, weights, len(layers))
+                    layers[key].add(x, most)
+            for name, node in watched.sums.items():
+                pair = sums.setdefault(name, (SeenValues(0), SeenValues(1)))
+                for seen, value in zip(pair, node.inputs, strict=True):
+                    seen.add(found[value], most)
+        return layers, sums
+
+    @cached_property
+    def _watched(self) -> dict[int, WatchedModel]:
+        """By the graph, of which elements of the same shapes have the same one."""
+        graphs = {id(each.graph): each.graph for each in self.elements}
+        return {
+            key: WatchedModel(folded(quantised_layers(graph)), self.options)
+            for key, graph in graphs.items()
+        }
+
+    @property
+    def _first(self) -> WatchedModel:
+        return self._watched[id(self.elements[0].graph)]
+
+    def _of_one_x(
+        self, layers: Mapping[LayerKey, SeenInput]
+    ) -> Iterable[dict[LayerKey, SeenInput]]:
+        """Layers that read the same value, together."""
+        groups: dict[Value, dict[LayerKey, SeenInput]] = defaultdict(dict)
+        for key, node in self._first.layers.items():
+            if key in layers:
+                groups[node.inputs[0]][key] = layers[key]
+        return groups.values()
+
+
+def outputs_of(
+    elements: Sequence[CalibrationInput], dtypes: Dtypes, options: ModelOptions
+) -> list[list[Array]]:
+    """The outputs of the compiled code, of each element, with layers stored so."""
+    variants: dict[int, Variant] = {}
+    results = []
+    for graph, inputs in elements:
+        if id(graph) not in variants:
+            final = replace(final_graph(graph, options, dtypes), batch_axes=None)
+            made = [TiledGraph(final, None)]
+            variants[id(graph)] = lowered_variant(made, options, "tried", is_cached=False)
+        results.append(variants[id(graph)].call.run(*inputs))
+    return results
+
+
+def _check_finite(layer: str, x: Array) -> None:
+    if not np.isfinite(x).all():
+        raise InvalidInput(f"{layer} meets NaN or infinite values on the data")
