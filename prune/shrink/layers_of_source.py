@@ -48,6 +48,11 @@ class SourceLayer:
     scale: Array
     bias: SourceBias | None
 
+    @property
+    def names(self) -> list[str]:
+        """The names of its tensors in the source."""
+        return [self.weights.name, *([] if self.bias is None else [self.bias.place.name])]
+
     def weights_in(self, made: Graph) -> Array:
         """The source's weights for a graph's, float32 (out, in, *kernel)."""
         rows = self.scale.reshape(-1, *(1,) * (len(self.layer.shape) - 1))
@@ -167,6 +172,19 @@ def tensors_of(
 ) -> dict[str, Array]:
     """The source's tensors for the weights that a graph has."""
     return {k: v for layer in layers for k, v in layer.tensors(dense, made).items()}
+
+
+def weights_of(layers: Sequence[SourceLayer], again: Graph, made: Graph) -> Graph:
+    """A graph with the weights and biases of the source, read again."""
+    nodes = {key.place: node for key, node in keyed_layers(again).items()}
+    found = {}
+    for each in layers:
+        layer = each.layer
+        values = nodes[layer.key.place].inputs[1:3]
+        for value, own in zip(values, (layer.weights, layer.bias), strict=False):
+            if own is not None:
+                found[own] = again.constants[value]
+    return with_weights(made, found)
 
 
 def check_same(layers: Sequence[SourceLayer], again: Graph, made: Graph) -> None:

@@ -18,12 +18,13 @@ from sparsejit.prune.shrink.forms import DENSE, FINEST, Form
 from sparsejit.prune.shrink.layers import ShrinkLayer
 from sparsejit.prune.shrink.moments import Moments
 from sparsejit.prune.shrink.reaction import RowChange, reactions
-from sparsejit.prune.shrink.zeros import choices_by_amount
+from sparsejit.prune.shrink.zeros import choices_by_amount, squared_error
 
 Elements = Sequence[Sequence[Array]]
 # Elements that outputs' reactions are measured on.
 _REACTING = 16
 _TRIED = 2  # of the amounts, by which outputs' reactions to zeros are measured
+_LEAST_CHANGE = 1e-6  # of the products' squares: less is rounding
 _LEAST_LOSS = 1e-12
 
 
@@ -76,13 +77,16 @@ class LossTable:
         patterns = list(dict.fromkeys((FINEST, *(form.pattern for form in forms))))
         own: dict[str, list[list[float]]] = {name: [] for name in patterns}
         trials: list[tuple[ShrinkLayer, RowChange]] = []
+        places = []  # of the amounts that are tried
         for number, layer in enumerate(self.layers):
             self.tell(f"choosing zeros of {layer.key.layer}", 0.2 + 0.2 * number / len(self.layers))
             for name in patterns:
                 found = self._choices(layer, name, amounts)
                 own[name].append([error for _, error in found])
                 if name == FINEST:
-                    trials.append((layer, self._change_by_zeros(layer, found[_TRIED][0])))
+                    places.append(self._place_to_try(layer, own[name][-1]))
+                    made, _ = found[places[-1]]
+                    trials.append((layer, self._change_by_zeros(layer, made)))
         dtypes = list(dict.fromkeys(form.dtype for form in forms if form.dtype is not DENSE.dtype))
         trials += [
             (layer, _change_by_storage(self.forms[layer.key][dtype], self._weights(layer)))
@@ -94,7 +98,8 @@ class LossTable:
         tried = np.array(reactions(self.graph, reacting, trials, self.options))
         by_zeros, *by_storage = tried.reshape(-1, len(self.layers))
         grown = {name: np.maximum.accumulate(np.array(each), axis=1) for name, each in own.items()}
-        scale = by_zeros / np.maximum(grown[FINEST][:, _TRIED], 1e-30)
+        tried_errors = grown[FINEST][np.arange(len(places)), places]
+        scale = by_zeros / np.maximum(tried_errors, 1e-30)
         zeros = {
             name: np.maximum(each * scale[:, None], _LEAST_LOSS) for name, each in grown.items()
         }
@@ -110,6 +115,14 @@ class LossTable:
         seen, held = (x.hessian(layer.bias is not None) for x in self.moments[layer])
         lying = on_weight(PATTERNS[pattern], layer.shape)
         return choices_by_amount(weight, seen, held, lying, amounts)
+
+    def _place_to_try(self, layer: ShrinkLayer, errors: Sequence[float]) -> int:
+        """The first amount, from the usual one on, that changes the layer's products at all."""
+        weight = torch.tensor(self._weights(layer), dtype=torch.float64)
+        _, held = (x.hessian(layer.bias is not None) for x in self.moments[layer])
+        least = _LEAST_CHANGE * squared_error(weight, torch.zeros_like(weight), held)
+        places = range(_TRIED, len(errors))
+        return next((place for place in places if errors[place] > least), len(errors) - 1)
 
     def _change_by_zeros(self, layer: ShrinkLayer, made: torch.Tensor) -> RowChange:
         """The change by other weights, less that of the mean row where a bias makes up for it."""

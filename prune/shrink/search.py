@@ -86,6 +86,7 @@ class FormSearch:
         may_measure: whether rows of an int8 layer's x may be measured at every call
         options: of the models that are compiled
         tell: the progress
+        trained: trains the other weights of a graph with zeros; None where they stay as fitted
         tried: the choices that were carried out
     """
 
@@ -97,6 +98,7 @@ class FormSearch:
     may_measure: bool
     options: ModelOptions
     tell: Progress
+    trained: Callable[[Graph], Graph] | None = None
     tried: list[FrontierPoint] = field(default_factory=list)
 
     def prepare(self) -> None:
@@ -170,7 +172,7 @@ class FormSearch:
             for layer in stage.layers:
                 changed |= self._changed(layer, chosen[layer], dense, run)
             now = with_weights(now, changed)
-        return self._measured(now, chosen)
+        return self._measured(now if self.trained is None else self.trained(now), chosen)
 
     def outputs(
         self, graph: Graph, scales: Scales | None, elements: Elements

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,14 @@ from sparsejit.api.quantise import ReadModel
 from sparsejit.api.scales import Scales
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx import declared_inputs, is_onnx
+from sparsejit.frontends.torch_export import is_program
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.lowering.context import Progress, told
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import folded
 from sparsejit.passes.quantised_layers import quantised_layers
 from sparsejit.prune.shrink.data import check_alike, read_data, split
+from sparsejit.prune.shrink.distilling import Distillation
 from sparsejit.prune.shrink.forms import DENSE
 from sparsejit.prune.shrink.layers import ShrinkLayer, shrink_layers
 from sparsejit.prune.shrink.layers_of_source import (
@@ -34,6 +36,7 @@ from sparsejit.prune.shrink.layers_of_source import (
     check_same,
     source_layers,
     tensors_of,
+    weights_of,
 )
 from sparsejit.prune.shrink.qdq import with_short_layers
 from sparsejit.prune.shrink.search import (
@@ -67,6 +70,7 @@ def shrink(
     metric: Metric | None = None,
     speed: float | None = None,
     dtype: str = "float32",
+    finetune: int = 0,
     constants: Mapping[str, Any] | None = None,
     target: str | Target = "native",
     threads: int = 1,
@@ -90,6 +94,8 @@ def shrink(
         metric: a function of the list of outputs, one for each element of the data; more is better
         speed: in place of a budget, how many times as fast the model is to become at least
         dtype: "float32", or "auto" for weights of int8 and 16 bits where these gain more than zeros
+        finetune: for a torch module, steps of training that each choice gets before it is measured,
+            at most: towards the dense outputs on the same data, with the zeros fixed
         constants: as for `compile`
         target: as for `compile`
         threads: as for `compile`
@@ -108,10 +114,13 @@ def shrink(
     allowed = _checked(budget, metric, speed)
     if dtype not in (DENSE.dtype.value, AUTO):
         raise InvalidInput(f"dtype={dtype!r}; give 'float32' or 'auto'")
+    _check_steps(finetune, model)
     settings = ModelSettings(target, threads, tune=False, exact=False)
     compiler = ModelCompiler(model, True, False, None, constants or {}, None, "float32", settings)
     calls = calls_of(_elements(model, data, constants or {}))
     job = _ShrinkJob.of(compiler, calls, dtype == AUTO, told(progress))
+    if finetune:
+        job.search.trained = job.training(calls, finetune)
     job.search.prepare()
     score = None if metric is None else partial(job.score, metric)
     found = _found(job.search, allowed, score, speed)
@@ -176,6 +185,20 @@ class _ShrinkJob:
         layers = self._layers(found.graph, found.choices)
         given = found.error, loss, dense_ns, ns, False, *self._points(found)
         return Shrunk(fast, self._source_of(made, found), found.scales, layers, *given)
+
+    def training(self, calls: Sequence[ExampleCall], steps: int) -> Callable[[Graph], Graph]:
+        """Training of the layers that may change, in the source, and back to the graph."""
+        search = self.search
+        distillation = Distillation(self.source.model, calls, steps, search.tell)
+        names = [name for each in self.tied for name in each.names]
+
+        def trained(graph: Graph) -> Graph:
+            made = self.source.written(tensors_of(self.tied, search.graph, graph))
+            made = distillation.trained(made, names)
+            again = replace(self.compiler, model=made, name="").read(self.call)
+            return weights_of(self.tied, folded(quantised_layers(again.graph)), graph)
+
+        return trained
 
     def _source_of(self, made: Any, found: Tried) -> Any:
         """The source as it is written: an ONNX model with its short layers rounded."""
@@ -261,6 +284,14 @@ def _checked(budget: Any, metric: Any, speed: Any) -> float:
             "as 0.01, or with a metric what it may lose"
         )
     return float(value)
+
+
+def _check_steps(steps: Any, model: Any) -> None:
+    """Raise InvalidInput for steps that are no number, and for a model that cannot be trained."""
+    if isinstance(steps, bool) or not isinstance(steps, Integral) or steps < 0:
+        raise InvalidInput(f"finetune={steps!r}; give a number of steps, such as 200")
+    if steps and (is_onnx(model) or is_program(model)):
+        raise InvalidInput("finetune trains torch modules; leave it out for files and programs")
 
 
 def _is_number(x: Any) -> bool:

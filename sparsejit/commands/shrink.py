@@ -43,6 +43,9 @@ def shrink(
     dtype: Annotated[
         str, typer.Option(help="float32, or auto for int8 and 16 bits where these gain more.")
     ] = "float32",
+    finetune: Annotated[
+        int, typer.Option(min=0, help="Steps of training on the dense outputs, at most.")
+    ] = 0,
     constant: ConstantsOption = None,
     target: TargetOption = "native",
     threads: ThreadsOption = 1,
@@ -67,6 +70,7 @@ def shrink(
             speed=None if speed is None else parsed_number(speed, "--speed", "x", 1.0),
             metric=None if metric is None else named_function(metric, "metric"),
             dtype=dtype,
+            finetune=finetune,
             constants=source.constants,
             target=target,
             threads=threads,

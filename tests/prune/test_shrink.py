@@ -244,6 +244,7 @@ def test_a_budget_that_allows_nothing_returns_the_dense_model() -> None:
         ({"speed": 0.5}, r"speed=0.5; give how many times"),
         ({"speed": 2, "budget": 0.1}, r"speed and a budget are both given"),
         ({"metric": len}, r"metric goes with budget"),
+        ({"finetune": -1}, r"finetune=-1; give a number of steps"),
         ({"dtype": "int8"}, r"dtype='int8'; give 'float32' or 'auto'"),
         ({"budget": 0.1, "metric": "accuracy"}, r"metric goes with budget"),
         ({"data": rows(1)}, r"data has 1 elements; give 8 at least"),
@@ -331,4 +332,15 @@ def test_a_torch_model_keeps_its_scales() -> None:
     result = sparsejit.shrink(model, samples, budget=0.05, dtype="auto")
     assert result.scales is not None
     again = sparsejit.compile(result.source, (samples[0],), dtype=result.scales)
-    assert torch.equal(torch.as_tensor(again(samples[0])), torch.as_tensor(result.model(samples[0])))
+    np.testing.assert_array_equal(again(samples[0]), result.model(samples[0]))
+
+
+def test_training_lowers_the_error() -> None:
+    """The zeros stay, and the source has the trained weights."""
+    model, samples = Trained().eval(), rows(80, batch=16)
+    plain = sparsejit.shrink(model, samples, speed=3)
+    result = sparsejit.shrink(model, samples, speed=3, finetune=60)
+    assert result.error < 0.99 * plain.error
+    assert [x.zeros for x in result.layers] == pytest.approx([x.zeros for x in plain.layers])
+    found = torch.as_tensor(result.model(samples[0]))
+    torch.testing.assert_close(found, result.source(samples[0]), rtol=1e-4, atol=1e-4)
