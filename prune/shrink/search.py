@@ -24,12 +24,13 @@ from sparsejit.lowering.context import ModelOptions, Progress, told
 from sparsejit.prune.frontier import Frontier, LayerOptions, frontier
 from sparsejit.prune.patterns import PATTERNS, on_weight
 from sparsejit.prune.shrink.forms import DENSE, Form
+from sparsejit.prune.shrink.kept_tables import KeptTables, Tables
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
-from sparsejit.prune.shrink.losses import Elements, Losses, LossTable
+from sparsejit.prune.shrink.losses import Elements, LossTable
 from sparsejit.prune.shrink.moments import Moments, PairedMoments, rows_of
 from sparsejit.prune.shrink.segments import SegmentedRun, stages
 from sparsejit.prune.shrink.shrunk import FrontierPoint
-from sparsejit.prune.shrink.times import LayerTimes, Times
+from sparsejit.prune.shrink.times import LayerTimes
 from sparsejit.prune.shrink.zeros import with_zeros
 
 # Shares of zeros whose errors are measured, and how many lie between them that layers may take.
@@ -86,6 +87,7 @@ class FormSearch:
         may_measure: whether rows of an int8 layer's x may be measured at every call
         options: of the models that are compiled
         tell: the progress
+        kept: the file of the tables, if they are kept
         trained: trains the other weights of a graph with zeros; None where they stay as fitted
         tried: the choices that were carried out
     """
@@ -98,35 +100,43 @@ class FormSearch:
     may_measure: bool
     options: ModelOptions
     tell: Progress
+    kept: KeptTables | None = None
     trained: Callable[[Graph], Graph] | None = None
     tried: list[FrontierPoint] = field(default_factory=list)
 
     def prepare(self) -> None:
         """Measure the cost of each layer's choices. Raises InvalidInput for NaN in the model."""
         self.tell("running the data", 0.0)
+        self.exact = self.outputs(self.graph, None, self.held)
+        tables = None if self.kept is None else self.kept.read(self.layers)
+        if tables is None:
+            tables = self._tables()
+            if self.kept is not None:
+                self.kept.write(self.layers, tables)
+        self.layers, self.times, self.losses = tables
+
+    def _tables(self) -> Tables:
+        """The layers that the data says enough about, and the tables of their forms."""
         moments = self._dense_moments()
-        self.layers = [
+        layers = [
             layer
             for layer in self.layers
             if sum(each.count for each in moments[layer]) >= _ROWS_FOR_INPUT * layer.inputs
         ]
-        if not self.layers:
+        if not layers:
             raise InvalidInput(
                 "data has too few elements for the layers of this model; give more of them"
             )
-        self.exact = self.outputs(self.graph, None, self.held)
         short = self._short_layers(self.graph) if self.may_be_short else None
         self.tell("predicting times", 0.15)
         dtypes: dict[DType, Dtypes] = {DENSE.dtype: "float32"}
         if short is not None:
-            dtypes |= self._short_dtypes(short)
-        times = LayerTimes(self.graph, self.layers, dtypes, self.options)
-        self.times: Times = times.by_form()
+            dtypes |= _short_dtypes(short, layers)
+        times = LayerTimes(self.graph, layers, dtypes, self.options).by_form()
         forms: Mapping[LayerKey, Forms] = {} if short is None else short.forms
-        table = LossTable(
-            self.graph, self.layers, moments, forms, self.fitted, self.options, self.tell
-        )
-        self.losses: Losses = table.measured(list(self.times.layers), AMOUNTS)
+        given = self.graph, layers, moments, forms, self.fitted, self.options, self.tell
+        losses = LossTable(*given).measured(list(times.layers), AMOUNTS)
+        return Tables(layers, times, losses)
 
     @property
     def dense_ns(self) -> float:
@@ -217,16 +227,6 @@ class FormSearch:
         inputs = [CalibrationInput(graph, each) for each in some]
         return ShortLayers(inputs, self.options, told(None), may_measure=self.may_measure)
 
-    def _short_dtypes(self, short: ShortLayers) -> dict[DType, Scales]:
-        """The storage of all layers in each short dtype that can hold them."""
-        found = {}
-        for dtype in (DType.FLOAT16, DType.BFLOAT16, DType.INT8):
-            own = [short.forms[layer.key].get(dtype) for layer in self.layers]
-            held = [each for each in own if each is not None]
-            if len(held) == len(own):
-                found[dtype] = short.scales(held)
-        return found
-
     @cached_property
     def _grid(self) -> Array:
         return np.unique([*AMOUNTS, *np.linspace(AMOUNTS[1], AMOUNTS[-1], _STEPS)])
@@ -268,11 +268,25 @@ class FormSearch:
         return changed
 
 
+def _short_dtypes(
+    short: ShortLayers, layers: Sequence[ShrinkLayer]
+) -> dict[DType, Scales]:
+    """The storage of all layers in each short dtype that can hold them."""
+    found = {}
+    for dtype in (DType.FLOAT16, DType.BFLOAT16, DType.INT8):
+        own = [short.forms[layer.key].get(dtype) for layer in layers]
+        held = [each for each in own if each is not None]
+        if len(held) == len(own):
+            found[dtype] = short.scales(held)
+    return found
+
+
 def within_error(search: FormSearch, budget: float, tries: int) -> Tried | None:
     """The fastest choice tried whose error is within the budget; None where none is.
 
     The first is the one that is predicted to have that error. From then on a choice lies between
-    the nearest one that fits and the nearest that does not, as their errors say.
+    the nearest one that fits and the nearest that does not, as their errors say. An interrupt ends
+    the search where one fits already.
     """
     losses = np.sqrt(search.choices.losses)  # falling, by rising time
     fits: tuple[float, float, Tried] | None = None
@@ -284,7 +298,12 @@ def within_error(search: FormSearch, budget: float, tries: int) -> Tried | None:
             break
         tried_states.add(state)
         search.tell(f"trying choice {number + 1}", 0.5 + 0.4 * number / tries)
-        tried = search.attempt(state)
+        try:
+            tried = search.attempt(state)
+        except KeyboardInterrupt:
+            if fits is None:
+                raise
+            break
         predicted, error = float(losses[state]), max(tried.error, _LEAST_ERROR)
         if error <= budget:
             fits = predicted, error, tried
@@ -309,14 +328,22 @@ def _between(
 
 
 def within_metric(search: FormSearch, fits: Callable[[Tried], bool], tries: int) -> Tried | None:
-    """The fastest choice tried that fits, by halving the range of times."""
+    """The fastest choice tried that fits, by halving the range of times.
+
+    An interrupt ends the search where one fits already.
+    """
     found: Tried | None = None
     times = search.choices.times + search.times.others
     low, high = float(np.log(times[0])), float(np.log(search.dense_ns))
     for number in range(tries):
         middle = (low + high) / 2
         search.tell(f"trying choice {number + 1}", 0.5 + 0.4 * number / tries)
-        tried = search.attempt(search.choices.within(np.exp(middle) - search.times.others))
+        try:
+            tried = search.attempt(search.choices.within(np.exp(middle) - search.times.others))
+        except KeyboardInterrupt:
+            if found is None:
+                raise
+            break
         if fits(tried):
             found, high = tried, middle
         else:

@@ -30,6 +30,7 @@ from sparsejit.passes.quantised_layers import quantised_layers
 from sparsejit.prune.shrink.data import check_alike, read_data, split
 from sparsejit.prune.shrink.distilling import Distillation
 from sparsejit.prune.shrink.forms import DENSE
+from sparsejit.prune.shrink.kept_tables import KeptTables
 from sparsejit.prune.shrink.layers import ShrinkLayer, shrink_layers
 from sparsejit.prune.shrink.layers_of_source import (
     SourceLayer,
@@ -71,6 +72,7 @@ def shrink(
     speed: float | None = None,
     dtype: str = "float32",
     finetune: int = 0,
+    resume: str | Path | None = None,
     constants: Mapping[str, Any] | None = None,
     target: str | Target = "native",
     threads: int = 1,
@@ -96,6 +98,8 @@ def shrink(
         dtype: "float32", or "auto" for weights of int8 and 16 bits where these gain more than zeros
         finetune: for a torch module, steps of training that each choice gets before it is measured,
             at most: towards the dense outputs on the same data, with the zeros fixed
+        resume: a file that keeps the tables of times and errors, which take most of the work: where
+            it is there, shrinking goes on from it
         constants: as for `compile`
         target: as for `compile`
         threads: as for `compile`
@@ -119,6 +123,8 @@ def shrink(
     compiler = ModelCompiler(model, True, False, None, constants or {}, None, "float32", settings)
     calls = calls_of(_elements(model, data, constants or {}))
     job = _ShrinkJob.of(compiler, calls, dtype == AUTO, told(progress))
+    if resume is not None:
+        job.search.kept = job.kept_in(resume)
     if finetune:
         job.search.trained = job.training(calls, finetune)
     job.search.prepare()
@@ -185,6 +191,12 @@ class _ShrinkJob:
         layers = self._layers(found.graph, found.choices)
         given = found.error, loss, dense_ns, ns, False, *self._points(found)
         return Shrunk(fast, self._source_of(made, found), found.scales, layers, *given)
+
+    def kept_in(self, path: str | Path) -> KeptTables:
+        """The file of the tables. Raises InvalidInput where it cannot be written."""
+        search = self.search
+        flags = search.may_be_short, search.may_measure
+        return KeptTables.at(path, search.graph, self.elements, search.options, *flags)
 
     def training(self, calls: Sequence[ExampleCall], steps: int) -> Callable[[Graph], Graph]:
         """Training of the layers that may change, in the source, and back to the graph."""

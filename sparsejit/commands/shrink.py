@@ -46,6 +46,10 @@ def shrink(
     finetune: Annotated[
         int, typer.Option(min=0, help="Steps of training on the dense outputs, at most.")
     ] = 0,
+    resume: Annotated[
+        Path | None,
+        typer.Option(dir_okay=False, help="Keeps the tables of errors; goes on from them."),
+    ] = None,
     constant: ConstantsOption = None,
     target: TargetOption = "native",
     threads: ThreadsOption = 1,
@@ -71,6 +75,7 @@ def shrink(
             metric=None if metric is None else named_function(metric, "metric"),
             dtype=dtype,
             finetune=finetune,
+            resume=resume,
             constants=source.constants,
             target=target,
             threads=threads,

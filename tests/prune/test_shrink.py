@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ from torch import nn
 import sparsejit
 from sparsejit.api.example_calls import calls_of
 from sparsejit.api.options import ModelSettings
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.prune.shrink import shrinking
 from sparsejit.prune.shrink.data import read_data
 from sparsejit.prune.shrink.layers import with_weights
 from sparsejit.prune.shrink.layers_of_source import tensors_of
+from sparsejit.prune.shrink.search import FormSearch
 from sparsejit.prune.shrink.segments import stages
 
 onnx = pytest.importorskip("onnx")
@@ -344,3 +346,45 @@ def test_training_lowers_the_error() -> None:
     assert [x.zeros for x in result.layers] == pytest.approx([x.zeros for x in plain.layers])
     found = torch.as_tensor(result.model(samples[0]))
     torch.testing.assert_close(found, result.source(samples[0]), rtol=1e-4, atol=1e-4)
+
+
+def test_shrinking_goes_on_from_its_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without measuring again; tables of other data are refused, as are damaged ones."""
+    model, samples = Trained().eval(), rows(80, batch=16)
+    path = tmp_path / "tables.sjit"
+    first = sparsejit.shrink(model, samples, speed=2, dtype="auto", resume=path)
+
+    def measures(*_: Any) -> Any:
+        raise AssertionError("the tables are measured again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FormSearch, "_tables", measures)
+        again = sparsejit.shrink(model, samples, speed=2, dtype="auto", resume=path)
+    assert again.layers == first.layers and again.error == first.error
+    with pytest.raises(InvalidInput, match="tables of another model, other data or options"):
+        sparsejit.shrink(model, samples[1:], speed=2, dtype="auto", resume=path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DamagedFile, match=r"tables\.sjit"):
+        sparsejit.shrink(model, samples, speed=2, dtype="auto", resume=path)
+
+
+def test_an_interrupt_keeps_the_best_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, samples = Trained().eval(), rows(80, batch=16)
+    attempt, calls = FormSearch.attempt, []
+
+    def interrupted(search: FormSearch, state: int) -> Any:
+        calls.append(state)
+        if len(calls) == stop:
+            raise KeyboardInterrupt
+        tried = attempt(search, state)
+        return replace(tried, error=tried.error / 4)  # which asks for another try
+
+    monkeypatch.setattr(FormSearch, "attempt", interrupted)
+    stop = 2
+    result = sparsejit.shrink(model, samples, budget=0.3)
+    assert len(calls) == 2 and not result.is_dense
+    calls, stop = [], 1
+    with pytest.raises(KeyboardInterrupt):
+        sparsejit.shrink(model, samples, budget=0.3)

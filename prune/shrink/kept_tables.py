@@ -1,0 +1,115 @@
+"""A file with the tables of times and losses, from which shrinking goes on after it was stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from sparsejit.api.code_cache import digest_of
+from sparsejit.artefact import sealed
+from sparsejit.artefact.records import fields_of
+from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.files import check_writable
+from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.spec import DType
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.prune.patterns import PATTERNS
+from sparsejit.prune.shrink.forms import Form
+from sparsejit.prune.shrink.layers import ShrinkLayer
+from sparsejit.prune.shrink.losses import Losses
+from sparsejit.prune.shrink.times import Times
+
+_KIND = "shrink tables"
+_TIMES, _ZEROS, _STORAGE = "times", "zeros", "storage"
+
+
+class Tables(NamedTuple):
+    """The layers that may change, the times of their forms, and the losses."""
+
+    layers: list[ShrinkLayer]
+    times: Times
+    losses: Losses
+
+
+@dataclass(frozen=True)
+class KeptTables:
+    """The file, and a digest of the model, the data and the options that its tables are for."""
+
+    path: Path
+    digest: str
+
+    @classmethod
+    def at(
+        cls,
+        path: str | Path,
+        graph: Graph,
+        elements: Sequence[Sequence[Array]],
+        options: ModelOptions,
+        *flags: bool,
+    ) -> KeptTables:
+        """Raises InvalidInput where the file cannot be written."""
+        arrays = [array for each in elements for array in each]
+        parts = str(graph), list(graph.constants.values()), arrays, str(options.target), str(flags)
+        return cls(check_writable(path), digest_of(*parts))
+
+    def read(self, layers: Sequence[ShrinkLayer]) -> Tables | None:
+        """The tables of some of these layers; None without a file.
+
+        Raises InvalidInput for the tables of another model or other data, and DamagedFile.
+        """
+        if not self.path.exists():
+            return None
+        found = sealed.read(self.path, (_KIND,))
+        with sealed.naming(self.path):
+            digest, numbers, forms, patterns, dtypes, amounts, others = fields_of(
+                found.header,
+                digest=str,
+                **dict.fromkeys(("layers", "forms", "patterns", "dtypes", "amounts"), list),
+                others=float,
+            )
+            if digest != self.digest:
+                raise InvalidInput(
+                    f"{self.path} has the tables of another model, other data or options; remove "
+                    "it, or name another file"
+                )
+            try:
+                own = [layers[number] for number in numbers]
+                by_form = [_form(each) for each in forms]
+                tables = {name: found.tensors[name] for name in (_TIMES, _ZEROS, _STORAGE)}
+                times = Times(dict(zip(by_form, tables[_TIMES], strict=True)), others)
+                zeros = dict(zip(patterns, tables[_ZEROS], strict=True))
+                storage = dict(zip(map(DType, dtypes), tables[_STORAGE], strict=True))
+            except (KeyError, IndexError, TypeError, ValueError) as error:
+                raise DamagedFile(f"has tables that do not belong together ({error})") from error
+        return Tables(own, times, Losses(amounts, zeros, storage))
+
+    def write(self, layers: Sequence[ShrinkLayer], tables: Tables) -> None:
+        """Keep the tables, of some of these layers."""
+        places = {layer: number for number, layer in enumerate(layers)}
+        header = {
+            "digest": self.digest,
+            "layers": [places[layer] for layer in tables.layers],
+            "forms": [[form.pattern, form.dtype.value] for form in tables.times.layers],
+            "patterns": list(tables.losses.zeros),
+            "dtypes": [dtype.value for dtype in tables.losses.storage],
+            "amounts": list(tables.losses.amounts),
+            "others": tables.times.others,
+        }
+        arrays = {
+            _TIMES: np.stack(list(tables.times.layers.values())),
+            _ZEROS: np.stack(list(tables.losses.zeros.values())),
+            _STORAGE: np.stack(list(tables.losses.storage.values())),
+        }
+        sealed.write(self.path, _KIND, header, arrays)
+
+
+def _form(data: Sequence[str]) -> Form:
+    """Raises ValueError for none."""
+    pattern, dtype = data
+    if pattern not in PATTERNS:
+        raise ValueError(f"{pattern!r} is no pattern")
+    return Form(pattern, DType(dtype))
