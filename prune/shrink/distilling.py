@@ -44,7 +44,7 @@ class Distillation:
         """
         model = copy.deepcopy(model).eval().requires_grad_(False)
         own = dict(model.named_parameters())
-        training = _Training(model, [own[name] for name in names if name in own], self.steps)
+        training = _AdamSteps(model, [own[name] for name in names if name in own], self.steps)
         fitted, held = split(self.calls)
         wanted, exact = ([_outputs(self.dense, call) for call in some] for some in (fitted, held))
         best, least, idle = copy.deepcopy(model.state_dict()), _error(model, held, exact), 0
@@ -65,7 +65,7 @@ class Distillation:
         return model.requires_grad_(False)
 
 
-class _Training:
+class _AdamSteps:
     """Steps of Adam on some tensors of a module."""
 
     def __init__(self, model: nn.Module, tensors: Sequence[nn.Parameter], steps: int) -> None:

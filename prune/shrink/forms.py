@@ -12,13 +12,13 @@ _BY_ERROR = (DType.FLOAT32, DType.FLOAT16, DType.BFLOAT16, DType.INT8)
 
 
 @dataclass(frozen=True)
-class Form:
+class LayerForm:
     """A pattern of zeros by its name, and a dtype of the weights."""
 
     pattern: str
     dtype: DType
 
-    def is_finer(self, other: Form) -> bool:
+    def is_finer(self, other: LayerForm) -> bool:
         """Whether zeros lie as freely as in the other form, and weights err as little."""
         if _BY_ERROR.index(self.dtype) > _BY_ERROR.index(other.dtype):
             return False
@@ -36,7 +36,7 @@ _PATTERNS = {
     DType.BFLOAT16: (FINEST,),
     DType.INT8: (FINEST, "4x1in", "4x2in"),
 }
-FORMS = tuple(Form(name, dtype) for dtype in _BY_ERROR for name in _PATTERNS[dtype])
+FORMS = tuple(LayerForm(name, dtype) for dtype in _BY_ERROR for name in _PATTERNS[dtype])
 DENSE = FORMS[0]
 
 assert all(form.pattern in PATTERNS for form in FORMS)

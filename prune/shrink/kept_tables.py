@@ -18,7 +18,7 @@ from sparsejit.ir.graph import Array, Graph
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.prune.patterns import PATTERNS
-from sparsejit.prune.shrink.forms import Form
+from sparsejit.prune.shrink.forms import LayerForm
 from sparsejit.prune.shrink.layers import ShrinkLayer
 from sparsejit.prune.shrink.losses import Losses
 from sparsejit.prune.shrink.times import Times
@@ -27,7 +27,7 @@ _KIND = "shrink tables"
 _TIMES, _ZEROS, _STORAGE = "times", "zeros", "storage"
 
 
-class Tables(NamedTuple):
+class ShrinkTables(NamedTuple):
     """The layers that may change, the times of their forms, and the losses."""
 
     layers: list[ShrinkLayer]
@@ -56,7 +56,7 @@ class KeptTables:
         parts = str(graph), list(graph.constants.values()), arrays, str(options.target), str(flags)
         return cls(check_writable(path), digest_of(*parts))
 
-    def read(self, layers: Sequence[ShrinkLayer]) -> Tables | None:
+    def read(self, layers: Sequence[ShrinkLayer]) -> ShrinkTables | None:
         """The tables of some of these layers; None without a file.
 
         Raises InvalidInput for the tables of another model or other data, and DamagedFile.
@@ -85,9 +85,9 @@ class KeptTables:
                 storage = dict(zip(map(DType, dtypes), tables[_STORAGE], strict=True))
             except (KeyError, IndexError, TypeError, ValueError) as error:
                 raise DamagedFile(f"has tables that do not belong together ({error})") from error
-        return Tables(own, times, Losses(amounts, zeros, storage))
+        return ShrinkTables(own, times, Losses(amounts, zeros, storage))
 
-    def write(self, layers: Sequence[ShrinkLayer], tables: Tables) -> None:
+    def write(self, layers: Sequence[ShrinkLayer], tables: ShrinkTables) -> None:
         """Keep the tables, of some of these layers."""
         places = {layer: number for number, layer in enumerate(layers)}
         header = {
@@ -107,9 +107,9 @@ class KeptTables:
         sealed.write(self.path, _KIND, header, arrays)
 
 
-def _form(data: Sequence[str]) -> Form:
+def _form(data: Sequence[str]) -> LayerForm:
     """Raises ValueError for none."""
     pattern, dtype = data
     if pattern not in PATTERNS:
         raise ValueError(f"{pattern!r} is no pattern")
-    return Form(pattern, DType(dtype))
+    return LayerForm(pattern, DType(dtype))

@@ -14,7 +14,7 @@ from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.prune.patterns import PATTERNS, on_weight
-from sparsejit.prune.shrink.forms import DENSE, FINEST, Form
+from sparsejit.prune.shrink.forms import DENSE, FINEST, LayerForm
 from sparsejit.prune.shrink.layers import ShrinkLayer
 from sparsejit.prune.shrink.moments import Moments
 from sparsejit.prune.shrink.reaction import RowChange, reactions
@@ -42,7 +42,7 @@ class Losses:
     zeros: Mapping[str, Array]
     storage: Mapping[DType, Array]
 
-    def of(self, number: int, form: Form, amounts: Array) -> Array:
+    def of(self, number: int, form: LayerForm, amounts: Array) -> Array:
         """The losses of one layer in a form, at some amounts."""
         logs = np.log(self.zeros[form.pattern][number, 1:])
         between = np.exp(np.interp(amounts, self.amounts[1:], logs))
@@ -69,10 +69,11 @@ class LossTable:
     options: ModelOptions
     tell: Progress
 
-    def measured(self, forms: Sequence[Form], amounts: Sequence[float]) -> Losses:
+    def measured(self, forms: Sequence[LayerForm], amounts: Sequence[float]) -> Losses:
         """The losses of these forms.
 
-        Those of zeros grow with the layer's own error from the one at one amount, which is tried.
+        The losses of zeros grow with the layer's own error from the loss at one amount, which is
+        tried.
         """
         patterns = list(dict.fromkeys((FINEST, *(form.pattern for form in forms))))
         own: dict[str, list[list[float]]] = {name: [] for name in patterns}

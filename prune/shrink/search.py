@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +24,8 @@ from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions, Progress, told
 from sparsejit.prune.frontier import Frontier, LayerOptions, frontier
 from sparsejit.prune.patterns import PATTERNS, on_weight
-from sparsejit.prune.shrink.forms import DENSE, Form
-from sparsejit.prune.shrink.kept_tables import KeptTables, Tables
+from sparsejit.prune.shrink.forms import DENSE, LayerForm
+from sparsejit.prune.shrink.kept_tables import KeptTables, ShrinkTables
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
 from sparsejit.prune.shrink.losses import Elements, LossTable
 from sparsejit.prune.shrink.moments import Moments, PairedMoments, rows_of
@@ -47,10 +48,10 @@ _NEAR, _MOST_STEP, _LEAST_ERROR = 0.9, 8.0, 1e-9
 _FASTER = 0.995  # of the time, at least, from try to try
 
 
-class Choice(NamedTuple):
+class LayerChoice(NamedTuple):
     """The form of one layer, and its share of zeros."""
 
-    form: Form
+    form: LayerForm
     amount: float
 
 
@@ -68,7 +69,7 @@ class Tried:
     """
 
     graph: Graph
-    choices: Mapping[ShrinkLayer, Choice]
+    choices: Mapping[ShrinkLayer, LayerChoice]
     scales: Scales | None
     error: float
     predicted_ns: float
@@ -115,7 +116,7 @@ class FormSearch:
                 self.kept.write(self.layers, tables)
         self.layers, self.times, self.losses = tables
 
-    def _tables(self) -> Tables:
+    def _tables(self) -> ShrinkTables:
         """The layers that the data says enough about, and the tables of their forms."""
         moments = self._dense_moments()
         layers = [
@@ -136,7 +137,7 @@ class FormSearch:
         forms: Mapping[LayerKey, Forms] = {} if short is None else short.forms
         given = self.graph, layers, moments, forms, self.fitted, self.options, self.tell
         losses = LossTable(*given).measured(list(times.layers), AMOUNTS)
-        return Tables(layers, times, losses)
+        return ShrinkTables(layers, times, losses)
 
     @property
     def dense_ns(self) -> float:
@@ -157,21 +158,21 @@ class FormSearch:
         )
         return LayerOptions(times, losses)
 
-    def time_of(self, number: int, choice: Choice) -> float:
+    def time_of(self, number: int, choice: LayerChoice) -> float:
         """Predicted nanoseconds of a layer."""
         return float(self.times.of(number, choice.form, np.array([choice.amount]))[0])
 
-    def error_of(self, number: int, choice: Choice) -> float:
+    def error_of(self, number: int, choice: LayerChoice) -> float:
         """The predicted error of the outputs where one layer alone changes."""
         squares = self.losses.of(number, choice.form, np.array([choice.amount]))
         return float(np.sqrt(squares[0]))
 
     def attempt(self, state: int) -> Tried:
         """Carry out a choice: layer by layer, each on its inputs from the layers before it."""
-        forms = list(self.times.layers)
+        options = [LayerChoice(*each) for each in product(self.times.layers, self._grid)]
         chosen = {
-            layer: Choice(forms[option // len(self._grid)], self._grid[option % len(self._grid)])
-            for layer, option in zip(self.layers, self.choices.choices[state], strict=True)
+            layer: options[number]
+            for layer, number in zip(self.layers, self.choices.choices[state], strict=True)
         }
         now = self.graph
         dense, run = (SegmentedRun(self.graph, self.fitted, self.options) for _ in range(2))
@@ -191,7 +192,7 @@ class FormSearch:
         inputs = [CalibrationInput(graph, each) for each in elements]
         return outputs_of(inputs, "float32" if scales is None else scales, self.options)
 
-    def _measured(self, graph: Graph, chosen: Mapping[ShrinkLayer, Choice]) -> Tried:
+    def _measured(self, graph: Graph, chosen: Mapping[ShrinkLayer, LayerChoice]) -> Tried:
         """The choice with its storage, its error and its time."""
         graph, scales = self._stored(graph, chosen)
         error = mean_output_error(self.outputs(graph, scales, self.held), self.exact)
@@ -201,7 +202,7 @@ class FormSearch:
         return Tried(graph, chosen, scales, error, ns)
 
     def _stored(
-        self, graph: Graph, chosen: Mapping[ShrinkLayer, Choice]
+        self, graph: Graph, chosen: Mapping[ShrinkLayer, LayerChoice]
     ) -> tuple[Graph, Scales | None]:
         """The storage of the chosen layers, whose biases take the corrections of its errors."""
         dtypes = {
@@ -246,7 +247,7 @@ class FormSearch:
         return found
 
     def _changed(
-        self, layer: ShrinkLayer, choice: Choice, dense: SegmentedRun, run: SegmentedRun
+        self, layer: ShrinkLayer, choice: LayerChoice, dense: SegmentedRun, run: SegmentedRun
     ) -> dict[Value, Array]:
         """The layer's new weights, and its bias so that the mean of its outputs stays."""
         moments = PairedMoments(layer.inputs)

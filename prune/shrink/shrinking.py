@@ -41,8 +41,8 @@ from sparsejit.prune.shrink.layers_of_source import (
 )
 from sparsejit.prune.shrink.qdq import with_short_layers
 from sparsejit.prune.shrink.search import (
-    Choice,
     FormSearch,
+    LayerChoice,
     Tried,
     within_error,
     within_metric,
@@ -223,7 +223,7 @@ class _ShrinkJob:
     def unchanged(self) -> Shrunk:
         """The dense model."""
         layers = self._layers(
-            self.search.graph, dict.fromkeys(self.search.layers, Choice(DENSE, 0.0))
+            self.search.graph, dict.fromkeys(self.search.layers, LayerChoice(DENSE, 0.0))
         )
         (ns,) = _times([self._dense], self.call)
         given = 0.0, None, ns, ns, True, *self._points(None)
@@ -261,7 +261,7 @@ class _ShrinkJob:
         return made
 
     def _layers(
-        self, graph: Graph, choices: Mapping[ShrinkLayer, Choice]
+        self, graph: Graph, choices: Mapping[ShrinkLayer, LayerChoice]
     ) -> tuple[ShrunkLayer, ...]:
         return tuple(
             ShrunkLayer(
@@ -271,7 +271,7 @@ class _ShrinkJob:
                 choices[layer].form.pattern,
                 choices[layer].form.dtype.value,
                 self.search.error_of(number, choices[layer]),
-                self.search.time_of(number, Choice(DENSE, 0.0)),
+                self.search.time_of(number, LayerChoice(DENSE, 0.0)),
                 self.search.time_of(number, choices[layer]),
             )
             for number, layer in enumerate(self.search.layers)

@@ -17,7 +17,7 @@ from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.prune.allocation import choose_least
 from sparsejit.prune.patterns import PATTERNS, on_weight
-from sparsejit.prune.shrink.forms import DENSE, FINEST, FORMS, Form
+from sparsejit.prune.shrink.forms import DENSE, FINEST, FORMS, LayerForm
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
 
 # Shares of zeros whose times are predicted; between them times are nearly straight lines.
@@ -35,10 +35,10 @@ class Times:
         others: of all else
     """
 
-    layers: Mapping[Form, Array]
+    layers: Mapping[LayerForm, Array]
     others: float
 
-    def of(self, number: int, form: Form, amounts: Array) -> Array:
+    def of(self, number: int, form: LayerForm, amounts: Array) -> Array:
         """The times of one layer in a form, at some shares of zeros."""
         return np.interp(amounts, AMOUNTS, self.layers[form][number])
 
@@ -58,14 +58,14 @@ class LayerTimes:
     layers: Sequence[ShrinkLayer]
     dtypes: Mapping[DType, Dtypes]
     options: ModelOptions
-    _known: dict[tuple[Form, float], tuple[Array, float]] = field(default_factory=dict)
+    _known: dict[tuple[LayerForm, float], tuple[Array, float]] = field(default_factory=dict)
 
     def by_form(self) -> Times:
         """The times of the forms that gain something over finer ones.
 
         A layer never becomes slower by more zeros: it may keep the kernel that it had before.
         """
-        made: dict[Form, Array] = {}
+        made: dict[LayerForm, Array] = {}
         others = []
         for form in self._useful():
             times = [self._times(form, amount) for amount in AMOUNTS]
@@ -74,9 +74,9 @@ class LayerTimes:
                 others += [rest for _, rest in times]
         return Times(made, float(np.mean(others)))
 
-    def _useful(self) -> list[Form]:
+    def _useful(self) -> list[LayerForm]:
         """The forms that are clearly faster than all finer ones, with some zeros or without."""
-        found: list[Form] = []
+        found: list[LayerForm] = []
         for form in FORMS:
             if form.dtype not in self.dtypes:
                 continue
@@ -87,14 +87,14 @@ class LayerTimes:
                     found.append(form)
         return found
 
-    def _gains(self, form: Form, finer: Sequence[Form], amount: float) -> bool:
+    def _gains(self, form: LayerForm, finer: Sequence[LayerForm], amount: float) -> bool:
         times, _ = self._times(form, amount)
         if not finer:
             return True
         least = np.min([self._times(other, amount)[0] for other in finer], axis=0)
         return float(np.maximum(least - times, 0).sum()) > _LEAST_GAIN * float(least.sum())
 
-    def _times(self, form: Form, amount: float) -> tuple[Array, float]:
+    def _times(self, form: LayerForm, amount: float) -> tuple[Array, float]:
         """Nanoseconds of each layer (layers,), and of all else."""
         if (form, amount) in self._known:
             return self._known[form, amount]
@@ -109,7 +109,7 @@ class LayerTimes:
         return self._known[form, amount]
 
 
-def by_magnitude(weights: Array, form: Form, amount: float) -> Array:
+def by_magnitude(weights: Array, form: LayerForm, amount: float) -> Array:
     """Weights (out, in, *kernel) whose least ones, in the form's pattern, are zeros."""
     matrix = torch.tensor(weights.reshape(len(weights), -1))
     pattern = on_weight(PATTERNS[form.pattern], weights.shape)
