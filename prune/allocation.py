@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sparsejit.errors import InvalidInput
 from sparsejit.prune.amounts import Amount
-from sparsejit.prune.patterns import Blocks, NofM, Pattern, least
+from sparsejit.prune.patterns import BlockPattern, Blocks, NofM, Pattern, least
 
 # Each returns, for every layer, the blocks to prune in each of its gates, not yet rounded.
 Allocation = Callable[[Mapping[str, Blocks], float], dict[str, float]]
@@ -148,5 +148,11 @@ def choose_least(
     """
     by_part = (len(counts), importance.shape[0] // len(counts), -1)
     left = torch.ones_like(importance, dtype=torch.bool) if alive is None else alive
+    if pattern == BlockPattern(1, 1):  # a short way, for blocks of one weight
+        parts = importance.masked_fill(~left, -torch.inf).reshape(len(counts), -1)
+        pairs = zip(parts, counts, strict=True)
+        chosen = torch.stack([least(part, count) for part, count in pairs])
+        if not (parts[chosen] == torch.inf).any():
+            return chosen.view_as(importance) | ~left
     blocks = pattern.blocks(importance.reshape(by_part), left.reshape(by_part))
     return choose_pruned({"": blocks}, {"": counts})[""].view_as(importance)

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sparsejit.api.seen_inputs import WatchedRun
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.lowering.context import ModelOptions
 from sparsejit.passes.calibrated_layers import STORING, keyed_layers
 from sparsejit.passes.default import folded
 from sparsejit.passes.quantised_layers import quantised_layers
@@ -20,6 +22,7 @@ from sparsejit.prune.shrink.sources import Source, TensorPlace
 
 # Operators behind a layer that may add its bias; and what is not rounding of a raised one.
 _MOST_OPERATORS, _LEAST_SCALE = 4, 1e-5
+_NEAR = 1e-3  # of the largest x: how far a product of x may be off
 _SAME = 1e-2  # of the largest: a bias beside larger numbers in the source is rounded with them
 
 
@@ -172,6 +175,34 @@ def tensors_of(
 ) -> dict[str, Array]:
     """The source's tensors for the weights that a graph has."""
     return {k: v for layer in layers for k, v in layer.tensors(dense, made).items()}
+
+
+def input_scales(
+    layers: Sequence[SourceLayer],
+    raw: Graph,
+    dense: Graph,
+    inputs: Sequence[Array],
+    options: ModelOptions,
+) -> dict[SourceLayer, float]:
+    """The source's x over the graph's, of layers where it is one positive number.
+
+    A factor that the source multiplies x by may be in the graph's weights. `raw` is the model as it
+    was read, `inputs` are one element of the data.
+    """
+    nodes = {key.place: node for key, node in keyed_layers(raw).items()}
+    values = {each: nodes[each.layer.key.place].inputs[0] for each in layers}
+    _, theirs = WatchedRun(raw, values.values(), options)(inputs)
+    _, ours = WatchedRun(dense, [each.layer.x for each in layers], options)(inputs)
+    found = {}
+    for each, value in values.items():
+        x, y = (some.astype(np.float64) for some in (ours[each.layer.x], theirs[value]))
+        if x.shape != y.shape:
+            continue
+        scale = float((x * y).sum() / max(float((x * x).sum()), 1e-300))
+        largest = float(np.abs(y).max(initial=0.0))
+        if scale > 0 and np.allclose(x * scale, y, rtol=_NEAR, atol=_NEAR * largest):
+            found[each] = scale
+    return found
 
 
 def weights_of(layers: Sequence[SourceLayer], again: Graph, made: Graph) -> Graph:

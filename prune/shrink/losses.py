@@ -18,7 +18,7 @@ from sparsejit.prune.shrink.forms import DENSE, FINEST, LayerForm
 from sparsejit.prune.shrink.layers import ShrinkLayer
 from sparsejit.prune.shrink.moments import Moments
 from sparsejit.prune.shrink.reaction import RowChange, reactions
-from sparsejit.prune.shrink.zeros import choices_by_amount, squared_error
+from sparsejit.prune.shrink.zeros import choices_by_amount, sampled_rows, squared_error
 
 Elements = Sequence[Sequence[Array]]
 # Elements that outputs' reactions are measured on.
@@ -78,16 +78,16 @@ class LossTable:
         patterns = list(dict.fromkeys((FINEST, *(form.pattern for form in forms))))
         own: dict[str, list[list[float]]] = {name: [] for name in patterns}
         trials: list[tuple[ShrinkLayer, RowChange]] = []
-        places = []  # of the amounts that are tried
+        tried_errors = []
         for number, layer in enumerate(self.layers):
             self.tell(f"choosing zeros of {layer.key.layer}", 0.2 + 0.2 * number / len(self.layers))
             for name in patterns:
                 found = self._choices(layer, name, amounts)
                 own[name].append([error for _, error in found])
                 if name == FINEST:
-                    places.append(self._place_to_try(layer, own[name][-1]))
-                    made, _ = found[places[-1]]
+                    made, error = self._to_try(layer, found)
                     trials.append((layer, self._change_by_zeros(layer, made)))
+                    tried_errors.append(error)
         dtypes = list(dict.fromkeys(form.dtype for form in forms if form.dtype is not DENSE.dtype))
         trials += [
             (layer, _change_by_storage(self.forms[layer.key][dtype], self._weights(layer)))
@@ -99,7 +99,6 @@ class LossTable:
         tried = np.array(reactions(self.graph, reacting, trials, self.options))
         by_zeros, *by_storage = tried.reshape(-1, len(self.layers))
         grown = {name: np.maximum.accumulate(np.array(each), axis=1) for name, each in own.items()}
-        tried_errors = grown[FINEST][np.arange(len(places)), places]
         scale = by_zeros / np.maximum(tried_errors, 1e-30)
         zeros = {
             name: np.maximum(each * scale[:, None], _LEAST_LOSS) for name, each in grown.items()
@@ -111,26 +110,37 @@ class LossTable:
     def _choices(
         self, layer: ShrinkLayer, pattern: str, amounts: Sequence[float]
     ) -> list[tuple[torch.Tensor, float]]:
-        """Weights with each share of zeros, and their errors."""
+        """Some rows of weights with each share of zeros, and the errors of all rows."""
         weight = torch.tensor(self._weights(layer), dtype=torch.float64)
         seen, held = (x.hessian(layer.bias is not None) for x in self.moments[layer])
         lying = on_weight(PATTERNS[pattern], layer.shape)
-        return choices_by_amount(weight, seen, held, lying, amounts)
+        rows = sampled_rows(len(weight), lying)
+        times = len(weight) / len(rows)
+        found = choices_by_amount(weight[rows], seen, held, lying, amounts)
+        return [(made, times * error) for made, error in found]
 
-    def _place_to_try(self, layer: ShrinkLayer, errors: Sequence[float]) -> int:
-        """The first amount, from the usual one on, that changes the layer's products at all."""
-        weight = torch.tensor(self._weights(layer), dtype=torch.float64)
+    def _to_try(
+        self, layer: ShrinkLayer, found: Sequence[tuple[torch.Tensor, float]]
+    ) -> tuple[torch.Tensor, float]:
+        """The first choice, from the usual one on, that changes the products; and its own error."""
+        rows = sampled_rows(layer.shape[0], PATTERNS[FINEST])
+        weight = torch.tensor(self._weights(layer), dtype=torch.float64)[rows]
         _, held = (x.hessian(layer.bias is not None) for x in self.moments[layer])
         least = _LEAST_CHANGE * squared_error(weight, torch.zeros_like(weight), held)
-        places = range(_TRIED, len(errors))
-        return next((place for place in places if errors[place] > least), len(errors) - 1)
+        for made, _ in found[_TRIED:]:
+            error = squared_error(weight, made, held)
+            if error > least:
+                break
+        return made, error
 
     def _change_by_zeros(self, layer: ShrinkLayer, made: torch.Tensor) -> RowChange:
-        """The change by other weights, less that of the mean row where a bias makes up for it."""
-        change = made.numpy().astype(np.float32) - self._weights(layer)
+        """The change by other rows of weights, less that of the mean x where a bias mends it."""
+        rows = sampled_rows(layer.shape[0], PATTERNS[FINEST]).numpy()
+        change = np.zeros_like(self._weights(layer))
+        change[rows] = made.numpy().astype(np.float32) - self._weights(layer)[rows]
         mean = self.moments[layer][0].mean.numpy() if layer.bias is not None else 0 * change[0]
         constant = (change @ mean).astype(np.float32)
-        return lambda rows: rows @ change.T - constant
+        return lambda x: x @ change.T - constant
 
     def _weights(self, layer: ShrinkLayer) -> Array:
         """Float32 (out, in)."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,20 +23,30 @@ _MULTIPLYING = ("Conv", "Gemm", "MatMul")
 
 
 def with_short_layers(
-    model: Any, graph: Graph, layers: Iterable[tuple[SourceLayer, LayerScales]]
+    model: Any,
+    graph: Graph,
+    layers: Mapping[SourceLayer, LayerScales],
+    input_scales: Mapping[SourceLayer, float],
 ) -> Any:
     """A copy of an onnx.ModelProto whose layers round their weights, and in int8 their x.
 
     `graph` has the weights before they are rounded. Where the opset lacks an operator, or the
     tensor is not an operand of the layer itself, the tensor has float32 numbers that are rounded
-    already. An x whose rows are measured at every call stays as it is.
+    already. `input_scales` are the model's x over the graph's: an x stays as it is without one, and
+    where its rows are measured at every call.
     """
     made = type(model)()
     made.CopyFrom(model)
     writer = _QdqWriter(made)
-    for layer, scales in layers:
-        if scales.dtype is not DType.FLOAT32:
-            writer.round_layer(layer, layer.weights_in(graph), scales)
+    for layer, scales in layers.items():
+        if scales.dtype is DType.FLOAT32:
+            continue
+        if scales.input_scale is not None:
+            times = input_scales.get(layer)
+            step = None if times is None else scales.input_scale * times
+            shift = None if times is None else scales.input_shift
+            scales = replace(scales, input_scale=step, input_shift=shift)
+        writer.round_layer(layer, layer.weights_in(graph), scales)
     writer.insert_nodes()
     return made
 

@@ -35,6 +35,7 @@ from sparsejit.prune.shrink.layers import ShrinkLayer, shrink_layers
 from sparsejit.prune.shrink.layers_of_source import (
     SourceLayer,
     check_same,
+    input_scales,
     source_layers,
     tensors_of,
     weights_of,
@@ -217,8 +218,9 @@ class _ShrinkJob:
         if found.scales is None or not is_onnx(made):
             return made
         by_place = {each.place: each for each in found.scales.layers}
-        layers = [(each, by_place[each.layer.key.place]) for each in self.tied]
-        return with_short_layers(made, found.graph, layers)
+        layers = {each: by_place[each.layer.key.place] for each in self.tied}
+        given = self.read.graph, self.search.graph, self.elements[0], self.search.options
+        return with_short_layers(made, found.graph, layers, input_scales(self.tied, *given))
 
     def unchanged(self) -> Shrunk:
         """The dense model."""

@@ -74,6 +74,21 @@ class Trained(nn.Module):
         return self.layers(x)
 
 
+class Affine(nn.Module):
+    """A factor before a convolution, which folding puts into its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.second = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 64, 1)
+        self.factor = nn.Parameter(torch.tensor([0.05]))
+        self.head = nn.Linear(64, 40)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.second(torch.relu(self.first(x)) * self.factor)
+        return self.head(torch.relu(x).mean((2, 3)))
+
+
 MIXING = torch.randn(16, 64, generator=torch.Generator().manual_seed(9))
 
 
@@ -309,10 +324,11 @@ def test_int8_goes_into_the_file(tmp_path: Path) -> None:
         np.testing.assert_array_equal(again(x), result.model(x))
 
 
+@pytest.mark.parametrize("make", [Images, Affine])
 @pytest.mark.parametrize("opset", [9, 11, 13])
-def test_old_opsets_have_rounded_weights(opset: int, tmp_path: Path) -> None:
+def test_old_opsets_have_rounded_weights(make: Any, opset: int, tmp_path: Path) -> None:
     """Without a scale for each output, the weights are the rounded numbers themselves."""
-    model, samples = Images().eval(), images(64)
+    model, samples = make().eval(), images(64)
     path = tmp_path / "m.onnx"
     given = {"dynamo": False, "input_names": ["x"], "opset_version": opset}
     torch.onnx.export(model, (samples[0],), str(path), **given)
