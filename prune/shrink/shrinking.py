@@ -229,10 +229,10 @@ def _is_number(x: Any) -> bool:
 def _elements(model: Any, data: Any, constants: Mapping[str, Any]) -> Any:
     if not isinstance(data, str | Path):
         return data
-    return read_data(data, _input_names(model, constants))
+    return read_data(data, input_names(model, constants))
 
 
-def _input_names(model: Any, constants: Mapping[str, Any]) -> list[str]:
+def input_names(model: Any, constants: Mapping[str, Any]) -> list[str]:
     """The names of the model's inputs, for files of data."""
     if is_onnx(model):
         return [each.name for each in declared_inputs(model) if each.name not in constants]

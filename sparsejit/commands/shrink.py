@@ -1,7 +1,8 @@
 """`sparsejit shrink`: a trained model made faster by zeros, from samples of its inputs."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,6 +10,7 @@ from sparsejit.commands.console import (
     JsonOption,
     check_outputs,
     console,
+    error_console,
     print_json,
     require,
     say,
@@ -21,8 +23,16 @@ from sparsejit.commands.model_options import (
 )
 from sparsejit.commands.progress import ProgressBar
 from sparsejit.errors import InvalidInput
+from sparsejit.files import atomic_path
 from sparsejit.frontends.factory import named_function
 from sparsejit.frontends.model_source import NamedModel, constants_of, read_source
+from sparsejit.frontends.onnx import declared_inputs
+from sparsejit.ir.graph import Array
+
+if TYPE_CHECKING:
+    from sparsejit.prune.shrink.shrunk import Shrunk
+
+_PAGE, _JSON = ".html", ".json"
 
 
 def shrink(
@@ -43,23 +53,33 @@ def shrink(
     constant: ConstantsOption = None,
     target: TargetOption = "native",
     threads: ThreadsOption = 1,
-    report: Annotated[Path | None, typer.Option(dir_okay=False, help="Report, as JSON.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Report: a page (.html) or JSON (.json).")
+    ] = None,
+    peers: Annotated[
+        bool, typer.Option(help="Also time ONNX Runtime and OpenVINO, where they are installed.")
+    ] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Make a trained model faster by zeros, without training, within an error or to a speed."""
     require("torch")
+    from sparsejit.prune.shrink.data import read_data
+    from sparsejit.prune.shrink.shrinking import input_names
     from sparsejit.prune.shrink.shrinking import shrink as shrink_model
     from sparsejit.prune.shrink.sources import suffix_of
 
     wanted = suffix_of(model)
     if out.suffix != wanted:
         raise InvalidInput(f"--out {out} is no {wanted} path; name the file so")
+    if report is not None and report.suffix not in (_PAGE, _JSON):
+        raise InvalidInput(f"--report {report} is no {_PAGE} or {_JSON} path; name the file so")
     check_outputs(out, report)
     source = _source(model, constant)
     with ProgressBar() as bar, source.advising():
+        elements = read_data(data, input_names(source.model, source.constants))
         result = shrink_model(
             source.model,
-            data,
+            elements,
             budget=None if budget is None else parsed_number(budget, "--budget", "%", 0.01),
             speed=None if speed is None else parsed_number(speed, "--speed", "x", 1.0),
             metric=None if metric is None else named_function(metric, "metric"),
@@ -68,20 +88,54 @@ def shrink(
             threads=threads,
             progress=lambda stage, share: bar.show(stage, round(1000 * share), 1000),
         )
-    result.save(out)
-    if report is not None:
+        result.save(out)
+        if peers:
+            options = {"target": target, "threads": threads}
+            result = _beside_peers(result, source, elements[0], options, bar)
+    _hand_over(result, report, as_json)
+    if not as_json:
+        say(f"the model is in {out}")
+
+
+def _beside_peers(
+    result: "Shrunk",
+    source: NamedModel,
+    element: Sequence[Array],
+    options: dict[str, Any],
+    bar: ProgressBar,
+) -> "Shrunk":
+    """The result with the times of the engines that are installed, which it says failed if so."""
+    from sparsejit.perf.shrunk_contest import compare_shrunk, installed_peers
+
+    rivals = installed_peers()
+    if not rivals:
+        return result
+    found = compare_shrunk(
+        result, source, element, options, rivals, lambda step: bar.show(step, 990, 1000)
+    )
+    for name, why in found.skipped.items():
+        error_console.print(f"{name} skipped: {why}", markup=False)
+    return found.shrunk
+
+
+def _hand_over(result: "Shrunk", report: Path | None, as_json: bool) -> None:
+    """Write the report by the suffix of its path, and print the table or JSON."""
+    if report is not None and report.suffix == _PAGE:
+        with atomic_path(report) as path:
+            path.write_text(result.html())
+    elif report is not None:
         write_json(report, result.as_dict())
     if as_json:
         print_json(result.as_dict())
-        return
-    console.print(result)
-    say(f"the model is in {out}")
+    else:
+        console.print(result)
 
 
 def _source(model: str, constants: list[str] | None) -> NamedModel:
     """The model; the data says the sizes of an ONNX file."""
     if model.endswith(".onnx"):
-        return NamedModel(model, model, (), {}, constants_of(constants))
+        inputs = tuple(declared_inputs(model))
+        return NamedModel(model, model, (), {}, constants_of(constants), inputs)
     return read_source(model, constants=constants)
 
 
