@@ -23,8 +23,11 @@ from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer
 from sparsejit.perf.peers.peer_process import PeerFailed
 from sparsejit.prune.shrink.shrunk import EngineTime, Shrunk
 
-_DENSE = ModelPeer("sparsejit-dense", "the dense model, compiled", is_float32=False)
-_SHRUNK = ModelPeer("sparsejit-shrunk", "the shrunk model, compiled", is_float32=False)
+# The dense model and the shrunk one, whose error is the price of its speed.
+OURS = (
+    ModelPeer("sparsejit-dense", "the dense model, compiled"),
+    ModelPeer("sparsejit-shrunk", "the shrunk model, compiled", is_float32=False),
+)
 _PEERS = ("onnxruntime", "openvino")
 # An engine in float32 that is further from float64 computes another model.
 _WRONG = 1e-2
@@ -83,18 +86,17 @@ def compare_shrunk(
     it is. `options` are those of `sparsejit.compile`.
     """
     source = _with_inputs(source, element, shrunk.model)
-    dense = shrunk.model
+    compiled = [shrunk.model]
     if not shrunk.is_dense:
         progress("compiling the dense model")
         dense = sparsejit.compile(
             source.model, source.args, constants=source.constants or None, **options
         )
-    models = {_DENSE.name: dense}
-    if not shrunk.is_dense:
-        models[_SHRUNK.name] = shrunk.model
-    ours = [_DENSE] if shrunk.is_dense else [_DENSE, _SHRUNK]
+        compiled.insert(0, dense)
+    ours = OURS[: len(compiled)]
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="sparsejit-shrink-"))
+        models = {peer.name: model for peer, model in zip(ours, compiled, strict=True)}
         task = _ShrunkTask(source, Path(folder), models)
         threads = options.get("threads", 1)
         contest = ModelRounds(stack, task, "peers", (*ours, *peers), progress, _largest, threads)

@@ -20,13 +20,14 @@ svg text { fill: var(--quiet) }
 .frontier { fill: none; stroke: var(--accent); stroke-width: 2 }
 .tried { fill: var(--page); stroke: var(--ink); stroke-width: 1.5 }
 .returned { fill: var(--accent); stroke: var(--ink); stroke-width: 1.5 }
-svg .name { fill: var(--ink) }
+svg .name { fill: var(--ink); stroke: var(--page); stroke-width: 4; paint-order: stroke }
 """
 _WIDTH, _HEIGHT = 760, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 20, 14, 46
 # Errors outside are not shown: below, nobody minds them; above, outputs mean nothing.
 _LEAST_ERROR, _MOST_ERROR = 1e-4, 10.0
 _MOST_TICKS = 6
+_NAME_WIDTH = 130  # pixels that the name of the returned point takes, with room
 _MARGIN = 1.06  # of the time axis, beyond the longest time
 
 
@@ -128,7 +129,8 @@ def _circle(axes: _Axes, point: FrontierPoint, kind: str) -> str:
     made = f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="6"><title>{title}</title></circle>'
     if kind != "returned":
         return made
-    return made + _text(f"returned, {point.error:.2%}", x + 11, y - 8, "start", kind="name")
+    side, anchor = (-1, "end") if x > _LEFT + _NAME_WIDTH else (1, "start")
+    return made + _text(f"returned, {point.error:.2%}", x + 11 * side, y + 18, anchor, kind="name")
 
 
 def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:

@@ -21,6 +21,7 @@ from sparsejit.api.quantise import ReadModel
 from sparsejit.api.seen_inputs import WatchedRun
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx import declared_inputs, is_onnx
+from sparsejit.frontends.torch_export import is_program
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.lowering.context import Progress, told
 from sparsejit.machine.target import Target
@@ -236,11 +237,13 @@ def input_names(model: Any, constants: Mapping[str, Any]) -> list[str]:
     """The names of the model's inputs, for files of data."""
     if is_onnx(model):
         return [each.name for each in declared_inputs(model) if each.name not in constants]
+    if is_program(model):
+        return [name for name in model.graph_signature.user_inputs if isinstance(name, str)]
     from inspect import signature
 
     forward = getattr(model, "forward", None)
     if forward is None:
-        raise InvalidInput("data is a file, whose arrays a program does not name; give a list")
+        raise InvalidInput("data is a file, whose arrays the model does not name; give a list")
     return [
         name
         for name, each in signature(forward).parameters.items()

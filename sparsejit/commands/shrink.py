@@ -104,15 +104,19 @@ def _beside_peers(
     options: dict[str, Any],
     bar: ProgressBar,
 ) -> "Shrunk":
-    """The result with the times of the engines that are installed, which it says failed if so."""
+    """The result with the times of the engines that are installed; says why one has none."""
     from sparsejit.perf.shrunk_contest import compare_shrunk, installed_peers
 
     rivals = installed_peers()
     if not rivals:
         return result
-    found = compare_shrunk(
-        result, source, element, options, rivals, lambda step: bar.show(step, 990, 1000)
-    )
+    try:
+        found = compare_shrunk(
+            result, source, element, options, rivals, lambda step: bar.show(step, 990, 1000)
+        )
+    except Exception as error:  # the result took minutes: no comparison may lose its report
+        error_console.print(f"other engines skipped: {error}", markup=False)
+        return result
     for name, why in found.skipped.items():
         error_console.print(f"{name} skipped: {why}", markup=False)
     return found.shrunk
