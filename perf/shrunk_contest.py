@@ -103,10 +103,11 @@ def compare_shrunk(
         times = {one.name: one for one in contest.times(rounds)}
         if any(peer.name not in times for peer in ours):
             return ShrunkComparison(shrunk, contest.skipped)
+        known = {peer.name for peer in peers}
         found = tuple(
-            EngineTime(peer.name, times[peer.name].version, times[peer.name].ns_min)
-            for peer in peers
-            if peer.name in times
+            EngineTime(one.name, one.version, one.ns_min)
+            for one in times.values()
+            if one.name in known
         )
         dense_ns, ns = times[ours[0].name].ns_min, times[ours[-1].name].ns_min
         made = replace(shrunk, dense_ns=dense_ns, ns=ns, peers=found)

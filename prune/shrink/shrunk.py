@@ -88,8 +88,8 @@ class Shrunk(Shown):
         frontier: the choices that no other beats in predicted time and predicted error, some of
             them, by rising time
         tried: the choices that were carried out, with their measured errors, the last one returned
-        peers: other engines' times for the dense model, in the run of `dense_ns` and `ns`; the
-            command `sparsejit shrink` measures them
+        peers: other engines' times for the dense model, the fastest first, in the run of `dense_ns`
+            and `ns`; the command `sparsejit shrink` measures them
     """
 
     model: CompiledModel

@@ -99,23 +99,32 @@ def model(
     unknown = [name for name in dtype or () if name not in OURS]
     if unknown:
         raise InvalidInput(f"dtype {unknown[0]!r} is unknown; use some of {', '.join(OURS)}")
-    if rate is not None and latency is None:
-        raise InvalidInput(f"--rate {rate:g} is of no use alone; give --latency SECONDS")
+    pace = _pace(latency, rate)
     asked = ModelRequest(model, shape, constant, batch, dtype, threads=threads, fallback=fallback)
     source = _source(asked, data)
-    pace = None if latency is None else (latency, rate or _RATE)
     with error_console.status("") as status, source.advising():
         found = compare_any(source, rivals, dtype or DTYPES, threads, pace, status.update)
         status.update("predicting the gain of zeros")
         speeds = _speeds_by_zeros(source, threads)
     forecast = [{"zeros": zeros, "speed": speed} for zeros, speed in speeds.items()]
     if not hand_over({**found.as_dict(), "shrink": forecast}, as_json, out):
-        console.print(_table(found))
-        if found.latency is not None:
-            console.print(_latency_table(found.latency))
-        say(found.verdict, style="bold")
+        _show(found)
         if speeds:
             say(_forecast_line(asked, speeds))
+
+
+def _pace(latency: float | None, rate: float | None) -> tuple[float, float] | None:
+    """Seconds, and calls a second; None without --latency. Raises InvalidInput for a rate alone."""
+    if rate is not None and latency is None:
+        raise InvalidInput(f"--rate {rate:g} is of no use alone; give --latency SECONDS")
+    return None if latency is None else (latency, rate or _RATE)
+
+
+def _show(found: "AnyComparison") -> None:
+    console.print(_table(found))
+    if found.latency is not None:
+        console.print(_latency_table(found.latency))
+    say(found.verdict, style="bold")
 
 
 def _speeds_by_zeros(source: NamedModel, threads: int) -> dict[float, float]:

@@ -66,6 +66,30 @@ def shrink(
     from sparsejit.prune.shrink.data import read_data
     from sparsejit.prune.shrink.shrinking import input_names
     from sparsejit.prune.shrink.shrinking import shrink as shrink_model
+
+    _check_paths(model, out, report)
+    source = _source(model, constant)
+    options: dict[str, Any] = {"target": target, "threads": threads}
+    with ProgressBar() as bar, source.advising():
+        elements = read_data(data, input_names(source.model, source.constants))
+        result = shrink_model(
+            source.model,
+            elements,
+            **_aims(budget, speed, metric),
+            constants=source.constants,
+            progress=lambda stage, share: bar.show(stage, round(1000 * share), 1000),
+            **options,
+        )
+        result.save(out)
+        if peers:
+            result = _beside_peers(result, source, elements[0], options, bar)
+    _hand_over(result, report, as_json)
+    if not as_json:
+        say(f"the model is in {out}")
+
+
+def _check_paths(model: str, out: Path, report: Path | None) -> None:
+    """Raise InvalidInput for paths that cannot be written, or do not end as they should."""
     from sparsejit.prune.shrink.sources import suffix_of
 
     wanted = suffix_of(model)
@@ -74,27 +98,15 @@ def shrink(
     if report is not None and report.suffix not in (_PAGE, _JSON):
         raise InvalidInput(f"--report {report} is no {_PAGE} or {_JSON} path; name the file so")
     check_outputs(out, report)
-    source = _source(model, constant)
-    with ProgressBar() as bar, source.advising():
-        elements = read_data(data, input_names(source.model, source.constants))
-        result = shrink_model(
-            source.model,
-            elements,
-            budget=None if budget is None else parsed_number(budget, "--budget", "%", 0.01),
-            speed=None if speed is None else parsed_number(speed, "--speed", "x", 1.0),
-            metric=None if metric is None else named_function(metric, "metric"),
-            constants=source.constants,
-            target=target,
-            threads=threads,
-            progress=lambda stage, share: bar.show(stage, round(1000 * share), 1000),
-        )
-        result.save(out)
-        if peers:
-            options = {"target": target, "threads": threads}
-            result = _beside_peers(result, source, elements[0], options, bar)
-    _hand_over(result, report, as_json)
-    if not as_json:
-        say(f"the model is in {out}")
+
+
+def _aims(budget: str | None, speed: str | None, metric: str | None) -> dict[str, Any]:
+    """The arguments of `shrink` for these options. Raises InvalidInput for texts without sense."""
+    return {
+        "budget": None if budget is None else parsed_number(budget, "--budget", "%", 0.01),
+        "speed": None if speed is None else parsed_number(speed, "--speed", "x", 1.0),
+        "metric": None if metric is None else named_function(metric, "metric"),
+    }
 
 
 def _beside_peers(
