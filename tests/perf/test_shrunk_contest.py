@@ -58,7 +58,7 @@ def test_all_are_timed_in_one_run(kind: str, tmp_path: Path) -> None:
     )
     assert skipped == {}
     assert [peer.name for peer in found.peers] == ["onnxruntime"]
-    assert all(ns > 1.0 for ns in (found.ns, found.dense_ns, found.peers[0].ns))
+    assert 1.0 not in (found.ns, found.dense_ns, found.peers[0].ns)  # those of `shrunk`
     assert found.error == 0.5
 
 
@@ -81,7 +81,7 @@ def test_a_model_that_no_onnx_file_can_hold_is_compared_with_nobody(
     monkeypatch.setattr(torch.onnx, "export", fails)
     given = shrunk(module, is_dense=True), source, [X], {}, installed_peers()
     found, skipped = compare_shrunk(*given, rounds=1)
-    assert found.peers == () and found.ns == found.dense_ns > 1.0
+    assert found.peers == () and found.ns == found.dense_ns != 1.0
     assert skipped == {"onnxruntime": "no ONNX file of opset 17: no such"}
 
 
