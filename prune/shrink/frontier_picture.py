@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from math import ceil, floor, log10
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from sparsejit.prune.shrink.shrunk import FrontierPoint, Shrunk
+from sparsejit.prune.shrink.shrunk import FrontierPoint, Shrunk, microseconds
 
 PICTURE_STYLE = """
 figure { margin: 0; max-width: 760px }
@@ -125,7 +124,7 @@ def _dense_line(axes: _Axes, ns: float) -> str:
 
 def _circle(axes: _Axes, point: FrontierPoint, kind: str) -> str:
     x, y = axes.x(point.ns), axes.y(point.error)
-    title = f"{kind}: {point.error:.2%} at {point.ns / 1e3:,.4g} us"
+    title = f"{kind}: {point.error:.2%} at {microseconds(point.ns)} us"
     made = f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="6"><title>{title}</title></circle>'
     if kind != "returned":
         return made

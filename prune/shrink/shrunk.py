@@ -116,8 +116,8 @@ class Shrunk(Shown):
             return "no zeros: the budget allows none that make this model faster; it stays dense"
         lost = "" if self.loss is None else f", {self.loss:.3g} of the metric lost"
         return (
-            f"{self.speed:.2f} times as fast as dense ({self.ns / 1e3:.4g} us, "
-            f"{self.dense_ns / 1e3:.4g}), outputs off by {self.error:.2%}{lost}"
+            f"{self.speed:.2f} times as fast as dense ({microseconds(self.ns)} us, "
+            f"{microseconds(self.dense_ns)}), outputs off by {self.error:.2%}{lost}"
         )
 
     @property
@@ -125,7 +125,7 @@ class Shrunk(Shown):
         """`line`, and a line for each of the other engines."""
         others = (
             f"{peer.ns / self.ns:.2f} times as fast as the dense model in {peer.name} "
-            f"{peer.version} ({peer.ns / 1e3:.4g} us)"
+            f"{peer.version} ({microseconds(peer.ns)} us)"
             for peer in self.peers
         )
         return self.line, *others
@@ -188,3 +188,9 @@ class Shrunk(Shown):
         from sparsejit.prune.shrink.shrunk_page import as_page
 
         return as_page(self)
+
+
+def microseconds(ns: float, digits: int = 4) -> str:
+    """Nanoseconds as microseconds, to that many digits or to whole ones."""
+    us = ns / 1e3
+    return f"{us:,.0f}" if us >= 10 ** (digits - 1) else f"{us:.{digits}g}"

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 from sparsejit.api.report_page import Column, html_page, html_table, rich_table
 from sparsejit.machine.target import Target
 from sparsejit.prune.shrink.frontier_picture import PICTURE_STYLE, frontier_picture
+from sparsejit.prune.shrink.shrunk import Shrunk, microseconds
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from sparsejit.prune.shrink.shrunk import Shrunk
-
 _LAYER = Column("layer", lambda layer: layer.name, True)
 _ZEROS = Column("zeros", lambda layer: f"{layer.zeros:.0%}")
-_NS = Column("us", lambda layer: f"{layer.ns / 1e3:.3g}")
+_NS = Column("us", lambda layer: microseconds(layer.ns, 3))
 _LAYERS = (
     _LAYER,
     Column("weights", lambda layer: "x".join(map(str, layer.shape)), True),
@@ -24,7 +23,7 @@ _LAYERS = (
     Column("storage", lambda layer: layer.storage, True),
     _ZEROS,
     Column("error", lambda layer: f"{layer.error:.2%}"),
-    Column("dense us", lambda layer: f"{layer.dense_ns / 1e3:.3g}"),
+    Column("dense us", lambda layer: microseconds(layer.dense_ns, 3)),
     _NS,
 )
 
@@ -62,7 +61,7 @@ def _peers(shrunk: Shrunk) -> str:
     columns = (
         Column("engine", lambda row: row[0], True),
         Column("version", lambda row: row[1], True),
-        Column("us", lambda row: f"{row[2] / 1e3:,.4g}"),
+        Column("us", lambda row: microseconds(row[2])),
         Column("times the result's time", lambda row: f"{row[2] / shrunk.ns:.2f}"),
     )
     return html_table(columns, rows)

@@ -44,7 +44,7 @@ def test_a_page_is_whole_and_needs_nothing_else() -> None:
 def test_a_page_says_the_gain_the_peers_and_the_costliest_layers() -> None:
     text = WholePage(SHRUNK.html()).text
     assert SHRUNK.line in text and "2.00 times as fast as dense" in SHRUNK.line
-    line = "3.00 times as fast as the dense model in onnxruntime 1.30.0 (1200 us)"
+    line = "3.00 times as fast as the dense model in onnxruntime 1.30.0 (1,200 us)"
     assert line in text and line in str(SHRUNK)
     peers = text[text.index("engine") : text.index("The layers that cost most now")]
     assert peers[4:] == [
