@@ -11,6 +11,7 @@ object a line:
      "fallback": engine or null} -> the same
     {"do": "load", ..., "program": .pt2} or {..., "factory": reference, "state": .pt} -> the same
     {"do": "load", ..., "saved": .sjit} -> the same
+    {"do": "load", ..., "compiled": {engine: .sjit}, "names", "constants"} -> the same
     {"do": "run", "outputs": y.npz} -> {"threads": count}
     {"do": "time", "samples": at most, "budget_ns": of all} -> {"ns": a list, one a sample}
     {"do": "pace", "calls": count, "period_ns": between them} -> {"ns": a list, one a call}
@@ -148,14 +149,25 @@ def _sparsejit(request: dict[str, Any], inputs: list[Any], dtype: str = "float32
         return _bound(sparsejit.load(request["saved"]), inputs)
     options = {"dtype": dtype, "threads": request["threads"]}
     if "file" in request:
-        constants = request["constants"]
-        options |= {"constants": constants, "fallback": request["fallback"]}
-        named = zip(request["names"], inputs, strict=True)
-        given = [x for name, x in named if name not in constants]
+        given = _without_constants(request, inputs)
+        options |= {"constants": request["constants"], "fallback": request["fallback"]}
         return _bound(sparsejit.compile(request["file"], tuple(given), **options), given)
     module, tensors = _module(request, inputs, for_us=True)
     compiled = sparsejit.compile(module, example_inputs=tensors, **options)
     return lambda: compiled(*tensors), _torch_arrays
+
+
+def _compiled(request: dict[str, Any], inputs: list[Any], engine: str) -> Loaded:
+    model = import_module("sparsejit").load(request["compiled"][engine])
+    return _bound(model, _without_constants(request, inputs))
+
+
+def _without_constants(request: dict[str, Any], inputs: list[Any]) -> list[Any]:
+    """The inputs that an ONNX file's model keeps; all of another model."""
+    if not request["constants"]:
+        return inputs
+    named = zip(request["names"], inputs, strict=True)
+    return [x for name, x in named if name not in request["constants"]]
 
 
 def _bound(compiled: Any, inputs: list[Any]) -> Loaded:
@@ -178,6 +190,8 @@ ENGINES: dict[str, tuple[Callable[[dict[str, Any], list[Any]], Loaded], str]] = 
     "sparsejit-float16": (partial(_sparsejit, dtype="float16"), "sparsejit"),
     "sparsejit-int8": (partial(_sparsejit, dtype="int8"), "sparsejit"),
     "sparsejit-auto": (partial(_sparsejit, dtype="auto"), "sparsejit"),
+    "sparsejit-dense": (partial(_compiled, engine="sparsejit-dense"), "sparsejit"),
+    "sparsejit-shrunk": (partial(_compiled, engine="sparsejit-shrunk"), "sparsejit"),
     "sparsejit-bound": (_sparsejit_bound, "sparsejit"),
     "torch": (_torch, "torch"),
     "torch-channels-last": (_torch_channels_last, "torch"),

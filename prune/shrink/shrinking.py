@@ -315,18 +315,20 @@ def _is_number(x: Any) -> bool:
 def _elements(model: Any, data: Any, constants: Mapping[str, Any]) -> Any:
     if not isinstance(data, str | Path):
         return data
-    return read_data(data, _input_names(model, constants))
+    return read_data(data, input_names(model, constants))
 
 
-def _input_names(model: Any, constants: Mapping[str, Any]) -> list[str]:
+def input_names(model: Any, constants: Mapping[str, Any]) -> list[str]:
     """The names of the model's inputs, for files of data."""
     if is_onnx(model):
         return [each.name for each in declared_inputs(model) if each.name not in constants]
+    if is_program(model):
+        return [name for name in model.graph_signature.user_inputs if isinstance(name, str)]
     from inspect import signature
 
     forward = getattr(model, "forward", None)
     if forward is None:
-        raise InvalidInput("data is a file, whose arrays a program does not name; give a list")
+        raise InvalidInput("data is a file, whose arrays the model does not name; give a list")
     return [
         name
         for name, each in signature(forward).parameters.items()

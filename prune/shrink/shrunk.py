@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.scales import Scales
-from sparsejit.api.shown import Shown, table_of
+from sparsejit.api.shown import Shown
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
 from sparsejit.prune.shrink.sources import suffix_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+_COSTLIEST = 3
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,21 @@ class FrontierPoint:
     error: float
 
 
+@dataclass(frozen=True)
+class EngineTime:
+    """The time of another engine for the dense model.
+
+    Attributes:
+        name: the engine's name, as `sparsejit bench MODEL` has it
+        version: the engine's version
+        ns: measured nanoseconds of a call
+    """
+
+    name: str
+    version: str
+    ns: float
+
+
 @dataclass(frozen=True, eq=False)
 class Shrunk(Shown):
     """A model that was shrunk; call `model`.
@@ -75,6 +92,8 @@ class Shrunk(Shown):
         frontier: the choices that no other beats in predicted time and predicted error, some of
             them, by rising time
         tried: the choices that were carried out, with their measured errors, the last one returned
+        peers: other engines' times for the dense model, the fastest first, in the run of `dense_ns`
+            and `ns`; the command `sparsejit shrink` measures them
     """
 
     model: CompiledModel
@@ -88,6 +107,7 @@ class Shrunk(Shown):
     is_dense: bool
     frontier: tuple[FrontierPoint, ...]
     tried: tuple[FrontierPoint, ...]
+    peers: tuple[EngineTime, ...] = ()
 
     @property
     def speed(self) -> float:
@@ -101,9 +121,30 @@ class Shrunk(Shown):
             return "no zeros: the budget allows none that make this model faster; it stays dense"
         lost = "" if self.loss is None else f", {self.loss:.3g} of the metric lost"
         return (
-            f"{self.speed:.2f} times as fast as dense ({self.ns / 1e3:.4g} us, "
-            f"{self.dense_ns / 1e3:.4g}), outputs off by {self.error:.2%}{lost}"
+            f"{self.speed:.2f} times as fast as dense ({microseconds(self.ns)} us, "
+            f"{microseconds(self.dense_ns)}), outputs off by {self.error:.2%}{lost}"
         )
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """`line`, and a line for each of the other engines."""
+        others = (
+            f"{peer.ns / self.ns:.2f} times as fast as the dense model in {peer.name} "
+            f"{peer.version} ({microseconds(peer.ns)} us)"
+            for peer in self.peers
+        )
+        return self.line, *others
+
+    @property
+    def predicted_ns(self) -> float | None:
+        """Predicted nanoseconds of a call of the result; None where nothing was predicted."""
+        points = self.frontier if self.is_dense else self.tried
+        return points[-1].ns if points else None
+
+    @property
+    def costliest(self) -> tuple[ShrunkLayer, ...]:
+        """The three layers that take longest now, the longest first."""
+        return tuple(sorted(self.layers, key=lambda layer: layer.ns, reverse=True)[:_COSTLIEST])
 
     def save(self, path: str | Path) -> None:
         """Write the source with its new weights: .onnx, .pt2, or a module's state (.safetensors).
@@ -134,22 +175,27 @@ class Shrunk(Shown):
             **{name: getattr(self, name) for name in ("error", "loss", "dense_ns", "ns")},
             "speed": self.speed,
             "is_dense": self.is_dense,
+            "predicted_ns": self.predicted_ns,
+            "costliest": [layer.name for layer in self.costliest],
             **{
                 name: [vars(each) for each in getattr(self, name)]
-                for name in ("layers", "frontier", "tried")
+                for name in ("layers", "frontier", "tried", "peers")
             },
         }
 
     def __rich__(self) -> RenderableType:
-        table = table_of(
-            "",
-            ("layer", "weights", "pattern", "storage"),
-            ("zeros", "error", "dense us", "us"),
-            [self.line],
-        )
-        for layer in self.layers:
-            shape = "x".join(map(str, layer.shape))
-            times = (f"{ns / 1e3:.3g}" for ns in (layer.dense_ns, layer.ns))
-            figures = f"{layer.zeros:.0%}", f"{layer.error:.2%}", *times
-            table.add_row(layer.name, shape, layer.pattern, layer.storage, *figures)
-        return table
+        from sparsejit.prune.shrink.shrunk_page import as_table
+
+        return as_table(self)
+
+    def html(self) -> str:
+        """One self-contained page."""
+        from sparsejit.prune.shrink.shrunk_page import as_page
+
+        return as_page(self)
+
+
+def microseconds(ns: float, digits: int = 4) -> str:
+    """Nanoseconds as microseconds, to that many digits or to whole ones."""
+    us = ns / 1e3
+    return f"{us:,.0f}" if us >= 10 ** (digits - 1) else f"{us:.{digits}g}"

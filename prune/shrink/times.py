@@ -74,6 +74,11 @@ class LayerTimes:
                 others += [rest for _, rest in times]
         return Times(made, float(np.mean(others)))
 
+    def total(self, form: LayerForm, amount: float) -> float:
+        """Nanoseconds of the model whose layers have that form and share of zeros."""
+        own, others = self._times(form, amount)
+        return float(own.sum()) + others
+
     def _useful(self) -> list[LayerForm]:
         """The forms that are clearly faster than all finer ones, with some zeros or without."""
         found: list[LayerForm] = []

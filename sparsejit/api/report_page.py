@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparsejit.api.shown import table_of
+from sparsejit.api.shown import Frame, table_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -57,7 +57,6 @@ _CANDIDATES = (
 _BRIEF_NAME = 27
 
 _BARS = """
-td:nth-child(-n+2), th:nth-child(-n+2), td:last-child, th:last-child { text-align: left }
 .bar { display: flex; height: 3.2em; margin: 1em 0; border: 1px solid var(--line);
   overflow: hidden }
 .bar div { overflow: hidden; white-space: nowrap; font-size: 11px; padding: .3em 0 0 .2em;
@@ -76,7 +75,7 @@ def as_tables(report: Report) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    tables = [_rich_table(columns, rows) for columns, rows in _tables(report)]
+    tables = [rich_table(columns, rows) for columns, rows in _tables(report)]
     texts = [Text(line) for line in (report.title, *report.lines)]
     return Group(*texts, *tables, *map(Text, report.schedule))
 
@@ -120,10 +119,16 @@ def _tables(report: Report) -> list[tuple[Sequence[Column], Sequence[Any]]]:
     return tables
 
 
-def _rich_table(columns: Sequence[Column], rows: Sequence[Any]) -> Table:
+def rich_table(
+    columns: Sequence[Column],
+    rows: Sequence[Any],
+    notes: Iterable[str] = (),
+    frame: Frame = "none",
+) -> Table:
+    """The rows for a terminal, with notes below."""
     from rich.text import Text
 
-    table = table_of("", frame="none")
+    table = table_of("", notes=notes, frame=frame)
     for column in columns:
         table.add_column(column.heading, justify="left" if column.is_text else "right")
     for row in rows:
@@ -131,29 +136,44 @@ def _rich_table(columns: Sequence[Column], rows: Sequence[Any]) -> Table:
     return table
 
 
-def _html_table(columns: Sequence[Column], rows: Sequence[Any]) -> str:
-    heads = "".join(f"<th>{escape(column.heading)}</th>" for column in columns)
+def html_table(columns: Sequence[Column], rows: Sequence[Any]) -> str:
+    """The rows for a page, escaped."""
+    starts = ['{} class="text"' if column.is_text else "{}" for column in columns]
+
+    def line(tag: str, cells: Iterable[str]) -> str:
+        pairs = zip(starts, cells, strict=True)
+        return "".join(f"<{start.format(tag)}>{escape(cell)}</{tag}>" for start, cell in pairs)
+
+    heads = line("th", (column.heading for column in columns))
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(column.cell(row))}</td>" for column in columns) + "</tr>"
-        for row in rows
+        f"<tr>{line('td', (column.cell(row) for column in columns))}</tr>" for row in rows
     )
     rows_of_page = f"<thead><tr>{heads}</tr></thead><tbody>{body}</tbody>"
     return f'<div class="wide"><table>{rows_of_page}</table></div>'
 
 
+def html_page(title: str, heading: str, facts: Sequence[str], body: str, style: str) -> str:
+    """HTML that needs nothing else: a heading, facts as a list, and a body that is HTML.
+
+    `style` is CSS beside that of all pages.
+    """
+    listed = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{escape(title)}</title>"
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{page_style()}{style}</style></head>"
+        f"<body><h1>{escape(heading)}</h1><ul>{listed}</ul>{body}</body></html>\n"
+    )
+
+
 def as_page(report: Report) -> str:
     """HTML that needs nothing else: a bar of where the time goes, and the table."""
-    facts = "".join(f"<li>{escape(fact)}</li>" for fact in (report.title, *report.lines))
-    tables = "".join(_html_table(columns, rows) for columns, rows in _tables(report))
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>sparsejit model</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{page_style()}{_BARS}</style></head>"
-        f"<body><h1>Where the time goes</h1><ul>{facts}</ul>"
-        f'<div class="bar">{"".join(map(_segment, enumerate(report.layers)))}</div>'
-        f"{tables}"
-        f"{_schedule(report)}</body></html>\n"
-    )
+    bars = "".join(map(_segment, enumerate(report.layers)))
+    tables = "".join(html_table(columns, rows) for columns, rows in _tables(report))
+    body = f'<div class="bar">{bars}</div>{tables}{_schedule(report)}'
+    facts = report.title, *report.lines
+    return html_page("sparsejit model", "Where the time goes", facts, body, _BARS)
 
 
 def _schedule(report: Report) -> str:

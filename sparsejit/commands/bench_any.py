@@ -1,5 +1,6 @@
 """`sparsejit bench MODEL`: whether we are faster for a model of your own, on this machine."""
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +13,7 @@ from typer.core import TyperGroup
 from sparsejit.api import CompiledModel
 from sparsejit.api.compile_parts import check_fallback
 from sparsejit.api.compiled_estimator import is_estimator
+from sparsejit.api.example_calls import ExampleCall
 from sparsejit.api.shown import table_of
 from sparsejit.commands.console import (
     JsonFileOption,
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 # Calls a second: what a loop in real time does.
 _RATE = 100.0
 _NAME = "model"
+_SHARES = {0.5: "half of the weights zero", 0.75: "three quarters"}
 
 
 class ModelsToo(TyperGroup):
@@ -96,18 +99,59 @@ def model(
     unknown = [name for name in dtype or () if name not in OURS]
     if unknown:
         raise InvalidInput(f"dtype {unknown[0]!r} is unknown; use some of {', '.join(OURS)}")
-    if rate is not None and latency is None:
-        raise InvalidInput(f"--rate {rate:g} is of no use alone; give --latency SECONDS")
+    pace = _pace(latency, rate)
     asked = ModelRequest(model, shape, constant, batch, dtype, threads=threads, fallback=fallback)
     source = _source(asked, data)
-    pace = None if latency is None else (latency, rate or _RATE)
     with error_console.status("") as status, source.advising():
         found = compare_any(source, rivals, dtype or DTYPES, threads, pace, status.update)
-    if not hand_over(found.as_dict(), as_json, out):
-        console.print(_table(found))
-        if found.latency is not None:
-            console.print(_latency_table(found.latency))
-        say(found.verdict, style="bold")
+        status.update("predicting the gain of zeros")
+        speeds = _speeds_by_zeros(source, threads)
+    forecast = [{"zeros": zeros, "speed": speed} for zeros, speed in speeds.items()]
+    if not hand_over({**found.as_dict(), "shrink": forecast}, as_json, out):
+        _show(found)
+        if speeds:
+            say(_forecast_line(asked, speeds))
+
+
+def _pace(latency: float | None, rate: float | None) -> tuple[float, float] | None:
+    """Seconds, and calls a second; None without --latency. Raises InvalidInput for a rate alone."""
+    if rate is not None and latency is None:
+        raise InvalidInput(f"--rate {rate:g} is of no use alone; give --latency SECONDS")
+    return None if latency is None else (latency, rate or _RATE)
+
+
+def _show(found: "AnyComparison") -> None:
+    console.print(_table(found))
+    if found.latency is not None:
+        console.print(_latency_table(found.latency))
+    say(found.verdict, style="bold")
+
+
+def _speeds_by_zeros(source: NamedModel, threads: int) -> dict[float, float]:
+    """Predicted for `shrink`; empty for a model that it does not take."""
+    if isinstance(source.model, CompiledModel) or source.fallback is not None:
+        return {}
+    try:
+        from sparsejit.prune.shrink.forecast import predicted_speeds
+
+        call = ExampleCall(source.args, source.kwargs)
+        return predicted_speeds(source.model, call, source.constants, threads)
+    except Exception:  # the times are measured by now: no forecast may lose them
+        return {}
+
+
+def _forecast_line(asked: ModelRequest, speeds: dict[float, float]) -> str:
+    """The predicted gain in a sentence, and the command that finds its error."""
+    from sparsejit.prune.shrink.sources import suffix_of
+
+    gains = ", ".join(
+        f"{speed:.1f} times{'' if number else ' as fast'} with {_SHARES[zeros]}"
+        for number, (zeros, speed) in enumerate(speeds.items())
+    )
+    constants = [word for text in asked.constant or () for word in ("--constant", text)]
+    out = "--out", f"small{suffix_of(asked.model)}"
+    words = "sparsejit", "shrink", asked.model, "--data", "samples.npz", *constants, *out
+    return f"shrink: {gains} (predicted); {shlex.join(words)} finds the error"
 
 
 def _source(asked: ModelRequest, data: Path | None) -> NamedModel:

@@ -1,7 +1,8 @@
 """`sparsejit shrink`: a trained model made faster by zeros, from samples of its inputs."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,6 +10,7 @@ from sparsejit.commands.console import (
     JsonOption,
     check_outputs,
     console,
+    error_console,
     print_json,
     require,
     say,
@@ -21,8 +23,16 @@ from sparsejit.commands.model_options import (
 )
 from sparsejit.commands.progress import ProgressBar
 from sparsejit.errors import InvalidInput
+from sparsejit.files import atomic_path
 from sparsejit.frontends.factory import named_function
 from sparsejit.frontends.model_source import NamedModel, constants_of, read_source
+from sparsejit.frontends.onnx import declared_inputs
+from sparsejit.ir.graph import Array
+
+if TYPE_CHECKING:
+    from sparsejit.prune.shrink.shrunk import Shrunk
+
+_PAGE, _JSON = ".html", ".json"
 
 
 def shrink(
@@ -53,50 +63,115 @@ def shrink(
     constant: ConstantsOption = None,
     target: TargetOption = "native",
     threads: ThreadsOption = 1,
-    report: Annotated[Path | None, typer.Option(dir_okay=False, help="Report, as JSON.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(dir_okay=False, help="Report: a page (.html) or JSON (.json).")
+    ] = None,
+    peers: Annotated[
+        bool, typer.Option(help="Also time ONNX Runtime and OpenVINO, where they are installed.")
+    ] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Make a trained model faster by zeros, without training, within an error or to a speed."""
     require("torch")
+    from sparsejit.prune.shrink.data import read_data
+    from sparsejit.prune.shrink.shrinking import input_names
     from sparsejit.prune.shrink.shrinking import shrink as shrink_model
+
+    _check_paths(model, out, report)
+    source = _source(model, constant)
+    options: dict[str, Any] = {"target": target, "threads": threads}
+    with ProgressBar() as bar, source.advising():
+        elements = read_data(data, input_names(source.model, source.constants))
+        result = shrink_model(
+            source.model,
+            elements,
+            **_aims(budget, speed, metric),
+            dtype=dtype,
+            finetune=finetune,
+            resume=resume,
+            constants=source.constants,
+            progress=lambda stage, share: bar.show(stage, round(1000 * share), 1000),
+            **options,
+        )
+        _save(result, out)
+        if peers:
+            result = _beside_peers(result, source, elements[0], options, bar)
+    _hand_over(result, report, as_json)
+    if not as_json:
+        say(f"the model is in {out}")
+
+
+def _save(result: "Shrunk", out: Path) -> None:
+    """Write the model; beside a torch model the storage of its layers, which no file of it holds."""
+    result.save(out)
+    if result.scales is not None and out.suffix != ".onnx":
+        result.scales.save(out.with_name(f"{out.stem}-scales.sjit"))
+
+
+def _check_paths(model: str, out: Path, report: Path | None) -> None:
+    """Raise InvalidInput for paths that cannot be written, or do not end as they should."""
     from sparsejit.prune.shrink.sources import suffix_of
 
     wanted = suffix_of(model)
     if out.suffix != wanted:
         raise InvalidInput(f"--out {out} is no {wanted} path; name the file so")
+    if report is not None and report.suffix not in (_PAGE, _JSON):
+        raise InvalidInput(f"--report {report} is no {_PAGE} or {_JSON} path; name the file so")
     check_outputs(out, report)
-    source = _source(model, constant)
-    with ProgressBar() as bar, source.advising():
-        result = shrink_model(
-            source.model,
-            data,
-            budget=None if budget is None else parsed_number(budget, "--budget", "%", 0.01),
-            speed=None if speed is None else parsed_number(speed, "--speed", "x", 1.0),
-            metric=None if metric is None else named_function(metric, "metric"),
-            dtype=dtype,
-            finetune=finetune,
-            resume=resume,
-            constants=source.constants,
-            target=target,
-            threads=threads,
-            progress=lambda stage, share: bar.show(stage, round(1000 * share), 1000),
+
+
+def _aims(budget: str | None, speed: str | None, metric: str | None) -> dict[str, Any]:
+    """The arguments of `shrink` for these options. Raises InvalidInput for texts without sense."""
+    return {
+        "budget": None if budget is None else parsed_number(budget, "--budget", "%", 0.01),
+        "speed": None if speed is None else parsed_number(speed, "--speed", "x", 1.0),
+        "metric": None if metric is None else named_function(metric, "metric"),
+    }
+
+
+def _beside_peers(
+    result: "Shrunk",
+    source: NamedModel,
+    element: Sequence[Array],
+    options: dict[str, Any],
+    bar: ProgressBar,
+) -> "Shrunk":
+    """The result with the times of the engines that are installed; says why one has none."""
+    from sparsejit.perf.shrunk_contest import compare_shrunk, installed_peers
+
+    rivals = installed_peers()
+    if not rivals:
+        return result
+    try:
+        found = compare_shrunk(
+            result, source, element, options, rivals, lambda step: bar.show(step, 990, 1000)
         )
-    result.save(out)
-    if result.scales is not None and wanted != ".onnx":
-        result.scales.save(out.with_name(f"{out.stem}-scales.sjit"))
-    if report is not None:
+    except Exception as error:  # the result took minutes: no comparison may lose its report
+        error_console.print(f"other engines skipped: {error}", markup=False)
+        return result
+    for name, why in found.skipped.items():
+        error_console.print(f"{name} skipped: {why}", markup=False)
+    return found.shrunk
+
+
+def _hand_over(result: "Shrunk", report: Path | None, as_json: bool) -> None:
+    """Write the report by the suffix of its path, and print the table or JSON."""
+    if report is not None and report.suffix == _PAGE:
+        with atomic_path(report) as path:
+            path.write_text(result.html())
+    elif report is not None:
         write_json(report, result.as_dict())
     if as_json:
         print_json(result.as_dict())
-        return
-    console.print(result)
-    say(f"the model is in {out}")
+    else:
+        console.print(result)
 
 
 def _source(model: str, constants: list[str] | None) -> NamedModel:
     """The model; the data says the sizes of an ONNX file."""
     if model.endswith(".onnx"):
-        return NamedModel(model, model, (), {}, constants_of(constants))
+        inputs = tuple(declared_inputs(model))
+        return NamedModel(model, model, (), {}, constants_of(constants), inputs)
     return read_source(model, constants=constants)
 
 

@@ -28,6 +28,7 @@ from sparsejit.frontends.onnx import DeclaredInput
 from sparsejit.perf.any_model import AnyComparison, AnyTask
 from sparsejit.perf.call_latency import latency_report
 from sparsejit.perf.model_contest import ContestantTime
+from sparsejit.prune.shrink import forecast
 
 ROOT = Path(__file__).parents[2]
 FACTORY = """
@@ -225,6 +226,7 @@ def test_ours_and_torch_are_timed_and_compared(source: str, tmp_path: Path) -> N
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     names = {one["name"]: one["relative_error"] for one in found["times"]}
+    assert found["shrink"] == []  # too few weights
     ours = {
         "factory": {"sparsejit-int8"},
         "pt2": {"sparsejit-bfloat16"},
@@ -241,6 +243,41 @@ def test_ours_and_torch_are_timed_and_compared(source: str, tmp_path: Path) -> N
         assert all(each["calls"] == 10 == sum(each["histogram"]) for each in late["engines"])
     else:
         assert found["latency"] is None
+
+
+WIDE = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    return torch.nn.Linear(128, 96), (torch.randn(1, 128),)
+"""
+
+
+def test_the_last_line_says_what_zeros_would_gain(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(WIDE)
+    model, options = f"{tmp_path}/net.py:make", ["--dtype", "float32", "--peers", ""]
+    half, most = json.loads(invoked("bench", model, *options, "--json").stdout)["shrink"]
+    assert (half["zeros"], most["zeros"]) == (0.5, 0.75) and 1 < half["speed"] < most["speed"]
+    last = invoked("bench", model, *options).stdout.splitlines()[-1]
+    gains = f"{half['speed']:.1f} times as fast with half of the weights zero, "
+    assert last.startswith(f"shrink: {gains}{most['speed']:.1f} times with three quarters")
+    assert last.endswith("--data samples.npz --out small.safetensors finds the error")
+    file = onnx_file(tmp_path)
+    options += ["--shape", "x=1x8", "--constant", "n=2"]
+    assert "shrink" not in invoked("bench", file, *options).stdout.splitlines()[-1]
+
+
+def test_no_forecast_loses_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise KeyError("an operator that nobody foresaw")
+
+    monkeypatch.setattr(forecast, "predicted_speeds", fails)
+    (tmp_path / "net.py").write_text(WIDE)
+    done = invoked("bench", f"{tmp_path}/net.py:make", "--dtype", "float32", "--peers", "")
+    assert done.exit_code == 0 and "no other engine here" in done.stdout.splitlines()[-1]
 
 
 def test_latencies_of_engines_at_a_rate() -> None:

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner, Result
+from whole_page import WholePage
 
 from sparsejit.commands.cli import app
 from sparsejit.errors import InvalidInput
 
 onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
 
 FACTORY = """
 import numpy as np
@@ -50,10 +52,24 @@ def invoke(*arguments: object) -> Result:
 def test_a_factory_and_a_folder(folder: Path) -> None:
     out = folder / "small.safetensors"
     given = f"{folder}/net.py:net", "--data", folder / "samples", "--out", out
-    result = invoke(*given, "--speed", "1.2x", "--json")
+    result = invoke(*given, "--speed", "1.2x", "--json", "--no-peers")
     assert result.exit_code == 0, result.output
     summary = json.loads(result.stdout)
     assert summary["error"] > 0 and len(summary["layers"]) == 3 and out.exists()
+    assert summary["peers"] == []
+
+
+def test_a_program(folder: Path) -> None:
+    import runpy
+
+    model, (x,) = runpy.run_path(str(folder / "net.py"))["net"]()
+    torch.export.save(torch.export.export(model, (x,)), folder / "net.pt2")
+    report, out = folder / "report.html", folder / "small.pt2"
+    data = "--data", folder / "samples", "--out", out
+    result = invoke(folder / "net.pt2", *data, "--speed", "1.2x", "--report", report, "--no-peers")
+    assert result.exit_code == 0, result.output
+    assert "svg" in WholePage(report.read_text()).tags
+    torch.export.load(out)
 
 
 def test_a_file_and_an_archive(folder: Path) -> None:
@@ -68,10 +84,13 @@ def test_a_file_and_an_archive(folder: Path) -> None:
     data = "--data", folder / "samples.npz", "--out", out
     result = invoke(file, *data, "--budget", "30%", "--report", report)
     assert result.exit_code == 0, result.output
-    assert str(out) in result.output and json.loads(report.read_text())["error"] <= 0.3
+    found = json.loads(report.read_text())
+    assert str(out) in result.output and found["error"] <= 0.3
+    assert [each["name"] for each in found["peers"]] == ["onnxruntime"]
+    assert "times as fast as the dense model in onnxruntime" in result.output
     onnx.checker.check_model(str(out))
     metric = f"{folder}/net.py:size"
-    result = invoke(file, *data, "--budget", "0.5", "--metric", metric)
+    result = invoke(file, *data, "--budget", "0.5", "--metric", metric, "--no-peers")
     assert result.exit_code == 0, result.output
 
 
@@ -79,6 +98,8 @@ def test_a_file_and_an_archive(folder: Path) -> None:
     ("options", "message"),
     [
         (("--out", "small.onnx"), r"is no \.safetensors path"),
+        (("--out", "s.safetensors", "--report", "r.txt"), r"is no \.html or \.json path"),
+        (("--out", "s.safetensors", "--report", "/dev/null/r.html"), r"cannot be written"),
         (("--out", "s.safetensors", "--budget", "little"), r"--budget little is no number"),
         (("--out", "s.safetensors", "--speed", "2x", "--budget", "1%"), r"are both given"),
         (("--out", "s.safetensors", "--metric", "net.py:nothing"), r"no file|no function"),

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from sparsejit.commands import cli
 from sparsejit.errors import InvalidInput, MissingDependency
-from sparsejit.perf import any_model, models
+from sparsejit.perf import any_model, models, shrunk_contest
 from sparsejit.perf.model_contest import Contestant
 from sparsejit.perf.models import ModelTask, compare
 from sparsejit.perf.peers import model_peers, peer_worker
@@ -146,7 +146,7 @@ def _cores() -> set[int]:
 
 
 def test_every_peer_has_an_engine_and_its_package_among_the_requirements() -> None:
-    ours = {one.name for one in (*models.OURS, *any_model.OURS.values())}
+    ours = {one.name for one in (*models.OURS, *any_model.OURS.values(), *shrunk_contest.OURS)}
     assert peer_worker.ENGINES.keys() == {*MODEL_PEERS} | ours
     for peer in MODEL_PEERS.values():
         package = peer_worker.ENGINES[peer.name][1]
