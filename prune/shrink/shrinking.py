@@ -191,7 +191,8 @@ class _ShrinkJob:
             loss = score(dense, None) - score(found.graph, found.scales)
         layers = self._layers(found.graph, found.choices)
         given = found.error, loss, dense_ns, ns, False, *self._points(found)
-        return Shrunk(fast, self._source_of(made, found), found.scales, layers, *given)
+        source = self._source_of(made, found)
+        return Shrunk(fast, source, layers, *given, scales=found.scales)
 
     def kept_in(self, path: str | Path) -> KeptTables:
         """The file of the tables. Raises InvalidInput where it cannot be written."""
@@ -229,7 +230,7 @@ class _ShrinkJob:
         )
         (ns,) = _times([self._dense], self.call)
         given = 0.0, None, ns, ns, True, *self._points(None)
-        return Shrunk(self._dense, self.source.model, None, layers, *given)
+        return Shrunk(self._dense, self.source.model, layers, *given)
 
     def _points(
         self, found: Tried | None

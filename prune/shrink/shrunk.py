@@ -80,8 +80,6 @@ class Shrunk(Shown):
         model: the compiled result
         source: a copy of the given model with the new weights; for a file an onnx.ModelProto, with
             QuantizeLinear and DequantizeLinear around layers in int8
-        scales: the storage of the layers, as `compile(source, ..., dtype=scales)` takes it for a
-            torch model; None where all are in float32
         layers: the layers that may have zeros, in order
         error: the root mean square of the outputs' errors over the root mean square of the outputs,
             on the elements of the data that weights were not fitted to
@@ -94,11 +92,12 @@ class Shrunk(Shown):
         tried: the choices that were carried out, with their measured errors, the last one returned
         peers: other engines' times for the dense model, the fastest first, in the run of `dense_ns`
             and `ns`; the command `sparsejit shrink` measures them
+        scales: the storage of the layers, as `compile(source, ..., dtype=scales)` takes it for a
+            torch model; None where all are in float32
     """
 
     model: CompiledModel
     source: Any
-    scales: Scales | None
     layers: tuple[ShrunkLayer, ...]
     error: float
     loss: float | None
@@ -108,6 +107,7 @@ class Shrunk(Shown):
     frontier: tuple[FrontierPoint, ...]
     tried: tuple[FrontierPoint, ...]
     peers: tuple[EngineTime, ...] = ()
+    scales: Scales | None = None
 
     @property
     def speed(self) -> float:

@@ -102,7 +102,7 @@ def shrink(
 
 
 def _save(result: "Shrunk", out: Path) -> None:
-    """Write the model; beside a torch model the storage of its layers, which no file of it holds."""
+    """Write the model, and beside a torch model the storage of its layers."""
     result.save(out)
     if result.scales is not None and out.suffix != ".onnx":
         result.scales.save(out.with_name(f"{out.stem}-scales.sjit"))

@@ -24,7 +24,7 @@ from fuzzing.onnx_growing import session
 from onnx import ModelProto
 from onnx.backend.test.case.node import collect_testcases
 from onnx.helper import tensor_dtype_to_np_dtype
-from onnx.numpy_helper import from_array
+from onnx.numpy_helper import from_array, to_array
 from onnx.reference import ReferenceEvaluator
 
 import sparsejit
@@ -174,6 +174,8 @@ def _wanted(case: OnnxCase, graph: Graph, inputs: Sequence[Array]) -> list[Array
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         wanted = cut(graph.evaluate(inputs), graph.open_axes)
+        if _loops_for_long(case.model):  # though the graph may have no such loop any more
+            return wanted
         try:  # what numpy calls invalid, as infinity in whole numbers, has no right result
             np.seterr(invalid="raise")
             theirs = ReferenceEvaluator(case.model).run(None, _given(case, graph, inputs))
@@ -181,6 +183,15 @@ def _wanted(case: OnnxCase, graph: Graph, inputs: Sequence[Array]) -> list[Array
             return wanted
     shapes = [np.shape(each) for each in theirs]
     return wanted if shapes != [each.shape for each in wanted] else list(map(np.asarray, theirs))
+
+
+def _loops_for_long(model: ModelProto | bytes) -> bool:
+    """Whether a Loop of the model makes more turns than an evaluator in Python has time for."""
+    if isinstance(model, bytes):
+        return False
+    known = {each.name: each for each in model.graph.initializer}
+    loops = [node.input[0] for node in model.graph.node if node.op_type == "Loop"]
+    return any(to_array(known[name]).max() > MOST_TURNS for name in loops if name in known)
 
 
 def _assert_close(result: Array, reference: Array) -> None:
