@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sparsejit.api.output_error import mean_output_error
+from sparsejit.api.output_error import OutputErrors
 from sparsejit.api.seen_inputs import WatchedRun
 from sparsejit.ir.graph import Array, Graph, Node, Origin, Value
 from sparsejit.ir.ops.pointwise import Pointwise
@@ -30,17 +30,15 @@ def reactions(
     """
     layers = list(dict.fromkeys(layer for layer, _ in trials))
     run = WatchedRun(graph, [layer.x for layer in layers], options)
-    exact, x = zip(*(run(inputs) for inputs in elements), strict=True)
     noisy = WatchedRun(with_noise(graph, layers), (), options)
     silent = {layer: np.zeros(layer.y.shape, np.float32) for layer in layers}
-    found = []
-    for layer, change in trials:
-        outputs = []
-        for inputs, values in zip(elements, x, strict=True):
-            own = {**silent, layer: _image_of(layer, values[layer.x], change)}
-            outputs.append(noisy([*inputs, *own.values()])[0])
-        found.append(mean_output_error(outputs, exact) ** 2)
-    return found
+    errors = [OutputErrors() for _ in trials]
+    for inputs in elements:
+        exact, x = run(inputs)
+        for (layer, change), error in zip(trials, errors, strict=True):
+            own = {**silent, layer: _image_of(layer, x[layer.x], change)}
+            error.add(noisy([*inputs, *own.values()])[0], exact)
+    return [error.mean**2 for error in errors]
 
 
 def _image_of(layer: ShrinkLayer, x: Array, change: RowChange) -> Array:

@@ -51,22 +51,41 @@ class ErrorSums:
         return float(np.sqrt(self._squares_off / (self._squares or 1.0)))
 
 
+class OutputErrors:
+    """The errors of a model's outputs, one element of the data after the other."""
+
+    def __init__(self) -> None:
+        self._sums: list[ErrorSums] = []
+
+    def add(self, found: Sequence[Array], exact: Sequence[Array]) -> None:
+        """Take in the outputs of an element, and what they should be."""
+        self._sums = self._sums or [ErrorSums() for _ in exact]
+        for one, *pair in zip(self._sums, found, exact, strict=True):
+            one.add(*pair)
+
+    @property
+    def largest(self) -> float:
+        """The largest error of the worst output."""
+        return max((one.largest for one in self._sums), default=0.0)
+
+    @property
+    def mean(self) -> float:
+        """The mean error of the worst output."""
+        return max((one.mean for one in self._sums), default=0.0)
+
+
 def output_error(found: Sequence[Sequence[Array]], exact: Sequence[Sequence[Array]]) -> float:
     """The largest error of the worst output; both have a list for each element of the data."""
-    return max((one.largest for one in _sums(found, exact)), default=0.0)
+    return _errors(found, exact).largest
 
 
 def mean_output_error(found: Sequence[Sequence[Array]], exact: Sequence[Sequence[Array]]) -> float:
     """The mean error of the worst output, of lists as `output_error` takes them."""
-    return max((one.mean for one in _sums(found, exact)), default=0.0)
+    return _errors(found, exact).mean
 
 
-def _sums(
-    found: Sequence[Sequence[Array]], exact: Sequence[Sequence[Array]]
-) -> list[ErrorSums]:
-    """The errors of each output."""
-    sums = [ErrorSums() for _ in exact[0]]
-    for ours, theirs in zip(found, exact, strict=True):
-        for one, *pair in zip(sums, ours, theirs, strict=True):
-            one.add(*pair)
-    return sums
+def _errors(found: Sequence[Sequence[Array]], exact: Sequence[Sequence[Array]]) -> OutputErrors:
+    errors = OutputErrors()
+    for pair in zip(found, exact, strict=True):
+        errors.add(*pair)
+    return errors
