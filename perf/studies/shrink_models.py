@@ -271,11 +271,13 @@ def main(
     allowed = [float(each) for each in budgets.split(",")] if budgets else _BUDGETS
     found: dict[str, list[dict[str, Any]]] = {}
     for name in model or _MODELS:
-        rows = list(figures(_MODELS[name](folder), allowed))
-        print_table(_table(name, rows))
-        found[name] = [asdict(row) for row in rows]
-        if to is not None:
-            to.write_text(json.dumps({"processor": Target.detect().model, "models": found}))
+        table, found[name] = _table(name), []
+        for row in figures(_MODELS[name](folder), allowed):
+            table.add_row(*_cells(row))
+            found[name].append(asdict(row))
+            if to is not None:
+                to.write_text(json.dumps({"processor": Target.detect().model, "models": found}))
+        print_table(table)
 
 
 def figures(studied: StudiedModel, budgets: Sequence[float]) -> Iterator[ShrunkFigures]:
@@ -334,20 +336,21 @@ def _file_of(studied: StudiedModel) -> str | bytes:
         return file.read_bytes()
 
 
-def _table(name: str, rows: Sequence[ShrunkFigures]) -> Any:
-    table = table_of(
+def _table(name: str) -> Any:
+    return table_of(
         f"{name}: {Target.detect().model}, one core",
         ("asked for", "changes"),
         ("error", "zeros", "ms", "times dense", "times ONNX Runtime", "seconds to shrink"),
     )
-    for row in rows:
-        changes = ", ".join(f"{key} {value:.3g}" for key, value in row.changes.items())
-        other = "" if row.times_onnx_runtime is None else f"{row.times_onnx_runtime:.2f}"
-        numbers = f"{row.error:.2%}", f"{row.zeros:.0%}", f"{row.ms:.3g}", f"{row.times_dense:.2f}"
-        table.add_row(
-            row.asked, f"{row.failure} {changes}".strip(), *numbers, other, f"{row.seconds:.0f}"
-        )
-    return table
+
+
+def _cells(row: ShrunkFigures) -> tuple[str, ...]:
+    """A row of the table."""
+    changes = ", ".join(f"{key} {value:.3g}" for key, value in row.changes.items())
+    other = "" if row.times_onnx_runtime is None else f"{row.times_onnx_runtime:.2f}"
+    numbers = f"{row.error:.2%}", f"{row.zeros:.0%}", f"{row.ms:.3g}", f"{row.times_dense:.2f}"
+    said = f"{row.failure} {changes}".strip()
+    return row.asked, said, *numbers, other, f"{row.seconds:.0f}"
 
 
 if __name__ == "__main__":
