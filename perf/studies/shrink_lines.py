@@ -8,7 +8,6 @@ shrunk and ONNX Runtime's in turns, and the share of 1,000 lines that are read w
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,10 +20,9 @@ import sparsejit
 from sparsejit.api.shown import table_of
 from sparsejit.frontends.factory import named_function
 from sparsejit.machine.target import Target
-from sparsejit.perf.timing import RoundsInTurn
+from sparsejit.perf.studies.shrink_contest import least_ms, onnx_runtime, share_of_zeros
 
 _SAMPLES, _LINES, _SAMPLES_SEED, _LINES_SEED = 192, 1000, 7, 1
-_ROUNDS = 60
 
 
 def main(
@@ -41,12 +39,12 @@ def main(
     lines, texts = render(_LINES_SEED, _LINES)
     characters = characters_of(file)
     dense = sparsejit.compile(file, (lines[:1],))
-    others = _onnx_runtime(file)
+    others = onnx_runtime(str(file))
 
     def row(model: Callable[[Any], Any], zeros: str) -> list[str]:
         outputs = np.concatenate([model(lines[n : n + 1]) for n in range(_LINES)])
         right, _ = score(outputs, texts, characters)
-        theirs, own, ours = _least_ms([others, dense, model], lines)
+        theirs, own, ours = least_ms([others, dense, model], lines[:, None, None])
         ratios = f"{own / ours:.2f}", f"{theirs / ours:.2f}"
         return [zeros, f"{right:.1%}", f"{ours:.2f}", *ratios]
 
@@ -57,38 +55,8 @@ def main(
     table.add_row(*row(dense, "none"))
     for speed in map(float, speeds.split(",")):
         made = sparsejit.shrink(file, list(samples[:, None]), speed=speed)
-        weights = sum(np.prod(layer.shape) for layer in made.layers)
-        zeros = sum(layer.zeros * np.prod(layer.shape) for layer in made.layers) / weights
-        table.add_row(*row(made.model, f"{zeros:.0%}"))
+        table.add_row(*row(made.model, f"{share_of_zeros(made):.0%}"))
     print_table(table)
-
-
-def _onnx_runtime(file: Path) -> Callable[[Any], Any]:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        str(file), options, providers=["CPUExecutionProvider"]
-    )
-    name = session.get_inputs()[0].name
-    return lambda x: session.run(None, {name: x})[0]
-
-
-def _least_ms(models: list[Callable[[Any], Any]], lines: Any) -> list[float]:
-    """The least milliseconds of a call of each, in turns."""
-
-    def timed(model: Callable[[Any], Any]) -> Callable[[int], float]:
-        def measure(number: int) -> float:
-            start = time.perf_counter()
-            model(lines[number : number + 1])
-            return 1e3 * (time.perf_counter() - start)
-
-        return measure
-
-    rounds = RoundsInTurn({place: timed(model) for place, model in enumerate(models)})
-    rounds.run(_ROUNDS)
-    return list(rounds.least().values())
 
 
 if __name__ == "__main__":

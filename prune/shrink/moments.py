@@ -12,19 +12,48 @@ from sparsejit.prune.shrink.layers import ShrinkLayer
 
 # Least number of rows, in all and for each weight of an output; the most rows of one element.
 _ALL_ROWS, _TIMES, _MOST_ROWS = 8192, 4, 2048
+# Rows are summed by that share of a layer's inputs: their products are then most of the time.
+_AT_ONCE = 4
+
+
+class SummedProducts:
+    """The sum of x zT over pairs of rows.
+
+    Many rows at once: the sum is larger than the rows of one element, and slower to read.
+    """
+
+    def __init__(self, inputs: int) -> None:
+        self._sum = torch.zeros(inputs, inputs, dtype=torch.float64)
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, x: Tensor, z: Tensor) -> None:
+        """Take in rows (n, in) of both."""
+        self._waiting.append((x, z))
+        if sum(len(rows) for rows, _ in self._waiting) >= len(self._sum) // _AT_ONCE:
+            self._take_in()
+
+    def mean(self, count: int) -> Tensor:
+        """The sum over the number of rows, float64 (in, in)."""
+        if self._waiting:
+            self._take_in()
+        return self._sum / count
+
+    def _take_in(self) -> None:
+        x, z = (torch.cat(rows) for rows in zip(*self._waiting, strict=True))
+        self._sum += x.T @ z
+        self._waiting = []
 
 
 class Moments:
     """Means over rows z (in,).
 
     Attributes:
-        second: float64 (in, in), of z zT
         mean: float64 (in,), of z
         count: number of rows
     """
 
     def __init__(self, inputs: int) -> None:
-        self.second = torch.zeros(inputs, inputs, dtype=torch.float64)
+        self._second = SummedProducts(inputs)
         self.mean = torch.zeros(inputs, dtype=torch.float64)
         self.count = 0
 
@@ -32,39 +61,38 @@ class Moments:
         """Take in rows (n, in)."""
         z = torch.from_numpy(rows)
         self.count += len(z)
-        share = len(z) / self.count
-        self.second.lerp_(((z.T @ z) / len(z)).double(), share)
-        self.mean.lerp_(z.double().mean(0), share)
+        self._second.add(z, z)
+        self.mean.lerp_(z.double().mean(0), len(z) / self.count)
 
     def hessian(self, has_bias: bool) -> Tensor:
-        """The second moment; without that of the mean, where a bias makes up for it."""
-        return self.second - self.mean.outer(self.mean) if has_bias else self.second
+        """The mean of z zT; without that of the mean, where a bias makes up for it."""
+        second = self._second.mean(self.count)
+        return second.addr_(self.mean, self.mean, alpha=-1) if has_bias else second
 
 
 class PairedMoments(Moments):
     """Moments of rows z, and of the rows x of the dense model at the same places.
 
     Attributes:
-        cross: float64 (in, in), of x zT
         dense_mean: float64 (in,), of x
     """
 
     def __init__(self, inputs: int) -> None:
         super().__init__(inputs)
-        self.cross = torch.zeros_like(self.second)
+        self._cross = SummedProducts(inputs)
         self.dense_mean = torch.zeros_like(self.mean)
 
     def add_pair(self, dense: Array, rows: Array) -> None:
         """Take in rows (n, in) of both."""
         self.add(rows)
-        x, z = torch.from_numpy(dense), torch.from_numpy(rows)
-        share = len(z) / self.count
-        self.cross.lerp_(((x.T @ z) / len(z)).double(), share)
-        self.dense_mean.lerp_(x.double().mean(0), share)
+        x = torch.from_numpy(dense)
+        self._cross.add(x, torch.from_numpy(rows))
+        self.dense_mean.lerp_(x.double().mean(0), len(x) / self.count)
 
     def covariance(self, has_bias: bool) -> Tensor:
         """The mean of x zT; without the means' product, where a bias makes up for it."""
-        return self.cross - self.dense_mean.outer(self.mean) if has_bias else self.cross
+        cross = self._cross.mean(self.count)
+        return cross.addr_(self.dense_mean, self.mean, alpha=-1) if has_bias else cross
 
 
 def rows_of(layer: ShrinkLayer, x: Array, number: int, elements: int) -> Array:
