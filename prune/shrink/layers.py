@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
+from torch.nn import functional
 
 from sparsejit.api.seen_inputs import multiplied_rows, takes_steps
 from sparsejit.ir.graph import Array, Graph, Node, Value
@@ -58,6 +60,20 @@ class ShrinkLayer:
     def channel_axis(self) -> int:
         """The axis of its outputs in y."""
         return 1 if isinstance(self.node.op, Convolution) else -1
+
+    def product(self, x: Array, weights: Array) -> Array:
+        """The products of x with weights of its shape, without a bias, as y lies."""
+        given, w = torch.from_numpy(np.ascontiguousarray(x, np.float32)), torch.tensor(weights)
+        if not isinstance(self.node.op, Convolution):
+            return functional.linear(given, w).numpy()
+        op = self.node.op
+        convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[len(op.stride) - 1]
+        return convolve(given, w, None, op.stride, op.padding, op.dilation).numpy()
+
+    def along_channels(self, array: Array) -> Array:
+        """An array (out,) that broadcasts to y."""
+        around = 0 if self.channel_axis < 0 else len(self.y.shape) - 2
+        return array.reshape(-1, *(1,) * around)
 
     def rows(self, x: Array, most: int, seed: int) -> Array:
         """Rows (n, in) of x that it multiplies; the same places for the same seed."""

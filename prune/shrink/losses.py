@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from sparsejit.api.steps_of_input import Forms, stored_product
+from sparsejit.api.steps_of_input import Forms, stored_matrix, stored_x
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.spec import DType
-from sparsejit.lowering.context import ModelOptions, Progress
+from sparsejit.lowering.context import ModelOptions
 from sparsejit.prune.patterns import PATTERNS, on_weight
 from sparsejit.prune.shrink.forms import DENSE, FINEST, LayerForm
 from sparsejit.prune.shrink.layers import ShrinkLayer
 from sparsejit.prune.shrink.moments import Moments
-from sparsejit.prune.shrink.reaction import RowChange, reactions
+from sparsejit.prune.shrink.reaction import Change, reactions
 from sparsejit.prune.shrink.zeros import choices_by_amount, sampled_rows, squared_error
 
 Elements = Sequence[Sequence[Array]]
 # Elements that outputs' reactions are measured on.
 _REACTING = 16
-_TRIED = 2  # of the amounts, by which outputs' reactions to zeros are measured
+_TRIED = 3  # of the amounts, by which outputs' reactions to zeros are measured
 _LEAST_CHANGE = 1e-6  # of the products' squares: less is rounding
 _LEAST_LOSS = 1e-12
 
@@ -49,103 +50,102 @@ class Losses:
         return np.where(amounts == 0, 0.0, between) + self.storage[form.dtype][number]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class LossTable:
-    """Measures the losses of one model's layers.
+    """Measures the losses of one model's layers, which are taken in one after the other.
 
     Attributes:
         graph: the dense model
-        layers: the layers that may change
-        moments: of the rows that each layer multiplies, on the even elements and on the odd ones
-        forms: the short forms of each layer
-        elements: of the data
+        forms: the forms that layers may take
+        short: the short forms of each layer
+        amounts: shares of zeros, the first of which is 0
+        options: of the code
     """
 
     graph: Graph
-    layers: Sequence[ShrinkLayer]
-    moments: Mapping[ShrinkLayer, tuple[Moments, Moments]]
-    forms: Mapping[LayerKey, Forms]
-    elements: Elements
+    forms: Sequence[LayerForm]
+    short: Mapping[LayerKey, Forms]
+    amounts: Sequence[float]
     options: ModelOptions
-    tell: Progress
+    _own: dict[str, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
+    _trials: dict[ShrinkLayer, Change] = field(default_factory=dict)
+    _tried_errors: list[float] = field(default_factory=list)
 
-    def measured(self, forms: Sequence[LayerForm], amounts: Sequence[float]) -> Losses:
-        """The losses of these forms.
+    def take(self, layer: ShrinkLayer, some: Moments, others: Moments) -> None:
+        """Choose zeros of a layer by the moments of some rows, and measure them by the others'."""
+        has_bias = layer.bias is not None
+        seen, held = some.hessian(has_bias), others.hessian(has_bias)
+        weight = torch.tensor(self._weights(layer), dtype=torch.float64)
+        for name in dict.fromkeys((FINEST, *(form.pattern for form in self.forms))):
+            lying = on_weight(PATTERNS[name], layer.shape)
+            rows = sampled_rows(len(weight), lying)
+            found = choices_by_amount(weight[rows], seen, held, lying, self.amounts)
+            times = len(weight) / len(rows)
+            self._own[name].append([times * error for _, error in found])
+            if name == FINEST:
+                made, error = _to_try(weight[rows], held, found)
+                self._tried_errors.append(error)
+                mean = some.mean if has_bias else torch.zeros_like(some.mean)
+                self._trials[layer] = self._change_by_zeros(layer, rows, made, mean)
+
+    def measured(self, elements: Elements) -> Losses:
+        """The losses, by the outputs on some of these elements.
 
         The losses of zeros grow with the layer's own error from the loss at one amount, which is
         tried.
         """
-        patterns = list(dict.fromkeys((FINEST, *(form.pattern for form in forms))))
-        own: dict[str, list[list[float]]] = {name: [] for name in patterns}
-        trials: list[tuple[ShrinkLayer, RowChange]] = []
-        tried_errors = []
-        for number, layer in enumerate(self.layers):
-            self.tell(f"choosing zeros of {layer.key.layer}", 0.2 + 0.2 * number / len(self.layers))
-            for name in patterns:
-                found = self._choices(layer, name, amounts)
-                own[name].append([error for _, error in found])
-                if name == FINEST:
-                    made, error = self._to_try(layer, found)
-                    trials.append((layer, self._change_by_zeros(layer, made)))
-                    tried_errors.append(error)
-        dtypes = list(dict.fromkeys(form.dtype for form in forms if form.dtype is not DENSE.dtype))
+        layers = list(self._trials)
+        short = dict.fromkeys(each.dtype for each in self.forms if each.dtype is not DENSE.dtype)
+        trials = list(self._trials.items())
         trials += [
-            (layer, _change_by_storage(self.forms[layer.key][dtype], self._weights(layer)))
-            for dtype in dtypes
-            for layer in self.layers
+            (layer, self._change_by_storage(layer, self.short[layer.key][dtype]))
+            for dtype in short
+            for layer in layers
         ]
-        self.tell("measuring the outputs' reactions", 0.4)
-        reacting = self.elements[:: max(1, len(self.elements) // _REACTING)][:_REACTING]
+        reacting = elements[:: max(1, len(elements) // _REACTING)][:_REACTING]
         tried = np.array(reactions(self.graph, reacting, trials, self.options))
-        by_zeros, *by_storage = tried.reshape(-1, len(self.layers))
-        grown = {name: np.maximum.accumulate(np.array(each), axis=1) for name, each in own.items()}
-        scale = by_zeros / np.maximum(tried_errors, 1e-30)
+        by_zeros, *by_storage = tried.reshape(-1, len(layers))
+        scale = by_zeros / np.maximum(self._tried_errors, 1e-30)
         zeros = {
-            name: np.maximum(each * scale[:, None], _LEAST_LOSS) for name, each in grown.items()
+            name: np.maximum(np.maximum.accumulate(each, axis=1) * scale[:, None], _LEAST_LOSS)
+            for name, each in self._own.items()
         }
-        nothing = np.zeros(len(self.layers))
-        storage = {DENSE.dtype: nothing, **dict(zip(dtypes, by_storage, strict=True))}
-        return Losses(amounts, zeros, storage)
+        nothing = np.zeros(len(layers))
+        storage = {DENSE.dtype: nothing, **dict(zip(short, by_storage, strict=True))}
+        return Losses(self.amounts, zeros, storage)
 
-    def _choices(
-        self, layer: ShrinkLayer, pattern: str, amounts: Sequence[float]
-    ) -> list[tuple[torch.Tensor, float]]:
-        """Some rows of weights with each share of zeros, and the errors of all rows."""
-        weight = torch.tensor(self._weights(layer), dtype=torch.float64)
-        seen, held = (x.hessian(layer.bias is not None) for x in self.moments[layer])
-        lying = on_weight(PATTERNS[pattern], layer.shape)
-        rows = sampled_rows(len(weight), lying)
-        times = len(weight) / len(rows)
-        found = choices_by_amount(weight[rows], seen, held, lying, amounts)
-        return [(made, times * error) for made, error in found]
+    def _change_by_zeros(
+        self, layer: ShrinkLayer, rows: torch.Tensor, made: torch.Tensor, mean: torch.Tensor
+    ) -> Change:
+        """The change by other rows of weights, less that of a mean x, which a bias mends."""
+        change = torch.zeros(layer.shape[0], layer.inputs, dtype=torch.float64)
+        change[rows] = made - torch.tensor(self._weights(layer))[rows]
+        shift = layer.along_channels((change @ mean).float().numpy())
+        weights = change.float().numpy().reshape(layer.shape)
+        return lambda x: layer.product(x, weights) - shift
 
-    def _to_try(
-        self, layer: ShrinkLayer, found: Sequence[tuple[torch.Tensor, float]]
-    ) -> tuple[torch.Tensor, float]:
-        """The first choice, from the usual one on, that changes the products; and its own error."""
-        rows = sampled_rows(layer.shape[0], PATTERNS[FINEST])
-        weight = torch.tensor(self._weights(layer), dtype=torch.float64)[rows]
-        _, held = (x.hessian(layer.bias is not None) for x in self.moments[layer])
-        least = _LEAST_CHANGE * squared_error(weight, torch.zeros_like(weight), held)
-        for made, _ in found[_TRIED:]:
-            error = squared_error(weight, made, held)
-            if error > least:
-                break
-        return made, error
+    def _change_by_storage(self, layer: ShrinkLayer, form: LayerScales) -> Change:
+        """The change by rounded weights, and by an x that is rounded."""
+        own = self.graph.constants[layer.weights]
+        stored = stored_matrix(form, own)
+        correction = np.zeros(len(own), np.float32) if form.correction is None else form.correction
+        shift, axis = layer.along_channels(correction), layer.channel_axis
 
-    def _change_by_zeros(self, layer: ShrinkLayer, made: torch.Tensor) -> RowChange:
-        """The change by other rows of weights, less that of the mean x where a bias mends it."""
-        rows = sampled_rows(layer.shape[0], PATTERNS[FINEST]).numpy()
-        change = np.zeros_like(self._weights(layer))
-        change[rows] = made.numpy().astype(np.float32) - self._weights(layer)[rows]
-        mean = self.moments[layer][0].mean.numpy() if layer.bias is not None else 0 * change[0]
-        constant = (change @ mean).astype(np.float32)
-        return lambda x: x @ change.T - constant
+        def change(x: Array) -> Array:
+            rounded = layer.product(stored_x(form, x, axis), stored)
+            return rounded + shift - layer.product(x, own)
+
+        return change
 
     def _weights(self, layer: ShrinkLayer) -> Array:
         """Float32 (out, in)."""
         return self.graph.constants[layer.weights].reshape(layer.shape[0], -1)
 
 
-def _change_by_storage(form: LayerScales, weights: Array) -> Callable[[Array], Array]:
-    return lambda rows: stored_product(form, weights, rows) - rows @ weights.T
+def _to_try(
+    weight: torch.Tensor, held: torch.Tensor, found: Sequence[tuple[torch.Tensor, float]]
+) -> tuple[torch.Tensor, float]:
+    """The first choice, from the usual one on, that changes the products; and its error."""
+    least = _LEAST_CHANGE * squared_error(weight, torch.zeros_like(weight), held)
+    some = found[_TRIED:]
+    return next((each for each in some if each[1] > least), some[-1])

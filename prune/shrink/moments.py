@@ -108,6 +108,12 @@ def rows_of(layer: ShrinkLayer, x: Array, number: int, elements: int) -> Array:
     return rows
 
 
+def count_of_rows(layer: ShrinkLayer, elements: int) -> int:
+    """The rows that `rows_of` has of all elements."""
+    own = layer.y.type.size // layer.shape[0]
+    return elements * min(own, _rows_of_element(layer, elements))
+
+
 def _rows_of_element(layer: ShrinkLayer, elements: int) -> int:
     wanted = max(_ALL_ROWS, _TIMES * layer.inputs)
     return min(_MOST_ROWS, -(-wanted // elements))

@@ -13,14 +13,14 @@ from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.prune.shrink.layers import ShrinkLayer
 
-# The change of a layer's products (n, out), by the rows (n, in) that it multiplies.
-RowChange = Callable[[Array], Array]
+# The change of a layer's y, by its x.
+Change = Callable[[Array], Array]
 
 
 def reactions(
     graph: Graph,
     elements: Sequence[Sequence[Array]],
-    trials: Sequence[tuple[ShrinkLayer, RowChange]],
+    trials: Sequence[tuple[ShrinkLayer, Change]],
     options: ModelOptions,
 ) -> list[float]:
     """Squared relative error of the outputs when one layer's products change, for each trial.
@@ -36,18 +36,9 @@ def reactions(
     for inputs in elements:
         exact, x = run(inputs)
         for (layer, change), error in zip(trials, errors, strict=True):
-            own = {**silent, layer: _image_of(layer, x[layer.x], change)}
+            own = {**silent, layer: change(x[layer.x])}
             error.add(noisy([*inputs, *own.values()])[0], exact)
     return [error.mean**2 for error in errors]
-
-
-def _image_of(layer: ShrinkLayer, x: Array, change: RowChange) -> Array:
-    """The change as the layer's y lies."""
-    y = change(layer.rows(x, layer.y.type.size, 0))
-    shape = list(layer.y.shape)
-    outputs = shape.pop(layer.channel_axis)
-    placed = y.reshape(*shape, outputs)
-    return np.ascontiguousarray(np.moveaxis(placed, -1, layer.channel_axis), np.float32)
 
 
 def with_noise(graph: Graph, layers: Sequence[ShrinkLayer]) -> Graph:

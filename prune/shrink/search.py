@@ -28,15 +28,15 @@ from sparsejit.prune.shrink.forms import DENSE, LayerForm
 from sparsejit.prune.shrink.kept_tables import KeptTables, ShrinkTables
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
 from sparsejit.prune.shrink.losses import Elements, LossTable
-from sparsejit.prune.shrink.moments import Moments, PairedMoments, rows_of
+from sparsejit.prune.shrink.moments import Moments, PairedMoments, count_of_rows, rows_of
 from sparsejit.prune.shrink.segments import SegmentedRun, stages
 from sparsejit.prune.shrink.shrunk import FrontierPoint
 from sparsejit.prune.shrink.times import LayerTimes
 from sparsejit.prune.shrink.zeros import with_zeros
 
 # Shares of zeros whose errors are measured, and how many lie between them that layers may take.
-AMOUNTS = (0.0, 0.3, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92)
-_STEPS = 32
+AMOUNTS = (0.0, 0.15, 0.3, 0.5, 0.65, 0.75, 0.85, 0.92)
+_STEPS = 40
 # Rows that a layer needs for each input.
 _ROWS_FOR_INPUT = 2
 # Elements that short dtypes are calibrated on.
@@ -118,26 +118,42 @@ class FormSearch:
 
     def _tables(self) -> ShrinkTables:
         """The layers that the data says enough about, and the tables of their forms."""
-        moments = self._dense_moments()
+        count = len(self.fitted)
         layers = [
             layer
             for layer in self.layers
-            if sum(each.count for each in moments[layer]) >= _ROWS_FOR_INPUT * layer.inputs
+            if count_of_rows(layer, count) >= _ROWS_FOR_INPUT * layer.inputs
         ]
         if not layers:
             raise InvalidInput(
                 "data has too few elements for the layers of this model; give more of them"
             )
         short = self._short_layers(self.graph) if self.may_be_short else None
-        self.tell("predicting times", 0.15)
+        self.tell("predicting times", 0.1)
         dtypes: dict[DType, Dtypes] = {DENSE.dtype: "float32"}
         if short is not None:
             dtypes |= _short_dtypes(short, layers)
         times = LayerTimes(self.graph, layers, dtypes, self.options).by_form()
         forms: Mapping[LayerKey, Forms] = {} if short is None else short.forms
-        given = self.graph, layers, moments, forms, self.fitted, self.options, self.tell
-        losses = LossTable(*given).measured(list(times.layers), AMOUNTS)
-        return ShrinkTables(layers, times, losses)
+        losses = LossTable(self.graph, list(times.layers), forms, AMOUNTS, self.options)
+        self._take_layers(layers, losses)
+        self.tell("measuring the outputs' reactions", 0.4)
+        return ShrinkTables(layers, times, losses.measured(self.fitted))
+
+    def _take_layers(self, layers: Sequence[ShrinkLayer], losses: LossTable) -> None:
+        """Let the table have each layer's moments, of the even elements and of the odd ones."""
+        run = SegmentedRun(self.graph, self.fitted, self.options)
+        done = 0
+        for stage in stages(self.graph, layers):
+            run.advance(self.graph, stage.nodes)
+            for layer in stage.layers:
+                self.tell(f"choosing zeros of {layer.key.layer}", 0.2 + 0.2 * done / len(layers))
+                halves = Moments(layer.inputs), Moments(layer.inputs)
+                for number, values in enumerate(run.values):
+                    rows = rows_of(layer, values[layer.x], number, len(self.fitted))
+                    halves[number % 2].add(rows)
+                losses.take(layer, *halves)
+                done += 1
 
     @property
     def dense_ns(self) -> float:
@@ -232,20 +248,6 @@ class FormSearch:
     def _grid(self) -> Array:
         return np.unique([*AMOUNTS, *np.linspace(AMOUNTS[1], AMOUNTS[-1], _STEPS)])
 
-    def _dense_moments(self) -> dict[ShrinkLayer, tuple[Moments, Moments]]:
-        """Moments of the even elements and of the odd elements."""
-        found = {}
-        run = SegmentedRun(self.graph, self.fitted, self.options)
-        for stage in stages(self.graph, self.layers):
-            run.advance(self.graph, stage.nodes)
-            for layer in stage.layers:
-                halves = Moments(layer.inputs), Moments(layer.inputs)
-                for number, values in enumerate(run.values):
-                    rows = rows_of(layer, values[layer.x], number, len(self.fitted))
-                    halves[number % 2].add(rows)
-                found[layer] = halves
-        return found
-
     def _changed(
         self, layer: ShrinkLayer, choice: LayerChoice, dense: SegmentedRun, run: SegmentedRun
     ) -> dict[Value, Array]:
@@ -290,11 +292,12 @@ def within_error(search: FormSearch, budget: float, tries: int) -> Tried | None:
     the search where one fits already.
     """
     losses = np.sqrt(search.choices.losses)  # falling, by rising time
+    changing = losses[losses > 0]  # the dense model is no choice to try
     fits: tuple[float, float, Tried] | None = None
     fails: tuple[float, float] | None = None
     wanted, tried_states = budget, set[int]()
-    for number in range(tries):
-        state = min(int(np.searchsorted(-losses, -wanted)), len(losses) - 1)
+    for number in range(tries if len(changing) else 0):
+        state = min(int(np.searchsorted(-changing, -wanted)), len(changing) - 1)
         if state in tried_states:
             break
         tried_states.add(state)
@@ -305,7 +308,7 @@ def within_error(search: FormSearch, budget: float, tries: int) -> Tried | None:
             if fits is None:
                 raise
             break
-        predicted, error = float(losses[state]), max(tried.error, _LEAST_ERROR)
+        predicted, error = float(changing[state]), max(tried.error, _LEAST_ERROR)
         if error <= budget:
             fits = predicted, error, tried
             if error > _NEAR * budget:

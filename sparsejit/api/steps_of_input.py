@@ -71,17 +71,24 @@ def short_forms(
     return {each.key: dict(each.forms(best, may_measure)) for each in errors}
 
 
-def stored_product(layer: LayerScales, weights: Array, x: Array) -> Array:
-    """Products (n, out) of rows x (n, in) and weights (out, in), as the layer stores them."""
+def stored_x(layer: LayerScales, x: Array, axis: int) -> Array:
+    """x as a layer multiplies it, whose channels lie on that axis."""
     if layer.factors is not None:
-        each = np.repeat(layer.factors, weights.shape[1] // len(layer.factors))
-        x, weights = x / each, weights * each
-    stored = stored_weights(SparseMatrix(weights), layer.dtype).astype(np.float32)
-    if layer.dtype is DType.INT8:
-        scale, shift = layer.input_scale, layer.input_shift or 0
-        x = _by_rows(x) if scale is None else _InputSteps(scale, shift, layer.how).of(x)
-    y = x @ stored.T
-    return np.asarray(y if layer.correction is None else y + layer.correction, np.float32)
+        around = (1,) * (x.ndim - 1 - axis % x.ndim)
+        x = x / layer.factors.reshape(-1, *around)
+    if layer.dtype is not DType.INT8:
+        return x
+    if layer.input_scale is None:
+        return _by_rows(x.reshape(-1, x.shape[-1])).reshape(x.shape)
+    return _InputSteps(layer.input_scale, layer.input_shift or 0, layer.how).of(x)
+
+
+def stored_matrix(layer: LayerScales, weights: Array) -> Array:
+    """Weights (out, in, *kernel) as a layer stores them, in float32."""
+    if layer.factors is not None:
+        weights = weights * layer.factors.reshape(-1, *(1,) * (weights.ndim - 2))
+    matrix = SparseMatrix(weights.reshape(len(weights), -1).astype(np.float32))
+    return stored_weights(matrix, layer.dtype).astype(np.float32).reshape(weights.shape)
 
 
 class _LayerErrors:

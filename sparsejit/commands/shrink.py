@@ -51,8 +51,8 @@ def shrink(
         str | None, typer.Option(help="file.py:function of the outputs; --budget is its loss.")
     ] = None,
     dtype: Annotated[
-        str, typer.Option(help="float32, or auto for int8 and 16 bits where these gain more.")
-    ] = "float32",
+        str, typer.Option(help="auto (int8 and 16 bits where these gain more) or float32.")
+    ] = "auto",
     finetune: Annotated[
         int, typer.Option(min=0, help="Steps of training on the dense outputs, at most.")
     ] = 0,
