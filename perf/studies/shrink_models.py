@@ -265,6 +265,7 @@ def main(
     folder: Annotated[Path, typer.Argument(exists=True, file_okay=False)],
     model: Annotated[list[str] | None, typer.Option(help="One of the models; repeat.")] = None,
     budgets: Annotated[str, typer.Option(help="Numbers with commas between.")] = "",
+    dtype: Annotated[str, typer.Option(help="float32 or auto.")] = "auto",
     to: Annotated[Path | None, typer.Option("--json", help="A file for all figures.")] = None,
 ) -> None:
     """Shrink, score and time."""
@@ -272,7 +273,7 @@ def main(
     found: dict[str, list[dict[str, Any]]] = {}
     for name in model or _MODELS:
         table, found[name] = _table(name), []
-        for row in figures(_MODELS[name](folder), allowed):
+        for row in figures(_MODELS[name](folder), allowed, dtype):
             table.add_row(*_cells(row))
             found[name].append(asdict(row))
             if to is not None:
@@ -280,8 +281,17 @@ def main(
         print_table(table)
 
 
-def figures(studied: StudiedModel, budgets: Sequence[float]) -> Iterator[ShrunkFigures]:
-    """The dense model, then each budget and each speed."""
+def figures(
+    studied: StudiedModel, budgets: Sequence[float], dtype: str
+) -> Iterator[ShrunkFigures]:
+    """Each budget and each speed, from the same tables of errors and times."""
+    with TemporaryDirectory() as kept:
+        yield from _figures(studied, budgets, {"dtype": dtype, "resume": Path(kept, "tables.sjit")})
+
+
+def _figures(
+    studied: StudiedModel, budgets: Sequence[float], options: dict[str, Any]
+) -> Iterator[ShrunkFigures]:
     dense = _compiled(studied)
     exact = studied.decide(dense)
     others = _other(studied)
@@ -295,7 +305,11 @@ def figures(studied: StudiedModel, budgets: Sequence[float]) -> Iterator[ShrunkF
         start = time.monotonic()
         try:
             made = sparsejit.shrink(
-                studied.model, studied.samples, constants=studied.constants, **constraint
+                studied.model,
+                studied.samples,
+                constants=studied.constants,
+                **constraint,
+                **options,
             )
         except SparseJitError as error:
             yield ShrunkFigures(asked, time.monotonic() - start, str(error))

@@ -22,8 +22,8 @@ from sparsejit.prune.shrink.reaction import Change, reactions
 from sparsejit.prune.shrink.zeros import choices_by_amount, sampled_rows, squared_error
 
 Elements = Sequence[Sequence[Array]]
-# Elements that outputs' reactions are measured on.
-_REACTING = 16
+# Elements that outputs' reactions are measured on, and runs of the model in all, more or less.
+_MOST_REACTING, _FEWEST_REACTING, _RUNS = 16, 6, 1000
 _TRIED = 3  # of the amounts, by which outputs' reactions to zeros are measured
 _LEAST_CHANGE = 1e-6  # of the products' squares: less is rounding
 _LEAST_LOSS = 1e-12
@@ -102,7 +102,8 @@ class LossTable:
             for dtype in short
             for layer in layers
         ]
-        reacting = elements[:: max(1, len(elements) // _REACTING)][:_REACTING]
+        most = min(max(_RUNS // len(trials), _FEWEST_REACTING), _MOST_REACTING)
+        reacting = elements[:: max(1, len(elements) // most)][:most]
         tried = np.array(reactions(self.graph, reacting, trials, self.options))
         by_zeros, *by_storage = tried.reshape(-1, len(layers))
         scale = by_zeros / np.maximum(self._tried_errors, 1e-30)

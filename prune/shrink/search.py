@@ -91,6 +91,7 @@ class FormSearch:
         kept: the file of the tables, if they are kept
         trained: trains the other weights of a graph with zeros; None where they stay as fitted
         tried: the choices that were carried out
+        left_out: the layers that the data has too few rows for
     """
 
     graph: Graph
@@ -104,6 +105,7 @@ class FormSearch:
     kept: KeptTables | None = None
     trained: Callable[[Graph], Graph] | None = None
     tried: list[FrontierPoint] = field(default_factory=list)
+    left_out: Sequence[ShrinkLayer] = ()
 
     def prepare(self) -> None:
         """Measure the cost of each layer's choices. Raises InvalidInput for NaN in the model."""
@@ -114,6 +116,7 @@ class FormSearch:
             tables = self._tables()
             if self.kept is not None:
                 self.kept.write(self.layers, tables)
+        self.left_out = [layer for layer in self.layers if layer not in tables.layers]
         self.layers, self.times, self.losses = tables
 
     def _tables(self) -> ShrinkTables:

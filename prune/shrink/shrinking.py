@@ -184,10 +184,10 @@ class _ShrinkJob:
         """The choice as a compiled model; None where it is not faster than the dense one."""
         self.search.tell("compiling the result", 0.92)
         dense = self.search.graph
-        made = self.source.written(tensors_of(self.tied, dense, found.graph))
-        again = replace(self.compiler, model=made, name="").read(self.call)
+        own = self.source.written(tensors_of(self.tied, dense, found.graph))
+        again = replace(self.compiler, model=own, name="").read(self.call)
         check_same(self.tied, folded(quantised_layers(again.graph)), found.graph)
-        fast = self._compiled(made, found.scales)
+        fast = self._compiled(own, found.scales)
         self.search.tell("measuring", 0.96)
         dense_ns, ns = _times([self._dense, fast], self.call, self.search.options.threads)
         if ns > (1 - _LEAST_GAIN) * dense_ns:
@@ -197,8 +197,9 @@ class _ShrinkJob:
             loss = score(dense, None) - score(found.graph, found.scales)
         layers = self._layers(found.graph, found.choices)
         given = found.error, loss, dense_ns, ns, False, *self._points(found)
-        source = self._source_of(made, found)
-        return Shrunk(fast, source, layers, *given, scales=found.scales)
+        source = self._source_of(own, found)
+        made = Shrunk(fast, source, layers, *given, scales=found.scales)
+        return replace(made, left_out=self._left_out)
 
     def kept_in(self, path: str | Path) -> KeptTables:
         """The file of the tables. Raises InvalidInput where it cannot be written."""
@@ -236,7 +237,11 @@ class _ShrinkJob:
         )
         (ns,) = _times([self._dense], self.call, self.search.options.threads)
         given = 0.0, None, ns, ns, True, *self._points(None)
-        return Shrunk(self._dense, self.source.model, layers, *given)
+        return Shrunk(self._dense, self.source.model, layers, *given, left_out=self._left_out)
+
+    @property
+    def _left_out(self) -> tuple[str, ...]:
+        return tuple(layer.key.layer for layer in self.search.left_out)
 
     def _points(
         self, found: Tried | None

@@ -94,6 +94,7 @@ class Shrunk(Shown):
             and `ns`; the command `sparsejit shrink` measures them
         scales: the storage of the layers, as `compile(source, ..., dtype=scales)` takes it for a
             torch model; None where all are in float32
+        left_out: the layers that stay as they are since the data has too few rows for them
     """
 
     model: CompiledModel
@@ -108,6 +109,7 @@ class Shrunk(Shown):
     tried: tuple[FrontierPoint, ...]
     peers: tuple[EngineTime, ...] = ()
     scales: Scales | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def speed(self) -> float:
@@ -133,7 +135,9 @@ class Shrunk(Shown):
             f"{peer.version} ({microseconds(peer.ns)} us)"
             for peer in self.peers
         )
-        return self.line, *others
+        names = ", ".join(self.left_out)
+        few = f"{names}: too few rows in the data, left as they were; give more of it"
+        return self.line, *others, *([few] if names else [])
 
     @property
     def predicted_ns(self) -> float | None:
@@ -176,6 +180,7 @@ class Shrunk(Shown):
             "speed": self.speed,
             "is_dense": self.is_dense,
             "predicted_ns": self.predicted_ns,
+            "left_out": list(self.left_out),
             "costliest": [layer.name for layer in self.costliest],
             **{
                 name: [vars(each) for each in getattr(self, name)]
