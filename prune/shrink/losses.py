@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,7 +25,7 @@ Elements = Sequence[Sequence[Array]]
 _MOST_REACTING, _FEWEST_REACTING, _RUNS = 16, 6, 1000
 _TRIED = 3  # of the amounts, by which outputs' reactions to zeros are measured
 _LEAST_CHANGE = 1e-6  # of the products' squares: less is rounding
-_LEAST_LOSS = 1e-12
+_LEAST_LOSS, _FORBIDDEN = 1e-12, 1e12
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,53 +66,65 @@ class LossTable:
     short: Mapping[LayerKey, Forms]
     amounts: Sequence[float]
     options: ModelOptions
-    _own: dict[str, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
-    _trials: dict[ShrinkLayer, Change] = field(default_factory=dict)
-    _tried_errors: list[float] = field(default_factory=list)
+    _own: dict[ShrinkLayer, dict[str, list[float]]] = field(default_factory=dict)
+    _trials: dict[ShrinkLayer, tuple[Change, float]] = field(default_factory=dict)
 
     def take(self, layer: ShrinkLayer, some: Moments, others: Moments) -> None:
         """Choose zeros of a layer by the moments of some rows, and measure them by the others'."""
         has_bias = layer.bias is not None
         seen, held = some.hessian(has_bias), others.hessian(has_bias)
         weight = torch.tensor(self._weights(layer), dtype=torch.float64)
-        for name in dict.fromkeys((FINEST, *(form.pattern for form in self.forms))):
+        self._own[layer] = {}
+        for name in self._patterns:
             lying = on_weight(PATTERNS[name], layer.shape)
             rows = sampled_rows(len(weight), lying)
             found = choices_by_amount(weight[rows], seen, held, lying, self.amounts)
             times = len(weight) / len(rows)
-            self._own[name].append([times * error for _, error in found])
+            self._own[layer][name] = [times * error for _, error in found]
             if name == FINEST:
                 made, error = _to_try(weight[rows], held, found)
-                self._tried_errors.append(error)
                 mean = some.mean if has_bias else torch.zeros_like(some.mean)
-                self._trials[layer] = self._change_by_zeros(layer, rows, made, mean)
+                self._trials[layer] = self._change_by_zeros(layer, rows, made, mean), error
 
-    def measured(self, elements: Elements) -> Losses:
-        """The losses, by the outputs on some of these elements.
+    def measured(self, layers: Sequence[ShrinkLayer], elements: Elements) -> Losses:
+        """The losses of the layers, by the outputs on some of these elements.
 
         The losses of zeros grow with the layer's own error from the loss at one amount, which is
-        tried.
+        tried. A layer that was not taken in may have no zeros.
         """
-        layers = list(self._trials)
+        trials: dict[tuple[ShrinkLayer, DType], Change] = {
+            (layer, DENSE.dtype): change for layer, (change, _) in self._trials.items()
+        }
         short = dict.fromkeys(each.dtype for each in self.forms if each.dtype is not DENSE.dtype)
-        trials = list(self._trials.items())
-        trials += [
-            (layer, self._change_by_storage(layer, self.short[layer.key][dtype]))
-            for dtype in short
-            for layer in layers
-        ]
+        for dtype in short:
+            for layer in layers:
+                form = self.short[layer.key][dtype]
+                trials[layer, dtype] = self._change_by_storage(layer, form)
         most = min(max(_RUNS // len(trials), _FEWEST_REACTING), _MOST_REACTING)
         reacting = elements[:: max(1, len(elements) // most)][:most]
-        tried = np.array(reactions(self.graph, reacting, trials, self.options))
-        by_zeros, *by_storage = tried.reshape(-1, len(layers))
-        scale = by_zeros / np.maximum(self._tried_errors, 1e-30)
+        given = [(layer, change) for (layer, _), change in trials.items()]
+        measured = reactions(self.graph, reacting, given, self.options)
+        tried = dict(zip(trials, measured, strict=True))
         zeros = {
-            name: np.maximum(np.maximum.accumulate(each, axis=1) * scale[:, None], _LEAST_LOSS)
-            for name, each in self._own.items()
+            name: np.array([self._by_zeros(layer, name, tried) for layer in layers])
+            for name in self._patterns
         }
-        nothing = np.zeros(len(layers))
-        storage = {DENSE.dtype: nothing, **dict(zip(short, by_storage, strict=True))}
-        return Losses(self.amounts, zeros, storage)
+        storage = {dtype: np.array([tried[layer, dtype] for layer in layers]) for dtype in short}
+        return Losses(self.amounts, zeros, {DENSE.dtype: np.zeros(len(layers)), **storage})
+
+    @property
+    def _patterns(self) -> list[str]:
+        return list(dict.fromkeys((FINEST, *(form.pattern for form in self.forms))))
+
+    def _by_zeros(
+        self, layer: ShrinkLayer, pattern: str, tried: Mapping[tuple[ShrinkLayer, DType], float]
+    ) -> Array:
+        """The losses of one layer's zeros, by the amount."""
+        if layer not in self._trials:
+            return np.array([_LEAST_LOSS, *[_FORBIDDEN] * (len(self.amounts) - 1)])
+        scale = tried[layer, DENSE.dtype] / max(self._trials[layer][1], 1e-30)
+        own = np.maximum.accumulate(self._own[layer][pattern])
+        return np.asarray(np.maximum(own * scale, _LEAST_LOSS))
 
     def _change_by_zeros(
         self, layer: ShrinkLayer, rows: torch.Tensor, made: torch.Tensor, mean: torch.Tensor

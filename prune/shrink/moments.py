@@ -11,7 +11,7 @@ from sparsejit.ir.graph import Array
 from sparsejit.prune.shrink.layers import ShrinkLayer
 
 # Least number of rows, in all and for each weight of an output; the most rows of one element.
-_ALL_ROWS, _TIMES, _MOST_ROWS = 8192, 4, 2048
+_ALL_ROWS, _TIMES, _MOST_ROWS = 16384, 16, 2048
 # Rows are summed by that share of a layer's inputs: their products are then most of the time.
 _AT_ONCE = 4
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -91,7 +92,7 @@ class FormSearch:
         kept: the file of the tables, if they are kept
         trained: trains the other weights of a graph with zeros; None where they stay as fitted
         tried: the choices that were carried out
-        left_out: the layers that the data has too few rows for
+        left_out: the layers that stay without zeros, as the data has too few rows for them
     """
 
     graph: Graph
@@ -110,28 +111,21 @@ class FormSearch:
     def prepare(self) -> None:
         """Measure the cost of each layer's choices. Raises InvalidInput for NaN in the model."""
         self.tell("running the data", 0.0)
+        self.left_out = self._with_few_rows()
         self.exact = self.outputs(self.graph, None, self.held)
         tables = None if self.kept is None else self.kept.read(self.layers)
         if tables is None:
             tables = self._tables()
             if self.kept is not None:
                 self.kept.write(self.layers, tables)
-        self.left_out = [layer for layer in self.layers if layer not in tables.layers]
         self.layers, self.times, self.losses = tables
 
     def _tables(self) -> ShrinkTables:
         """The layers that the data says enough about, and the tables of their forms."""
-        count = len(self.fitted)
-        layers = [
-            layer
-            for layer in self.layers
-            if count_of_rows(layer, count) >= _ROWS_FOR_INPUT * layer.inputs
-        ]
-        if not layers:
-            raise InvalidInput(
-                "data has too few elements for the layers of this model; give more of them"
-            )
+        if not self.may_be_short and len(self.left_out) == len(self.layers):
+            raise InvalidInput(self._too_few())
         short = self._short_layers(self.graph) if self.may_be_short else None
+        layers = [x for x in self.layers if self.may_be_short or x not in self.left_out]
         self.tell("predicting times", 0.1)
         dtypes: dict[DType, Dtypes] = {DENSE.dtype: "float32"}
         if short is not None:
@@ -139,9 +133,31 @@ class FormSearch:
         times = LayerTimes(self.graph, layers, dtypes, self.options).by_form()
         forms: Mapping[LayerKey, Forms] = {} if short is None else short.forms
         losses = LossTable(self.graph, list(times.layers), forms, AMOUNTS, self.options)
-        self._take_layers(layers, losses)
+        self._take_layers([x for x in layers if x not in self.left_out], losses)
         self.tell("measuring the outputs' reactions", 0.4)
-        return ShrinkTables(layers, times, losses.measured(self.fitted))
+        if len(times.layers) == 1 and len(self.left_out) == len(layers):
+            raise InvalidInput(self._too_few())
+        return ShrinkTables(layers, times, losses.measured(layers, self.fitted))
+
+    def _with_few_rows(self) -> list[ShrinkLayer]:
+        count = len(self.fitted)
+        return [
+            layer
+            for layer in self.layers
+            if count_of_rows(layer, count) < _ROWS_FOR_INPUT * layer.inputs
+        ]
+
+    def _too_few(self) -> str:
+        """The refusal of data that says too little about every layer."""
+        elements = len(self.fitted) + len(self.held)
+        factors = (
+            _ROWS_FOR_INPUT * layer.inputs / count_of_rows(layer, len(self.fitted))
+            for layer in self.layers
+        )
+        return (
+            f"data has too few elements for the zeros of this model, {elements}; give "
+            f"{ceil(elements * min(factors))} or more: a layer of n inputs needs 2 n rows"
+        )
 
     def _take_layers(self, layers: Sequence[ShrinkLayer], losses: LossTable) -> None:
         """Let the table have each layer's moments, of the even elements and of the odd ones."""
@@ -255,6 +271,8 @@ class FormSearch:
         self, layer: ShrinkLayer, choice: LayerChoice, dense: SegmentedRun, run: SegmentedRun
     ) -> dict[Value, Array]:
         """The layer's new weights, and its bias so that the mean of its outputs stays."""
+        if layer in self.left_out:
+            return {}
         moments = PairedMoments(layer.inputs)
         for number, pair in enumerate(zip(dense.values, run.values, strict=True)):
             x, z = (rows_of(layer, each[layer.x], number, len(run.values)) for each in pair)

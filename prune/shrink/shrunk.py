@@ -94,7 +94,7 @@ class Shrunk(Shown):
             and `ns`; the command `sparsejit shrink` measures them
         scales: the storage of the layers, as `compile(source, ..., dtype=scales)` takes it for a
             torch model; None where all are in float32
-        left_out: the layers that stay as they are since the data has too few rows for them
+        left_out: the layers that stay without zeros since the data has too few rows for them
     """
 
     model: CompiledModel
@@ -136,7 +136,7 @@ class Shrunk(Shown):
             for peer in self.peers
         )
         names = ", ".join(self.left_out)
-        few = f"{names}: too few rows in the data, left as they were; give more of it"
+        few = f"{names}: too few rows in the data for zeros; give more of it"
         return self.line, *others, *([few] if names else [])
 
     @property

@@ -269,7 +269,7 @@ def test_a_budget_that_allows_nothing_returns_the_dense_model() -> None:
         ({"data": [*rows(9), torch.randn(2, 64)]}, r"data\[9\] has inputs of shape"),
         ({"data": [torch.full((1, 64), float("nan")) for _ in range(400)]}, r"NaN or infinite"),
         ({"data": [(x, torch.tensor(1)) for x in rows(9)]}, r"."),
-        ({"data": rows(10)}, r"too few elements for the layers"),
+        ({"data": rows(10), "dtype": "float32"}, r"too few elements for .* 10; give \d+ or more"),
         ({"data": rows(9), "model": nn.ReLU()}, r"no linear layer or convolution"),
         ({"budget": 0.1, "metric": lambda outputs: None}, r"metric returned None"),
     ],
