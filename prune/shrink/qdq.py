@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsejit.frontends.onnx.checking import all_graphs, all_nodes
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.reference import stored_weights
@@ -65,7 +66,7 @@ class _QdqWriter:
         self._holders = dict(tensor_holders(self.model))
         graph = self.model.graph
         self._names = {each.name for each in (*graph.initializer, *graph.input)}
-        self._names |= {name for node in graph.node for name in node.output}
+        self._names |= {name for node in all_nodes(graph) for name in node.output}
 
     def round_layer(self, layer: SourceLayer, weights: Array, scales: LayerScales) -> None:
         """Round one layer, whose weights in the source are (out, in, *kernel)."""
@@ -84,14 +85,17 @@ class _QdqWriter:
 
     def insert_nodes(self) -> None:
         """Put the new nodes before their readers."""
-        nodes = list(self.model.graph.node)
-        del self.model.graph.node[:]
-        for node in nodes:
-            self.model.graph.node.extend([*self._new.pop(node.output[0], ()), node])
+        for graph in reversed(list(all_graphs(self.model.graph))):  # the inner ones first
+            nodes = list(graph.node)
+            if not any(name in self._new for node in nodes for name in node.output[:1]):
+                continue
+            del graph.node[:]
+            for node in nodes:
+                graph.node.extend([*self._new.pop(node.output[0], ()), node])
 
     def _reader_of(self, name: str) -> Any:
         """The product that reads a tensor; None where another operator does, or several do."""
-        readers = [node for node in self.model.graph.node if name in node.input]
+        readers = [node for node in all_nodes(self.model.graph) if name in node.input]
         found = len(readers) == 1 and readers[0].op_type in _MULTIPLYING
         return readers[0] if found else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.onnx import is_onnx
+from sparsejit.frontends.onnx.checking import all_graphs, all_nodes
 from sparsejit.frontends.torch_export import is_program
 from sparsejit.ir.graph import Array
 
@@ -86,15 +88,19 @@ def _loaded(model: Any) -> Any:
 
 
 def tensor_holders(model: Any) -> list[tuple[str, Any]]:
-    """Names and tensors: parameters and buffers, or initialisers and constant nodes."""
+    """Names and tensors: parameters and buffers, or initialisers and constant nodes.
+
+    The bodies of an ONNX model's nodes count too, but for names that several of them have.
+    """
     if not is_onnx(model):
         state = model.state_dict
         return list((state() if callable(state) else state).items())
-    found = [(each.name, each) for each in model.graph.initializer]
-    for node in model.graph.node:
+    found = [(each.name, each) for graph in all_graphs(model.graph) for each in graph.initializer]
+    for node in all_nodes(model.graph):
         if node.op_type == "Constant":
             found += [(node.output[0], a.t) for a in node.attribute if a.name == "value"]
-    return found
+    uses = Counter(name for name, _ in found)
+    return [(name, holder) for name, holder in found if uses[name] == 1]
 
 
 def _array(holder: Any) -> Array:

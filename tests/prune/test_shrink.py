@@ -413,3 +413,53 @@ def test_layers_with_too_few_rows_are_named() -> None:
     result = sparsejit.shrink(Images().eval(), images(64), budget=0.5)
     assert result.left_out == ("head",) and "head: too few rows" in str(result)
     assert result.as_dict()["left_out"] == ["head"]
+
+
+def branching_file(path: Path) -> Path:
+    """A model whose first layer lies in both branches of an If, and whose second lies behind it."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    random = np.random.default_rng(0)
+
+    def tensor(name: str, *shape: int) -> Any:
+        array = random.normal(size=shape) / np.sqrt(shape[0])
+        return numpy_helper.from_array(array.astype(np.float32), name)
+
+    def branch(name: str) -> Any:
+        nodes = [
+            helper.make_node("MatMul", ["x", f"{name}.w"], [f"{name}.h"]),
+            helper.make_node("Relu", [f"{name}.h"], [f"{name}.y"]),
+        ]
+        made = helper.make_tensor_value_info(f"{name}.y", TensorProto.FLOAT, None)
+        return helper.make_graph(nodes, name, [], [made], [tensor(f"{name}.w", 64, 96)])
+
+    nodes = [
+        helper.make_node(
+            "If", ["flag"], ["h"], then_branch=branch("yes"), else_branch=branch("no")
+        ),
+        helper.make_node("MatMul", ["h", "w"], ["y"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [16, 64]),
+        helper.make_tensor_value_info("flag", TensorProto.BOOL, []),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [16, 40])]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [tensor("w", 96, 40)])
+    opset = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), str(path))
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+def test_layers_within_branches_shrink(dtype: str, tmp_path: Path) -> None:
+    path = branching_file(tmp_path / "m.onnx")
+    samples = [x.numpy() for x in rows(40, batch=16)]
+    given = {"constants": {"flag": True}, "dtype": dtype}
+    result = sparsejit.shrink(path, samples, budget=0.2, **given)
+    assert len(result.layers) == 2 and not result.is_dense
+    result.save(tmp_path / "small.onnx")
+    onnx.checker.check_model(str(tmp_path / "small.onnx"), full_check=True)
+    session = onnxruntime.InferenceSession(str(tmp_path / "small.onnx"))
+    (theirs,) = session.run(None, {"x": samples[0], "flag": np.array(True)})
+    off = np.abs(result.model(samples[0]) - theirs) / np.abs(theirs).max()
+    assert (off > 1e-5).mean() < 0.2 and off.max() < 0.01
