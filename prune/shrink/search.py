@@ -16,6 +16,7 @@ from sparsejit.api.final_graph import Dtypes
 from sparsejit.api.output_error import mean_output_error
 from sparsejit.api.predicted_times import predicted_times
 from sparsejit.api.scales import Scales
+from sparsejit.api.seen_inputs import WatchedRun
 from sparsejit.api.short_layers import CalibrationInput, ShortLayers, outputs_of
 from sparsejit.api.steps_of_input import Forms
 from sparsejit.errors import InvalidInput
@@ -107,6 +108,7 @@ class FormSearch:
     trained: Callable[[Graph], Graph] | None = None
     tried: list[FrontierPoint] = field(default_factory=list)
     left_out: Sequence[ShrinkLayer] = ()
+    _dense_segments: dict[int, WatchedRun] = field(default_factory=dict)
 
     def prepare(self) -> None:
         """Measure the cost of each layer's choices. Raises InvalidInput for NaN in the model."""
@@ -210,7 +212,8 @@ class FormSearch:
             for layer, number in zip(self.layers, self.choices.choices[state], strict=True)
         }
         now = self.graph
-        dense, run = (SegmentedRun(self.graph, self.fitted, self.options) for _ in range(2))
+        given = self.graph, self.fitted, self.options
+        dense, run = SegmentedRun(*given, self._dense_segments), SegmentedRun(*given)
         for stage in stages(self.graph, self.layers):
             dense.advance(self.graph, stage.nodes)
             run.advance(now, stage.nodes)

@@ -40,12 +40,19 @@ def stages(graph: Graph, layers: Sequence[ShrinkLayer]) -> list[Stage]:
 
 
 class SegmentedRun:
-    """The values that the rest of the model still reads, of every element of the data."""
+    """The values that the rest of the model still reads, of every element of the data.
+
+    Functions of segments that are the same in every run are `known`, by their first nodes.
+    """
 
     def __init__(
-        self, graph: Graph, elements: Sequence[Sequence[Array]], options: ModelOptions
+        self,
+        graph: Graph,
+        elements: Sequence[Sequence[Array]],
+        options: ModelOptions,
+        known: dict[int, WatchedRun] | None = None,
     ) -> None:
-        self._graph, self._options = graph, options
+        self._graph, self._options, self._known = graph, options, known
         self.values = [dict(zip(graph.inputs, inputs, strict=True)) for inputs in elements]
 
     def advance(self, now: Graph, nodes: slice) -> None:
@@ -54,7 +61,9 @@ class SegmentedRun:
         made = self._segment(now, nodes, later)
         if made is None:
             return
-        run = WatchedRun(made, (), self._options)
+        known = {} if self._known is None else self._known
+        run = known.get(nodes.start) or WatchedRun(made, (), self._options)
+        known[nodes.start] = run
         for values in self.values:
             outputs, _ = run([values[value] for value in made.inputs])
             values.update(zip(made.outputs, outputs, strict=True))

@@ -82,7 +82,7 @@ def test_a_file_and_an_archive(folder: Path) -> None:
     np.savez(folder / "samples.npz", x=np.concatenate(samples))
     report = folder / "report.json"
     data = "--data", folder / "samples.npz", "--out", out
-    result = invoke(file, *data, "--budget", "30%", "--report", report)
+    result = invoke(file, *data, "--dtype", "float32", "--budget", "30%", "--report", report)
     assert result.exit_code == 0, result.output
     found = json.loads(report.read_text())
     assert str(out) in result.output and found["error"] <= 0.3

@@ -236,7 +236,7 @@ def test_a_speed_and_a_metric() -> None:
     def right(outputs: list[Any]) -> float:
         return float(np.mean(np.concatenate(outputs).argmax(1) == wanted))
 
-    result = sparsejit.shrink(model, samples, budget=0.1, metric=right)
+    result = sparsejit.shrink(model, samples, budget=0.1, metric=right, dtype="float32")
     assert result.loss is not None and result.loss <= 0.1
     search = job_of(copy.deepcopy(model), samples).search
     search.prepare()
@@ -347,7 +347,7 @@ def test_old_opsets_have_rounded_weights(make: Any, opset: int, tmp_path: Path) 
 
 def test_a_torch_model_keeps_its_scales() -> None:
     model, samples = Trained().eval(), rows(80, batch=16)
-    result = sparsejit.shrink(model, samples, budget=0.05, dtype="auto")
+    result = sparsejit.shrink(model, samples, speed=2, dtype="auto")
     assert result.scales is not None
     again = sparsejit.compile(result.source, (samples[0],), dtype=result.scales)
     np.testing.assert_array_equal(again(samples[0]), result.model(samples[0]))
@@ -401,7 +401,7 @@ def test_an_interrupt_keeps_the_best_choice(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(FormSearch, "attempt", interrupted)
     stop = 2
-    result = sparsejit.shrink(model, samples, budget=0.3)
+    result = sparsejit.shrink(model, samples, budget=0.3, dtype="float32")
     assert len(calls) == 2 and not result.is_dense
     calls, stop = [], 1
     with pytest.raises(KeyboardInterrupt):
