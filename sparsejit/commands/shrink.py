@@ -34,6 +34,25 @@ if TYPE_CHECKING:
 
 _PAGE, _JSON = ".html", ".json"
 
+BudgetOption = Annotated[
+    str | None, typer.Option(help="Error of the outputs, such as 1% (the default).")
+]
+SpeedOption = Annotated[
+    str | None, typer.Option(help="In place of it, how many times as fast: 2x.")
+]
+MetricOption = Annotated[
+    str | None, typer.Option(help="file.py:function of the outputs; --budget is its loss.")
+]
+DtypeOption = Annotated[
+    str, typer.Option(help="auto (int8 and 16 bits where these gain more) or float32.")
+]
+FinetuneOption = Annotated[
+    int, typer.Option(min=0, help="Steps of training on the dense outputs, at most.")
+]
+ResumeOption = Annotated[
+    Path | None, typer.Option(dir_okay=False, help="Keeps the tables of errors; goes on from them.")
+]
+
 
 def shrink(
     model: Annotated[
@@ -41,25 +60,12 @@ def shrink(
     ],
     data: Annotated[Path, typer.Option(exists=True, help="Samples: .npz, .npy or a folder.")],
     out: Annotated[Path, typer.Option(dir_okay=False, help="Result: .onnx, .pt2 or .safetensors.")],
-    budget: Annotated[
-        str | None, typer.Option(help="Error of the outputs, such as 1% (the default).")
-    ] = None,
-    speed: Annotated[
-        str | None, typer.Option(help="In place of it, how many times as fast: 2x.")
-    ] = None,
-    metric: Annotated[
-        str | None, typer.Option(help="file.py:function of the outputs; --budget is its loss.")
-    ] = None,
-    dtype: Annotated[
-        str, typer.Option(help="auto (int8 and 16 bits where these gain more) or float32.")
-    ] = "auto",
-    finetune: Annotated[
-        int, typer.Option(min=0, help="Steps of training on the dense outputs, at most.")
-    ] = 0,
-    resume: Annotated[
-        Path | None,
-        typer.Option(dir_okay=False, help="Keeps the tables of errors; goes on from them."),
-    ] = None,
+    budget: BudgetOption = None,
+    speed: SpeedOption = None,
+    metric: MetricOption = None,
+    dtype: DtypeOption = "auto",
+    finetune: FinetuneOption = 0,
+    resume: ResumeOption = None,
     constant: ConstantsOption = None,
     target: TargetOption = "native",
     threads: ThreadsOption = 1,
