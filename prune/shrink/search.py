@@ -137,7 +137,8 @@ class FormSearch:
         losses = LossTable(self.graph, list(times.layers), forms, AMOUNTS, self.options)
         self._take_layers([x for x in layers if x not in self.left_out], losses)
         self.tell("measuring the outputs' reactions", 0.4)
-        if len(times.layers) == 1 and len(self.left_out) == len(layers):
+        is_short = any(form.dtype is not DENSE.dtype for form in times.layers)
+        if not is_short and len(self.left_out) == len(layers):
             raise InvalidInput(self._too_few())
         return ShrinkTables(layers, times, losses.measured(layers, self.fitted))
 
