@@ -138,7 +138,7 @@ class FormSearch:
         self._take_layers([x for x in layers if x not in self.left_out], losses)
         self.tell("measuring the outputs' reactions", 0.4)
         is_short = any(form.dtype is not DENSE.dtype for form in times.layers)
-        if not is_short and len(self.left_out) == len(layers):
+        if not is_short and all(layer in self.left_out for layer in layers):
             raise InvalidInput(self._too_few())
         return ShrinkTables(layers, times, losses.measured(layers, self.fitted))
 
