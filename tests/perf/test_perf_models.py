@@ -188,7 +188,7 @@ def test_a_paced_call_is_timed_from_when_it_was_due(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(peer_worker, "_AWAKE_NS", 100)
 
     def clock() -> float:
-        now[0] += 1e-6  # looking takes time, or nobody would wait
+        now[0] += 1e-3  # looking takes time, or nobody would wait
         return now[0]
 
     def sleep(seconds: float) -> None:

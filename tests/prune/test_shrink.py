@@ -415,6 +415,14 @@ def test_layers_with_too_few_rows_are_named() -> None:
     assert result.as_dict()["left_out"] == ["head"]
 
 
+def test_one_layer_with_enough_rows_is_enough() -> None:
+    torch.manual_seed(3)
+    around = nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    model = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), *around, nn.Linear(32, 40)).eval()
+    result = sparsejit.shrink(model, images(64), budget=0.5, dtype="float32")
+    assert len(result.layers) == 1 and len(result.left_out) == 1
+
+
 def branching_file(path: Path) -> Path:
     """A model whose first layer lies in both branches of an If, and whose second lies behind it."""
     from onnx import TensorProto, helper, numpy_helper
