@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from sparsejit.api.steps_of_input import equalised_weights, stored_matrix
 from sparsejit.frontends.onnx.checking import all_graphs, all_nodes
 from sparsejit.ir.graph import Array, Graph
 from sparsejit.ir.layer_scales import LayerScales
-from sparsejit.ir.reference import stored_weights
-from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType
 from sparsejit.prune.shrink.layers_of_source import SourceLayer
 from sparsejit.prune.shrink.sources import tensor_holders
@@ -71,17 +70,15 @@ class _QdqWriter:
     def round_layer(self, layer: SourceLayer, weights: Array, scales: LayerScales) -> None:
         """Round one layer, whose weights in the source are (out, in, *kernel)."""
         node = self._reader_of(layer.weights.name)
-        matrix = weights.reshape(len(weights), -1)
         is_byte = scales.dtype is DType.INT8 and node is not None and self._opset >= _QUANTISING
-        if is_byte and scales.factors is not None:
-            matrix = matrix * np.repeat(scales.factors, matrix.shape[1] // len(scales.factors))
         if is_byte and scales.input_scale is not None:
             self._round_x(node, layer.weights.name, scales)
+        else:
+            scales = replace(scales, factors=None)  # by which no x is divided
         if is_byte and self._opset >= _BY_AXIS:
-            self._dequantise(node, layer, matrix.reshape(weights.shape))
-            return
-        stored = stored_weights(SparseMatrix(matrix), scales.dtype).astype(np.float32)
-        self._put(layer.weights.name, layer.weights.written(stored.reshape(weights.shape)))
+            self._dequantise(node, layer, equalised_weights(scales, weights))
+        else:
+            self._put(layer.weights.name, layer.weights.written(stored_matrix(scales, weights)))
 
     def insert_nodes(self) -> None:
         """Put the new nodes before their readers."""

@@ -83,10 +83,16 @@ def stored_x(layer: LayerScales, x: Array, axis: int) -> Array:
     return _InputSteps(layer.input_scale, layer.input_shift or 0, layer.how).of(x)
 
 
+def equalised_weights(layer: LayerScales, weights: Array) -> Array:
+    """Weights (out, in, *kernel) times the factors by which the layer's x is divided."""
+    if layer.factors is None:
+        return weights
+    return weights * layer.factors.reshape(-1, *(1,) * (weights.ndim - 2))
+
+
 def stored_matrix(layer: LayerScales, weights: Array) -> Array:
     """Weights (out, in, *kernel) as a layer stores them, in float32."""
-    if layer.factors is not None:
-        weights = weights * layer.factors.reshape(-1, *(1,) * (weights.ndim - 2))
+    weights = equalised_weights(layer, weights)
     matrix = SparseMatrix(weights.reshape(len(weights), -1).astype(np.float32))
     return stored_weights(matrix, layer.dtype).astype(np.float32).reshape(weights.shape)
 

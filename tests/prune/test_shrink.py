@@ -16,10 +16,13 @@ import sparsejit
 from sparsejit.api.example_calls import calls_of
 from sparsejit.api.options import ModelSettings
 from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.ir.layer_scales import LayerScales
+from sparsejit.ir.spec import DType
 from sparsejit.prune.shrink import shrinking
 from sparsejit.prune.shrink.data import read_data
 from sparsejit.prune.shrink.layers import with_weights
 from sparsejit.prune.shrink.layers_of_source import tensors_of
+from sparsejit.prune.shrink.qdq import with_short_layers
 from sparsejit.prune.shrink.search import FormSearch, within_time
 from sparsejit.prune.shrink.segments import stages
 
@@ -471,3 +474,28 @@ def test_layers_within_branches_shrink(dtype: str, tmp_path: Path) -> None:
     (theirs,) = session.run(None, {"x": samples[0], "flag": np.array(True)})
     off = np.abs(result.model(samples[0]) - theirs) / np.abs(theirs).max()
     assert (off > 1e-5).mean() < 0.2 and off.max() < 0.01
+
+
+@pytest.mark.parametrize("opset", [9, 11, 13])
+def test_weights_have_factors_only_beside_an_x_that_is_divided(
+    opset: int, tmp_path: Path
+) -> None:
+    """Where x cannot be rounded in the file, the layer's products are those of its own weights."""
+    model, x = nn.Sequential(nn.Conv2d(16, 64, 1)).eval(), torch.randn(1, 16, 6, 6)
+    path = tmp_path / "m.onnx"
+    given = {"dynamo": False, "input_names": ["x"], "opset_version": opset}
+    torch.onnx.export(model, (x,), str(path), **given)
+    job = job_of(str(path), [torch.randn(1, 16, 6, 6) for _ in range(64)])
+    (layer,) = job.tied
+    factors = np.linspace(0.5, 2, 16).astype(np.float32)
+    scales = LayerScales(
+        *layer.layer.key, DType.INT8, 0.06, 0, "range", factors=factors, shape=layer.layer.shape
+    )
+    for input_scales in ({}, {layer: 1.0}):
+        made = with_short_layers(
+            job.source.model, job.search.graph, {layer: scales}, input_scales
+        )
+        session = onnxruntime.InferenceSession(made.SerializeToString())
+        (found,) = session.run(None, {"x": x.numpy()})
+        wanted = model(x).detach().numpy()
+        assert np.abs(found - wanted).max() < 0.1 * np.abs(wanted).max()
