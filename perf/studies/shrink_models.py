@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,6 +38,8 @@ from sparsejit.perf.studies.shrink_trained import (
 
 FloatArray = npt.NDArray[np.float32]
 Element = tuple[Any, ...]
+# The inputs of each frame of a sound, and the decision on it.
+Frames = Callable[[Call, FloatArray], Iterator[tuple[Element, Any]]]
 
 _SAMPLES, _SAMPLES_SEED, _FRESH_SEED = 128, 7, 2
 _BUDGETS, _SPEED = (0.005, 0.01, 0.02, 0.05), 2.0
@@ -93,6 +95,13 @@ def dnsmos(folder: Path) -> StudiedModel:
     return StudiedModel(folder / "dnsmos_sig_bak_ovr.onnx", samples, decide, changes)
 
 
+def _frames_of(frames: Frames, dense: Call, some: Iterable[FloatArray]) -> list[Element]:
+    """Inputs of the dense model on some of the sounds' frames, with the states before them."""
+    seen = [given for sound in some for given, _ in frames(dense, sound)]
+    chosen = np.random.default_rng(0).permutation(len(seen))[: 4 * _SAMPLES]
+    return [seen[n] for n in chosen]
+
+
 def silero(folder: Path) -> StudiedModel:
     """Whether frames of 32 ms are speech."""
     file, constants = folder / "silero_vad_16k_op15.onnx", {"sr": np.array(16000)}
@@ -107,12 +116,7 @@ def silero(folder: Path) -> StudiedModel:
             yield given, float(y.item())
 
     speech = folder.parent / "speech"
-    seen = [
-        given
-        for sound in sounds(speech, _SAMPLES_SEED, 24, 5 * RATE)
-        for given, _ in frames(dense, sound)
-    ]
-    chosen = np.random.default_rng(0).permutation(len(seen))[: 4 * _SAMPLES]
+    samples = _frames_of(frames, dense, sounds(speech, _SAMPLES_SEED, 24, 5 * RATE))
     fresh = sounds(speech, _FRESH_SEED, 24, 6 * RATE)
 
     def decide(call: Call) -> Any:
@@ -122,7 +126,7 @@ def silero(folder: Path) -> StudiedModel:
         other = float(np.mean((dense > 0.5) != (ours > 0.5)))
         return {"% decided otherwise": 100 * other, "mean change": float(abs(dense - ours).mean())}
 
-    return StudiedModel(file, [seen[n] for n in chosen], decide, changes, constants)
+    return StudiedModel(file, samples, decide, changes, constants)
 
 
 def gtcrn(folder: Path) -> StudiedModel:
@@ -142,12 +146,7 @@ def gtcrn(folder: Path) -> StudiedModel:
             yield given, y[0, :, 0]
 
     speech = folder.parent / "speech"
-    seen = [
-        given
-        for sound in sounds(speech, _SAMPLES_SEED, 24, 3 * RATE)
-        for given, _ in frames(dense, sound)
-    ]
-    chosen = np.random.default_rng(0).permutation(len(seen))[: 4 * _SAMPLES]
+    samples = _frames_of(frames, dense, sounds(speech, _SAMPLES_SEED, 24, 3 * RATE))
     fresh = sounds(speech, _FRESH_SEED, 16, 4 * RATE)
 
     def decide(call: Call) -> Any:
@@ -157,7 +156,7 @@ def gtcrn(folder: Path) -> StudiedModel:
         noise = np.square(dense - ours).sum() / np.square(dense).sum()
         return {"SNR, dB": float(-10 * np.log10(max(noise, 1e-20)))}
 
-    return StudiedModel(file, [seen[n] for n in chosen], decide, changes)
+    return StudiedModel(file, samples, decide, changes)
 
 
 def magika(folder: Path) -> StudiedModel:

@@ -59,6 +59,11 @@ def split(elements: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     return [each for n, each in enumerate(elements) if n % _HELD != _HELD - 1], held
 
 
+def spread(elements: Sequence[Any], most: int) -> Sequence[Any]:
+    """Some elements, `most` at most, from all parts of the data."""
+    return elements[:: max(1, len(elements) // most)][:most]
+
+
 def check_alike(shapes: Iterable[Any]) -> None:
     """Raise InvalidInput unless all elements have the shapes of the first."""
     first: Any = None

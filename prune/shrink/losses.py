@@ -14,6 +14,7 @@ from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.prune.patterns import PATTERNS, on_weight
+from sparsejit.prune.shrink.data import spread
 from sparsejit.prune.shrink.forms import DENSE, FINEST, LayerForm
 from sparsejit.prune.shrink.layers import ShrinkLayer
 from sparsejit.prune.shrink.moments import Moments
@@ -101,9 +102,8 @@ class LossTable:
                 form = self.short[layer.key][dtype]
                 trials[layer, dtype] = self._change_by_storage(layer, form)
         most = min(max(_RUNS // len(trials), _FEWEST_REACTING), _MOST_REACTING)
-        reacting = elements[:: max(1, len(elements) // most)][:most]
         given = [(layer, change) for (layer, _), change in trials.items()]
-        measured = reactions(self.graph, reacting, given, self.options)
+        measured = reactions(self.graph, spread(elements, most), given, self.options)
         tried = dict(zip(trials, measured, strict=True))
         zeros = {
             name: np.array([self._by_zeros(layer, name, tried) for layer in layers])

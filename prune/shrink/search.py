@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from sparsejit.api.chosen_scales import SHORT
 from sparsejit.api.final_graph import Dtypes
 from sparsejit.api.output_error import mean_output_error
 from sparsejit.api.predicted_times import predicted_times
@@ -26,6 +27,7 @@ from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions, Progress, told
 from sparsejit.prune.frontier import Frontier, LayerOptions, frontier
 from sparsejit.prune.patterns import PATTERNS, on_weight
+from sparsejit.prune.shrink.data import spread
 from sparsejit.prune.shrink.forms import DENSE, LayerForm
 from sparsejit.prune.shrink.kept_tables import KeptTables, ShrinkTables
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
@@ -124,22 +126,22 @@ class FormSearch:
 
     def _tables(self) -> ShrinkTables:
         """The layers that the data says enough about, and the tables of their forms."""
-        if not self.may_be_short and len(self.left_out) == len(self.layers):
+        fitting = [layer for layer in self.layers if layer not in self.left_out]
+        layers = list(self.layers) if self.may_be_short else fitting
+        if not layers:
             raise InvalidInput(self._too_few())
         short = self._short_layers(self.graph) if self.may_be_short else None
-        layers = [x for x in self.layers if self.may_be_short or x not in self.left_out]
         self.tell("predicting times", 0.1)
         dtypes: dict[DType, Dtypes] = {DENSE.dtype: "float32"}
         if short is not None:
             dtypes |= _short_dtypes(short, layers)
         times = LayerTimes(self.graph, layers, dtypes, self.options).by_form()
+        if not fitting and all(form.dtype is DENSE.dtype for form in times.layers):
+            raise InvalidInput(self._too_few())
         forms: Mapping[LayerKey, Forms] = {} if short is None else short.forms
         losses = LossTable(self.graph, list(times.layers), forms, AMOUNTS, self.options)
-        self._take_layers([x for x in layers if x not in self.left_out], losses)
+        self._take_layers(fitting, losses)
         self.tell("measuring the outputs' reactions", 0.4)
-        is_short = any(form.dtype is not DENSE.dtype for form in times.layers)
-        if not is_short and all(layer in self.left_out for layer in layers):
-            raise InvalidInput(self._too_few())
         return ShrinkTables(layers, times, losses.measured(layers, self.fitted))
 
     def _with_few_rows(self) -> list[ShrinkLayer]:
@@ -229,14 +231,13 @@ class FormSearch:
     ) -> list[list[Array]]:
         """The outputs of the compiled code."""
         inputs = [CalibrationInput(graph, each) for each in elements]
-        return outputs_of(inputs, "float32" if scales is None else scales, self.options)
+        return outputs_of(inputs, scales or "float32", self.options)
 
     def _measured(self, graph: Graph, chosen: Mapping[ShrinkLayer, LayerChoice]) -> Tried:
         """The choice with its storage, its error and its time."""
         graph, scales = self._stored(graph, chosen)
         error = mean_output_error(self.outputs(graph, scales, self.held), self.exact)
-        dtypes = "float32" if scales is None else scales
-        ns, _ = predicted_times(graph, dtypes, self.options)
+        ns, _ = predicted_times(graph, scales or "float32", self.options)
         self.tried.append(FrontierPoint(ns, error))
         return Tried(graph, chosen, scales, error, ns)
 
@@ -263,8 +264,7 @@ class FormSearch:
 
     def _short_layers(self, graph: Graph) -> ShortLayers:
         """The short forms of all layers, calibrated on some elements."""
-        some = self.fitted[:: max(1, len(self.fitted) // _CALIBRATING)][:_CALIBRATING]
-        inputs = [CalibrationInput(graph, each) for each in some]
+        inputs = [CalibrationInput(graph, each) for each in spread(self.fitted, _CALIBRATING)]
         return ShortLayers(inputs, self.options, told(None), may_measure=self.may_measure)
 
     @cached_property
@@ -301,7 +301,7 @@ def _short_dtypes(
 ) -> dict[DType, Scales]:
     """The storage of all layers in each short dtype that can hold them."""
     found = {}
-    for dtype in (DType.FLOAT16, DType.BFLOAT16, DType.INT8):
+    for dtype in SHORT:
         own = [short.forms[layer.key].get(dtype) for layer in layers]
         held = [each for each in own if each is not None]
         if len(held) == len(own):
@@ -326,12 +326,8 @@ def within_error(search: FormSearch, budget: float, tries: int) -> Tried | None:
         if state in tried_states:
             break
         tried_states.add(state)
-        search.tell(f"trying choice {number + 1}", 0.5 + 0.4 * number / tries)
-        try:
-            tried = search.attempt(state)
-        except KeyboardInterrupt:
-            if fits is None:
-                raise
+        tried = _tried(search, state, number / tries, fits is not None)
+        if tried is None:
             break
         predicted, error = float(changing[state]), max(tried.error, _LEAST_ERROR)
         if error <= budget:
@@ -342,6 +338,17 @@ def within_error(search: FormSearch, budget: float, tries: int) -> Tried | None:
             fails = predicted, error
         wanted = _between(budget, fits, fails)
     return None if fits is None else fits[2]
+
+
+def _tried(search: FormSearch, state: int, share: float, may_stop: bool) -> Tried | None:
+    """A choice that was carried out; None at an interrupt, where the search may stop."""
+    search.tell(f"trying choice {len(search.tried) + 1}", 0.5 + 0.4 * share)
+    try:
+        return search.attempt(state)
+    except KeyboardInterrupt:
+        if not may_stop:
+            raise
+        return None
 
 
 def _between(
@@ -366,12 +373,9 @@ def within_metric(search: FormSearch, fits: Callable[[Tried], bool], tries: int)
     low, high = float(np.log(times[0])), float(np.log(search.dense_ns))
     for number in range(tries):
         middle = (low + high) / 2
-        search.tell(f"trying choice {number + 1}", 0.5 + 0.4 * number / tries)
-        try:
-            tried = search.attempt(search.choices.within(np.exp(middle) - search.times.others))
-        except KeyboardInterrupt:
-            if found is None:
-                raise
+        state = search.choices.within(np.exp(middle) - search.times.others)
+        tried = _tried(search, state, number / tries, found is not None)
+        if tried is None:
             break
         if fits(tried):
             found, high = tried, middle

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,8 @@ from sparsejit.prune.shrink.shrunk import FrontierPoint, Shrunk, ShrunkLayer
 from sparsejit.prune.shrink.sources import Source
 
 Metric = Callable[[list[Any]], float]
-# A metric of a graph whose layers are stored so.
-Score = Callable[[Graph, Scales | None], float]
+# The metric's loss of a choice.
+Loss = Callable[[Tried], float]
 
 BUDGET = 0.01
 _TRIES = 5
@@ -133,11 +133,11 @@ def shrink(
     if finetune:
         job.search.trained = job.training(calls, finetune)
     job.search.prepare()
-    score = None if metric is None else partial(job.score, metric)
     if speed is not None:
         return _at_speed(job, allowed) or job.unchanged()
-    found = _within(job.search, allowed, score)
-    result = None if found is None else job.compared(found, score)
+    loss = None if metric is None else job.loss_by(metric)
+    found = _within(job.search, allowed, loss)
+    result = None if found is None else job.compared(found, loss)
     return result or job.unchanged()
 
 
@@ -180,26 +180,28 @@ class _ShrinkJob:
         search = FormSearch(graph, layers, fitted, held, *kinds, compiler.options, tell)
         return cls(compiler, calls[0], read, elements, source, tied, search)
 
-    def compared(self, found: Tried, score: Score | None) -> Shrunk | None:
+    def compared(self, found: Tried, loss: Loss | None) -> Shrunk | None:
         """The choice as a compiled model; None where it is not faster than the dense one."""
         self.search.tell("compiling the result", 0.92)
         dense = self.search.graph
         own = self.source.written(tensors_of(self.tied, dense, found.graph))
-        again = replace(self.compiler, model=own, name="").read(self.call)
-        check_same(self.tied, folded(quantised_layers(again.graph)), found.graph)
+        check_same(self.tied, self._read_again(own), found.graph)
         fast = self._compiled(own, found.scales)
         self.search.tell("measuring", 0.96)
         dense_ns, ns = _times([self._dense, fast], self.call, self.search.options.threads)
         if ns > (1 - _LEAST_GAIN) * dense_ns:
             return None
-        loss = None
-        if score is not None:
-            loss = score(dense, None) - score(found.graph, found.scales)
-        layers = self._layers(found.graph, found.choices)
-        given = found.error, loss, dense_ns, ns, False, *self._points(found)
-        source = self._source_of(own, found)
-        made = Shrunk(fast, source, layers, *given, scales=found.scales)
-        return replace(made, left_out=self._left_out)
+        return Shrunk(
+            fast,
+            self._source_of(own, found),
+            self._layers(found.graph, found.choices),
+            *(found.error, None if loss is None else loss(found), dense_ns, ns),
+            is_dense=False,
+            frontier=self._frontier(),
+            tried=self._tried(found),
+            scales=found.scales,
+            left_out=self._left_out,
+        )
 
     def kept_in(self, path: str | Path) -> KeptTables:
         """The file of the tables. Raises InvalidInput where it cannot be written."""
@@ -216,10 +218,14 @@ class _ShrinkJob:
         def trained(graph: Graph) -> Graph:
             made = self.source.written(tensors_of(self.tied, search.graph, graph))
             made = distillation.trained(made, names)
-            again = replace(self.compiler, model=made, name="").read(self.call)
-            return weights_of(self.tied, folded(quantised_layers(again.graph)), graph)
+            return weights_of(self.tied, self._read_again(made), graph)
 
         return trained
+
+    def _read_again(self, model: Any) -> Graph:
+        """The folded graph of a source with other weights."""
+        read = replace(self.compiler, model=model, name="").read(self.call)
+        return folded(quantised_layers(read.graph))
 
     def _source_of(self, made: Any, found: Tried) -> Any:
         """The source as it is written: an ONNX model with its short layers rounded."""
@@ -236,30 +242,43 @@ class _ShrinkJob:
             self.search.graph, dict.fromkeys(self.search.layers, LayerChoice(DENSE, 0.0))
         )
         (ns,) = _times([self._dense], self.call, self.search.options.threads)
-        given = 0.0, None, ns, ns, True, *self._points(None)
-        return Shrunk(self._dense, self.source.model, layers, *given, left_out=self._left_out)
+        return Shrunk(
+            self._dense,
+            self.source.model,
+            layers,
+            *(0.0, None, ns, ns),
+            is_dense=True,
+            frontier=self._frontier(),
+            tried=tuple(self.search.tried),
+            left_out=self._left_out,
+        )
 
     @property
     def _left_out(self) -> tuple[str, ...]:
         return tuple(layer.key.layer for layer in self.search.left_out)
 
-    def _points(
-        self, found: Tried | None
-    ) -> tuple[tuple[FrontierPoint, ...], tuple[FrontierPoint, ...]]:
-        """The frontier, thinned out, and the choices that were tried, the one `found` last."""
-        search = self.search
-        times = search.choices.times + search.times.others
+    def _frontier(self) -> tuple[FrontierPoint, ...]:
+        """The frontier, thinned out."""
+        choices = self.search.choices
+        times, errors = choices.times + self.search.times.others, np.sqrt(choices.losses)
         some = np.unique(np.linspace(0, len(times) - 1, _POINTS).round().astype(int))
-        frontier = [FrontierPoint(float(times[n]), search.choices.losses[n] ** 0.5) for n in some]
-        own = None if found is None else FrontierPoint(found.predicted_ns, found.error)
-        tried = [one for one in search.tried if one != own]
-        return tuple(frontier), (*tried, *([own] if own else []))
+        return tuple(FrontierPoint(float(times[n]), float(errors[n])) for n in some)
+
+    def _tried(self, found: Tried) -> tuple[FrontierPoint, ...]:
+        """The choices that were tried, the one `found` last."""
+        own = FrontierPoint(found.predicted_ns, found.error)
+        return *(one for one in self.search.tried if one != own), own
 
     @cached_property
     def _dense(self) -> CompiledModel:
         return self._compiled(self.compiler.model)
 
-    def score(self, metric: Metric, graph: Graph, scales: Scales | None) -> float:
+    def loss_by(self, metric: Metric) -> Loss:
+        """The loss of a choice: the dense model's metric less the metric of the choice."""
+        exact = self._score(metric, self.search.graph, None)
+        return lambda tried: exact - self._score(metric, tried.graph, tried.scales)
+
+    def _score(self, metric: Metric, graph: Graph, scales: Scales | None) -> float:
         """The metric of a graph's outputs on all the data."""
         outputs = self.search.outputs(graph, scales, self.elements)
         value = metric([self.read.returned(each) for each in outputs])
@@ -348,14 +367,11 @@ def input_names(model: Any, constants: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _within(
-    search: FormSearch, allowed: float, score: Score | None
-) -> Tried | None:
+def _within(search: FormSearch, allowed: float, loss: Loss | None) -> Tried | None:
     """The fastest choice found within an error, or a metric's loss."""
-    if score is None:
+    if loss is None:
         return within_error(search, allowed, _TRIES)
-    exact = score(search.graph, None)
-    return within_metric(search, lambda x: exact - score(x.graph, x.scales) <= allowed, _TRIES)
+    return within_metric(search, lambda tried: loss(tried) <= allowed, _TRIES)
 
 
 def _at_speed(job: _ShrinkJob, speed: float) -> Shrunk | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 from sparsejit.api.final_graph import Dtypes
@@ -24,8 +23,6 @@ from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.passes.calibrated_layers import keyed_layers
-from sparsejit.passes.default import folded
-from sparsejit.passes.quantised_layers import quantised_layers
 
 # Whether outputs are good enough: a list for each element of the data.
 Judge = Callable[[list[list[Array]]], bool]
@@ -82,7 +79,8 @@ class ChosenScales:
     ) -> Iterator[_Change]:
         """Those that are predicted to save time."""
         self._float32_ns, floats = self._times("float32")
-        keys = [key for key, node in keyed_layers(self._folded).items() if _is_plain(node.op)]
+        layers = keyed_layers(self._layers.graph)
+        keys = [key for key, node in layers.items() if _is_plain(node.op)]
         for dtype in SHORT:
             stored = [_form(forms, key, dtype) for key in keys]
             found = [each for each in stored if each is not None]
@@ -98,10 +96,6 @@ class ChosenScales:
                 if saved > _LEAST_GAIN * floats.get(layer, 0.0):
                     scales = tuple(replace(each, saved_ns=saved) for each in group)
                     yield _Change(layer, dtype, scales, saved)
-
-    @cached_property
-    def _folded(self) -> Graph:
-        return folded(quantised_layers(self.elements[0].graph))
 
     def _times(self, dtypes: Dtypes) -> tuple[float, dict[str, float]]:
         return predicted_times(self.priced, dtypes, self.options)

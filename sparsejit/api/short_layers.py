@@ -73,6 +73,11 @@ class ShortLayers:
             may_equalise = self.may_equalise and alone.issuperset(group)
             self.forms.update(short_forms(group, may_equalise, self.may_measure))
 
+    @property
+    def graph(self) -> Graph:
+        """The folded graph of the first element, whose layers these are."""
+        return self._first.graph
+
     def scales(self, layers: Iterable[LayerScales]) -> Scales:
         """Those layers stored short, with the steps of sums; without figures."""
         return Scales(tuple(layers), 0.0, None, 0.0, 0.0, self.sums)
@@ -85,7 +90,7 @@ class ShortLayers:
                 by_place.get(key.place) or LayerScales(*key, DType.FLOAT32),
                 shape=weights_of(node).shape,
             )
-            for key, node in keyed_layers(self._first.graph).items()
+            for key, node in keyed_layers(self.graph).items()
         )
 
     def outputs(self, scales: Dtypes) -> list[list[Array]]:
