@@ -1,4 +1,4 @@
-"""How many blocks each layer gives up, for one amount over all of them."""
+"""Numbers of blocks that layers give up, for one amount over all of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,7 +19,7 @@ def uniform(layers: Mapping[str, Blocks], amount: float) -> dict[str, float]:
 
 
 def global_magnitude(layers: Mapping[str, Blocks], amount: float) -> dict[str, float]:
-    """What a ranking of all layers' blocks together leaves each of them."""
+    """Numbers of blocks that one ranking of the blocks of all layers prunes in each layer."""
     return _rank_together(layers, {name: b.scores.flatten() for name, b in layers.items()}, amount)
 
 

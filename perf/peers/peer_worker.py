@@ -313,7 +313,7 @@ class PeerWorker:
         return {"ns": found}
 
     def _calibrate(self) -> int:
-        """How many calls make a sample; the first ones do not count."""
+        """The number of calls in a sample; the first calls do not count."""
         self._calls, spent = 1, 0.0
         while True:
             each = min(self._sample() for _ in range(3))

@@ -91,7 +91,7 @@ def files_for_magika(seed: int, count: int) -> npt.NDArray[np.int32]:
 
 @cache
 def _paths_by_suffix() -> list[list[str]]:
-    """Files of what is installed, by suffix; of the rarest suffixes none."""
+    """Installed files by suffix, without the rarest suffixes."""
     found: dict[str, list[str]] = defaultdict(list)
     for root in (sys.base_prefix, sys.prefix, "/usr/share", "/usr/lib", "/usr/bin"):
         for folder, folders, names in os.walk(root):
@@ -104,7 +104,7 @@ def _paths_by_suffix() -> list[list[str]]:
 
 
 def _ends_of(path: str) -> npt.NDArray[np.int32] | None:
-    """The bytes of a file as magika takes them; None for what is no file with bytes."""
+    """The bytes of a file as magika takes them; None for a path without bytes."""
     if os.path.islink(path) or not os.path.isfile(path) or not os.path.getsize(path):
         return None
     with open(path, "rb") as file:

@@ -31,12 +31,12 @@ _LEAST_LOSS, _FORBIDDEN = 1e-12, 1e12
 
 @dataclass(frozen=True, eq=False)
 class Losses:
-    """Squared relative errors of the outputs, as far as each layer causes them.
+    """Squared relative errors of the outputs, by the layer that causes them.
 
     Attributes:
         amounts: shares of zeros, the first of which is 0
-        zeros: those of zeros (layers, amounts), by the pattern
-        storage: those of the storage (layers,), by the dtype
+        zeros: the errors that zeros cause (layers, amounts), by the pattern
+        storage: the errors that storage causes (layers,), by the dtype
     """
 
     amounts: Sequence[float]

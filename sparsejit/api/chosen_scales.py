@@ -52,7 +52,7 @@ class _Change(NamedTuple):
 
 @dataclass
 class ChosenScales:
-    """The choice for one model and its data; `priced` is the graph of what calls will run."""
+    """The choice for one model and its data; `priced` is the graph that calls will run."""
 
     elements: Sequence[CalibrationInput]
     priced: Graph
@@ -62,7 +62,7 @@ class ChosenScales:
     tell: Progress
 
     def made(self) -> Scales:
-        """What is best within the budget. Raises InvalidInput as `_checked` does."""
+        """The best scales within the budget. Raises InvalidInput for data and budgets that fail."""
         self._layers = ShortLayers(self.elements, self.options, self.tell)
         if not self._fits(self._layers.exact):
             raise InvalidInput("budget: outputs in float32 are not good enough either")
@@ -77,7 +77,7 @@ class ChosenScales:
     def _changes(
         self, forms: Mapping[LayerKey, Forms]
     ) -> Iterator[_Change]:
-        """Those that are predicted to save time."""
+        """The changes that are predicted to save time."""
         self._float32_ns, floats = self._times("float32")
         layers = keyed_layers(self._layers.graph)
         keys = [key for key, node in layers.items() if _is_plain(node.op)]

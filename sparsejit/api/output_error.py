@@ -1,4 +1,4 @@
-"""How far values are from others, as one number."""
+"""The error of values against exact ones, as one number."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class OutputErrors:
         self._sums: list[ErrorSums] = []
 
     def add(self, found: Sequence[Array], exact: Sequence[Array]) -> None:
-        """Take in the outputs of an element, and what they should be."""
+        """Take in the outputs of an element, and the exact ones."""
         self._sums = self._sums or [ErrorSums() for _ in exact]
         for one, *pair in zip(self._sums, found, exact, strict=True):
             one.add(*pair)

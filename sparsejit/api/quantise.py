@@ -45,7 +45,7 @@ class ReadModel(NamedTuple):
 
 
 def checked_budget(budget: Any) -> Budget:
-    """Raises InvalidInput for what is neither an error nor a function."""
+    """Raise InvalidInput for a budget that is neither an error nor a function."""
     is_number = isinstance(budget, int | float | np.floating) and not isinstance(budget, bool)
     if callable(budget):
         return budget
@@ -59,7 +59,7 @@ def checked_budget(budget: Any) -> Budget:
 
 @dataclass
 class ScalesFinder:
-    """Chooses for a model that `read` gives the graph of, and `priced` that which calls run."""
+    """Chooses scales: `read` gives the graph of the data, `priced` the graph that calls run."""
 
     read: Callable[[ExampleCall], ReadModel]
     priced: Callable[[ExampleCall], Graph]
@@ -95,7 +95,7 @@ class ScalesFinder:
 
 
 def _shape_of(leaf: Any) -> Any:
-    """What tells graphs apart; anything but a tensor stands for itself."""
+    """A key of the graph that a leaf needs; anything but a tensor stands for itself."""
     if isinstance(leaf, tuple | list):
         return tuple(map(_shape_of, leaf))
     if isinstance(leaf, Mapping):

@@ -1,4 +1,4 @@
-"""What layers of a model multiply while it runs on data: some rows of each x, and its range."""
+"""The x of a model's layers while it runs on data: some rows of each, and its range."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class SeenInput(SeenValues):
 
     @property
     def factors(self) -> Array:
-        """What divides each channel of x so that neither it nor its weights have few steps."""
+        """Divisors of the channels of x, so that neither x nor its weights have few steps."""
         weights = np.abs(self.weights.reshape(self._shape))
         of_weights = weights.max(axis=tuple(np.delete(np.arange(weights.ndim), 1)))
         of_x = np.abs(self._ranges).max(axis=0)
@@ -140,7 +140,7 @@ def multiplied_rows(
 
 
 def _windows_of(op: Convolution, x: Array, kernel: Sequence[int]) -> Array:
-    """Views (batch, in, *positions, *kernel) of what a convolution reads."""
+    """Views (batch, in, *positions, *kernel) of the windows that a convolution reads."""
     padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in op.padding)])
     return windows(padded, tuple(kernel), op.stride, op.dilation)
 
@@ -157,7 +157,7 @@ def takes_steps(node: Node, graph: Graph) -> bool:
 
 
 class WatchedModel:
-    """A model in float32 that also gives what may have steps: x of layers, operands of sums.
+    """A model in float32 that also gives values for steps: x of layers, operands of sums.
 
     Attributes:
         graph: what it runs
@@ -212,5 +212,5 @@ class WatchedRun:
 
 
 def rows_each(elements: int) -> int:
-    """How many rows of x to keep of each element of the data."""
+    """The number of rows of x to keep of each element of the data."""
     return max(_FEWEST_ROWS, _MOST_ROWS // max(elements, 1))

@@ -1,4 +1,4 @@
-"""What short dtypes do to a model's layers and outputs, from examples of its inputs.
+"""Errors of a model's layers and outputs in short dtypes, from examples of its inputs.
 
 Each layer is calibrated alone; outputs are those of the compiled code.
 """
@@ -45,7 +45,7 @@ class ShortLayers:
         tell: the progress
         may_equalise: whether channels of x may be scaled before they are rounded
         may_measure: whether each row of x may be measured at every call
-        forms: the best that each short dtype can do for each layer whose x may have steps
+        forms: the best form in each short dtype of each layer whose x may have steps
         exact: the outputs in float32, of each element
         sums: the steps of sums of images
     """
@@ -79,7 +79,7 @@ class ShortLayers:
         return self._first.graph
 
     def scales(self, layers: Iterable[LayerScales]) -> Scales:
-        """Those layers stored short, with the steps of sums; without figures."""
+        """Scales of these layers and of sums, without figures."""
         return Scales(tuple(layers), 0.0, None, 0.0, 0.0, self.sums)
 
     def all_layers(self, short: Iterable[LayerScales]) -> tuple[LayerScales, ...]:

@@ -1,4 +1,4 @@
-"""The steps of a layer's x and the error that they cause, from what the layer multiplied."""
+"""The steps of a layer's x and the error that they cause, from the rows that it multiplied."""
 
 from __future__ import annotations
 
