@@ -47,7 +47,11 @@ def inverse_factor(hessian: Tensor, window: int) -> InverseFactor:
 
 
 def choose_by_second_order(
-    weight: Tensor, hessian: Tensor | InverseFactor, pattern: Pattern, counts: Sequence[int]
+    weight: Tensor,
+    hessian: Tensor | InverseFactor,
+    pattern: Pattern,
+    counts: Sequence[int],
+    batches: int = BATCHES,
 ) -> Zeros:
     """Weights to prune, in a matrix (out_features, in_features), as `choose_least` has it.
 
@@ -63,7 +67,7 @@ def choose_by_second_order(
     order, upper = hessian
     work = weight[:, order].clone()
     pruned = torch.zeros_like(work, dtype=torch.bool)
-    width = max(COLUMNS, len(order) // BATCHES)
+    width = max(COLUMNS, len(order) // batches)
     batch = -(-width // pattern.window) * pattern.window
     for start in range(0, work.shape[1], batch):
         columns = slice(start, start + batch)

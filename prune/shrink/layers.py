@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +13,9 @@ from sparsejit.api.seen_inputs import multiplied_rows, takes_steps
 from sparsejit.ir.graph import Array, Graph, Node, Value
 from sparsejit.ir.layer_scales import LayerKey
 from sparsejit.ir.ops.convolution import Convolution
-from sparsejit.passes.calibrated_layers import keyed_layers
+from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
+from sparsejit.ir.spec import DType
+from sparsejit.passes.calibrated_layers import keyed_layers, weights_of
 
 # Fewer weights take less time than a call's rounding shows.
 LEAST_WEIGHTS = 512
@@ -22,29 +23,48 @@ LEAST_WEIGHTS = 512
 
 @dataclass(frozen=True, eq=False)
 class ShrinkLayer:
-    """A linear layer or convolution: y = W x + b, of rows of x.
+    """A linear layer, a convolution, or a recurrent layer's product of its state: W x + b.
 
     Attributes:
         key: its name, and that of its weights
         node: the node of the dense graph
         shape: of the weights, (out, in, *kernel)
         bias: the constant that is added and may change, None for none
+        gates: the number of equal parts of the rows, each of which gets the same share of zeros
     """
 
     key: LayerKey
     node: Node
     shape: tuple[int, ...]
     bias: Value | None
+    gates: int = 1
 
     @property
-    def x(self) -> Value:
-        """The value that it multiplies."""
-        return self.node.inputs[0]
+    def is_recurrent(self) -> bool:
+        """Whether it multiplies the state of a recurrent layer, step by step."""
+        return isinstance(self.node.op, Recurrence)
+
+    @property
+    def reads(self) -> tuple[Value, ...]:
+        """The values that its rows are taken from: x, or the first state and those of all steps."""
+        if self.is_recurrent:
+            return self.node.inputs[1], self.node.outputs[0]
+        return self.node.inputs[:1]
+
+    def multiplied(self, values: Mapping[Value, Array]) -> Array:
+        """The array (..., in) or image that it multiplies, from the values that it `reads`."""
+        first, *others = (values[value] for value in self.reads)
+        if not others:
+            return first
+        assert isinstance(self.node.op, Recurrence)
+        (every,) = others
+        before = every[1:] if self.node.op.reverse else every[:-1]
+        return np.concatenate([first[None], before])
 
     @property
     def weights(self) -> Value:
         """The constant that has its weights."""
-        return self.node.inputs[1]
+        return weights_of(self.node)
 
     @property
     def y(self) -> Value:
@@ -53,8 +73,13 @@ class ShrinkLayer:
 
     @property
     def inputs(self) -> int:
-        """The weights of an output."""
+        """The number of weights of an output."""
         return int(np.prod(self.shape[1:]))
+
+    @property
+    def row_count(self) -> int:
+        """The number of rows that it multiplies on one element of the data."""
+        return self.y.type.size // (self.shape[0] // (self.gates if self.is_recurrent else 1))
 
     @property
     def channel_axis(self) -> int:
@@ -85,22 +110,41 @@ def shrink_layers(graph: Graph) -> list[ShrinkLayer]:
     """The layers of a folded graph whose weights may become zeros, in order.
 
     Depthwise and grouped convolutions, layers that share weights, and layers with few weights are
-    left alone.
+    left alone, and so are recurrent layers of samples of unlike lengths, and GRUs that reset the
+    state before its product.
     """
-    keyed = keyed_layers(graph)
-    uses = Counter(value for node in graph.nodes for value in node.inputs)
-    return [
-        ShrinkLayer(key, node, node.inputs[1].shape, _bias_of(node, uses))
-        for key, node in keyed.items()
-        if takes_steps(node, graph)
-        and uses[node.inputs[1]] == 1
-        and node.inputs[1].type.size >= LEAST_WEIGHTS
-    ]
+    readers = graph.consumers()
+    found = []
+    for key, node in keyed_layers(graph).items():
+        takes = _is_plain_recurrence(node, graph) or takes_steps(node, graph)
+        weights = weights_of(node)
+        if takes and len(readers[weights]) == 1 and weights.type.size >= LEAST_WEIGHTS:
+            own = [v for v in biases_of(node)[:1] if v in graph.constants and len(readers[v]) == 1]
+            gates = _gates_of(node, readers[node.outputs[0]])
+            found.append(ShrinkLayer(key, node, weights.shape, next(iter(own), None), gates))
+    return found
 
 
-def _bias_of(node: Node, uses: Counter[Value]) -> Value | None:
-    found = node.inputs[2] if len(node.inputs) > 2 else None
-    return found if found is not None and uses[found] == 1 else None
+def biases_of(node: Node) -> tuple[Value, ...]:
+    """The operands that a layer adds to its products."""
+    return node.inputs[-1:] if isinstance(node.op, Recurrence) else node.inputs[2:]
+
+
+def _is_plain_recurrence(node: Node, graph: Graph) -> bool:
+    op = node.op
+    if not isinstance(op, Recurrence) or op.dtype is not DType.FLOAT32:
+        return False
+    is_plain = not op.with_lengths and not op.rounds_state
+    known = all(value in graph.constants for value in node.inputs[-2:])
+    return is_plain and known and op.cell is not RecurrentCell.GRU_RESET_FIRST
+
+
+def _gates_of(node: Node, readers: Sequence[Node]) -> int:
+    """The gates of a recurrent layer, of the product of its state and that of its input."""
+    found = {
+        each.op.gates for each in (node, *readers) if isinstance(each.op, Recurrence)
+    }
+    return found.pop() if len(found) == 1 else 1
 
 
 def with_weights(graph: Graph, weights: Mapping[Value, Array]) -> Graph:

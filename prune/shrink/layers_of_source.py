@@ -13,11 +13,12 @@ import numpy as np
 from sparsejit.api.seen_inputs import WatchedRun
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.passes.calibrated_layers import STORING, keyed_layers
+from sparsejit.passes.calibrated_layers import STORING, keyed_layers, weights_of
 from sparsejit.passes.default import folded
 from sparsejit.passes.quantised_layers import quantised_layers
-from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
+from sparsejit.prune.shrink.layers import ShrinkLayer, biases_of, with_weights
 from sparsejit.prune.shrink.sources import Source, TensorPlace
 
 # Operators behind a layer that may add its bias; and what is not rounding of a raised one.
@@ -99,10 +100,11 @@ def source_layers(
 def _weights_of(
     node: Node, raw: Graph, layer: ShrinkLayer, dense: Graph, source: Source
 ) -> tuple[TensorPlace, Array] | None:
-    own = raw.constants.get(node.inputs[1])
+    weights = weights_of(node)
+    own = raw.constants.get(weights)
     if own is None or own.shape != layer.shape:
         return None
-    place = source.place_of(node.inputs[1].origin.name, own)
+    place = source.place_of(weights.origin.name, own)
     scale = _scale_of_rows(dense.constants[layer.weights], own)
     return None if place is None or scale is None else (place, scale)
 
@@ -132,7 +134,9 @@ def _biases(
     }
     biases: dict[ShrinkLayer, SourceBias] = {}
     while left := {x: some for x, some in left.items() if some and x not in biases}:
-        tried = {layer: some.pop(0) for layer, some in left.items()}
+        # The bias of a state's product may become a part of that of the input's product.
+        turn = {x for x in left if not x.is_recurrent} or left
+        tried = {layer: left[layer].pop(0) for layer in turn}
         raised = {value: raw.constants[value] + np.float32(1) for value in tried.values()}
         after = folded(quantised_layers(with_weights(raw, raised)))
         now = {key.place: node for key, node in keyed_layers(after).items()}
@@ -149,7 +153,9 @@ def _added(
     node: Node, raw: Graph, readers: Mapping[Value, list[Node]], outputs: int
 ) -> Iterator[Value]:
     """Constants with a number for each output that a layer or the next operators read."""
-    yield from (v for v in node.inputs[2:] if v in raw.constants and v.type.size == outputs)
+    yield from (v for v in biases_of(node) if v in raw.constants and v.type.size == outputs)
+    if isinstance(node.op, Recurrence):
+        return
     for _ in range(_MOST_OPERATORS):
         following = readers[node.outputs[0]]
         if len(following) != 1 or isinstance(following[0].op, STORING):
@@ -162,7 +168,7 @@ def _scale_of_bias(
     node: Node | None, after: Graph, layer: ShrinkLayer, dense: Graph
 ) -> Array | None:
     """(out,) by which the graph's bias became larger; None where it did not."""
-    bias = node.inputs[2] if node is not None and len(node.inputs) > 2 else None
+    bias = next(iter(biases_of(node)), None) if node is not None else None
     if bias is None or bias not in after.constants or layer.bias is None:
         return None
     before = dense.constants[layer.bias].astype(np.float64).reshape(-1)
@@ -190,12 +196,17 @@ def input_scales(
     was read, `inputs` are one element of the data.
     """
     nodes = {key.place: node for key, node in keyed_layers(raw).items()}
-    values = {each: nodes[each.layer.key.place].inputs[0] for each in layers}
+    values = {
+        each: nodes[each.layer.key.place].inputs[0]
+        for each in layers
+        if not each.layer.is_recurrent
+    }
     _, theirs = WatchedRun(raw, values.values(), options)(inputs)
-    _, ours = WatchedRun(dense, [each.layer.x for each in layers], options)(inputs)
+    own = {each: each.layer.node.inputs[0] for each in values}
+    _, ours = WatchedRun(dense, own.values(), options)(inputs)
     found = {}
     for each, value in values.items():
-        x, y = (some.astype(np.float64) for some in (ours[each.layer.x], theirs[value]))
+        x, y = (some.astype(np.float64) for some in (ours[own[each]], theirs[value]))
         if x.shape != y.shape:
             continue
         scale = float((x * y).sum() / max(float((x * x).sum()), 1e-300))
@@ -205,13 +216,13 @@ def input_scales(
     return found
 
 
-def weights_of(layers: Sequence[SourceLayer], again: Graph, made: Graph) -> Graph:
+def with_weights_of(layers: Sequence[SourceLayer], again: Graph, made: Graph) -> Graph:
     """A graph with the weights and biases of the source, read again."""
     nodes = {key.place: node for key, node in keyed_layers(again).items()}
     found = {}
     for each in layers:
         layer = each.layer
-        values = nodes[layer.key.place].inputs[1:3]
+        values = _constants_of(nodes[layer.key.place])
         for value, own in zip(values, (layer.weights, layer.bias), strict=False):
             if own is not None:
                 found[own] = again.constants[value]
@@ -223,7 +234,7 @@ def check_same(layers: Sequence[SourceLayer], again: Graph, made: Graph) -> None
     nodes = {key.place: node for key, node in keyed_layers(again).items()}
     for each in layers:
         node, layer = nodes.get(each.layer.key.place), each.layer
-        own = () if node is None else node.inputs[1:3]
+        own = () if node is None else _constants_of(node)
         same = [
             _is_near(again.constants[value], made.constants[wanted])
             for value, wanted in zip(own, (layer.weights, layer.bias), strict=False)
@@ -234,6 +245,11 @@ def check_same(layers: Sequence[SourceLayer], again: Graph, made: Graph) -> None
                 f"{layer.key.layer} has other weights when the shrunk model is read again; "
                 "its operators are not known well enough, please report it"
             )
+
+
+def _constants_of(node: Node) -> tuple[Value, ...]:
+    """The weights of a layer, and its bias where it has one."""
+    return weights_of(node), *biases_of(node)[:1]
 
 
 def _is_near(array: Array, wanted: Array) -> bool:

@@ -23,7 +23,7 @@ from sparsejit.prune.shrink.zeros import choices_by_amount, sampled_rows, square
 
 Elements = Sequence[Sequence[Array]]
 # Elements that outputs' reactions are measured on, and runs of the model in all, more or less.
-_MOST_REACTING, _FEWEST_REACTING, _RUNS = 16, 6, 1000
+_MOST_REACTING, _FEWEST_REACTING, _RUNS = 16, 4, 1000
 _TRIED = 3  # of the amounts, by which outputs' reactions to zeros are measured
 _LEAST_CHANGE = 1e-6  # of the products' squares: less is rounding
 _LEAST_LOSS, _FORBIDDEN = 1e-12, 1e12
@@ -74,12 +74,13 @@ class LossTable:
         """Choose zeros of a layer by the moments of some rows, and measure them by the others'."""
         has_bias = layer.bias is not None
         seen, held = some.hessian(has_bias), others.hessian(has_bias)
-        weight = torch.tensor(self._weights(layer), dtype=torch.float64)
+        weight = torch.tensor(self._weights(layer)).to(seen)
         self._own[layer] = {}
         for name in self._patterns:
             lying = on_weight(PATTERNS[name], layer.shape)
-            rows = sampled_rows(len(weight), lying)
-            found = choices_by_amount(weight[rows], seen, held, lying, self.amounts)
+            rows = sampled_rows(len(weight), lying, layer.gates)
+            given = weight[rows], seen, held, lying
+            found = choices_by_amount(*given, self.amounts, layer.gates)
             times = len(weight) / len(rows)
             self._own[layer][name] = [times * error for _, error in found]
             if name == FINEST:
@@ -99,8 +100,9 @@ class LossTable:
         short = dict.fromkeys(each.dtype for each in self.forms if each.dtype is not DENSE.dtype)
         for dtype in short:
             for layer in layers:
-                form = self.short[layer.key][dtype]
-                trials[layer, dtype] = self._change_by_storage(layer, form)
+                if not layer.is_recurrent:
+                    form = self.short[layer.key][dtype]
+                    trials[layer, dtype] = self._change_by_storage(layer, form)
         most = min(max(_RUNS // len(trials), _FEWEST_REACTING), _MOST_REACTING)
         given = [(layer, change) for (layer, _), change in trials.items()]
         measured = reactions(self.graph, spread(elements, most), given, self.options)
@@ -109,7 +111,10 @@ class LossTable:
             name: np.array([self._by_zeros(layer, name, tried) for layer in layers])
             for name in self._patterns
         }
-        storage = {dtype: np.array([tried[layer, dtype] for layer in layers]) for dtype in short}
+        storage = {
+            dtype: np.array([tried.get((layer, dtype), _FORBIDDEN) for layer in layers])
+            for dtype in short
+        }
         return Losses(self.amounts, zeros, {DENSE.dtype: np.zeros(len(layers)), **storage})
 
     @property
@@ -131,9 +136,15 @@ class LossTable:
     ) -> Change:
         """The change by other rows of weights, less that of a mean x, which a bias mends."""
         change = torch.zeros(layer.shape[0], layer.inputs, dtype=torch.float64)
-        change[rows] = made - torch.tensor(self._weights(layer))[rows]
-        shift = layer.along_channels((change @ mean).float().numpy())
+        change[rows] = made.cpu() - torch.tensor(self._weights(layer))[rows]
+        means = (change @ mean.cpu()).float().numpy()
         weights = change.float().numpy().reshape(layer.shape)
+        if layer.is_recurrent:
+            changes = {layer.weights: weights}
+            if layer.bias is not None:
+                changes[layer.bias] = -means
+            return {value: self.graph.constants[value] + each for value, each in changes.items()}
+        shift = layer.along_channels(means)
         return lambda x: layer.product(x, weights) - shift
 
     def _change_by_storage(self, layer: ShrinkLayer, form: LayerScales) -> Change:

@@ -16,6 +16,11 @@ _ALL_ROWS, _TIMES, _MOST_ROWS = 16384, 16, 2048
 _AT_ONCE = 4
 
 
+def torch_device() -> torch.device:
+    """The device of sums and linear systems: a GPU where torch finds one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 class SummedProducts:
     """The sum of x zT over pairs of rows.
 
@@ -23,7 +28,7 @@ class SummedProducts:
     """
 
     def __init__(self, inputs: int) -> None:
-        self._sum = torch.zeros(inputs, inputs, dtype=torch.float64)
+        self._sum = torch.zeros(inputs, inputs, dtype=torch.float64, device=torch_device())
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def add(self, x: Tensor, z: Tensor) -> None:
@@ -39,7 +44,7 @@ class SummedProducts:
         return self._sum / count
 
     def _take_in(self) -> None:
-        x, z = (torch.cat(rows) for rows in zip(*self._waiting, strict=True))
+        x, z = (torch.cat(rows).to(self._sum.device) for rows in zip(*self._waiting, strict=True))
         self._sum += x.T @ z
         self._waiting = []
 
@@ -54,7 +59,7 @@ class Moments:
 
     def __init__(self, inputs: int) -> None:
         self._second = SummedProducts(inputs)
-        self.mean = torch.zeros(inputs, dtype=torch.float64)
+        self.mean = torch.zeros(inputs, dtype=torch.float64, device=torch_device())
         self.count = 0
 
     def add(self, rows: Array) -> None:
@@ -62,7 +67,7 @@ class Moments:
         z = torch.from_numpy(rows)
         self.count += len(z)
         self._second.add(z, z)
-        self.mean.lerp_(z.double().mean(0), len(z) / self.count)
+        self.mean.lerp_(z.double().mean(0).to(self.mean), len(z) / self.count)
 
     def hessian(self, has_bias: bool) -> Tensor:
         """The mean of z zT; without that of the mean, where a bias makes up for it."""
@@ -87,7 +92,7 @@ class PairedMoments(Moments):
         self.add(rows)
         x = torch.from_numpy(dense)
         self._cross.add(x, torch.from_numpy(rows))
-        self.dense_mean.lerp_(x.double().mean(0), len(x) / self.count)
+        self.dense_mean.lerp_(x.double().mean(0).to(self.mean), len(x) / self.count)
 
     def covariance(self, has_bias: bool) -> Tensor:
         """The mean of x zT; without the means' product, where a bias makes up for it."""
@@ -110,8 +115,7 @@ def rows_of(layer: ShrinkLayer, x: Array, number: int, elements: int) -> Array:
 
 def count_of_rows(layer: ShrinkLayer, elements: int) -> int:
     """The rows that `rows_of` has of all elements."""
-    own = layer.y.type.size // layer.shape[0]
-    return elements * min(own, _rows_of_element(layer, elements))
+    return elements * min(layer.row_count, _rows_of_element(layer, elements))
 
 
 def _rows_of_element(layer: ShrinkLayer, elements: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -11,10 +11,10 @@ from sparsejit.api.seen_inputs import WatchedRun
 from sparsejit.ir.graph import Array, Graph, Node, Origin, Value
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.prune.shrink.layers import ShrinkLayer
+from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
 
-# The change of a layer's y, by its x.
-Change = Callable[[Array], Array]
+# The change of a layer's y by its x, or other constants of a layer whose y feeds back.
+Change = Callable[[Array], Array] | Mapping[Value, Array]
 
 
 def reactions(
@@ -25,19 +25,28 @@ def reactions(
 ) -> list[float]:
     """Squared relative error of the outputs when one layer's products change, for each trial.
 
-    The change of the layer's y is an input, added behind the layer, so that one function serves all
-    trials.
+    The change of a layer's y is an input, added behind the layer, so that one function serves all
+    trials but those of recurrent layers.
     """
-    layers = list(dict.fromkeys(layer for layer, _ in trials))
-    run = WatchedRun(graph, [layer.x for layer in layers], options)
+    layers = list(dict.fromkeys(layer for layer, change in trials if callable(change)))
+    run = WatchedRun(graph, [value for layer in layers for value in layer.reads], options)
     noisy = WatchedRun(with_noise(graph, layers), (), options)
     silent = {layer: np.zeros(layer.y.shape, np.float32) for layer in layers}
+    others = {
+        number: WatchedRun(with_weights(graph, change), (), options)
+        for number, (_, change) in enumerate(trials)
+        if not callable(change)
+    }
     errors = [OutputErrors() for _ in trials]
     for inputs in elements:
-        exact, x = run(inputs)
-        for (layer, change), error in zip(trials, errors, strict=True):
-            own = {**silent, layer: change(x[layer.x])}
-            error.add(noisy([*inputs, *own.values()])[0], exact)
+        exact, seen = run(inputs)
+        for number, (layer, change) in enumerate(trials):
+            if callable(change):
+                own = {**silent, layer: change(layer.multiplied(seen))}
+                made, _ = noisy([*inputs, *own.values()])
+            else:
+                made, _ = others[number](inputs)
+            errors[number].add(made, exact)
     return [error.mean**2 for error in errors]
 
 

@@ -32,7 +32,7 @@ from sparsejit.prune.shrink.forms import DENSE, LayerForm
 from sparsejit.prune.shrink.kept_tables import KeptTables, ShrinkTables
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
 from sparsejit.prune.shrink.losses import Elements, LossTable
-from sparsejit.prune.shrink.moments import Moments, PairedMoments, count_of_rows, rows_of
+from sparsejit.prune.shrink.moments import Moments, PairedMoments, count_of_rows
 from sparsejit.prune.shrink.segments import SegmentedRun, stages
 from sparsejit.prune.shrink.shrunk import FrontierPoint
 from sparsejit.prune.shrink.times import LayerTimes
@@ -169,13 +169,12 @@ class FormSearch:
         run = SegmentedRun(self.graph, self.fitted, self.options)
         done = 0
         for stage in stages(self.graph, layers):
-            run.advance(self.graph, stage.nodes)
+            run.advance(self.graph, stage)
             for layer in stage.layers:
                 self.tell(f"choosing zeros of {layer.key.layer}", 0.2 + 0.2 * done / len(layers))
                 halves = Moments(layer.inputs), Moments(layer.inputs)
-                for number, values in enumerate(run.values):
-                    rows = rows_of(layer, values[layer.x], number, len(self.fitted))
-                    halves[number % 2].add(rows)
+                for number in range(len(self.fitted)):
+                    halves[number % 2].add(run.rows_of(layer, number))
                 losses.take(layer, *halves)
                 done += 1
 
@@ -218,8 +217,8 @@ class FormSearch:
         given = self.graph, self.fitted, self.options
         dense, run = SegmentedRun(*given, self._dense_segments), SegmentedRun(*given)
         for stage in stages(self.graph, self.layers):
-            dense.advance(self.graph, stage.nodes)
-            run.advance(now, stage.nodes)
+            dense.advance(self.graph, stage)
+            run.advance(now, stage)
             changed: dict[Value, Array] = {}
             for layer in stage.layers:
                 changed |= self._changed(layer, chosen[layer], dense, run)
@@ -278,31 +277,30 @@ class FormSearch:
         if layer in self.left_out:
             return {}
         moments = PairedMoments(layer.inputs)
-        for number, pair in enumerate(zip(dense.values, run.values, strict=True)):
-            x, z = (rows_of(layer, each[layer.x], number, len(run.values)) for each in pair)
-            moments.add_pair(x, z)
+        for number in range(len(self.fitted)):
+            moments.add_pair(dense.rows_of(layer, number), run.rows_of(layer, number))
         array = self.graph.constants[layer.weights]
-        weight = torch.tensor(array.reshape(len(array), -1), dtype=torch.float64)
         has_bias = layer.bias is not None
         hessian = moments.hessian(has_bias)
+        weight = torch.tensor(array.reshape(len(array), -1)).to(hessian)
         wanted = weight @ hessian.lerp(moments.covariance(has_bias), _MENDING)
         pattern = on_weight(PATTERNS[choice.form.pattern], layer.shape)
-        made = with_zeros(weight, hessian, wanted, pattern, choice.amount)
-        changed = {layer.weights: made.reshape(layer.shape).numpy().astype(np.float32)}
+        made = with_zeros(weight, hessian, wanted, pattern, choice.amount, layer.gates)
+        changed = {layer.weights: made.reshape(layer.shape).float().cpu().numpy()}
         if layer.bias is not None:
             mean = weight @ moments.dense_mean - made @ moments.mean
             bias = self.graph.constants[layer.bias]
-            changed[layer.bias] = (bias + mean.numpy().reshape(bias.shape)).astype(np.float32)
+            changed[layer.bias] = (bias + mean.cpu().numpy().reshape(bias.shape)).astype(np.float32)
         return changed
 
 
 def _short_dtypes(
     short: ShortLayers, layers: Sequence[ShrinkLayer]
 ) -> dict[DType, Scales]:
-    """The storage of all layers in each short dtype that can hold them."""
+    """The storage of all layers in each short dtype that can hold them, but recurrent ones."""
     found = {}
     for dtype in SHORT:
-        own = [short.forms[layer.key].get(dtype) for layer in layers]
+        own = [short.forms[each.key].get(dtype) for each in layers if not each.is_recurrent]
         held = [each for each in own if each is not None]
         if len(held) == len(own):
             found[dtype] = short.scales(held)
@@ -397,5 +395,5 @@ def within_time(search: FormSearch, wanted_ns: float, tries: int) -> Tried:
         found.append(search.attempt(search.choices.within(asked - search.times.others)))
         if found[-1].predicted_ns <= wanted_ns:
             return found[-1]
-        asked *= min(_FASTER, wanted_ns / found[-1].predicted_ns)
+        asked *= min(_FASTER, wanted_ns / found[-1].predicted_ns) ** (number + 1)
     return min(found, key=lambda one: one.predicted_ns)

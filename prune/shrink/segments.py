@@ -3,6 +3,8 @@
 segment 0: nodes before the first layers       live values of each element of the data
            the layers change                   go on from segment to segment
 segment 1: these layers and the nodes behind them
+
+A recurrent layer runs in two segments: its rows are its own states, until it changes.
 """
 
 from __future__ import annotations
@@ -15,14 +17,22 @@ from sparsejit.ir.graph import Array, Graph, Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.passes.dead_code import remove_dead_code
 from sparsejit.prune.shrink.layers import ShrinkLayer
+from sparsejit.prune.shrink.moments import rows_of
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """Layers that do not depend on each other, and the nodes before them."""
+    """Layers that do not depend on each other, and the nodes that make their rows.
+
+    Attributes:
+        layers: the layers
+        nodes: the segment that runs before they change
+        then: the first node of the next segment
+    """
 
     layers: list[ShrinkLayer]
     nodes: slice
+    then: int
 
 
 def stages(graph: Graph, layers: Sequence[ShrinkLayer]) -> list[Stage]:
@@ -32,10 +42,16 @@ def stages(graph: Graph, layers: Sequence[ShrinkLayer]) -> list[Stage]:
     found: list[Stage] = []
     first, left = 0, list(layers)
     while left:
-        stop = place[id(left[0].node)]
-        group = [layer for layer in left if made_at.get(layer.x, -1) < stop]
-        found.append(Stage(group, slice(first, stop)))
-        first, left = stop, [layer for layer in left if layer not in group]
+        then = place[id(left[0].node)]
+        group = [
+            layer
+            for layer in left
+            if layer is left[0]
+            or (not layer.is_recurrent and made_at.get(layer.node.inputs[0], -1) < then)
+        ]
+        stop = then + 1 if left[0].is_recurrent else then
+        found.append(Stage(group, slice(first, stop), then))
+        first, left = then, [layer for layer in left if layer not in group]
     return found
 
 
@@ -55,9 +71,18 @@ class SegmentedRun:
         self._graph, self._options, self._known = graph, options, known
         self.values = [dict(zip(graph.inputs, inputs, strict=True)) for inputs in elements]
 
-    def advance(self, now: Graph, nodes: slice) -> None:
-        """Run these nodes, with the constants of `now`."""
-        later = self._read_from(nodes.stop)
+    def rows_of(self, layer: ShrinkLayer, number: int) -> Array:
+        """Rows (n, in) that a layer multiplies on the element of this number.
+
+        Raises InvalidInput for NaN and infinite values.
+        """
+        values = {**self._graph.constants, **self.values[number]}
+        return rows_of(layer, layer.multiplied(values), number, len(self.values))
+
+    def advance(self, now: Graph, stage: Stage) -> None:
+        """Run the nodes of a stage, with the constants of `now`."""
+        nodes = stage.nodes
+        later = self._read_from(stage.then) | {v for each in stage.layers for v in each.reads}
         made = self._segment(now, nodes, later)
         if made is None:
             return

@@ -38,7 +38,7 @@ from sparsejit.prune.shrink.layers_of_source import (
     input_scales,
     source_layers,
     tensors_of,
-    weights_of,
+    with_weights_of,
 )
 from sparsejit.prune.shrink.qdq import with_short_layers
 from sparsejit.prune.shrink.search import (
@@ -218,7 +218,7 @@ class _ShrinkJob:
         def trained(graph: Graph) -> Graph:
             made = self.source.written(tensors_of(self.tied, search.graph, graph))
             made = distillation.trained(made, names)
-            return weights_of(self.tied, self._read_again(made), graph)
+            return with_weights_of(self.tied, self._read_again(made), graph)
 
         return trained
 

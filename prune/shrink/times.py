@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ from sparsejit.prune.allocation import choose_least
 from sparsejit.prune.patterns import PATTERNS, on_weight
 from sparsejit.prune.shrink.forms import DENSE, FINEST, FORMS, LayerForm
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
+from sparsejit.prune.shrink.zeros import block_counts
 
 # Shares of zeros whose times are predicted; between them times are nearly straight lines.
 AMOUNTS = (0.0, 0.15, 0.3, 0.6, 0.75, 0.92)
@@ -104,22 +107,36 @@ class LayerTimes:
         if (form, amount) in self._known:
             return self._known[form, amount]
         weights = {
-            layer.weights: by_magnitude(self.graph.constants[layer.weights], form, amount)
+            layer.weights: by_magnitude(layer, self.graph.constants[layer.weights], form, amount)
             for layer in self.layers
         }
         graph = with_weights(self.graph, weights)
         ns, by_layer = predicted_times(graph, self.dtypes[form.dtype], self.options)
-        own = np.array([by_layer.get(layer.key.layer, 0.0) for layer in self.layers])
+        own = np.array([self._own_time(layer, by_layer) for layer in self.layers])
         self._known[form, amount] = own, ns - float(own.sum())
         return self._known[form, amount]
 
+    def _own_time(self, layer: ShrinkLayer, by_layer: Mapping[str, Mapping[str, float]]) -> float:
+        """Nanoseconds of a layer: of its weights, and its share of the rest of its module."""
+        module, own = by_layer.get(layer.key.layer, {}), layer.key.weights
+        alike = [each.key.weights for each in self._by_module[layer.key.layer]]
+        rest = sum(ns for weights, ns in module.items() if weights not in alike)
+        return module.get(own, 0.0) / alike.count(own) + rest / len(alike)
 
-def by_magnitude(weights: Array, form: LayerForm, amount: float) -> Array:
+    @cached_property
+    def _by_module(self) -> dict[str, list[ShrinkLayer]]:
+        found: dict[str, list[ShrinkLayer]] = defaultdict(list)
+        for layer in self.layers:
+            found[layer.key.layer].append(layer)
+        return found
+
+
+def by_magnitude(layer: ShrinkLayer, weights: Array, form: LayerForm, amount: float) -> Array:
     """Weights (out, in, *kernel) whose least ones, in the form's pattern, are zeros."""
     matrix = torch.tensor(weights.reshape(len(weights), -1))
     pattern = on_weight(PATTERNS[form.pattern], weights.shape)
-    count = round(amount * pattern.count(*matrix.shape))
-    if not count:
+    counts = block_counts(matrix, pattern, amount, layer.gates)
+    if not any(counts):
         return weights
-    pruned = choose_least(matrix.square(), pattern, [count])
+    pruned = choose_least(matrix.square(), pattern, counts)
     return matrix.masked_fill(pruned, 0).reshape(weights.shape).numpy()

@@ -98,7 +98,8 @@ class ChosenScales:
                     yield _Change(layer, dtype, scales, saved)
 
     def _times(self, dtypes: Dtypes) -> tuple[float, dict[str, float]]:
-        return predicted_times(self.priced, dtypes, self.options)
+        ns, times = predicted_times(self.priced, dtypes, self.options)
+        return ns, {layer: sum(steps.values()) for layer, steps in times.items()}
 
     def _filled(
         self, chosen: dict[str, _Change], changes: Iterable[_Change]

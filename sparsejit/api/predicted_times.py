@@ -12,13 +12,13 @@ from sparsejit.lowering.model import lower_model
 
 def predicted_times(
     graph: Graph, dtypes: Dtypes, options: ModelOptions
-) -> tuple[float, dict[str, float]]:
-    """Predicted nanoseconds of a run, and of the steps of each layer.
+) -> tuple[float, dict[str, dict[str, float]]]:
+    """Predicted nanoseconds of a run, and of the steps of each layer by the weights they multiply.
 
-    Raises as `final_graph` does.
+    Steps without weights of their own have the name "". Raises as `final_graph` does.
     """
     lowered = lower_model(final_graph(graph, options, dtypes), options)
-    times: dict[str, float] = defaultdict(float)
+    times: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for step in lowered.steps:
-        times[step.origin.layer] += step.ns
+        times[step.origin.layer][step.facts.parameter] += step.ns
     return lowered.ns, times
