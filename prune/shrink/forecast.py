@@ -36,7 +36,7 @@ def predicted_speeds(
     raw = compiler.read(call).graph
     graph = folded(quantised_layers(raw))
     found = shrink_layers(graph)
-    if not found or sum(layer.node.inputs[1].type.size for layer in found) > _MOST_WEIGHTS:
+    if not found or sum(layer.weights.type.size for layer in found) > _MOST_WEIGHTS:
         return {}
     layers = [each.layer for each in source_layers(raw, found, graph, Source(model))]
     times = LayerTimes(graph, layers, {DENSE.dtype: "float32"}, compiler.options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,6 +31,7 @@ class ShrinkLayer:
         shape: of the weights, (out, in, *kernel)
         bias: the constant that is added and may change, None for none
         gates: the number of equal parts of the rows, each of which gets the same share of zeros
+        may_be_short: whether its weights may be stored in a short dtype
     """
 
     key: LayerKey
@@ -38,6 +39,7 @@ class ShrinkLayer:
     shape: tuple[int, ...]
     bias: Value | None
     gates: int = 1
+    may_be_short: bool = True
 
     @property
     def is_recurrent(self) -> bool:
@@ -106,8 +108,11 @@ class ShrinkLayer:
         return multiplied_rows(self.node.op, self.shape, x, most, rng)
 
 
-def shrink_layers(graph: Graph) -> list[ShrinkLayer]:
+def shrink_layers(graph: Graph, gates_may_be_short: bool = True) -> list[ShrinkLayer]:
     """The layers of a folded graph whose weights may become zeros, in order.
+
+    Products of a state stay in float32, and those of a recurrent layer's x unless
+    `gates_may_be_short`: an ONNX file has no place where their x is rounded.
 
     Depthwise and grouped convolutions, layers that share weights, and layers with few weights are
     left alone, and so are recurrent layers of samples of unlike lengths, and GRUs that reset the
@@ -120,8 +125,19 @@ def shrink_layers(graph: Graph) -> list[ShrinkLayer]:
         weights = weights_of(node)
         if takes and len(readers[weights]) == 1 and weights.type.size >= LEAST_WEIGHTS:
             own = [v for v in biases_of(node)[:1] if v in graph.constants and len(readers[v]) == 1]
-            gates = _gates_of(node, readers[node.outputs[0]])
-            found.append(ShrinkLayer(key, node, weights.shape, next(iter(own), None), gates))
+            around = (node, *readers[node.outputs[0]])
+            cells = {each.op.gates for each in around if isinstance(each.op, Recurrence)}
+            is_state = isinstance(node.op, Recurrence)
+            found.append(
+                ShrinkLayer(
+                    key,
+                    node,
+                    weights.shape,
+                    bias=own[0] if own else None,
+                    gates=max(cells) if len(cells) == 1 else 1,
+                    may_be_short=not is_state and (gates_may_be_short or not cells),
+                )
+            )
     return found
 
 
@@ -137,14 +153,6 @@ def _is_plain_recurrence(node: Node, graph: Graph) -> bool:
     is_plain = not op.with_lengths and not op.rounds_state
     known = all(value in graph.constants for value in node.inputs[-2:])
     return is_plain and known and op.cell is not RecurrentCell.GRU_RESET_FIRST
-
-
-def _gates_of(node: Node, readers: Sequence[Node]) -> int:
-    """The gates of a recurrent layer, of the product of its state and that of its input."""
-    found = {
-        each.op.gates for each in (node, *readers) if isinstance(each.op, Recurrence)
-    }
-    return found.pop() if len(found) == 1 else 1
 
 
 def with_weights(graph: Graph, weights: Mapping[Value, Array]) -> Graph:

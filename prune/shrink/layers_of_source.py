@@ -62,15 +62,17 @@ class SourceLayer:
         rows = self.scale.reshape(-1, *(1,) * (len(self.layer.shape) - 1))
         return np.asarray(made.constants[self.layer.weights] / rows, np.float32)
 
-    def tensors(self, dense: Graph, made: Graph) -> dict[str, Array]:
-        """The source's tensors for the weights that a graph has where the dense one has others."""
-        layer = self.layer
-        found = {self.weights.name: self.weights.written(self.weights_in(made))}
+    def put_tensors(self, found: dict[str, Array], dense: Graph, made: Graph) -> None:
+        """Add the source's tensors for the weights that a graph has where the dense one has others.
+
+        `found` may have rows of the same tensors, which are other layers'.
+        """
+        layer, name = self.layer, self.weights.name
+        found[name] = self.weights.written(self.weights_in(made), found.get(name))
         if self.bias is not None and layer.bias is not None:
             change = made.constants[layer.bias].astype(np.float64) - dense.constants[layer.bias]
             bias = self.bias.array + change.reshape(-1) / self.bias.scale
             found[self.bias.place.name] = self.bias.place.written(bias.astype(np.float32))
-        return found
 
 
 def source_layers(
@@ -180,7 +182,10 @@ def tensors_of(
     layers: Sequence[SourceLayer], dense: Graph, made: Graph
 ) -> dict[str, Array]:
     """The source's tensors for the weights that a graph has."""
-    return {k: v for layer in layers for k, v in layer.tensors(dense, made).items()}
+    found: dict[str, Array] = {}
+    for layer in layers:
+        layer.put_tensors(found, dense, made)
+    return found
 
 
 def input_scales(

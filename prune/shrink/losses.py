@@ -100,7 +100,7 @@ class LossTable:
         short = dict.fromkeys(each.dtype for each in self.forms if each.dtype is not DENSE.dtype)
         for dtype in short:
             for layer in layers:
-                if not layer.is_recurrent:
+                if layer.may_be_short:
                     form = self.short[layer.key][dtype]
                     trials[layer, dtype] = self._change_by_storage(layer, form)
         most = min(max(_RUNS // len(trials), _FEWEST_REACTING), _MOST_REACTING)

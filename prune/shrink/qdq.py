@@ -78,7 +78,10 @@ class _QdqWriter:
         if is_byte and self._opset >= _BY_AXIS:
             self._dequantise(node, layer, equalised_weights(scales, weights))
         else:
-            self._put(layer.weights.name, layer.weights.written(stored_matrix(scales, weights)))
+            from onnx.numpy_helper import to_array
+
+            name, stored = layer.weights.name, stored_matrix(scales, weights)
+            self._put(name, layer.weights.written(stored, to_array(self._holders[name])))
 
     def insert_nodes(self) -> None:
         """Put the new nodes before their readers."""

@@ -297,10 +297,10 @@ class FormSearch:
 def _short_dtypes(
     short: ShortLayers, layers: Sequence[ShrinkLayer]
 ) -> dict[DType, Scales]:
-    """The storage of all layers in each short dtype that can hold them, but recurrent ones."""
+    """The storage of all layers in each short dtype that can hold all that may be short."""
     found = {}
     for dtype in SHORT:
-        own = [short.forms[each.key].get(dtype) for each in layers if not each.is_recurrent]
+        own = [short.forms[each.key].get(dtype) for each in layers if each.may_be_short]
         held = [each for each in own if each is not None]
         if len(held) == len(own):
             found[dtype] = short.scales(held)

@@ -169,15 +169,17 @@ class _ShrinkJob:
         fitted, held = split(elements)
         graph = folded(quantised_layers(read.graph))
         source = Source(compiler.model)
-        tied = source_layers(read.graph, shrink_layers(graph), graph, source)
+        may_measure = gates_may_be_short = not is_onnx(source.model)  # QDQ has fixed steps alone
+        layers = shrink_layers(graph, gates_may_be_short)
+        tied = source_layers(read.graph, layers, graph, source)
         if not tied:
             raise InvalidInput(
                 "the model has no linear layer or convolution whose weights may become zeros; "
                 "shrink takes float32 weights of 512 numbers or more, each in a tensor of its own"
             )
         layers = [each.layer for each in tied]
-        kinds = may_be_short, not is_onnx(source.model)  # of which QDQ has fixed steps alone
-        search = FormSearch(graph, layers, fitted, held, *kinds, compiler.options, tell)
+        given = graph, layers, fitted, held, may_be_short, may_measure
+        search = FormSearch(*given, compiler.options, tell)
         return cls(compiler, calls[0], read, elements, source, tied, search)
 
     def compared(self, found: Tried, loss: Loss | None) -> Shrunk | None:

@@ -24,15 +24,28 @@ _WAYS: tuple[tuple[Callable[[Array], Array], Callable[[Array, tuple[int, ...]], 
 
 @dataclass(frozen=True, eq=False)
 class TensorPlace:
-    """The tensor of the source that a constant of the graph is read from, and the way back."""
+    """The tensor of the source that a constant of the graph is read from, and the way back.
+
+    Attributes:
+        name: the tensor's name
+        tensor: its numbers as the model was read
+        write: the tensor, of a given shape, for a constant that is all of it
+        rows: the tensor's rows that the constant's are, where it has some of them in another order,
+            such as the gates of one direction of a recurrent layer
+    """
 
     name: str
-    shape: tuple[int, ...]
+    tensor: Array
     write: Callable[[Array, tuple[int, ...]], Array]
+    rows: Array | None = None
 
-    def written(self, array: Array) -> Array:
-        """The tensor for a constant."""
-        return np.ascontiguousarray(self.write(array, self.shape))
+    def written(self, array: Array, others: Array | None = None) -> Array:
+        """The tensor for a constant; rows that the constant lacks are those of `others`."""
+        if self.rows is None:
+            return np.ascontiguousarray(self.write(array, self.tensor.shape))
+        made = np.array(self.tensor if others is None else others, array.dtype)
+        made.reshape(-1, made.shape[-1])[self.rows] = array
+        return made
 
 
 def suffix_of(model: Any) -> str:
@@ -59,12 +72,13 @@ class Source:
         if name not in self._tensors:
             return None
         tensor = _array(self._tensors[name])
-        if tensor.dtype.kind != "f" or tensor.size != array.size:
+        if tensor.dtype.kind != "f":
             return None
-        for read, write in _WAYS:
+        for read, write in _WAYS if tensor.size == array.size else ():
             if np.array_equal(read(tensor).reshape(array.shape), array):
-                return TensorPlace(name, tensor.shape, write)
-        return None
+                return TensorPlace(name, tensor, write)
+        rows = _rows_in(tensor, array)
+        return None if rows is None else TensorPlace(name, tensor, _WAYS[0][1], rows)
 
     def written(self, tensors: Mapping[str, Array]) -> Any:
         """A copy of the model with other numbers in these tensors, of the same shapes."""
@@ -77,6 +91,17 @@ class Source:
             if name in tensors:
                 _put(holder, tensors[name])
         return made
+
+
+def _rows_in(tensor: Array, array: Array) -> Array | None:
+    """The number of the tensor's row that each row of a matrix is; None where one is unclear."""
+    if array.ndim != 2 or not tensor.ndim or tensor.shape[-1] != array.shape[1]:
+        return None
+    places: dict[bytes, list[int]] = {}
+    for number, row in enumerate(tensor.reshape(-1, tensor.shape[-1])):
+        places.setdefault(row.tobytes(), []).append(number)
+    found = [places.get(row.tobytes(), []) for row in array]
+    return np.concatenate(found) if all(len(each) == 1 for each in found) else None
 
 
 def _loaded(model: Any) -> Any:
