@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch.nn import functional
 
+from sparsejit.api.chosen_scales import SHORT
 from sparsejit.api.seen_inputs import multiplied_rows, takes_steps
+from sparsejit.api.steps_of_input import Forms
 from sparsejit.ir.graph import Array, Graph, Node, Value
-from sparsejit.ir.layer_scales import LayerKey
+from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
+from sparsejit.ir.ops.views import Permute, Reshape
 from sparsejit.ir.spec import DType
 from sparsejit.passes.calibrated_layers import keyed_layers, weights_of
 
@@ -31,7 +34,7 @@ class ShrinkLayer:
         shape: of the weights, (out, in, *kernel)
         bias: the constant that is added and may change, None for none
         gates: the number of equal parts of the rows, each of which gets the same share of zeros
-        may_be_short: whether its weights may be stored in a short dtype
+        dtypes: the short dtypes that its weights may be stored in
     """
 
     key: LayerKey
@@ -39,7 +42,7 @@ class ShrinkLayer:
     shape: tuple[int, ...]
     bias: Value | None
     gates: int = 1
-    may_be_short: bool = True
+    dtypes: tuple[DType, ...] = SHORT
 
     @property
     def is_recurrent(self) -> bool:
@@ -102,17 +105,25 @@ class ShrinkLayer:
         around = 0 if self.channel_axis < 0 else len(self.y.shape) - 2
         return array.reshape(-1, *(1,) * around)
 
+    def stored(self, dtype: DType, calibrated: Mapping[LayerKey, Forms]) -> LayerScales | None:
+        """The layer in a short dtype, by the calibrated forms; None where it cannot be."""
+        if dtype not in self.dtypes:
+            return None
+        if self.is_recurrent:
+            return LayerScales(*self.key, dtype, shape=self.shape)
+        return calibrated[self.key].get(dtype)
+
     def rows(self, x: Array, most: int, seed: int) -> Array:
         """Rows (n, in) of x that it multiplies; the same places for the same seed."""
         rng = np.random.default_rng(seed)
         return multiplied_rows(self.node.op, self.shape, x, most, rng)
 
 
-def shrink_layers(graph: Graph, gates_may_be_short: bool = True) -> list[ShrinkLayer]:
+def shrink_layers(graph: Graph, has_int8_gates: bool = True) -> list[ShrinkLayer]:
     """The layers of a folded graph whose weights may become zeros, in order.
 
-    Products of a state stay in float32, and those of a recurrent layer's x unless
-    `gates_may_be_short`: an ONNX file has no place where their x is rounded.
+    Products of a state take no int8, and those of a recurrent layer's x take it only where the
+    source `has_int8_gates`: an ONNX file has no place where their x is rounded.
 
     Depthwise and grouped convolutions, layers that share weights, and layers with few weights are
     left alone, and so are recurrent layers of samples of unlike lengths, and GRUs that reset the
@@ -125,7 +136,7 @@ def shrink_layers(graph: Graph, gates_may_be_short: bool = True) -> list[ShrinkL
         weights = weights_of(node)
         if takes and len(readers[weights]) == 1 and weights.type.size >= LEAST_WEIGHTS:
             own = [v for v in biases_of(node)[:1] if v in graph.constants and len(readers[v]) == 1]
-            around = (node, *readers[node.outputs[0]])
+            around = (node, *_readers_of_elements(node.outputs[0], readers))
             cells = {each.op.gates for each in around if isinstance(each.op, Recurrence)}
             is_state = isinstance(node.op, Recurrence)
             found.append(
@@ -135,10 +146,19 @@ def shrink_layers(graph: Graph, gates_may_be_short: bool = True) -> list[ShrinkL
                     weights.shape,
                     bias=own[0] if own else None,
                     gates=max(cells) if len(cells) == 1 else 1,
-                    may_be_short=not is_state and (gates_may_be_short or not cells),
+                    dtypes=SHORT if not cells or (has_int8_gates and not is_state) else SHORT[1:],
                 )
             )
     return found
+
+
+def _readers_of_elements(value: Value, readers: Mapping[Value, list[Node]]) -> Iterator[Node]:
+    """The nodes that read a value, or read it in another shape or order of axes."""
+    for node in readers[value]:
+        if isinstance(node.op, Reshape | Permute):
+            yield from _readers_of_elements(node.outputs[0], readers)
+        else:
+            yield node
 
 
 def biases_of(node: Node) -> tuple[Value, ...]:

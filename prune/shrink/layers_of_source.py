@@ -81,7 +81,7 @@ def source_layers(
     """The layers whose weights lie in the source as they are, but for a scale of each row.
 
     `raw` is the model as it was read, `dense` the same folded, of which the layers are. A bias that
-    has no tensor of its own in the source stays as it is.
+    has no tensor of its own in the source stays as it is, and so do layers that share numbers.
     """
     nodes = {key.place: node for key, node in keyed_layers(raw).items()}
     places = {
@@ -89,6 +89,11 @@ def source_layers(
         for layer in layers
         if (node := nodes.get(layer.key.place)) is not None
         and (found := _weights_of(node, raw, layer, dense, source)) is not None
+    }
+    places = {
+        layer: (place, scale)
+        for layer, (place, scale) in places.items()
+        if not any(x is not layer and place.overlaps(other) for x, (other, _) in places.items())
     }
     biases = _biases(raw, {layer: nodes[layer.key.place] for layer in places}, dense, source)
     made = []

@@ -26,7 +26,7 @@ Elements = Sequence[Sequence[Array]]
 _MOST_REACTING, _FEWEST_REACTING, _RUNS = 16, 4, 1000
 _TRIED = 3  # of the amounts, by which outputs' reactions to zeros are measured
 _LEAST_CHANGE = 1e-6  # of the products' squares: less is rounding
-_LEAST_LOSS, _FORBIDDEN = 1e-12, 1e12
+_LEAST_LOSS, FORBIDDEN = 1e-12, 1e12  # the loss of forms that a layer may not take
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,13 @@ class LossTable:
     _trials: dict[ShrinkLayer, tuple[Change, float]] = field(default_factory=dict)
 
     def take(self, layer: ShrinkLayer, some: Moments, others: Moments) -> None:
-        """Choose zeros of a layer by the moments of some rows, and measure them by the others'."""
+        """Choose zeros of a layer by the moments of some rows, and measure them by the others'.
+
+        A layer whose rows are zeros in all the data, such as the first state of a recurrent layer,
+        is not taken in: on other data its weights may matter.
+        """
+        if some.are_zeros:
+            return
         has_bias = layer.bias is not None
         seen, held = some.hessian(has_bias), others.hessian(has_bias)
         weight = torch.tensor(self._weights(layer)).to(seen)
@@ -100,10 +106,10 @@ class LossTable:
         short = dict.fromkeys(each.dtype for each in self.forms if each.dtype is not DENSE.dtype)
         for dtype in short:
             for layer in layers:
-                if layer.may_be_short:
-                    form = self.short[layer.key][dtype]
+                form = layer.stored(dtype, self.short)
+                if form is not None:
                     trials[layer, dtype] = self._change_by_storage(layer, form)
-        most = min(max(_RUNS // len(trials), _FEWEST_REACTING), _MOST_REACTING)
+        most = min(max(_RUNS // max(len(trials), 1), _FEWEST_REACTING), _MOST_REACTING)
         given = [(layer, change) for (layer, _), change in trials.items()]
         measured = reactions(self.graph, spread(elements, most), given, self.options)
         tried = dict(zip(trials, measured, strict=True))
@@ -112,7 +118,7 @@ class LossTable:
             for name in self._patterns
         }
         storage = {
-            dtype: np.array([tried.get((layer, dtype), _FORBIDDEN) for layer in layers])
+            dtype: np.array([tried.get((layer, dtype), FORBIDDEN) for layer in layers])
             for dtype in short
         }
         return Losses(self.amounts, zeros, {DENSE.dtype: np.zeros(len(layers)), **storage})
@@ -126,7 +132,7 @@ class LossTable:
     ) -> Array:
         """The losses of one layer's zeros, by the amount."""
         if layer not in self._trials:
-            return np.array([_LEAST_LOSS, *[_FORBIDDEN] * (len(self.amounts) - 1)])
+            return np.array([_LEAST_LOSS, *[FORBIDDEN] * (len(self.amounts) - 1)])
         scale = tried[layer, DENSE.dtype] / max(self._trials[layer][1], 1e-30)
         own = np.maximum.accumulate(self._own[layer][pattern])
         return np.asarray(np.maximum(own * scale, _LEAST_LOSS))
@@ -151,6 +157,8 @@ class LossTable:
         """The change by rounded weights, and by an x that is rounded."""
         own = self.graph.constants[layer.weights]
         stored = stored_matrix(form, own)
+        if layer.is_recurrent:
+            return {layer.weights: stored}
         correction = np.zeros(len(own), np.float32) if form.correction is None else form.correction
         shift, axis = layer.along_channels(correction), layer.channel_axis
 

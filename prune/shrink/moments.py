@@ -69,6 +69,11 @@ class Moments:
         self._second.add(z, z)
         self.mean.lerp_(z.double().mean(0).to(self.mean), len(z) / self.count)
 
+    @property
+    def are_zeros(self) -> bool:
+        """Whether no row has another number."""
+        return not self._second.mean(self.count).any()
+
     def hessian(self, has_bias: bool) -> Tensor:
         """The mean of z zT; without that of the mean, where a bias makes up for it."""
         second = self._second.mean(self.count)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from sparsejit.api.chosen_scales import SHORT
-from sparsejit.api.final_graph import Dtypes
+from sparsejit.api.final_graph import Dtypes, kept_scales
 from sparsejit.api.output_error import mean_output_error
 from sparsejit.api.predicted_times import predicted_times
 from sparsejit.api.scales import Scales
@@ -31,7 +31,7 @@ from sparsejit.prune.shrink.data import spread
 from sparsejit.prune.shrink.forms import DENSE, LayerForm
 from sparsejit.prune.shrink.kept_tables import KeptTables, ShrinkTables
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
-from sparsejit.prune.shrink.losses import Elements, LossTable
+from sparsejit.prune.shrink.losses import FORBIDDEN, Elements, LossTable
 from sparsejit.prune.shrink.moments import Moments, PairedMoments, count_of_rows
 from sparsejit.prune.shrink.segments import SegmentedRun, stages
 from sparsejit.prune.shrink.shrunk import FrontierPoint
@@ -195,7 +195,8 @@ class FormSearch:
             np.concatenate([table.of(number, form, self._grid) for form in forms])
             for table in (self.times, self.losses)
         )
-        return LayerOptions(times, losses)
+        # A form that a layer may not take gains nothing.
+        return LayerOptions(np.where(losses < FORBIDDEN / 2, times, times[0]), losses)
 
     def time_of(self, number: int, choice: LayerChoice) -> float:
         """Predicted nanoseconds of a layer."""
@@ -235,6 +236,13 @@ class FormSearch:
     def _measured(self, graph: Graph, chosen: Mapping[ShrinkLayer, LayerChoice]) -> Tried:
         """The choice with its storage, its error and its time."""
         graph, scales = self._stored(graph, chosen)
+        stored = {} if scales is None else {each.place: each.dtype for each in scales.layers}
+        chosen = {
+            layer: LayerChoice(
+                LayerForm(one.form.pattern, stored.get(layer.key.place, DENSE.dtype)), one.amount
+            )
+            for layer, one in chosen.items()
+        }
         error = mean_output_error(self.outputs(graph, scales, self.held), self.exact)
         ns, _ = predicted_times(graph, scales or "float32", self.options)
         self.tried.append(FrontierPoint(ns, error))
@@ -243,7 +251,10 @@ class FormSearch:
     def _stored(
         self, graph: Graph, chosen: Mapping[ShrinkLayer, LayerChoice]
     ) -> tuple[Graph, Scales | None]:
-        """The storage of the chosen layers, whose biases take the corrections of its errors."""
+        """The storage of the chosen layers, whose biases take the corrections of its errors.
+
+        Layers that it makes slower stay in float32; None where all do.
+        """
         dtypes = {
             layer: one.form.dtype
             for layer, one in chosen.items()
@@ -252,14 +263,17 @@ class FormSearch:
         if not dtypes:
             return graph, None
         short = self._short_layers(graph)
-        own, biases = [], {}
-        for layer, dtype in dtypes.items():
-            form = short.forms[layer.key][dtype]
-            if layer.bias is not None and form.correction is not None:
+        forms = {layer: layer.stored(dtype, short.forms) for layer, dtype in dtypes.items()}
+        own = [replace(form, correction=None) for form in forms.values() if form is not None]
+        scales = kept_scales(graph, self.options, short.scales(short.all_layers(own)))
+        kept = {each.place for each in scales.layers if each.dtype is not DENSE.dtype}
+        biases = {}
+        for layer, form in forms.items():
+            correction = None if form is None else form.correction
+            if layer.bias is not None and correction is not None and layer.key.place in kept:
                 bias = graph.constants[layer.bias]
-                biases[layer.bias] = bias + form.correction.reshape(bias.shape)
-            own.append(replace(form, correction=None))
-        return with_weights(graph, biases), short.scales(short.all_layers(own))
+                biases[layer.bias] = bias + correction.reshape(bias.shape)
+        return with_weights(graph, biases), scales if kept else None
 
     def _short_layers(self, graph: Graph) -> ShortLayers:
         """The short forms of all layers, calibrated on some elements."""
@@ -297,12 +311,12 @@ class FormSearch:
 def _short_dtypes(
     short: ShortLayers, layers: Sequence[ShrinkLayer]
 ) -> dict[DType, Scales]:
-    """The storage of all layers in each short dtype that can hold all that may be short."""
+    """The storage of all layers in each short dtype that can hold all that may have it."""
     found = {}
     for dtype in SHORT:
-        own = [short.forms[each.key].get(dtype) for each in layers if each.may_be_short]
+        own = [each.stored(dtype, short.forms) for each in layers if dtype in each.dtypes]
         held = [each for each in own if each is not None]
-        if len(held) == len(own):
+        if held and len(held) == len(own):
             found[dtype] = short.scales(held)
     return found
 

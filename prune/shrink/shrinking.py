@@ -169,8 +169,8 @@ class _ShrinkJob:
         fitted, held = split(elements)
         graph = folded(quantised_layers(read.graph))
         source = Source(compiler.model)
-        may_measure = gates_may_be_short = not is_onnx(source.model)  # QDQ has fixed steps alone
-        layers = shrink_layers(graph, gates_may_be_short)
+        may_measure = not is_onnx(source.model)  # QDQ has fixed steps alone
+        layers = shrink_layers(graph, has_int8_gates=may_measure)
         tied = source_layers(read.graph, layers, graph, source)
         if not tied:
             raise InvalidInput(

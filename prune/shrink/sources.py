@@ -39,6 +39,12 @@ class TensorPlace:
     write: Callable[[Array, tuple[int, ...]], Array]
     rows: Array | None = None
 
+    def overlaps(self, other: TensorPlace) -> bool:
+        """Whether both have some number of a tensor."""
+        if self.name != other.name or self.rows is None or other.rows is None:
+            return self.name == other.name
+        return np.intersect1d(self.rows, other.rows).size > 0
+
     def written(self, array: Array, others: Array | None = None) -> Array:
         """The tensor for a constant; rows that the constant lacks are those of `others`."""
         if self.rows is None:
@@ -68,17 +74,23 @@ class Source:
         self._tensors = dict(tensor_holders(self.model))
 
     def place_of(self, name: str, array: Array) -> TensorPlace | None:
-        """The tensor of that name; None where there is none, or it has other numbers."""
+        """The tensor of that name, or another one that has the rows of a matrix; None for none."""
         if name not in self._tensors:
-            return None
+            return self._place_of_rows(array)
         tensor = _array(self._tensors[name])
         if tensor.dtype.kind != "f":
             return None
         for read, write in _WAYS if tensor.size == array.size else ():
             if np.array_equal(read(tensor).reshape(array.shape), array):
                 return TensorPlace(name, tensor, write)
-        rows = _rows_in(tensor, array)
-        return None if rows is None else TensorPlace(name, tensor, _WAYS[0][1], rows)
+        return _place_of_rows(name, tensor, array)
+
+    def _place_of_rows(self, array: Array) -> TensorPlace | None:
+        """The one tensor that has the rows of a matrix, such as a file's weights before slices."""
+        tensors = {name: _array(holder) for name, holder in self._tensors.items()}
+        made = (_place_of_rows(name, tensor, array) for name, tensor in tensors.items())
+        found = [place for place in made if place is not None]
+        return found[0] if len(found) == 1 else None
 
     def written(self, tensors: Mapping[str, Array]) -> Any:
         """A copy of the model with other numbers in these tensors, of the same shapes."""
@@ -93,15 +105,19 @@ class Source:
         return made
 
 
-def _rows_in(tensor: Array, array: Array) -> Array | None:
-    """The number of the tensor's row that each row of a matrix is; None where one is unclear."""
+def _place_of_rows(name: str, tensor: Array, array: Array) -> TensorPlace | None:
+    """The tensor's rows that those of a matrix are; None where one is unclear."""
     if array.ndim != 2 or not tensor.ndim or tensor.shape[-1] != array.shape[1]:
+        return None
+    if tensor.dtype != array.dtype or tensor.size < array.size:
         return None
     places: dict[bytes, list[int]] = {}
     for number, row in enumerate(tensor.reshape(-1, tensor.shape[-1])):
         places.setdefault(row.tobytes(), []).append(number)
     found = [places.get(row.tobytes(), []) for row in array]
-    return np.concatenate(found) if all(len(each) == 1 for each in found) else None
+    if any(len(each) != 1 for each in found):
+        return None
+    return TensorPlace(name, tensor, _WAYS[0][1], np.concatenate(found))
 
 
 def _loaded(model: Any) -> Any:

@@ -42,8 +42,12 @@ class Times:
     others: float
 
     def of(self, number: int, form: LayerForm, amounts: Array) -> Array:
-        """The times of one layer in a form, at some shares of zeros."""
-        return np.interp(amounts, AMOUNTS, self.layers[form][number])
+        """The times of one layer in a form, at some shares of zeros.
+
+        A form that was left out takes as long as the finest one of its dtype.
+        """
+        own = form if form in self.layers else LayerForm(FINEST, form.dtype)
+        return np.interp(amounts, AMOUNTS, self.layers[own][number])
 
 
 @dataclass(frozen=True, eq=False)

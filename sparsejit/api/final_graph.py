@@ -36,7 +36,8 @@ def final_graph(
     """
     layers = quantised_layers(graph)
     if isinstance(dtypes, Scales):
-        final = run_passes(_in_bytes(folded(layers), options, dtypes.layers, dtypes.sums))
+        made, _ = _in_bytes(folded(layers), options, dtypes)
+        final = run_passes(made)
     else:
         if not set(parsed_dtypes(dtypes).values()) - {DType.INT8}:
             layers = with_byte_layers(layers, options)
@@ -45,22 +46,36 @@ def final_graph(
     return replace(with_rounded_inputs(final), notes=graph.notes, batch_axes=graph.batch_axes)
 
 
+def kept_scales(graph: Graph, options: ModelOptions, scales: Scales) -> Scales:
+    """The scales without int8 for convolutions that it would make slower, which stay in float32."""
+    _, kept = _in_bytes(folded(quantised_layers(graph)), options, scales)
+    places = {each.place for each in kept.layers}
+    layers = (
+        each
+        if each.place in places
+        else LayerScales(*each.key, DType.FLOAT32, shape=each.shape)
+        for each in scales.layers
+    )
+    return replace(scales, layers=tuple(layers), sums=kept.sums)
+
+
 def _is_made_in_steps(node: Node | None) -> bool:
     return node is not None and isinstance(node.op, Convolution) and node.op.rounding is not None
 
 
 def _in_bytes(
-    graph: Graph,
-    options: ModelOptions,
-    scales: Sequence[LayerScales],
-    sums: Sequence[SumScales],
-) -> Graph:
+    graph: Graph, options: ModelOptions, calibrated: Scales
+) -> tuple[Graph, Scales]:
     """The graph with layers as calibrated, without int8 for convolutions that it makes slower.
+
+    The scales are those of layers and sums that are left.
 
     A convolution in float32 stays among those calibrated where it reads what others make in bytes:
     their steps are its. Where x would have to be rounded for it, nothing is gained, and neither is
     by rounding what a sum in float32 adds.
     """
+    scales: Sequence[LayerScales] = calibrated.layers
+    sums: Sequence[SumScales] = calibrated.sums
     while True:
         made = with_rounded_sums(folded(with_scales(graph, scales)), sums)
         made = with_cheapest_convolutions(with_byte_layers(made, options), options)
@@ -76,5 +91,5 @@ def _in_bytes(
         in_floats = left_in_floats(made)
         short = [each for each in sums if each.name not in in_floats]
         if (len(kept), len(short)) == (len(scales), len(sums)):
-            return made
+            return made, replace(calibrated, layers=tuple(kept), sums=tuple(short))
         scales, sums = kept, short

@@ -44,7 +44,7 @@ def make(seed: int) -> ShrunkCase:
     """The case of a seed."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
-    net, shape = draw.choice((_layers, _images, _sequences))(draw)
+    net, shape = draw.choice((_layers, _images, _sequences, _recurrences))(draw)
     wide, few = int(np.prod(shape)), draw.choice((4, 8, 16))
     mixing = torch.randn(few, wide)
     count = draw.choice((16, 40, 80))
@@ -148,3 +148,32 @@ def _sequences(draw: random.Random) -> tuple[nn.Module, tuple[int, ...]]:
     inner = nn.Sequential(around[0], _activation(draw), around[1])
     made = nn.Sequential(Residual(inner), nn.LayerNorm(width), nn.Linear(width, 20))
     return made, (length, width)
+
+
+class Recurrent(nn.Module):
+    """A recurrent net between two linear layers; of its last step, or of all."""
+
+    def __init__(self, inner: nn.RNNBase, width: int, is_last: bool) -> None:
+        super().__init__()
+        self.mixing = nn.Linear(width, inner.input_size)
+        self.inner, self.is_last = inner, is_last
+        ways = 2 if inner.bidirectional else 1
+        self.last = nn.Linear(ways * inner.hidden_size, 20)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.inner(self.mixing(x))[0]
+        return self.last(y[:, -1] if self.is_last else y)
+
+
+def _recurrences(draw: random.Random) -> tuple[nn.Module, tuple[int, ...]]:
+    width, length = draw.choice((24, 40)), draw.choice((1, 5, 12))
+    kind = draw.choice((nn.LSTM, nn.GRU, nn.RNN))
+    inner = kind(
+        draw.choice((17, 32)),
+        draw.choice((20, 32, 48)),
+        num_layers=draw.choice((1, 1, 2)),
+        bias=draw.random() < 0.8,
+        batch_first=True,
+        bidirectional=draw.random() < 0.4,
+    )
+    return Recurrent(inner, width, draw.random() < 0.5), (length, width)

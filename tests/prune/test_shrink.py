@@ -14,10 +14,12 @@ from torch import nn
 
 import sparsejit
 from sparsejit.api.example_calls import calls_of
+from sparsejit.api.final_graph import final_graph, kept_scales
 from sparsejit.api.options import ModelSettings
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.spec import DType
+from sparsejit.passes.calibrated_layers import keyed_layers
 from sparsejit.prune.shrink import shrinking
 from sparsejit.prune.shrink.data import read_data
 from sparsejit.prune.shrink.layers import with_weights
@@ -366,6 +368,24 @@ def test_int8_goes_into_the_file(tmp_path: Path) -> None:
         np.testing.assert_array_equal(again(x), result.model(x))
 
 
+def test_a_convolution_that_stays_in_float32_is_not_rounded() -> None:
+    """Alone in int8 it may be slower; then its weights are its own in the result and its file."""
+    search = job_of(Images().eval(), images(64)).search
+    graph, options = search.graph, search.options
+    short = search._short_layers(graph)
+    for layer in search.layers:
+        form = layer.stored(DType.INT8, short.forms)
+        assert form is not None
+        scales = kept_scales(graph, options, short.scales(short.all_layers([form])))
+        nodes = keyed_layers(final_graph(graph, options, scales))
+        kept = {each.key for each in scales.layers if each.dtype is DType.INT8}
+        assert {key for key, node in nodes.items() if node.op.dtype is DType.INT8} == kept
+        exact = graph.evaluate(search.held[0])
+        made = search.outputs(graph, scales, search.held[:1])[0]
+        is_same = np.allclose(made, exact, rtol=1e-4, atol=1e-5)
+        assert is_same == (not kept)
+
+
 def test_recurrent_layers_of_files(tmp_path: Path) -> None:
     """Gates in another order, two directions in one tensor: ONNX Runtime gives the same numbers."""
     data = sequences(80)
@@ -373,7 +393,7 @@ def test_recurrent_layers_of_files(tmp_path: Path) -> None:
     inputs = [x.numpy() for x in data]
     result = sparsejit.shrink(file, inputs, budget=0.1)
     assert len(result.layers) == 7 and any(each.zeros > 0.1 for each in result.layers)
-    assert {each.storage for each in result.layers[1:]} == {"float32"}
+    assert "int8" not in {each.storage for each in result.layers[1:]}
     session = onnxruntime.InferenceSession(result.source.SerializeToString())
     for x in inputs[:3]:
         (theirs,) = session.run(None, {"x": x})
