@@ -53,8 +53,9 @@ class KeptTables:
     ) -> KeptTables:
         """Raises InvalidInput where the file cannot be written."""
         arrays = [array for each in elements for array in each]
-        parts = str(graph), list(graph.constants.values()), arrays, str(options.target), str(flags)
-        return cls(check_writable(path), digest_of(*parts))
+        constants = list(graph.constants.values())
+        digest = digest_of(str(graph), constants, arrays, options.target, flags)
+        return cls(check_writable(path), digest)
 
     def read(self, layers: Sequence[ShrinkLayer]) -> ShrinkTables | None:
         """The tables of some of these layers; None without a file.

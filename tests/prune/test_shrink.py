@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -463,6 +466,26 @@ def test_shrinking_goes_on_from_its_tables(
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DamagedFile, match=r"tables\.sjit"):
         sparsejit.shrink(model, samples, speed=2, dtype="auto", resume=path)
+
+
+def test_another_process_finds_its_tables(tmp_path: Path) -> None:
+    """Sets lie in another order there."""
+    program = """if True:
+        import sys
+        from test_shrink import Net, job_of, rows
+        print(job_of(Net().eval(), rows(8)).kept_in(sys.argv[1]).digest)
+    """
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / "tables.sjit")],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+        ).stdout.splitlines()[-1]
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1
 
 
 def test_an_interrupt_keeps_the_best_choice(monkeypatch: pytest.MonkeyPatch) -> None:
