@@ -13,12 +13,25 @@ Array = npt.NDArray[np.float64]
 _STATES = 4096
 
 
+Flags = npt.NDArray[np.bool_]
+
+
 @dataclass(frozen=True)
 class LayerOptions:
-    """What one layer may choose from: the time, above 0, and the loss of each option (n,)."""
+    """The options of one layer.
+
+    Attributes:
+        times: of each option, above 0 (n,)
+        losses: of each option (n,)
+        needs: the options that may be chosen only with one of the next layer that `fits`; None for
+            none. An option of the last layer needs nothing.
+        fits: the options that an option of the layer before may need; None for all
+    """
 
     times: Array
     losses: Array
+    needs: Flags | None = None
+    fits: Flags | None = None
 
 
 @dataclass(frozen=True)
@@ -46,20 +59,43 @@ def frontier(layers: Sequence[LayerOptions], states: int = _STATES) -> Frontier:
     than it says. Where more than `states` sums are left, the best of each of so many spans of
     equal ratio goes on; below that the result is exact.
     """
-    times, losses = np.zeros(1), np.zeros(1)
-    choices = np.zeros((1, 0), np.intp)
-    for layer in layers:
-        options = len(layer.times)
-        each_time = (times[:, None] + layer.times).ravel()
-        each_loss = (losses[:, None] + layer.losses).ravel()
-        kept = _thinned(each_time, _undominated(each_time, each_loss), states)
-        times, losses = each_time[kept], each_loss[kept]
-        choices = np.column_stack([choices[kept // options], kept % options])
-    return Frontier(times, losses, choices)
+    # Sums whose last option needs nothing, and those whose last option needs the next layer's.
+    free = Frontier(np.zeros(1), np.zeros(1), np.zeros((1, 0), np.intp))
+    needy = Frontier(np.zeros(0), np.zeros(0), np.zeros((0, 0), np.intp))
+    for number, layer in enumerate(layers):
+        every = np.ones(len(layer.times), bool)
+        fits = every if layer.fits is None else layer.fits
+        is_last = number == len(layers) - 1
+        needs = ~every if layer.needs is None or is_last else layer.needs
+        free, needy = (
+            _extended(layer, [(free, own), (needy, own & fits)], states) for own in (~needs, needs)
+        )
+    return free
+
+
+def _extended(
+    layer: LayerOptions, some: Sequence[tuple[Frontier, Flags]], states: int
+) -> Frontier:
+    """The sums that no other beats, of each frontier's with each option that it allows."""
+    times, losses, sums, options = [], [], [], []
+    for number, (before, allowed) in enumerate(some):
+        own = np.flatnonzero(allowed)
+        times.append((before.times[:, None] + layer.times[own]).ravel())
+        losses.append((before.losses[:, None] + layer.losses[own]).ravel())
+        first = sum(len(each.times) for each, _ in some[:number])
+        sums.append(np.repeat(first + np.arange(len(before.times)), len(own)))
+        options.append(np.tile(own, len(before.times)))
+    every_time, every_loss = np.concatenate(times), np.concatenate(losses)
+    kept = _thinned(every_time, _undominated(every_time, every_loss), states)
+    earlier = np.concatenate([before.choices for before, _ in some])
+    choices = earlier[np.concatenate(sums)[kept]], np.concatenate(options)[kept]
+    return Frontier(every_time[kept], every_loss[kept], np.column_stack(choices))
 
 
 def _undominated(times: Array, losses: Array) -> npt.NDArray[np.intp]:
     """Indices by rising time; each has less loss than all before it."""
+    if not len(times):
+        return np.zeros(0, np.intp)
     order = np.lexsort((losses, times))
     least_before = np.minimum.accumulate(losses[order])[:-1]
     better = np.concatenate(([True], losses[order][1:] < least_before))

@@ -66,11 +66,12 @@ class KeptTables:
             return None
         found = sealed.read(self.path, (_KIND,))
         with sealed.naming(self.path):
-            digest, numbers, forms, patterns, dtypes, amounts, others = fields_of(
+            digest, numbers, forms, patterns, dtypes, amounts, others, bound = fields_of(
                 found.header,
                 digest=str,
                 **dict.fromkeys(("layers", "forms", "patterns", "dtypes", "amounts"), list),
                 others=float,
+                bound=list,
             )
             if digest != self.digest:
                 raise InvalidInput(
@@ -81,7 +82,8 @@ class KeptTables:
                 own = [layers[number] for number in numbers]
                 by_form = [_form(each) for each in forms]
                 tables = {name: found.tensors[name] for name in (_TIMES, _ZEROS, _STORAGE)}
-                times = Times(dict(zip(by_form, tables[_TIMES], strict=True)), others)
+                own_times = dict(zip(by_form, tables[_TIMES], strict=True))
+                times = Times(own_times, others, tuple(map(int, bound)))
                 zeros = dict(zip(patterns, tables[_ZEROS], strict=True))
                 storage = dict(zip(map(DType, dtypes), tables[_STORAGE], strict=True))
             except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -99,6 +101,7 @@ class KeptTables:
             "dtypes": [dtype.value for dtype in tables.losses.storage],
             "amounts": list(tables.losses.amounts),
             "others": tables.times.others,
+            "bound": list(tables.times.bound),
         }
         arrays = {
             _TIMES: np.stack(list(tables.times.layers.values())),

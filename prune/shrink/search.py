@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from math import ceil
 from typing import NamedTuple
 
@@ -22,7 +22,8 @@ from sparsejit.api.short_layers import CalibrationInput, ShortLayers, outputs_of
 from sparsejit.api.steps_of_input import Forms
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, Graph, Value
-from sparsejit.ir.layer_scales import LayerKey
+from sparsejit.ir.layer_scales import LayerKey, LayerScales
+from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions, Progress, told
 from sparsejit.prune.frontier import Frontier, LayerOptions, frontier
@@ -35,7 +36,7 @@ from sparsejit.prune.shrink.losses import FORBIDDEN, Elements, LossTable
 from sparsejit.prune.shrink.moments import Moments, PairedMoments, count_of_rows
 from sparsejit.prune.shrink.segments import SegmentedRun, stages
 from sparsejit.prune.shrink.shrunk import FrontierPoint
-from sparsejit.prune.shrink.times import LayerTimes
+from sparsejit.prune.shrink.times import LayerTimes, Times
 from sparsejit.prune.shrink.zeros import with_zeros
 
 # Shares of zeros whose errors are measured, and how many lie between them that layers may take.
@@ -138,11 +139,38 @@ class FormSearch:
         times = LayerTimes(self.graph, layers, dtypes, self.options).by_form()
         if not fitting and all(form.dtype is DENSE.dtype for form in times.layers):
             raise InvalidInput(self._too_few())
+        if short is not None:
+            times = replace(times, bound=self._bound(short, layers, times))
         forms: Mapping[LayerKey, Forms] = {} if short is None else short.forms
         losses = LossTable(self.graph, list(times.layers), forms, AMOUNTS, self.options)
         self._take_layers(fitting, losses)
         self.tell("measuring the outputs' reactions", 0.4)
         return ShrinkTables(layers, times, losses.measured(layers, self.fitted))
+
+    def _bound(
+        self, short: ShortLayers, layers: Sequence[ShrinkLayer], times: Times
+    ) -> tuple[int, ...]:
+        """The convolutions, by number, whose int8 is faster only with that of the next layer.
+
+        Alone, one may stay in float32, since all that read it in bytes would have to round it.
+        """
+        forms = [form for form in times.layers if form.dtype is DType.INT8]
+
+        def stays(*layers: LayerScales) -> bool:
+            scales = short.scales(short.all_layers(layers))
+            kept = kept_scales(self.graph, self.options, scales).layers
+            return any(each.key == layers[0].key and each.dtype is DType.INT8 for each in kept)
+
+        found = []
+        for number, pair in enumerate(pairwise(layers)):
+            own, following = (layer.stored(DType.INT8, short.forms) for layer in pair)
+            dense = times.layers[DENSE][number]
+            gains = any((times.layers[form][number] < dense).any() for form in forms)
+            if not gains or own is None or not isinstance(pair[0].node.op, Convolution):
+                continue
+            if following is not None and not stays(own) and stays(own, following):
+                found.append(number)
+        return tuple(found)
 
     def _with_few_rows(self) -> list[ShrinkLayer]:
         count = len(self.fitted)
@@ -195,8 +223,15 @@ class FormSearch:
             np.concatenate([table.of(number, form, self._grid) for form in forms])
             for table in (self.times, self.losses)
         )
-        # A form that a layer may not take gains nothing.
-        return LayerOptions(np.where(losses < FORBIDDEN / 2, times, times[0]), losses)
+        in_int8 = np.repeat([form.dtype is DType.INT8 for form in forms], len(self._grid))
+        is_bound, follows = number in self.times.bound, number - 1 in self.times.bound
+        return LayerOptions(
+            # A form that a layer may not take gains nothing.
+            np.where(losses < FORBIDDEN / 2, times, times[0]),
+            losses,
+            needs=in_int8 if is_bound else None,
+            fits=in_int8 if follows else None,
+        )
 
     def time_of(self, number: int, choice: LayerChoice) -> float:
         """Predicted nanoseconds of a layer."""

@@ -36,10 +36,12 @@ class Times:
     Attributes:
         layers: of each layer at each of AMOUNTS (layers, amounts), by the form
         others: of all else
+        bound: the layers, by number, whose int8 is faster only with that of the next layer
     """
 
     layers: Mapping[LayerForm, Array]
     others: float
+    bound: tuple[int, ...] = ()
 
     def of(self, number: int, form: LayerForm, amounts: Array) -> Array:
         """The times of one layer in a form, at some shares of zeros.

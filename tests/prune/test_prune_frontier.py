@@ -11,17 +11,31 @@ from sparsejit.prune.frontier import LayerOptions, frontier
 
 @st.composite
 def tables(draw: st.DrawFn) -> list[LayerOptions]:
+    """The first option of a layer needs nothing and fits all."""
     numbers = st.integers(1, 12)
     layers = []
     for _ in range(draw(st.integers(1, 4))):
         size = draw(st.integers(1, 4))
         exactly = st.lists(numbers, min_size=size, max_size=size)
-        layers.append(LayerOptions(np.array(draw(exactly), float), np.array(draw(exactly), float)))
+        flags = st.lists(st.booleans(), min_size=size - 1, max_size=size - 1)
+        needs, fits = (
+            draw(st.none() | flags.map(lambda some, first=first: np.array([first, *some], bool)))
+            for first in (False, True)
+        )
+        times, losses = (np.array(draw(exactly), float) for _ in range(2))
+        layers.append(LayerOptions(times, losses, needs, fits))
     return layers
 
 
 def every_choice(layers: list[LayerOptions]) -> list[tuple[float, float]]:
-    indices = itertools.product(*(range(len(layer.times)) for layer in layers))
+    indices = (
+        chosen
+        for chosen in itertools.product(*(range(len(layer.times)) for layer in layers))
+        if all(
+            layer.needs is None or not layer.needs[i] or after.fits is None or after.fits[j]
+            for (layer, i), (after, j) in itertools.pairwise(zip(layers, chosen, strict=True))
+        )
+    )
     return [
         (
             sum(layer.times[i] for layer, i in zip(layers, chosen, strict=True)),
