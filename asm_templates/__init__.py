@@ -1,4 +1,4 @@
-"""How each kernel family is emitted, one file a family; import as `sparsejit.asm_templates`."""
+"""Code generators of all kernel families, one file a family; import `sparsejit.asm_templates`."""
 
 if __name__ != "sparsejit.asm_templates":
     raise ImportError(

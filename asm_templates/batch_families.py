@@ -1,8 +1,8 @@
-"""Every kernel for a batch; `families` has those for one vector, and the naming law.
+"""All kernels for a batch; `families` has the kernels for one vector, and the naming scheme.
 
 A batch template is called with the address of x in rdi and of y in rsi, in the layout of its
-spec, under the same terms as a matrix-vector template; with that of what is added in rdx, where its
-spec says so.
+spec, under the same terms as a matrix-vector template. If its spec has an added operand, the
+operand's address is in rdx.
 """
 
 import math
@@ -20,7 +20,7 @@ from sparsejit.ir.spec import DType
 
 @dataclass(frozen=True)
 class PanelBytes:
-    """Bytes of code for a weight, more where four come with one load, and for an input."""
+    """Code bytes of a panel: of a weight, further ones of a weight loaded by four, of an input."""
 
     weight: float
     by_four: float
@@ -35,7 +35,7 @@ def _whole_batch(
     each: Template | None = None,
     arithmetic: Arithmetic = Arithmetic.FLOATS,
 ) -> Stages:
-    """Panels, a repeated kernel, or both."""
+    """Return the stages of panels, of a repeated kernel, or of both."""
     of_each = each.stages if each else None
     how = arithmetic, family, of_each
     expect, lower = partial(lowered_batch.expect, *how), partial(lowered_batch.lower, *how)
@@ -43,14 +43,14 @@ def _whole_batch(
 
 
 def _repeating(each: Template, family: str) -> Template:
-    """The batch kernel that repeats a matrix-vector kernel."""
+    """Return the batch kernel that repeats a matrix-vector kernel."""
     name = each.name.replace("-", f"-{family}-", 1)
     source, stages = "one column after the other", _whole_batch(family, each)
     return each._replace(name=name, family=family, stages=stages, source=source, each=each)
 
 
 def _csr(arithmetic: Arithmetic) -> Stages:
-    """A loop over compressed rows."""
+    """Return the stages of a loop over compressed rows."""
     expect, lower = partial(csr.expect, arithmetic), partial(csr.lower, arithmetic)
     return Stages(expect, lower, csr.emit)
 

@@ -1,10 +1,10 @@
-"""Every kernel there is. Dispatch, tests and benchmarks walk this table.
+"""All kernels for one vector. Dispatch, tests and benchmarks walk this table.
 
-Naming law: element type, family, instruction set. Adding a kernel touches its template file and
-its row here; what was measured of it on a core belongs to that core (`sparsejit/machine`).
+Naming scheme: element type, family, instruction set. A new kernel needs its template file and a row
+here; measurements of a kernel on a core belong to that core (`sparsejit/machine`).
 
-A matrix-vector template is called with the address of x in rdi and of y in rsi. It must leave
-rdi, rsi, rbx, rbp, rsp and r12-r15 as they were, may clobber all else, reads nothing outside x,
+A matrix-vector template is called with the address of x in rdi and of y in rsi. It must preserve
+rdi, rsi, rbx, rbp, rsp and r12-r15, may clobber all other registers, reads nothing outside x,
 writes nothing outside y, and falls through at its end (no `ret`).
 """
 
@@ -47,11 +47,12 @@ def _beyond_l2(matrix: SparseMatrix, target: Target) -> bool:
 class Template(NamedTuple):
     """One kernel: a family at the level `isa`, which needs the sets in `requires` beyond that.
 
-    `changes_weights_by` is the most by which a weight differs from what its dtype holds, as a
-    share of itself, where the kernel keeps an index in the weight's lowest bits; it does so for
-    those matrices and targets that `changes_weights_of` says. Weights below 2**-125 become zeros.
-    `most_inputs` is how many its workspace on the stack can hold. `takes_vast`: it follows the
-    nonzeros alone, so that a vast matrix may have it. `each` is what a kernel for a batch repeats.
+    `changes_weights_by` is the largest relative change of a weight, against its value in its
+    dtype, where the kernel keeps an index in the weight's lowest bits. `changes_weights_of` tells
+    for which matrices and targets it does so. Weights below 2**-125 become zeros. `most_inputs` is
+    the number of inputs that its workspace on the stack can hold. `takes_vast`: its work follows
+    the nonzeros alone, so a vast matrix may use it. `each` is the kernel that a kernel for a batch
+    repeats.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Template(NamedTuple):
     each: "Template | None" = None
 
     def weight_change(self, matrix: SparseMatrix, target: Target) -> float:
-        """By what share of itself a weight of this matrix may change; 0 where all are exact."""
+        """Return the largest relative change of a weight of this matrix; 0 if all are exact."""
         changes = self.changes_weights_by > 0 and self.changes_weights_of(matrix, target)
         return self.changes_weights_by if changes else 0.0
 
@@ -77,11 +78,11 @@ class Template(NamedTuple):
         return self.isa == target.isa and self.requires <= target.instruction_sets
 
     def expect(self, spec: Layer, matrix: SparseMatrix, target: Target) -> Any:
-        """What the layer's zeros let expect."""
+        """Return the counts expected from the layer's zero pattern."""
         return self.stages.expect(spec, matrix, target)
 
     def lower(self, spec: Layer, matrix: SparseMatrix, target: Target) -> Any:
-        """The layer as `emit` takes it, with the `counts` of what was made."""
+        """Return the lowered layer, the argument of `emit`, with its `counts`."""
         return self.stages.lower(spec, matrix, target)
 
     def emit(self, asm: Assembler, lowered: Any) -> None:
@@ -90,16 +91,17 @@ class Template(NamedTuple):
 
 
 def _index_of(bits: int, isa: str, *dtypes: DType) -> dict[tuple[str, DType], float]:
-    """By what share of itself so many bits of index in a weight change it at most."""
+    """Return the largest relative change of a weight whose lowest `bits` hold an index."""
     return {(isa, dtype): 2.0 ** (bits - 24) for dtype in dtypes}
 
 
 @dataclass(frozen=True)
 class Family:
-    """A row: one algorithm at `levels`, for `dtypes`, that needs the sets in `requires`.
+    """A row of the table: an algorithm at `levels`, for `dtypes`, needing the sets in `requires`.
 
-    `source` says where the idea is from; `steps` what a step takes, of each kind that is its own.
-    `stages_at`: where a level has code of its own. `Template` has the rest.
+    `source` cites the idea. `steps` has the code size and cycles of each kind of step that only
+    this family has. `stages_at` has the stages of levels with code of their own. `Template`
+    explains the other fields.
     """
 
     name: str
@@ -132,7 +134,7 @@ FAMILIES = (
         steps_of("broadcast", avx512=(8.5, 13, 13), avx2=(8.5, 15, 12)),
         takes_vast=True,
     ),
-    # Loops have hardly any code; that of this one is of the ends of block rows.
+    # Loops have hardly any code; the bytes here are for the ends of block rows.
     Family(
         "broadcast-loop",
         Stages(loop.expect, loop.lower, loop.emit),
@@ -159,7 +161,7 @@ FAMILIES = (
         *(_AVX2, _FLOATS, _BLOCKS),
         steps_of("broadcast-4x1", avx2=(20,), cycles={"avx2": 1.2}),
     ),
-    # Where few outputs share an input its load counts.
+    # The load of an input counts where few outputs share it.
     Family(
         "dense",
         Stages(dense.expect, dense.lower, dense.emit),
@@ -230,7 +232,7 @@ FAMILIES = (
         {"int8-single": StepKind({("avx512", _INT8): 10}, weights_a_lane=4)},
         _VNNI,
     ),
-    # A step is in a loop; the code is what brings inputs together.
+    # Steps run in a loop; the bytes here are for the code that brings inputs together.
     Family(
         "int8-staged",
         Stages(int8_staged.expect, int8_staged.lower, int8_staged.emit),
@@ -249,12 +251,12 @@ FAMILIES = (
     ),
 )
 
-# What is known of every kind of step.
+# Code size and cycles of every kind of step.
 STEP_KINDS: Mapping[str, StepKind] = {
     kind: step for family in FAMILIES for kind, step in family.steps.items()
 }
 
-# The naming law's element types; the int8 families carry theirs in the name.
+# Element types as kernel names begin with them; names of int8 families contain "int8" already.
 SHORT_NAMES = {
     DType.FLOAT32: "f32-", DType.BFLOAT16: "bf16-", DType.FLOAT16: "f16-", DType.INT8: ""
 }  # fmt: skip

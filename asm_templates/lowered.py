@@ -1,11 +1,11 @@
-"""What lowering makes of a layer, once: streams, steps and their counts, for pricing and emitting.
+"""The stages of a kernel: expected counts, then one lowered layer, for pricing and emitting.
 
     expect(spec, matrix, target) -> Counts       before lowering, from the zeros alone
     lower(spec, matrix, target)  -> lowered      streams of weights and indices, steps, code shape;
-                                                 its `counts` are of what was made
+                                                 its `counts` are of the result
     emit(asm, lowered)                           bytes
 
-The planner prices the counts of what was lowered, and that is what is emitted.
+The planner prices the counts of the lowered layer, and emits the same lowered layer.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,8 +24,8 @@ WEIGHT_BYTES = {DType.FLOAT32: 4, DType.BFLOAT16: 2, DType.FLOAT16: 2, DType.INT
 class Work:
     """Steps of one kind: a few instructions that repeat, with other operands each time.
 
-    `kind` names the family whose prices hold. The code of a step runs `runs` times, so that so
-    many times fewer steps stand in the code; infinitely often in a loop whose code is negligible.
+    `kind` names the kind of step whose cost applies. The code of a step runs `runs` times, so the
+    code holds `steps / runs` steps; `runs` is infinite for a loop whose code is negligible.
     """
 
     kind: str
@@ -35,9 +35,9 @@ class Work:
 
 @dataclass(frozen=True)
 class Counts:
-    """What one call of a kernel executes and reads; bytes are those of a call.
+    """Steps executed and bytes read by one call of a kernel.
 
-    Weights are stored as `stored`. `vector_bytes` are those of x and y. `padded`: the pool has
+    Weights are stored as `stored`. `vector_bytes` are the bytes of x and y. `padded`: the pool has
     stride padding where that helps.
     """
 
@@ -58,7 +58,7 @@ class Counts:
         pool_bytes: int,
         padded: bool = False,
     ) -> "Counts":
-        """The counts of a matrix-vector product."""
+        """Return the counts of a matrix-vector product."""
         parts = work if isinstance(work, tuple) else (work,)
         vector_bytes = 4 * (matrix.in_features + matrix.out_features)
         return cls(target, stored, parts, int(pool_bytes), vector_bytes, padded)
@@ -71,10 +71,10 @@ class Counts:
 
 @dataclass(frozen=True)
 class StepKind:
-    """What a step takes by level and stored dtype: `code_bytes`, and of cycles, by level, as many.
+    """Cost of a step: `code_bytes` by level and stored dtype, and `cycles` by level.
 
-    These cycles hold for a core whose own are not known. It takes `weights_a_lane` weights in each
-    lane.
+    The cycles apply to a core without cycles of its own. A step takes `weights_a_lane` weights in
+    each lane.
     """
 
     code_bytes: Mapping[tuple[str, DType], float]
@@ -88,7 +88,7 @@ _FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 def steps_of(
     kind: str, cycles: Mapping[str, float] | None = None, **code_bytes: tuple[float, ...]
 ) -> dict[str, StepKind]:
-    """A kind whose code bytes are, by level, of float32, bfloat16 and float16 as far as stored."""
+    """Return a kind of step; `code_bytes`, by level: float32, bfloat16, float16, in that order."""
     by_dtype = {
         (isa, dtype): size
         for isa, sizes in code_bytes.items()
@@ -98,7 +98,7 @@ def steps_of(
 
 
 class Stages(NamedTuple):
-    """How a family counts, lowers and emits a spec: `lower` returns what `emit` takes."""
+    """The functions that count, lower and emit a family's spec: `emit` takes `lower`'s result."""
 
     expect: Callable[[Any, SparseMatrix, Target], Any]
     lower: Callable[[Any, SparseMatrix, Target], Any]

@@ -1,4 +1,4 @@
-"""Anybody's model against every engine that runs it: ours in several precisions, then the peers."""
+"""Compare sparsejit, in several dtypes, with every peer that runs a user's model."""
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +23,7 @@ from sparsejit.perf.call_latency import LatencyReport, latency_report
 from sparsejit.perf.model_contest import ROUNDS, Arrays, ContestantTime, ModelRounds
 from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer
 
-# By the dtype that weights are stored in.
+# sparsejit as a contestant, by the dtype that weights are stored in.
 OURS = {
     "float32": ModelPeer("sparsejit", "this project, float32"),
     "bfloat16": ModelPeer("sparsejit-bfloat16", "its weights in bfloat16", is_float32=False),
@@ -36,13 +36,13 @@ OURS = {
     ),
 }
 DTYPES = ("float32", "bfloat16", "int8")
-# What is in float32 and further from float64 computes something else.
+# A float32 engine whose relative error exceeds this computes another model.
 _WRONG = 1e-2
 
 
 @dataclass(frozen=True)
 class AnyComparison:
-    """Who took how long, fastest first, and why others are not there."""
+    """Times of all engines, fastest first, and the reason for each engine that was skipped."""
 
     model: str
     times: tuple[ContestantTime, ...]
@@ -51,7 +51,7 @@ class AnyComparison:
 
     @property
     def verdict(self) -> str:
-        """In a sentence: how many times faster ours is than the best of the others in float32."""
+        """A sentence: the speed-up of sparsejit over the fastest peer in float32."""
         times = {one.name: one for one in self.times}
         ours = [times.pop(peer.name) for peer in OURS.values() if peer.name in times]
         if not ours:
@@ -100,7 +100,7 @@ def _wrong(one: ContestantTime) -> str:
 
 
 class AnyTask:
-    """A model in files of a folder, and what it computes in float64."""
+    """A model in files of `folder`, and its exact outputs in float64."""
 
     def __init__(self, source: NamedModel, folder: Path) -> None:
         self._source, self.folder = source, folder
@@ -115,7 +115,7 @@ class AnyTask:
 
     @property
     def _all_inputs(self) -> Arrays:
-        """The inputs of the file, constants among them."""
+        """All inputs that the file declares, constants included."""
         if not self._is_onnx:
             return self._arrays
         source, given = self._source, iter(self._arrays)
@@ -137,9 +137,10 @@ class AnyTask:
 
     @cached_property
     def exact(self) -> Arrays:
-        """What torch computes of its module, else our own graph: other engines' errors check that.
+        """Outputs in float64: torch's for a torch module, else our own graph's.
 
-        What our graph lacks nodes of is compared with ONNX Runtime instead, in the file's dtypes.
+        The errors of other engines show whether our graph is right. A file with operators that the
+        graph lacks is run by ONNX Runtime instead, in the file's dtypes.
         """
         source = self._source
         if hasattr(source.model, "state_dict") and hasattr(source.model, "double"):
@@ -162,7 +163,7 @@ class AnyTask:
 
     @cached_property
     def request(self) -> dict[str, Any]:
-        """What `PeerWorker.load` is told of the model, besides files."""
+        """Fields of the "load" request to `PeerWorker` that name the model, besides its files."""
         source = self._source
         if self._is_saved:
             return {"saved": str(Path(source.reference).resolve())}
@@ -181,7 +182,7 @@ class AnyTask:
         return {"factory": source.reference, "state": str(state)}
 
     def onnx_file(self, opset: int) -> Path:
-        """The file itself, or what torch writes of the module. Raises as `export_onnx` does."""
+        """The given ONNX file, or torch's export of the module. Raises as `export_onnx` does."""
         if self._is_onnx:
             return Path(self._source.model)
         file = self.folder / f"opset{opset}.onnx"
@@ -203,13 +204,13 @@ def compare_any(
     progress: Callable[[str], None] = lambda step: None,
     rounds: int = ROUNDS,
 ) -> AnyComparison:
-    """Ours in each of `dtypes` and the peers, outputs first; who is absent is skipped, with why.
+    """Measure errors, then times, of sparsejit in each of `dtypes` and of the peers.
 
-    pace: for how many seconds each is called at how many calls a second, for `latency`.
-    Raises InvalidInput for more threads than there are cores.
+    An absent engine is skipped, with the reason. pace: seconds of calls to each engine, and calls
+    a second, to measure `latency`. Raises InvalidInput for more threads than there are cores.
     """
     ours = [OURS[dtype] for dtype in dtypes]
-    if isinstance(source.model, CompiledModel):  # as it was compiled, and nobody else reads it
+    if isinstance(source.model, CompiledModel):  # no other engine reads a compiled model
         ours, peers = [OURS["float32"]], ()
     runs_it = [each for each in peers if each.opset is not None or not is_onnx(source.model)]
     name = Path(source.reference).name
@@ -227,7 +228,7 @@ def compare_any(
 def _latency(
     contest: ModelRounds, times: Sequence[ContestantTime], seconds: float, rate: float
 ) -> LatencyReport:
-    """Latencies of the engines whose median call takes less than there is from one to the next."""
+    """Latencies of the engines whose median call is shorter than the period of the calls."""
     period_us = 1e6 / rate
     slow = {
         one.name: f"a call takes {one.ns_median / 1000:,.0f} us, one is due every {period_us:,.0f}"
@@ -238,7 +239,7 @@ def _latency(
 
 
 def _of_program(program: Any) -> Any:
-    """Its module, which refuses to change its mode; the exporter asks for that, and back."""
+    """The program's module with no-op `train` and `eval`, whose own ones raise in the exporter."""
     module = program.module()
     module.train = module.eval = lambda *mode: module
     return module

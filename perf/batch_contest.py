@@ -1,9 +1,8 @@
-"""Batches of one pruned layer against the best library for pruned weights.
+"""Compare batches of one pruned layer with the best library for pruned weights.
 
-All that is called from Python takes turns with ours called from Python, checks included: torch's
-sparse product, which is MKL's, and DeepSparse, in a process of its own. MKL's product called
-natively takes turns with our kernel called natively. Outputs are compared with float64 first; all
-run on one core.
+Contestants called from Python: our kernel with its argument checks, torch's sparse product (which
+is MKL's), and DeepSparse in its own process. Contestants called natively: our kernel, and MKL's
+product. All are timed in turns on one core, after their outputs are compared with float64.
 """
 
 import math
@@ -39,16 +38,17 @@ ROUNDS = 5
 TORCH_CSR, DEEPSPARSE = "torch CSR", "deepsparse"
 _SAMPLES, _BUDGET_NS = 60, 40_000_000
 
-# Nanoseconds a call: the least of one round.
+# Takes the number of a round; returns its least nanoseconds a call.
 _Turn = Callable[[int], float]
 
 
 @dataclass(frozen=True)
 class BatchContest:
-    """One layer (out_features, in_features) at one batch.
+    """Times of one layer (out_features, in_features) at one batch size.
 
-    The least nanoseconds a call of each contestant in every round. Ours are named by `name_of`, as
-    are the `strategies` of their kernels; `native` holds ours and MKL's called natively.
+    `ours`, `peers` and `native` have each contestant's least nanoseconds a call in every round.
+    `name_of` makes the keys of `ours` and `strategies`; `native` has our kernels and MKL, called
+    natively.
     """
 
     shape: tuple[int, int]
@@ -60,16 +60,16 @@ class BatchContest:
     skipped: dict[str, str]
 
     def ratio(self, ours: str) -> float:
-        """How many times faster than the best peer, both called from Python."""
+        """Speed-up over the fastest peer, both called from Python."""
         return _ratio(self.peers.values(), self.ours[ours])
 
     def native_ratio(self, ours: str) -> float:
-        """How many times faster than MKL, both called natively."""
+        """Speed-up over MKL, both called natively."""
         return _ratio([self.native[MKL_CSR]], self.native[ours])
 
     @property
     def best_peer(self) -> str:
-        """Which of those called from Python took least."""
+        """Name of the fastest peer called from Python."""
         return min(self.peers, key=lambda name: min(self.peers[name]))
 
     def as_dict(self) -> dict[str, Any]:
@@ -79,18 +79,18 @@ class BatchContest:
 
 
 def _ratio(peers: Iterable[list[float]], ours: list[float]) -> float:
-    """The median over rounds of the least of the peers over ours."""
+    """Median over rounds of the fastest peer's time over ours."""
     best = (min(times) for times in zip(*peers, strict=True))
     return statistics.median(theirs / mine for theirs, mine in zip(best, ours, strict=True))
 
 
 def name_of(dtype: DType, layout: Layout) -> str:
-    """How one of ours is called among the others."""
+    """Name of one of our kernels: dtype and layout, such as "int8 batch-major"."""
     return f"{dtype.value} {layout.value}"
 
 
 def geometric_mean(contests: Iterable[BatchContest], ours: str) -> float:
-    """The mean of the ratios of one of ours."""
+    """Geometric mean of the contests' ratios of one of our kernels."""
     return math.exp(statistics.fmean(math.log(contest.ratio(ours)) for contest in contests))
 
 
@@ -101,7 +101,7 @@ def run_contest(
     progress: Callable[[str], None] = lambda step: None,
     rounds: int = ROUNDS,
 ) -> BatchContest:
-    """Compare the outputs, then time all in turn, `rounds` times.
+    """Compare the outputs, then time all contestants in turn, `rounds` times.
 
     DeepSparse is skipped where it is absent, and `skipped` says why. Raises CompileError for a
     wrong output, MissingDependency without MKL.
@@ -136,7 +136,7 @@ def _problem(shape: tuple[int, int], batch: int, layout: Layout) -> Problem:
 
 
 class _OurKernel:
-    """A kernel with an x and a y of its own, checked."""
+    """One of our kernels with its own x and y; its output is checked."""
 
     def __init__(self, problem: Problem, dtype: DType) -> None:
         weights, self._x = problem.weights(), aligned(problem.input())
@@ -173,7 +173,10 @@ def _kernels(
 
 
 def _peer_turn(name: str, shape: tuple[int, int], batch: int) -> _Turn:
-    """Feature-major, which takes MKL a tenth; raises MissingDependency where the peer is absent."""
+    """Make a peer with a feature-major x, which takes MKL a tenth of the batch-major time.
+
+    Raises MissingDependency where the peer is absent.
+    """
     layout = Layout.FEATURE_MAJOR
     problem = _problem(shape, batch, layout)
     weights, x = problem.weights(), aligned(problem.input())
@@ -183,7 +186,7 @@ def _peer_turn(name: str, shape: tuple[int, int], batch: int) -> _Turn:
 
 
 def _deepsparse_turn(shape: tuple[int, int], batch: int, core: int, stack: ExitStack) -> _Turn:
-    """A linear layer as a model, loaded by a worker that lives as long as `stack`."""
+    """Load the layer as an ONNX model into a DeepSparse worker, which ends with `stack`."""
     peer = MODEL_PEERS[DEEPSPARSE]
     command = peer.command(core)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparsejit-batch-")))

@@ -1,4 +1,4 @@
-"""What came of batches against the libraries, as tables and in words."""
+"""Results of batch contests as tables and sentences."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from sparsejit.perf.batch_contest import MKL_CSR, BatchContest, geometric_mean
 
 
 def contest_table(contest: BatchContest) -> Table:
-    """Ours beside the best peer, called from Python, and beside MKL, called natively."""
+    """Our kernels and the peers, called from Python, and our kernels and MKL, called natively."""
     rows, columns = contest.shape
     title = f"{rows}x{columns} at 90 % zeros, batch {contest.batch}; microseconds"
     figures = ("from Python", "times faster", "native", "times faster")
@@ -28,7 +28,7 @@ def contest_table(contest: BatchContest) -> Table:
 
 
 def lines(contests: Sequence[BatchContest]) -> list[str]:
-    """The geometric mean over all, and the least, for each of ours; of at least one contest."""
+    """A sentence for each of our kernels: geometric mean and least speed-up over the contests."""
     words = []
     for name in contests[0].ours:
         worst = min(contests, key=lambda contest: contest.ratio(name))

@@ -1,4 +1,4 @@
-"""How the time of a layer grows with its batch: it should rise evenly, without cliffs."""
+"""Times of a layer over its batch size; they should rise evenly, without cliffs."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from sparsejit.perf.kernels import time_at_places
 from sparsejit.perf.problems import PROBLEMS, MatVecProblem
 from sparsejit.runtime.native_timing import median_of_least
 
-# All up to four vectors of sixteen, then the neighbours of whole vectors and what lies between.
+# All sizes up to four vectors of sixteen, then sizes at, beside and halfway between whole vectors.
 BATCHES = (
     *range(1, 65),
     *(16 * whole + rest for whole in range(4, 16) for rest in (1, 8, 15, 16)),
@@ -21,9 +21,10 @@ BATCHES = (
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One batch size: nanoseconds a call, and that over the most that a smaller batch took.
+    """Nanoseconds a call at one batch size.
 
-    `column_step` is nanoseconds a column over those of the next smaller batch; 1 for the first.
+    `growth` is `ns` over the longest time of a smaller batch, `column_step` the time a column over
+    the time a column of the next smaller batch; both are 1 for the first.
     """
 
     problem: str
@@ -67,7 +68,7 @@ def sweep(
 
 
 def cliffs(rows: Sequence[SweepRow]) -> list[str]:
-    """The least growth and the worst step a column, in words; of at least one row."""
+    """Two sentences: the least `growth` and the largest `column_step` of at least one row."""
     least = min(rows, key=lambda row: row.growth)
     worst = max(rows, key=lambda row: row.column_step)
     return [

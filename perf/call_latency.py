@@ -1,4 +1,4 @@
-"""How late calls at a steady rate are done: percentiles and a histogram of each engine."""
+"""Latencies of calls at a steady rate: percentiles and a histogram for each engine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,10 +13,10 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True)
 class CallLatency:
-    """Microseconds from when a call was due to when it was done.
+    """Latencies of one engine: microseconds from a call's due time to its end.
 
-    percentiles: by their percent; None where the calls are too few for one to lie beyond it.
-    histogram: calls in each bin of the report's edges.
+    percentiles: by percent; None where fewer than one call would lie beyond it.
+    histogram: number of calls in each bin of the report's `edges`.
     """
 
     name: str
@@ -27,7 +27,7 @@ class CallLatency:
 
     @property
     def bars(self) -> str:
-        """The histogram in a line, a letter a bin, heights by the logarithm of the count."""
+        """The histogram as a line, one character a bin, with heights logarithmic in the count."""
         top = np.log1p(max(self.histogram))
         heights = np.ceil((len(_BARS) - 1) * np.log1p(self.histogram) / top).astype(int)
         return "".join(_BARS[height] for height in heights)
@@ -35,10 +35,10 @@ class CallLatency:
 
 @dataclass(frozen=True)
 class LatencyReport:
-    """All engines at one rate, by their 99th percentiles.
+    """Latencies of all engines at one rate, sorted by their 99th percentiles.
 
-    rate: calls due in a second. edges: of bins evenly spaced by their logarithms, in microseconds,
-    one more than bins. skipped: who cannot keep up, and why.
+    rate: calls due in a second. edges: of logarithmically spaced bins, in microseconds, one more
+    than bins. skipped: engines that cannot keep up, with the reason.
     """
 
     rate: float
@@ -54,14 +54,14 @@ class LatencyReport:
 def latency_report(
     rate: float, late_ns: Mapping[str, Sequence[float]], skipped: dict[str, str]
 ) -> LatencyReport:
-    """`late_ns`: of each engine's calls, nanoseconds from due to done."""
+    """Make a report. `late_ns`: nanoseconds from due to done of each engine's calls."""
     found = {name: np.sort(np.asarray(ns)) / 1000 for name, ns in late_ns.items()}
     if not found:
         return LatencyReport(rate, (), (), skipped)
     least = min(us[0] for us in found.values())
     most = max(us[-1] for us in found.values())
     edges = np.geomspace(least, max(most, 1.01 * least), _BINS + 1)
-    edges[0], edges[-1] = least, max(edges[-1], most)  # rounding leaves out none
+    edges[0], edges[-1] = least, max(edges[-1], most)  # rounding must lose no call
     engines = [
         CallLatency(
             name,
@@ -77,6 +77,6 @@ def latency_report(
 
 
 def _percentile(ascending: "np.ndarray[Any, Any]", percent: float) -> float | None:
-    """The least that so many percent do not exceed, if any does."""
+    """The time that `percent` of the calls do not exceed; None if fewer than one lies beyond."""
     beyond = round(len(ascending) * (100 - percent) / 100, 6)
     return float(ascending[len(ascending) - 1 - int(beyond)]) if beyond >= 1 else None

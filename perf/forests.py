@@ -1,8 +1,8 @@
-"""Forests against their rivals: outputs first, then times of rows in turn, round after round.
+"""Compare forests with peers: check outputs, then time rows in turn, round after round.
 
-Each rival runs in a process of its own on the same core. Those with functions of C are called from
-C, as ours is from a native loop; ONNX Runtime has its quickest call from Python, beside which ours
-from Python is a row of its own.
+Each peer runs in its own process on the same core. Peers with C functions are called from a C loop,
+as ours is from a native loop. ONNX Runtime is called from Python, the quickest way for it; ours
+called from Python is a separate row.
 """
 
 import json
@@ -31,7 +31,7 @@ PEER = ModelPeer(
     "tl2cgen, lleaves and ONNX Runtime",
     (
         *("tl2cgen", "treelite", "lleaves", "lightgbm", "onnxruntime", "onnx", "skl2onnx"),
-        "llvmlite<0.45",  # what lleaves 1.3 calls is gone from later ones
+        "llvmlite<0.45",  # later versions lack functions that lleaves 1.3 calls
         *("scikit-learn", "numpy"),
     ),
 )
@@ -46,7 +46,7 @@ _NATIVE_ROWS = 1000
 
 @dataclass(frozen=True)
 class ForestProblem:
-    """A forest to fit: `kind` of scikit-learn or LightGBM, its parameters, and who competes."""
+    """A forest to fit: a class of scikit-learn or LightGBM, its parameters, and its peers."""
 
     name: str
     kind: str
@@ -79,7 +79,10 @@ FOREST_PROBLEMS = {
 
 @dataclass(frozen=True)
 class ForestTime:
-    """Least nanoseconds of a row, one a call and all in one; the error over the largest output."""
+    """Least nanoseconds a row, with one row a call and with all rows in one call.
+
+    relative_error: the largest error over the largest output.
+    """
 
     name: str
     version: str
@@ -90,7 +93,7 @@ class ForestTime:
 
 @dataclass(frozen=True)
 class ForestComparison:
-    """One forest: who took how long, and why others are not there."""
+    """Times of all contestants for one forest, and the reason for each skipped peer."""
 
     problem: str
     kernels: tuple[str, str]
@@ -101,7 +104,7 @@ class ForestComparison:
         return asdict(self)
 
     def gain(self, batch: bool) -> float:
-        """How many times the best rival's time ours is, one row a call or all in one."""
+        """The fastest peer's time over ours, with one row a call or with all rows in one call."""
 
         def ns(time: ForestTime) -> float:
             return time.ns_batch if batch else time.ns_single
@@ -113,7 +116,7 @@ class ForestComparison:
 
 @dataclass(frozen=True)
 class _Side:
-    """A contestant: its error, and what measures a row where so many come in a call."""
+    """A contestant: its error, and `time`, a function from rows a call to nanoseconds a row."""
 
     name: str
     version: str
@@ -124,9 +127,9 @@ class _Side:
 def compare_forests(
     problem: ForestProblem, progress: Callable[[str], None] = lambda step: None
 ) -> ForestComparison:
-    """Fit, compile, check outputs, then time all in turn.
+    """Fit and compile a forest, check outputs, then time all contestants in turn.
 
-    Raises CompileError where what we compute differs from the library's own prediction.
+    Raises CompileError where our predictions differ from the library's own.
     """
     progress(f"{problem.name}: fitting")
     x, y = regression_rows()
@@ -170,7 +173,7 @@ def _ns_a_row(side: _Side, rows: int, _: int) -> float:
 
 
 def regression_rows() -> tuple[Array, Array]:
-    """Rows of float32 features, and a target that a few of them make with noise."""
+    """Random float32 features (ROWS, FEATURES), and a target: a function of a few, with noise."""
     generator = np.random.default_rng(0)
     x = generator.standard_normal((ROWS, FEATURES)).astype(np.float32)
     y = x[:, 0] * x[:, 1] + np.sin(2 * x[:, 2]) + 0.3 * x[:, 3:9].sum(axis=1)
@@ -199,7 +202,7 @@ def _our_sides(estimator: Any, x: Array, wanted: Array) -> tuple[list[_Side], tu
 
 
 def _native_rows(compiled: CompiledEstimator, x: Array) -> Callable[[], float]:
-    """Calls of the native function, a row each."""
+    """A function that times native calls of one row each and returns nanoseconds a row."""
     variant = compiled.variant("predict")
     y = np.zeros(_NATIVE_ROWS, np.float32)
     workspace = np.zeros(variant.workspace_bytes + 64, np.uint8)
@@ -224,7 +227,7 @@ def _native_rows(compiled: CompiledEstimator, x: Array) -> Callable[[], float]:
 
 
 def _python_ns(compiled: CompiledEstimator, x: Array, rows: int) -> float:
-    """Least of a row, so many a call, until a round's time is over."""
+    """Least nanoseconds a row with `rows` rows a call, repeated until a round's time is over."""
     parts = [x[i : i + rows] for i in range(0, len(x), rows)]
     predict, least, end = compiled.predict, float("inf"), clock() + ROUND_NS
     while least == float("inf") or clock() < end:
@@ -236,7 +239,7 @@ def _python_ns(compiled: CompiledEstimator, x: Array, rows: int) -> float:
 
 
 def _model_file(problem: ForestProblem, estimator: Any, engine: str, folder: Path) -> Path:
-    """The model as the engine reads it."""
+    """Write the model in the format that the engine reads."""
     import treelite
 
     path = folder / engine
@@ -256,7 +259,7 @@ def _model_file(problem: ForestProblem, estimator: Any, engine: str, folder: Pat
 def _rival(
     stack: ExitStack, engine: str, core: int, files: tuple[Path, Path], wanted: Array
 ) -> _Side:
-    """A rival whose outputs are right. Raises PeerFailed or MissingDependency otherwise."""
+    """Start a peer and check its outputs. Raises PeerFailed or MissingDependency."""
     python, *_ = PEER.command(core)
     command = [python, str(_WORKER), engine, str(core)]
     process = stack.enter_context(PeerProcess(command, PEER.environment()))
@@ -279,7 +282,7 @@ def _error(found: Array, wanted: Array) -> float:
 
 
 def problems_named(names: list[str]) -> list[ForestProblem]:
-    """Raises InvalidInput for a name that is not in the table."""
+    """The problems of these names; raises InvalidInput for a name that is not in the table."""
     unknown = [name for name in names if name not in FOREST_PROBLEMS]
     if unknown:
         known = ", ".join(FOREST_PROBLEMS)

@@ -21,8 +21,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 def append(name: str, rows: Iterable[dict[str, Any]], limits: MachineLimits) -> Path:
     """Append rows to perf/results/`name`.jsonl and return that path.
 
-    Beside its circumstances, each row gets the core's measured limits, its clock now, and the rates
-    that the planner reckoned with. Rows from before 22 November 2026 lack clock, rates and
+    Each row also gets its circumstances, the core's measured limits, its clock now, and the rates
+    that the planner used. Rows from before 22 November 2026 lack clock, rates and
     microarchitecture.
 
     Raises InvalidInput outside a git checkout: a result without its commit means nothing.
@@ -35,7 +35,7 @@ def append(name: str, rows: Iterable[dict[str, Any]], limits: MachineLimits) -> 
 
 
 def speeds() -> dict[str, Any]:
-    """The core: its design, its clock now, and the rates that the planner reckons with."""
+    """The core: its design, its clock now, and the rates that the planner uses."""
     target = Target.detect()
     return {
         "microarchitecture": target.core.key,

@@ -1,11 +1,11 @@
-"""Matrix-vector kernels against their rivals, on the same problem in the same process.
+"""Compare matrix-vector kernels with peers, on the same problem in the same process.
 
 Every output is compared with a float64 product before anything is timed. Kernels and C libraries
-are timed in a native loop, Python libraries (and, besides, our own call from Python) in a Python
-loop; see `timing.py`.
+are timed in a native loop, Python libraries (and also our own call from Python) in a Python loop;
+see `timing.py`.
 
-A kernel whose data is in L2 varies by up to 1.5x with where its pages happen to lie, so each kernel
-is timed at several places, and the median over places is its figure.
+The time of a kernel whose data is in L2 varies by up to 1.5x with the placement of its pages, so
+each kernel is timed at several places in memory, and its figure is the median over places.
 """
 
 import statistics
@@ -40,7 +40,7 @@ LARGEST_RELATIVE_ERROR = 1e-5
 
 @dataclass(frozen=True)
 class PeerTime:
-    """A rival's time for one problem. `call` is "native" or "python": how it was timed."""
+    """A peer's time for one problem, measured in the "native" or the "python" loop (`call`)."""
 
     name: str
     call: str
@@ -53,10 +53,10 @@ class PeerTime:
 class Row:
     """One kernel on one problem. Times are nanoseconds a call, errors against float64.
 
-    `ns_min` and `ns_median` are medians over `PLACES` allocations, `ns_by_place` each minimum;
+    `ns_min` and `ns_median` are medians over `PLACES` allocations, `ns_by_place` the minima;
     `ns_python` is a call from Python. `share_of_limit` is the least time that `limit` allows
     (see `MachineLimits.least_ns`) over `ns_min`. `padding_bytes` of the pool are never read. `auto`
-    marks what strategy="auto" picks.
+    marks the kernel that strategy="auto" picks.
     """
 
     problem: str
@@ -86,7 +86,7 @@ class Row:
     padding_bytes: int = 0
 
     def speed_up(self, peer: str) -> float:
-        """How many times faster than a peer, however that was called; KeyError if it is absent."""
+        """The peer's time over ours, in the peer's loop; KeyError if the peer is absent."""
         return {p.name: p.ns_min for p in self.peers}[peer] / self.ns_min
 
     def as_dict(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A problem's rows, fastest first, and why a peer or a strategy is not among them."""
+    """A problem's rows, fastest first, and the reason for each skipped peer."""
 
     problem: MatVecProblem
     rows: tuple[Row, ...]
@@ -112,10 +112,10 @@ def run(
 ) -> list[Comparison]:
     """Measure kernels of each of `dtypes` and the peers on every problem.
 
-    `families` may include "auto"; by default they are all for float32, whose dense peers
-    are float32 too, and "auto" for the other dtypes. A family without a kernel for a dtype is
-    passed over, and so is a problem without any. `progress` is told what is about to be timed.
-    Raises CompileError where an output is wrong.
+    `families` may include "auto"; the default is all families for float32, the dtype of the dense
+    peers, and "auto" for the other dtypes. A family without a kernel for a dtype is skipped, and so
+    is a problem without any. `progress` gets the name of each contestant before it is timed. Raises
+    CompileError where an output is wrong.
     """
     target, dtypes = Target.detect(), tuple(dtypes)
     families = None if families is None else tuple(families)
@@ -240,7 +240,7 @@ def _measure(
 
 
 def time_at_places(kernel: Kernel, x: FloatArray, places: int = PLACES) -> list[Timing]:
-    """Time copies of a kernel, each with its own x and y, at as many places in memory."""
+    """Time `places` copies of a kernel in memory, each with its own x and y."""
     return time_copies(kernel.image.data, x, kernel.spec.y_shape, places, samples=100)
 
 
@@ -266,7 +266,7 @@ def exact_output(spec: Layer, matrix: SparseMatrix, x: FloatArray) -> reference.
 
 
 def checked_error(name: str, y: FloatArray, exact: npt.NDArray[np.float64]) -> float:
-    """The largest absolute error of y; raises CompileError where it is not tolerable."""
+    """The largest absolute error of y; raises CompileError beyond LARGEST_RELATIVE_ERROR."""
     error = float(np.abs(y - exact).max())
     bound = LARGEST_RELATIVE_ERROR * float(np.abs(exact).max())
     if not error <= bound:

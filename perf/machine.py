@@ -1,4 +1,4 @@
-"""What this core can do at most, measured by short machine-code loops."""
+"""Limits of this core, measured by short machine-code loops."""
 
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -23,7 +23,7 @@ _PLACES = 5  # L2 and L3 are faster from some physical pages than from others
 class MachineLimits:
     """Measured on one core: load bandwidths in bytes a nanosecond, FMA rate in GFLOPS.
 
-    The vector width is that of the instruction set `isa`.
+    The loops use the vector width of the instruction set `isa`.
     """
 
     isa: str
@@ -37,10 +37,10 @@ class MachineLimits:
         return asdict(self)
 
     def least_ns(self, flops: int, data_bytes: int, target: Target) -> tuple[float, str]:
-        """The time below which no kernel can get, and what sets it: FMA, or a cache's bandwidth.
+        """A lower bound on a kernel's nanoseconds, and its cause: FMA, or a cache's bandwidth.
 
-        `data_bytes` is the data one call touches, warm in the nearest caches that hold them; the
-        farthest of these is named. Code is left out: it arrives another way.
+        `data_bytes` counts the data that one call touches, warm in the nearest caches that hold it;
+        the farthest of these is named. Code is left out: it is loaded another way.
         """
         rates = {
             "L1": self.l1_bytes_per_ns,
@@ -55,7 +55,7 @@ class MachineLimits:
 
 @cache
 def machine_limits(target: Target) -> MachineLimits:
-    """What `measure_limits` found the first time it was asked."""
+    """The limits from the first call of `measure_limits` in this process."""
     return measure_limits(target)
 
 

@@ -1,7 +1,7 @@
-"""A model's contestants: outputs first, then times, in many short rounds.
+"""Compare engines on one model: check outputs, then time them in many short rounds.
 
-Every contestant, ours too, runs in a process of its own on the same cores and is called from
-Python. In a round each is timed once, so that a change of the clock meets all alike.
+Every contestant, sparsejit included, runs in its own process on the same cores and is called from
+Python. Each is timed once a round, so that a change of the clock affects all alike.
 """
 
 import os
@@ -42,7 +42,7 @@ class ContestantTime:
 
 
 class PeerTask(Protocol):
-    """What contestants run: files, and what the worker is told besides."""
+    """A model for contestants: its files, and the other fields of the "load" request."""
 
     @property
     def inputs_file(self) -> Path: ...
@@ -54,7 +54,7 @@ class PeerTask(Protocol):
 
 
 class CheckedTask(PeerTask, Protocol):
-    """With a folder for outputs, and what they should be."""
+    """A task with a folder for outputs, and the exact outputs."""
 
     folder: Path
 
@@ -63,7 +63,7 @@ class CheckedTask(PeerTask, Protocol):
 
 
 class Contestant:
-    """One that runs the model, in its own process, on as many threads as it is given cores."""
+    """An engine that runs the model in its own process, on one thread for each given core."""
 
     def __init__(self, peer: ModelPeer, *cores: int) -> None:
         """Raises MissingDependency where the peer is not installed."""
@@ -97,7 +97,7 @@ class Contestant:
         return list(reply["ns"])
 
     def paced(self, calls: int, period_ns: int, _: int = 0) -> list[float]:
-        """Nanoseconds from when each call of a window was due, one a period, to its end."""
+        """Nanoseconds from the due time of each call, one a period, to its end."""
         return list(self._process.ask(do="pace", calls=calls, period_ns=period_ns)["ns"])
 
 
@@ -114,7 +114,7 @@ class ModelRounds:
         largest: Callable[[ModelPeer], float] = lambda peer: LARGEST_RELATIVE_ERROR,
         threads: int = 1,
     ) -> None:
-        """`largest` is the relative error from which on a peer is wrong.
+        """`largest` returns the largest relative error that a peer may have.
 
         Raises InvalidInput for more threads than there are cores.
         """
@@ -134,7 +134,7 @@ class ModelRounds:
                 self.skipped[peer.name] = str(problem)
 
     def times(self, rounds: int = ROUNDS) -> tuple[ContestantTime, ...]:
-        """Who took how long, called again and again, fastest first."""
+        """Time all contestants in rounds; return their times, fastest first."""
         turns = RoundsInTurn({one: one.times for one in self._errors}, (PeerFailed,))
         turns.run(rounds, lambda step: self._progress(f"{self._title}: {step}"))
         self._drop(turns.skipped)
@@ -149,10 +149,10 @@ class ModelRounds:
     def latencies(
         self, seconds: float, rate: float, without: Container[str] = ()
     ) -> dict[str, list[float]]:
-        """Nanoseconds from due to done of every call at so many a second, by name.
+        """Nanoseconds from due to done of every call at `rate` calls a second, by contestant.
 
-        Each contestant but `without` is called for `seconds` in all, in windows of a second in
-        turn.
+        Each contestant except `without` is called for `seconds` in all, in windows of a second, in
+        turns.
         """
         calls = max(1, round(rate * min(seconds, 1.0)))
         period = round(1e9 / rate)
@@ -180,9 +180,9 @@ def measure(
     rounds: int = ROUNDS,
     largest: float = LARGEST_RELATIVE_ERROR,
 ) -> tuple[tuple[ContestantTime, ...], dict[str, str]]:
-    """Who took how long, fastest first, and why others are not there.
+    """Times of all contestants, fastest first, and the reason for each skipped one.
 
-    `largest` is the relative error from which on one is wrong.
+    `largest` is the largest relative error that a contestant may have.
     """
     with ExitStack() as stack:
         contest = ModelRounds(stack, task, title, peers, progress, lambda peer: largest)
@@ -201,7 +201,7 @@ def checked_error(
 ) -> float:
     """The largest error over each output's largest value; raises PeerFailed where it is too large.
 
-    Also raises it where count or shapes of the outputs differ.
+    PeerFailed is also raised where count or shapes of the outputs differ.
     """
     shapes, wanted = [one.shape for one in outputs], [one.shape for one in exact]
     if shapes != wanted:
@@ -217,6 +217,6 @@ def checked_error(
 
 
 def _relative_error(found: npt.NDArray[Any], exact: npt.NDArray[Any]) -> float:
-    """As a share of the output's largest value; the error itself where all is zero."""
+    """Largest error over the output's largest value; the error itself where the output is zero."""
     largest = np.abs(exact).max(initial=0.0)
     return float(np.abs(found - exact).max(initial=0.0) / (largest or 1.0))

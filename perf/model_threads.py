@@ -1,4 +1,4 @@
-"""Whole models on one thread and on several, each in turn in the same process.
+"""Time whole models on one thread and on several, in turns in the same process.
 
 `python -m sparsejit.perf.model_threads` prints a line a model and batch; `--record` also appends
 them to perf/results/model_threads.jsonl.
@@ -24,7 +24,7 @@ from sparsejit.perf.timing import RoundsInTurn, time_python
 from sparsejit.perf.zoo import models_named, pruned
 
 DENSITY, ROUNDS = 0.1, 25
-# Batch 1 shares the kernels of a sample, larger ones the samples.
+# Threads share the kernels of a sample at batch 1, and the samples at larger batches.
 MODELS = (
     ("transformer-encoder", 1),
     ("transformer-encoder", 16),
@@ -39,7 +39,7 @@ MODELS = (
 class ThreadTimes:
     """Microseconds a call by number of threads: the least and the median of all rounds.
 
-    `relative_error` is the largest of both, over the largest output in float64.
+    `relative_error` is the largest error of both models over the largest output in float64.
     """
 
     model: str
@@ -51,7 +51,7 @@ class ThreadTimes:
 
     @property
     def gain(self) -> float:
-        """How many times faster several threads are, by the medians."""
+        """Speed-up of several threads over one, by the medians."""
         one, *_, several = self.median_us.values()
         return one / several
 
@@ -79,12 +79,12 @@ class ThreadContest:
         self._turns = RoundsInTurn(calls)
 
     def round(self) -> float:
-        """How many times faster several threads are, in one more round."""
+        """Run one more round; return the speed-up of several threads over one."""
         us = self._turns.round()
         return us[1] / us[self.threads]
 
     def times(self, rounds: int = ROUNDS) -> ThreadTimes:
-        """After so many more rounds."""
+        """Run more rounds; return the times of all rounds so far."""
         self._turns.run(rounds)
         found = DENSITY, self.relative_error, self._turns.least(), self._turns.medians()
         return ThreadTimes(self.name, self.batch, *found)
@@ -98,7 +98,7 @@ def _two_threads(name: str, batch: int) -> Callable[[], float]:
     return ThreadContest(name, batch, threads=2).round
 
 
-# By what is claimed to be better than what.
+# By subject and `against` of the claim.
 CONTESTS: dict[tuple[str, str], Callable[[], Callable[[], float]]] = {
     (f"{name}, batch {batch}, two threads", ONE_THREAD): partial(_two_threads, name, batch)
     for name, batch in MODELS[:4]
@@ -109,7 +109,7 @@ def main(
     threads: Annotated[int, typer.Option(help="How many beside one.")] = 2,
     record: Annotated[bool, typer.Option("--record", help="Append the times.")] = False,
 ) -> None:
-    """Every model, a line each."""
+    """Print a line for every model."""
     rows = []
     with single_threaded():
         for name, batch in MODELS:

@@ -1,4 +1,4 @@
-"""Whole models of the zoo against their rivals, as `model_contest.py` measures them."""
+"""Compare whole models of the zoo with peers, in the rounds of `model_contest.py`."""
 
 import tempfile
 import warnings
@@ -32,17 +32,17 @@ OURS = (
     ModelPeer("sparsejit", "this project, called as the model is"),
     ModelPeer("sparsejit-bound", "this project, bound to its arrays"),
 )
-# A tie that is rounded otherwise moves what follows by steps: engines differ by that much.
+# Engines round ties differently, and each such tie moves later values by whole steps.
 _LARGEST_QUANTISED = 0.1
-_MORE_SAMPLES = 3  # that a quantiser calibrates with, besides the inputs
+_MORE_SAMPLES = 3  # for the quantiser's calibration, besides the inputs
 
 
 @dataclass(frozen=True)
 class ModelComparison:
-    """One model at one batch: who took how long, fastest first, and why others are not there.
+    """One model at one batch: times, fastest first, and the reason for each skipped contestant.
 
     density: the share of the pruned weights that is left.
-    pattern: what they were pruned in.
+    pattern: the pattern that they were pruned in.
     """
 
     model: str
@@ -54,13 +54,13 @@ class ModelComparison:
 
     @property
     def reference(self) -> ContestantTime | None:
-        """What the others are compared with: ours, else torch, else the fastest."""
+        """The contestant to compare others with: sparsejit, else torch, else the fastest."""
         by_name = {time.name: time for time in self.times}
         fastest = self.times[0] if self.times else None
         return by_name.get(OURS[0].name) or by_name.get("torch") or fastest
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; `ratio` is each one's least time over that of `reference`."""
+        """Plain values for JSON; `ratio` is each least time over the least time of `reference`."""
         if self.reference is None:
             return asdict(self)
         ratio = {time.name: time.ns_min / self.reference.ns_min for time in self.times}
@@ -68,7 +68,7 @@ class ModelComparison:
 
 
 class ModelTask:
-    """One model at one batch, as files in `folder`, and what it should compute."""
+    """One model at one batch, as files in `folder`, and its exact outputs."""
 
     def __init__(
         self,
@@ -90,12 +90,12 @@ class ModelTask:
 
     @property
     def is_quantised(self) -> bool:
-        """Whether the model is a file in bytes, the same for all."""
+        """Whether the model is a quantised file, the same for all contestants."""
         return self.model.quantises is not None
 
     @cached_property
     def exact(self) -> Arrays:
-        """The outputs in float64; of a quantised file what its steps mean."""
+        """The outputs in float64: torch's, or for a quantised file our own graph's."""
         if self.is_quantised:
             arrays = [tensor.numpy() for tensor in self.inputs]
             graph = import_onnx(self.onnx_file(OPSET), arrays, False).graph()
@@ -109,7 +109,7 @@ class ModelTask:
 
     @property
     def request(self) -> dict[str, Any]:
-        """What `PeerWorker.load` is told of the model, besides files."""
+        """Fields of the "load" request to `PeerWorker` that name the model, besides its files."""
         if self.is_quantised:
             file = str(self.onnx_file(OPSET))
             return {"file": file, "names": self._names, "constants": {}, "fallback": None}
@@ -117,7 +117,7 @@ class ModelTask:
         return {"zoo": zoo}
 
     def onnx_file(self, opset: int) -> Path:
-        """The model as ONNX for exactly this batch; the same one for all where it is quantised.
+        """The model as ONNX for exactly this batch; the same file for every opset if quantised.
 
         Raises as `export_onnx` and `quantise_file` do.
         """
@@ -150,7 +150,7 @@ def _widened(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _others(inputs: tuple[torch.Tensor, ...], seed: int) -> tuple[torch.Tensor, ...]:
-    """Inputs that are as large, of other numbers."""
+    """Inputs of the same shapes with other random numbers."""
     random = torch.Generator().manual_seed(seed)
     return tuple(
         torch.randn(x.shape, generator=random)
@@ -167,17 +167,18 @@ def export_onnx(
     opset: int,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Write a module as ONNX with the shapes of `inputs`, and with these names of them.
+    """Write a module as ONNX with the shapes of `inputs`, which get these names.
 
-    By tracing: the newer exporter writes no opset that all peers read, and a GRU in pieces. Raises
-    MissingDependency without the package onnx, PeerFailed for an operator that ONNX lacks.
+    The module is traced: the newer exporter writes no opset that all peers read, and splits a GRU
+    into pieces. Raises MissingDependency without the package onnx, PeerFailed for an operator that
+    ONNX lacks.
     """
     if find_spec("onnx") is None:
         raise MissingDependency(
             "its file needs onnx, which is not installed: pip install 'sparsejit[bench]'"
         )
     with warnings.catch_warnings(), redirect_stdout(StringIO()):  # a failure prints its graph
-        warnings.simplefilter("ignore")  # of the exporter's age, and of batches that differ
+        warnings.simplefilter("ignore")  # about the exporter's age, and about batches that differ
         try:
             torch.onnx.export(
                 *(module, inputs, str(file)),
@@ -199,12 +200,12 @@ def compare(
     rounds: int = ROUNDS,
     pattern: str = "unstructured",
 ) -> ModelComparison:
-    """Measure ours and the peers on one model; who is absent or wrong is skipped, with why."""
+    """Measure sparsejit and the peers on one model; `skipped` has the absent and wrong ones."""
     with tempfile.TemporaryDirectory(prefix="sparsejit-models-") as folder:
         task = ModelTask(model, batch, density, Path(folder), pattern)
         title = f"{model.name}, batch {batch}"
         contestants, largest = [*OURS, *peers], LARGEST_RELATIVE_ERROR
-        if task.is_quantised:  # ours is bound to its arrays, and torch reads no such file
+        if task.is_quantised:  # its worker binds files anyway, and torch does not read them
             readers = (peer for peer in contestants[len(OURS) :] if peer.opset is not None)
             contestants, largest = [OURS[0], *readers], _LARGEST_QUANTISED
         times, skipped = measure(task, title, contestants, progress, rounds, largest)

@@ -1,4 +1,4 @@
-"""The matrices that every kernel and every rival is timed on; weights and inputs by seed."""
+"""Problems that kernels and peers are timed on; weights and inputs come from seeds."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ class Problem:
         return np.where(mask, values, np.float32(0))
 
     def input(self) -> FloatArray:
-        """float32 (in_features,), or that of a batch in its layout; the same on every call."""
+        """float32 (in_features,), or a batch in its layout; the same on every call."""
         shape = {
             Layout.BATCH_MAJOR: (self.batch, self.in_features),
             Layout.FEATURE_MAJOR: (self.in_features, self.batch),
@@ -125,7 +125,7 @@ ALL_PROBLEMS = {**PROBLEMS, **BATCH_PROBLEMS}
 
 
 def problems_named(names: Iterable[str], among: Mapping[str, Problem]) -> list[Problem]:
-    """The problems of those names; raises InvalidInput for one that is not `among` them."""
+    """The problems of those names; raises InvalidInput for a name that `among` lacks."""
     names = list(names)
     for name in names:
         if name not in among:

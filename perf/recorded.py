@@ -1,7 +1,7 @@
 """The latest recordings of every processor side by side, as Markdown for docs/notes/figures.md.
 
-The row counts that was recorded last of each processor, problem and dtype: a recording may be of
-some problems only.
+The table shows the last recorded row of each processor, problem and dtype: a recording may have
+only some problems.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from sparsejit.perf.checking.claims import MKL_CSR
 from sparsejit.perf.history import RESULTS, read_rows
 from sparsejit.perf.problems import PROBLEMS
 
-# What rows from before 22 November 2026 lack: all were made on one machine.
+# Microarchitecture of rows from before 22 November 2026, which lack it: all are of one machine.
 FIRST_CORE = "zen5"
 _DTYPES = ("float32", "bfloat16", "int8")
 
@@ -20,7 +20,7 @@ Rows = Sequence[dict[str, Any]]
 
 
 def recorded_kernels(isa: str = "avx512") -> list[str]:
-    """Lines of a table: nanoseconds of what was chosen, of MKL's CSR product, and their ratio.
+    """Lines of a table: nanoseconds of the chosen kernel, of MKL's CSR product, and their ratio.
 
     Raises InvalidInput where there are no recordings.
     """
@@ -31,7 +31,7 @@ def recorded_kernels(isa: str = "avx512") -> list[str]:
 
 
 def kernels_table(rows: Rows, isa: str) -> list[str]:
-    """The same of any rows; of those recorded on several processors, each in columns of its own."""
+    """Lines of the table for any rows; each processor has its own columns."""
     chosen = [row for row in rows if row["auto"] and row["isa"] == isa]
     latest = {
         (_core(row), row["problem"], row["dtype"]): row

@@ -1,4 +1,4 @@
-"""Benchmark results for people: rich tables."""
+"""Benchmark results as rich tables."""
 
 from rich.table import Table
 
@@ -54,7 +54,7 @@ def _batch(problem: MatVecProblem) -> str:
 
 
 def limits_table(limits: MachineLimits) -> Table:
-    """What "of limit" refers to, and what an empty call costs in either timing loop."""
+    """Table of the limits behind "of limit", and of an empty call's time in either timing loop."""
     cells = {
         "L1 B/ns": f"{limits.l1_bytes_per_ns:.0f}",
         "L2 B/ns": f"{limits.l2_bytes_per_ns:.0f}",

@@ -1,4 +1,4 @@
-"""Where kernels stand under the machine's roof (Williams, Waterman and Patterson, CACM 2009)."""
+"""Roofline plot of kernels (Williams, Waterman and Patterson, CACM 2009)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +16,8 @@ _MARKERS = {"float32": "o", "bfloat16": "s", "float16": "D", "int8": "^"}
 def draw_roofline(path: Path, rows: Sequence[Row], limits: MachineLimits) -> None:
     """Write a PNG: real GFLOPS over flops per byte of literals and code, with one roof per cache.
 
-    A kernel between two slopes is fed by the cache whose slope is the upper one. int8 may stand
-    above the roof, which is that of float32.
+    A kernel between two slopes is fed by the cache of the upper slope. int8 may lie above the roof,
+    which is the float32 rate.
     """
     figure = Figure(figsize=(10, 6.5), layout="constrained")
     axes = figure.add_subplot()

@@ -1,4 +1,4 @@
-"""A shrunk model, its dense model and other engines in one run, in rounds that take turns."""
+"""Time a shrunk model, its dense model and other engines in one run, in turns."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer
 from sparsejit.perf.peers.peer_process import PeerFailed
 from sparsejit.prune.shrink.shrunk import EngineTime, Shrunk
 
-# The dense model and the shrunk one, whose error is the price of its speed.
+# The dense model, and the shrunk one, which may have any error.
 OURS = (
     ModelPeer("sparsejit-dense", "the dense model, compiled"),
     ModelPeer("sparsejit-shrunk", "the shrunk model, compiled", is_float32=False),
 )
 _PEERS = ("onnxruntime", "openvino")
-# An engine in float32 that is further from float64 computes another model.
+# A float32 engine whose relative error exceeds this computes another model.
 _WRONG = 1e-2
 
 
 class ShrunkComparison(NamedTuple):
-    """The result with the times of one run, and the reasons why engines are not in it."""
+    """The result with the times of one run, and the reason for each skipped engine."""
 
     shrunk: Shrunk
     skipped: dict[str, str]
@@ -64,7 +64,7 @@ class _ShrunkTask(AnyTask):
 
 
 def installed_peers() -> list[ModelPeer]:
-    """ONNX Runtime and OpenVINO, as far as `bench peers` or this Python has them."""
+    """ONNX Runtime and OpenVINO, where `bench peers` installed them or this Python has them."""
     peers = [MODEL_PEERS[name] for name in _PEERS]
     found = [peer for peer in peers if peer.is_installed]
     own = [peer for peer in peers if peer not in found and find_spec(peer.name) is not None]
@@ -82,8 +82,8 @@ def compare_shrunk(
 ) -> ShrunkComparison:
     """Time the result, the dense model and the peers for the dense model on an element of data.
 
-    The times of the run replace those of the result. Where one of ours fails, the result stays as
-    it is. `options` are those of `sparsejit.compile`.
+    The times of the run replace the times of the result. Where one of our models fails, the result
+    stays as it is. `options` are options of `sparsejit.compile`.
     """
     source = _with_inputs(source, element, shrunk.model)
     compiled = [shrunk.model]
@@ -119,7 +119,7 @@ def _largest(peer: ModelPeer) -> float:
 
 
 def _with_inputs(source: NamedModel, element: Sequence[Array], model: CompiledModel) -> NamedModel:
-    """The source with an element of data as inputs, of the dtypes that others ask for."""
+    """The source with an element of data as inputs, in the dtypes that the model declares."""
     if is_onnx(source.model):
         inputs = [each for each in source.inputs if each.name not in source.constants]
         dtypes = [each.dtype for each in inputs]

@@ -1,6 +1,6 @@
-"""How fast lines come from L2 by how many are read in a row: what `asm_templates.padding` uses.
+"""Bandwidth of L2 by the number of lines read in a row, for `asm_templates.shared.padding`.
 
-Straight-line loads, one a line, over and over.
+The loads are straight-line code, one for each line, repeated.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from sparsejit.measuring.core_loops import cycles_per_ns, least_ns_reading
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Memory, rdi, rdx, ymm, zmm
 
-# One padding line after each run of so many, and all in a row.
+# Lines in a run, each run with one padding line after it; "all" has no padding.
 RUNS = (1, 2, 3, 4, 5, 8)
 SPACINGS = {"all": DENSE, **{str(run): StridePadding(run, run + 1) for run in reversed(RUNS)}}
 KILOBYTES = (64, 96, 128, 192, 256, 384)
@@ -24,7 +24,7 @@ _PLACES = 3
 
 @dataclass(frozen=True)
 class Arrival:
-    """Bytes a cycle at which `kilobytes` arrive in runs of so many lines, or "all" in a row."""
+    """Bytes a cycle of reading `kilobytes` in runs of `run` lines, or "all" in a row."""
 
     run: str
     kilobytes: int

@@ -1,4 +1,4 @@
-"""Products of sparse factors and attention under known masks, beside torch, each in turn.
+"""Compare products of sparse factors, and attention under known masks, with torch, in turns.
 
 `python -m sparsejit.perf.structured` prints every contest; `--record` also appends them to
 perf/results/structured.jsonl.
@@ -32,7 +32,7 @@ FEATURES, TOKENS, DEPTH, ROUNDS = 1024, 512, 64, 12
 LINEAR, SDPA, FLEX = "F.linear", "scaled_dot_product_attention", "flex_attention"
 Timed = dict[str, Callable[[], Tensor]]
 
-# By tokens, 12 % of all pairs for 512, but for the last.
+# Functions of the number of tokens; all but the last keep 12 % of all pairs for 512 tokens.
 MASKS: dict[str, Callable[[int], BoolArray]] = {
     "strided causal": partial(attention_masks.strided, stride=62),
     "strided two-sided": partial(attention_masks.strided, stride=16, is_causal=False),
@@ -53,7 +53,7 @@ class StructuredTimes:
     us: dict[str, float]
 
     def ratio(self, peer: str) -> float:
-        """How many times ours the peer's is."""
+        """The peer's time over ours."""
         return self.us[peer] / self.us["sparsejit"]
 
 
@@ -71,7 +71,7 @@ class MaskedLayer(nn.Module):
 
 
 def factor_contest(kind: str, batch: int) -> "StructuredContest":
-    """The factors of a random matrix against one dense product by what they multiply to."""
+    """Contest of the factors of a random matrix against one dense product by their product."""
     torch.manual_seed(0)
     bias, x = torch.randn(FEATURES), torch.randn(batch, FEATURES)
     found = factorise(torch.randn(FEATURES, FEATURES) / FEATURES**0.5, kind)
@@ -83,7 +83,7 @@ def factor_contest(kind: str, batch: int) -> "StructuredContest":
 
 
 def attention_contest(name: str, heads: int, with_flex: bool = True) -> "StructuredContest":
-    """Attention under a mask against torch's with that mask, and its compiled flex_attention."""
+    """Contest of attention under a mask against torch's, and torch's compiled flex_attention."""
     torch.manual_seed(0)
     mask = torch.from_numpy(MASKS[name](TOKENS))
     given = tuple(torch.randn(1, heads, TOKENS, DEPTH) for _ in range(3))
@@ -123,12 +123,12 @@ class StructuredContest:
         self.relative_error = errors["sparsejit"]
 
     def round(self) -> dict[str, float]:
-        """Microseconds of each, the least of a few samples."""
+        """Run one round; return microseconds of each contestant, the least of a few samples."""
         with torch.inference_mode():
             return self._turns.round()
 
     def times(self, rounds: int = ROUNDS) -> StructuredTimes:
-        """The least of so many rounds."""
+        """Run rounds; return the least times."""
         with torch.inference_mode():
             self._turns.run(rounds)
         least = self._turns.least()
@@ -153,7 +153,7 @@ def _attention(peer: str) -> Callable[[], StructuredContest]:
     return partial(attention_contest, "strided causal", 1, with_flex=peer == FLEX)
 
 
-# By what is claimed to be better than what.
+# By subject and `against` of the claim.
 CONTESTS: dict[tuple[str, str], Callable[[], Callable[[], float]]] = {
     **{
         (f"monarch, batch {batch}", LINEAR): partial(
@@ -172,7 +172,7 @@ def main(
     record: Annotated[bool, typer.Option("--record", help="Append to structured.jsonl.")] = False,
     flex: Annotated[bool, typer.Option(help="Also compile flex_attention.")] = True,
 ) -> None:
-    """Every contest, a line each."""
+    """Print a line for every contest."""
     makers: list[Callable[[], StructuredContest]] = [
         partial(factor_contest, kind, batch)
         for kind in ("monarch", "butterfly", "block-circulant", "low-rank-plus-sparse")

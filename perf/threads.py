@@ -1,6 +1,6 @@
-"""What more cores gain: layers on one thread and on several, and what the meeting costs.
+"""Compare layers on one thread and on several, synchronisation included.
 
-The caller is pinned to one core as everywhere here; its workers go where Linux puts them.
+The caller is pinned to one core, as everywhere here; its workers run where Linux puts them.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ _ROUNDS = 8
 
 @dataclass(frozen=True)
 class Gain:
-    """One layer's time alone and shared: nanoseconds, least of several medians over places."""
+    """Nanoseconds of one layer, alone and shared by threads: least of several places' medians."""
 
     problem: str
     dtype: str
@@ -43,11 +43,11 @@ class _ThreadedLayer:
     x: FloatArray
 
     def ns_alone(self, _: int) -> float:
-        """The median over places."""
+        """Nanoseconds on one thread, the median over places in memory."""
         return median_of_least(time_at_places(self.alone, self.x))
 
     def ns_shared(self, _: int) -> float:
-        """The same of several threads."""
+        """Nanoseconds on several threads, the median over places in memory."""
         return median_of_least(time_at_places(self.shared, self.x))
 
     def gain(self, ns_alone: float, ns_shared: float) -> Gain:
@@ -64,7 +64,7 @@ def gains(
 ) -> list[Gain]:
     """Time every problem in every dtype on one thread and on at most `threads`.
 
-    In rounds over all of them, of which the least counts: another guest may slow either core for
+    The least of several rounds over all of them counts: another guest may slow either core for
     seconds (docs/notes/threads.md).
     """
     cases = []

@@ -1,6 +1,6 @@
-"""Times calls from Python, beside the native timing of `sparsejit/runtime/native_timing.py`.
+"""Time calls from Python; `sparsejit/runtime/native_timing.py` times native calls.
 
-`empty_native_call` and `empty_python_call` say how much of a figure is the loop's own.
+`empty_native_call` and `empty_python_call` measure the loops' own share of a time.
 """
 
 import gc
@@ -20,10 +20,10 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class RoundsInTurn(Generic[Name]):
-    """Contestants, each measured once a round, so that a change of the clock meets all alike.
+    """Contestants, each measured once a round, so that a change of the clock affects all alike.
 
-    Each is told the number of the round and returns a time, or several; `times` has those of all
-    rounds. Whoever raises one of `failures` takes part no more: `skipped` has its words.
+    Each takes the number of the round and returns one time or several; `times` has the times of all
+    rounds. A contestant that raises one of `failures` is dropped; `skipped` has the error's text.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class RoundsInTurn(Generic[Name]):
         self.skipped: dict[Name, str] = {}
 
     def round(self, number: int = 0) -> dict[Name, float]:
-        """One more time of each; of several the least."""
+        """Measure each contestant once more; return the least of its times in this round."""
         found = {}
         for name, measure in list(self._contestants.items()):
             try:
@@ -51,26 +51,26 @@ class RoundsInTurn(Generic[Name]):
         return {name: min(times) for name, times in found.items()}
 
     def run(self, rounds: int, progress: Callable[[str], None] = lambda step: None) -> None:
-        """So many rounds, each of which is told."""
+        """Run rounds, and report each of them to `progress`."""
         for number in range(rounds):
             progress(f"round {number + 1} of {rounds}")
             self.round(number)
 
     def keep(self, names: Container[Name]) -> None:
-        """These alone take part in further rounds; the others' times stay."""
+        """Measure these alone in further rounds; the others' times stay."""
         self._contestants = {n: one for n, one in self._contestants.items() if n in names}
 
     def forget(self) -> None:
-        """The rounds so far, which warmed up."""
+        """Discard the times so far, which were a warm-up."""
         for times in self.times.values():
             times.clear()
 
     def least(self) -> dict[Name, float]:
-        """The least of all rounds."""
+        """The least time of each contestant over all rounds."""
         return {name: min(times) for name, times in self.times.items()}
 
     def medians(self) -> dict[Name, float]:
-        """The medians of all rounds."""
+        """The median time of each contestant over all rounds."""
         return {name: statistics.median(times) for name, times in self.times.items()}
 
 

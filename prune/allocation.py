@@ -1,4 +1,4 @@
-"""Numbers of blocks that layers give up, for one amount over all of them."""
+"""Allocations of one amount over all layers: the number of blocks that each layer loses."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,7 +14,7 @@ Allocation = Callable[[Mapping[str, Blocks], float], dict[str, float]]
 
 
 def uniform(layers: Mapping[str, Blocks], amount: float) -> dict[str, float]:
-    """The same share of every layer."""
+    """Numbers of blocks for the same share of every layer."""
     return {name: amount * blocks.per_gate for name, blocks in layers.items()}
 
 
@@ -24,7 +24,7 @@ def global_magnitude(layers: Mapping[str, Blocks], amount: float) -> dict[str, f
 
 
 def lamp(layers: Mapping[str, Blocks], amount: float) -> dict[str, float]:
-    """A ranking of all blocks by their score over the sum of their layer's scores from there up.
+    """Rank all blocks by their score over the sum of their layer's scores from that rank upwards.
 
     Lee et al. 2021, "Layer-adaptive sparsity for the magnitude-based pruning", equation 2.
     """
@@ -33,7 +33,7 @@ def lamp(layers: Mapping[str, Blocks], amount: float) -> dict[str, float]:
 
 
 def lamp_scores(scores: Tensor) -> Tensor:
-    """Each score over the sum of those that are not smaller, infinities as they are."""
+    """Each score over the sum of the scores from its rank upwards; infinities stay as they are."""
     ascending, order = scores.sort(stable=True)
     finite = ascending.where(ascending.isfinite(), 0.0)
     from_there_up = finite.flip(0).cumsum(0).flip(0)
@@ -88,10 +88,10 @@ ALLOCATIONS: dict[str, Allocation] = {
 def choose_allocation(
     asked: str | None, amount: Amount, pattern: Pattern, is_magnitude: bool
 ) -> str:
-    """The name of what shares an amount; by default what loses least in docs/notes/pruning.md.
+    """Name of the allocation; by default the one that loses least in docs/notes/pruning.md.
 
-    is_magnitude: whether weights are scored by it, without which LAMP has no meaning.
-    Raises InvalidInput for an unknown name, and for one that the rest contradicts.
+    is_magnitude: whether weights are scored by magnitude, without which LAMP has no meaning.
+    Raises InvalidInput for an unknown name, and for one that the other arguments contradict.
     """
     shares_one = not isinstance(amount, Mapping) and not isinstance(pattern, NofM)
     if asked is None:
@@ -123,7 +123,7 @@ def choose_pruned(
     """
     pruned = {}
     for name, blocks in layers.items():
-        # A count may lag behind what is gone already; that stays gone.
+        # A count may be below the number of blocks already pruned, which stay pruned.
         gone = blocks.scores == -torch.inf
         chosen = torch.stack(
             [least(blocks.scores[gate], round(count)) for gate, count in enumerate(counts[name])]
@@ -143,8 +143,8 @@ def choose_least(
 ) -> Tensor:
     """Weights to prune in one matrix: bool, (out_features, in_features) like `importance`.
 
-    counts: blocks of least mean importance to prune in each of `len(counts)` equal parts of the
-        rows, those that are not `alive` among them.
+    counts: number of blocks of least mean importance to prune in each of `len(counts)` equal parts
+        of the rows, blocks that are not `alive` included.
     """
     by_part = (len(counts), importance.shape[0] // len(counts), -1)
     left = torch.ones_like(importance, dtype=torch.bool) if alive is None else alive

@@ -1,4 +1,4 @@
-"""The share to prune of every layer and gate, from what the user wrote."""
+"""The share to prune of every layer and gate, from the user's `amount`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -32,7 +32,7 @@ def check_amount(amount: Amount, pattern: Pattern) -> None:
 def amounts_by_gate(
     amount: Mapping[str, float | Sequence[float]], gates: Mapping[str, int]
 ) -> dict[str, tuple[float, ...]]:
-    """The shares of every target's gates: those of the first glob that matches its name.
+    """The shares of every target's gates, from the first glob that matches its name.
 
     Raises InvalidInput for a target without a glob, a glob without a target, and a wrong number
     of gates.

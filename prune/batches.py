@@ -13,8 +13,8 @@ from sparsejit.errors import InvalidInput
 class Batches:
     """A workload's batches without end, in an order that can be resumed exactly.
 
-    What they draw from torch's generator, or a DataLoader from its own, depends on the seed and
-    the number of the pass alone, whatever the model draws meanwhile.
+    Random numbers that batches draw from torch's generator, or a DataLoader from its own, depend on
+    the seed and the number of the pass alone, not on numbers that the model draws meanwhile.
     """
 
     def __init__(self, source: Iterable[Any], seed: int) -> None:
@@ -28,7 +28,7 @@ class Batches:
         return self
 
     def __next__(self) -> Any:
-        """Raises InvalidInput where a pass yields nothing."""
+        """The next batch; raises InvalidInput where a pass yields nothing."""
         with self._own_generator():
             batch = next(self._iterator, self)
             if batch is self:
@@ -43,11 +43,11 @@ class Batches:
         return batch
 
     def position(self) -> dict[str, int]:
-        """What `restore` goes on from."""
+        """The position for `restore`: the number of the pass, and of batches taken from it."""
         return {"pass": self._pass, "taken": self._taken}
 
     def restore(self, position: Mapping[str, int]) -> None:
-        """Go on from a `position`: its pass is begun afresh, and what was taken is skipped."""
+        """Resume at a `position`: start its pass again, and skip the batches taken."""
         if position["pass"] < 0:
             return
         with self._own_generator():

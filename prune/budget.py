@@ -1,4 +1,4 @@
-"""Which amount of each layer keeps a model within a time, for the least loss."""
+"""Choose the amount of each layer that keeps a model within a time, for the least loss."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,22 +19,22 @@ from sparsejit.prune.measured import is_time, measurement_file, recall, remember
 from sparsejit.prune.patterns import Pattern
 from sparsejit.prune.prunable import FloatArray, Prunable
 
-# Amounts between two measured ones that layers may take, their times in proportion.
+# Steps between two measured amounts that layers may take; their times are interpolated.
 _STEPS_BETWEEN = 8
-# How far below the budget a model is close enough, and how many are measured to find one.
+# Share of the budget that a model may stay below it, and the most measurements to find one.
 _TOLERANCE = 0.03
 _TRIES = 16
 
 
 @dataclass(frozen=True)
 class TradeOff(Shown):
-    """The amounts chosen for a budget, and what other budgets would cost.
+    """The amounts chosen for a budget, and the losses of other budgets.
 
     A loss is the sum over layers of -log of the share of squared weights that is left. The curves
     are as the latency table has them, times `measured_us` over the table's sum for `amounts`.
 
     Attributes:
-        budget_us: microseconds that were allowed
+        budget_us: allowed microseconds
         amounts: the share pruned of each target, by name
         measured_us: microseconds of all layers, pruned to `amounts`, one after another
         loss: the loss at `amounts`
@@ -111,13 +111,13 @@ def spend(
     """Choose amounts whose compiled layers take `budget_us` together, one after another.
 
     The loss of a layer is -log of the share of its squared weights that is left: a layer passes
-    on so much of its signal, and shares multiply from layer to layer. The times of the table do
-    not quite add up to that of the model, so the model itself is measured, and another choice
+    on that share of its signal, and shares multiply from layer to layer. The times of the table do
+    not quite add up to the model's time, so the model itself is measured, and another choice is
     made where it misses the budget.
 
-    The choice is kept like the table: the same weights get the same amounts for a budget. One that
-    the dense layers keep prunes nothing. Raises InvalidInput, naming the least time that can be
-    reached, for a budget below it.
+    The choice is cached like the table: the same weights get the same amounts for a budget. A
+    budget that the dense layers meet prunes nothing. Raises InvalidInput, with the least time that
+    can be reached, for a budget below it.
     """
     grids = [_between(table.curve(name, pattern)[0]) for name in layers]
     options = [
@@ -155,7 +155,7 @@ def spend(
 
 
 def _checked(stored: Any, states: int) -> tuple[int, float] | None:
-    """What a file holds, if it is a state and its time; else None."""
+    """The state and its time from a cached value; None for any other value."""
     match stored:
         case [state, us] if type(state) is int and 0 <= state < states and is_time(us):
             return state, us
@@ -165,8 +165,8 @@ def _checked(stored: Any, states: int) -> tuple[int, float] | None:
 def _settle(best: Frontier, budget_us: float, measure: Callable[[int], float]) -> tuple[int, float]:
     """The state of least loss that was measured within the budget, and its time.
 
-    The search narrows from both sides, because where a model outgrows a cache its time may jump.
-    A moment in which the machine is slow refuses what would fit: so it looks above once more.
+    The search narrows from both sides, because the time may jump where a model outgrows a cache.
+    A slow moment of the machine may reject a state that fits, so states above are searched again.
     """
     affordable: dict[int, float] = {}
     top = len(best.times) - 1
@@ -201,7 +201,7 @@ def _settle(best: Frontier, budget_us: float, measure: Callable[[int], float]) -
 
 
 def _between(measured: Sequence[float]) -> FloatArray:
-    """The measured amounts and steps between them."""
+    """The measured amounts, with `_STEPS_BETWEEN` steps between neighbours."""
     places = np.linspace(0, len(measured) - 1, (len(measured) - 1) * _STEPS_BETWEEN + 1)
     return np.interp(places, np.arange(len(measured)), measured)
 
@@ -209,7 +209,7 @@ def _between(measured: Sequence[float]) -> FloatArray:
 def _uniform(
     options: Sequence[LayerOptions], grids: Sequence[FloatArray]
 ) -> tuple[FloatArray, FloatArray]:
-    """Times and losses of one amount for all layers, or the largest that a layer can take."""
+    """Times and losses of one amount for all layers; a layer takes at most its largest amount."""
     shared = max(grids, key=lambda grid: grid[-1])
     paired = list(zip(grids, options, strict=True))
     times = sum((np.interp(shared, grid, o.times) for grid, o in paired), np.zeros(len(shared)))

@@ -1,4 +1,4 @@
-"""The statistics of layers' inputs that pruning without labels goes by."""
+"""Statistics of layers' inputs, for pruning without labels."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -39,7 +39,7 @@ class LayerCalibration:
         self.count = total
 
     def error(self, weight: Tensor) -> float:
-        """Mean square of the change in outputs over that of the outputs, for another weight."""
+        """Mean square of the change in outputs over the outputs' mean square, for other weights."""
         change = weight.detach().reshape(self.weight.shape).to(self.weight) - self.weight
         outputs = _energy(self.weight, self.gram)
         return _energy(change, self.gram) / outputs if outputs > 0 else 0.0
@@ -78,7 +78,7 @@ def check_calibration(model: nn.Module, calibration: Calibration) -> None:
 
 
 def call(model: nn.Module, batch: Any) -> Any:
-    """The model's result for a batch: a tensor, a tuple or list of arguments, or a dict of them.
+    """Call a model with a batch: a tensor, a tuple or list of arguments, or a dict of them.
 
     numpy arrays become tensors. Raises InvalidInput, with the model's own error as its cause, for a
     batch that the model does not take.
@@ -116,7 +116,7 @@ def calibrate(
 ) -> Calibration:
     """Run the model over `batches` and gather the inputs of the targets' layers.
 
-    The model runs in eval mode, layers with the inputs they have before anything is pruned.
+    The model runs in eval mode, and all inputs are taken before any layer is pruned.
 
     Args:
         model: a torch module
@@ -176,7 +176,7 @@ def _capturing(owners: dict[nn.Module, list[str]], calibration: Calibration) -> 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode for a while; then every module is in the mode that it was in."""
+    """Set eval mode inside the block, and restore every module's mode after it."""
     training = {module: module.training for module in model.modules()}
     model.eval()
     try:

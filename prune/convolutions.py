@@ -1,4 +1,4 @@
-"""Convolutions as a model calls them: the images that they meet, and each compiled by itself."""
+"""Convolutions as a model calls them: the shapes of their images, and each compiled alone."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -50,7 +50,7 @@ class CompiledConvolution:
 
     @property
     def op(self) -> Convolution:
-        """What it computes."""
+        """The operator of the graph."""
         (op,) = (n.op for n in self.variant.graph.nodes if isinstance(n.op, Convolution))
         return op
 
@@ -62,29 +62,29 @@ class CompiledConvolution:
 
     @property
     def uses(self) -> int:
-        """Products with each weight: positions of y, of a transposed convolution those of x."""
+        """Products with each weight: positions of y, or of x in a transposed convolution."""
         graph = self.variant.graph
         (image,) = graph.inputs if self.op.transposed else graph.outputs
         return prod(image.shape[2:])
 
     @property
     def workspace_floats(self) -> int:
-        """What it needs besides, in floats."""
+        """Size of its workspace, in floats."""
         return -(-self.variant.workspace_bytes // 4)
 
     @property
     def strategy(self) -> str:
-        """The kernels that it runs."""
+        """Names of the kernels that it runs."""
         return ", ".join(dict.fromkeys(step.kernel for step in self.variant.steps))
 
     @cached_property
     def stats(self) -> dict[str, Any]:
-        """The nonzero weights, each once however many kernels read it."""
+        """Number of nonzero weights, each counted once, no matter how many kernels read it."""
         return {"nnz": int(np.count_nonzero(self.weights))}
 
     @property
     def price(self) -> tuple[str, float]:
-        """Kernels and predicted nanoseconds: equal where zeros make no difference to the code."""
+        """Kernels and predicted nanoseconds, which are equal where zeros do not change the code."""
         return self.strategy, sum(step.facts.predicted_ns or 0.0 for step in self.variant.steps)
 
 
@@ -97,7 +97,7 @@ class ConvolutionInModel:
     images: tuple[ImageShape, ...]
 
     def compiled(self, weight: Tensor, dtype: str) -> list[CompiledConvolution]:
-        """One for each call, those of the same image the same; weight (out, everything else)."""
+        """A function for each call, shared by equal images; weight is (out, everything else)."""
         filters = weight.detach().cpu().numpy().reshape(self.weight_shape)
         made: dict[ImageShape, CompiledConvolution] = {}
         for image in self.images:
@@ -115,11 +115,11 @@ def convolutions_in_model(
     example_inputs: Any,
     run: Callable[[nn.Module, Any], Any],
 ) -> dict[str, ConvolutionInModel]:
-    """The named weights that convolutions have, by name.
+    """The convolutions among the named weights, by name.
 
-    example_inputs: what `run(model, example_inputs)` calls the model with, in eval mode.
-    Raises InvalidInput for a convolution where they are None, or that meets no image of them, and
-    over more than two spatial axes.
+    example_inputs: for `run(model, example_inputs)`, which calls the model in eval mode.
+    Raises InvalidInput for a convolution if they are None, for one that gets no image of them, and
+    for one over more than two spatial axes.
     """
     found = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
     modules = {
@@ -191,9 +191,9 @@ def _in_model(name: str, module: nn.Module, images: Sequence[ImageShape]) -> Con
 
 
 def _padding(module: _AnyConvolution) -> tuple[ImageShape, ImageShape]:
-    """The zeros before and after each axis, and by how much else its image is larger.
+    """The zeros before and after each axis, and the other elements that padding adds to the axis.
 
-    What is padded otherwise, or by more at one end, is an operator of its own before it.
+    Other padding modes, and more padding at one end, are an operator before the convolution.
     """
     if isinstance(module, _TRANSPOSED):
         assert not isinstance(module.padding, str)

@@ -1,4 +1,4 @@
-"""What makes a weight important."""
+"""Criteria for the importance of weights."""
 
 import zlib
 from collections.abc import Mapping
@@ -11,18 +11,18 @@ from sparsejit.errors import InvalidInput
 
 
 class Criterion(Protocol):
-    """What a Pruner ranks weights by; `weights` are its targets by name."""
+    """A measure of importance that a Pruner ranks weights by; `weights` are its targets by name."""
 
     def start(self, weights: Mapping[str, Tensor]) -> None:
         """Forget everything; training of these weights begins."""
         ...
 
     def observe(self, weights: Mapping[str, Tensor]) -> None:
-        """Take note of the weights after an optimizer step, their gradients still in place."""
+        """Record the weights after an optimizer step, their gradients still in place."""
         ...
 
     def importance(self, name: str, weight: Tensor) -> Tensor:
-        """Importance of each weight, float64, in the weight's shape; the least go first."""
+        """Importance of each weight, float64, in the weight's shape; the least are pruned first."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -31,7 +31,7 @@ class Criterion(Protocol):
 
 
 def check_criterion(criterion: Any) -> None:
-    """Raise InvalidInput for what is no criterion, such as the name of one."""
+    """Raise InvalidInput for an object that is no criterion, such as the name of one."""
     if not hasattr(criterion, "importance"):
         raise InvalidInput(
             f"criterion={criterion!r} is no criterion: give Magnitude(), Movement() or Random(seed)"
@@ -74,7 +74,7 @@ class Random(_Stateless):
 
 
 class Movement:
-    """How far training moves a weight away from zero: minus the sum of gradient * weight.
+    """Movement of a weight away from zero in training: minus the sum of gradient * weight.
 
     Sanh et al. 2020, "Movement pruning", equation 4. Meant for fine-tuning, with a schedule that
     starts after some steps. Steps whose gradients are not finite, which a GradScaler skips, do not

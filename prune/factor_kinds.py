@@ -1,4 +1,4 @@
-"""Nearest products of sparse factors, each kind from the most sparse to what is exact."""
+"""Nearest products of sparse factors, each kind from its sparsest form to an exact one."""
 
 from collections.abc import Callable, Iterator
 from math import isqrt
@@ -14,9 +14,9 @@ _LEAST_DENSITY, _TURNS = 1 / 1024, 32
 
 
 def monarch(weights: FloatArray) -> Iterator[Parts]:
-    """Two factors, block-diagonal but for the order of rows: Dao et al. 2022, of rank 1 upwards.
+    """Two factors, block-diagonal except for row order: Dao et al. 2022, of rank 1 upwards.
 
-    With as many blocks as is nearest to the root of both sizes.
+    The numbers of blocks are the divisors of both sizes that are nearest to their square roots.
     """
     rows, columns = weights.shape
     blocks = _nearest_divisor(columns), _nearest_divisor(rows)
@@ -26,10 +26,10 @@ def monarch(weights: FloatArray) -> Iterator[Parts]:
 
 
 def butterfly(weights: FloatArray) -> Iterator[Parts]:
-    """Factors of two weights a row and a last one of blocks, these from 2x2 upwards.
+    """Factors with two weights a row, and a last one of blocks, from 2x2 upwards.
 
-    Hierarchical, as Zheng, Gribonval and Riccietti 2021 find butterflies: of what a level leaves,
-    each half is split again.
+    The factorisation is hierarchical (Zheng, Gribonval and Riccietti 2021): each half of the factor
+    that a level leaves is split again.
     """
     factors, levels = [], []
     rest = [weights]
@@ -60,9 +60,9 @@ def block_circulant(weights: FloatArray) -> Iterator[Parts]:
 
 
 def low_rank_plus_sparse(weights: FloatArray) -> Iterator[Parts]:
-    """Rank and density double from the least, by turns of a low rank and the largest of the rest.
+    """A low rank plus a sparse rest, fitted in turns; rank and density double from the least.
 
-    The rank is such that both halves hold about as many weights.
+    The low-rank factors and the rest have about the same number of weights.
     """
     rows, columns = weights.shape
     density = _LEAST_DENSITY
@@ -110,7 +110,7 @@ def _split(
 
 
 def _blocks(matrix: FloatArray, count: int) -> list[FloatArray]:
-    """Those on the diagonal."""
+    """The blocks on the diagonal."""
     height, width = (size // count for size in matrix.shape)
     return [
         matrix[n * height : (n + 1) * height, n * width : (n + 1) * width] for n in range(count)
@@ -126,7 +126,7 @@ def _diagonal(blocks: list[FloatArray]) -> FloatArray:
 
 
 def _circulant_factors(weights: FloatArray, size: int) -> list[FloatArray]:
-    """Back, product, forth: T^T (T C T^T) T for every block C, T orthogonal.
+    """Inverse transform, product, transform: T^T (T C T^T) T for every block C, T orthogonal.
 
     In real numbers a circulant block is 1x1 blocks for the means and 2x2 for each frequency.
     """
@@ -146,7 +146,7 @@ def _circulant_factors(weights: FloatArray, size: int) -> list[FloatArray]:
 
 
 def _real_fourier(size: int) -> FloatArray:
-    """Orthogonal: a row of the mean, then a cosine and a sine of each frequency."""
+    """Orthogonal transform: a row for the mean, then a cosine and a sine of each frequency."""
     time = np.arange(size)
     rows = [np.ones(size)]
     for frequency in range(1, size // 2 + 1):

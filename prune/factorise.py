@@ -18,7 +18,7 @@ FloatArray = npt.NDArray[np.float32]
 class Factorisation:
     """W ~ factors[0] @ factors[1] @ ... + rest: float32, W (out, in), zeros where nothing is kept.
 
-    `relative_error` is |W - that| / |W| in Frobenius norm, of the factors as they are here.
+    `relative_error` is |W - product| / |W| in Frobenius norm, of these float32 factors.
     """
 
     kind: str
@@ -28,24 +28,24 @@ class Factorisation:
 
     @property
     def nnz(self) -> int:
-        """Weights that are not zero, of all factors."""
+        """Number of weights that are not zero, of all factors."""
         parts = self.factors if self.rest is None else (*self.factors, self.rest)
         return sum(int(np.count_nonzero(part)) for part in parts)
 
     @property
     def density(self) -> float:
-        """Those weights by the weights of W."""
+        """Weights that are not zero, of all factors, over the number of weights of W."""
         return self.nnz / (self.factors[0].shape[0] * self.factors[-1].shape[1])
 
     def matrix(self) -> npt.NDArray[np.float64]:
-        """What the factors multiply to, (out, in)."""
+        """The product of the factors, plus the rest, (out, in)."""
         product = reduce(np.matmul, (factor.astype(np.float64) for factor in self.factors))
         return product if self.rest is None else product + self.rest
 
     def as_module(self, bias: Tensor | None = None) -> nn.Module:
-        """Linear layers in a row, and one beside them for the rest, in the place of nn.Linear.
+        """A module in place of nn.Linear: linear layers in a row, and one beside them for the rest.
 
-        bias (out,) or none. `sparsejit.compile` makes one function of it.
+        bias (out,) or none. `sparsejit.compile` makes one function of the module.
         """
         layers = [_linear(factor) for factor in reversed(self.factors)]
         chain = nn.Sequential(*layers)

@@ -1,4 +1,4 @@
-"""Training with the rounding that stored layers will have, so that the others make up for it.
+"""Training with the rounding of stored layers, so that the weights adapt to it.
 
     y = x W^T + b      ->      y = rounded(x; scale, shift) rounded(W; a scale a row)^T + b
 """
@@ -29,28 +29,27 @@ _WHOLE = nn.Linear | nn.Conv1d | nn.Conv2d | nn.RNNBase
 
 
 class FakeQuantisation:
-    """Has a model train as it will be stored, by torch's fake quantisation, until `finalize`.
+    """Rounds a model in training as it will be stored, by torch's fake quantisation.
 
-    Gradients pass the rounding as if it were not there, and stop where x is cut. Weights stay plain
-    parameters in float32, so optimizers, `Pruner.step` and `state_dict` go on as before. Linear
-    layers and convolutions round x and weights, recurrent layers their weights. Weights keep zeros.
-    Copies of the model (`copy.deepcopy`, `AveragedModel`) round their own weights, until `finalize`
-    too.
+    Gradients pass through the rounding, and stop where x is clipped. Weights stay plain parameters
+    in float32, so optimizers, `Pruner.step` and `state_dict` work as before. Linear layers and
+    convolutions round x and weights, recurrent layers their weights. Weights keep zeros. Copies of
+    the model (`copy.deepcopy`, `AveragedModel`) round their own weights. `finalize` stops it all.
 
     Attributes:
-        layers: the names of layers that train so
-        left: the names of layers that are stored short, but train in float32
+        layers: the names of layers that are rounded
+        left: the names of layers that are stored in a short dtype, but train in float32
     """
 
     def __init__(self, model: nn.Module, scales: Scales) -> None:
-        """Start.
+        """Start rounding.
 
         Args:
             model: a torch module, whose layers' `forward` is replaced for a while
-            scales: what `sparsejit.quantise` returned for it
+            scales: the result of `sparsejit.quantise` for it
 
         Raises:
-            InvalidInput: scales that are none, or of another model; a model that is none
+            InvalidInput: no scales, scales of another model, or no torch module
         """
         check_model(model)
         if not isinstance(scales, Scales):
@@ -74,7 +73,7 @@ class FakeQuantisation:
             module.forward = _RoundedForward(module, group, self._patched)
 
     def finalize(self) -> Scales:
-        """Stop, in copies of the model too, and leave the weights as they were trained.
+        """Stop rounding, in copies of the model too, and leave the weights as they were trained.
 
         Returns:
             The scales for `compile(model, ..., dtype=scales)`; biases were trained, so nothing is
@@ -161,7 +160,7 @@ class _RoundedForward:
 
 
 def _rounded(layer: LayerScales, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """What takes the place of x and weights, their channels equalised before they are rounded."""
+    """Rounded x and weights, whose channels are equalised before they are rounded."""
     if layer.factors is not None:
         factors = torch.from_numpy(layer.factors).to(weight)
         around = (1,) * (weight.ndim - 2)

@@ -1,4 +1,4 @@
-"""Plain weights out of weights that torch computes before every forward pass."""
+"""Turn weights that torch computes before every forward pass into plain weights."""
 
 from torch import nn
 from torch.nn.utils import parametrize, prune, remove_weight_norm
@@ -32,7 +32,7 @@ def fold(model: nn.Module) -> list[str]:
     for module in model.modules():
         for name in _parametrized(module):
             parametrize.remove_parametrizations(module, name, leave_parametrized=True)
-            # An RNN's list of flat weights learns of the new parameter only by an assignment.
+            # Only an assignment updates an RNN's list of flat weights with the new parameter.
             setattr(module, name, getattr(module, name))
         for name, hook in _hooked(module).items():
             if isinstance(hook, WeightNorm):
@@ -48,7 +48,7 @@ def _parametrized(module: nn.Module) -> list[str]:
 
 
 def _hooked(module: nn.Module) -> dict[str, object]:
-    """The hooks of the old kind by the name of the weight that they compute."""
+    """The hooks of the old kind, by the name of the weight that each computes."""
     hooks = module._forward_pre_hooks.values()
     named = {h.name: h for h in hooks if isinstance(h, WeightNorm)}
     return named | {h._tensor_name: h for h in hooks if isinstance(h, prune.BasePruningMethod)}

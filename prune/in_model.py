@@ -1,4 +1,4 @@
-"""How long kernels take as parts of a model, where they push each other out of the nearest caches.
+"""Times of kernels as parts of a model, where they push each other out of the nearest caches.
 
 Alone in a loop, the layers of a perceptron add up to 0.55 to 1.1 of the time of all in turn
 (docs/notes/pruning.md), so nothing here is measured alone.
@@ -20,13 +20,13 @@ from sparsejit.runtime.native_timing import Call, aligned, time_in_turn
 Vector = npt.NDArray[np.float32]
 CompiledLayer = Kernel | CompiledConvolution
 
-# Where its pages lie in L2 changes a model's time by up to 1.5 times.
+# Places in memory: the placement of its pages in L2 changes a model's time by up to 1.5 times.
 _PLACES = 9
 _PLACES_OF_COPIES = 3
 _SAMPLES = 40
-# Time for a place, where a turn takes long: its few samples are as steady as many short ones.
+# Time for a place if a turn takes long: its few samples are as steady as a number of short ones.
 _BUDGET_NS = 60_000_000
-# Copies that fill L2 so many times over come from L3, and more would too.
+# Copies that fill L2 this number of times come from L3, and more would too.
 _FILLS_OF_L2 = 4
 _MOST_COPIES = 256
 _CACHE_LINE = 64
@@ -35,10 +35,11 @@ _CACHE_LINE = 64
 def us_in_turn(kernels: Sequence[CompiledLayer], places: int = _PLACES) -> float:
     """Microseconds of calling all kernels one after another, the median over places in memory.
 
-    At each place the median over samples too. Where a model just outgrows a cache, the least of 40
-    samples is now and then a fifth below the rest; medians repeat within 2 % between processes.
+    The time at each place is a median over samples. Where a model just outgrows a cache, the least
+    of 40 samples is now and then a fifth below the rest; medians repeat within 2 % between
+    processes.
     """
-    # All are held until the end, or the next would be given the same pages again.
+    # All are held until the end, or the next would get the same pages again.
     placed = [_Placed(kernels) for _ in range(places)]
     timings = [
         time_in_turn(place.calls, samples=_SAMPLES, budget_ns=_BUDGET_NS) for place in placed
@@ -49,8 +50,8 @@ def us_in_turn(kernels: Sequence[CompiledLayer], places: int = _PLACES) -> float
 def us_among_others(kernel: CompiledLayer, room: int) -> float:
     """Microseconds of one call in a model of `room` bytes of code and weights.
 
-    Copies of the kernel, one after another, fill the room in place of the other layers: so it is
-    found in L1 where the whole model fits, and else fetched from where the model lies.
+    Copies of the kernel, one after another, fill the room in place of the other layers. So the
+    kernel is read from L1 if the whole model fits there, else from the level that holds the model.
     """
     wanted = min(room, _FILLS_OF_L2 * Target.detect().l2_bytes) / len(kernel.image.data)
     copies = min(max(math.ceil(wanted), 1), _MOST_COPIES)
@@ -60,8 +61,8 @@ def us_among_others(kernel: CompiledLayer, room: int) -> float:
 class _Placed:
     """Kernels side by side in memory, each with an x and a y, which its copies share.
 
-    Convolutions share theirs, and a workspace, with each other: in a model images follow each other
-    in the same memory, so that a layer finds the one that was just computed near.
+    All convolutions share two images and a workspace: in a model, images follow each other in the
+    same memory, so that a layer finds the image that was just computed in a near cache.
     """
 
     def __init__(self, kernels: Sequence[CompiledLayer]) -> None:
@@ -80,7 +81,7 @@ class _Placed:
 
 
 class _Images:
-    """What convolutions are called with: an image to read, one to write, a workspace."""
+    """Arguments of convolutions: an image to read, one to write, and a workspace."""
 
     def __init__(self, kernels: Sequence[CompiledConvolution]) -> None:
         sizes = [(one.x_size, one.y_size) for one in kernels]

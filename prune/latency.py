@@ -1,4 +1,4 @@
-"""What each weight matrix costs as compiled code inside its model, by pattern and amount."""
+"""Times of each weight matrix as compiled code inside its model, by pattern and amount."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ AMOUNTS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99)
 class Latency:
     """One layer at one amount: microseconds, and the kernels that take them.
 
-    us: of a matrix's product with one vector, or of all calls of a convolution for one image each.
+    us: time of a matrix's product with one vector, or of a convolution's calls for an image each.
     nnz: weights that are left, out of weight[out_features, in_features].
     """
 
@@ -57,11 +57,11 @@ class LatencyTable(Shown):
     machine: str
 
     def curve(self, name: str, pattern: str) -> tuple[list[float], list[float]]:
-        """Amounts, rising, and their microseconds.
+        """Amounts in rising order, and their microseconds.
 
         Args:
-            name: that of a target
-            pattern: one that was measured
+            name: name of a target
+            pattern: name of a measured pattern
 
         Raises:
             InvalidInput: the table has no such curve
@@ -73,11 +73,11 @@ class LatencyTable(Shown):
         return [row.amount for row in rows], [row.us for row in rows]
 
     def time_us(self, name: str, pattern: str, amount: float) -> float:
-        """Microseconds at an amount, between two measured ones in proportion.
+        """Microseconds at an amount, interpolated between measured ones.
 
         Args:
-            name: that of a target
-            pattern: one that was measured
+            name: name of a target
+            pattern: name of a measured pattern
             amount: the share pruned
 
         Raises:
@@ -125,9 +125,9 @@ def latency_table(
     A Linear is measured with one input, a GRU's or LSTM's matrix for one step: a product of
     weight[out_features, in_features] with one vector, on one core. A convolution is measured with
     one image of the size that the layer meets, computed as in a compiled model, copies of the image
-    for its padding included. Every layer is timed as one of the model: as many copies of it run in
-    turn as fill the room of all targets' code and weights at that amount, because the others push
-    it out of the nearest caches. A copy of the weights is pruned, as `Pruner` would.
+    for its padding included. Every layer is timed as a part of the model: copies of it that fill
+    the room of all targets' code and weights at that amount run in turn, because other layers push
+    it out of the nearest caches. A copy of the weights is pruned, as by `Pruner`.
 
     Tables are kept in the user's cache directory under a key of weights, pattern, amounts, dtype,
     processor and the compiler's source.
@@ -139,9 +139,9 @@ def latency_table(
         amounts: shares to prune, each 0 to 1
         dtype: how compiled weights are stored
         per_gate: as for `Pruner`
-        example_inputs: what the model is called with, a tensor or a tuple of arguments.
-            Convolutions are timed for the sizes of its images; its batch does not matter. Without
-            convolutions it is not needed.
+        example_inputs: inputs of the model, a tensor or a tuple of arguments. Convolutions are
+            timed for the sizes of their images; the batch does not matter. Models without
+            convolutions need none.
         run: a function of model and example inputs that calls the model, where `model(*inputs)`
             does not
 
@@ -163,7 +163,7 @@ def measured_latencies(
     dtype: str = "float32",
     amounts: Sequence[float] = AMOUNTS,
 ) -> LatencyTable:
-    """Measure all layers of a model in one pattern, or recall what was measured earlier."""
+    """Measure all layers of a model in one pattern, or recall an earlier measurement."""
     check_tradable(pattern)
     for amount in amounts:
         check_amount(amount, pattern)
@@ -180,7 +180,7 @@ def measured_latencies(
 def _checked(
     stored: Any, layers: Mapping[str, Prunable], pattern: Pattern, grid: Sequence[float]
 ) -> tuple[Latency, ...] | None:
-    """What a file holds, if it is the rows that would be measured; else None."""
+    """The rows from a cached value; None unless they are the rows that would be measured."""
     expected = {
         (name, pattern.name, min(amount, layer.largest_amount))
         for name, layer in layers.items()
@@ -233,9 +233,10 @@ def _measure(
 
 
 def _us(name: str, kernel: in_model.CompiledLayer, room: int, known: dict[object, float]) -> float:
-    """Microseconds of one kernel; a convolution's whose code zeros do not change are `known`.
+    """Microseconds of one kernel; `known` has times of convolutions by name and code.
 
-    Measured twice they would differ by chance, and pruning would seem to gain so much.
+    Zeros may not change a convolution's code. Measured twice, its times would differ by chance, and
+    pruning would seem to change them.
     """
     if not isinstance(kernel, CompiledConvolution):
         return in_model.us_among_others(kernel, room)

@@ -1,4 +1,4 @@
-"""What the weights of a layer are multiplied with, one row a product."""
+"""Inputs that the weights of a layer multiply, one row a product."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -23,7 +23,7 @@ def layer_inputs(
 ) -> Iterator[tuple[str, Tensor]]:
     """Name of each weight and the inputs (n, in_features) that one call gives it.
 
-    `args` and `kwargs` are those of the module's `forward`. A recurrent layer is run step by step,
+    `args` and `kwargs` are arguments of the module's `forward`. A recurrent layer is run by steps,
     because its states are inputs too. Convolutions count as (out, everything else).
     Raises InvalidInput for a packed sequence.
     """

@@ -1,4 +1,4 @@
-"""What the layers of a pruned model cost, compiled: predicted and measured."""
+"""Times of a pruned model's layers, compiled: predicted and measured."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -40,22 +40,22 @@ def time_layers(
     example_inputs: Any = None,
     run: Callable[[nn.Module, Any], Any] = call,
 ) -> SparsityReport:
-    """The report with what each weight costs here.
+    """The report with the predicted and measured times of each weight on this machine.
 
     >>> print(time_layers(model, pruner.finalize()))
 
     Args:
         model: the torch module that was pruned
-        report: what `Pruner.finalize` returned
+        report: the result of `Pruner.finalize`
         dtype: how compiled weights are stored; a weight counts as (out, everything else)
-        progress: a function that is told the name of each weight first
+        progress: a function that gets the name of each weight before it is timed
         example_inputs: as for `latency_table`; without them a convolution is timed as the product
             for one position
         run: as for `latency_table`
 
     Raises:
         InvalidInput: the model lacks the report's weights
-        CompileError: a kernel's output is not that of its reference, except for rounding
+        CompileError: a kernel's output differs from its reference by more than rounding
     """
     parameters = {layer.name: _parameter(model, layer.name) for layer in report.layers}
     found = {}
@@ -123,7 +123,7 @@ def time_convolution(calls: Sequence[CompiledConvolution]) -> LayerTime:
 
 
 def _check_image(kernel: CompiledConvolution) -> None:
-    """By what the graph says in float64, which does not round weights."""
+    """Check a kernel against its graph in float64, which does not round weights."""
     graph, weights, op = kernel.variant.graph, kernel.weights, kernel.op
     shape = graph.inputs[0].shape
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)

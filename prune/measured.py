@@ -1,4 +1,4 @@
-"""What was measured on this machine earlier, kept in files of the user's cache directory."""
+"""Earlier measurements on this machine, kept in files of the user's cache directory."""
 
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from sparsejit.prune import convolutions, in_model
 
 
 def measurement_file(kind: str, *parts: str) -> Path:
-    """Named by `parts` and all else that decides a time: processor, compiler, way of measuring.
+    """A file named by `parts` and all else that decides a time: processor, compiler, method.
 
-    Convolutions go through rooms of the compiler that single products do without.
+    `lowering` and `passes` count to the compiler, since convolutions need them.
     """
     target = calibrated(Target.detect())
     sets = " ".join(sorted(target.instruction_sets))
@@ -26,7 +26,7 @@ def measurement_file(kind: str, *parts: str) -> Path:
 
 
 def recall(file: Path) -> Any:
-    """What was remembered; None where nothing was, or the file is damaged."""
+    """The remembered value; None where there is none, or the file is damaged."""
     try:
         return cache.recall(file)
     except DamagedFile:

@@ -1,4 +1,4 @@
-"""Which weights live and die together: blocks of `weight[out, in]`, lanes, N of M."""
+"""Patterns of weights that are pruned together: blocks of `weight[out, in]`, lanes, N of M."""
 
 import re
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ class Blocks:
     """The sets of weights of one matrix that are kept or pruned as one.
 
     labels: int64, shape (gates, rows, columns), the block of each weight, from 0 in each gate.
-    scores: float64, shape (gates, blocks): what is lost with a block; -inf where nothing is left.
+    scores: float64, shape (gates, blocks): importance of each block; -inf where nothing is left.
     """
 
     labels: Tensor
@@ -39,7 +39,7 @@ class Blocks:
 
 
 def least(scores: Tensor, count: int) -> Tensor:
-    """Which are the `count` least of the scores (n,): bool. The first of equal ones goes first."""
+    """Mask, bool (n,), of the `count` least scores. The first of equal scores is taken first."""
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     highest = scores.kthvalue(count).values  # sorting all of them takes several times as long
@@ -49,7 +49,7 @@ def least(scores: Tensor, count: int) -> Tensor:
 
 
 class Pattern(Protocol):
-    """How a matrix, weight[out_features, in_features], falls into blocks."""
+    """A division of a matrix, weight[out_features, in_features], into blocks."""
 
     @property
     def name(self) -> str: ...
@@ -81,7 +81,7 @@ class BlockPattern:
     """Blocks of `rows` consecutive outputs by `cols` consecutive inputs.
 
     The grid starts afresh at the first row of each gate. Blocks cut off by the lower or right edge
-    are smaller. A block's score is the mean importance, so that those compete with whole ones.
+    are smaller. A block's score is the mean importance, so that they compete with whole ones.
 
     Raises:
         InvalidInput: unless rows and cols are at least 1
@@ -120,7 +120,7 @@ class BlockPattern:
 
 @dataclass(frozen=True)
 class InputBlocks(BlockPattern):
-    """Blocks of `rows` consecutive outputs by `cols` consecutive inputs, of a convolution channels.
+    """Blocks of `rows` consecutive outputs by `cols` consecutive inputs, or input channels.
 
     A block of a convolution lies at one tap of its windows. Columns of its matrix are channel by
     channel, so that a channel's neighbour is `taps` columns on.
@@ -150,7 +150,7 @@ class InputBlocks(BlockPattern):
 
 
 def on_weight(pattern: Pattern, shape: Sequence[int]) -> Pattern:
-    """How a pattern lies on a weight (out, in, taps ...) that is read as (out, in * taps)."""
+    """The pattern for a weight (out, in, taps ...) that is read as (out, in * taps)."""
     return replace(pattern, taps=prod(shape[2:])) if isinstance(pattern, InputBlocks) else pattern
 
 
@@ -186,8 +186,8 @@ class LanePattern:
 class NofM:
     """At most `kept` of every `window` consecutive inputs of a row: "2:4" and the like.
 
-    A block is the weight of rank k of every row and window. The last window, where cut off by the
-    edge, counts its missing inputs as pruned.
+    A block is the set of weights of rank k in all rows and windows. The last window, if cut off by
+    the edge, counts its missing inputs as pruned.
 
     Raises:
         InvalidInput: unless 1 <= kept < window
@@ -228,7 +228,7 @@ class NofM:
 def _ranks_in_windows(importance: Tensor, alive: Tensor, window: int) -> Tensor:
     """Rank from 0, the most important, of each weight among its row's window of inputs.
 
-    The first of equal weights ranks first; what is not alive ranks last.
+    The first of equal weights ranks first; weights that are not alive rank last.
     """
     key = importance.masked_fill(~alive, -torch.inf)
     padded = functional.pad(key, (0, -key.shape[2] % window), value=-torch.inf)

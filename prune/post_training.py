@@ -15,8 +15,8 @@ from sparsejit.prune.report import SparsityReport, describe_layer
 from sparsejit.prune.second_order import choose_by_second_order, damped, refit_survivors
 from sparsejit.prune.targets import count_gates
 
-# Pruned weights, float64 (out, in), of a layer by the share that each of its gates gives up, in
-# the pattern as it lies on them.
+# Returns a layer's pruned weights, float64 (out, in), for the share that each of its gates loses,
+# in a pattern that fits the weight's shape.
 _Method = Callable[[LayerCalibration, Pattern, Sequence[float]], Tensor]
 
 
@@ -35,7 +35,7 @@ def prune_wanda(
 
     Args:
         model: a torch module, pruned in place
-        calibration: what `calibrate` returned for it
+        calibration: the result of `calibrate` for it
         amount: as for `Pruner`, one share or one for each glob or gate
         pattern: as for `Pruner`
         per_gate: as for `Pruner`
@@ -65,17 +65,17 @@ def prune_second_order(
     per_gate: bool | Mapping[str, int] = True,
     damping: float = 0.01,
 ) -> SparsityReport:
-    """Zero weights by what their loss does to the outputs, and refit the others to make up for it.
+    """Zero the weights whose loss changes outputs least, and refit the others to make up for it.
 
     Every gate gives up round(amount * blocks). Three choices are refitted, and the one of least
     error on the calibration inputs is taken: by optimal brain surgery (see `second_order.py`) over
     the whole gate, by the same with an even share for every output (or group of outputs that share
-    blocks), and by magnitude. So the error is never above that of magnitude pruning. Weights that
-    are zero already compete like others.
+    blocks), and by magnitude. So the error is never above the error of magnitude pruning. Weights
+    that are zero already compete like others.
 
     Args:
         model: a torch module, pruned in place
-        calibration: what `calibrate` returned for it
+        calibration: the result of `calibrate` for it
         amount: as for `Pruner`, one share or one for each glob or gate
         pattern: as for `Pruner`
         per_gate: as for `Pruner`
@@ -90,7 +90,7 @@ def prune_second_order(
 
     def method(layer: LayerCalibration, lying: Pattern, amounts: Sequence[float]) -> Tensor:
         hessian = _hessian(layer, damping)
-        # What no input reaches costs nothing, though damping says otherwise.
+        # Weights that no input reaches cost nothing, though damping gives them a cost.
         heard = layer.weight.masked_fill(layer.gram.diagonal() == 0, 0)
         counts = _counts(layer.weight, lying, amounts)
         even = _even_counts(layer.weight, lying, counts)
@@ -115,7 +115,7 @@ def refit(model: nn.Module, calibration: Calibration, damping: float = 0.01) -> 
 
     Args:
         model: a torch module, refitted in place
-        calibration: what `calibrate` returned before it was pruned
+        calibration: the result of `calibrate` before it was pruned
         damping: as for `prune_second_order`
 
     Raises:
@@ -159,7 +159,7 @@ def _counts(weight: Tensor, pattern: Pattern, amounts: Sequence[float]) -> list[
 
 
 def _even_counts(weight: Tensor, pattern: Pattern, counts: list[int]) -> list[int]:
-    """The gates' counts spread over their groups of `pattern.rows` outputs, where these divide."""
+    """The gates' counts, spread over groups of `pattern.rows` outputs if rows divide into these."""
     rows = len(weight) // len(counts)
     groups = rows // pattern.rows
     if isinstance(pattern, NofM) or rows % pattern.rows:

@@ -1,4 +1,4 @@
-"""A weight that is to lose some of its blocks, as a matrix."""
+"""A weight to prune, as a matrix of blocks."""
 
 import hashlib
 import math
@@ -25,7 +25,7 @@ FloatArray = npt.NDArray[np.float64]
 class Prunable:
     """One weight as float32 (out_features, in_features), and its blocks scored by magnitude.
 
-    convolution: what it is compiled as, where it is one's.
+    convolution: the convolution in the model that has the weight, None for other layers.
     """
 
     weight: Tensor
@@ -34,18 +34,18 @@ class Prunable:
 
     @property
     def largest_amount(self) -> float:
-        """What can be pruned of every gate, so that all that is protected stays and one block."""
+        """The largest share to prune of a gate: protected blocks and at least one block stay."""
         free = int((self.blocks.scores != math.inf).sum(1).min())
         return min(free, self.blocks.per_gate - 1) / self.blocks.per_gate
 
     def pruned(self, amount: float) -> Tensor:
-        """A copy without round(amount * blocks) of each gate, those of least magnitude."""
+        """A copy without the round(amount * blocks) blocks of least magnitude of each gate."""
         counts = [amount * self.blocks.per_gate] * self.blocks.gates
         gone = choose_pruned({"": self.blocks}, {"": counts})[""]
         return self.weight.masked_fill(gone.view_as(self.weight), 0)
 
     def compiled(self, amount: float, dtype: str) -> list[CompiledLayer]:
-        """What is run of it, pruned so: a product with one vector, or a convolution's calls."""
+        """Code of the pruned weight: a product with one vector, or a convolution's calls."""
         weight = self.pruned(amount)
         if self.convolution is None:
             return [compile_matrix(weight.cpu().numpy(), dtype=dtype)]
@@ -63,7 +63,7 @@ class Prunable:
         return np.asarray(np.maximum(left, np.finfo(float).eps))
 
     def digest(self) -> str:
-        """A digest of everything that decides which weights go, and what is then run."""
+        """A digest of all data that decide the weights to prune, and the code to run."""
         facts = tuple(self.blocks.labels.shape), self.convolution
         state = hashlib.sha256(str(facts).encode())
         for tensor in (self.weight, self.blocks.scores):
@@ -80,7 +80,7 @@ def prunables(
 ) -> dict[str, Prunable]:
     """The targets of a model, as `Pruner` would prune them; nothing of them is pruned yet.
 
-    convolutions: how those targets that have one are compiled, by name.
+    convolutions: the convolutions that targets belong to, by the target's name.
     Raises InvalidInput as `Pruner` does.
     """
     layers = {}

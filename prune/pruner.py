@@ -47,7 +47,7 @@ class Pruner:
             with one share a gate: {"rnn.*": (0.9, 0.8, 0.9), "fc*": 0.95}; the first match counts.
         pattern: "unstructured", "1x8" or "1x16" (one input, 8 or 16 consecutive outputs), "4x1in"
             or "4x2in" (four consecutive inputs, 1 or 2 outputs), "lane16", or N:M such as "2:4".
-        targets: globs over `model.named_parameters()` names, "!glob" for what to leave alone, or
+        targets: globs over `model.named_parameters()` names, "!glob" to leave matches out, or
             functions of a name and a parameter. By default, or with nothing but "!glob", every
             weight of two or more axes that no embedding or normalisation holds.
         schedule: when and how fast; by default everything at once in `prepare`.
@@ -59,9 +59,10 @@ class Pruner:
         criterion: Magnitude() by default, Movement() or Random(seed).
         regulariser: L1, GroupLasso or ADMM; add `penalty()` to the loss.
         keep_diagonal: globs of recurrent matrices whose gates keep the blocks on their diagonals.
-        budget_us: microseconds, in place of an amount: what one product of each target (of
-            convolutions one image) may take in all, one after another on this machine. `prepare`
-            measures, chooses the amounts that lose the least, and leaves them in `trade_off`.
+        budget_us: microseconds, in place of an amount: the time that one product of each target
+            (one image of a convolution) may take in all, one after another on this machine.
+            `prepare` measures, chooses the amounts that lose the least, and leaves them in
+            `trade_off`.
         dtype: how compiled weights are stored, for `budget_us`.
 
     Raises:
@@ -128,14 +129,14 @@ class Pruner:
 
         Args:
             model: a torch module, pruned in place
-            optimizer: what trains it; its state of pruned weights is zeroed as well
-            keep_zeros: whether zeros that are there count as pruned
+            optimizer: the model's optimizer; its state of pruned weights is zeroed as well
+            keep_zeros: whether existing zeros count as pruned
             example_inputs: as for `latency_table`, which `budget_us` needs for convolutions
             run: as for `latency_table`
 
         Raises:
-            InvalidInput: a target matches nothing, or no matrix, or holds NaN; what is protected
-                leaves too little to prune; a budget needs a convolution's images
+            InvalidInput: a target matches nothing, or no matrix, or holds NaN; protected blocks
+                leave too little to prune; a budget needs a convolution's images
         """
         weights = {name: model.get_parameter(name) for name in match_targets(model, self.targets)}
         if isinstance(self.per_gate, Mapping):
@@ -159,14 +160,14 @@ class Pruner:
             self.trade_off = self._spend(self.budget_us, weights, found)
             self.amount = self.trade_off.amounts
         self.criterion.start(weights)
-        # Also tells now, not at the schedule's end, whether the amount can be reached.
+        # Raises now, not at the schedule's end, if the amount cannot be reached.
         self._project({name: weight.detach() for name, weight in weights.items()})
         if self.regulariser is not None:
             self.regulariser.start(weights, self._project)
         self._advance(weights)
 
     def step(self) -> None:
-        """Prune further where the schedule says so, and zero what is pruned.
+        """Prune further where the schedule says so, and zero the pruned weights.
 
         Call it after each `optimizer.step`, which moves pruned weights (by their gradients,
         momentum and weight decay).
@@ -183,7 +184,7 @@ class Pruner:
 
     @property
     def training_step(self) -> int:
-        """Step of the training recipe: the calls of `step`, less what IterativeSchedule rewound.
+        """Step of the training recipe: calls of `step`, less steps that IterativeSchedule rewound.
 
         Set the learning rate by it.
         """
@@ -207,7 +208,7 @@ class Pruner:
                 weight.grad.masked_fill_(self._mask(name, weight.grad.device), 0)
 
     def finalize(self) -> SparsityReport:
-        """Leave exact zeros and say what is left. It never prunes further, also mid-schedule."""
+        """Leave exact zeros and report the rest. It never prunes further, even mid-schedule."""
         self._apply()
         return self.sparsity_report()
 
@@ -221,7 +222,7 @@ class Pruner:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything to go on from, safe for `torch.save` and `torch.load(weights_only=True)`."""
+        """The state to resume from, safe for `torch.save` and `torch.load(weights_only=True)`."""
         return {
             "step": self._step,
             "pattern": self.pattern.name,
@@ -233,10 +234,10 @@ class Pruner:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; call after `prepare` on a model with the same targets.
+        """Resume from a saved state; call after `prepare` on a model with the same targets.
 
         Args:
-            state: what `state_dict` returned
+            state: the result of `state_dict`
 
         Raises:
             InvalidInput: names, pattern or shapes differ; nothing is changed then
@@ -296,7 +297,7 @@ class Pruner:
     def _select(
         self, importance: Mapping[str, Tensor], share: Callable[[float], float]
     ) -> dict[str, Tensor]:
-        """The masks, and more: what goes by importance where `share` of a final amount is due."""
+        """The masks plus the least important blocks; `share` maps a final amount to the due one."""
         layers = {name: self._blocks(name, values) for name, values in importance.items()}
         if isinstance(self.amount, Mapping):
             counts = {
@@ -351,7 +352,7 @@ class Pruner:
                 tensor.masked_fill_(pruned, 0)
 
     def _moments(self, weight: nn.Parameter) -> list[Tensor]:
-        """Whatever the optimizer keeps per weight (Adam's exp_avg, SGD's momentum_buffer, ...)."""
+        """The optimizer's tensors of a weight (Adam's exp_avg, SGD's momentum_buffer, ...)."""
         if self._optimizer is None:
             return []
         state = self._optimizer.state.get(weight, {})

@@ -1,7 +1,7 @@
-"""Plain data, as a YAML file holds it, checked against the signature of what it is meant for.
+"""Check plain data, as of a YAML file, against the signature of the function that takes it.
 
 pydantic was tried: its errors hold branches of unions among the keys, and neither the known names
-nor what a missing parameter takes, so that putting them into words cost the lines it saved.
+nor the type of a missing parameter, so that rewording them cost the lines it saved.
 """
 
 import inspect
@@ -24,7 +24,7 @@ _WORDS: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where in a file a value stands, for messages: "recipe.yaml: train.steps"."""
+    """The place of a value in a file, for messages: "recipe.yaml: train.steps"."""
 
     file: str
     keys: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class NamedChoice:
         return {"kind": self.kind, **self.options}
 
 
-# What makes a value out of data, which stands at a place.
+# Makes a value from data that stands at a place in a file.
 Reader = Callable[[Any, Place], Any]
 
 
@@ -59,9 +59,9 @@ def read_arguments(
 ) -> dict[str, Any]:
     """`data`, a mapping, as keyword arguments of `function`.
 
-    readers: for those parameters that are no plain data.
+    readers: functions that read parameters which are not plain data.
     Raises InvalidInput for an unknown or missing parameter and for a value of another type than
-    the parameter's; what range it must lie in is for the function to say.
+    the parameter's; the function itself checks ranges.
     """
     given = read_mapping(data, place)
     parameters = inspect.signature(function, eval_str=True).parameters
@@ -99,7 +99,7 @@ def read_choice(table: Mapping[str, Callable[..., Any]], data: Any, place: Place
 
 
 def read_mapping(data: Any, place: Place) -> dict[str, Any]:
-    """A copy of a mapping from text, its lists and mappings copied too."""
+    """A deep copy of a mapping whose keys are text."""
     if not isinstance(data, Mapping) or not all(isinstance(key, str) for key in data):
         raise InvalidInput(f"{place} is {data!r}: give a mapping of names to values")
     copied: dict[str, Any] = _plain(data)
@@ -144,7 +144,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def in_words(hint: Any) -> str:
-    """A type in the words of someone who writes a file; what no file can hold is left out."""
+    """A type in the words of a file's author; types that no file can hold are left out."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return " or ".join(filter(None, dict.fromkeys(map(in_words, parts))))

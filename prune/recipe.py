@@ -1,4 +1,4 @@
-"""A pruning run as data: what a YAML file says, checked."""
+"""A pruning run as data, read from a YAML file and checked."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -40,12 +40,12 @@ from sparsejit.prune.targets import Target
 
 @dataclass(frozen=True)
 class Method:
-    """How the zeros come about.
+    """A method of pruning.
 
-    keep_zeros: those that the model has already stay, and count.
-    cut: zeroes weights without training, by `batches` batches of inputs; without it the Pruner
-        chooses them.
-    refit: least squares on these batches, for the weights that are left.
+    keep_zeros: whether existing zeros of the model stay, and count.
+    cut: a function that zeroes weights without training, by `batches` batches of inputs; without
+        it the Pruner chooses the zeros.
+    refit: whether the remaining weights are fitted by least squares on these batches.
     """
 
     keep_zeros: bool = False
@@ -118,7 +118,7 @@ def _post_training(
     per_gate: bool | Mapping[str, int] = True,
     dtype: str = "float32",
 ) -> None:
-    """What a method with a `cut` takes of the Pruner's parameters."""
+    """Signature with the Pruner's parameters that a method with a `cut` takes."""
 
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -144,7 +144,7 @@ LEARNING_RATES: dict[str, Callable[..., LearningRate]] = {
     "cosine": LearningRate,
 }
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "adamw": AdamW, "sgd": SGD}
-# The same without their first parameter, the weights: what a recipe gives them.
+# The same with their first parameter, the weights, filled in; a recipe gives the others.
 _OPTIMIZERS_OF_ONE = {
     kind: partial(build, [nn.Parameter(torch.zeros(1))]) for kind, build in OPTIMIZERS.items()
 }
@@ -152,7 +152,7 @@ _OPTIMIZERS_OF_ONE = {
 
 @dataclass(frozen=True)
 class Training:
-    """How long and with what to train: before, while and after pruning, as the method has it.
+    """Length and optimizer of the training before, during and after pruning, by the method.
 
     clip: the largest norm of all gradients together.
     Raises InvalidInput unless steps >= 1 and clip > 0.
@@ -171,7 +171,7 @@ class Training:
 
     @classmethod
     def read(cls, data: Any, place: Place) -> "Training | None":
-        """A Training out of a mapping; None out of None."""
+        """A Training from a mapping; None from None."""
         if data is None:
             return None
         readers = {
@@ -192,15 +192,15 @@ class Training:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything about a pruning run but the model and its data.
+    """Everything about a pruning run except the model and its data.
 
     Make one with `load` or `from_dict`, which check everything.
 
     Attributes:
-        prune: the Pruner's parameters; `schedule`, `criterion` and `regulariser` are Choices
+        prune: the Pruner's parameters; `schedule`, `criterion` and `regulariser` are NamedChoices
         method: a row of METHODS
         train: steps, optimizer and learning rate, where the method trains
-        seed: of the order of the batches, and of what else torch draws
+        seed: seed of the order of the batches, and of torch's other random numbers
     """
 
     prune: Mapping[str, Any]
@@ -237,7 +237,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], file: str = "recipe") -> "Recipe":
-        """A recipe out of plain data; `to_dict` gives it back.
+        """Make a recipe from plain data; `to_dict` returns them.
 
         Args:
             data: as a recipe's YAML file holds it
@@ -265,7 +265,7 @@ class Recipe:
         return recipe
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data: what YAML and JSON can hold."""
+        """Plain data that YAML and JSON can hold."""
         return {
             "method": self.method.to_dict(),
             "prune": {
@@ -281,7 +281,7 @@ class Recipe:
         return method
 
     def build_pruner(self) -> Pruner:
-        """A Pruner for this run; where the method cuts, one that only holds the zeros."""
+        """A Pruner for this run; if the method cuts, one that only keeps the zeros."""
         settings = {
             name: value.build(PARTS[name]) if isinstance(value, NamedChoice) else value
             for name, value in self.prune.items()

@@ -22,11 +22,11 @@ class Regulariser(Protocol):
         ...
 
     def observe(self, step: int, weights: Mapping[str, Tensor], project: Project) -> None:
-        """Take note of the weights after an optimizer step."""
+        """Record the weights after an optimizer step."""
         ...
 
     def penalty(self, weights: Mapping[str, Tensor], gates: Mapping[str, int]) -> Tensor:
-        """What to add to the loss: a scalar with a gradient."""
+        """The term to add to the loss: a scalar with a gradient."""
         ...
 
     def state_dict(self) -> dict[str, Any]: ...

@@ -1,4 +1,4 @@
-"""What is left of each layer, and what it costs."""
+"""Sparsity and time of each pruned layer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ from sparsejit.prune.patterns import Pattern, on_weight
 
 @dataclass(frozen=True)
 class LayerTime:
-    """One product with one vector of inputs, on one core, by the planner's choice.
+    """Time of one product with one vector of inputs, on one core, by the planner's choice.
 
     A recurrent layer takes one step. A convolution takes one image for each of its calls, or one
     position of its output where images are not known.
@@ -45,13 +45,13 @@ class LayerSparsity:
     Attributes:
         name: the parameter's name in the model
         shape: the parameter's shape
-        gates: how many gates share it
-        pattern: what it was pruned in
+        gates: number of gates that share it
+        pattern: the pattern that it was pruned in
         nnz: values that are not zero
         elements: all values
         occupied_blocks: blocks that hold a value that is not zero
         blocks: all blocks
-        time: what it costs, where `time_layers` measured it
+        time: its time, where `time_layers` measured it
     """
 
     name: str
@@ -80,7 +80,7 @@ class LayerSparsity:
 
 
 def describe_layer(name: str, weight: Tensor, pattern: Pattern, gates: int) -> LayerSparsity:
-    """Count what is left of one weight, shape (out_features, ...), in `gates` equal row groups."""
+    """Count the nonzeros of one weight, shape (out_features, ...), in `gates` equal row groups."""
     nonzero = weight.reshape(gates, weight.shape[0] // gates, -1) != 0
     scores = on_weight(pattern, weight.shape).blocks(nonzero.double(), nonzero).scores
     return LayerSparsity(
@@ -95,7 +95,7 @@ def describe_layer(name: str, weight: Tensor, pattern: Pattern, gates: int) -> L
     )
 
 
-# Header and text of what `LayerSparsity.as_dict` names.
+# Header and format of a column, by its key in `LayerSparsity.as_dict`.
 _Columns = dict[str, tuple[str, Callable[[Any], str]]]
 _SPARSITY: _Columns = {
     "shape": ("shape", lambda shape: " x ".join(map(str, shape))),

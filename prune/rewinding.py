@@ -11,7 +11,7 @@ from sparsejit.prune.schedules import IterativeSchedule
 
 
 class Rewinder:
-    """Takes the state at the schedule's `rewind_to` and puts it back after every pruning."""
+    """Saves the state at the schedule's `rewind_to` and restores it after every pruning."""
 
     def __init__(self, schedule: IterativeSchedule) -> None:
         self.schedule = schedule

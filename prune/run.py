@@ -1,4 +1,4 @@
-"""Carries a recipe out: prunes, trains, resumes, and says what came of it."""
+"""Run a recipe: prune, train, resume, and report the result."""
 
 import math
 import signal
@@ -31,7 +31,7 @@ CHECKPOINT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class RunProgress:
-    """What the run is at; `loss` and `density` of the targets are known while it trains."""
+    """Stage and step of a run; `loss` and `density` of the targets are known while it trains."""
 
     stage: str
     step: int = 0
@@ -42,9 +42,9 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class PruningResult:
-    """The pruned model, in eval mode, what is left of it, and its figures before and after.
+    """The pruned model, in eval mode, its sparsity, and its figures before and after.
 
-    `before` and `after` are what the workload's `evaluate` returned; empty without one.
+    `before` and `after` are results of the workload's `evaluate`; empty without one.
     """
 
     model: nn.Module
@@ -68,14 +68,14 @@ def run_recipe(
 
     Args:
         workload: the model, its batches and its loss
-        recipe: what to do
+        recipe: the method of pruning and of training
         checkpoint: a file written every minute of training, at its end, and on Ctrl-C, which then
-            ends the step that is running. If it exists the run goes on from there, with the same
+            ends the step that is running. If it exists the run resumes from it, with the same
             result as without interruption on the same machine and number of threads.
-        progress: a function that is told how far the run is
+        progress: a function that gets the stage and step of the run
 
     Raises:
-        InvalidInput: the workload lacks what the recipe needs, a loss is not finite, or the
+        InvalidInput: the workload lacks data that the recipe needs, a loss is not finite, or the
             checkpoint is of another recipe
     """
     _check_data(workload, recipe)
@@ -94,7 +94,7 @@ def run_recipe(
 
 
 class _Run:
-    """Everything that a checkpoint has to hold, and what changes it."""
+    """The state of a run, which a checkpoint holds, and the steps that change it."""
 
     def __init__(self, workload: Workload, recipe: Recipe) -> None:
         self.workload, self.recipe = workload, recipe
@@ -133,7 +133,7 @@ class _Run:
         checkpoint: str | PathLike[str] | None,
         progress: Callable[[RunProgress], None],
     ) -> None:
-        """Go on to the last step."""
+        """Train to the last step."""
         self.model.train()
         density = self.pruner.sparsity_report().density
         saved = time.monotonic()
@@ -152,7 +152,7 @@ class _Run:
                     raise KeyboardInterrupt
 
     def train_step(self, training: Training) -> float:
-        """Train on the next batch; its loss, without the regulariser's penalty."""
+        """Train on the next batch; return its loss, without the regulariser's penalty."""
         assert self.optimizer is not None and self.workload.loss is not None
         for group in self.optimizer.param_groups:
             group["lr"] = self.optimizer.defaults["lr"] * self._learning_rate(training)
@@ -176,7 +176,7 @@ class _Run:
         return value
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write what `restore` goes on from: plain data and tensors, no pickled code."""
+        """Write a checkpoint for `restore`: plain data and tensors, no pickled code."""
         content = {
             "recipe": self.recipe.to_dict(),
             "step": self.step,
@@ -192,7 +192,7 @@ class _Run:
             torch.save(content, temporary)
 
     def restore(self, path: str | PathLike[str]) -> None:
-        """Go on from a checkpoint of the same recipe, on a model of the same build."""
+        """Resume from a checkpoint of the same recipe, on a model of the same build."""
         content = _read_checkpoint(path)
         if content["recipe"] != self.recipe.to_dict():
             raise InvalidInput(
@@ -224,7 +224,7 @@ class _Run:
         return calibrate(self.model, self.pruner.targets, batches_seen, self.workload.run)
 
     def _learning_rate(self, training: Training) -> float:
-        """Share of the optimizer's rate for the step that comes."""
+        """Share of the optimizer's rate for the next step."""
         schedule = self.pruner.schedule
         steps = schedule.length if isinstance(schedule, IterativeSchedule) else training.steps
         rate = training.learning_rate.build(LEARNING_RATES)
@@ -266,7 +266,7 @@ def _read_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
 
 @contextmanager
 def ctrl_c_noted(wanted: bool) -> Iterator[Callable[[], bool]]:
-    """A function that says whether Ctrl-C was pressed, once; a second time stops at once."""
+    """Yield a function that says whether Ctrl-C was pressed; a second press interrupts at once."""
     presses: list[int] = []
 
     def note(number: int, frame: Any) -> None:

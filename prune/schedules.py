@@ -1,4 +1,4 @@
-"""When the masks are recomputed, and how much is pruned by then."""
+"""Schedules: the steps that recompute the masks, and the share pruned at each step."""
 
 from dataclasses import dataclass
 from numbers import Integral
@@ -8,7 +8,7 @@ from sparsejit.errors import InvalidInput
 
 
 class Schedule(Protocol):
-    """Step 0 is `Pruner.prepare`; step k is the k-th call of `Pruner.step`."""
+    """The pruning of each step: step 0 is `Pruner.prepare`, step k the k-th `Pruner.step`."""
 
     @property
     def end(self) -> int:
@@ -25,7 +25,7 @@ class Schedule(Protocol):
 
 
 def check_schedule(schedule: Any) -> None:
-    """Raise InvalidInput for what is no schedule, such as the name of one."""
+    """Raise InvalidInput for an object that is no schedule, such as the name of one."""
     if not all(hasattr(schedule, name) for name in ("due", "amount", "end")):
         raise InvalidInput(
             f"schedule={schedule!r} is no schedule: give CubicSchedule(start, end), ConstantRate, "
@@ -72,7 +72,7 @@ class OneShot:
 
 @dataclass(frozen=True)
 class _Gradual:
-    """From step `start` to step `end`, recomputed each `every` steps and at `end`.
+    """Prunes from step `start` to step `end`; recomputes masks every `every` steps and at `end`.
 
     Raises:
         InvalidInput: unless 0 <= start < end and every >= 1
@@ -140,7 +140,7 @@ class ConstantRate(_Gradual):
 
 @dataclass(frozen=True)
 class IterativeSchedule:
-    """Train, prune, rewind, again: each round prunes the same share of what is left.
+    """Train, prune, rewind, again: each round prunes the same share of the remaining blocks.
 
     The recipe of training has `length` steps. Its end prunes, then training goes on from the
     recipe's step `rewind_to`; after the last of `rounds` prunings it runs to its end once more,
@@ -149,10 +149,10 @@ class IterativeSchedule:
     `rewind_weights` and `rewind_to=0` it is the lottery ticket of Frankle & Carbin 2019.
 
     Attributes:
-        rounds: how many times it prunes
+        rounds: number of prunings
         length: steps of the recipe of training
         rewind_to: the recipe's step to go back to
-        rewind_weights: whether model and optimizer also go back to what they were at that step
+        rewind_weights: whether model and optimizer also go back to their state at that step
 
     Raises:
         InvalidInput: unless rounds >= 1 and 0 <= rewind_to < length

@@ -1,4 +1,4 @@
-"""Optimal brain surgery on one matrix: which weights go, and how the others make up for it."""
+"""Optimal brain surgery on one matrix: choose weights to prune, and let the others make up."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -26,21 +26,24 @@ def damped(gram: Tensor, damping: float) -> Tensor:
 
 
 class Zeros(NamedTuple):
-    """A choice of weights to prune, bool (out, in), and the weights that make up for it."""
+    """A choice of weights to prune, bool (out, in), and the other weights changed to make up."""
 
     pruned: Tensor
     weights: Tensor
 
 
 class InverseFactor(NamedTuple):
-    """A Hessian of columns in some order: rows of `upper` hold the inverses of the open ones."""
+    """Cholesky factor of a Hessian's inverse, columns in `order`.
+
+    `upper[n:, n:]` is the factor for the columns from the n-th on.
+    """
 
     order: Tensor
     upper: Tensor
 
 
 def inverse_factor(hessian: Tensor, window: int) -> InverseFactor:
-    """The factor for patterns of that window; computing it takes as long as some choices."""
+    """The factor for patterns of that window; its computation takes as long as some choices."""
     order = _columns_by_energy(hessian, window)
     inverse = torch.linalg.inv(hessian[order][:, order])
     return InverseFactor(order, torch.linalg.cholesky(inverse, upper=True))
@@ -53,12 +56,12 @@ def choose_by_second_order(
     counts: Sequence[int],
     batches: int = BATCHES,
 ) -> Zeros:
-    """Weights to prune, in a matrix (out_features, in_features), as `choose_least` has it.
+    """Choose weights to prune in a matrix (out_features, in_features); see `choose_least`.
 
     Hassibi & Stork 1993, "Second order derivatives for network pruning": removing w costs
     w^2 / [H^-1] and shifts the other weights of its row. As in Frantar & Alistarh 2023,
-    "SparseGPT", columns are decided one batch after another, those before stay as they are, and
-    those after make up for the loss. Unlike there, all columns still open compete, so that no
+    "SparseGPT", columns are decided one batch after another: earlier ones stay as they are, and
+    later ones make up for the loss. Unlike there, all columns still open compete, so that no
     batch has a quota, and inputs of least energy are decided first: on correlated inputs of
     unlike energy that left up to 6 % less error after the refit.
     """
@@ -101,7 +104,7 @@ def _compensate(work: Tensor, pruned: Tensor, upper: Tensor, columns: slice) -> 
 
 
 def refit_survivors(target: Tensor, hessian: Tensor, pruned: Tensor) -> Tensor:
-    """The weights with these zeros whose outputs are nearest to those wanted.
+    """The weights with these zeros whose outputs are nearest to the wanted outputs.
 
     `target` (out, in) is the mean of wanted outputs times inputs: weight @ hessian for the outputs
     of a weight. For every row, H[s, s] w[s] = target[s] over its survivors s: exact least squares.

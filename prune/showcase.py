@@ -110,7 +110,7 @@ def vowels(seed: int, voices: int, samples: int = 1600) -> np.ndarray:
     """Sustained vowels at 8 kHz, shape (voices, samples), float64, mean 0, variance 1.
 
     A pulse train of drifting pitch plus breath noise, through two second-order resonances: the
-    source-filter model (Fant 1960) with formants drawn around those of English vowels.
+    source-filter model (Fant 1960) with formants near the ones of English vowels.
     """
     random = np.random.default_rng(seed)
     pitch = random.uniform(90, 250, (voices, 1)) * np.exp(

@@ -1,4 +1,4 @@
-"""Finding the weights that a pruner is told to prune."""
+"""Find the weights that a pruner prunes."""
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,17 +13,17 @@ from sparsejit.errors import InvalidInput
 from sparsejit.prune.folding import computed_weights
 from sparsejit.prune.patterns import Pattern, on_weight
 
-# What looks numbers up or scales them holds no weights of a product.
+# Modules that look numbers up or scale them hold no weights of a product.
 _NO_PRODUCTS = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.RMSNorm)
 
 GATES: dict[type[nn.Module], int] = {nn.GRU: 3, nn.GRUCell: 3, nn.LSTM: 4, nn.LSTMCell: 4}
 
-# A glob over parameter names, "!" before one that leaves matches out, or a question to ask of each.
+# A glob over parameter names ("!" before it leaves matches out), or a function that selects.
 Target = str | Callable[[str, nn.Parameter], bool]
 
 
 def as_list(targets: Target | Sequence[Target], argument: str = "targets") -> list[Target]:
-    """Many targets, where one may have been given. Raises InvalidInput for what is none."""
+    """The targets as a list; raises InvalidInput for an object that is no target."""
     if isinstance(targets, str) or callable(targets):
         return [targets]
     many = isinstance(targets, Iterable) and not isinstance(targets, Tensor)
@@ -119,7 +119,7 @@ def _multiplies(model: nn.Module, name: str) -> bool:
 
 
 def weights_of_products(model: nn.Module) -> list[str]:
-    """Names of floating-point weights of two or more axes but those of embeddings and norms.
+    """Names of floating-point weights of two or more axes, without embeddings' and norms'.
 
     A weight is a parameter with "weight" in its own name. One that an embedding shares is none.
     """

@@ -1,4 +1,4 @@
-"""What a recipe is run on: the user's model and data, and where they come from."""
+"""The user's model and data that a recipe runs on, and functions that load them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from sparsejit.prune.calibration import call
 
 @dataclass(frozen=True)
 class Workload:
-    """A model, and as much of the rest as the recipe needs.
+    """A model, and the data and functions that the recipe needs.
 
     Attributes:
         model: a torch module
@@ -45,7 +45,7 @@ class Workload:
         return call(model, batch) if self.loss is None else self.loss(model, batch)
 
     def first_batch(self) -> Any:
-        """The first one; None where there is none."""
+        """The first batch; None where there is none."""
         return None if self.batches is None else next(iter(self.batches), None)
 
 
@@ -56,7 +56,7 @@ def load_workload(reference: str) -> Workload:
 
     Raises:
         InvalidInput: where file, module or factory do not exist, and for a factory of another
-            kind; what its own code raises comes through
+            kind; errors of its own code pass through
     """
     made = call_factory(reference)
     if isinstance(made, nn.Module):
@@ -70,7 +70,7 @@ def load_workload(reference: str) -> Workload:
 
 
 def load_weights(model: nn.Module, path: str | PathLike[str]) -> None:
-    """Load a .safetensors file, or what `torch.save(model.state_dict())` wrote.
+    """Load a .safetensors file, or a file that `torch.save(model.state_dict())` wrote.
 
     Nothing in the file is executed.
 

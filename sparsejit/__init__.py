@@ -58,7 +58,7 @@ __all__ = [
 ]
 __version__ = "1.0.0"
 
-# Where names come from when they are first asked for: whoever wants one need not wait for all.
+# The module of each public name, imported when the name is first used.
 _MODULES = {
     "CompiledEstimator": "api.compiled_estimator",
     "CompiledModel": "api.model",
@@ -75,12 +75,12 @@ _MODULES = {
     "shrink": "prune.shrink.shrinking",
 }
 _OWN_NAMES = {"compile": "compile_model"}
-# What `import sparsejit` brings as attributes.
+# Packages that are attributes of `sparsejit`, imported when they are first used.
 _PACKAGES = ("attention_masks", "prune", "voice")
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, or a package of them."""
+    """Import and return a public name, or a package of public names."""
     if name in _PACKAGES:
         return import_module(f"{__name__}.{name}")
     if name not in _MODULES:

@@ -1,7 +1,7 @@
-"""Masks of attention that leave most pairs out, as `sparsejit.compile` gains from them.
+"""Attention masks that exclude most pairs of query and key, so that compiled models do less work.
 
-Each is an array of bools (queries, keys), both `length` long, True where a query may see a key, as
-torch's `attn_mask` has it. They combine by `|` and `&`; stacked, each head has its own:
+Each mask is a bool array (queries, keys), both `length` long, True where a query may see a key, as
+in torch's `attn_mask`. Combine masks by `|` and `&`; stack them to give each head its own:
 
 >>> mask = strided(512, stride=32) | block(512, size=64)
 >>> model.register_buffer("mask", torch.from_numpy(mask))
@@ -17,10 +17,10 @@ _IntArray = npt.NDArray[np.int64]
 
 
 def causal(length: int) -> BoolArray:
-    """Every key up to the query itself.
+    """Mask of every key up to the query's own.
 
     Args:
-        length: how many queries and keys there are
+        length: number of queries, and of keys
 
     Raises:
         InvalidInput: length is below 1
@@ -30,15 +30,15 @@ def causal(length: int) -> BoolArray:
 
 
 def local(length: int, window: int, is_causal: bool = False) -> BoolArray:
-    """A window of keys around each query: w / 2 keys on each side and its own.
+    """Mask of a window around each query: w / 2 keys on each side and its own.
 
     The sliding window of Longformer (Beltagy et al. 2020, section 3.1), whose w is `window`.
 
     Args:
-        length: how many queries and keys there are
-        window: how many keys
-        is_causal: the last `window` keys up to the query's own instead, as in Mistral 7B (Jiang et
-            al. 2023)
+        length: number of queries, and of keys
+        window: w, the number of keys beside the query's own
+        is_causal: see the last `window` keys up to and including the query's own instead, as in
+            Mistral 7B (Jiang et al. 2023)
 
     Raises:
         InvalidInput: unless window is even and 2 or more, or with `is_causal` 1 or more
@@ -54,15 +54,15 @@ def local(length: int, window: int, is_causal: bool = False) -> BoolArray:
 
 
 def strided(length: int, stride: int, is_causal: bool = True) -> BoolArray:
-    """The nearest keys, and beyond them one in `stride`.
+    """Mask of the nearest keys, and of one in `stride` of the keys beyond them.
 
     Both parts of the strided pattern of Sparse Transformers (Child et al. 2019, section 4.3) in one
     head, with its l as `stride`.
 
     Args:
-        length: how many queries and keys there are
-        stride: keys up to that far away are seen, and those at distances that it divides
-        is_causal: keys before the query alone; else on both sides
+        length: number of queries, and of keys
+        stride: keys less than `stride` away are seen, and keys at multiples of `stride`
+        is_causal: see only keys up to the query's own; else keys on both sides
 
     Raises:
         InvalidInput: stride is below 1
@@ -74,16 +74,16 @@ def strided(length: int, stride: int, is_causal: bool = True) -> BoolArray:
 
 
 def fixed(length: int, stride: int, c: int, is_causal: bool = True) -> BoolArray:
-    """The query's own block of keys, and the last c keys of every block.
+    """Mask of the query's own block of keys, and of the last c keys of every block.
 
     Both parts of the fixed pattern of Sparse Transformers (Child et al. 2019, section 4.3) in one
     head: blocks of l keys, its l as `stride`, of which the last c stand for the rest.
 
     Args:
-        length: how many queries and keys there are
+        length: number of queries, and of keys
         stride: keys in a block
         c: keys at the end of each block that every query sees
-        is_causal: leave out what comes after the query
+        is_causal: leave out keys after the query
 
     Raises:
         InvalidInput: unless 1 <= c <= stride
@@ -97,14 +97,14 @@ def fixed(length: int, stride: int, c: int, is_causal: bool = True) -> BoolArray
 
 
 def block(length: int, size: int, is_causal: bool = False) -> BoolArray:
-    """The query's own block of keys and no other; the last block may be shorter.
+    """Mask of the query's own block of keys only; the last block may be shorter.
 
     The diagonal of blocks of BlockBERT (Qiu et al. 2020).
 
     Args:
-        length: how many queries and keys there are
+        length: number of queries, and of keys
         size: keys in a block
-        is_causal: leave out what comes after the query
+        is_causal: leave out keys after the query
 
     Raises:
         InvalidInput: size is below 1
@@ -116,7 +116,7 @@ def block(length: int, size: int, is_causal: bool = False) -> BoolArray:
 
 
 def _places(length: int) -> tuple[_IntArray, _IntArray]:
-    """The places of queries, down, and of keys, along."""
+    """The positions of queries (length, 1), and of keys (length,)."""
     places = np.arange(_positive("length", length))
     return places[:, None], places
 

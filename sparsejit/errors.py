@@ -1,4 +1,4 @@
-"""The one family of exceptions: every message names the value found and the remedy."""
+"""The exceptions of sparsejit: every message names the value found and the remedy."""
 
 import difflib
 from collections.abc import Iterable
@@ -34,15 +34,15 @@ class CompileError(SparseJitError, RuntimeError):
 
 
 class NotCopyable(SparseJitError, TypeError):
-    """What holds addresses of this process, or a place in a stream, cannot be copied or pickled."""
+    """An object that holds process addresses or a stream position cannot be copied or pickled."""
 
 
 def suggest(name: Any, known: Iterable[str]) -> str:
-    """What may have been meant: the remedy of a message about a misspelt name.
+    """Remedy for a misspelt name, for messages: the nearest known name, or all of them.
 
     Args:
-        name: what was found
-        known: what would be right
+        name: the name found
+        known: the valid names
     """
     names = list(known)
     close = difflib.get_close_matches(str(name), names, n=1)

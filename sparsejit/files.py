@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and the question whether they can appear."""
+"""Files that appear whole or not at all, and a check that a path can be written."""
 
 import os
 import secrets
@@ -10,7 +10,7 @@ from sparsejit.errors import InvalidInput
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
-    """The path. Raises InvalidInput for a value that is no path."""
+    """Return `path` as a Path. Raises InvalidInput for a value that is no path."""
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
         raise InvalidInput(f"the path is a {type(path).__name__}, {path!r}; give a str or a Path")
     return Path(path)
@@ -35,10 +35,10 @@ def atomic_path(destination: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def check_writable(destination: str | os.PathLike[str]) -> Path:
-    """The path, if `atomic_path` can write there; for asking before the work that fills the file.
+    """Return the path if `atomic_path` can write there; for use before work that takes long.
 
-    Tries it: missing folders and a temporary file are made, and removed again. Raises InvalidInput,
-    naming the path and what is in the way.
+    Creates missing folders and a temporary file, and removes them again. Raises InvalidInput that
+    names the path and the obstacle.
     """
     final = checked_path(destination)
     obstacle = _obstacle(final)
@@ -76,7 +76,7 @@ def _obstacle(final: Path) -> str | None:
 
 
 def _temporary_beside(final: Path) -> Path:
-    """A new empty file, with the permissions that the system gives any."""
+    """Create an empty file beside `final`, with the default permissions of new files."""
     while True:
         name = final.with_name(f".{final.stem}.{secrets.token_hex(4)}{final.suffix}")
         with suppress(FileExistsError):

@@ -1,8 +1,8 @@
 """Bring PeachPy 0.2.0 into the running Python: `python -m sparsejit.install_peachpy`.
 
-The package index holds only a Python 2 release of PeachPy, so it comes, in this order, from
-where it already is, from Debian's and Ubuntu's `python3-peachpy` (unpacked without root), or
-from its own repository at a fixed commit. Standard library only.
+The package index holds only a Python 2 release of PeachPy, so it is taken, in this order, from
+the running Python if it is importable already, from Debian's and Ubuntu's `python3-peachpy`
+(unpacked without root), or from its own repository at a fixed commit. Standard library only.
 """
 
 import compileall
@@ -44,7 +44,7 @@ def from_debian(destination: Path) -> None:
         if not package.is_dir():
             raise RouteFailed(f"{archive.name} holds no dist-packages/peachpy")
         _replace_tree(package, destination / "peachpy")
-    with suppress(RouteFailed):  # whether it works without is tried in any case
+    with suppress(RouteFailed):  # `install` tests the result in any case
         _run([sys.executable, "-m", "pip", "install", "--quiet", "six"])
     # As pip would: its 4.5 MB of source take two seconds to compile, with warnings about escapes.
     with warnings.catch_warnings():
@@ -106,7 +106,7 @@ def _run(command: Sequence[str], cwd: Path | None = None) -> str:
 
 
 def install(site_packages: Path) -> str:
-    """Make PeachPy importable by the first route that works and return where it lies.
+    """Make PeachPy importable by the first route that works; return its path and the route's name.
 
     Raises RouteFailed with every route's reason when none does.
     """

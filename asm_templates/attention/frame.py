@@ -1,4 +1,4 @@
-"""Where the kernel of attention keeps what is not in registers, and how it walks over keys."""
+"""The attention kernel's frame in memory, and its walk over keys."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,8 @@ from sparsejit.x86.operands import (
 FLOAT = 4
 FRAME, TABLE, BASE, SCORES, GROUPS_LEFT = rbp, r9, r13, r14, r15
 KEY_ROWS = (rax, rcx, rdx, rsi, rdi, r10, r11, r12)
-# The frame: addresses of the four operands, of this tile's numbers, which rows, counters.
+# Slots of the frame: addresses of the four operands and of this tile's numbers, the offset of the
+# current rows, then counters.
 QUERY_SLOT, KEY_SLOT, VALUE_SLOT, RESULT_SLOT, TILE_SLOT, BLOCK_SLOT = range(0, 48, 8)
 COUNTERS = 48
 
@@ -38,10 +39,10 @@ COUNTERS = 48
 class AttentionStack:
     """A stack of attentions: `depth` features of queries and keys, `values` of values.
 
-    `axes` from the outermost: its length, and the bytes by which Q, K, V and the result move. Where
-    there are several masks, each place of the last axis has its own. V is copied first where it
-    lies `packed_from` so many bytes from row to row (0: it is read there), its `keys` rows side by
-    side, each in whole vectors.
+    `axes` from the outermost: its length, and the bytes by which Q, K, V and the result move. If
+    there are several masks, each place of the last axis has its own. `packed_from`: V, whose rows
+    are that many bytes apart, is copied first, its `keys` rows side by side, each in whole vectors;
+    with 0 it is read in place.
     """
 
     keys: int
@@ -52,13 +53,13 @@ class AttentionStack:
     packed_from: int = 0
 
     def scratch_bytes(self, tiles: AttentionTiles, target: Target) -> int:
-        """Beside the stack of calls."""
+        """Return the bytes of scratch memory: the frame, and the copy of V."""
         copied = self.keys * packed_pitch(self.values, target) if self.packed_from else 0
         return places_of(self, tiles, target).values + copied
 
 
 def packed_pitch(values: int, target: Target) -> int:
-    """Bytes of a row of V that was copied."""
+    """Return the bytes of a row in the copy of V."""
     return -(-values // target.lanes) * target.vector_bytes
 
 
@@ -66,9 +67,10 @@ def packed_pitch(values: int, target: Target) -> int:
 class Places:
     """Offsets in the frame.
 
-    A number for each row of a tile: its largest score and the sum of its powers, those of the tile
-    that it adds to, and by how much the results of both count. Then the tile's queries, transposed,
-    its scores, the largest scores and sums of all rows, and the copy of V.
+    A number for each row of a tile: its largest score, the sum of its powers, and the factor of its
+    sums of values; the largest score and sum of an earlier tile that it adds to, the latter
+    replaced by the factor of the earlier results. Then the tile's queries, transposed, its scores,
+    the largest scores and sums of all rows, and the copy of V.
     """
 
     largest: int
@@ -94,13 +96,13 @@ def places_of(stack: AttentionStack, tiles: AttentionTiles, target: Target) -> P
 
 
 class AttentionCode:
-    """What all parts of the kernel share while they append to `asm`."""
+    """State that all parts of the kernel share while they append to `asm`."""
 
     def __init__(self, asm: Assembler, stack: AttentionStack, tiles: AttentionTiles) -> None:
         self.asm, self.stack, self.tiles = asm, stack, tiles
         self.lanes, self.vector_bytes = asm.target.lanes, asm.target.vector_bytes
         self.wide = asm.target.isa == "avx512"
-        self.row_bytes = FLOAT * tiles.rows  # of what has a number for each row of a tile
+        self.row_bytes = FLOAT * tiles.rows  # bytes of a number for each row of a tile
         self.places = places_of(stack, tiles, asm.target)
         last = asm.target.vector_registers - 1
         self.largest = [vector(asm, last - number) for number in range(tiles.width)]
@@ -108,7 +110,7 @@ class AttentionCode:
         self.numbers = asm.literal(tiles.numbers)
 
     def start(self, operand: int) -> None:
-        """The table at this tile's rows, the base at an operand."""
+        """Point TABLE at this tile's rows and BASE at an operand."""
         self.asm.emit("mov", TABLE, Memory(FRAME, TILE_SLOT))
         if operand == VALUE_SLOT and self.stack.packed_from:
             self.asm.emit("lea", BASE, Memory(FRAME, self.places.values))
@@ -116,7 +118,10 @@ class AttentionCode:
             self.asm.emit("mov", BASE, Memory(FRAME, operand))
 
     def start_groups(self, operand: int) -> None:
-        """The table at this tile's first group of keys, the scores at their first."""
+        """Point TABLE at this tile's first group of keys, SCORES at its scores, BASE at an operand.
+
+        GROUPS_LEFT = the number of groups.
+        """
         asm, keys = self.asm, 3 * FLOAT * self.tiles.rows
         self.start(operand)
         asm.emit("mov", dword(GROUPS_LEFT), Memory(TABLE, keys + FLOAT))
@@ -133,12 +138,12 @@ class AttentionCode:
         asm.jump("jnz", again)
 
     def point(self, first: int) -> None:
-        """KEY_ROWS = rows of the operand at the base, by the group's numbers from that byte on."""
+        """KEY_ROWS = rows of the operand at BASE, by the group's offsets from byte `first` on."""
         for number, register in enumerate(KEY_ROWS):
             self.asm.emit("mov", dword(register), Memory(TABLE, first + FLOAT * number))
             self.asm.emit("add", register, BASE)
 
     def point_row(self, register: Register, row: int, which: int) -> None:
-        """That register = a row of the tile, by the first, second or third of its numbers."""
+        """register = the offset of a tile's row in Q, the result or the sums (`which` 0, 1, 2)."""
         place = FLOAT * (which * self.tiles.rows + row)
         self.asm.emit("mov", dword(register), Memory(TABLE, place))

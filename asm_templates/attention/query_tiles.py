@@ -1,19 +1,19 @@
 """softmax(scale Q K^T) V of a tile of queries, only for keys that one of them may see.
 
     vmovups      zmm8, [rbx+64*d]              element d of 16 queries, a lane each
-    vfmadd231ps  zmm0, zmm8, [rax+4*d]{1to16}  times that of a key, wherever in K the key lies
+    vfmadd231ps  zmm0, zmm8, [rax+4*d]{1to16}  times element d of a key, anywhere in K
     vfmadd231ps  zmm1, zmm8, [rcx+4*d]{1to16}  ... of 8 keys
 
-    vblendmps    zmm0{k1}, -infinity, zmm0     who may not see the key
+    vblendmps    zmm0{k1}, -infinity, zmm0     for queries that may not see the key
     2^(score - largest)                        lane by lane, nothing is added across lanes
 
     vmovups      zmm0, [rax]                   16 elements of a key's value, and 16, 16, 16
-    vbroadcastss zmm4, [scores+4*q]            its share in query q
+    vbroadcastss zmm4, [scores+4*q]            its power in query q
     vfmadd231ps  zmm31, zmm4, zmm0             ... of 6 queries by 4 vectors
 
-For scores, lanes are queries, so that keys need not lie side by side: a table says where each is
-(`tables`). Queries are transposed before; scores stay in L1. A tile that adds to the results of
-others weighs both by their sums.
+For scores, lanes are queries, so that keys need not lie side by side: a table has the offset of
+each (`tables`). Queries are transposed before; scores stay in L1. A tile that adds to the results
+of others weights both by their sums.
 """
 
 from sparsejit.asm_templates.attention.frame import (
@@ -66,7 +66,7 @@ def emit_attention(asm: Assembler, stack: AttentionStack, tiles: AttentionTiles)
 
 
 def _emit_axes(code: AttentionCode, number: int) -> None:
-    """All places of the stack's axes from that number on."""
+    """Append loops over the stack's axes from `number` on, and all tiles in them."""
     asm, axes, tiles = code.asm, code.stack.axes, code.tiles
     if number == len(axes) - (tiles.masks > 1):
         asm.emit("lea", rax, Literal(code.numbers))
@@ -97,7 +97,7 @@ def _emit_move(asm: Assembler, moves: tuple[int, ...], times: int) -> None:
 
 
 def _emit_tile(code: AttentionCode, adds: bool) -> None:
-    """The results of as many queries as a tile has rows."""
+    """Append the results of one tile of queries, and move on to the next tile."""
     emit_queries(code)
     emit_scores(code)
     emit_powers(code)

@@ -1,4 +1,4 @@
-"""The second half of a tile: values, each by its share, added up and written."""
+"""The second half of a tile: values, weighted by their powers, added up and written."""
 
 import numpy as np
 
@@ -30,17 +30,17 @@ from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import line
 from sparsejit.x86.operands import Memory, Register, dword, rax, rcx, rdx, rsi
 
-# Vectors of a value that are in registers at once, by level; the sums of rows have the others.
+# Vectors of a value that are in registers at once, by level; sums of rows take the other registers.
 _AT_ONCE = {"avx512": 4, "avx2": 2}
 
 
 def readings(rows: int, values: int, target: Target) -> int:
-    """How often a tile of so many rows reads each of its values."""
+    """Return the number of times that a tile of `rows` rows reads each of its values."""
     return rows // _rows_at_once(rows, len(_parts(values, target)[0]), target)
 
 
 def emit_packing(code: AttentionCode) -> None:
-    """Copy the values to rows side by side, which are read again and again."""
+    """Copy the values, which are read many times, to rows side by side."""
     asm, values = code.asm, code.stack.values
     asm.emit("mov", rcx, Memory(FRAME, VALUE_SLOT))
     asm.emit("lea", rdx, Memory(FRAME, code.places.values))
@@ -57,7 +57,7 @@ def emit_packing(code: AttentionCode) -> None:
 
 
 def emit_results(code: AttentionCode, adds: bool) -> None:
-    """The results of a tile, added to what is there where it `adds`."""
+    """Append the results of a tile; with `adds` earlier results are weighted and added."""
     asm, rows, place = code.asm, code.tiles.rows, Memory(FRAME, BLOCK_SLOT)
     for part in _parts(code.stack.values, asm.target):
         block = _ResultBlock(code, int(part[0]), len(part))
@@ -75,19 +75,19 @@ def emit_results(code: AttentionCode, adds: bool) -> None:
 
 
 def _parts(values: int, target: Target) -> list[IntArray]:
-    """The vectors of a value, those that are in registers at once together."""
+    """Return the vectors of a value, in parts that are in registers at once."""
     vectors = -(-values // target.lanes)
     return np.array_split(np.arange(vectors), -(-vectors // _AT_ONCE[target.isa]))
 
 
 def _rows_at_once(rows: int, vectors: int, target: Target) -> int:
-    """The most rows of a tile, all alike, for whose sums there are registers."""
+    """Return the largest divisor of `rows` for whose sums there are registers."""
     most = (target.vector_registers - 3 - vectors) // vectors
     return max(count for count in range(1, most + 1) if rows % count == 0)
 
 
 class _ResultBlock:
-    """Rows of a tile, from the one that BLOCK_SLOT says, by vectors of the values."""
+    """Results of a tile's rows, from the offset in BLOCK_SLOT on, in some vectors of the values."""
 
     def __init__(self, code: AttentionCode, first: int, vectors: int) -> None:
         self.code, self.asm, self.first, self.vectors = code, code.asm, first, vectors

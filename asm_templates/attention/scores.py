@@ -1,4 +1,4 @@
-"""The first half of a tile: its queries transposed, their scores, and powers of these."""
+"""The first half of a tile: its queries transposed, their scores, and the powers 2^score."""
 
 from math import e as euler
 from math import log2
@@ -28,12 +28,12 @@ from sparsejit.x86.operands import Literal, Memory, dword, k, r8, rax, rbx, rcx
 _DEPTH_LEFT, _QUERIES = r8, rbx
 _UNROLL = 32  # products of a key in a turn of the loop over the depth
 _SEEN_AT = 2 * FLOAT * KEYS
-# So that a row that sees no key becomes zeros and not NaN.
+# Finite and positive, so that a row that sees no key becomes zeros and not NaN.
 _LEAST_SCORE, LEAST_TOTAL = -3.0e38, 1e-30
 
 
 def emit_queries(code: AttentionCode) -> None:
-    """The tile's rows of Q, transposed, times what makes their scores exponents of 2."""
+    """Transpose the tile's rows of Q, times scale * log2(e), so that scores are exponents of 2."""
     asm, depth, lanes = code.asm, code.stack.depth, code.lanes
     squares, rest = divmod(depth, lanes)
     code.start(QUERY_SLOT)
@@ -58,7 +58,7 @@ def emit_queries(code: AttentionCode) -> None:
 
 
 def _transpose(code: AttentionCode, columns: int) -> None:
-    """So many elements, from the base on, of the rows that the table names, to SCORES."""
+    """Transpose `columns` elements, from BASE on, of the rows in the table to SCORES, and scale."""
     asm, lanes = code.asm, code.lanes
     rows, spare = [vector(asm, number) for number in range(lanes)], vector(asm, lanes)
     for lane, row in enumerate(rows):
@@ -71,7 +71,7 @@ def _transpose(code: AttentionCode, columns: int) -> None:
 
 
 def emit_scores(code: AttentionCode) -> None:
-    """Scores of all keys, and the largest of each row."""
+    """Append the scores of all keys, and the largest of each row."""
     asm, depth = code.asm, code.stack.depth
     registers = _Registers(code)
     code.start_groups(KEY_SLOT)
@@ -97,7 +97,7 @@ def emit_scores(code: AttentionCode) -> None:
 
 
 class _Registers:
-    """The registers of `emit_scores`: sums of each key, and behind them what they are made of."""
+    """The registers of `emit_scores`: sums of each key, then factors of the products, and masks."""
 
     def __init__(self, code: AttentionCode) -> None:
         self.code, self.asm, width = code, code.asm, code.tiles.width
@@ -113,7 +113,7 @@ class _Registers:
             self.bits, self.seen = (vector(self.asm, next(numbers)) for _ in range(2))
 
     def load_constants(self) -> None:
-        """What `keep` compares with."""
+        """Load the constants for `keep`."""
         if self.code.tiles.all_see_all:
             return
         load_constant(self.asm, self.forbidden, float("-inf"))
@@ -122,7 +122,7 @@ class _Registers:
             self.asm.emit("vmovups", self.bits, Literal(bits))
 
     def depth(self, count: int, moves: bool) -> None:
-        """Add the products of so many elements."""
+        """Add the products of `count` elements; with `moves` the pointers move on behind them."""
         code, element = self.code, np.arange(count)
         lines: list[Line] = []
         for number, query in enumerate(self.queries):
@@ -143,7 +143,7 @@ class _Registers:
             self.asm.emit("add", _QUERIES, count * code.row_bytes)
 
     def keep(self, key: int) -> None:
-        """Store a key's scores, -infinity where it may not be seen."""
+        """Store a key's scores, -infinity for queries that may not see it; update `largest`."""
         asm, code = self.asm, self.code
         for number, scores in enumerate(self.sums[key]):
             if not code.tiles.all_see_all:
@@ -168,7 +168,7 @@ class _Registers:
 
 
 def emit_powers(code: AttentionCode) -> None:
-    """2^(score - largest) in place of each score; of each row the sum, and 1 / the sum."""
+    """Replace each score by 2^(score - largest); store each row's largest score, sum, 1 / sum."""
     asm, width = code.asm, code.tiles.width
     code.start_groups(KEY_SLOT)
     at_once = KEYS if code.wide else KEYS // 2

@@ -1,4 +1,4 @@
-"""By how much results of two tiles count where one adds to the other."""
+"""Factors of the results of two tiles where one adds to the other."""
 
 from sparsejit.asm_templates.attention.frame import FLOAT, FRAME, RESULT_SLOT, AttentionCode
 from sparsejit.asm_templates.attention.scores import LEAST_TOTAL
@@ -9,14 +9,15 @@ from sparsejit.x86.operands import Memory, dword, rax, rcx
 
 
 def emit_shares(code: AttentionCode, adds: bool) -> None:
-    """Keep each row's largest score and sum; where a tile adds, weigh both results by them."""
+    """Save each row's largest score and sum; if the tile adds, compute the factors of both results.
+    """
     _exchange_sums(code, adds)
     if adds:
         _weigh_both(code)
 
 
 def _exchange_sums(code: AttentionCode, adds: bool) -> None:
-    """Keep those of each row, or fetch those of the tile that had it before."""
+    """Save each row's largest score and sum, or reload them from the previous tile if it adds."""
     asm, places = code.asm, code.places
     code.start(RESULT_SLOT)
     pairs = (places.old_largest, places.old_total) if adds else (places.largest, places.total)
@@ -31,7 +32,7 @@ def _exchange_sums(code: AttentionCode, adds: bool) -> None:
 
 
 def _weigh_both(code: AttentionCode) -> None:
-    """The share of this tile's sums of values, and in place of the old sum that of old results."""
+    """share = the factor of this tile's sums of values; old_total = the factor of old results."""
     asm, places = code.asm, code.places
     for at in range(0, code.row_bytes, code.vector_bytes):
         new, old, common, total = (vector(asm, number) for number in range(4))

@@ -1,14 +1,14 @@
-"""What the kernel of attention reads beside its operands: its tiles, then their keys.
+"""Table that the attention kernel reads beside its operands: its tiles, then their keys.
 
-    tile     where each of its rows of Q, of the result and of its sums begins   3 * rows of bytes
-             where its keys are, from the first tile on; how many groups         2, and 14 zeros
-    group    where 8 keys begin in K and in V, and who sees them                 8 + 8 of bytes,
-                                                                                 8 of bits a vector
+    tile     byte offsets of its rows in Q, in the result and in the sums        3 * rows
+             byte offset of its keys from the first tile on; number of groups    2, and 14 zeros
+    group    byte offsets of 8 keys in K and in V                                8 + 8
+             bits of the rows that see each key                                  8 a vector of rows
 
-All are int32. A tile is `width` vectors of rows. A last one of fewer repeats its last row, and a
-last group of fewer keys its last key, which then nobody sees. Tiles with the same keys share them.
-Tiles that add to the result of others come last; in these a repeated row sees nothing, and of each
-mask there are as many.
+All are int32. A tile is `width` vectors of rows. A last tile of fewer rows repeats its last row, a
+last group of fewer keys its last key, which then no row sees. Tiles with the same keys share them.
+Tiles that add to the result of others come last; in these a repeated row sees nothing, and every
+mask has the same number of them.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ import numpy.typing as npt
 from sparsejit.ir.row_groups import RowGroup, row_groups
 from sparsejit.machine.target import Target
 
-KEYS = 8  # of a group: the sums of so many keep both multipliers busy
-SUMS_BYTES = 8  # of a row: its largest score, and the sum of its powers
+KEYS = 8  # keys of a group: their sums keep both multipliers busy
+SUMS_BYTES = 8  # bytes of a row's largest score and the sum of its powers
 _HEADER = 16
 
 IntArray = npt.NDArray[np.int32]
@@ -38,10 +38,10 @@ class Pitches:
 
 @dataclass(frozen=True, eq=False)
 class AttentionTiles:
-    """The tiles of one or more masks, all of as many rows; `numbers` is what the kernel reads.
+    """The tiles of one or more masks with the same number of queries; `numbers` is the table.
 
-    `tiles` begin each mask's rows of results, and `added` go on with some of them.
-    Where `all_see_all`, no score is ever left out.
+    Each mask has `tiles` that begin its rows of results, then `added` that add to some of them.
+    `all_see_all`: no score is ever left out.
     """
 
     tiles: int
@@ -59,7 +59,7 @@ class AttentionTiles:
     def of(
         cls, masks: npt.NDArray[np.bool_], pitches: Pitches, target: Target
     ) -> "AttentionTiles":
-        """The tiles of masks (masks, queries, keys)."""
+        """Return the tiles of masks (masks, queries, keys)."""
         queries = masks.shape[1]
         width = tile_width(masks, target)
         groups = [row_groups(mask, width * target.lanes) for mask in masks]
@@ -74,17 +74,17 @@ class AttentionTiles:
 
     @property
     def rows(self) -> int:
-        """How many rows a tile has."""
+        """Rows of a tile."""
         return self.width * self.lanes
 
     @property
     def header_bytes(self) -> int:
-        """Bytes that a tile's header takes."""
+        """Bytes of a tile's header."""
         return 4 * (3 * self.rows + _HEADER)
 
     @property
     def group_bytes(self) -> int:
-        """Bytes that a group of keys takes."""
+        """Bytes of a group of keys."""
         return 4 * KEYS * (2 + self.width)
 
 
@@ -92,7 +92,10 @@ _NOTHING = RowGroup(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros((0, 1
 
 
 def tile_width(masks: npt.NDArray[np.bool_], target: Target) -> int:
-    """Two vectors of rows where they see the same keys, registers hold them and none is idle."""
+    """Return the vectors of rows in a tile: two if AVX-512 holds them and all rows see all keys.
+
+    Two must also divide the vectors of queries, so that none is idle.
+    """
     vectors = -(-masks.shape[1] // target.lanes)
     return 2 if target.isa == "avx512" and vectors % 2 == 0 and masks.all() else 1
 
@@ -104,7 +107,7 @@ def _padded(keys: int) -> int:
 def _numbers(
     groups: list[RowGroup], pitches: Pitches, width: int, lanes: int
 ) -> tuple[IntArray, bool]:
-    """All tiles, and whether all their keys are seen by all their rows."""
+    """Return the table, and whether every tile's rows all see all its keys."""
     lists: dict[bytes, int] = {}
     headers, keys, sees_all = [], list[npt.NDArray[np.int32]](), True
     first = 4 * (3 * width * lanes + _HEADER) * len(groups)
@@ -126,7 +129,7 @@ def _numbers(
 def _keys(
     group: RowGroup, pitches: Pitches, width: int, lanes: int
 ) -> tuple[IntArray, bool]:
-    """(groups of 8, numbers of a group), and whether every row sees every key."""
+    """Return (groups of 8 keys, numbers of a group), and whether every row sees every key."""
     repeated = ((0, 0), (0, width * lanes - len(group.rows)))
     allowed = np.pad(group.allowed, repeated, "constant" if group.adds else "edge")
     missing = _padded(len(group.keys)) - len(group.keys)

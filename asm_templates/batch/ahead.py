@@ -1,10 +1,10 @@
-"""Asking for the code and the weights of a tile while the tile before it runs.
+"""Prefetching the code and the weights of a tile while the tile before it runs.
 
-    prefetcht1 [r14+64*k]     a line of the next tile's code, of which each panel asks for a share
+    prefetcht1 [r14+64*k]     a line of the next tile's code; each panel prefetches a share
     prefetcht1 [rbx+64*k]     a line of its weights
 
-Code that comes from beyond L2 as it runs arrives at a third of the speed at which data does; asked
-for all at once, it would hold up what runs.
+Code that comes from beyond L2 as it runs arrives at a third of the speed at which data does;
+prefetching all of it at once would stall the running code.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ _CODE_A_WEIGHT, _CODE_AN_INPUT = 8.0, 7.0
 
 @dataclass(frozen=True)
 class Ahead:
-    """What comes next: code from a label and weights from a literal on, lines of each a panel.
+    """The next tile: a label of its code, a literal of its weights, and lines of each for a panel.
 
-    `pointers` are two registers that move on with the panels.
+    `pointers` are two registers that advance with the panels.
     """
 
     code: Label
@@ -40,24 +40,24 @@ class Ahead:
         pointers: tuple[Register, Register],
         panels: int,
     ) -> "Ahead":
-        """The code and weights of a tile at these places, over so many panels."""
+        """Return the prefetch of a tile's code and weights, spread over `panels` panels."""
         code_bytes = _CODE_A_WEIGHT * len(tile) + _CODE_AN_INPUT * np.count_nonzero(tile.first)
         sizes = (code_bytes, tile.weight.nbytes)
         code, weights = (int(-(-size // (CACHE_LINE_BYTES * panels))) for size in sizes)
         return cls(*places, code, weights, pointers)
 
     def begin(self, asm: Assembler) -> None:
-        """Before the first panel."""
+        """Append code before the first panel."""
         asm.address(self.pointers[0], self.code)
         asm.emit("lea", self.pointers[1], Literal(self.weights))
 
     def lines(self, steps: int) -> list[Line]:
-        """What comes before some of so many steps."""
+        """Return the prefetches before some of `steps` steps."""
         counts = zip(self.pointers, (self.code_lines, self.weight_lines), strict=True)
         return [_spread(pointer, count, steps) for pointer, count in counts]
 
     def advance(self, asm: Assembler) -> None:
-        """Behind a panel."""
+        """Append code behind a panel."""
         for pointer, count in zip(
             self.pointers, (self.code_lines, self.weight_lines), strict=True
         ):
@@ -65,7 +65,7 @@ class Ahead:
 
 
 def spread_evenly(count: int, steps: int) -> BoolArray:
-    """Before which of so many steps something is asked for, `count` times in all."""
+    """Choose `count` of `steps` steps at equal distances; return a mask (steps,)."""
     asked = np.zeros(steps, bool)
     if steps:  # a tile may have no weights
         asked[np.linspace(0, steps, count, endpoint=False).astype(int)] = True

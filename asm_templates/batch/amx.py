@@ -12,7 +12,7 @@ Compressed weights are expanded with the strip's first tiles of columns and kept
     vpexpandb  zmm0{k2}{z}, [weights]       each to its place
     vmovups    [tile], zmm0
 
-The configuration of tiles is left as it was found. docs/kernels/batch.md has what bounds it.
+The configuration of tiles is restored at the end. docs/kernels/batch.md explains the limits.
 """
 
 from functools import partial
@@ -73,7 +73,7 @@ _PITCH = r10  # of every tile in memory: 64
 _WEIGHTS, _BITS, _STEPS, _STRIP_Y, _SCALES = rbx, r12, r13, r15, rdi
 # Some tiles of columns: tiles of x, their scales, their part of y.
 _COLUMNS_X, _X_SCALES, _COLUMNS_Y = rsi, rbp, r14
-# A step: dense tiles of weights, what is left of the steps.
+# A step: dense tiles of weights, the address of the next step, the number of steps left.
 _TILES, _NEXT_STEP, _STEPS_LEFT = r8, r9, rcx
 _EXPANDED, _NONZERO = zmm(0), k(2)
 
@@ -125,7 +125,7 @@ class _TileCode:
         asm.bind(end)
 
     def _chunk(self, columns: int) -> None:
-        """Multiply so many columns, and move x and y on."""
+        """Multiply `columns` columns, and advance x and y."""
         asm, spec = self.asm, self.spec
         asm.emit("mov", X, self.chunk_x)
         asm.emit("lea", X_TILES, Memory(rsp, self.frame.x))
@@ -156,7 +156,7 @@ class _TileCode:
         self.asm.emit("mov", self.columns_left, rax)
 
     def _quantise(self, columns: int) -> None:
-        """Tiles of x, each tile of columns after the one before."""
+        """Write the tiles of x, one tile of columns after the other."""
         tiles, rest = divmod(columns, ROWS)
         if not self.feature_major:
             repeat(self.asm, tiles, rdx, lambda: self._quantise_rows(ROWS))
@@ -191,7 +191,7 @@ class _TileCode:
         asm.emit("add", X_TILES, self.x_tiles * TILE_BYTES - rows * ROW_BYTES)
 
     def _strip(self, height: int, columns: int) -> None:
-        """`height` tiles of outputs by all columns."""
+        """Compute `height` tiles of outputs by all columns."""
         asm = self.asm
         asm.emit("lea", _COLUMNS_X, Memory(rsp, self.frame.x))
         asm.emit("lea", _X_SCALES, Memory(rsp, self.frame.scales))
@@ -217,7 +217,7 @@ class _TileCode:
     def _columns(
         self, height: int, width: int, expands: bool = False, kept: bool = False
     ) -> None:
-        """`height` by `width` tiles of sums, over all steps; `kept`: expanded weights are."""
+        """Compute `height` by `width` tiles of sums; `kept`: keep the expanded weights."""
         asm, again, done = self.asm, self.asm.label("again"), self.asm.label("done")
         for number in range(height * width):
             asm.emit("tilezero", tmm(number))
@@ -246,7 +246,7 @@ class _TileCode:
         asm.emit("add", _COLUMNS_Y, width * self.y_steps[1])
 
     def _expand(self, height: int) -> None:
-        """The next compressed weights to the step's tiles."""
+        """Expand the next compressed weights into the step's tiles."""
         asm = self.asm
         for row in range(height * ROWS):
             bits = Memory(_BITS, 8 * row)
@@ -259,7 +259,7 @@ class _TileCode:
         asm.emit("add", _BITS, 8 * height * ROWS)
 
     def _multiply(self, height: int, width: int) -> None:
-        """One step: tiles of weights by tiles of x, each loaded right before its first use."""
+        """Multiply tiles of weights by tiles of x, in one step; load each before its first use."""
         asm = self.asm
         weights = [tmm(SUM_TILES + row) for row in range(height)]
         columns = [tmm(SUM_TILES + STRIP_TILES + column) for column in range(width)]
@@ -275,7 +275,7 @@ class _TileCode:
                 asm.emit("tdpbssd", tmm(row * width + column), left, right)
 
     def _finish(self, height: int, width: int) -> None:
-        """Sums to y, tile by tile."""
+        """Turn sums into y, tile by tile."""
         asm = self.asm
         for number in range(height * width):
             place = Memory(rsp, self.frame.sums + number * TILE_BYTES, index=_PITCH)
@@ -296,7 +296,7 @@ class _TileCode:
             asm.jump("call", self.finish)
 
     def _most_16(self, register: Register, left: Memory, tiles_before: int) -> None:
-        """register = 16, or what is left where that is less. Clobbers rcx."""
+        """register = the count in `left` minus `tiles_before` tiles, at most 16. Clobbers rcx."""
         asm = self.asm
         asm.emit("mov", register, left)
         asm.emit("sub", register, ROWS * tiles_before)
@@ -305,7 +305,7 @@ class _TileCode:
         asm.emit("cmova", register, rcx)
 
     def _point_at_scales(self, of_outputs: int, of_columns: int) -> None:
-        """Scales of rows and lanes, that many bytes on."""
+        """Set the scales of rows and lanes to a tile's, at these byte offsets."""
         asm = self.asm
         outputs, columns = Memory(_SCALES, of_outputs), Memory(_X_SCALES, of_columns)
         rows, lanes = (outputs, columns) if self.feature_major else (columns, outputs)

@@ -1,7 +1,7 @@
-"""What stands before and behind the tiles of AMX: x to bytes, int32 sums to outputs.
+"""Conversions before and behind the tiles of AMX: x to bytes, int32 sums to outputs.
 
-The arithmetic, and so every bit, is that of `gather.int8_boundary` for one column. Nothing is
-transposed: in either layout tiles of x and of sums lie as x and y do.
+The arithmetic, and so every bit, is the same as in `gather.int8_boundary` for one column. Nothing
+is transposed: in either layout, tiles of x and of sums have the layout of x and y.
 
     feature-major   x rows of four inputs, a lane a column; sums rows of outputs
     batch-major     x rows of columns, 64 inputs each; sums rows of columns, a lane an output
@@ -42,13 +42,13 @@ from sparsejit.x86.operands import (
     zmm,
 )
 
-# Which lanes of a column of tiles exist.
+# Mask of the existing lanes in a column of tiles.
 LANE_MASK = k(1)
-# What `finish_tile` takes: its sums, where y and the scales of its rows begin, how many rows.
+# Arguments of the subroutine of `emit_finish`: sums, y, scales of rows, number of rows.
 SUMS, Y, ROW_SCALES, ROWS_LEFT = rdx, r11, rcx, rax
 # By lanes: the scales of all rows, and the bias (batch-major only).
 LANE_SCALES, LANE_BIAS = zmm(4), zmm(5)
-# What `quantise_tile` takes: x (rdi, as int8_boundary has it), its tiles, where its scales go.
+# Arguments of `quantise_columns` and `quantise_row`: x (rdi, as in int8_boundary) and its tiles.
 X, X_TILES = rdi, r9
 
 _AT_ONCE = 4  # rows of sums
@@ -61,16 +61,16 @@ _FOURS = np.tile(np.arange(16, dtype=np.int8).reshape(4, 4).T.ravel(), 4)
 
 
 def begin_quantising(asm: Assembler, spec: MatMul) -> None:
-    """Constants that hold for all columns of x."""
+    """Load the constants that all columns of x share."""
     broadcast(asm, _LOWEST, np.full(4, spec.each.least_integer, np.int8))
     if spec.layout is Layout.FEATURE_MAJOR:
         asm.emit("vmovups", _ORDER, Literal(asm.literal(_FOURS)))
 
 
 def quantise_columns(asm: Assembler, spec: MatMul, scales: Memory) -> None:
-    """LANE_MASK columns of a feature-major x to tiles at X_TILES, four inputs a row.
+    """Quantise LANE_MASK columns of a feature-major x into tiles at X_TILES, four inputs a row.
 
-    Their scales go to `scales` where they are dynamic. Clobbers X_TILES, r8 and rcx.
+    Dynamic scales go to `scales`. Clobbers X_TILES, r8 and rcx.
     """
     if spec.each.input_scale is None:
         _scales_of_columns(asm, spec)
@@ -85,7 +85,7 @@ def quantise_columns(asm: Assembler, spec: MatMul, scales: Memory) -> None:
 
 
 def _scales_of_columns(asm: Assembler, spec: MatMul) -> None:
-    """The reciprocal and the scale of each column, from its largest magnitude."""
+    """Compute the reciprocal and the scale of each column, from its largest magnitude."""
     begin_largest(asm, _LARGEST, _MAGNITUDE)
 
     def turn(count: int) -> None:
@@ -106,7 +106,7 @@ def _scales_of_columns(asm: Assembler, spec: MatMul) -> None:
 
 
 def _four_inputs(asm: Assembler, spec: MatMul, count: int) -> None:
-    """A row of a tile of x, of which `count` inputs exist, from r8 to X_TILES; moves both on."""
+    """Quantise a row of a tile of x with `count` inputs from r8 to X_TILES; both advance."""
     for part in _PARTS[:count]:
         masked = part.masked(LANE_MASK, zeroing=True)
         asm.emit("vmulps", masked, _RECIPROCAL, Memory(r8))
@@ -121,9 +121,9 @@ def _four_inputs(asm: Assembler, spec: MatMul, count: int) -> None:
 
 
 def quantise_row(asm: Assembler, spec: MatMul, scale: Memory) -> None:
-    """A row of a batch-major x at X to a row of each tile from X_TILES on.
+    """Quantise a row of a batch-major x at X into a row of each tile from X_TILES on.
 
-    Its scale goes to `scale` where it is dynamic. Clobbers rax.
+    A dynamic scale goes to `scale`. Clobbers rax.
     """
     scratch = [*_PARTS, *_LARGEST][:SCALE_SCRATCH]
     emit_scale(asm, spec.each, _RECIPROCAL, _SCALE, scratch)
@@ -147,10 +147,10 @@ def _pack(asm: Assembler, spec: MatMul) -> None:
 
 
 def emit_finish(asm: Assembler, spec: MatMul, bias_distance: int | None) -> None:
-    """Append the subroutine that makes ROWS_LEFT rows of y of a tile of SUMS.
+    """Append the subroutine that turns a tile of SUMS into ROWS_LEFT rows of y.
 
-    `bias_distance`: bytes from the scale of an output to its bias, None without. Moves SUMS, Y,
-    ROW_SCALES and ROWS_LEFT.
+    `bias_distance`: bytes from the scale of an output to its bias; None without a bias. Advances
+    SUMS, Y and ROW_SCALES, and counts ROWS_LEFT down.
     """
     fours, ones, one, end = (asm.label(name) for name in ("fours", "ones", "one", "end"))
     asm.emit("sub", dword(ROWS_LEFT), _AT_ONCE)
@@ -189,7 +189,7 @@ def _finish_rows(asm: Assembler, spec: MatMul, bias_distance: int | None, count:
 def _scale_columns(
     asm: Assembler, spec: MatMul, register: Register, scale: Memory, bias_distance: int | None
 ) -> None:
-    """A row is an output, whose scale and bias are broadcast; LANE_SCALES are those of x."""
+    """Scale a row that is an output: its scale and bias are broadcast; LANE_SCALES are of x."""
     dynamic = spec.each.input_scale is None
     if bias_distance is None:
         asm.emit("vmulps", register, register, scale)
@@ -207,7 +207,7 @@ def _scale_columns(
 def _scale_rows(
     asm: Assembler, spec: MatMul, register: Register, scale: Memory, bias_distance: int | None
 ) -> None:
-    """A row is a column of x, whose scale is broadcast; LANE_SCALES and LANE_BIAS are outputs'."""
+    """Scale a row that is a column of x: its scale is broadcast; the lanes' are of outputs."""
     dynamic = spec.each.input_scale is None
     if bias_distance is None:
         asm.emit("vmulps", register, register, LANE_SCALES)

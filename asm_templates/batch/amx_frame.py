@@ -1,4 +1,4 @@
-"""What an AMX kernel keeps on the stack, and the state that it leaves as it found it."""
+"""The stack frame of an AMX kernel, and the tile configuration that it restores."""
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +36,10 @@ _SLOTS = 8
 
 
 class TileFrame:
-    """The workspace of a kernel, addressed from the stack pointer, in bytes.
+    """The workspace of a kernel, as offsets from the stack pointer, in bytes.
 
-    `sums` holds stored tiles, `scales` those of a chunk of x, `strip` the expanded weights of a
-    strip, or of one step where no further columns want them, `x` the tiles of a chunk.
+    `sums` holds stored tiles of sums, `scales` the scales of a chunk of x, `strip` the expanded
+    weights of a strip, or of one step if no further columns need them, `x` the tiles of a chunk.
     """
 
     def __init__(self, asm: Assembler, lowered: LoweredTiles, chunk: int) -> None:
@@ -58,13 +58,13 @@ class TileFrame:
         self._caller = self.slot()
 
     def slot(self) -> Memory:
-        """A further place for 64 bits."""
+        """Return a further place for 64 bits."""
         assert self._used < _SLOTS
         self._used += 1
         return Memory(rsp, self._slots + 8 * (self._used - 1))
 
     def enter(self) -> None:
-        """Save registers, make room, keep and set the tiles' configuration.
+        """Save registers, make room, save the tiles' configuration and set a new one.
 
         Clobbers rax and rbp.
         """
@@ -78,7 +78,7 @@ class TileFrame:
         asm.emit("ldtilecfg", Memory(rax))
 
     def leave(self) -> None:
-        """Restore all; where there was no configuration the tiles' state is given back whole."""
+        """Restore registers and configuration; if there was none, release the tiles."""
         asm, other, done = self.asm, self.asm.label("other"), self.asm.label("done")
         asm.emit("mov", dword(rax), self._configuration)
         asm.emit("and", dword(rax), 0xFF)  # the palette
@@ -92,14 +92,14 @@ class TileFrame:
         pop(asm, _SAVED)
 
     def add(self, place: Memory, number: int) -> None:
-        """Add to a number in memory; flags are those of the sum. Clobbers rax."""
+        """Add to a number in memory; flags are as the sum sets them. Clobbers rax."""
         self.asm.emit("mov", rax, place)
         self.asm.emit("add", rax, number)
         self.asm.emit("mov", place, rax)
 
 
 def _configuration(spec: MatMul) -> npt.NDArray[np.uint8]:
-    """Palette 1, all tiles whole; batch-major, those of x and of sums have a row a column."""
+    """Return palette 1 with full tiles; batch-major tiles of x and sums have a row a column."""
     configuration = np.zeros(64, np.uint8)
     configuration[0] = 1
     configuration[16:32:2] = ROW_BYTES

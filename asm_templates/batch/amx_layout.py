@@ -1,15 +1,15 @@
-"""How int8 weights lie for the tiles of AMX, and what multiplying by them counts.
+"""Layout of int8 weights in the tiles of AMX, and the counts of their product.
 
 A tile of weights is 16 outputs by 64 inputs, 1 KiB. Two tiles of outputs, or the last one, make a
-strip; a step of a strip is 64 inputs of which any weight there is not zero. Each strip's list of
-steps says where their inputs lie among the tiles of x.
+strip; a step of a strip is 64 inputs for which the strip has a nonzero weight. Each strip has a
+list of steps, with the offsets of their inputs in the tiles of x.
 
     feature-major   weights are the left factor: row = output, 64 inputs in order
     batch-major     weights are the right factor: row = four inputs, of each of 16 outputs; in the
                     order in which packing leaves x (`byte_of_input`)
 
-*Dense* tiles are stored as they are. Where they do not fit L2 they are *compressed*, a bit a weight
-and the bytes that are not zero, and expanded when needed: SparAMX (AbouElhamayed et al. 2025).
+*Dense* tiles are stored whole. If they do not fit L2 they are *compressed*, a bit a weight and the
+bytes that are not zero, and expanded when needed: SparAMX (AbouElhamayed et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -37,9 +37,9 @@ _Bytes = npt.NDArray[np.int8]
 
 @dataclass(frozen=True)
 class TileCounts:
-    """What one call does: `steps` of all strips and their `weight_tiles`, for each chunk of x.
+    """Work of one call: `steps` of all strips and their `weight_tiles`, for each chunk of x.
 
-    x is taken in `chunks` of at most `chunk_columns` columns. `stored_bytes` are those of weights.
+    x is taken in `chunks` of at most `chunk_columns` columns. `stored_bytes` are bytes of weights.
     """
 
     target: Target
@@ -57,11 +57,11 @@ class TileCounts:
 
 @dataclass(frozen=True, eq=False)
 class LoweredTiles:
-    """Strips of two tiles of outputs each, or one for the last: what they read.
+    """Data of strips of two tiles of outputs each; the last strip may have one.
 
-    `steps` is for each strip how many, then the bytes from the first tile of x to that of each.
-    `weights` are dense tiles, or the nonzero bytes where `bits` has a bit for each byte.
-    `scales` and `bias` are of outputs, whole tiles of them.
+    `steps` has for each strip its number of steps, then for each step the bytes from the first tile
+    of x to the step's tile. `weights` are dense tiles or, if `bits` has a bit for each byte, the
+    nonzero bytes. `scales` and `bias` are of outputs, padded to whole tiles.
     """
 
     spec: MatMul
@@ -75,7 +75,7 @@ class LoweredTiles:
 
 
 def expect(spec: MatMul, matrix: SparseMatrix, target: Target) -> TileCounts:
-    """As lowered: which tiles have a weight is known from the zeros."""
+    """Return the exact counts: the zero pattern tells which tiles have a weight."""
     used = _used_steps(matrix)
     tiles = np.repeat(STRIP_TILES, len(used))
     tiles[-1] -= _output_tiles(matrix) % STRIP_TILES
@@ -90,9 +90,9 @@ def expect(spec: MatMul, matrix: SparseMatrix, target: Target) -> TileCounts:
 
 
 def lower(spec: MatMul, matrix: SparseMatrix, target: Target) -> LoweredTiles:
-    """Weights quantised and in tiles.
+    """Quantise the weights and put them into tiles.
 
-    Raises InvalidInput where an int32 sum might overflow.
+    Raises InvalidInput if an int32 sum might overflow.
     """
     counts, used = expect(spec, matrix, target), _used_steps(matrix)
     integers, scales = quantised_rows(matrix)
@@ -104,7 +104,7 @@ def lower(spec: MatMul, matrix: SparseMatrix, target: Target) -> LoweredTiles:
     bits = None
     if counts.compressed:
         bits = np.packbits(weights != 0, bitorder="little")
-        # A whole vector is read where the last nonzeros are.
+        # The code reads a whole vector at the last nonzeros.
         weights = np.append(weights[weights != 0], np.zeros(ROW_BYTES, np.int8))
     outputs = _output_tiles(matrix) * ROWS
     bias = None if spec.bias is None else _padded(spec.bias, outputs)
@@ -125,7 +125,7 @@ def _output_tiles(matrix: SparseMatrix) -> int:
 
 
 def _used_steps(matrix: SparseMatrix) -> npt.NDArray[np.bool_]:
-    """Whether any weight of a strip (first axis) and 64 inputs (second) is not zero."""
+    """Return whether any weight of a strip (first axis) and 64 inputs (second) is not zero."""
     rows = np.arange(0, matrix.out_features, STRIP_TILES * ROWS)
     columns = np.arange(0, matrix.in_features, ROW_BYTES)
     any_row = np.logical_or.reduceat(matrix.dense != 0, rows, axis=0)
@@ -134,7 +134,7 @@ def _used_steps(matrix: SparseMatrix) -> npt.NDArray[np.bool_]:
 
 
 def _chunk_columns(spec: MatMul, target: Target) -> int:
-    """Columns of x at once: whole tiles, of nearly equal number in every chunk."""
+    """Return the columns of a chunk of x: whole tiles, nearly equally many in every chunk."""
     column_bytes = -(-spec.in_features // ROW_BYTES) * ROW_BYTES
     x_bytes = min(int(_X_SHARE * target.l2_bytes), LARGEST_WORKSPACE // 2)
     most = max(1, x_bytes // column_bytes // ROWS)
@@ -143,7 +143,7 @@ def _chunk_columns(spec: MatMul, target: Target) -> int:
 
 
 def _tiles(integers: _Bytes, used: npt.NDArray[np.bool_], layout: Layout) -> _Bytes:
-    """The tiles of all steps in order, as one row of bytes."""
+    """Return the tiles of all steps in order, as one row of bytes."""
     outputs, inputs = -(-integers.shape[0] // ROWS) * ROWS, used.shape[1] * ROW_BYTES
     padded = np.zeros((outputs, inputs), np.int8)
     padded[: integers.shape[0], : integers.shape[1]] = integers

@@ -1,7 +1,7 @@
-"""A whole batch by a loop over compressed rows: `csr_stream` has the data, `csr_core` its loop.
+"""A whole batch by a loop over compressed rows: `csr_stream` has the data, `csr_core` the loop.
 
-Straight-line code is the wrong form once it exceeds L2. Here the weights are data, six bytes each,
-and the code stays small:
+Straight-line code is slow once it exceeds L2. Here the weights are data, six bytes each, and the
+code stays small:
 
     for each pass (columns of the batch, some vectors at once):
         for each block of rows:
@@ -11,7 +11,7 @@ and the code stays small:
                 sums += weights * panel                     csr_core
             y = activation(sums)
 
-The workspace is on the stack, so that threads may run one kernel at a time.
+The workspace is on the stack, so that several threads may run the same kernel at once.
 """
 
 from collections.abc import Callable, Hashable
@@ -87,10 +87,10 @@ _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
 _PASSES_LEFT, _ROW_BLOCKS_LEFT, _STAGES_LEFT, _NEXT_START, _NEXT_END = (
     Memory(rbp, -8 * number) for number in range(1, 6)
 )
-# Where the layer's groups, quads, rows, starts and ends begin: given in registers, kept in slots.
+# Addresses of the layer's groups, quads, rows, starts and ends: passed in registers, kept in slots.
 _GIVEN = (rcx, rdx, r8, r9, r10)
 _KEPT = tuple(Memory(rbp, -8 * number) for number in range(6, 11))
-# From y to what is added to it: given in a register, kept in a slot.
+# Bytes from y to the added operand: passed in a register, kept in a slot.
 _GIVEN_DISTANCE, _DISTANCE = r11, Memory(rbp, -8 * 11)
 _SLOT_BYTES = 128
 _PAGE = 4096
@@ -104,7 +104,7 @@ _INT8_WORDS: dict[Arithmetic, Callable[[CompressedRows], CompressedRows]] = {
 
 @dataclass(frozen=True, eq=False)
 class LoweredCsr:
-    """The weights as they are read, and how the layer is cut.
+    """The weight stream of a layer, and the shape of its kernel.
 
     The sums of rows begin with `start` (out_features,), or with 0; int8 has each row's scale and
     bias in `ends` (out_features, 2).
@@ -121,7 +121,7 @@ class LoweredCsr:
 def expect(
     arithmetic: Arithmetic, spec: MatMul, matrix: SparseMatrix, target: Target
 ) -> CsrCounts:
-    """What the layer's zeros let expect: what is made of it, but for int8 weights that become 0."""
+    """Return the counts expected from the zero pattern, before int8 weights round to zero."""
     shape = csr_shape(arithmetic, spec, matrix, target)
     key = "counts", arithmetic, shape.blocks
     made = matrix.once(key, lambda: counted(matrix.words(arithmetic.together), shape.blocks))
@@ -131,7 +131,7 @@ def expect(
 def lower(
     arithmetic: Arithmetic, spec: MatMul, matrix: SparseMatrix, target: Target
 ) -> LoweredCsr:
-    """Short weights are stored as the float32 that they stand for."""
+    """Lower the layer; bfloat16 and float16 weights are stored as float32."""
     shape = csr_shape(arithmetic, spec, matrix, target)
     is_int8 = spec.dtype is DType.INT8
     start = first_sums(arithmetic, matrix) if is_int8 else spec.bias
@@ -144,7 +144,7 @@ def lower(
 
 @dataclass(frozen=True, eq=False)
 class _CsrData:
-    """Words in blocks, and how many there are, as `CsrCounts` has them."""
+    """Words in blocks, and the last four counts of `CsrCounts`."""
 
     stream: CsrStream
     counts: tuple[int, int, int, int]
@@ -162,7 +162,7 @@ def _data(
 def emit(asm: Assembler, lowered: LoweredCsr) -> None:
     """Append the kernel. x and y must not overlap; see `batch_families` for the contract.
 
-    Layers that differ in their weights alone share their code.
+    Layers that differ only in their weights share their code.
     """
     if lowered.spec.added_pitch is not None:
         asm.emit("mov", _GIVEN_DISTANCE, rdx)
@@ -173,7 +173,7 @@ def emit(asm: Assembler, lowered: LoweredCsr) -> None:
 
 
 def _place_stream(asm: Assembler, lowered: LoweredCsr) -> None:
-    """The layer's data into the pool, and its addresses where the code is given them."""
+    """Put the layer's data into the pool, and the addresses into the registers of arguments."""
     stream = lowered.stream
     arrays = (stream.groups, stream.quads, stream.rows, lowered.start, lowered.ends)
     for register, array in zip(_GIVEN, arrays, strict=True):
@@ -194,7 +194,7 @@ class _CsrCode:
         self.staged = min(STAGED, self.shape.block_inputs)
         far_bytes = asm.target.core.layouts.csr_far * asm.target.l2_bytes
         self.is_far = lowered.stream.quads.nbytes > far_bytes
-        # Labels of the cores of each width, which layers of other sizes may have appended.
+        # Labels of the core of each width; layers of other sizes may already have appended it.
         self.keys = {
             width: core_key(self.shape, width, self.is_far) for width in self.shape.widths
         }
@@ -204,13 +204,13 @@ class _CsrCode:
 
     @property
     def key(self) -> Hashable:
-        """All that the code depends on."""
+        """The properties that the code depends on."""
         spec = self.spec
         sizes = spec.out_features, spec.in_features, spec.y_features, spec.pitch
         return "csr", spec.case, sizes, self.shape, self.has_starts, self.has_ends, self.is_far
 
     def emit(self) -> None:
-        """The body, with x, y and what is given in registers, up to its return."""
+        """Append the subroutine's body up to its return; registers hold x, y and the data."""
         self._enter()
         for part in self.shape.passes:
             repeat(self.asm, part.times, _PASSES_LEFT, partial(self._pass, part))
@@ -264,7 +264,7 @@ class _CsrCode:
         return 4 * self.spec.pitch if self.feature_major else 4
 
     def _rows(self, part: Pass, rows: int) -> None:
-        """A block of rows: from the bias to y."""
+        """Compute a block of rows, from the bias to y."""
         asm, spec = self.asm, self.spec
         self._start(part, rows)
         width = self.shape.block_inputs
@@ -277,7 +277,7 @@ class _CsrCode:
         asm.emit("add", _Y, rows * self._step)
 
     def _start(self, part: Pass, rows: int) -> None:
-        """The sums of a block of rows = what they start at."""
+        """Set the sums of a block of rows to their start values."""
         asm, again, value = self.asm, self.asm.label("again"), vector(self.asm, 0)
         asm.emit("lea", r8, Memory(rsp, self.shape.panel_bytes))
         if not self.has_starts:
@@ -303,7 +303,7 @@ class _CsrCode:
         return [*before, last - part.shift]
 
     def _inputs(self, part: Pass, inputs: int) -> None:
-        """A block of inputs: into the panel, and multiplied."""
+        """Bring a block of inputs into the panel, and multiply it."""
         asm = self.asm
         if self.is_int8:
             asm.emit("mov", PANEL, rsp)
@@ -314,7 +314,7 @@ class _CsrCode:
         asm.jump("call", self.cores[part.vectors])
 
     def _load(self, part: Pass, inputs: int, base: Register, offset: int) -> None:
-        """The next inputs, feature-major and float32, and X moves on."""
+        """Copy the next inputs, feature-major and float32, and advance X."""
         asm, spec, pitch = self.asm, self.spec, self.shape.pitch
         columns = self._columns(part)
         if self.feature_major:
@@ -335,12 +335,12 @@ class _CsrCode:
             body(rest)
 
     def _staging(self) -> tuple[Register, int]:
-        """Where float32 inputs wait: as shorter ones they go elsewhere, as floats they stay."""
+        """Return the place of float32 inputs: a buffer if they will get shorter, else the panel."""
         is_short = self.shape.arithmetic.is_short
         return (rsp, self.shape.staging) if is_short else (PANEL, 0)
 
     def _scales(self, part: Pass) -> None:
-        """int8: what the columns of a pass are multiplied by to become integers."""
+        """int8: compute the reciprocal scale, and a dynamic scale, of each column of a pass."""
         int8 = CsrInt8(self.asm, self.spec.each, self.shape, part.vectors)
         int8.start()
         if self.spec.each.input_scale is not None:
@@ -362,7 +362,7 @@ class _CsrCode:
         )
 
     def _finish(self, part: Pass, rows: int) -> None:
-        """y = activation(sums + what is added)."""
+        """y = activation(sums + added)."""
         asm, spec, columns = self.asm, self.spec, self._columns(part)
         sums = MatrixPlace(rsp, self.shape.pitch, self.shape.panel_bytes)
         y = MatrixPlace(_Y, self._step)
@@ -382,7 +382,7 @@ class _CsrCode:
             transpose(asm, sums.column(number * self.lanes), target, rows, self.few or self.lanes)
 
     def _added(self, rows: int) -> MatrixPlace | None:
-        """What is added to so many rows, from rcx on; the next ones follow."""
+        """Return the operand added to the next rows, at rcx, and advance past it."""
         pitch = self.spec.added_pitch
         if pitch is None:
             return None
@@ -392,7 +392,7 @@ class _CsrCode:
         return MatrixPlace(rcx, 4 * pitch)
 
     def _move_added(self, rows: int) -> None:
-        """What is added, beside y, by so many rows. Clobbers rax."""
+        """Advance the added operand relative to y, by `rows` rows. Clobbers rax."""
         further = 0 if self.spec.added_pitch is None else self.spec.added_pitch - self.spec.pitch
         if further:
             self.asm.emit("mov", rax, _DISTANCE)

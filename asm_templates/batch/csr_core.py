@@ -1,19 +1,19 @@
 """The multiplication of one block: a row's sums, then its weights one after the other.
 
     mov             rax, [rsi-24*q]          four offsets by one load
-    vbroadcastf32x4 zmm29, [rsi-24*q+8]      four weights by another: loads are what bounds this
-    movzx           ebx, ax                  the first; `shr rax, 16` before each other
-    lea             rbx, [rcx+8*rbx]         where this input's columns lie, 256 bytes apart
+    vbroadcastf32x4 zmm29, [rsi-24*q+8]      four weights by another: loads limit the speed
+    movzx           ebx, ax                  the first offset; `shr rax, 16` before each other one
+    lea             rbx, [rcx+8*rbx]         address of this input's columns, 256 bytes an input
     vpermilps       zmm31, zmm29, 0          its weight; 0x55, 0xaa, 0xff the others
-    vfmadd231ps     zmm0, zmm31, [rbx]       16 columns, and so many vectors of them
+    vfmadd231ps     zmm0, zmm31, [rbx]       16 columns; repeated for each vector of the pass
 
-Bytes are multiplied by `vpdpbusd`, which wants x in a register: it takes unsigned ones from there.
-Pairs of 16 bits are multiplied by `vpmaddwd` and added by `vpaddd`.
+`vpdpbusd` multiplies bytes; x is its unsigned operand, which must be in a register. `vpmaddwd`
+multiplies pairs of 16 bits and `vpaddd` adds them.
 
-There is code for `MOST` weights, and it is entered where as many are left as a segment has. All
-segments of a group enter at the same place, so that the processor predicts it. An address with two
-registers in it would take an operation of its own in every multiplication on some processors, hence
-`lea`.
+There is code for `MOST` weights; a segment of n weights enters it n weights before its end. All
+segments of a group enter at the same place, so that the processor predicts it. `lea` is there
+because an address with two registers would cost every multiplication an extra operation on some
+processors.
 """
 
 from collections.abc import Hashable
@@ -49,15 +49,15 @@ from sparsejit.x86.operands import (
     word,
 )
 
-# What the subroutine is called with; it leaves the first three behind what it read.
+# Arguments of the subroutine; it advances the first three past the data that it reads.
 GROUPS, QUADS, ROWS, WORKSPACE = rdi, rsi, rdx, rcx
 _ENTRY_BYTES = 32  # from one entry to the next: loads, a shift and a jump
-_PREFETCH_AHEAD = 3072  # bytes, where the weights come from beyond L2
+_PREFETCH_AHEAD = 3072  # bytes, if the weights come from beyond L2
 _BY_LOAD = 4  # offsets
 
 
 def emit_core(asm: Assembler, entry: Label, shape: CsrShape, vectors: int, far: bool) -> None:
-    """Append the subroutine for passes so wide; `far` where weights come from beyond L2.
+    """Append the subroutine for passes of `vectors` vectors; `far`: weights come from beyond L2.
 
     Adds a block's products to the sums in the workspace, behind the panel. Clobbers rax, rbx,
     r8-r12 and vectors.
@@ -68,12 +68,12 @@ def emit_core(asm: Assembler, entry: Label, shape: CsrShape, vectors: int, far: 
 
 
 def core_key(shape: CsrShape, vectors: int, far: bool) -> Hashable:
-    """All that the subroutine depends on."""
+    """Return the properties that the subroutine depends on."""
     return "csr core", shape.arithmetic, shape.pitch, shape.panel_bytes, shape.chains, vectors, far
 
 
 def quad_bytes(arithmetic: Arithmetic) -> int:
-    """Bytes of four offsets and words."""
+    """Return the bytes of four offsets and four words."""
     return quad_of(np.int8 if arithmetic is Arithmetic.QUADS else np.uint32).itemsize
 
 
@@ -88,7 +88,7 @@ class _CsrLoop:
         self.arithmetic = shape.arithmetic
         self.scale, self.input_scale = shape.pitch // OFFSET_UNIT, shape.panel_pitch // OFFSET_UNIT
         self.quad_bytes = quad_bytes(shape.arithmetic)
-        # Places in the code, by how many weights are left.
+        # Labels in the code, by the number of weights left.
         self.left = [asm.label(f"{count} left") for count in range(MOST + 1)]
 
     def emit(self) -> None:
@@ -180,7 +180,7 @@ class _CsrLoop:
         asm.bind(self.left[0])
 
     def _quad(self, place: int) -> None:
-        """Four inputs, a byte for each of 64 columns, interleaved and times four weights."""
+        """Interleave four inputs, a byte for each of 64 columns, and multiply by four weights."""
         asm = self.asm
         inputs = [vector(asm, number) for number in range(4, 8)]
         pairs = [vector(asm, number) for number in range(8, 12)]
@@ -224,7 +224,7 @@ class _CsrLoop:
             self.asm.emit("vmovups", place, total)
 
     def _entries(self, entries: Label) -> None:
-        """By how many weights a segment has: bring its first offset into place, and go there."""
+        """Append an entry for each length of segment: load its first offsets, and jump to code."""
         asm = self.asm
         asm.align(_ENTRY_BYTES)
         asm.bind(entries)

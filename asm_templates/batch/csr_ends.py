@@ -1,7 +1,7 @@
 """The ends of rows in the loop over compressed rows: their sums, in the workspace, become y.
 
-Feature-major float32 takes one turn from the sums to y. What is transposed or int8 is brought to
-outputs where the sums lie, first.
+Feature-major float32 goes from the sums to y in one loop. Sums that are int8, or transposed later,
+first become outputs in place.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ _SUMS, _Y, _ADDED, _TURNS_LEFT = r8, r9, rcx, r10
 
 @dataclass(frozen=True)
 class RowEnds:
-    """Where sums become y: `vectors` of each row, as byte offsets into both.
+    """Sums and their y: `vectors` of each row, as pairs of byte offsets into both.
 
-    `added` is added to them before the activation; it may be y itself. Where there is one vector,
-    `columns` of it exist, all if that is None.
+    `added` is added to the sums before the activation; it may be y itself. `columns`: existing
+    columns of a single vector; None for all.
     """
 
     sums: MatrixPlace
@@ -36,7 +36,7 @@ class RowEnds:
 
 
 def finish_rows(asm: Assembler, activation: Activation, ends: RowEnds, rows: int) -> None:
-    """y = activation(sums + added) of so many rows. A row is read before it is written.
+    """y = activation(sums + added) for `rows` rows. A row is read before it is written.
 
     `added.base` may be rcx. Clobbers rax, rcx, r8-r10 and all vectors.
     """
@@ -81,9 +81,9 @@ def _some_rows(
 def activate_rows(
     asm: Assembler, spec: MatVec, shape: CsrShape, vectors: int, rows: int, next_end: Memory | None
 ) -> None:
-    """Rows of so many vectors, in place: int8 to outputs by their ends, and the activation.
+    """Turn rows of sums into outputs in place: for int8 scale and bias, then the activation.
 
-    int8 has the address of the first row's end in `next_end`, where it moves on.
+    For int8, `next_end` holds the address of the first row's scale and bias; it advances.
     """
     again = asm.label("again")
     values = [vector(asm, number) for number in range(vectors)]

@@ -1,9 +1,9 @@
 """int8 in the loop over compressed rows: x to integers, and sums of integers to y.
 
-Every column has a scale of its own, `reference.quantised_input` says which. As bytes, four inputs
-lie side by side with 128 added to each, for `vpdpbusd` takes unsigned ones; sums therefore start at
--128 times the sum of their weights. Without that instruction they lie in pairs of 16 bits, or the
-integers stay float32, which float32 multiplies.
+Every column has its own scale, as in `reference.quantised_input`. As bytes, four inputs lie side by
+side with 128 added to each, because `vpdpbusd` takes unsigned bytes; sums therefore start at -128
+times the sum of their weights. Without that instruction inputs lie in pairs of 16 bits, or the
+integers are stored and multiplied as float32.
 """
 
 import numpy as np
@@ -27,19 +27,19 @@ from sparsejit.x86.operands import Memory, Register, dword, r8, r10, r12, rsp
 
 _OFFSET = 128
 _OFFSETS = int(np.uint32(0x80808080).astype(np.int32))
-# Where the integers of x go; it moves on with them.
+# Address of the next integers of x.
 PANEL = r12
 
 
 def first_sums(
     arithmetic: Arithmetic, matrix: SparseMatrix
 ) -> npt.NDArray[np.int32] | None:
-    """What the sums of rows start at, (out_features,); None for zero."""
+    """Return the start values of rows' sums, (out_features,); None for zero."""
     return (-_OFFSET * int8_sums(matrix)[1]).astype(np.int32) if arithmetic.in_bytes else None
 
 
 def int8_ends(spec: MatVec, matrix: SparseMatrix) -> npt.NDArray[np.float32]:
-    """The scale and the bias of rows (out_features, 2)."""
+    """Return the scale and the bias of rows, (out_features, 2)."""
     ends = np.zeros((spec.out_features, 2), np.float32)
     ends[:, 0] = output_scales(spec, int8_sums(matrix)[0])
     ends[:, 1] = 0 if spec.bias is None else spec.bias
@@ -47,7 +47,7 @@ def int8_ends(spec: MatVec, matrix: SparseMatrix) -> npt.NDArray[np.float32]:
 
 
 def side_by_side(asm: Assembler, parts: list[Register]) -> None:
-    """The first of up to four = their int32 as bytes, each 1 to 255 with its 128, of 32 bits."""
+    """Pack up to four int32 registers into the first as bytes, each plus 128, from 1 to 255."""
     first, *others = parts
     for position, register in enumerate(others, 1):
         asm.emit("vpslld", register, register, 8 * position)
@@ -56,7 +56,7 @@ def side_by_side(asm: Assembler, parts: list[Register]) -> None:
 
 
 class CsrInt8:
-    """Appends what int8 needs in a pass of so many vectors; clobbers rax, r8, r10 and vectors."""
+    """Appends the int8 code of a pass of `vectors` vectors; clobbers rax, r8, r10 and vectors."""
 
     def __init__(self, asm: Assembler, spec: MatVec, shape: CsrShape, vectors: int) -> None:
         self.asm, self.spec, self.shape, self.vectors = asm, spec, shape, vectors
@@ -66,15 +66,15 @@ class CsrInt8:
         return Memory(base, offset + number * self.asm.target.vector_bytes)
 
     def reciprocal(self, number: int) -> Memory:
-        """Where the reciprocals of the scales of a vector of columns lie."""
+        """The reciprocal scales of a vector of columns, as a memory operand."""
         return self._place(rsp, self.shape.scales, number)
 
     def scale(self, number: int) -> Memory:
-        """The scales of a vector of columns, where they are dynamic."""
+        """The dynamic scales of a vector of columns, as a memory operand."""
         return self._place(rsp, self.shape.scales + self.shape.pitch, number)
 
     def start(self) -> None:
-        """The reciprocal of a fixed scale, or the least largest magnitude."""
+        """Store the reciprocal of a fixed scale, or the lower bound of the largest magnitude."""
         asm, value = self.asm, vector(self.asm, 0)
         if self.fixed:
             fixed_reciprocal(asm, self.spec, value)
@@ -84,7 +84,7 @@ class CsrInt8:
             asm.emit("vmovups", self.reciprocal(number), value)
 
     def largest(self, base: Register, offset: int, inputs: int) -> None:
-        """Take the magnitudes of so many inputs in; as integers, of which NaN is the largest."""
+        """Update the largest magnitudes with `inputs` inputs, as integers: NaN is the largest."""
         asm, again = self.asm, self.asm.label("again")
         sinks = [vector(asm, number) for number in range(self.vectors)]
         bits, loaded = vector(asm, self.vectors), vector(asm, self.vectors + 1)
@@ -104,7 +104,7 @@ class CsrInt8:
             asm.emit("vmovups", self.reciprocal(number), sink)
 
     def scales(self) -> None:
-        """From the largest magnitudes: reciprocals and scales."""
+        """Compute reciprocals and scales from the largest magnitudes."""
         asm, largest, value = self.asm, vector(self.asm, 0), vector(self.asm, 1)
         for number in range(self.vectors):
             asm.emit("vmovups", largest, self.reciprocal(number))
@@ -113,7 +113,7 @@ class CsrInt8:
             asm.emit("vmovups", self.scale(number), largest)
 
     def integers(self, base: Register, offset: int, inputs: int) -> None:
-        """PANEL = so many inputs from there, as integers."""
+        """Write `inputs` inputs, from base + offset on, to PANEL as integers."""
         asm, again, together = self.asm, self.asm.label("again"), self.shape.arithmetic.together
         asm.emit("lea", r8, Memory(base, offset))
         asm.emit("mov", dword(r10), -(-inputs // together))
@@ -148,7 +148,7 @@ class CsrInt8:
         self.asm.emit("vmovups", self._place(PANEL, 0, number), value)
 
     def _line(self) -> None:
-        """A line of one input: what packing does to its order, unpacking undoes."""
+        """Write a cache line of one input in the order of packing, which unpacking undoes."""
         asm, parts = self.asm, [vector(self.asm, number) for number in range(self.vectors)]
         for number, register in enumerate(parts):
             self._quantise(register, number, 0)
@@ -176,7 +176,7 @@ class CsrInt8:
         self.asm.emit("vmovups", self._place(PANEL, 0, number), first)
 
     def outputs(self, values: list[Register], row: Register, scratch: list[Register]) -> None:
-        """values = the sums in them as outputs; the row's scale and bias lie at `row`."""
+        """Turn the sums in `values` into outputs; `row` points at the row's scale and bias."""
         asm = self.asm
         row_scale, bias, scale = scratch[:3]
         asm.emit("vbroadcastss", row_scale, Memory(row))

@@ -1,4 +1,4 @@
-"""How a batch kernel that loops over data cuts its batch, its rows and its inputs.
+"""Cutting of the batch, the rows and the inputs, in a batch kernel that loops over data.
 
 Columns of the batch are computed some vectors at a time, a *pass*; in a pass a block of inputs lies
 in a panel of its own, and the sums of a block of rows in another, both in a workspace.
@@ -24,11 +24,11 @@ from sparsejit.machine.target import Target
 
 
 class Arithmetic(Enum):
-    """What products are made of, and how many inputs a word of weights has side by side.
+    """Number formats of products, and the number of inputs in a word of weights (`together`).
 
     `PAIRS`: int8 as int16, by `vpmaddwd`, whose sums of two are exact.
     `INTEGERS`: int8 as float32. The products of a segment, `MOST` of 127 * 127, add up exactly.
-    `QUADS`: bytes, of any four inputs at a time, which are interleaved as they are multiplied.
+    `QUADS`: bytes of any four inputs at a time, which are interleaved as they are multiplied.
     """
 
     FLOATS = "floats"
@@ -49,7 +49,7 @@ class Arithmetic(Enum):
 
     @property
     def is_short(self) -> bool:
-        """Whether inputs take less room than the float32 that they are made of."""
+        """Whether quantised inputs take less room than float32."""
         return self.in_bytes or self is Arithmetic.PAIRS
 
 
@@ -66,16 +66,16 @@ _CHAINS = {
 }
 _OTHER_REGISTERS = 3  # a weight, four of them, and inputs
 _LEAST_WEIGHTS = 8  # of a row in a block: loading and storing sums should cost little beside them
-_MOST_PANEL_BYTES = 1 << 17  # where that takes more inputs than L1 holds
+_MOST_PANEL_BYTES = 1 << 17  # where `_LEAST_WEIGHTS` takes more inputs than L1 holds
 STAGED = 64  # inputs that become integers at once
-_ROUND = 16  # inputs and rows come in multiples of so many, as whole vectors
+_ROUND = 16  # inputs and rows come in multiples of this, as whole vectors
 
 
 @dataclass(frozen=True)
 class Pass:
-    """`vectors` of columns at once, so many `times`; the last vector begins `shift` columns early.
+    """`vectors` vectors of columns at once, `times` times; the last begins `shift` columns early.
 
-    It ends where the batch ends then, and computes some columns a second time to the same result.
+    That vector ends where the batch ends, and computes some columns twice, to the same result.
     """
 
     vectors: int
@@ -85,9 +85,11 @@ class Pass:
 
 @dataclass(frozen=True)
 class CsrShape:
-    """`pitch` are bytes from one word's inputs to the next in the panel, unless these are `QUADS`,
-    and from one row's sums to the next, `OFFSET_UNIT` times a power of two; `chains` are separate
-    sums of a row, added at the end of a segment.
+    """The passes, blocks and workspace of a kernel.
+
+    `pitch`: bytes from one word's inputs to the next in the panel, except for `QUADS`, and from one
+    row's sums to the next; `OFFSET_UNIT` times a power of two. `chains`: separate sums of a row,
+    added at the end of a segment.
     """
 
     arithmetic: Arithmetic
@@ -98,7 +100,7 @@ class CsrShape:
 
     @property
     def panel_pitch(self) -> int:
-        """Bytes from one word's inputs to the next."""
+        """Bytes from one word's inputs to the next in the panel."""
         return CACHE_LINE_BYTES if self.arithmetic is Arithmetic.QUADS else self.pitch
 
     @property
@@ -111,12 +113,12 @@ class CsrShape:
 
     @property
     def staging(self) -> int:
-        """Where float32 inputs wait to become bytes, behind the sums."""
+        """Offset of float32 inputs that will become shorter, behind the sums."""
         return self.panel_bytes + self.blocks.rows * self.pitch
 
     @property
     def scales(self) -> int:
-        """Where int8 has the reciprocals of the scales of x, a `pitch` on the scales."""
+        """Offset of the reciprocal scales of x, for int8; the scales follow a `pitch` later."""
         return self.staging + (STAGED * self.pitch if self.arithmetic.is_short else 0)
 
     @cached_property
@@ -129,15 +131,15 @@ class CsrShape:
 
     @property
     def widths(self) -> list[int]:
-        """Vectors of its passes, each once."""
+        """Numbers of vectors of the passes, each once."""
         return list(dict.fromkeys(part.vectors for part in self.passes))
 
 
 @dataclass(frozen=True)
 class CsrCounts:
-    """What one pass does, and how many there are, for the price.
+    """Work of one pass, for the price; `shape` has the number of passes.
 
-    `weights`, or words of them, in `segments` of `groups` and in `quads`.
+    `weights`, or words of them, are in `segments` of `groups`, and in `quads`.
     """
 
     target: Target
@@ -152,11 +154,11 @@ class CsrCounts:
 def csr_shape(
     arithmetic: Arithmetic, spec: MatMul, matrix: SparseMatrix, target: Target
 ) -> CsrShape:
-    """As few passes as possible, nearly equally wide.
+    """Return the shape with the fewest passes, nearly equally wide.
 
-    A part of a batch adds in the order of the whole, so that a column has the same bits however
-    many threads share it: its chains are as many and its passes no wider. Blocks are the same for
-    any batch, so that all have the stream in common.
+    A part of a batch adds in the order of the whole, so that a column has the same bits for any
+    number of threads: it has the same number of chains, and its passes are no wider. Blocks are the
+    same for any batch, so that all batches share the stream.
     """
     whole, alone = spec if spec.part_of is None else spec.part_of, target.alone
     key = "csr blocks", arithmetic, alone
@@ -169,7 +171,7 @@ def _blocks(arithmetic: Arithmetic, matrix: SparseMatrix, target: Target) -> Csr
     widest_pitch = _pitch(_VECTORS[target.isa], target)
     in_panel = CACHE_LINE_BYTES if arithmetic is Arithmetic.QUADS else widest_pitch
     width = _even(columns, _width(arithmetic, matrix, in_panel, target))
-    # What the workspace has besides the sums of rows, which are rounded up.
+    # Pitches of the workspace besides the sums of rows, with a margin for rounding rows up.
     others = width + STAGED + 2 + _ROUND
     rows = _even(matrix.out_features, LARGEST_WORKSPACE // widest_pitch - others)
     return CsrBlocks(matrix.out_features, columns, rows, width)
@@ -188,16 +190,16 @@ def _shape(
 
 
 def _pitch(vectors: int, target: Target) -> int:
-    """Bytes: room for so many vectors, a power of two, as addresses multiply by them."""
+    """Return the bytes of `vectors` vectors, as a power of two, which addresses multiply by."""
     return target.vector_bytes << (vectors - 1).bit_length()
 
 
 def counted(words: SparseMatrix, blocks: CsrBlocks) -> tuple[int, int, int, int]:
-    """Words that are not zero, of (out_features, columns), segments, quads and groups of them."""
+    """Return the nonzero words of (out_features, columns), and their segments, quads and groups."""
     block, in_row = words_by_block(words, blocks)
     segments = int(segment_counts(in_row).sum())
     quads = int((-(-in_row // 4)).sum())
-    # Rows of a block that have as many words, and those that have none.
+    # A block has a group for each number of words of its rows, and one if it has rows without any.
     alike = count_distinct(block * (blocks.width + 1) + in_row, blocks.count * (blocks.width + 1))
     used, used_rows = np.unique(block, return_counts=True)
     rows_of = np.minimum(blocks.rows, blocks.out_features - used // blocks.across * blocks.rows)
@@ -206,7 +208,7 @@ def counted(words: SparseMatrix, blocks: CsrBlocks) -> tuple[int, int, int, int]
 
 
 def _width(arithmetic: Arithmetic, matrix: SparseMatrix, pitch: int, target: Target) -> int:
-    """As many columns as fit a share of L1, or more where few of them have a weight in a row."""
+    """Return the columns that fit a share of L1, or more if few have a weight in a row."""
     layouts = target.core.layouts
     share = layouts.quads_block if arithmetic is Arithmetic.QUADS else layouts.csr_block
     fitting = int(share * target.l1d_bytes) // pitch
@@ -217,19 +219,19 @@ def _width(arithmetic: Arithmetic, matrix: SparseMatrix, pitch: int, target: Tar
 
 
 def _even(length: int, most: int) -> int:
-    """The size of equal parts of a length, rounded up; none is larger than `most` rounded up."""
+    """Return the size of equal parts of a length, a multiple of `_ROUND`, as is the limit."""
     parts = -(-length // max(most, _ROUND))
     return -(-length // parts // _ROUND) * _ROUND
 
 
 def _widest(batch: int, most: int, target: Target) -> int:
-    """Vectors in the widest of as few passes as do, of at most so many vectors each."""
+    """Return the vectors of the widest pass, for the fewest passes of at most `most` vectors."""
     vectors = -(-batch // target.lanes)
     return -(-vectors // -(-vectors // most))
 
 
 def _passes(batch: int, most: int, target: Target) -> tuple[Pass, ...]:
-    """Passes of at most so many vectors; the last one lacks columns of whole vectors."""
+    """Cut a batch into passes of at most `most` vectors; the last one may shift its last vector."""
     vectors = -(-batch // target.lanes)
     count, missing = -(-vectors // most), vectors * target.lanes - batch
     narrow, wider = divmod(vectors, count)

@@ -1,14 +1,14 @@
 """The weights of a batch kernel that loops over data: compressed rows, cut into blocks.
 
-A *block* is so many rows by so many inputs. Its nonzero weights lie row by row, and rows with
-equally many follow each other (a *group*), so that a loop over them has no branch that is hard to
-predict.
-A row with more than `MOST` weights in a block is cut into several *segments*. A *word* is what is
-multiplied at once: a float32 weight, the weights of four inputs side by side as int8, those of two
-as int16, or of any one.
+A *block* is some rows by some inputs. Its nonzero weights lie row by row, and rows with the same
+number of weights are consecutive (a *group*), so that a loop over them has no branch that is hard
+to predict.
+A row with more than `MOST` weights in a block is cut into several *segments*. A *word* is the unit
+of multiplication: a float32 weight, the weights of four inputs side by side as int8, the weights of
+two as int16, or one int8 weight.
 
     quad    four offsets of inputs, 16 bits each, and four words, 32 or 8 bits    24 or 12 bytes
-    segment its quads; the first one lacks what is missing to a whole number of quads
+    segment its quads; zeros fill up the first quad
     group   int32: words of a segment, segments, bytes of a segment               12 bytes
 """
 
@@ -22,8 +22,8 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 
 MOST = 64  # words in a segment: the code has a place for each
 QUAD = np.dtype([("offset", "<u2", 4), ("word", "<u4", 4)])
-# From a column of a block to the next, and from a row to the next: the loop multiplies by 1, 2, 4
-# or 8, as far as the panel's rows are apart.
+# Unit of the stored offsets of columns and rows in a block: the loop multiplies them by 1, 2, 4 or
+# 8, to match the pitch of the panel.
 OFFSET_UNIT = 32  # bytes
 GROUP_BYTES = 12
 
@@ -32,7 +32,7 @@ _IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class CsrBlocks:
-    """How a matrix of words is cut: `rows` by `width` a block, the last of each smaller."""
+    """Blocks of a matrix of words: `rows` by `width` each; the last ones may be smaller."""
 
     out_features: int
     columns: int
@@ -56,10 +56,12 @@ class CsrBlocks:
 
 @dataclass(frozen=True, eq=False)
 class CsrStream:
-    """`groups` (groups, 3) int32, those of a block end with zeros; `rows` (segments,) int32, the
-    row of each segment within its block; `quads` (quads,) of QUAD, or with bytes for words, whose
-    offsets are columns within the block. Rows and offsets are multiplied by `OFFSET_UNIT`, and by
-    the code for a batch once more, so that all have the stream in common.
+    """The data of a kernel.
+
+    `groups` (groups, 3) int32: each block's groups end with zeros. `rows` (segments,) int32: the
+    row of each segment within its block. `quads` (quads,) of QUAD, or with bytes for words: offsets
+    are columns within the block. Rows and offsets are multiplied by `OFFSET_UNIT`, and once more by
+    the code for a batch, so that all batches share the stream.
     """
 
     groups: npt.NDArray[np.int32]
@@ -68,12 +70,12 @@ class CsrStream:
 
 
 def float_words(nonzeros: CompressedRows) -> CompressedRows:
-    """A word a weight, float32."""
+    """Return each weight as a word, float32."""
     return nonzeros.with_values(nonzeros.values.astype(np.float32).view(np.uint32))
 
 
 def short_words(integers: CompressedRows, kind: npt.DTypeLike) -> CompressedRows:
-    """A word for the weights of four inputs, int8, or of two, int16."""
+    """Return words of the weights of four inputs, int8, or of two inputs, int16."""
     together = 4 // np.dtype(kind).itemsize
     shape = integers.shape[0], -(-integers.shape[1] // together)
     numbers = integers.rows * shape[1] + integers.columns // together
@@ -84,12 +86,12 @@ def short_words(integers: CompressedRows, kind: npt.DTypeLike) -> CompressedRows
 
 
 def segment_counts(words_a_row: _IntArray) -> _IntArray:
-    """Into how many segments rows with so many words in a block are cut."""
+    """Return the number of segments of rows that have `words_a_row` words in a block."""
     return -(-words_a_row // MOST)
 
 
 def words_by_block(matrix: SparseMatrix, blocks: CsrBlocks) -> tuple[_IntArray, _IntArray]:
-    """The block of every row in a block that has words, and how many."""
+    """Return the block and the number of words of every row in a block that has words."""
     if not matrix.is_vast:
         counts = matrix.counts_by_inputs(blocks.width).astype(np.int64)
         row, across = np.nonzero(counts)
@@ -101,11 +103,11 @@ def words_by_block(matrix: SparseMatrix, blocks: CsrBlocks) -> tuple[_IntArray, 
 
 
 def csr_stream(words: CompressedRows, blocks: CsrBlocks) -> CsrStream:
-    """The words in the order in which they are read."""
+    """Return the words in the order in which the code reads them."""
     down, row = _divided(words.rows, blocks.rows)
     across, column = _divided(words.columns, blocks.width)
     block = down.astype(np.int64) * blocks.across + across
-    # Few blocks are sorted by counting them.
+    # With few blocks, the small integer type lets the stable sort be a radix sort.
     order = np.argsort(block.astype(np.min_scalar_type(blocks.count)), kind="stable")
     block, row = block[order], row[order]
     begin = np.flatnonzero((np.diff(block, prepend=-1) != 0) | (np.diff(row, prepend=-1) != 0))
@@ -119,25 +121,25 @@ def csr_stream(words: CompressedRows, blocks: CsrBlocks) -> CsrStream:
 
 
 def _offsets(columns: npt.NDArray[np.int32]) -> npt.NDArray[np.uint16]:
-    """Where columns of a block lie in its panel."""
+    """Return the offsets of a block's columns in its panel."""
     assert columns.max(initial=0) * OFFSET_UNIT <= np.iinfo(np.uint16).max  # which would wrap
     return (columns * OFFSET_UNIT).astype(np.uint16)
 
 
 def _divided(numbers: _IntArray, by: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Quotients and remainders, in half the time that int64 takes."""
+    """Return quotients and remainders, in half the time that int64 takes."""
     short = numbers.astype(np.int32)
     quotients = short // np.int32(by)
     return quotients, short - quotients * np.int32(by)
 
 
 def quad_of(word: npt.DTypeLike) -> np.dtype[np.void]:
-    """The record of four offsets and four words of that kind."""
+    """Return the record of four offsets and four words of a dtype."""
     return np.dtype([("offset", "<u2", 4), ("word", word, 4)])
 
 
 def _groups(kinds: _IntArray, blocks: int, quad_bytes: int) -> npt.NDArray[np.int32]:
-    """The groups of segments whose kinds, in order, are block * (MOST + 1) + length."""
+    """Return the groups of segments whose kinds, in order, are block * (MOST + 1) + length."""
     kind, segments = np.unique(kinds, return_counts=True)
     block, length = np.divmod(kind, MOST + 1)
     groups = np.zeros((len(kind) + blocks, 3), np.int32)
@@ -152,9 +154,9 @@ def _quads(
     offsets: npt.NDArray[np.uint16],
     words: npt.NDArray[np.integer],
 ) -> npt.NDArray[np.void]:
-    """The quads of segments so long, in that order; offsets and words are segment by segment."""
+    """Return the quads of segments in `order`; offsets and words are given segment by segment."""
     quads_of = -(-lengths // 4)
-    # Where a segment's last word ends, in slots of quads, when segments are in that order.
+    # End of each segment's last word, in slots of quads, with the segments in `order`.
     ends = np.empty(len(order), np.int64)
     ends[order] = 4 * np.cumsum(quads_of[order])
     slot = np.repeat(ends - np.cumsum(lengths), lengths) + np.arange(len(words))
@@ -167,7 +169,7 @@ def _quads(
 
 
 def _segments(in_row: _IntArray) -> tuple[_IntArray, _IntArray]:
-    """The row and the length of every segment: those of a row differ by one at most."""
+    """Return the row and the length of every segment; lengths in a row differ by one at most."""
     cut = segment_counts(in_row)
     rows = np.repeat(np.arange(len(in_row)), cut)
     number = np.arange(len(rows)) - np.repeat(np.cumsum(cut) - cut, cut)

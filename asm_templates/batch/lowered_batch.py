@@ -1,4 +1,4 @@
-"""What lowering makes of a batch: tiles of rows for panels, and the kernel of a column."""
+"""Lowering of a batch: tiles of rows for panels, and the kernel of a column."""
 
 import math
 from collections.abc import Callable, Hashable
@@ -19,7 +19,7 @@ from sparsejit.ir.spec import DType, Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
-_WAY_BYTES = 4096  # of L1, whose sets repeat after so many bytes
+_WAY_BYTES = 4096  # of L1: addresses this far apart fall into the same set
 # Columns at once: 64 take 256 KiB for 1024 features, a share of L2. With 16, code is fetched anew
 # for every panel; 128 gain no more.
 _CHUNK_COLUMNS = 64
@@ -27,10 +27,11 @@ _CHUNK_COLUMNS = 64
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """What one call of a batch kernel does, for its price.
+    """Work of one call of a batch kernel, for its price.
 
     `in_panels` columns, padding included, are computed in panels, each of which loads `inputs`
-    vectors of x for `nnz` weights, or words of int8; the others one by one, by what `each` counts.
+    vectors of x for `nnz` weights, or words of int8. The other columns are computed one by one;
+    `each` counts the work of one.
     """
 
     target: Target
@@ -48,10 +49,10 @@ class BatchCounts:
 
     @property
     def x_stays(self) -> bool:
-        """Whether panels take a feature-major x where it lies.
+        """Whether panels read a feature-major x without a copy.
 
-        It is float32, each of its rows has whole vectors, and the sets of L1 that the lines of a
-        panel fall into hold these lines so nearly that a copy would gain less than it takes
+        It must be float32, with rows of whole vectors, and the sets of L1 that the lines of a panel
+        fall into must hold nearly all of these lines, so that a copy would gain less than it takes
         (`LayoutPrices.panels_spread`).
         """
         target, row_bytes = self.target, 4 * self.spec.pitch
@@ -64,7 +65,7 @@ class BatchCounts:
 
     @property
     def copies_unaligned(self) -> bool:
-        """Whether an x that stays, but turns out not to be aligned, is copied after all.
+        """Whether an x that need not be copied is copied if it is not aligned.
 
         The workspace must hold all of it. AVX2 needs no copy: half of its loads stay within a line.
         """
@@ -74,8 +75,11 @@ class BatchCounts:
 
 @dataclass(frozen=True, eq=False)
 class LoweredBatch:
-    """What makes the `tiles` of rows for panels, and their `sums`; what appends the kernel of a
-    column, if any. `weights` stands for them, where other code will be made of the same.
+    """A lowered batch.
+
+    `tiles` returns the tiles of rows for panels; `sums` has their start values and ends. `each`
+    appends the kernel of a column, if there is one. `weights` is a key of the weights, if other
+    code may share them.
     """
 
     spec: MatMul
@@ -87,30 +91,30 @@ class LoweredBatch:
 
 
 def columns_in_panels(family: str, spec: MatMul, target: Target) -> int:
-    """Columns in panels: all, with what pads the last panel; none; or those that fill panels."""
+    """Return the columns in panels: all, with the last panel's padding; none; or full panels."""
     whole = spec.batch - spec.batch % target.lanes
     return {"panels": whole_vectors(spec, target), "rows": 0, "mixed": whole}[family]
 
 
 def whole_vectors(spec: MatMul, target: Target) -> int:
-    """The batch, and as much padding as fills its last vector, if there is so much."""
+    """Return the batch, padded to whole vectors if there is room for the padding."""
     columns = -(-spec.batch // target.lanes) * target.lanes
     return columns if columns <= spec.added_room else spec.batch
 
 
 def chunk_columns(spec: MatMul, lanes: int) -> int:
-    """Columns that are computed together in panels; 0 where the workspace cannot hold one panel."""
+    """Return the columns of a chunk of panels; 0 if the workspace cannot hold one panel."""
     fitting = LARGEST_WORKSPACE // _bytes_a_column(spec)
     return min(_CHUNK_COLUMNS, fitting // lanes * lanes)
 
 
 def _bytes_a_column(spec: MatMul) -> int:
-    """Workspace for one column of x and of y, each rounded up to vectors."""
+    """Return the workspace for one column of x and of y, each rounded up to vectors."""
     return 4 * (spec.each.in_features + spec.each.out_features + 2 * 16)
 
 
 def writes_to_y(spec: MatMul, target: Target) -> bool:
-    """Whether panels of all columns, or of those that fill some, are written to y itself."""
+    """Whether panels, of all columns or of full vectors only, are written to y itself."""
     masks = target.isa == "avx512"
     return spec.y_layout is Layout.FEATURE_MAJOR and (
         masks or whole_vectors(spec, target) >= target.lanes
@@ -118,13 +122,13 @@ def writes_to_y(spec: MatMul, target: Target) -> bool:
 
 
 def spread_pitch(batch: int) -> int:
-    """The least pitch of whole cache lines, an odd number, which all sets of L1 share."""
+    """Return the least pitch, in floats, of an odd number of cache lines: it uses all L1 sets."""
     line = CACHE_LINE_BYTES // 4
     return line * (-(-batch // line) | 1)
 
 
 def pitch_of_lengths(batch: int) -> int:
-    """The least pitch of 1, 3, 7, 15 ... cache lines, which many batches have in common."""
+    """Return the least pitch, in floats, of 1, 3, 7, 15 ... cache lines: many batches share it."""
     line = CACHE_LINE_BYTES // 4
     return line * ((1 << (-(-batch // line)).bit_length()) - 1)
 
@@ -137,7 +141,7 @@ def expect(
     matrix: SparseMatrix,
     target: Target,
 ) -> BatchCounts:
-    """As if tiles were of consecutive rows, and no int8 weight became 0."""
+    """Return the expected counts, as if tiles had consecutive rows and no int8 weight became 0."""
     in_panels, nnz, inputs = columns_in_panels(family, spec, target), matrix.nnz, 0
     if in_panels:
         together, registers = arithmetic.together, target.vector_registers - RESERVED
@@ -151,7 +155,7 @@ def expect(
 
 
 def _in_tiles(words: SparseMatrix, registers: int) -> tuple[int, int]:
-    """Words that are not zero, and how many are loaded for tiles of so many rows."""
+    """Return the nonzero words, and the loads of inputs for tiles of `registers` rows."""
     return words.nnz, inputs_by_tile(words, registers)
 
 
@@ -163,10 +167,10 @@ def lower(
     matrix: SparseMatrix,
     target: Target,
 ) -> LoweredBatch:
-    """Rows in tiles for the panels, and the kernel `each` for columns outside.
+    """Lower to tiles of rows for the panels, and to the kernel `each` for other columns.
 
-    Short weights in panels are stored as the float32 they stand for: one is read for 16 columns, so
-    their bytes count for nothing.
+    bfloat16 and float16 weights in panels are stored as float32: each is read for 16 columns, so
+    their bytes do not matter.
     """
     in_panels, nnz, inputs = columns_in_panels(family, spec, target), matrix.nnz, 0
     stored = arithmetic, spec.dtype, matrix, target.vector_registers - RESERVED
@@ -185,11 +189,11 @@ def lower(
 
 
 def _values_of(each: MatVec) -> tuple[Hashable, ...]:
-    """All that code depends on besides the weights and how x and y lie."""
+    """Return the properties that code depends on besides the weights and the layout of x and y."""
     return each.case, None if each.bias is None else each.bias.tobytes()
 
 
 def _counted(tiles: list[Products]) -> tuple[int, int]:
-    """Words that are multiplied by, and how many are loaded."""
+    """Return the words of all tiles, and the loads of inputs."""
     loaded = sum(int(np.count_nonzero(tile.first)) for tile in tiles)
     return sum(map(len, tiles)), loaded

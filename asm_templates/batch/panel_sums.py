@@ -1,8 +1,8 @@
-"""What panels add up, and int8 in them: x to integers, and sums of integers to outputs.
+"""Sums of panels, and their int8 arithmetic: x becomes integers, sums of integers become outputs.
 
-Every column has a scale of its own, `reference.quantised_input` says which; it lies behind the
-panel's integers. As bytes, four inputs lie side by side as in `csr_int8`. Integers in float32 add
-up exactly below 2^24, which `MOST_INTEGERS` inputs cannot exceed.
+Every column has its own scale, as in `reference.quantised_input`; scales lie behind the panel's
+integers. As bytes, four inputs lie side by side as in `csr_int8`. Integers in float32 add up
+exactly below 2^24, which `MOST_INTEGERS` inputs cannot exceed.
 """
 
 from collections.abc import Callable
@@ -32,14 +32,14 @@ from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Literal, Memory, Register, dword, r8, r9, r10, rcx, rdi
 
 MOST_INTEGERS = 2**24 // ((LARGEST_INT8 + 1) * LARGEST_INT8)
-_AT_ONCE = 4  # inputs, of which each has a register
+_AT_ONCE = 4  # inputs, each in a register
 
 
 @dataclass(frozen=True, eq=False)
 class PanelSums:
-    """The sums of rows begin at `start` (out_features,), or at the first product.
+    """Start and end of rows' sums: they begin at `start` (out_features,), or at the first product.
 
-    int8 has each row's scale and bias in `ends` (out_features, 2), and `columns` words of inputs.
+    `columns`: words of inputs. `ends` (out_features, 2): each row's scale and bias, for int8.
     """
 
     arithmetic: Arithmetic
@@ -51,13 +51,13 @@ class PanelSums:
 def panel_tiles(
     arithmetic: Arithmetic, dtype: DType, matrix: SparseMatrix, accumulators: int
 ) -> list[Products]:
-    """Tiles of rows, at most so many each."""
+    """Return tiles of at most `accumulators` rows each."""
     if dtype is not DType.INT8:
         return products(rounded_matrix(matrix, dtype).nonzeros, accumulators)
     integers, _ = quantised_nonzeros(matrix)
     if arithmetic is Arithmetic.INTEGERS:
         return products(integers.with_values(integers.values.astype(np.float32)), accumulators)
-    # Bytes of x are multiplied from a register: no input comes with its product.
+    # Bytes of x must be in a register: no input is a memory operand of its product.
     return [
         replace(tile, alone=np.zeros(len(tile), bool))
         for tile in products(short_words(integers, np.int8), accumulators)
@@ -65,7 +65,7 @@ def panel_tiles(
 
 
 def panel_sums(arithmetic: Arithmetic, spec: MatVec, matrix: SparseMatrix) -> PanelSums:
-    """What the sums of a product are."""
+    """Return the start values and the ends of a layer's sums."""
     columns = -(-spec.in_features // arithmetic.together)
     if spec.dtype is not DType.INT8:
         return PanelSums(arithmetic, columns, spec.bias)
@@ -79,9 +79,9 @@ def emit_outputs(
     values: Register,
     rows: IntArray,
 ) -> None:
-    """values = sums of integers as outputs, for the panel at rdi; clobbers rcx and vectors 0 to 2.
+    """Turn sums of integers into outputs, for the panel at rdi; clobbers rcx and vectors 0 to 2.
 
-    In the order of `csr_int8`, to the same bits.
+    Operations are in the order of `csr_int8`, so that results have the same bits.
     """
     assert sums.ends is not None
     wide = asm.target.isa == "avx512"
@@ -100,7 +100,7 @@ def emit_outputs(
         lines.append(line("vbroadcastss", bias, places[1]))
     if dynamic:
         lines.append(line("vmulps", values, values, factor))
-    elif has_bias and wide:  # of the two that come from memory, one must be in a register
+    elif has_bias and wide:  # one of the two memory operands must be in a register
         lines.append(line("vbroadcastss", scale, places[0]._replace(broadcast=0)))
     last = scale if dynamic or (wide and has_bias) else factor
     end = ("vfmadd213ps", values, last, addend) if has_bias else ("vmulps", values, values, last)
@@ -108,14 +108,14 @@ def emit_outputs(
 
 
 class PanelIntegers:
-    """Appends what brings x of a panel, feature-major float32, to integers."""
+    """Appends code that turns x of a panel, feature-major float32, into integers."""
 
     def __init__(self, asm: Assembler, spec: MatVec, arithmetic: Arithmetic) -> None:
         self.asm, self.spec, self.together = asm, spec, arithmetic.together
         self.fixed = spec.input_scale is not None
 
     def emit(self, source: MatrixPlace, panel: MatrixPlace, columns: int) -> None:
-        """The panel, and its columns' scales behind it; clobbers rax, r8-r10 and vectors."""
+        """Write the panel, and its columns' scales behind it; clobbers rax, r8-r10 and vectors."""
         asm, lanes = self.asm, self.asm.target.lanes
         self.source, self.whole = source, columns == lanes
         self.masks = Masks(asm, columns % lanes, 0)
@@ -128,7 +128,7 @@ class PanelIntegers:
         self._repeat(self._bytes if self.together > 1 else self._floats, _AT_ONCE)
 
     def _scales(self, panel: MatrixPlace) -> None:
-        """From the largest magnitudes, as integers, of which NaN is the largest."""
+        """Compute scales from the largest magnitudes, compared as integers: NaN is the largest."""
         asm, words = self.asm, -(-self.spec.in_features // self.together)
         sinks = [vector(asm, number) for number in range(4, 8)]
         begin_largest(asm, sinks, self.bits)
@@ -148,7 +148,7 @@ class PanelIntegers:
         asm.emit("vmovups", Memory(panel.base, behind), sinks[0])
 
     def _repeat(self, body: Callable[[int], None], at_once: int) -> None:
-        """Run `body` for so many inputs at once, from the first at r8 on, then for the rest."""
+        """Run `body` for `at_once` inputs at a time, from the first one at r8 on, then the rest."""
         asm, again = self.asm, self.asm.label("again")
         asm.emit("lea", r8, Memory(self.source.base, self.source.offset))
         whole, rest = divmod(self.spec.in_features, at_once)
@@ -163,7 +163,7 @@ class PanelIntegers:
             body(rest)
 
     def _quantise(self, number: int) -> Register:
-        """A vector of one input, int32."""
+        """Return a vector of one input, int32."""
         asm, register = self.asm, vector(self.asm, number)
         self.masks.load(register, Memory(r8, number * self.source.pitch), self.whole)
         asm.emit("vmulps", register, register, self.reciprocal)

@@ -1,6 +1,6 @@
-"""A panel: as many columns of a batch as a vector has lanes, multiplied by the whole matrix.
+"""A panel: a vector of columns of a batch, multiplied by the whole matrix.
 
-x lies feature-major. A tile of rows has its sums in registers, columns of W are taken in turn:
+x is feature-major. A tile of rows has its sums in registers; the code follows the columns of W:
 
     vmovups      zmm0, [r8+64*d]                x[column], 16 of the batch    7 bytes, 1 load
     vfmadd231ps  zmm31, zmm0, [rcx+4*d]{1to16}  += weight * x                 7 bytes, 1 load
@@ -11,8 +11,9 @@ x lies feature-major. A tile of rows has its sums in registers, columns of W are
     vfmadd231ps  zmm31, zmm1, [r8+64*d]         the only use of x[column]     7 bytes, 1 load
     vfmadd231ps  zmm31, zmm0, zmm1              or one of several             6 bytes
 
-Loads and code bind in turn (docs/kernels/batch.md), hence shares of both forms, several panels one
-after another within a tile, and `fetch_redirects` that let the second run as the first was decoded.
+Either loads or code limit the kernel (docs/kernels/batch.md). So a share of the weights has each
+form, a tile runs several panels one after another, and `fetch_redirects` let the second panel run
+from the decoded code of the first.
 """
 
 from collections.abc import Sequence
@@ -58,17 +59,18 @@ from sparsejit.x86.operands import (
 from sparsejit.x86.placement import Placement
 from sparsejit.x86.stack import pop, push
 
-# What the subroutine is called with: x and y of the first panel, how many panels there are, and y
-# of the last one, which may overlap the one before it. In AVX-512 besides, which columns exist.
+# Arguments of the subroutine: x and y of the first panel, the number of panels, and y of the last
+# panel, which may overlap the one before it; in AVX-512 also the mask of columns that exist.
 PANEL_X, PANEL_Y, PANELS, LAST_Y = rdx, r9, r11, r15
 PANEL_MASK = k(1)
-# Each of fewer panels would ask for so much that it loses more than it gains.
+# Each of fewer panels would have to prefetch more than it gains.
 _FEWEST_TO_ASK_AHEAD = 4
 _AHEAD_OF_CODE, _AHEAD_OF_WEIGHTS = r14, rbx
 
 RESERVED = 3  # x, a weight, four weights
 
-# Where the code of one panel lies, up to so many weights: beyond, gaps cost more than they save.
+# Placement of the code of one panel with at most `_PLACED_WEIGHTS` weights: with more, gaps cost
+# more than they save.
 _PLACEMENT = Placement(32 << 10, 1024)
 _PLACED_WEIGHTS = 30_000
 # Weights from one jump to the next, some 200 bytes.
@@ -77,10 +79,11 @@ _REDIRECT_EVERY = 20
 
 @dataclass(frozen=True)
 class Panels:
-    """How x and y lie: bytes from one feature to the next, and from one panel to the next.
+    """Layout of x and y: bytes from one feature to the next, and from one panel to the next.
 
-    `count` is how many panels are computed at once; `masked` whether only the columns in
-    PANEL_MASK exist in y; `x_padding` that of the features of x; `added` what is added to y.
+    `count` is the number of panels computed at once; `masked` whether only the columns in
+    PANEL_MASK exist in y; `x_padding` the stride padding of the features of x; `added` the operand
+    added to y.
     """
 
     count: int
@@ -95,10 +98,10 @@ class Panels:
 
 @dataclass(frozen=True)
 class AddedRows:
-    """What is added to y before the activation; it may be y itself where no panels overlap.
+    """An operand that is added to y before the activation; it may be y itself if no panels overlap.
 
-    `distance` has the bytes from a panel of y to what is added to it, whose rows lie `pitch` bytes
-    apart. `is_far`: y exceeds L2, so that a panel's lines of it are asked for a panel ahead.
+    `distance` holds the bytes from a panel of y to its operand, whose rows are `pitch` bytes apart.
+    `is_far`: y exceeds L2, so that a panel's lines of y are prefetched a panel ahead.
     """
 
     distance: Memory
@@ -107,12 +110,12 @@ class AddedRows:
 
 
 def shared_loads(target: Target, panels: int) -> float:
-    """The share of weights with a load for four, where so many panels are computed at once."""
+    """Return the share of weights loaded by four, if `panels` panels are computed at once."""
     return _for_count(target.core.shared_panel_loads[target.isa], panels)
 
 
 def shared_window_loads(target: Target, vectors: int) -> float:
-    """The same for so many vectors of positions of an image."""
+    """Return the share of weights loaded by four, for `vectors` vectors of an image's positions."""
     return _for_count(target.core.shared_window_loads[target.isa], vectors)
 
 
@@ -121,7 +124,7 @@ def _for_count(shares: tuple[float, ...], count: int) -> float:
 
 
 def asks_ahead(count: int) -> bool:
-    """Whether the code of so many panels asks for that of the next tile."""
+    """Whether each tile of `count` panels prefetches the next tile's code and weights."""
     return count >= _FEWEST_TO_ASK_AHEAD
 
 
@@ -130,7 +133,7 @@ def emit_panels(
 ) -> None:
     """Append a subroutine that multiplies PANELS panels from PANEL_X to PANEL_Y and LAST_Y.
 
-    Clobbers what templates may, rdi and rsi.
+    Clobbers rdi, rsi and the registers that templates may clobber.
     """
     few = sum(len(tile) for tile in tiles) <= _PLACED_WEIGHTS
     can_stay = asm.target.core.placement and asm.target.isa == "avx512"
@@ -150,7 +153,7 @@ def emit_panels(
 def _tiles(
     asm: Assembler, spec: MatVec, tiles: list[Products], sums: PanelSums, panels: Panels
 ) -> None:
-    """Tiles for several panels; during each the next one's code and weights are asked for."""
+    """Append tiles for several panels; each prefetches the next one's code and weights."""
     share = shared_loads(asm.target, panels.count)
     weights = [tile_weights(asm, tile, share) for tile in tiles]
     labels = [asm.label(f"tile {number}") for number in range(len(tiles))]
@@ -200,12 +203,12 @@ def _sums(asm: Assembler, accumulator: IntArray) -> Register:
 
 
 def panel_sum(asm: Assembler, accumulator: int) -> Register:
-    """The register of a tile's sum."""
+    """Return the register of a tile's sum."""
     return vector(asm, asm.target.vector_registers - 1 - accumulator)
 
 
 def start_sums(asm: Assembler, sums: PanelSums, tile: Products) -> None:
-    """Begin at the start; without, at the first product, or at zero where there is none."""
+    """Set sums to their start values; without any, to zero where no product begins the sum."""
     everyone = np.arange(len(tile.rows))
     if sums.start is None:
         for accumulator in np.setdiff1d(everyone, tile.accumulator):
@@ -217,7 +220,7 @@ def start_sums(asm: Assembler, sums: PanelSums, tile: Products) -> None:
 
 
 def _begins(sums: PanelSums, tile: Products) -> BoolArray:
-    """Whether a product is the first of a sum that has no start."""
+    """Return whether each product is the first of a sum that has no start value."""
     begins = np.zeros(len(tile), bool)
     if sums.start is None:
         begins[np.unique(tile.accumulator, return_index=True)[1]] = True
@@ -233,9 +236,9 @@ def add_products(
     ahead: Ahead | None = None,
     beside: Sequence[Line] = (),
 ) -> None:
-    """Append all products of a tile; `inputs` are lines that come before, and where each x is.
+    """Append all products of a tile; `inputs` are lines that come first, and each x's operand.
 
-    `beside` are lines between products. Clobbers r10, rcx and vectors 0 to 2.
+    `beside` are further lines between products. Clobbers r10, rcx and vectors 0 to 2.
     """
     wide, begins = asm.target.isa == "avx512", _begins(sums, tile)
     in_bytes = sums.arithmetic is Arithmetic.BYTES
@@ -278,7 +281,7 @@ def add_products(
 
 
 def _next_outputs(tile: Products, panels: Panels) -> list[Line]:
-    """Between products: ask for what the next panel adds to, a line a row."""
+    """Return lines between products that prefetch the next panel's y, a cache line a row."""
     rows = len(tile.rows)
     if panels.added is None or not panels.added.is_far or len(tile) < rows:
         return []
@@ -289,9 +292,9 @@ def _next_outputs(tile: Products, panels: Panels) -> list[Line]:
 
 
 def _reached(base: Register, address: IntArray, in_windows: bool) -> tuple[list[Line], Memory]:
-    """Lines to come first, and what lies `address` bytes after `base` then.
+    """Return lines that come first, and the memory operand `address` bytes after `base`.
 
-    `in_windows`: of whole vectors, by one-byte displacements.
+    `in_windows`: use one-byte displacements, in whole vectors.
     """
     if not in_windows:
         return [], Memory(base, address)
@@ -303,7 +306,7 @@ def _reached(base: Register, address: IntArray, in_windows: bool) -> tuple[list[
 def _finish(
     asm: Assembler, spec: MatVec, tile: Products, sums: PanelSums, panels: Panels
 ) -> None:
-    """Store the sums; those of a costly activation in two halves, the later with more scratch."""
+    """Store the sums; a costly activation takes them in two halves, for more free registers."""
     everyone = np.arange(len(tile.rows))
     if panels.added is not None:
         _add(asm, everyone, tile.rows, panels, panels.added)
@@ -326,7 +329,7 @@ def _finish(
 def _add(
     asm: Assembler, accumulator: IntArray, rows: IntArray, panels: Panels, added: AddedRows
 ) -> None:
-    """Add to the sums what lies as far from y as `added` says. Clobbers rcx and r8."""
+    """Add the operand to the sums. Clobbers rcx and r8."""
     asm.emit("mov", rcx, added.distance)
     asm.emit("add", rcx, rsi)
     in_windows = asm.target.isa == "avx512" and added.pitch % 64 == 0
@@ -350,6 +353,6 @@ def _load(asm: Assembler, accumulator: IntArray, rows: IntArray, panels: Panels)
 
 
 def _outputs(asm: Assembler, rows: IntArray, panels: Panels) -> tuple[list[Line], Memory]:
-    """Lines to come first, and where these rows of y are then."""
+    """Return lines that come first, and the memory operand of these rows of y."""
     in_windows = asm.target.isa == "avx512" and panels.y_pitch % 64 == 0
     return _reached(rsi, rows * panels.y_pitch, in_windows)

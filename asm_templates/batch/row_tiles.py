@@ -1,8 +1,8 @@
-"""Which rows a batch kernel computes together, and in which order their weights come.
+"""Tiles of rows that a batch kernel computes together, and the order of their weights.
 
-A tile is as many rows as have an accumulator each. An input that any row of the tile needs is
-loaded once a tile, so rows that share inputs belong together. Rows of two tiles then trade places
-as long as that saves loads. docs/kernels/batch.md has what it saves.
+Each row of a tile has an accumulator. An input that any row of the tile needs is loaded once a
+tile, so rows that share inputs belong together. Rows of two tiles are then swapped as long as that
+saves loads; docs/kernels/batch.md says how much.
 """
 
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ import numpy.typing as npt
 from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 
-# Loads that an input costs: one that a tile uses once comes with its product.
+# Cost of an input's uses, in loads: an input that a tile uses once is an operand of its product.
 _FIRST_USE, _SECOND_USE = 0.6, 0.4
 _FIFTH = 0.2
 _SUMMED = 255 // 2  # savings of at most two fifths, whose sum is a byte
-# How often all pairs of tiles are tried: after eight times few rows still trade places. A try
-# multiplies matrices; so many products are all that a layer is worth. In large layers it saves too
-# few loads to be felt, and takes longer than all else that is done for them.
+# Sweeps over all pairs of tiles: after eight, few rows are still swapped. A sweep multiplies
+# matrices; `_MOST_PRODUCTS` limits the work for a layer. In large layers swaps save too few loads
+# to be noticed, and take longer than all else that is done for them.
 _SWEEPS, _MOST_PRODUCTS = 8, 1 << 25
-_LEAST_GAIN = 1e-3  # more than rounding makes of nothing
+_LEAST_GAIN = 1e-3  # more than rounding errors
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -49,17 +49,17 @@ class Products:
         return len(self.weight)
 
 
-# By how often a group uses an input: none, once, twice, more often.
+# By the number of a group's uses of an input: none, one, two, more.
 _COST = np.array([0, _FIRST_USE, _FIRST_USE + _SECOND_USE, _FIRST_USE + _SECOND_USE], np.float32)
 _LOST = -np.diff(_COST, prepend=np.float32(0))
 _GAINED = np.diff(_COST, append=_COST[-1])
 
 
 def products(weights: CompressedRows, accumulators: int) -> list[Products]:
-    """The tiles of a matrix, at most `accumulators` rows each.
+    """Return the tiles of a matrix, of at most `accumulators` rows each.
 
-    Every other tile takes its columns from last to first: what the tile before used last is
-    still in L1.
+    Every other tile takes its columns from last to first, because the columns that the tile before
+    used last are still in L1.
     """
     if weights.is_vast:
         groups = tile_rows(weights.shape[0], accumulators)
@@ -73,12 +73,12 @@ def products(weights: CompressedRows, accumulators: int) -> list[Products]:
 
 
 def tile_rows(out_features: int, most: int) -> list[IntArray]:
-    """Consecutive rows in as few tiles of at most `most` as suffice, of nearly equal size."""
+    """Return the fewest tiles of at most `most` consecutive rows, of nearly equal size."""
     return np.array_split(np.arange(out_features), -(-out_features // most))
 
 
 def inputs_by_tile(matrix: SparseMatrix, most: int) -> int:
-    """Inputs that tiles of consecutive rows need, added up over the tiles."""
+    """Return the inputs that tiles of consecutive rows need, added up over the tiles."""
     firsts = np.array([rows[0] for rows in tile_rows(matrix.out_features, most)])
     return matrix.once(("inputs by tile", most), lambda: matrix.count_inputs(firsts))
 
@@ -103,16 +103,16 @@ def _in_order(weights: CompressedRows, rows: IntArray, descending: bool) -> Prod
 
 
 def _group(used: BoolArray, most: int) -> list[IntArray]:
-    """Rows in groups of nearly equal size, each begun with the emptiest row that is left.
+    """Return rows in groups of nearly equal size, each begun with the emptiest row that is left.
 
     A group then takes the row whose inputs cost least a weight, again and again: an input that
     the group has not used yet costs `_FIRST_USE`, one that it has used once `_SECOND_USE`.
-    Costs are counted in fifths of a load, so that they are whole and what is equal stays equal.
+    Costs are whole numbers of fifths of a load, so that equal costs stay equal.
     """
     first, second = (round(cost / _FIFTH) for cost in (_FIRST_USE, _SECOND_USE))
     in_features = used.shape[1]
     by_column = np.ascontiguousarray(used.T).view(np.uint8)
-    # What each row saves once the group uses an input: for the first time, the second, later.
+    # Saving of each row when the group uses an input: for the first time, the second, later.
     saved = np.zeros((2 * in_features + 1, len(used)), np.uint8)
     np.multiply(by_column, first - second, out=saved[:in_features])
     np.multiply(by_column, second, out=saved[in_features:-1])
@@ -140,7 +140,7 @@ def _group(used: BoolArray, most: int) -> list[IntArray]:
 
 
 def _trade(uses: BoolArray, groups: list[IntArray]) -> list[IntArray]:
-    """The groups, after rows of every two of them have traded places as often as that pays."""
+    """Swap rows between every two groups as long as that saves loads, and return the groups."""
     sweeps = min(_SWEEPS, _MOST_PRODUCTS // max(1, len(uses) * uses.size // 2))
     if not sweeps:
         return groups
@@ -165,7 +165,7 @@ def _trade(uses: BoolArray, groups: list[IntArray]) -> list[IntArray]:
 
 @dataclass(eq=False)
 class _Group:
-    """Rows of a tile; `lost` and `gained`: by input, what one use less or more changes its cost."""
+    """Rows of a tile; `lost` and `gained`: change of each input's cost by one use less, or more."""
 
     rows: IntArray
     used: FloatArray
@@ -185,7 +185,7 @@ class _Group:
 
 
 def _swap(used: FloatArray, a: _Group, b: _Group) -> bool:
-    """Make the swap of a row of `a` with a row of `b` that saves most, if any saves."""
+    """Swap the row of `a` and the row of `b` that save most; return False if no swap saves."""
     # An input that both rows use changes nothing, in either group.
     both = (a.used * (a.lost + a.gained + b.lost + b.gained)) @ b.used.T
     cost = (a.used @ (a.lost + b.gained))[:, None] + b.used @ (a.gained + b.lost) - both
@@ -199,6 +199,6 @@ def _swap(used: FloatArray, a: _Group, b: _Group) -> bool:
 
 
 def _changes(rows: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """By input, what a group of these rows costs more with one use less, and with one more."""
+    """Return the change of each input's cost in a group of these rows, by one use less or more."""
     uses = np.minimum(rows.sum(axis=0), len(_LOST) - 1).astype(np.intp)
     return _LOST[uses], _GAINED[uses]

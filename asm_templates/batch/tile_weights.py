@@ -1,4 +1,4 @@
-"""Where the weights of a tile of panels lie, and what brings them to their products."""
+"""Storage of the weights of a tile of panels, and the loads that bring them to their products."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from sparsejit.x86.operands import Literal, Memory, r10, rcx, xmm
 
 @dataclass(frozen=True, eq=False)
 class TileWeights:
-    """A tile's weights in the pool: from `pool` on one by one, from `fours` on four with a load."""
+    """A tile's weights in the pool: from `pool` on loaded singly, from `fours` on by four."""
 
     by_four: BoolArray
     pool: int
@@ -21,7 +21,7 @@ class TileWeights:
 
 
 def tile_weights(asm: Assembler, tile: Products, shared: float) -> TileWeights:
-    """Put a tile's weights into the pool; a share of them has a load for four."""
+    """Put a tile's weights into the pool; a share of them is loaded by four."""
     by_four = _come_by_four(tile, shared, asm.target.isa == "avx512")
     pool = asm.literal(tile.weight[~by_four])
     fours = asm.literal(np.append(tile.weight[by_four], np.zeros(4, tile.weight.dtype)))
@@ -29,14 +29,14 @@ def tile_weights(asm: Assembler, tile: Products, shared: float) -> TileWeights:
 
 
 def _come_by_four(tile: Products, shared: float, wide: bool) -> BoolArray:
-    """Which weights share a load with three others; AVX2 needs none for its lone inputs."""
+    """Return whether each weight is loaded by four; AVX-512 does so for all inputs used once."""
     rank = np.cumsum(~tile.alone)
     chosen = ~tile.alone & (np.floor(rank * shared) > np.floor((rank - 1) * shared))
     return chosen | tile.alone if wide else chosen
 
 
 def weights_by_four(asm: Assembler, weights: TileWeights) -> list[Line]:
-    """Bring such weights into register 1."""
+    """Return the lines that load these weights by four and bring each into vector 1."""
     wide, by_four = asm.target.isa == "avx512", weights.by_four
     rank: IntArray = np.cumsum(by_four) - by_four
     places = addresses(rank // 4 * 16, 16 if wide else 1)
@@ -54,7 +54,10 @@ def weights_by_four(asm: Assembler, weights: TileWeights) -> list[Line]:
 def weights_one_by_one(
     asm: Assembler, weights: TileWeights
 ) -> tuple[list[Line], Memory]:
-    """Lines to come first, and where the weights are then, AVX-512 broadcasting as it reads."""
+    """Return the lines that address the other weights, and their memory operand.
+
+    In AVX-512 the operand is a broadcast.
+    """
     wide, own = asm.target.isa == "avx512", ~weights.by_four
     rank: IntArray = np.cumsum(own) - own
     places = addresses(4 * rank, 4 if wide else 1)

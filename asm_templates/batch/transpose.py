@@ -19,8 +19,8 @@ _SOURCE, _DESTINATION, _LEFT = r8, r9, r10
 class MatrixPlace:
     """A matrix in memory: the address of its first element and the bytes from row to row.
 
-    `padded` rows may be written up to a whole number of vectors. Where `padding` is not dense,
-    some rows are left out after each run.
+    `padded` rows may be written up to a whole number of vectors. If `padding` is not dense, some
+    rows are left out after each run.
     """
 
     base: Register
@@ -30,15 +30,15 @@ class MatrixPlace:
     padding: StridePadding = DENSE
 
     def bytes_to(self, row: int) -> int:
-        """From the first row of a run to the one so many rows on."""
+        """Return the bytes from the first row of a run to the row `row` rows later."""
         return self.padding.place(row) * self.pitch
 
     def row(self, number: int) -> "MatrixPlace":
-        """The place from that row on."""
+        """Return the matrix from that row on."""
         return replace(self, offset=self.offset + number * self.pitch)
 
     def column(self, number: int) -> "MatrixPlace":
-        """The place from that column on."""
+        """Return the matrix from that column on."""
         return replace(self, offset=self.offset + 4 * number)
 
 
@@ -135,7 +135,7 @@ class Masks:
             self._store_in_parts(place, register)
 
     def _store_in_parts(self, place: Memory, register: Register) -> None:
-        """AVX2: four, two and one lane, which spoils the register: a masked store is slow."""
+        """AVX2: store four, two and one lane, as masked stores are slow; clobbers the register."""
         low, displacement = xmm(register.number), place.displacement
         for lanes, store in ((4, "vmovups"), (2, "vmovlps"), (1, "vmovss")):
             if not self.store_lanes & lanes:
@@ -156,7 +156,7 @@ def _point(asm: Assembler, source: MatrixPlace, destination: MatrixPlace) -> Non
 def _repeat(
     asm: Assembler, times: int, body: Callable[[], None], step: tuple[int, int]
 ) -> None:
-    """Run `body` so many times, moving the source and the destination on by `step` bytes."""
+    """Run `body` `times` times; the source and the destination advance by `step` bytes."""
     if times == 0:
         return
     again = asm.label("again")

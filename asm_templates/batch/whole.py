@@ -1,19 +1,19 @@
 """A whole batch by one matrix: in panels, one column at a time, or both.
 
-*Panels* (`panels`) are as wide as a vector and want x and y feature-major; a few follow each other
-in a chunk. *Rows* runs a matrix-vector kernel for every column and wants each column contiguous.
-*Mixed* is panels as long as they are full, then rows. Where the layout is the other one, a chunk
-is transposed to and from a workspace on the stack:
+*Panels* (`panels`) are as wide as a vector and need x and y feature-major; a chunk has several
+panels. *Rows* runs a matrix-vector kernel for every column and needs each column contiguous.
+*Mixed* is panels as long as they are full, then rows. If the layout is the other one, a chunk is
+transposed to and from a workspace on the stack:
 
     for each chunk:   x -> workspace    transposed or copied
                       workspace -> workspace, or y itself
                       workspace -> y
 
-A feature-major x whose rows are whole vectors, padding included, is used where it lies if that is
+A feature-major x whose rows are whole vectors, padding included, is read without a copy if it is
 aligned; any other is copied first, because a load that touches two cache lines takes two
-(docs/kernels/batch.md). No column needs a mask: the last panel takes padding, or ends where the
+(docs/kernels/batch.md). No column needs a mask: the last panel includes padding, or ends where the
 batch ends and computes some columns a second time, to the same result. Only a batch of less than a
-panel without padding has one.
+panel without padding has a mask.
 """
 
 from collections.abc import Callable, Hashable
@@ -57,7 +57,7 @@ from sparsejit.x86.operands import (
 from sparsejit.x86.routines import far_routine, share_routine
 from sparsejit.x86.stack import make_room, pop, push
 
-# Where nothing is copied. With more, the copy of an x that is not aligned ran out of registers.
+# Columns of a chunk without copies. With more, the copy of an unaligned x ran out of registers.
 _CHUNK_THAT_STAYS = 256
 _X, _Y, _CHUNKS_LEFT, _COLUMNS_LEFT = r12, r13, rbx, r14
 _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
@@ -70,14 +70,14 @@ def emit(asm: Assembler, lowered: LoweredBatch) -> None:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """So many columns at once, so many times."""
+    """`columns` columns at once, `times` times."""
 
     columns: int
     times: int
 
 
 def _chunks(columns: int, size: int) -> list[_Chunk]:
-    """`columns` cut into chunks of `size`, and what is left over."""
+    """Cut `columns` into chunks of `size`, and a smaller one for the rest."""
     chunks = [_Chunk(size, columns // size), _Chunk(columns % size, 1)] if size else []
     return [chunk for chunk in chunks if chunk.columns and chunk.times]
 
@@ -102,7 +102,7 @@ class _BatchCode:
 
     @cached_property
     def _key(self) -> Hashable:
-        """All that the panels' code depends on."""
+        """The properties that the panels' code depends on."""
         return "panels", self.lowered.weights, self.panels, self.asm.ask_ahead
 
     @cached_property
@@ -124,7 +124,7 @@ class _BatchCode:
 
     @cached_property
     def panels(self) -> Panels:
-        """In the workspace panels follow each other, except where x may be used as it lies."""
+        """The layout of panels: consecutive in the workspace, unless x or y is used in place."""
         each, vector = self.spec.each, self.asm.target.vector_bytes
         as_it_lies = self._feature_pitch, vector
         room = vector * self._padding.room(each.in_features)
@@ -133,13 +133,13 @@ class _BatchCode:
         x = as_it_lies if self.x_stays else (vector, room)
         y = as_it_lies if self.y_lies else (vector, vector * each.out_features)
         count, masked = self._at_once, self.y_lies and self.in_panels < self.lanes
-        if self.lowered.weights is not None:  # about as many, for more lengths to call it
+        if self.lowered.weights is not None:  # a power of two, so that more lengths share the code
             count = 1 << (count.bit_length() - 1)
         return Panels(count, *x, *y, masked, self._padding, self._added)
 
     @property
     def _added(self) -> AddedRows | None:
-        """`_enter` leaves the distance to what is added where rbp points."""
+        """The added operand; `_enter` leaves its distance from y where rbp points."""
         if self.spec.added_pitch is None:
             return None
         y_bytes = self._feature_pitch * self.spec.out_features
@@ -195,7 +195,7 @@ class _BatchCode:
 
     @property
     def _saved(self) -> tuple[Register, ...]:
-        """The last one is the distance from y to what is added, if anything is."""
+        """Saved registers; the last one holds the distance from y to the added operand, if any."""
         return _SAVED if self.spec.added_pitch is None else (*_SAVED, rdx)
 
     def _make_room(self, room: int) -> None:
@@ -205,7 +205,7 @@ class _BatchCode:
 
     @property
     def _room(self) -> int:
-        """Bytes of workspace for the panels of a chunk, or the rows of one."""
+        """Bytes of workspace for the panels of a chunk, or for its rows, whichever is more."""
         staging = self.is_int8 and not self.x_lanes
         staged = self.asm.target.vector_bytes * self.spec.in_features if staging else 0
         return max(self._x_room + self._y_room + staged, self._row_room)
@@ -234,7 +234,7 @@ class _BatchCode:
         pop(self.asm, self._saved)
 
     def _repeat(self, chunk: _Chunk, body: Callable[[], None]) -> None:
-        """Run `body` for each chunk, with x and y moving on."""
+        """Run `body` for each chunk; x and y advance."""
         asm, each = self.asm, self.spec.each
         again = asm.label("again")
         if chunk.times > 1:
@@ -274,7 +274,7 @@ class _BatchCode:
             transpose(asm, self._y_work(number), y.row(first), spec.out_features, width)
 
     def _point_at_integers(self, columns: int, starts: list[int]) -> None:
-        """int8: quantise panel by panel; batch-major, after transposing to behind the others."""
+        """int8: quantise panel by panel; a batch-major panel is transposed first, behind y."""
         asm, spec, lanes = self.asm, self.spec, self.lanes
         assert self.sums is not None
         integers = PanelIntegers(asm, spec.each, self.sums.arithmetic)
@@ -291,13 +291,13 @@ class _BatchCode:
         asm.emit("mov", PANEL_X, rsp)
 
     def _widths(self, columns: int) -> list[tuple[int, int]]:
-        """The first column of each panel in a chunk, and how many it has."""
+        """Return the first column and the width of each panel in a chunk."""
         return [(n, min(self.lanes, columns - n)) for n in range(0, columns, self.lanes)]
 
     def _starts(self, columns: int) -> list[int]:
-        """Byte offsets of the panels in a chunk.
+        """Return the byte offsets of the panels in a chunk.
 
-        Without room for whole vectors the last ends with it, and may begin before it.
+        Without room for whole vectors the last panel ends with the chunk, and may begin before it.
         """
         both = self.x_lanes and self.y_lanes
         if not both or self.in_panels % self.lanes == 0 or self.in_panels < self.lanes:
@@ -306,7 +306,7 @@ class _BatchCode:
         return [4 * first for first in (*whole, columns - self.lanes)]
 
     def _point_at_x(self, starts: list[int]) -> None:
-        """Leave x where it lies if it can be used there, else copy it."""
+        """Point PANEL_X at x itself if it can be used there, else at a copy."""
         asm, each = self.asm, self.spec.each
         done = asm.label("done")
         if self.x_stays:
@@ -343,7 +343,7 @@ class _BatchCode:
         return self._y_room if self.x_stays else 0
 
     def _y_work(self, panel: int) -> MatrixPlace:
-        # An x that stays where it lies is copied behind y if it is not aligned after all.
+        # The copy of an x that should stay in place, but is not aligned, lies behind y.
         before = 0 if self.x_stays else self._x_room
         return MatrixPlace(rsp, self.panels.y_pitch, before + panel * self.panels.y_step)
 
@@ -357,7 +357,7 @@ class _BatchCode:
         return -(-x_bytes // 64) * 64, -(-y_bytes // 64) * 64
 
     def _rows(self, columns: int) -> None:
-        """The matrix-vector kernel for each column."""
+        """Run the matrix-vector kernel for each column."""
         asm, each = self.asm, self.spec.each
         assert self.lowered.each is not None
         x_pitch, y_pitch = self._row_pitches

@@ -1,8 +1,8 @@
-"""The order of the steps of a tile, one for each vector of outputs in a column, and their lines.
+"""Order of a tile's steps, one for each vector of outputs in a column, and their pool lines.
 
     column       0   0   0   1   1   1          A, B: two 1x8 blocks side by side, full lines
     step         A   c.  .d  B   .e  .f         c d: halves of one column share a line
-    line         0   1   1   2   3   .          e, f: halves left over, paired with others
+    line         0   1   1   2   3   .          e, f: halves that are left, paired with others
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ BLOCK_ROWS = 8
 class BlockSteps:
     """The multiplications of one tile in order: arrays of one entry a step.
 
-    `kept` (steps, parts) says which 8-row parts of the group have weights, `line` which line of
-    the pool holds them. `again`: the input is one of an earlier column, brought once more.
+    `kept` (steps, parts): the 8-row parts of the group that have weights. `line`: the line of the
+    pool that holds them. `again`: the input belongs to an earlier column and is loaded again.
     """
 
     column: IntArray
@@ -31,7 +31,7 @@ class BlockSteps:
 
     @property
     def current(self) -> IntArray:
-        """The column that steps have come to, that of the next step where one goes back."""
+        """The column that steps have reached; a step with `again` has the next step's column."""
         return np.where(self.again, np.roll(self.column, -1), self.column)
 
 
@@ -49,14 +49,14 @@ def in_order_of_columns(weights: CompressedRows, lanes: int) -> BlockSteps:
 
 
 def _steps(weights: CompressedRows, lanes: int) -> tuple[IntArray, IntArray]:
-    """Column times groups, plus group, of each step; and the step of each weight."""
+    """Return column * groups + group of each step, and the step of each weight."""
     groups = -(-weights.shape[0] // lanes)
     numbers = weights.columns * groups + weights.rows // lanes
     return distinct(numbers, weights.shape[1] * groups)
 
 
 def in_order_of_lines(steps: BlockSteps) -> BlockSteps:
-    """The steps in another order: those that share a line where the later of them was."""
+    """Return the steps in another order: steps that share a line move to the later one's place."""
     count = len(steps.line)
     latest = np.zeros(count, np.int64)
     latest[steps.line] = np.arange(count)
@@ -68,7 +68,7 @@ def in_order_of_lines(steps: BlockSteps) -> BlockSteps:
 
 
 def _mates_together(column: IntArray, kept: BoolArray) -> IntArray:
-    """Order of the steps in which the n-th low half of a column precedes its n-th high half."""
+    """Return the order in which a column's n-th low half is just before its n-th high half."""
     high = ~kept[:, 0]
     rank = np.zeros(len(kept), np.int64)
     for half in (high, ~kept[:, -1]):
@@ -78,7 +78,11 @@ def _mates_together(column: IntArray, kept: BoolArray) -> IntArray:
 
 
 def _lines(column: IntArray, kept: BoolArray) -> IntArray:
-    """Pool line of each step: mates share one, then the n-th low and n-th high half left over."""
+    """Return the pool line of each step.
+
+    Two adjacent halves of a column share a line; then the n-th low and n-th high half that are left
+    share one.
+    """
     line_of = np.arange(len(kept))
     low, high = ~kept[:, -1], ~kept[:, 0]
     mate = high & np.roll(low, 1) & (np.diff(column, prepend=-1) == 0)
@@ -92,7 +96,7 @@ def _lines(column: IntArray, kept: BoolArray) -> IntArray:
 
 
 def lines_of_weights(weights: CompressedRows, steps: BlockSteps, lanes: int) -> FloatArray:
-    """What lies in the pool, (lines, lanes), of a tile's weights."""
+    """Return a tile's weights as they lie in the pool, (lines, lanes)."""
     groups = -(-weights.shape[0] // lanes)
     order = np.argsort(steps.column * groups + steps.group)
     _, step = _steps(weights, lanes)

@@ -1,4 +1,4 @@
-"""What is not sparse: every weight, in a loop whose code stays small.
+"""Dense layers: all weights, zeros included, in a loop whose code stays small.
 
 The weights of a tile (`tiles`) are packed column by column, so that the loop reads one
 ascending stream; each input is broadcast once a tile:
@@ -10,7 +10,7 @@ ascending stream; each input is broadcast once a tile:
            add rdx, 4*unroll
            sub rax, 1; jnz again
 
-docs/kernels/broadcast.md has what bounds it and why tiles take half the registers.
+docs/kernels/broadcast.md explains its bounds, and why tiles take half the registers.
 """
 
 from dataclasses import dataclass, replace
@@ -33,15 +33,15 @@ from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Literal, Memory, rax, rcx, rdi, rdx
 
-SUMS = 16  # under way at once: those of a loop's trip, so that its bookkeeping is a small share
-_ENOUGH_GROUPS = 5  # that use an input, for its load not to count
+SUMS = 16  # accumulators in a trip of the loop, so that its bookkeeping is a small share
+_ENOUGH_GROUPS = 5  # groups that use an input, from which on its broadcast costs no time
 _FOURS = StridePadding(4, 5)
-PREFETCH_BYTES = 4096  # ahead of the loop, where weights come from beyond L2
+PREFETCH_BYTES = 4096  # distance of prefetches, where weights come from beyond L2
 
 
 @dataclass(frozen=True, eq=False)
 class DenseTile:
-    """A tile, how its weights are stored, and their cache lines in order of use."""
+    """A tile, the format of its weights, and their cache lines in order of use."""
 
     tile: Tile
     storage: Storage
@@ -50,7 +50,7 @@ class DenseTile:
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """A layer as loops over all its weights; `prefetch` where these come from beyond L2."""
+    """A layer as loops over all its weights, which are prefetched if they lie beyond L2."""
 
     spec: MatVec
     tiles: list[DenseTile]
@@ -59,7 +59,7 @@ class Dense:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """Vectors of weights, zeros included; a narrow layer waits for its broadcasts besides."""
+    """Expected counts: vectors of weights, zeros included; waits for broadcasts if narrow."""
     groups = -(-matrix.out_features // target.lanes)
     steps = groups * matrix.in_features
     narrow = max(0, _ENOUGH_GROUPS - groups) * matrix.in_features
@@ -93,7 +93,11 @@ def emit(asm: Assembler, lowered: Dense) -> None:
 
 
 def _padding(storage: Storage, tile: Tile, weight_bytes: int) -> StridePadding:
-    """100 KB of float32 would take 690 ns instead of 580, trips of 21 lines 2080 and not 1760."""
+    """Return padding for weights from L2 whose trips are whole fours of lines, else DENSE.
+
+    Elsewhere padding loses: 100 KB of float32 would take 690 ns instead of 580, trips of 21 lines
+    2080 instead of 1760.
+    """
     target = storage.target
     trip_bytes = tile.groups * tile.chains * target.lanes * storage.weight_bytes
     far = weight_bytes > 5 * target.l1d_bytes // 2 and stride_padding(weight_bytes, target) != DENSE
@@ -101,7 +105,7 @@ def _padding(storage: Storage, tile: Tile, weight_bytes: int) -> StridePadding:
 
 
 def _in_order(storage: Storage, tile: Tile, weights: FloatArray) -> FloatArray:
-    """Vectors (any, lanes) of weights (groups, lanes, in_features) as the loop uses them."""
+    """Return weights (groups, lanes, in_features) as vectors (any, lanes) in order of use."""
     vectors = weights.transpose(2, 0, 1).reshape(-1, weights.shape[1])
     trip = tile.chains * tile.groups
     whole = len(vectors) // trip * trip

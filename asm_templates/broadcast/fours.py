@@ -13,8 +13,8 @@ The inputs of a block are visited in turn; accumulators of a tile's outputs stay
     vfmadd231ps     zmm31, zmm0, [rcx+64*n]   a block of outputs 0..3             7 bytes, 1 load
     vfmadd231ps     zmm30, zmm0, [rcx+64*n]   a block of outputs 4..7
 
-Where the last inputs are fewer than four, a mask loads those that there are.
-docs/kernels/broadcast.md has what bounds it.
+A last window of fewer than four inputs is loaded under a mask.
+docs/kernels/broadcast.md explains its bounds.
 """
 
 from dataclasses import dataclass
@@ -52,16 +52,16 @@ from sparsejit.x86.operands import (
 )
 
 BLOCK_ROWS = 4
-SUMS = 8  # under way at once: an FMA takes 4 cycles and two start in each
+SUMS = 8  # independent accumulators at least: an FMA takes 4 cycles and two start in each
 LAST_INPUTS = k(1)
-_FIRST_FREE = 2  # after x and a whole line; then come registers to unpack weights
+_FIRST_FREE = 2  # register behind x and a whole line; registers to unpack weights come first
 
 
 @dataclass(frozen=True, eq=False)
 class _FoursTile:
     """Block rows that are summed at once; their blocks in order, an entry each, and weights.
 
-    `window` is the number of a block's inputs, `block_row` counts from the tile's first.
+    `window` is the number of a block's window of inputs, `block_row` counts from the tile's first.
     """
 
     tile: Tile
@@ -81,7 +81,7 @@ class Fours:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """Blocks that hold a nonzero, and the inputs that each tile brings for them."""
+    """Expected counts: blocks that hold a nonzero, and the inputs that each tile loads for them."""
     used = _block_mask(matrix, target)
     weights = int(used.sum()) * target.lanes
     stored = stored_dtype("broadcast-4x4", spec.dtype, 4 * weights, target)
@@ -92,7 +92,7 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Fours:
-    """All outputs, in tiles of as many block rows as there are accumulators."""
+    """Lower all outputs, in tiles whose block rows fill the accumulators."""
     counts = expect(spec, matrix, target)
     padding = stride_padding(counts.pool_bytes, target)
     storage = Storage(target, counts.stored, padding, spec.dtype)
@@ -128,12 +128,12 @@ def emit(asm: Assembler, lowered: Fours) -> None:
 
 
 def _columns(target: Target) -> int:
-    """Inputs of a block: as many columns of four weights as a vector holds."""
+    """Return the inputs of a block: the columns of four weights that fill a vector."""
     return target.lanes // BLOCK_ROWS
 
 
 def _block_mask(matrix: SparseMatrix, target: Target) -> BoolArray:
-    """Which blocks hold a nonzero: (block rows, windows of inputs), whole vectors of outputs."""
+    """Mask of blocks with a nonzero, (block rows, windows of inputs); whole vectors of outputs."""
     columns = _columns(target)
     mask = matrix.block_mask(BLOCK_ROWS)
     mask = np.pad(mask, ((0, -len(mask) % columns), (0, -mask.shape[1] % columns)))
@@ -156,7 +156,7 @@ def _tile_height(target: Target, dtype: DType) -> int:
 
 
 def _order(asm: Assembler, storage: Storage) -> Register:
-    """The register that holds which input each lane takes."""
+    """Return the register that selects each lane's input, the control of vpermilps."""
     return vector(asm, _FIRST_FREE + storage.registers)
 
 
@@ -220,7 +220,7 @@ def _finish(asm: Assembler, spec: MatVec, tile: Tile) -> None:
 
 
 def _add_parts(asm: Assembler, a: Register, b: Register) -> Register:
-    """a = neighbouring parts of 128 bits of a, then those of b, added up. Clobbers register 0."""
+    """a = sums of neighbouring 128-bit parts of a, then of b. Clobbers register 0."""
     evens = vector(asm, 0)
     if a.kind == "zmm":
         shuffle, even, odd = "vshuff32x4", 0x88, 0xDD

@@ -1,4 +1,4 @@
-"""Every weight is a 32-bit immediate in the instruction stream; the pool holds no weights.
+"""Weights as 32-bit immediates in the instruction stream; the pool holds no weights.
 
     mov   eax, imm32                       scattered weights, one at a time   5 bytes
     vmovd xmm0, eax                                                           5 bytes
@@ -10,7 +10,7 @@
     vfmadd231ps  zmm31, zmm0, [rsp+64*step]
 
 A push is 64 bits wide: the weight, and its sign repeated. The even lanes of an accumulator are the
-sums; the odd lanes collect 0 * x or NaN * x, which are quiet and nobody reads. Pushes go far ahead,
+sums; the odd lanes collect 0 * x or NaN * x, which are quiet and never read. Pushes go far ahead,
 because a load cannot be forwarded from eight stores (docs/kernels/broadcast.md).
 """
 
@@ -57,13 +57,13 @@ class Immediate:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """Nonzero weights, none in the pool; and where each output's sum is a scalar, that."""
+    """Expected counts: nonzero weights, none in the pool; unless pushed, a step for each output."""
     steps = matrix.nnz if _is_pushed(matrix, target) else matrix.nnz + matrix.out_features
     return Counts.of(matrix, target, spec.dtype, Work("immediate", steps), 0)
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Immediate:
-    """Pushed where the blocks that are pushed hold enough weights."""
+    """Push weights if the pushed blocks, half a vector each, are full enough."""
     pushed = _is_pushed(matrix, target)
     return Immediate(spec, matrix, pushed, expect(spec, matrix, target))
 
@@ -111,7 +111,7 @@ def _input_unit(asm: Assembler) -> int:
 
 
 def _scalar_sum(asm: Assembler, row: int | IntArray) -> Register:
-    """The sum of one row of a group: the upper half of the register file."""
+    """The register of one row's sum in a group, in the upper half of the register file."""
     return xmm(row + asm.target.lanes)
 
 
@@ -153,7 +153,7 @@ def _gather_rows(asm: Assembler) -> Register:
 
 
 def _pushed_sum(asm: Assembler, half: int | IntArray) -> Register:
-    """The sums of half a group, in the even lanes."""
+    """The register of the sums of half a group, in the even lanes."""
     return Register(vector(asm, 0).kind, asm.target.vector_registers - 1 - half)
 
 

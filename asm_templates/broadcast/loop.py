@@ -1,15 +1,15 @@
-"""Blocks of one input and eight or sixteen consecutive outputs, in loops: code that hardly grows.
+"""Blocks of one input and eight or sixteen consecutive outputs, in loops: little code.
 
     again: mov         r9, [rdx+2*slot]          columns of four slots, 16 bits each
            movzx       eax, r9w                  (before the other three: shr r9, 16)
-           vmovups     zmm2, [rcx+64*slot]       weights, or what unpacks them (`storage`)
+           vmovups     zmm2, [rcx+64*slot]       weights, or their unpacking (`storage`)
            vfmadd231ps zmm31, zmm2, [rdi+4*rax]{1to16}     zmm30, ... in the next slots
            ...
            add rcx, bytes of weights; add rdx, bytes of columns; sub r8, 1; jnz again
 
 A block row is the blocks of the same eight or sixteen outputs. Block rows are sorted by their
-number of blocks; each loop takes the next few, a slot each, and runs until its longest ends, the
-others with weights of zero. Two block rows of eight outputs share a zmm, whichever they are:
+number of blocks; each loop takes the next few, a slot each, and runs until its longest ends; zero
+weights pad the others. Any two block rows of eight outputs may share a zmm:
 
            vbroadcastss zmm0, [rdi+4*rax]        then movzx for the other block row's column
            vbroadcastss zmm0{k1}, [rdi+4*rax]    its input, in the upper lanes
@@ -60,7 +60,7 @@ LOOP_SIZES = (8, 6, 4, 2, 1)  # accumulators; odd numbers would leave half a lin
 
 @dataclass(frozen=True)
 class LoopShape:
-    """A loop over so many accumulators, each summed in so many chains."""
+    """A loop of `trips` turns over `accumulators`, each summed in `chains`."""
 
     accumulators: int
     chains: int
@@ -68,15 +68,15 @@ class LoopShape:
 
     @property
     def vectors(self) -> int:
-        """Vectors of weights it reads, those of zeros included."""
+        """Vectors of weights that it reads, padding included."""
         return self.accumulators * self.chains * self.trips
 
 
 @dataclass(frozen=True, eq=False)
 class _BlockRows:
-    """Block rows of so many rows; the blocks of number r are `starts[r]` up to `starts[r + 1]`.
+    """Block rows of `rows` rows; the blocks of number r are `starts[r]` up to `starts[r + 1]`.
 
-    `columns` are those of blocks, and `weights` (blocks, rows) theirs.
+    `columns` (blocks,) and `weights` (blocks, rows) are in the order of blocks.
     """
 
     rows: int
@@ -87,7 +87,7 @@ class _BlockRows:
 
 @dataclass(frozen=True, eq=False)
 class _Loop:
-    """One loop: which block rows lie in its accumulators, and what it reads.
+    """One loop: the block rows in its accumulators, and the columns and weights that it reads.
 
     `block_rows` (accumulators, parts), `columns` (trips, slots * parts), `weights` (trips, slots,
     lanes). Slots are the accumulators of chain 0, then of chain 1, and so on.
@@ -105,7 +105,7 @@ class _Loop:
 
 @dataclass(frozen=True, eq=False)
 class Looped:
-    """The outputs from some row on as loops, and the streams that these read.
+    """The outputs from some row on as loops, and the streams that they read.
 
     `height` rows make a block row; `weights` are cache lines, `columns` 16 or 32 bits each.
     """
@@ -120,7 +120,7 @@ class Looped:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target, first_row: int = 0) -> Counts:
-    """Vectors of weights, each at the price of its block rows, and the ends of the loops.
+    """Expected counts: vectors of weights, each at the cost of its block rows, and ends of loops.
 
     A vector reads two bytes of column for each block row in it. Outputs before `first_row` do not
     count.
@@ -136,7 +136,7 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target, first_row: int = 
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target, first_row: int = 0) -> Looped:
-    """All outputs, or those from `first_row` on, which begins a vector."""
+    """Lower the outputs from `first_row` on, which must begin a vector."""
     storage = Storage(target, spec.dtype)
     height = block_row_height(matrix, target)
     parts = target.lanes // height
@@ -170,7 +170,7 @@ def emit(asm: Assembler, lowered: Looped) -> None:
 
 
 def block_row_height(matrix: SparseMatrix, target: Target) -> int:
-    """Rows of the block rows that a matrix is cut into: those of a vector, or half as many."""
+    """Return the height of the block rows that a matrix is cut into: a vector's lanes, or half."""
     lanes = target.lanes
     whole = matrix.block_count(lanes)
     halves = matrix.block_count(HALF) * HALF / lanes
@@ -178,7 +178,7 @@ def block_row_height(matrix: SparseMatrix, target: Target) -> int:
 
 
 def planned_loops(matrix: SparseMatrix, target: Target, first_row: int = 0) -> list[LoopShape]:
-    """The loops that a matrix takes, for the planner."""
+    """Return the loops that a matrix takes, for the planner."""
     rows = block_row_height(matrix, target)
     block_row, _ = matrix.blocks(rows)
     counts = np.bincount(block_row, minlength=-(-matrix.out_features // rows))
@@ -213,9 +213,10 @@ def _loops(
 
 
 def loop_shapes(blocks: IntArray, ends: int) -> list[LoopShape]:
-    """Cut accumulators of so many blocks each, the longest first, into loops that cost least.
+    """Cut accumulators into the loops that cost least.
 
-    ends: steps to start and to leave a loop.
+    `blocks`: the number of blocks of each accumulator, largest first; `ends`: steps to start and to
+    leave a loop.
     """
     cheapest: list[tuple[int, LoopShape | None]] = [(0, None)]
     for end in range(1, len(blocks) + 1):
@@ -252,7 +253,7 @@ def _loop(block_rows: _BlockRows, own: IntArray, chains: int, trips: int) -> _Lo
 
 
 def _padded(columns: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Columns (trips, any) in a row, each trip with zeros up to COLUMNS_AT_ONCE."""
+    """Flatten columns (trips, any), each trip padded with zeros to COLUMNS_AT_ONCE."""
     missing = -columns.shape[1] % COLUMNS_AT_ONCE
     return np.pad(columns, ((0, 0), (0, missing))).reshape(-1)
 
@@ -302,7 +303,7 @@ def _slot_lines(
 
 
 def _column(number: IntArray, column_bytes: int) -> list[Line]:
-    """rax = the trip's column of that number; r9 holds the following ones of the same load."""
+    """rax = the trip's column of that number; r9 holds the next ones of the same load."""
     if column_bytes == 4:
         return [line("mov", dword(rax), Memory(rdx, 4 * number))]
     first = number % COLUMNS_AT_ONCE == 0
@@ -328,7 +329,7 @@ def _finish(asm: Assembler, spec: MatVec, loop: _Loop, rows: int) -> None:
 def _store_block_row(
     asm: Assembler, spec: MatVec, accumulator: Register, part: int | None, first: int
 ) -> None:
-    """Store an accumulator, or half of it, as outputs from `first` on; none where those end."""
+    """Store an accumulator, or half of it, as outputs from `first` on, up to the last output."""
     if first >= spec.out_features:
         return
     source = accumulator

@@ -5,8 +5,9 @@
 
 Straight-line code (`straight`) broadcasts an input once for all blocks that a tile has of it, but
 costs 7 to 20 bytes a step, and beyond L1 code binds. Loops (`loop`) load an input for each block,
-and take hardly any code. Between two lines of straight-line weights lies, where that gains, one
-that is never read; short weights in one line share its load. Figures: docs/kernels/broadcast.md.
+and take hardly any code. Where it gains, straight-line weights lie in every other line; the lines
+between are never read. Short weights in one line share its load. Figures:
+docs/kernels/broadcast.md.
 """
 
 import math
@@ -24,9 +25,10 @@ from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
-# Shares of L1; a tenth more code is slower, above all with short weights.
+# Share of L1 that code may fill; a tenth more code is slower, above all with short weights.
 CODE_SHARES = {DType.FLOAT32: 1.0, DType.FLOAT16: 0.8, DType.BFLOAT16: 0.8}
-# Code of a step and its share of redirects, of an input in a tile, and of a block row in loops.
+# Bytes of code of a step with its share of redirects, of an input in a tile, and of a block row in
+# loops.
 _STEP_BYTES = {DType.FLOAT32: 7.5, DType.FLOAT16: 13.5, DType.BFLOAT16: 16.5}
 _STEP_BYTES_OF_HALVES = 9.6  # float32, where halves share loads
 _INPUT_BYTES = 7
@@ -35,7 +37,7 @@ _BLOCK_ROW_BYTES = 48
 
 @dataclass(frozen=True, eq=False)
 class Mixed:
-    """The first outputs in straight-line code, and what is left, if anything, in loops."""
+    """The first outputs in straight-line code, and the others, if there are any, in loops."""
 
     straight: straight.Straight
     looped: loop.Looped | None
@@ -43,12 +45,12 @@ class Mixed:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """Those in straight-line code and in loops."""
+    """Expected counts: steps of straight-line code and of loops."""
     return _counts(spec, matrix, target, straight_rows(matrix, target, spec.dtype))
 
 
 def _counts(spec: MatVec, matrix: SparseMatrix, target: Target, rows: int) -> Counts:
-    """Code is that of the straight-line steps."""
+    """Counts of both parts, with `rows` outputs in straight-line code; loops count as no code."""
     steps = straight.count_steps(matrix, target, spec.dtype, rows)
     work = [Work("broadcast-mixed", steps)]
     pool_bytes = straight.block_bytes(matrix, spec.dtype, rows)
@@ -60,7 +62,7 @@ def _counts(spec: MatVec, matrix: SparseMatrix, target: Target, rows: int) -> Co
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Mixed:
-    """As many straight-line outputs as L1 holds."""
+    """Lower the first outputs to straight-line code, up to the share of L1, the rest to loops."""
     rows = straight_rows(matrix, target, spec.dtype)
     counts = _counts(spec, matrix, target, rows)
     padding = _padding(straight.block_bytes(matrix, spec.dtype), target)
@@ -78,7 +80,10 @@ def emit(asm: Assembler, lowered: Mixed) -> None:
 
 
 def straight_rows(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
-    """Outputs in straight-line code, which with the loops' code fits L1: whole vectors, or all."""
+    """Return the number of straight-line outputs, whole vectors or all, whose code fits L1.
+
+    The loops' code counts as well.
+    """
     block_row, column = matrix.blocks(target.lanes)
     starts = np.searchsorted(block_row, np.arange(-(-matrix.out_features // target.lanes) + 1))
     groups = len(starts) - 1
@@ -104,6 +109,9 @@ def straight_rows(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
 
 
 def _padding(block_bytes: int, target: Target) -> StridePadding:
-    """1024x3072 at 4 % (500 KB) gains 4 % by padding lines, 1536x1536 at 7 % (660 KB) loses 10."""
+    """Return the padding of weights: ALTERNATE between L1 and half of L2, where the core gains.
+
+    1024x3072 at 4 % (500 KB) gains 4 % from it, 1536x1536 at 7 % (660 KB) loses 10 %.
+    """
     near_l2 = target.l1d_bytes < block_bytes <= target.l2_bytes // 2
     return ALTERNATE if target.core.padding and near_l2 else DENSE

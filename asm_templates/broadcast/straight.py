@@ -6,18 +6,18 @@ The columns of W are visited in turn; accumulators of a tile's outputs stay in r
     vfmadd231ps  zmm31, zmm0, [rcx+64*line]   outputs 0..15 += x * weights       7 bytes, 1 load
     vfmadd231ps  zmm30{k1}, zmm0, [rcx+...]   outputs 16..23 only: one 1x8 block of two
 
-Two masked steps share the 64 bytes of one pool line, so that no byte is read that is not a weight.
-Where `halves_share_loads` they follow each other:
+Two masked steps share the 64 bytes of one pool line, so that only weights are read. On a core with
+`halves_share_loads` they follow each other:
 
     vmovups      zmm2, [rcx+64*line]          each line once, and in order
     vfmadd231ps  zmm31{k1}, zmm3, zmm2        zmm3: the input, of another column than zmm0
 
-Elsewhere loads bind where weights fit L1, and four inputs share one:
+On other cores loads bind if weights fit L1; there four inputs share a load:
 
     vbroadcastf32x4 zmm1, [rdx+4*column]      x[column .. column+3], four times  7 bytes, 1 load
     vpermilps zmm0, zmm1, 0x55                x[column+1] in all lanes           7 bytes
 
-docs/kernels/broadcast.md has what bounds it and what each of these gains.
+docs/kernels/broadcast.md explains its bounds, and the gain of each of these.
 """
 
 from dataclasses import dataclass
@@ -61,16 +61,16 @@ from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import Literal, Memory, Register, dword, k, r9, rax, rcx, rdi, rdx
 
 LOW_HALF, HIGH_HALF = k(1), k(2)
-# Code over weights where bfloat16 lines are loaded once, at the least.
+# Bytes of code for a byte of weights, at least, where bfloat16 lines are loaded once.
 _CODE_A_WEIGHT_BYTE = 0.6
-SUMS = 8  # under way at once: an FMA takes 4 cycles and two start in each
+SUMS = 8  # independent accumulators at least: an FMA takes 4 cycles and two start in each
 
 
 @dataclass(frozen=True, eq=False)
 class StraightTile:
-    """A tile, its steps, and the cache lines they read.
+    """A tile, its steps, and the cache lines that they read.
 
-    `fours` says which steps' inputs share a load with their neighbours; `lines_once` whether the
+    `fours`: by step, whether its input shares a load with its neighbours. `lines_once`: the
     bfloat16 weights of a line share its load.
     """
 
@@ -92,7 +92,7 @@ class Straight:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """Steps of all outputs."""
+    """Expected counts: steps of all outputs."""
     float32_bytes = block_bytes(matrix, DType.FLOAT32)
     stored = stored_dtype("broadcast", spec.dtype, float32_bytes, target)
     work = Work("broadcast", count_steps(matrix, target, stored, matrix.out_features))
@@ -100,9 +100,9 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 
 def count_steps(matrix: SparseMatrix, target: Target, dtype: DType, rows: int) -> int:
-    """Blocks of one input by a vector of outputs that hold a nonzero, and a share for inputs.
+    """Count blocks of one input by a vector of outputs that hold a nonzero, and a share for inputs.
 
-    Each tile broadcasts its inputs anew, at a third of a step's price. Only the first `rows` count,
+    Each tile broadcasts its inputs again, at a third of a step's cost. Only the first `rows` count,
     in whole vectors.
     """
     block_row, column = matrix.blocks(target.lanes)
@@ -113,7 +113,7 @@ def count_steps(matrix: SparseMatrix, target: Target, dtype: DType, rows: int) -
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Straight:
-    """All outputs; where weights fit L1, inputs share loads."""
+    """Lower all outputs; inputs may share loads if the weights fit L1."""
     counts = expect(spec, matrix, target)
     weights = counts.pool_bytes
     storage = Storage(target, counts.stored, stride_padding(weights, target), spec.dtype)
@@ -125,7 +125,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Straight:
 
 
 def block_bytes(matrix: SparseMatrix, dtype: DType, rows: int | None = None) -> int:
-    """What the blocks of the first rows, or of all, take without stride padding."""
+    """Return the bytes of the first rows' blocks (None: all rows), without stride padding."""
     block_row, _ = matrix.blocks(BLOCK_ROWS)
     end = len(block_row) if rows is None else np.searchsorted(block_row, -(-rows // BLOCK_ROWS))
     return WEIGHT_BYTES[dtype] * BLOCK_ROWS * int(end)
@@ -139,7 +139,7 @@ def lower_rows(
     by_fours: bool = False,
     lines_once: bool = False,
 ) -> list[StraightTile]:
-    """Tiles for the first `rows` outputs, whole vectors unless they are all.
+    """Lower the first `rows` outputs, whole vectors unless they are all, to tiles.
 
     `lines_once`: the bfloat16 weights of a line share its load in each tile that reads its lines in
     order. `by_fours`: inputs share loads in the other tiles.
@@ -176,19 +176,19 @@ def emit(asm: Assembler, lowered: Straight) -> None:
 
 
 def halves_share_loads(matrix: SparseMatrix, target: Target) -> bool:
-    """Whether there are halves, blocks of eight outputs alone in a vector, and they share loads."""
+    """Whether blocks of eight outputs are alone in a vector, and the core has them share loads."""
     vectors = matrix.block_count(target.lanes)
     has_halves = matrix.block_count(BLOCK_ROWS) < vectors * (target.lanes // BLOCK_ROWS)
     return has_halves and target.core.halves_share_loads
 
 
 def _earlier_input(storage: Storage) -> int:
-    """The register of an input of an earlier column, after those of weights."""
+    """Number of the register for an earlier column's input, behind the registers for weights."""
     return WEIGHT + max(storage.registers, 1)
 
 
 def _whole_fours(column: IntArray, in_features: int) -> BoolArray:
-    """Per step: whether its aligned four inputs are all there and three of them are used."""
+    """By step: whether its aligned four inputs all exist and at least three of them are used."""
     used = np.zeros(4 * (int(column.max(initial=0)) // 4 + 1), bool)
     used[column] = True
     whole = used.reshape(-1, 4).sum(axis=1) >= 3
@@ -225,7 +225,7 @@ def _multiply(asm: Assembler, storage: Storage, part: StraightTile, pool: int) -
 
 
 def _only(item: Line, when: BoolArray) -> Line:
-    """The line, left out of further rows."""
+    """Return the line, restricted to the rows in `when`."""
     return item._replace(when=when if item.when is None else item.when & when)
 
 
@@ -246,7 +246,7 @@ def _inputs(asm: Assembler, x: Register, column: IntArray, fours: BoolArray) -> 
 
 
 def _earlier_inputs(x: Register, steps: BlockSteps) -> list[Line]:
-    """x = the input of an earlier column, before the first step of several that have it."""
+    """x = the input of an earlier column, before the first of the steps that use it."""
     at = np.flatnonzero(steps.again)
     if not len(at):
         return []
@@ -269,7 +269,7 @@ def _products(
     weights: Register | Memory,
     half: Register | Memory,
 ) -> list[Line]:
-    """The multiplications, by whole vectors of `weights` or by a half."""
+    """Return the multiplications, by whole vectors of `weights` or by a half."""
     if kept.shape[1] == 1:
         return [line("vfmadd231ps", accumulator, x, weights)]
     low, high = kept.T

@@ -6,9 +6,9 @@
     vfmadd231ps  ymm0, ymm14, [rdx+32*n]      a block of each of two block rows
     vfmadd231ps  ymm4, ymm14, [rdx+32*m]      the same two inputs, of other block rows
 
-Any two block rows share a vector, so hardly a strip lies idle; which ones, and which inputs come
-together, is chosen for few loads (`strip_pairing`). Strips are stored one by one. Short weights lie
-as float32. What bounds it: docs/kernels/broadcast.md.
+Any two block rows may share a vector, so hardly a strip lies idle; `strip_pairing` pairs block
+rows, and their inputs, for few loads. Strips are stored one by one. Short weights are stored as
+float32. docs/kernels/broadcast.md explains its bounds.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ BLOCK_ROWS = 4
 _SUMS, _LOWER, _BOTH, _FREE = 13, ymm(13), ymm(14), ymm(15)
 _LANES, _VECTOR_BYTES, _LOWER_LANES = 8, 32, 0x0F
 _REACH = 4  # vectors of weights to either side that a one-byte displacement reaches
-_SPAN = 2 * REACH // 4  # inputs that it reaches
+_SPAN = 2 * REACH // 4  # inputs in reach of a one-byte displacement
 _POOL, _X = rdx, rcx
 
 _Numbers = npt.NDArray[np.integer]
@@ -46,8 +46,8 @@ _Floats = npt.NDArray[np.float32]
 class _StripTile:
     """Vectors of two block rows that are summed up at once, and their steps in order.
 
-    `held`: (vectors, 2); of each step the `vector`, its `lower` and `upper` input, and weights,
-    (steps, 8).
+    `held` (vectors, 2): the block rows of each vector. By step: the `vector`, its `lower` and
+    `upper` input, and its weights, (steps, 8).
     """
 
     held: _Numbers
@@ -67,7 +67,7 @@ class LoweredStrips:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """A vector has as many steps as its fuller block row has blocks."""
+    """Expected counts: a vector takes a step for each block of its fuller block row."""
     blocks = matrix.block_mask(BLOCK_ROWS)
     number = np.append(blocks.sum(axis=1), 0)
     steps = int(number[paired_block_rows(blocks)].max(axis=1).sum())
@@ -76,7 +76,7 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredStrips:
-    """Weights of any dtype lie as float32: what unpacks them would take more code."""
+    """Lower to tiles; weights of any dtype become float32, since unpacking would take more code."""
     blocks = matrix.block_mask(BLOCK_ROWS)
     held = paired_block_rows(blocks)
     weights = np.pad(
@@ -91,7 +91,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredStrips:
 
 
 def _tile(held: _Numbers, blocks: _Flags, weights: _Floats) -> _StripTile:
-    """`weights`: (block rows + 1, inputs, 4)."""
+    """Return the tile of the block rows `held`; `weights`: (block rows + 1, inputs, 4)."""
     used = np.append(blocks, np.zeros_like(blocks[:1]), axis=0)[held]
     vector, lower, upper = strip_steps(used, _SPAN)
     own = weights[held[vector], np.stack([lower, upper], axis=1)]
@@ -111,7 +111,7 @@ def emit(asm: Assembler, lowered: LoweredStrips) -> None:
 
 
 def _start(asm: Assembler, spec: MatVec, held: _Numbers, sums: list[Register]) -> None:
-    """Sums at the bias of the block rows they hold, or at zero."""
+    """Set sums to the bias of their block rows, or to zero."""
     if spec.bias is None:
         for register in sums:
             rows.zero(asm, register)
@@ -151,7 +151,7 @@ def _multiply(asm: Assembler, stream: Stream, part: _StripTile) -> None:
 
 
 def _store(asm: Assembler, held: _Numbers, sums: list[Register], out_features: int) -> None:
-    """Each strip where its outputs belong; of the last block row, what there is of it."""
+    """Store each strip at its outputs; the last block row may be partial."""
     free, last = xmm(_FREE.number), -(-out_features // BLOCK_ROWS)
     for register, block_rows in zip(sums, held.tolist(), strict=True):
         low = xmm(register.number)

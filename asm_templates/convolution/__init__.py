@@ -1,1 +1,1 @@
-"""Convolutions on images as they lie: channel after channel, row after row, positions as lanes."""
+"""Convolutions that read an image in its own layout: by channel and row, positions as lanes."""

@@ -1,6 +1,6 @@
-"""Attention in bytes, a head at a time, whose features are channels: 64 queries in the lanes.
+"""Attention in bytes, a head at a time: features are channels, lanes are 64 queries.
 
-    keys  = four features of a key side by side, signed            of the head, once
+    keys  = four features of a key side by side, signed            once a head
     for 64 queries:
         q      = four features of a query side by side             vpunpck of four channels
         score  = sum of vpdpbusd q, key                            four keys by 64 queries
@@ -8,8 +8,8 @@
         share  = round(power / total / scale)                      four keys side by side
         y      = sum of vpdpbusd share, value                      four features by 64 queries
 
-Both products have the one loop. Interleaving leaves queries, keys and values in an order of its own
-within 64: shares are made in it, values are brought into it, and packing undoes it for queries.
+Both products use the same loop. Interleaving permutes queries, keys and values within each 64.
+Shares are computed in the permuted order, to which values are permuted; packing restores queries.
 """
 
 from collections.abc import Callable, Hashable
@@ -56,7 +56,7 @@ from sparsejit.x86.operands import (
 from sparsejit.x86.routines import call_routine
 from sparsejit.x86.stack import pop, push
 
-# Where the operands lie, the result, what is kept between, and the constants.
+# Addresses of the operands, the result, the scratch and the mask; then of constants.
 QUERY, KEY, VALUE, RESULT, SCRATCH, MASK = rdi, rdx, r8, rsi, r9, rcx
 _CONSTANTS, _MASKS = r10, r11
 _HEADS_LEFT, _BLOCKS_LEFT, _LEFT, _INNER = r12, r13, r14, rax
@@ -65,14 +65,14 @@ _X, _W, _INTO = rbx, rcx, r14
 _QUARTERS = range(4)  # registers of 64 columns of four bytes each
 _SUMS = [[zmm(4 * row + number) for number in _QUARTERS] for row in range(FOUR)]
 _INPUTS, _WEIGHTS = [zmm(n) for n in range(16, 20)], [zmm(n) for n in range(20, 24)]
-_STARTS = [zmm(n) for n in range(24, 28)]  # by column: what its sums start at
+_STARTS = [zmm(n) for n in range(24, 28)]  # by column: the start value of its sums
 _KEPT = [zmm(n) for n in range(28, 32)]  # by column: the largest score, or the share's scale
 _STORED = k(1)
 _NEAREST = 0  # vrndscaleps: to integers, ties to even
 
 
 def emit_byte_attention(asm: Assembler, heads: ByteHeads, steps: AttentionSteps) -> None:
-    """Append attention between what the registers above point to; layers share its code."""
+    """Append attention over the arrays at the registers above; layers share its code."""
     asm.emit("lea", _CONSTANTS, Literal(asm.literal(attention_constants(heads, steps))))
     key: Hashable = ("byte attention", heads)
     call_routine(asm, key, lambda asm: _HeadsCode(asm, heads).emit())
@@ -87,7 +87,7 @@ class _HeadsCode:
         self.has_gaps = heads.length < heads.keys
 
     def emit(self) -> None:
-        """A head of a sample after the other; pointers move on from head to head."""
+        """Append the code for all heads of all samples; pointers advance from head to head."""
         heads, asm = self.heads, self.asm
         push(asm, (*_SAVED, MASK))
         moving = [*zip((QUERY, KEY, VALUE, RESULT), heads.planes, strict=True)]
@@ -139,7 +139,7 @@ class _HeadsCode:
             pass
 
     def _keys(self) -> None:
-        """All keys of a head: by four features a row of keys, in the order of interleaving."""
+        """Write all keys of a head: a row of keys for every four features, in interleaved order."""
         asm, heads = self.asm, self.heads
         pitch, row = heads.planes[1].channel, 4 * heads.keys
         asm.emit("mov", _X, KEY)
@@ -158,7 +158,7 @@ class _HeadsCode:
         repeat(asm, heads.features // FOUR, _INNER, fours)
 
     def _key_starts(self) -> None:
-        """By key: what zero points make sums start at."""
+        """Write the start value of each key's sums, which the zero points give."""
         asm, heads = self.asm, self.heads
         self._scratch(_X, "keys")
         self._scratch(_INTO, "starts")
@@ -179,7 +179,7 @@ class _HeadsCode:
         repeat(asm, heads.keys // 16, _INNER, sixteen)
 
     def _values(self) -> None:
-        """Signed values of a head, fours of keys in the order of interleaving; 0 for no key."""
+        """Write the signed values of a head, keys in interleaved order; 0 beyond the last key."""
         asm, heads = self.asm, self.heads
         asm.emit("mov", _X, VALUE)
         self._scratch(_INTO, "values")
@@ -201,7 +201,7 @@ class _HeadsCode:
         repeat(asm, heads.features, _INNER, channel)
 
     def _block(self) -> None:
-        """64 queries."""
+        """Compute 64 queries."""
         asm = self.asm
         self._queries()
         self._scores()
@@ -213,7 +213,7 @@ class _HeadsCode:
         asm.emit("add", _MASKS, 8)
 
     def _queries(self) -> None:
-        """Interleaved, and what their sums start at."""
+        """Write the queries interleaved; _STARTS = the start values of their sums."""
         asm, heads = self.asm, self.heads
         pitch = heads.planes[0].channel
         asm.emit("mov", _X, QUERY)
@@ -255,7 +255,7 @@ class _HeadsCode:
         repeat(asm, fours, _INNER, four)
 
     def _scores(self) -> None:
-        """Four keys at a time, rounded; and the largest of every query."""
+        """Write rounded scores, four keys at a time; _KEPT = the largest score of every query."""
         asm, heads = self.asm, self.heads
         places = heads.places
         for register in _KEPT:
@@ -296,7 +296,7 @@ class _HeadsCode:
         self._by_fours(heads.rows, four)
 
     def _by_fours(self, count: int, body: Callable[[], None]) -> None:
-        """A turn for every four of so many, whose number is in _LEFT."""
+        """Run `body` with _LEFT = 0, 4, 8 and so on below `count`."""
         asm, again = self.asm, self.asm.label("again")
         asm.emit("xor", dword(_LEFT), dword(_LEFT))
         asm.bind(again)
@@ -306,7 +306,7 @@ class _HeadsCode:
         asm.jump("jl", again)
 
     def _powers(self) -> None:
-        """In place of scores; _KEPT = what makes shares of them."""
+        """Replace scores by their powers; _KEPT = the factor that turns powers into shares."""
         asm = self.asm
         totals, powers = _STARTS, [zmm(n) for n in range(4)]
         for total in totals:
@@ -331,7 +331,7 @@ class _HeadsCode:
             asm.emit("vdivps", kept, zmm(16), total)
 
     def _shares(self) -> None:
-        """Four keys side by side; _STARTS = what sums of values start at."""
+        """Write shares, four keys side by side; _STARTS = the start values of the results' sums."""
         asm, heads = self.asm, self.heads
         self._scratch(_X, "scores")
         self._scratch(_INTO, "shares")
@@ -362,7 +362,7 @@ class _HeadsCode:
             asm.emit("vpmulld", start, start, self._constant("value zero"))
 
     def _results(self) -> None:
-        """Four features at a time."""
+        """Compute the results, four features at a time."""
         asm, heads = self.asm, self.heads
         channel = heads.planes[3].channel
         self._scratch(rbx, "values")

@@ -1,9 +1,9 @@
-"""Means of channels of bytes, and channels of bytes times a number each.
+"""Means of channels of bytes, and products of each channel of bytes with a number.
 
-    vpsadbw  zmm1, zmm2, [rdi]          eight sums of eight bytes, of which zmm2 has none
+    vpsadbw  zmm1, zmm2, [rdi]          eight sums of eight bytes each; zmm2 is zero
     vpaddq   zmm0, zmm0, zmm1
 
-Gaps hold the zero point, which a sum takes off again for all bytes alike.
+Gaps hold the zero point; the sum subtracts the zero point once for every byte, gaps included.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ from sparsejit.x86.operands import (
     zmm,
 )
 
-SCALES = rdx  # where the number of each channel lies
+SCALES = rdx  # address of the channels' numbers
 _CHANNELS_LEFT, _VECTORS_LEFT = r9, rax
 _X, _Y, _MASKS = r8, r10, r11
 _ORDER = zmm(17)
@@ -46,7 +46,7 @@ _STACK = _ROW_BYTES + 8
 
 
 def emit_channel_means(asm: Assembler, x: BytePlanes, steps: ByteSteps) -> None:
-    """Append the means of the planes at rdi, to floats at rsi, one behind another."""
+    """Append code that writes the mean of each channel at rdi to consecutive floats at rsi."""
     total, summed, none = zmm(0), zmm(1), zmm(2)
     share = np.float32(steps.scale / (x.rows * x.columns))
     place = asm.literal(np.array([share], np.float32))
@@ -83,7 +83,7 @@ def emit_channel_means(asm: Assembler, x: BytePlanes, steps: ByteSteps) -> None:
 
 @dataclass(frozen=True)
 class ByteScaling:
-    """From planes x to planes y of the same positions, in steps of each."""
+    """Product of each channel of planes x with a number, into planes y of the same positions."""
 
     x: BytePlanes
     y: BytePlanes
@@ -93,7 +93,7 @@ class ByteScaling:
 
 
 def emit_scaled_channels(asm: Assembler, scaling: ByteScaling) -> None:
-    """Append the channels at rdi times the numbers at SCALES, to those at rsi."""
+    """Append code that multiplies the channels at rdi by the floats at SCALES, into rsi."""
     x, y, sums = scaling.x, scaling.y, [zmm(number) for number in range(_QUARTERS)]
     results = ByteResults(asm, ByteEpilogue(scaling.y_steps.zero, cuts=True))
     asm.emit("sub", rsp, _STACK)

@@ -1,14 +1,14 @@
-"""Convolutions by channel from bytes to bytes: four taps of a row of the window at a time.
+"""Depthwise convolutions from bytes to bytes: four taps of a row of the window at a time.
 
     x            = 64 bytes of a row                        vmovdqu64 zmm4, [rdi+row+32*v]
     e            = bytes p to p+3 of 16 positions p         vpermb zmm8, pattern, zmm4
     sum0 .. sum3 += vpdpbusd e, w                           w: four weights of the channel
 
-    stride 1: 64 positions of the image as it lies, whatever its rows are
-    stride 2: every other p, a row of the result after the other
+    stride 1: 64 consecutive positions of the image, across rows
+    stride 2: every other p, one row of the result at a time
 
-A permutation by bytes makes all four of a position's taps of one load, which may lie anywhere; a
-load has those of 32 positions, with a stride of 2 those of 16.
+A byte permutation takes the four taps of each position from one unaligned load. A load serves 32
+positions, or 16 with a stride of 2.
 """
 
 from collections.abc import Hashable
@@ -50,7 +50,7 @@ _FOUR, _LANES, _QUARTERS = 4, 16, 4
 _CHANNELS, _MASKS, _X, _Y = r8, r9, r10, r11
 _CHANNELS_LEFT, _RUNS_LEFT = rdx, rax
 _ORDER = zmm(18)
-# What ends of rows leave alone: patterns from the front, weights from the back.
+# Registers that `ByteResults.finish` leaves alone: patterns take the first, weights the others.
 _LASTING = [zmm(number) for number in (17, 30, 15, 19, 12, 11, 10, 9)]
 _LOADED, _FOURS = [zmm(number) for number in range(4, 8)], [zmm(n) for n in (8, 13, 14, 16)]
 _STORED = k(2)
@@ -63,9 +63,9 @@ class ByteChannelWindows:
     """Windows over planes `x`, whose gaps are large enough, to planes `y`.
 
     taps: rows and columns of a window.
-    first: bytes from the first position of x to what the first tap of the first window meets.
+    first: bytes from the first position of x to the element under the first window's first tap.
     stride: rows and columns from window to window.
-    is_first: whether the gap before the first channel is theirs to fill.
+    is_first: whether to fill the gap before the first channel.
     """
 
     x: BytePlanes
@@ -77,23 +77,23 @@ class ByteChannelWindows:
 
     @property
     def fours(self) -> int:
-        """How many times four taps a row of a window has."""
+        """Groups of four taps in a row of a window."""
         return -(-self.taps[1] // _FOUR)
 
     @property
     def groups(self) -> int:
-        """How many times four taps a window has."""
+        """Groups of four taps in a window."""
         return self.taps[0] * self.fours
 
     @property
     def is_whole(self) -> bool:
-        """Whether positions of y are those of x, gaps too."""
+        """Whether y has the positions and gaps of x: stride 1 and the same pitch."""
         return self.stride == (1, 1) and self.x.pitch == self.y.pitch
 
 
 @dataclass(frozen=True, eq=False)
 class LoweredByteDepthwise:
-    """Windows and, for each channel, weights (channels, taps), scale and biases (channels, 3)."""
+    """Windows, weights (channels, taps), and `ends` (channels, 3): the scale and two biases."""
 
     windows: ByteChannelWindows
     weights: npt.NDArray[np.int8]
@@ -102,7 +102,7 @@ class LoweredByteDepthwise:
 
     @property
     def channels(self) -> npt.NDArray[np.void]:
-        """The data of each, in order."""
+        """The records of the channels, as the code reads them."""
         rows, columns = self.windows.taps
         fours = self.windows.fours * _FOUR
         weights = np.zeros((len(self.weights), rows, fours), np.int8)
@@ -117,7 +117,7 @@ class LoweredByteDepthwise:
 def byte_channel_windows(
     x: BytePlanes, y_shape: tuple[int, ...], rows: Axis, columns: Axis
 ) -> ByteChannelWindows | None:
-    """Over an image as it lies; None where there is no code, or gaps are too small."""
+    """Return windows over an image without a copy; None if gaps are too small or it has no code."""
     is_dense = rows.dilation == columns.dilation == 1
     if not is_dense or columns.stride > _MOST_STRIDE or columns.kernel > _MOST_TAPS:
         return None
@@ -135,7 +135,7 @@ def byte_channel_windows(
 
 
 def gaps_for(rows: Axis, columns: Axis, x: BytePlanes) -> BytePlanes:
-    """Planes of the same image with gaps that are large enough."""
+    """Return planes of the same image whose gaps are large enough."""
     right, below = (
         max(0, (axis.positions - 1) * axis.stride - axis.padding + axis.kernel - axis.size)
         for axis in (columns, rows)
@@ -147,7 +147,7 @@ def gaps_for(rows: Axis, columns: Axis, x: BytePlanes) -> BytePlanes:
 
 
 def emit_byte_depthwise(asm: Assembler, lowered: LoweredByteDepthwise) -> None:
-    """Append the kernel of x in rdi to y in rsi; layers share its code."""
+    """Append the kernel: x at rdi, y at rsi. Layers share its code."""
     asm.emit("lea", _CHANNELS, Literal(asm.literal(lowered.channels)))
     asm.emit("lea", rcx, Literal(asm.literal(lowered.epilogue.constants())))
     code = _ByChannelCode(asm, lowered.windows, lowered.epilogue)
@@ -161,7 +161,7 @@ class _ByChannelCode:
         self.asm, self.windows, self.results = asm, windows, ByteResults(asm, epilogue)
         self.key: Hashable = "byte depthwise", windows, epilogue.code
         self.record = ROW.itemsize + _FOUR * windows.groups
-        # A load has the positions of two quarters, but for a stride of 2.
+        # A load serves the positions of two quarters; with a stride of 2, of one.
         self.shared = 2 // windows.stride[1]
         lasting = iter(_LASTING)
         self.patterns = [
@@ -170,7 +170,7 @@ class _ByChannelCode:
         self.weights = [*lasting]
 
     def emit(self) -> None:
-        """A channel after the other."""
+        """Append the code for all channels, one after the other."""
         asm, x, y = self.asm, self.windows.x, self.windows.y
         push(asm, (rcx,))
         self.results.load_constants(rcx)
@@ -219,7 +219,7 @@ class _ByChannelCode:
             repeat(asm, y.rows, _RUNS_LEFT, self._row)
 
     def _vector(self) -> None:
-        """64 positions, gaps among them."""
+        """Compute 64 positions, gaps included."""
         asm = self.asm
         asm.emit("vmovdqu64", MASK, Memory(_MASKS))
         self._sums(0, _QUARTERS)
@@ -228,7 +228,7 @@ class _ByChannelCode:
             asm.emit("add", register, LINE)
 
     def _row(self) -> None:
-        """A row of the result, whose end is stored under a mask."""
+        """Compute a row of the result; its end is stored under a mask."""
         asm, windows = self.asm, self.windows
         for first in range(0, windows.y.columns, LINE):
             count = min(LINE, windows.y.columns - first)
@@ -242,7 +242,7 @@ class _ByChannelCode:
         asm.emit("add", _Y, windows.y.pitch)
 
     def _sums(self, place: int, quarters: int) -> None:
-        """The sums of so many times 16 positions, `place` bytes behind _X."""
+        """Compute the sums of `quarters` times 16 positions, from `place` bytes behind _X on."""
         asm, windows = self.asm, self.windows
         for number in range(quarters):
             zero(asm, zmm(number))
@@ -270,7 +270,7 @@ class _ByChannelCode:
 def _fill_channels(
     asm: Assembler, planes: BytePlanes, base: Register, gap: Register, before: bool = True
 ) -> None:
-    """Append what sets all bytes of all channels, and of what lies before them."""
+    """Append code that fills all channels with `gap`, and with `before` the bytes before them."""
     behind = planes.samples * planes.channels * planes.channel
     start = planes.before if before else 0
     asm.emit("lea", rcx, Memory(base, -start))

@@ -1,8 +1,8 @@
-"""Planes of bytes with channels by four, side by side: what `vpdpbusd` reads where it lies.
+"""Planes of bytes with four channels side by side, which `vpdpbusd` reads without a copy.
 
     channels 0 to 3   abcd abcd abcd ...  0000 ... | channels 4 to 7   abcd abcd ...
 
-    a, b, c, d     = 64 positions of four channels, 16 bytes by 16 in columns    vpermd
+    a, b, c, d     = 64 positions of four channels, dwords transposed 4x4        vpermd
     e0, e1, e2, e3 = side by side, 16 positions each                             `interleaved`
 """
 
@@ -34,9 +34,9 @@ _ORDER, _GAP = zmm(12), zmm(13)
 
 @dataclass(frozen=True)
 class ChannelFours:
-    """Where the channels of planes lie, four side by side; `phases` planes belong to a channel.
+    """Layout of planes with four channels side by side; `phases` planes belong to a channel.
 
-    What is missing from the last four is the gap, which the next sample's taps may meet.
+    Channels missing from the last four hold the gap's value: taps of the next sample may read them.
     """
 
     planes: BytePlanes
@@ -62,12 +62,12 @@ class ChannelFours:
 
     @property
     def bytes(self) -> int:
-        """What all take, with what vectors may read behind the last position."""
+        """Bytes of all planes, with the margins before and behind them that vectors may read."""
         return 2 * self.before + self.planes.samples * self.sample + _TOGETHER * LINE
 
 
 def emit_fours(asm: Assembler, y: ChannelFours, gap: int) -> None:
-    """Append the copy of the planes at rdi to fours at rsi, their gap before the first too."""
+    """Append the copy of the planes at rdi to fours at rsi, and their gap before the first."""
     planes = y.planes
     apart = y.phases * planes.channel
     load_order(asm, _ORDER)
@@ -100,7 +100,7 @@ def emit_fours(asm: Assembler, y: ChannelFours, gap: int) -> None:
 
 
 def _line(asm: Assembler, count: int, apart: int) -> None:
-    """64 positions of four channels, or of fewer."""
+    """Copy 64 positions of `count` channels, at most four."""
     inputs = [zmm(number) for number in range(4, 8)]
     for number, register in enumerate(inputs):
         if number < count:
@@ -112,6 +112,6 @@ def _line(asm: Assembler, count: int, apart: int) -> None:
 
 
 def load_order(asm: Assembler, register: Register) -> None:
-    """register = what takes four times four 4 bytes, by `vpermd`, from rows to columns."""
+    """Load the indices with which `vpermd` transposes 16 dwords as a 4x4 matrix."""
     order = np.arange(16, dtype=np.int32).reshape(4, 4).T.reshape(-1)
     asm.emit("vmovdqu64", register, Literal(asm.literal(order, LINE)))

@@ -1,4 +1,4 @@
-"""Attention in bytes: what its code depends on, and the data that it reads."""
+"""Attention in bytes: the shapes that its code depends on, and the constants that it reads."""
 
 from dataclasses import dataclass
 from math import e, log2
@@ -12,7 +12,8 @@ from sparsejit.asm_templates.convolution.byte_rows import ByteSteps
 FOUR, BLOCK, LANES = 4, 64, 16  # keys or features side by side; columns; floats
 TILE_BYTES = FOUR * LINE
 _SIGN = 0x80808080
-# Steps that a mask takes off at most, so that scores of a row without a key are equal; and more.
+# In steps of scores: the lowest addend of a mask, so that scores of a row whose keys are all masked
+# are equal; and the addend of keys beyond the length, which is lower still.
 _FORBIDDEN, _MISSING = -1e30, -3e38
 _SURELY_NOTHING = 200.0  # 2^-200 is 0
 NAMES = (
@@ -25,7 +26,7 @@ PLACE = {name: 4 * number for number, name in enumerate(NAMES)}
 
 @dataclass(frozen=True)
 class ByteHeads:
-    """What the code depends on: planes of query, key, value and result, and their division."""
+    """Shapes that the code depends on: planes of query, key, value and result, heads, length."""
 
     planes: tuple[BytePlanes, BytePlanes, BytePlanes, BytePlanes]
     heads: int
@@ -38,7 +39,7 @@ class ByteHeads:
 
     @property
     def features(self) -> int:
-        """How many a head has."""
+        """Features of a head."""
         return self.planes[0].channels // self.heads
 
     @property
@@ -47,18 +48,18 @@ class ByteHeads:
 
     @property
     def keys(self) -> int:
-        """How many whole blocks have: some may not be there."""
+        """Keys of whole blocks; the last block may be longer than the sample."""
         return self.blocks * BLOCK
 
     @property
     def rows(self) -> int:
-        """How many keys, in the order of interleaving, are there, or before others that are."""
+        """Keys up to the last one of the sample in interleaved order, a multiple of four."""
         order = _interleaved_order(self.keys)
         return -(-(int(np.flatnonzero(order < self.length)[-1]) + 1) // FOUR) * FOUR
 
     @property
     def places(self) -> dict[str, int]:
-        """Where parts of the scratch begin, and its end."""
+        """Byte offsets of the parts of the scratch, and of its end."""
         sizes = {
             "queries": self.features // FOUR * TILE_BYTES,
             "keys": self.features * self.keys,
@@ -74,9 +75,9 @@ class ByteHeads:
 
 @dataclass(frozen=True)
 class AttentionSteps:
-    """What bytes of the query, the key, the value, scores, shares and the result stand for.
+    """Quantisation of the query, the key, the value, scores, shares and the result.
 
-    scale: by which scores are multiplied once they are rounded.
+    scale: factor of the scores after they are rounded.
     """
 
     query: ByteSteps
@@ -89,7 +90,7 @@ class AttentionSteps:
 
 
 def attention_constants(heads: ByteHeads, steps: AttentionSteps) -> npt.NDArray[np.uint8]:
-    """What the code reads: numbers, an order, masks of blocks, what is added to keys' scores."""
+    """Return the code's constants: numbers, a permutation, masks of blocks, addends of scores."""
     key_zero, value_zero = steps.key.zero - 128, steps.value.zero - 128
     power = steps.scores.scale * steps.scale * log2(e)
     floats = {
@@ -123,12 +124,12 @@ def attention_constants(heads: ByteHeads, steps: AttentionSteps) -> npt.NDArray[
 
 
 def constant_places(heads: ByteHeads) -> tuple[int, int, int]:
-    """Bytes to the order of values, to the masks, to what is added, from the numbers on."""
+    """Return the byte offsets of the permutation, the masks and the addends of scores."""
     masks = 4 * len(NAMES) + LINE
     return 4 * len(NAMES), masks, masks + heads.keys // 8
 
 
 def _interleaved_order(columns: int) -> npt.NDArray[np.integer]:
-    """Which column each place has, behind interleaving: first come 0 to 3, 16 to 19 and so on."""
+    """Return the column at each place after interleaving, which begins 0 to 3, 16 to 19."""
     places = np.arange(columns).reshape(-1, 4, 4, 4)  # blocks, lanes of 128 bits, fours, columns
     return places.swapaxes(1, 2).reshape(-1)

@@ -1,4 +1,4 @@
-"""What a mask adds to scores in bytes: by key, in steps of scores, in the order of interleaving."""
+"""The mask of attention in bytes: an addend of each key's scores, in interleaved key order."""
 
 from sparsejit.asm_templates.convolution.byte_heads import BLOCK, FOUR, LANES, PLACE, ByteHeads
 from sparsejit.x86.assembler import Assembler
@@ -16,9 +16,10 @@ def emit_key_mask(
     mask: Register,
     scratch: Register,
 ) -> None:
-    """Append a sample's part of the mask (samples, length), to the scratch; clobbers rax.
+    """Append code that writes a sample's row of the mask (samples, length) to the scratch.
 
-    Keys that are not there get so little that they come behind all that a mask forbids.
+    Values become steps of the scores. Keys beyond `length` get a lower value than keys that the
+    mask forbids. Clobbers rax.
     """
     for name, register in zip(
         ("of mask", "nothing", "missing"), (_OF_MASK, _NOTHING, _MISSING), strict=True

@@ -1,6 +1,6 @@
-"""A layer norm over channels of bytes, or of floats, at 64 columns at a time.
+"""A layer norm over channels of bytes, or of floats, 64 columns at a time.
 
-    v = more + sum of (byte * scale), or of floats         to the scratch, and into sums of columns
+    v = more + sum of (byte * scale), or of floats         to the scratch, and into column sums
     mean = sum / channels
     square += (v - mean) * (v - mean)
     y = (v - mean) / sqrt(square / channels + epsilon) * weight + bias      floats
@@ -38,17 +38,17 @@ from sparsejit.x86.operands import (
 )
 
 _LANES, _VECTORS = 16, 4
-# Where operands, results, scratch and parameters lie; the first of what may be two in rdi and rsi.
+# Addresses of operands (one or two), results (one or two), scratch, and then parameters.
 ADDED, RESULTS, SCRATCH = (rdi, rdx), (rsi, r8), r9
 _PARAMETERS, _ROW, _LEFT, _BLOCKS_LEFT = r10, r11, rcx, rax
 _PARAMETER_BYTES = 12
-_LARGEST = 1024.0  # of a byte's steps from its zero point; more is as much
+_LARGEST = 1024.0  # in steps from the zero point: beyond any byte
 _MEAN, _SCALE, _SQUARE = (range(first, first + _VECTORS) for first in (8, 12, 16))
 
 
 @dataclass(frozen=True)
 class NormOperand:
-    """Where values of a channel are `pitch` bytes from the next's: bytes of `steps`, or floats."""
+    """Bytes quantised by `steps`, or floats; channels are `pitch` bytes apart."""
 
     pitch: int
     steps: ByteSteps | None
@@ -56,9 +56,9 @@ class NormOperand:
 
 @dataclass(frozen=True, eq=False)
 class ByteNorm:
-    """The norm of so many channels and columns; `parameters` (3, channels) as the operator's.
+    """A norm over channels; `parameters` (3, channels): addend, weight and bias.
 
-    results: floats, bytes, or one of each; those of bytes lie in planes.
+    results: floats, bytes, or one of each; byte results lie in planes.
     """
 
     channels: int
@@ -74,7 +74,7 @@ class ByteNorm:
 
 
 def emit_byte_norm(asm: Assembler, norm: ByteNorm) -> None:
-    """Append the norm of what ADDED points to, to where RESULTS do; clobbers all that it names."""
+    """Append the norm of the operands at ADDED, to RESULTS; clobbers the registers named above."""
     code = _NormCode(asm, norm)
     whole, rest = divmod(norm.columns, _LANES * _VECTORS)
     asm.emit("lea", _PARAMETERS, Literal(asm.literal(code.parameters())))
@@ -96,7 +96,7 @@ class _NormCode:
         self.asm, self.norm = asm, norm
 
     def parameters(self) -> npt.NDArray[np.float32]:
-        """By channel: what is added, weight and bias."""
+        """Return the addend, the weight and the bias of each channel, (channels, 3)."""
         more = self.norm.parameters[0].astype(np.float64)
         for each in self.norm.added:
             if each.steps is not None:
@@ -104,7 +104,7 @@ class _NormCode:
         return np.stack([more, *self.norm.parameters[1:]], axis=1).astype(np.float32)
 
     def block(self, tails: list[bool]) -> None:
-        """So many vectors of columns, the last of which may be a partial one."""
+        """Compute a vector of columns for each of `tails`; True marks a partial vector."""
         places = list(enumerate(tails))
         for number, _ in places:
             zero(self.asm, zmm(_MEAN[number]))
@@ -129,7 +129,7 @@ class _NormCode:
         self._channels([*self._moving(RESULTS, self.norm.results)], lambda: self._store(places))
 
     def move_on(self) -> None:
-        """All pointers to the next block."""
+        """Advance all pointers to the next block."""
         pairs = [*self._pairs(ADDED, self.norm.added), *self._pairs(RESULTS, self.norm.results)]
         for register, each in pairs:
             size = 4 if each.steps is None else 1
@@ -156,7 +156,7 @@ class _NormCode:
                 self._broadcast(zmm(24 + number), scale)
 
     def _channels(self, moving: list[tuple[Register, int]], body: Callable[[], None]) -> None:
-        """A turn for each channel; registers that move are as before behind all of them."""
+        """Run `body` for each channel; `moving` registers advance, and are restored at the end."""
         asm, channels = self.asm, self.norm.channels
         asm.emit("mov", _ROW, SCRATCH)
 
@@ -201,7 +201,7 @@ class _NormCode:
             asm.emit("vmovups", Memory(_ROW, LINE * number), value)
 
     def _ends(self) -> None:
-        """What bytes are made with."""
+        """Load the constants that turn results into bytes."""
         for each in self.norm.results:
             if each.steps is not None:
                 self._broadcast(zmm(20), float(np.float32(1) / np.float32(each.steps.scale)))

@@ -2,9 +2,9 @@
 
     channel 0   x x x x x x x 0 x x x x x x x 0 ... 0 0 0 | channel 1   x x x x ...
 
-A gap ends a row and begins the next; what lies behind the last row ends a channel and begins the
-next. So each tap of a window is a fixed distance from its position, wherever that is, and 64
-positions are a vector, whatever the rows.
+A gap serves as the padding of the row before it and of the row after it; the bytes behind the last
+row serve its channel and the next. So each tap of a window is a fixed distance from every position,
+and 64 consecutive positions are a vector, whatever the length of rows.
 """
 
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ LINE = CACHE_LINE_BYTES
 
 
 def lines(size: int) -> int:
-    """Whole cache lines that hold so many bytes."""
+    """Return the number of cache lines that hold `size` bytes."""
     return -(-size // LINE)
 
 
 @dataclass(frozen=True)
 class BytePlanes:
-    """Where (samples, channels, rows, columns) lie, a byte each.
+    """Layout of an image (samples, channels, rows, columns), one byte an element.
 
     pitch: bytes from row to row.
-    reach: how far before and behind a position taps may lie.
+    reach: bytes that taps may read before a channel's first position, and behind its last.
     """
 
     samples: int
@@ -41,9 +41,9 @@ class BytePlanes:
 
     @classmethod
     def plain(cls, shape: tuple[int, ...], pitch: int | None = None) -> "BytePlanes":
-        """For windows of 3x3 and less, with a gap of one byte unless a pitch is given.
+        """Return planes for windows of at most 3x3, with gaps of one byte unless `pitch` is given.
 
-        Images without rows are of one row, which windows leave at its ends alone.
+        An image without a row axis has one row; its windows reach only beyond the row's ends.
         """
         samples, channels, *space = shape
         rows, columns = (1, *space)[-2:]
@@ -58,12 +58,12 @@ class BytePlanes:
 
     @property
     def vectors(self) -> int:
-        """How many vectors of 64 positions, gaps among them."""
+        """Vectors of 64 positions in a channel, gaps included."""
         return lines(self.used)
 
     @cached_property
     def channel(self) -> int:
-        """Bytes from channel to channel: an odd number of lines, which fall into all sets of L1."""
+        """Bytes from channel to channel: an odd number of lines, to use all sets of L1."""
         return LINE * (lines(self.used + self.reach) | 1)
 
     @property
@@ -77,7 +77,7 @@ class BytePlanes:
 
     @property
     def bytes(self) -> int:
-        """What all take, with what vectors may read behind the last position."""
+        """Bytes of all planes, with the margins before and behind them that vectors may read."""
         return 2 * self.before + self.samples * self.sample + LINE
 
     @property
@@ -85,7 +85,7 @@ class BytePlanes:
         return self.sample, self.channel, self.pitch, 1
 
     def masks(self) -> npt.NDArray[np.uint8]:
-        """(vectors, 64): 255 where a byte is a position, 0 in gaps."""
+        """Return the masks (vectors, 64): 255 where a byte is a position, 0 in gaps."""
         place = np.arange(self.vectors * LINE)
         inside = (place % self.pitch < self.columns) & (place < self.used)
         return np.where(inside, 255, 0).astype(np.uint8).reshape(-1, LINE)
@@ -102,9 +102,9 @@ class BytePhase:
 
 @dataclass(frozen=True)
 class ByteWindows:
-    """The planes that windows read, of which `phases` belong to a channel, and where taps lie.
+    """The planes that windows read, `phases` of them for each channel, and the taps' offsets.
 
-    taps: bytes from a position in a channel's first plane to what each tap meets.
+    taps: bytes from a position in a channel's first plane to the element under each tap.
     """
 
     planes: BytePlanes
@@ -118,14 +118,14 @@ class ByteWindows:
         return len(self.rows) * len(self.columns)
 
     def places(self, together: int) -> npt.NDArray[np.int64]:
-        """Where each tap meets so many channels side by side, channel by channel."""
+        """Return the byte offset of each tap in each group of `together` channels side by side."""
         groups = np.arange(-(-self.planes.channels // self.phases // together))
         apart = self.phases * self.planes.channel
         return together * (groups[:, None] * apart + np.array(self.taps)).reshape(-1)
 
 
 def windows_in_place(image: BytePlanes, rows: Axis, columns: Axis) -> ByteWindows | None:
-    """Over an image as it lies; None where its gaps are too small or windows are not one apart."""
+    """Return windows over the image itself; None if gaps are too small or a stride exceeds 1."""
     (row_phases, row_taps), (column_phases, column_taps) = map(_along, (rows, columns))
     if rows.stride > 1 or columns.stride > 1:
         return None
@@ -138,7 +138,7 @@ def windows_in_place(image: BytePlanes, rows: Axis, columns: Axis) -> ByteWindow
 
 
 def windows_in_phases(samples: int, channels: int, rows: Axis, columns: Axis) -> ByteWindows:
-    """Over a copy: with a stride of 2, even and odd rows and columns are planes of their own."""
+    """Return windows over a copy: for a stride of 2, even and odd rows and columns lie apart."""
     (row_phases, row_taps), (column_phases, column_taps) = map(_along, (rows, columns))
     steps = [step for _, step in column_taps]
     widest = max(1, *(phase.count for phase in column_phases))
@@ -158,13 +158,13 @@ def windows_in_phases(samples: int, channels: int, rows: Axis, columns: Axis) ->
 
 
 def _reach(image: BytePlanes, taps: list[int], rows: Axis, columns: Axis) -> int:
-    """How far before and behind a channel's positions windows read."""
+    """Return the most bytes that windows read before a channel's positions, or behind them."""
     last = (rows.positions - 1) * image.pitch + columns.positions - 1
     return max(0, -min(taps), last + max(taps) - (image.used - 1))
 
 
 def _along(axis: Axis) -> tuple[tuple[BytePhase, ...], list[tuple[int, int]]]:
-    """The phases of an axis, and of each tap which one it is in and how far along."""
+    """Return the phases of an axis, and for each tap the index of its phase and its offset."""
     places = [tap * axis.dilation - axis.padding for tap in range(axis.kernel)]
     numbers = sorted({place % axis.stride for place in places})
     farthest = axis.positions - 1 + max(place // axis.stride for place in places)

@@ -1,15 +1,16 @@
-"""From int32 sums of bytes to bytes: scale, bias, what is added, rounding, gaps.
+"""Conversion of int32 sums to bytes: scale, bias, addition of another image, rounding, gaps.
 
     y = clip(round(sum * scale + bias) + zero, least, most)             ties to even
-    or, where bytes of another image are added to those that the sums become,
+    or, with the bytes a of another image added,
     t = clip(round(sum * scale + bias), ...);  y = clip(round(t * s1 + (a - za) * s2) + zero, ...)
-    or, where the bias comes behind the first rounding,
+    or, with the bias added after the first rounding,
     t = clip(round(sum * scale), ...);         y = clip(round(t * s1 + bias) + zero, ...)
-    or, behind a function of one byte,
+    or, with a function of one byte as a table,
     t = clip(round(sum * scale + bias) + zt, ...);  y = table[t]
 
-Four registers of sums hold, in each 16 bytes, positions 0 to 3, 4 to 7, 8 to 11 and 12 to 15:
-what packing with saturation brings back into their order. Or they hold 16 positions each.
+In each group of 16 bytes, four registers of sums hold positions 0 to 3, 4 to 7, 8 to 11 and 12 to
+15; packing with saturation puts them in order. Or each register holds 16 consecutive positions, and
+a permutation puts the packed bytes in order.
 """
 
 from dataclasses import dataclass
@@ -21,30 +22,30 @@ from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, Register, k, rcx, zmm
 
-# By the word at which it lies in what `constants` returns; each is read into all lanes.
+# Indices of the 4-byte words that `ByteEpilogue.constants` returns; each fills a register.
 _LARGEST, _GAP, _ZERO, _LEAST, _MOST, _FLOOR, _CEILING, _OWN, _ADDED, _BASE = range(10)
-_FIRST = 20  # register of the first of them
+_FIRST = 20  # register of the first constant
 _SCALE, _BIAS, _EMPTY, _OTHERS = zmm(13), zmm(14), zmm(15), zmm(16)
 MASK = zmm(31)
 _UPPER = k(1)
 _TABLE_BASE = rcx
 _BLEND = 0xCA  # vpternlogd: the second operand where the first has ones, else the third
 _NEAREST = 0  # vrndscaleps: to integers, ties to even
-_TOO_LARGE = 65536.0  # beyond any byte; what 32 bits do not hold becomes their least number
+_TOO_LARGE = 65536.0  # beyond any byte; a float beyond int32 would become the least int32
 _TABLE = 64  # bytes from the constants to the table
 
 
 @dataclass(frozen=True)
 class ByteEpilogue:
-    """What becomes of sums; numbers of zero points are among 0 .. 255.
+    """Parameters of the conversion of sums to bytes. Zero points are 0 .. 255.
 
-    zero: of y; gaps hold it too.
-    least, most: of y, as an activation has them.
-    cuts: whether values may be more than an int32 holds.
-    own: (scale over y's, zero point) of what the sums become before more is done to it.
-    added: the same of bytes that are added; None where there are none.
-    late: whether a bias comes behind that.
-    table: what becomes of each byte then, and their zero point; None if there is no such function.
+    zero: zero point of y; gaps hold it too.
+    least, most: bounds of y, from the activation.
+    cuts: whether scaled sums may exceed an int32.
+    own: (scale / scale of y, zero point) of t, the value that is rounded first.
+    added: the same for the bytes of the added image; None if there is none.
+    late: whether the bias is added after the first rounding.
+    table: y for each byte t, and the zero point of t; None if there is no function.
     """
 
     zero: int
@@ -58,12 +59,12 @@ class ByteEpilogue:
 
     @property
     def packed_zero(self) -> int:
-        """The zero point of the bytes that are packed: those that a table reads if there is one."""
+        """Zero point of the packed bytes: the table's input if there is a table, else y."""
         return self.zero if self.table is None else self.table[1]
 
     @property
     def code(self) -> tuple[bool, ...]:
-        """All that the code depends on."""
+        """The properties that the code depends on."""
         return (
             self.added is not None,
             self.late,
@@ -75,7 +76,7 @@ class ByteEpilogue:
         )
 
     def constants(self) -> npt.NDArray[np.uint8]:
-        """The bytes that the code reads."""
+        """Return the bytes that the code reads: constants, and the table behind them."""
         own_scale, own_zero = self.own or (1.0, 0)
         scale, added_zero = self.added or (0.0, 0)
         floats = [-own_zero, 255 - own_zero, own_scale, scale, -added_zero * np.float32(scale)]
@@ -101,7 +102,7 @@ class ByteResults:
         self.kept = {name: zmm(_FIRST + name) for name in names}
 
     def load_constants(self, base: Register) -> None:
-        """From what lies at `base`."""
+        """Load the constants at `base` into their registers."""
         for name, register in self.kept.items():
             self.asm.emit("vpbroadcastd", register, Memory(base, 4 * name))
         zero(self.asm, _EMPTY)
@@ -120,12 +121,12 @@ class ByteResults:
         constants: Memory,
         order: Register | None = None,
     ) -> None:
-        """y = the bytes of one, two or four registers of sums, whose scale and biases lie at `row`.
+        """Store one, two or four registers of sums as bytes to y; `row` has their scale and biases.
 
-        `order`: what brings dwords into order where sums are of positions in their order.
+        `order`: permutation of the packed dwords, if registers hold consecutive positions.
 
-        `constants`: where the address that `load_constants` was given is kept. Clobbers rcx where
-        there is a table.
+        `constants`: memory that holds the address of the constants. Clobbers rcx if there is a
+        table.
         """
         asm, kept, epilogue = self.asm, self.kept, self.epilogue
         asm.emit("vbroadcastss", _SCALE, Memory(row, 4))
@@ -159,9 +160,9 @@ class ByteResults:
         self.store(low, y)
 
     def store(self, values: Register, y: Memory) -> None:
-        """The bytes of a vector where the mask has positions, the zero point in gaps.
+        """Store a vector of bytes: values at the positions in MASK, the zero point in gaps.
 
-        All of those that y's own mask has, if it has one.
+        If `y` has a mask of its own, store the values under that mask alone.
         """
         if y.mask:
             self.asm.emit("vmovdqu8", y, values)
@@ -171,7 +172,7 @@ class ByteResults:
         self.asm.emit("vmovdqu64", y, _OTHERS)
 
     def _look_up(self, values: Register, constants: Memory) -> None:
-        """Each byte = that of the table: of its first half, or of its second."""
+        """Replace each byte by its entry in the table of 256 bytes."""
         asm, parts, other = self.asm, [zmm(number) for number in range(4, 8)], zmm(8)
         asm.emit("mov", _TABLE_BASE, constants)
         for number, part in enumerate(parts):

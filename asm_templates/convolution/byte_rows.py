@@ -1,7 +1,7 @@
-"""Images to bytes and back to float32, into phases for windows, and gaps.
+"""Conversion of images to bytes and back to float32, copies into phases, max pooling, and gaps.
 
     vmulps     zmm0, scale, [r8+64*j]        16 floats of a row
-    vminps     zmm0, zmm0, largest           the limit too where one is not a number
+    vminps     zmm0, zmm0, largest           NaN becomes the largest, too
     vcvtps2dq  zmm0, zmm0                    ties to even
     vpaddd     zmm0, zmm0, zero point
     vpmaxsd    zmm0, zmm0, 0
@@ -42,13 +42,13 @@ from sparsejit.x86.operands import (
 _X_ROW, _Y_ROW = r8, r9
 _SAMPLES_LEFT, _CHANNELS_LEFT, _ROWS_LEFT, _VECTORS_LEFT = r10, rdx, rcx, r11
 _LANES = 16
-_LARGEST = 1024.0  # beyond what any byte stands for
+_LARGEST = 1024.0  # in units of the scale: beyond any byte
 _GAP = zmm(30)
 
 
 @dataclass(frozen=True)
 class ByteSteps:
-    """What a byte stands for: (byte - zero) * scale."""
+    """Quantisation of bytes: a byte stands for (byte - zero) * scale."""
 
     scale: float
     zero: int
@@ -56,7 +56,7 @@ class ByteSteps:
 
 @dataclass(frozen=True)
 class FloatRows:
-    """Bytes from a sample, a channel, a row to the next, of floats whose rows follow in order."""
+    """Strides of a float image in bytes: between samples, channels, and contiguous rows."""
 
     sample: int
     channel: int
@@ -64,7 +64,7 @@ class FloatRows:
 
 
 def emit_to_bytes(asm: Assembler, x: FloatRows, y: BytePlanes, steps: ByteSteps) -> None:
-    """Append the rounding of x in rdi to planes whose first position is at rsi, gaps too."""
+    """Append code that rounds x at rdi to planes whose first position is at rsi, gaps included."""
     numbers = np.array([np.float32(1) / np.float32(steps.scale), _LARGEST], np.float32)
     scale, largest, shift = zmm(16), zmm(17), zmm(18)
     place = asm.literal(numbers)
@@ -92,7 +92,7 @@ def emit_to_bytes(asm: Assembler, x: FloatRows, y: BytePlanes, steps: ByteSteps)
 
 
 def emit_to_floats(asm: Assembler, x: BytePlanes, y: FloatRows, steps: ByteSteps) -> None:
-    """Append the numbers that planes stand for, whose first position is at rdi, to y in rsi."""
+    """Append code that writes planes, whose first position is at rdi, as floats to y at rsi."""
     scale, shift = zmm(16), zmm(18)
     asm.emit("vbroadcastss", scale, Literal(asm.literal(np.array([steps.scale], np.float32))))
     _spread(asm, shift, steps.zero)
@@ -112,7 +112,7 @@ def emit_to_floats(asm: Assembler, x: BytePlanes, y: FloatRows, steps: ByteSteps
 
 
 def emit_phases(asm: Assembler, x: BytePlanes, windows: ByteWindows, gap: int) -> None:
-    """Append the copy of the planes at rdi to those that windows read at rsi, gaps too."""
+    """Append the copy of the planes at rdi to the windows' planes at rsi, gaps included."""
     y, stride = windows.planes, windows.columns[0].stride
     fill_planes(asm, y, gap)
     for number, phase in enumerate(windows.columns):
@@ -139,7 +139,7 @@ def emit_phases(asm: Assembler, x: BytePlanes, windows: ByteWindows, gap: int) -
 
 
 def emit_byte_pooling(asm: Assembler, windows: ByteWindows, y: BytePlanes, gap: int) -> None:
-    """Append the largest of each window of the planes at rdi, to planes at rsi."""
+    """Append code that writes the largest byte of each window of planes at rdi to planes at rsi."""
     x, largest, blended = windows.planes, zmm(0), zmm(1)
     _spread_bytes(asm, _GAP, gap)
     fill_gaps(asm, y, rsi, _GAP)
@@ -170,9 +170,9 @@ def emit_byte_pooling(asm: Assembler, windows: ByteWindows, y: BytePlanes, gap: 
 def fill_gaps(
     asm: Assembler, planes: BytePlanes, base: Register, gap: Register, before: bool = True
 ) -> None:
-    """Append what sets all but the vectors of positions of the planes at `base`.
+    """Append code that fills the planes at `base` with `gap`, outside the vectors of positions.
 
-    `before`: what lies before the first channel too. Clobbers rax and rcx.
+    `before`: fill the bytes before the first channel too. Clobbers rax and rcx.
     """
     for place in range(-planes.before if before else 0, 0, LINE):
         asm.emit("vmovdqu64", Memory(base, place), gap)
@@ -190,7 +190,7 @@ def fill_gaps(
 
 
 def fill_planes(asm: Assembler, planes: BytePlanes, gap: int) -> None:
-    """Append what sets all bytes of the planes at rsi. Clobbers rax and rcx."""
+    """Append code that sets all bytes of the planes at rsi to `gap`. Clobbers rax and rcx."""
     _spread_bytes(asm, _GAP, gap)
     asm.emit("lea", rax, Memory(rsi, -planes.before))
 
@@ -208,7 +208,7 @@ def _rows(
     y: tuple[int, ...],
     row: Callable[[], None],
 ) -> None:
-    """A row after the other of all channels and samples, x and y so many bytes apart."""
+    """Run `row` for every row; `x` and `y` are the strides (sample, channel, row) in bytes."""
 
     def one() -> None:
         row()
@@ -231,7 +231,7 @@ def _rows(
 
 
 def _by_sixteen(asm: Assembler, columns: int, body: Callable[[int, bool], None]) -> None:
-    """A row by sixteen elements, the last ones under a mask."""
+    """Call `body` for every sixteen elements of a row; the tail mask is set for the last ones."""
     whole, rest = divmod(columns, _LANES)
     for number in range(whole):
         body(number, False)
@@ -241,7 +241,7 @@ def _by_sixteen(asm: Assembler, columns: int, body: Callable[[int, bool], None])
 
 
 def _copy_row(asm: Assembler, windows: ByteWindows) -> None:
-    """A row, each phase of its columns to a plane of its own."""
+    """Copy a row: each phase of its columns to the plane of that phase."""
     stride, y = windows.columns[0].stride, windows.planes
     step = LINE // stride
     for first in range(0, max(phase.count for phase in windows.columns), step):
@@ -262,7 +262,7 @@ def _copy_row(asm: Assembler, windows: ByteWindows) -> None:
 
 
 def _set_mask(asm: Assembler, number: int, count: int) -> None:
-    """A mask of the last bytes of a phase's rows. Clobbers rax."""
+    """Set a k register to the mask of the `count` bytes that end a phase's rows. Clobbers rax."""
     asm.emit("mov", rax, (1 << count) - 1)
     asm.emit("kmovq", k(1 + number), rax)
 

@@ -4,7 +4,8 @@
     vbroadcastss zmm3, [rcx+4*d]       a weight, for each output channel of the tile
     vfmadd231ps  zmm31, zmm0, zmm3     once a vector
 
-A tile is some output channels by some vectors of positions. Its weights lie in the order of use.
+A tile is some output channels by some vectors of positions. Its weights are stored in the order of
+use.
 """
 
 from dataclasses import dataclass
@@ -57,14 +58,14 @@ _X, _Y, _ENTRY, _WEIGHTS, _TILE_WEIGHTS = rdx, r9, r11, rcx, r12
 _PANELS_LEFT, _CHANNELS_LEFT, _TILES_LEFT, _SAMPLES_LEFT = rax, rbx, r13, r14
 _POINTERS = rdi, rsi, r10, r8  # x of each vector of a tile
 _SAVED = rbx, r12, r13, r14
-# Weights are asked for a page ahead, where no prefetcher looks.
+# Weights are prefetched a page ahead, which hardware prefetchers do not reach.
 _AHEAD_BYTES, _WEIGHTS_A_LINE = 4096, CACHE_LINE_BYTES // 4
 MOST_TAPS = 128  # a tile's code has all taps of a channel
 
 
 @dataclass(frozen=True)
 class TileShape:
-    """Output channels of the first tiles, how many those are, and of the others; vectors of one."""
+    """(output channels, tiles) of the first tiles and of the others; vectors of a tile."""
 
     tall: tuple[int, int]
     short: tuple[int, int]
@@ -77,7 +78,7 @@ class DenseWindows:
     """y (samples, out_features, positions) = activation(W x + bias) over a padded image.
 
     `weights` are (out_features, channels * taps) in the order of use, each tile's bias before them.
-    `y_pitches` are bytes from a sample and an output channel to the next.
+    `y_pitches` are bytes from sample to sample, and from output channel to output channel.
     """
 
     image: PaddedImage
@@ -96,7 +97,7 @@ def lower_dense_windows(
     y_pitches: tuple[int, int],
     target: Target,
 ) -> DenseWindows:
-    """Weights in tiles, of each first the bias, then for every input its output channels."""
+    """Order weights by tile: first its bias, then for every input the tile's output channels."""
     panels = window_panels(image, target)
     shape = tile_shape(each, panels, target)
     bias = np.zeros(each.out_features, np.float32) if each.bias is None else each.bias
@@ -108,7 +109,7 @@ def lower_dense_windows(
 
 
 def tile_shape(each: MatVec, panels: WindowPanels, target: Target) -> TileShape:
-    """That which should take the fewest cycles."""
+    """Return the tile shape with the fewest predicted cycles."""
     most, core = target.vector_registers, target.core
     shapes = []
     for vectors in range(1, min(len(_POINTERS), panels.count) + 1):
@@ -133,7 +134,7 @@ def emit_dense_windows(
     scratch: Location | None = None,
     added: AddedOperand | None = None,
 ) -> None:
-    """Append the kernel from planes in rdi to y in rsi; keeps callee-saved registers.
+    """Append the kernel: planes at rdi, y at rsi; keeps callee-saved registers.
 
     It needs no scratch memory.
     """
@@ -168,7 +169,7 @@ class _DenseCode:
         pop(asm, _SAVED)
 
     def _tiles(self, height: int) -> None:
-        """So many output channels at all positions."""
+        """Compute tiles of `height` output channels at all positions."""
         asm, vectors = self.asm, self.lowered.shape.vectors
         groups, rest = divmod(self.lowered.panels.count, vectors)
         asm.emit("lea", _ENTRY, Literal(self.table))
@@ -224,7 +225,7 @@ class _DenseCode:
                     asm.emit("vbroadcastss", total, Memory(_WEIGHTS, 4 * row))
 
     def _taps(self, height: int, width: int) -> None:
-        """The products of all taps of a channel."""
+        """Append the products of all taps of a channel."""
         asm = self.asm
         steps = np.arange(len(self.places) * height)
         tap, row = np.divmod(steps, height)
@@ -234,7 +235,7 @@ class _DenseCode:
             for n, pointer in enumerate(_POINTERS[:width])
         ]
         place = Memory(_WEIGHTS, 4 * steps)
-        # A weight of one product comes with it.
+        # In AVX-512, a weight that is used once is a memory operand of its product.
         comes_with = width == 1 and asm.target.isa == "avx512"
         broadcast = [] if comes_with else [line("vbroadcastss", weight, place)]
         from_weights = place._replace(broadcast=16) if comes_with else weight

@@ -1,10 +1,10 @@
-"""A convolution a channel: windows whose taps are multiplied and added, by `window_rows`.
+"""A depthwise convolution: windows whose taps are multiplied and added, by `window_rows`.
 
     vmovups     zmm0, [r10+row+4*tap]   16 elements of a row of x, shifted by the tap
-    vfmadd231ps zmm31, zmm0, zmm9       += for the row of y that meets them by tap 0,
-    vfmadd231ps zmm30, zmm0, zmm12      for the row above by tap 1
+    vfmadd231ps zmm31, zmm0, zmm9       += for the row of y that reads them under tap 0,
+    vfmadd231ps zmm30, zmm0, zmm12      for the row above under tap 1
 
-Taps of small kernels lie in registers, those of large ones come with their product.
+The weights of small kernels stay in registers; large kernels load each weight with its product.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _MOST_KEPT_TAPS = 12
 
 @dataclass(frozen=True, eq=False)
 class Depthwise:
-    """y[n, c * multiplier + m] = activation(bias + what kernel c * multiplier + m makes of x[n, c])
+    """y[n, c * multiplier + m] = activation(bias + kernel[c * multiplier + m] over x[n, c]).
 
     `taps` (channels * multiplier, kernel rows, kernel columns) and `bias` are float32.
     """
@@ -37,12 +37,12 @@ class Depthwise:
 
 
 def emit_depthwise(asm: Assembler, spec: Depthwise) -> None:
-    """Append the kernel of x in rdi to y in rsi; keeps callee-saved registers."""
+    """Append the kernel: x at rdi, y at rsi; keeps callee-saved registers."""
     _DepthwiseCode(asm, spec).emit()
 
 
 class _DepthwiseCode(RowWindows):
-    """rdx points at a channel's taps, and its bias behind them."""
+    """Appends the code; rdx points at a channel's taps, which its bias follows."""
 
     def __init__(self, asm: Assembler, spec: Depthwise) -> None:
         self.spec, self.kernel = spec, spec.taps[0].size

@@ -1,10 +1,10 @@
-"""Where the windows of a convolution lie along an axis, and how positions are cut into tiles.
+"""Windows of a convolution along one axis, and tiles of its positions.
 
     positions   0 1 2 3 4 5 6 ...        of the output
     coordinate  position * stride + tap * dilation - padding, of the input
 
-Tiles that differ in nothing but their place make a run: one code, a loop over places. Those at a
-border differ in what exists of their input.
+Tiles that differ only in their place form a run: one piece of code in a loop over the places. Tiles
+at a border differ, because parts of their input do not exist.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Axis:
-    """One spatial axis: elements of the input, positions of the output, and the window between."""
+    """One spatial axis: elements of the input, positions of the output, and the window."""
 
     size: int
     positions: int
@@ -26,13 +26,13 @@ class Axis:
     dilation: int
 
     def coordinate(self, position: int, tap: int) -> int:
-        """The element that a tap meets at a position; one of the padding where there is none."""
+        """Return the input element under a tap at a position; it may lie in the padding."""
         return position * self.stride + tap * self.dilation - self.padding
 
     def part(self, first: int, end: int) -> tuple["Axis", int, int]:
-        """Positions from the first to before the end, over those elements alone that they meet.
+        """Return the axis of positions `first` to `end` - 1, over the elements that they read.
 
-        Also the first of these elements, and the end.
+        Also return the range of these elements: the first, and the end.
         """
         start = max(0, self.coordinate(first, 0))
         stop = min(self.size, self.coordinate(end - 1, self.kernel - 1) + 1)
@@ -47,7 +47,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class RowTile:
-    """So many rows of positions from the first on; `taps` are the (row, tap) that meet elements."""
+    """Consecutive rows of positions; `taps` are the pairs (row, tap) over existing elements."""
 
     rows: int
     taps: tuple[tuple[int, int], ...]
@@ -57,8 +57,8 @@ class RowTile:
 class ColumnVector:
     """A vector of positions: its place in the tile, and the elements it may read.
 
-    Elements are counted from the coordinate of its first position under tap 0: those from `first`
-    to before `end` exist.
+    Elements are counted from the coordinate of its first position under tap 0. Elements `first` to
+    `end` - 1 exist.
     """
 
     place: int
@@ -72,7 +72,7 @@ ColumnTile: TypeAlias = tuple[ColumnVector, ...]
 
 @dataclass(frozen=True)
 class TileRun(Generic[Tile]):
-    """A tile at `count` places of an axis: the first position, and from one to the next."""
+    """A tile at `count` places of an axis, from position `first` in steps of `step`."""
 
     first: int
     count: int
@@ -81,7 +81,7 @@ class TileRun(Generic[Tile]):
 
 
 def row_runs(axis: Axis, most: int) -> list[TileRun[RowTile]]:
-    """Positions in tiles of at most so many rows, as equal as can be."""
+    """Cut the positions into tiles of at most `most` rows, as equal as can be."""
     parts = np.array_split(np.arange(axis.positions), -(-axis.positions // most))
     tiles = []
     for part in parts:
@@ -97,7 +97,7 @@ def row_runs(axis: Axis, most: int) -> list[TileRun[RowTile]]:
 
 
 def column_runs(axis: Axis, lanes: int, vectors: int) -> list[TileRun[ColumnTile]]:
-    """Positions in tiles of at most so many vectors; the last vector overlaps the one before it."""
+    """Cut the positions into tiles of at most `vectors` vectors; the last vector overlaps."""
     starts = [*range(0, axis.positions - lanes, lanes), max(0, axis.positions - lanes)]
     reach = lanes * axis.stride + (axis.kernel - 1) * axis.dilation
     tiles = []
@@ -113,7 +113,7 @@ def column_runs(axis: Axis, lanes: int, vectors: int) -> list[TileRun[ColumnTile
 
 
 def _runs(tiles: Sequence[tuple[int, Tile]]) -> list[TileRun[Tile]]:
-    """Neighbours that are alike, at equal distances, as one."""
+    """Merge neighbouring tiles that are equal, at equal distances, into runs."""
     runs: list[TileRun[Tile]] = []
     for first, tile in tiles:
         last = runs[-1] if runs else None

@@ -2,12 +2,13 @@
 
     row 0   0 x x x x | row 1   0 x x x x | ...        a gap of zeros serves both its neighbours
 
-With a stride of 2 even and odd columns, and even and odd rows, are planes of their own: in each,
-neighbouring positions meet neighbouring elements. Stores run over into what is written next.
+With a stride of 2 even and odd columns, and even and odd rows, are separate planes, in which
+neighbouring positions read neighbouring elements. Stores may run over into elements that are
+written later.
 
     tap 0   0 x x x | 0 x x x | ...      tap 1   x x x x | x x x x | ...      tap 2   x x x 0 | ...
 
-Or each tap of a row has a plane, without gaps: all positions of an image follow each other there.
+Or each tap of a row has a plane without gaps, in which all positions of an image are consecutive.
 """
 
 from dataclasses import dataclass
@@ -38,16 +39,16 @@ _CHANNELS_LEFT, _ROWS_LEFT, _SAMPLES_LEFT, _VECTORS_LEFT = rcx, rdx, r9, rdx
 _X_ROW, _ROW, _FILLED = r8, r10, r11
 _UNROLLED = 16  # vectors of zeros; more of them take a loop
 MOST_COLUMNS = 1 << 13  # the code of a row has all its vectors
-_SLACK = 16  # floats: less than what a store may run over the end
+_SLACK = 16  # floats: a store runs over the end by fewer
 _LINE = 16  # floats of a cache line
 
 
 @dataclass(frozen=True)
 class Phase:
-    """The padded elements of an axis at `number` and every stride from there.
+    """Every stride-th element of a padded axis, from `number` on.
 
-    `before` zeros, then `count` elements of the image, the first of which is `first`; `needed` are
-    those that windows meet.
+    It has `before` zeros, then `count` elements of the image, from element `first` on; windows read
+    its first `needed` elements.
     """
 
     number: int
@@ -63,7 +64,7 @@ class Phase:
 
 
 def phases(axis: Axis) -> list[Phase]:
-    """Those that any tap meets."""
+    """Return the phases that any tap reads."""
     found = []
     offsets = [tap * axis.dilation for tap in range(axis.kernel)]
     for number in sorted({offset % axis.stride for offset in offsets}):
@@ -78,7 +79,7 @@ def phases(axis: Axis) -> list[Phase]:
 
 
 def tap_phases(axis: Axis) -> list[Phase]:
-    """What each tap meets, position after position."""
+    """Return for each tap the elements that it reads, one for each position."""
     found = []
     for tap in range(axis.kernel):
         offset = tap * axis.dilation
@@ -92,13 +93,15 @@ def tap_phases(axis: Axis) -> list[Phase]:
 
 @dataclass(frozen=True)
 class PaddedImage:
-    """The planes of (samples, channels) images; `x_pitches` are bytes from one to the next.
+    """The planes of (samples, channels) images.
 
-    `by_tap`: each tap of a row has a plane of its own, in which positions follow each other.
+    `x_pitches` are bytes of x from sample to sample, channel to channel, row to row.
 
-    A plane has rows of `pitch` floats. Behind the last that windows meet lie zeros: in them ends
-    the row before, and lanes that are no positions find no subnormal numbers there, which take a
-    hundred times as long.
+    `by_tap`: each tap of a row has a plane of its own, in which positions are consecutive.
+
+    A plane has rows of `pitch` floats. Zeros follow the last row that windows read: they pad the
+    end of that row, and lanes that are no positions read them in place of subnormal numbers, which
+    take a hundred times as long.
     """
 
     samples: int
@@ -118,7 +121,7 @@ class PaddedImage:
 
     @cached_property
     def pitch(self) -> int:
-        """Floats from one row of a plane to the next: zeros before a row end the row before it."""
+        """Floats from row to row of a plane; zeros before a row also end the row before it."""
         if self.by_tap:
             return self.columns.positions
         filled = max(p.before + p.count for p in self.column_phases)
@@ -127,9 +130,9 @@ class PaddedImage:
 
     @cached_property
     def plane(self) -> int:
-        """Floats of a plane, with what lanes and stores may run over the last row.
+        """Floats of a plane, with a margin for lanes and stores that run over the last row.
 
-        Planes of taps are an odd number of cache lines apart: many meet at the same position.
+        Planes of taps are an odd number of cache lines apart: a position reads many of them.
         """
         rows = max(part.needed for part in self.row_phases)
         needed = max(part.needed for part in self.column_phases)
@@ -147,12 +150,12 @@ class PaddedImage:
 
     @property
     def floats(self) -> int:
-        """Floats in all images, with what may be touched behind them."""
+        """Floats of all images, with a margin behind them for loads and stores."""
         beyond = max(part.needed for part in self.column_phases)
         return self.samples * self.channels * self.channel + beyond + 2 * _SLACK
 
     def tap_offsets(self) -> np.ndarray:
-        """Floats from a channel's first plane to what each tap meets at the first position."""
+        """Return floats from a channel's first plane to each tap's element at position 0."""
         rows = _places(self.rows, self.row_phases)
         columns = _places(self.columns, self.column_phases)
         if self.by_tap:
@@ -165,7 +168,7 @@ class PaddedImage:
 
 
 def _places(axis: Axis, parts: list[Phase]) -> list[tuple[int, int]]:
-    """For each tap the index of its phase, and how far along that it lies."""
+    """Return for each tap the index of its phase, and its offset in the phase."""
     index = {part.number: n for n, part in enumerate(parts)}
     offsets = (tap * axis.dilation for tap in range(axis.kernel))
     return [(index[offset % axis.stride], offset // axis.stride) for offset in offsets]
@@ -177,12 +180,12 @@ def can_pad(rows: Axis, columns: Axis) -> bool:
 
 
 def emit_padding(asm: Assembler, image: PaddedImage) -> None:
-    """Append the copy of x in rdi to planes in rsi."""
+    """Append the copy of x at rdi to planes at rsi."""
     _PaddingCode(asm, image).emit()
 
 
 class _PaddingCode:
-    """Appends the code: planes of a channel by their rows' phases, which share their reading."""
+    """Appends the code; planes of the same row phase share the loads of x."""
 
     def __init__(self, asm: Assembler, image: PaddedImage) -> None:
         self.asm, self.image = asm, image
@@ -212,7 +215,7 @@ class _PaddingCode:
         repeat(asm, image.samples, _SAMPLES_LEFT, each)
 
     def _plane_rows(self, part: Phase, offset: int) -> None:
-        """The planes of all column phases that hold these rows."""
+        """Fill the planes of all column phases with the rows of one row phase."""
         asm, image = self.asm, self.image
         x_pitch, row_bytes = image.x_pitches[2], 4 * image.pitch
         for number in range(len(image.column_phases)):
@@ -240,7 +243,7 @@ class _PaddingCode:
             asm.emit("vmovups", Memory(rsi, at + 4 * (image.plane - self.lanes)), self.zero)
 
     def _fill(self, base: Register, offset: int, floats: int) -> None:
-        """Zeros there, and up to a vector further."""
+        """Write zeros, `floats` rounded up to whole vectors."""
         asm, size, vectors = self.asm, self.asm.target.vector_bytes, -(-floats // self.lanes)
         if vectors <= _UNROLLED:
             for number in range(max(0, vectors)):
@@ -255,7 +258,7 @@ class _PaddingCode:
         repeat(asm, vectors, _VECTORS_LEFT, one)
 
     def _elements(self) -> None:
-        """The elements of a row, to each phase's plane."""
+        """Copy the elements of a row to each phase's plane."""
         asm, image = self.asm, self.image
         loads: dict[int, list[tuple[int, Phase]]] = {}
         for plane, part in enumerate(image.column_phases):
@@ -272,13 +275,13 @@ class _PaddingCode:
                     asm.emit("vmovups", Memory(_ROW, 4 * at), found[part.first - start])
 
     def _vector(self, first: int) -> tuple[Register, ...]:
-        """The elements from the first on."""
+        """Load a vector of elements, from `first` on."""
         register = vector(self.asm, 0)
         self._load(register, first)
         return (register,)
 
     def _pair(self, first: int) -> tuple[Register, ...]:
-        """The even and the odd elements of two vectors."""
+        """Load the even and the odd elements of two vectors, from `first` on."""
         asm, (even, high, odd) = self.asm, (vector(self.asm, n) for n in range(3))
         self._load(even, first)
         self._load(high, first + self.lanes)
@@ -294,7 +297,7 @@ class _PaddingCode:
         return even, odd
 
     def _load(self, register: Register, first: int) -> None:
-        """Elements of the row from the first on; zeros beyond its end."""
+        """register = elements of the row from `first` on; zeros beyond its end."""
         if first >= self.image.columns.size:
             zero(self.asm, register)
         else:

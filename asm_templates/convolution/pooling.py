@@ -1,8 +1,8 @@
 """The largest or the mean of every window, by `window_rows`.
 
-    vmaxps zmm1, zmm31, zmm0     x where either is not a number
-    vmaxps zmm31, zmm0, zmm31    the sum so far where either is not a number
-    vorps  zmm31, zmm31, zmm1    not a number where either is not; else both are the same
+    vmaxps zmm1, zmm31, zmm0     x if either is NaN
+    vmaxps zmm31, zmm0, zmm31    the largest so far if either is NaN
+    vorps  zmm31, zmm31, zmm1    NaN if either is NaN; else both are the same
 """
 
 from dataclasses import dataclass
@@ -19,19 +19,19 @@ from sparsejit.x86.operands import Register
 
 @dataclass(frozen=True)
 class WindowPooling:
-    """The largest of each window, or where `share` is given its sum times that."""
+    """The largest element of each window or, if `share` is given, its sum times `share`."""
 
     loop: WindowLoop
     share: float | None
 
 
 def emit_pooling(asm: Assembler, spec: WindowPooling) -> None:
-    """Append the kernel of x in rdi to y in rsi; keeps callee-saved registers."""
+    """Append the kernel: x at rdi, y at rsi; keeps callee-saved registers."""
     _PoolingCode(asm, spec).emit()
 
 
 class _PoolingCode(RowWindows):
-    """Keeps what padding counts as."""
+    """Appends the code; keeps the value of padding in a register."""
 
     def __init__(self, asm: Assembler, spec: WindowPooling) -> None:
         super().__init__(asm, spec.loop, 1)

@@ -1,10 +1,10 @@
-"""Weights of sparse products of bytes as they are read: quads of a row, or that two share.
+"""Weight stream of sparse products of bytes: quads of one row, or quads that two rows share.
 
-    quad    offsets of four inputs, or of four that lie side by side; their weights for each row
-    group   rows of equally many quads: turns of the loop, where the first enters it, rows
-    row     where its results lie; scale and bias
+    quad    offsets of four inputs, or one offset of four side by side; their weights for each row
+    group   rows with the same number of quads: turns of the loop, entry of the first turn, rows
+    row     offset of its results; scale and bias
 
-Rows that share quads are neighbours, or are of nearly as many nonzeros, whichever takes fewer.
+Rows that share quads are neighbours, or have similar numbers of nonzeros, whichever takes fewer.
 """
 
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ _Integers = npt.NDArray[np.integer]
 
 @dataclass(frozen=True)
 class QuadForm:
-    """What a quad is.
+    """The form of a quad.
 
     together: rows that share it.
-    fours: whether its inputs are four channels that lie side by side, at one tap, so that one
-        offset says where; else any four.
+    fours: whether its inputs are four channels that lie side by side, at one tap, so that it has
+        one offset; else any four inputs.
     """
 
     together: int
@@ -37,19 +37,19 @@ class QuadForm:
 
     @property
     def offsets(self) -> int:
-        """How many say where a quad's inputs lie."""
+        """Offsets in a quad."""
         return 1 if self.fours else QUAD
 
     @property
     def dtype(self) -> np.dtype[np.void]:
-        """A quad as it is read."""
+        """The record of a quad, as the code reads it."""
         weights = "weight", "i1", (self.together, QUAD)
         return np.dtype([("offset", "<i4", (self.offsets,)), weights])
 
 
 @dataclass(frozen=True, eq=False)
 class QuadStream:
-    """A layer's weights as they are read: rows of equally many quads in groups."""
+    """A layer's weights as the code reads them; rows are grouped by their number of quads."""
 
     groups: npt.NDArray[np.void]
     quads: npt.NDArray[np.void]
@@ -61,7 +61,7 @@ class QuadStream:
 
 
 def expected_quads(matrix: SparseMatrix, taps: int, form: QuadForm) -> int:
-    """Quads of a matrix (out, channels * taps), but for weights that become 0 as integers."""
+    """Return the quads of a matrix (out, channels * taps), before weights round to zero."""
     weights, together = matrix.nonzeros, form.together
     if not form.fours and together == 1:
         return _quads_of(matrix.row_counts)
@@ -77,7 +77,7 @@ def _quads_of(counts: npt.NDArray[np.integer]) -> int:
 
 
 def _shared(weights: CompressedRows) -> _Integers:
-    """How many inputs each two neighbouring rows have."""
+    """Return the number of inputs of each pair of neighbouring rows."""
     rows, inputs = weights.shape
     units = -(-rows // 2)
     used, _ = distinct(weights.rows // 2 * inputs + weights.columns, units * inputs)
@@ -85,7 +85,7 @@ def _shared(weights: CompressedRows) -> _Integers:
 
 
 def _quads_at_random(matrix: SparseMatrix) -> int:
-    """The same of two rows with about as many nonzeros each, if zeros lie at random."""
+    """Return the quads of pairs of rows with similar numbers of nonzeros, if zeros are random."""
     counts = np.sort(matrix.row_counts)[::-1].astype(np.float64)
     first, second = counts[::2], np.append(counts, counts[-1:])[1::2]
     both = first + second[: len(first)] * (1 - first / matrix.in_features)
@@ -93,7 +93,10 @@ def _quads_at_random(matrix: SparseMatrix) -> int:
 
 
 def _cells(weights: CompressedRows, taps: int, form: QuadForm) -> tuple[int, _Integers, _Integers]:
-    """How many places a row has for offsets, and of each weight which, and which lane of it."""
+    """Return the number of cells of a row, and for each weight its cell and its lane there.
+
+    A cell has one offset: it is an input, or four channels side by side at one tap.
+    """
     if not form.fours:
         return weights.shape[1], weights.columns, np.zeros(len(weights), np.int64)
     channel, tap = np.divmod(weights.columns, taps)
@@ -101,7 +104,7 @@ def _cells(weights: CompressedRows, taps: int, form: QuadForm) -> tuple[int, _In
 
 
 def _members(weights: CompressedRows, form: QuadForm) -> _Integers:
-    """The rows of each unit, (units, together); one that is left over stands there twice."""
+    """Return the rows of each unit, (units, together); an unpaired last row appears twice."""
     rows, together = weights.shape[0], form.together
     orders = [np.arange(rows)]
     if together > 1 and not form.fours:
@@ -112,7 +115,7 @@ def _members(weights: CompressedRows, form: QuadForm) -> _Integers:
 
 
 def _counts(weights: CompressedRows, members: _Integers) -> _Integers:
-    """How many inputs the rows of each unit have."""
+    """Return the number of inputs of each unit's rows."""
     inputs = weights.shape[1]
     unit, _ = _places(weights, members)
     used, _ = distinct(unit * inputs + weights.columns, len(members) * inputs)
@@ -120,7 +123,7 @@ def _counts(weights: CompressedRows, members: _Integers) -> _Integers:
 
 
 def _places(weights: CompressedRows, members: _Integers) -> tuple[_Integers, _Integers]:
-    """The unit of each weight, and the number of its row there."""
+    """Return the unit of each weight, and the index of its row in the unit."""
     together = members.shape[1]
     place_of = np.empty(weights.shape[0], np.int64)
     place_of[members.reshape(-1)[: weights.shape[0]]] = np.arange(weights.shape[0])
@@ -136,8 +139,9 @@ def quad_stream(
     form: QuadForm,
     taps: int = 1,
 ) -> QuadStream:
-    """Int8 weights whose inputs, or fours of them, lie at `places`, from 0 on.
+    """Return the stream of int8 weights.
 
+    places: byte offset of each input, or of each four inputs, all at least 0.
     ends: scale and biases of each row.
     """
     members = _members(weights, form)
@@ -168,7 +172,7 @@ def _quads(
     places: _Integers,
     form: QuadForm,
 ) -> npt.NDArray[np.void]:
-    """Cells and values of units, so many each, by quads, in that order of the units."""
+    """Return the quads of all units, in `order`; unit u has `counts[u]` cells and values."""
     each = form.offsets
     quads_of = -(-counts // each)
     begins = np.empty(len(counts), np.int64)
@@ -176,7 +180,7 @@ def _quads(
     starts = np.cumsum(counts) - counts
     within = np.arange(len(cells)) - np.repeat(starts, counts)
     slots = each * np.repeat(begins, counts) + within
-    # What fills up a unit's last quad has weight 0, and reads where the unit's last input lies.
+    # Padding of a unit's last quad has weight 0 and the offset of the unit's last input.
     last = np.zeros(len(counts), np.int64)
     filled = counts > 0
     last[filled] = places[cells[(starts + counts)[filled] - 1]]
@@ -192,7 +196,7 @@ def _quads(
 
 
 def _groups(quads_of: _Integers, quad_bytes: int) -> npt.NDArray[np.void]:
-    """One for each number of quads, and one of no rows."""
+    """Return a group for each number of quads, and an empty group at the end."""
     numbers, counts = np.unique(-quads_of, return_counts=True)
     groups = np.zeros(len(numbers) + 1, GROUP)
     turns, entries = np.divmod(-numbers, UNROLLED)

@@ -9,11 +9,11 @@ Any four, whose positions are interleaved as they are multiplied:
     w              = four weights of a row                  vpbroadcastd zmm12, [rsi+16]
     sum0 .. sum3  += vpdpbusd e0 .. e3, w
 
-Or four channels that lie side by side already (`byte_fours`), which e0 .. e3 are read from.
+Or four channels that already lie side by side (`byte_fours`), from which e0 .. e3 are loaded.
 
-Weights are data, read in order; the positions of a vector pass all rows before the next. Packing
-the sums brings positions back into their order. An input is a channel of `byte_planes` seen from a
-tap. Rows with equally many quads follow each other and enter the code at the same place.
+Weights are data, read in order. All rows are computed for one vector of positions before the next
+vector. Packing the sums restores the order of positions. An input is a channel of `byte_planes` at
+one tap. Rows with the same number of quads are consecutive and enter the loop at the same place.
 """
 
 from collections.abc import Callable, Hashable
@@ -64,8 +64,9 @@ _PREFETCH_AHEAD = 3072  # bytes of the quads
 _SAVED = (rbx, rbp, r12, r13, r14, r15)
 _GROUPS, _QUADS, _ROWS = rdi, rsi, rdx
 _X, _Y, _ADDED, _MASKS = rbx, r12, r13, r14
-_ORDER = zmm(11)  # of fours' positions, which need no registers to be interleaved in
-# Registers for sums of the first row and the second, which ends of rows leave alone; for weights.
+_ORDER = zmm(11)  # of fours' positions: fours need no registers for interleaving
+# Registers of the sums of the first and the second row, and of weights: `ByteResults.finish` of the
+# first row leaves the second's sums alone.
 _SUMS, _WEIGHTS = ((0, 1, 2, 3), (17, 18, 19, 30)), (12, 13)
 _OFFSETS = (rax, r8, r9, r10)
 _KEPT = ("groups", "quads", "rows", "masks", "constants", "entries")
@@ -75,9 +76,9 @@ _SLOT_BYTES = 72
 
 @dataclass(frozen=True, eq=False)
 class LoweredQuads:
-    """The products of planes `x`, whose quads reach `before` bytes back, to planes `y`.
+    """Products of planes x into planes y; quads' offsets count from `before` bytes ahead of x.
 
-    is_first: whether the gap before the first channel is theirs to fill.
+    is_first: whether to fill the gap before the first channel.
     """
 
     x: BytePlanes | ChannelFours
@@ -90,7 +91,7 @@ class LoweredQuads:
 
 
 def emit_quads(asm: Assembler, lowered: LoweredQuads) -> None:
-    """Append the kernel of x in rdi to y in rsi, and what is added in rdx; layers share its code.
+    """Append the kernel: x at rdi, y at rsi, the added image at rdx. Layers share its code.
 
     x and y point to the first position. Gaps of y become its zero point.
     """
@@ -156,7 +157,7 @@ class _QuadCode:
         return Memory(rsp, _SLOTS[name])
 
     def _loop(self, name: str, times: int, body: Callable[[], None]) -> None:
-        """So many turns of what leaves the slots alone."""
+        """Run `body` `times` times; the slot `name` is the counter, which `body` must not use."""
         asm, again = self.asm, self.asm.label(name)
         asm.emit("mov", dword(rax), times)
         asm.emit("mov", self._slot(name), rax)
@@ -176,7 +177,7 @@ class _QuadCode:
             asm.emit("add", register, y.sample - y.vectors * LINE)
 
     def _vector(self) -> None:
-        """All rows, at 64 positions."""
+        """Compute all rows at 64 positions."""
         asm, group, row, done = self.asm, *map(self.asm.label, ("group", "row", "done"))
         asm.emit("vmovdqu64", MASK, Memory(_MASKS))
         for name, register in (("groups", _GROUPS), ("quads", _QUADS), ("rows", _ROWS)):
@@ -245,7 +246,7 @@ class _QuadCode:
                 asm.emit("vpdpbusd", sums[number], four, register)
 
     def _entries(self) -> None:
-        """By how many quads are left in a row's first turn."""
+        """Append the jump table, indexed by the number of quads in a row's first turn."""
         self.asm.align(_ENTRY_BYTES)
         self.asm.bind(self.entries)
         for count in range(UNROLLED):

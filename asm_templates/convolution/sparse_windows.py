@@ -1,11 +1,11 @@
-"""A convolution over a padded image, weights as code: each tap of a channel is an input of its own.
+"""A convolution over a padded image, weights as code: each tap of a channel is a separate input.
 
     vmovups      zmm0, [rdi+place]              x at 16 positions, shifted by a tap
     vfmadd231ps  zmm31, zmm0, [rcx+4*d]{1to16}  += weight * x, for an output channel
     vfmadd231ps  zmm28, zmm0, [rcx+4*d+4]{1to16}
 
-As `batch.panels`, but an input's vectors are not gathered into columns before: a tap's lie a fixed
-distance from the position's. A tile of output channels runs over all positions.
+As `batch.panels`, but inputs are not copied into columns: the vector under a tap is a fixed
+distance from the position. A tile of output channels runs over all positions.
 """
 
 from dataclasses import dataclass, replace
@@ -66,10 +66,11 @@ _CODE_A_WEIGHT = 11  # bytes, its input included
 class SparseWindows:
     """y (samples, out_features, positions) = activation(W x + bias) over a padded image.
 
-    W is (out_features, channels * taps) in tiles of rows, each in `parts` of neighbouring input
-    channels: their code, and what they read for a vector of positions, stay in L1. Sums wait in
-    `scratch_bytes` from part to part. `y_pitches` are bytes from a sample and an output channel to
-    the next; positions follow each other.
+    W is (out_features, channels * taps) in tiles of rows, each cut into `parts` of neighbouring
+    input channels, so that the code of a part and the elements that it reads for a vector of
+    positions stay in L1. `scratch_bytes` of memory keep the sums between parts. `y_pitches` are
+    bytes from sample to sample, and from output channel to output channel; positions are
+    consecutive.
     """
 
     image: PaddedImage
@@ -83,9 +84,9 @@ class SparseWindows:
 
 @dataclass(frozen=True)
 class WindowCounts:
-    """What one call does: `panels` vectors of positions meet `nnz` weights of `inputs` loads.
+    """Work of one call: `nnz` products and `inputs` loads for each of `panels` position vectors.
 
-    Inputs that two tiles read count twice. `moved_bytes` are those of the planes and of y.
+    Inputs that two tiles read count twice. `moved_bytes` are the bytes of the planes and of y.
     """
 
     panels: int
@@ -97,7 +98,7 @@ class WindowCounts:
 
 
 def expect_windows(image: PaddedImage, matrix: SparseMatrix, target: Target) -> WindowCounts:
-    """As if tiles were of consecutive output channels."""
+    """Return the expected counts, as if tiles held consecutive output channels."""
     panels = image.samples * window_panels(image, target).count
     inputs = inputs_by_tile(matrix, target.vector_registers - RESERVED)
     y_bytes = panels * target.vector_bytes * matrix.out_features
@@ -113,7 +114,7 @@ def lower_sparse_windows(
     y_pitches: tuple[int, int],
     target: Target,
 ) -> SparseWindows:
-    """Output channels that share inputs in a tile."""
+    """Lower the convolution; output channels that share inputs form a tile."""
     accumulators = target.vector_registers - RESERVED
     tiles = panel_tiles(Arithmetic.FLOATS, each.dtype, matrix, accumulators)
     sums = panel_sums(Arithmetic.FLOATS, each, matrix)
@@ -125,7 +126,7 @@ def lower_sparse_windows(
 
 
 def _parts(tile: Products, image: PaddedImage, target: Target) -> list[Products]:
-    """A tile cut between channels; where they are fewer than the parts, between taps."""
+    """Cut a tile between channels or, if there are fewer channels than parts, between taps."""
     taps = image.rows.kernel * image.columns.kernel
     lines = image.rows.kernel * len(image.column_phases) * 2
     near = target.core.layouts.windows_near
@@ -155,7 +156,7 @@ def _slice(tile: Products, part: slice) -> Products:
 def emit_sparse_windows(
     asm: Assembler, lowered: SparseWindows, scratch: Location, added: AddedOperand | None = None
 ) -> None:
-    """Append the kernel from planes in rdi to y in rsi."""
+    """Append the kernel: planes at rdi, y at rsi."""
     image, code = lowered.image, _PartCode(asm, lowered, added)
     push(asm, (rbx,))
     if lowered.scratch_bytes:
@@ -186,7 +187,7 @@ def emit_sparse_windows(
 
 
 def input_places(image: PaddedImage) -> npt.NDArray[np.int64]:
-    """Bytes from a panel's place in the first plane to each input: channels, of each its taps."""
+    """Return bytes from a panel's place in the first plane to each input, by channel and tap."""
     channels = np.arange(image.channels)[:, None] * image.channel
     return (4 * (channels + image.tap_offsets())).ravel()
 
@@ -201,7 +202,7 @@ class _PartCode:
         self.table = asm.literal(lowered.panels.table)
         self.places = input_places(lowered.image)
         self.share = shared_window_loads(asm.target, lowered.panels.count)
-        # Sums that waited begin at no product.
+        # With a start, no product begins a sum: sums continue from the scratch.
         started = np.zeros(lowered.each.out_features, np.float32)
         self.waited = replace(lowered.sums, start=started)
 

@@ -1,4 +1,4 @@
-"""Windows over one channel each: where they move, how that is cut into tiles, what it does."""
+"""Windows over one channel each: their geometry, their tiles, and the work of one call."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,8 @@ _MOST_VECTORS = {"avx512": {1: 8, 2: 2}, "avx2": {1: 2, 2: 2}}  # by stride
 class WindowLoop:
     """Windows over x (samples, channels, rows, columns): y has `multiplier` channels for each of x.
 
-    x and y lie with whole rows: pitches are bytes from a sample, a channel, a row to the next.
+    Rows of x and y are contiguous; pitches are bytes from sample to sample, channel to channel, row
+    to row.
     """
 
     samples: int
@@ -34,7 +35,7 @@ def can_run(rows: Axis, columns: Axis) -> bool:
 
 @dataclass(frozen=True)
 class DirectCounts:
-    """What one call does: vectors combined, loaded and stored; bytes of x and y."""
+    """Work of one call: vectors combined, loaded and stored; bytes of x and y."""
 
     products: int
     loads: int
@@ -43,7 +44,7 @@ class DirectCounts:
 
 
 def count_windows(loop: WindowLoop, target: Target) -> DirectCounts:
-    """What a kernel that moves such windows does."""
+    """Return the work of one call of a kernel for these windows."""
     height, width = tile_shape(loop, target)
     loaded_rows, met, stored = 0, 0, 0
     for run in row_runs(loop.rows, height):
@@ -75,7 +76,7 @@ class TapColumns:
 
 
 def tap_columns(axis: Axis) -> list[TapColumns]:
-    """With a stride of 2, pairs of an even offset and the next one, where there are such taps."""
+    """Return the taps that share loads: with a stride of 2, an even offset and the next one."""
     if axis.stride == 1 or axis.dilation > 1:
         return [TapColumns(tap * axis.dilation, (tap,)) for tap in range(axis.kernel)]
     odd = axis.padding % 2  # the elements at even coordinates, which often lie at even addresses
@@ -85,7 +86,7 @@ def tap_columns(axis: Axis) -> list[TapColumns]:
 
 
 def tile_shape(loop: WindowLoop, target: Target) -> tuple[int, int]:
-    """Rows and vectors of a tile."""
+    """Return the rows and vectors of a tile."""
     every = -(-loop.columns.positions // target.lanes)
     sums, tallest = _SUMS[target.isa], _TALLEST[target.isa]
     height = min(loop.rows.positions, tallest)

@@ -1,8 +1,8 @@
-"""Which positions lie in a vector, where positions of a padded image are computed by vectors.
+"""Assignment of the positions of a padded image to vectors.
 
     along rows      one vector after the other in each row, the last of which overlaps
-    across rows     through the zeros between rows: what they give is left out of y
-    in order        all rows as one, where planes of taps have no zeros between them
+    across rows     vectors continue over the zeros between rows, whose lanes are left out of y
+    in order        all rows as one, if planes of taps have no zeros between rows
 
 A vector's offsets and masks lie in a table, an entry each:
 
@@ -30,7 +30,7 @@ _KEPT, _STORED = k(1), k(2)
 
 @dataclass(frozen=True, eq=False)
 class WindowPanels:
-    """The table; `across` rows or along them, of which a vector has `width` positions at most."""
+    """The table; vectors run `across` rows or along them, and have at most `width` positions."""
 
     table: npt.NDArray[np.void]
     across: bool
@@ -42,7 +42,7 @@ class WindowPanels:
 
 
 def window_panels(image: PaddedImage, target: Target) -> WindowPanels:
-    """As few vectors as can be; across rows only where lanes can be left out."""
+    """Return the panels with the fewest vectors; across rows only if lanes can be left out."""
     if image.by_tap:
         return _in_order(image, target.lanes)
     along = _along_rows(image, target.lanes)
@@ -66,14 +66,14 @@ def _in_order(image: PaddedImage, lanes: int) -> WindowPanels:
 
 
 def _starts(positions: int, lanes: int) -> npt.NDArray[np.int64]:
-    """Where vectors begin that cover so many positions; the last overlaps the one before."""
+    """Return the first position of each vector; the last vector overlaps the one before."""
     return np.array([*range(0, positions - lanes, lanes), max(0, positions - lanes)])
 
 
 def _overlapping(
     x: npt.NDArray[np.int64], y: npt.NDArray[np.int64], width: int
 ) -> WindowPanels:
-    """Vectors of so many positions from these elements on."""
+    """Return vectors of `width` positions that begin at these elements of x and y."""
     table = np.zeros(x.shape, _ENTRY)
     table["x"], table["y"] = 4 * x, 4 * y
     table["kept"] = table["stored"] = (1 << width) - 1
@@ -95,7 +95,7 @@ def _across_rows(image: PaddedImage, lanes: int) -> WindowPanels:
 
 
 def set_masks(asm: Assembler, panels: WindowPanels, entry: Register, number: int = 0) -> None:
-    """Bring a vector's masks into k registers for `store_panel`, from its entry in the table."""
+    """Load a vector's masks from its table entry into k registers, for `store_panel`."""
     if asm.target.isa == "avx512":
         if panels.across:
             asm.emit("kmovw", _KEPT, Memory(entry, number * ENTRY_BYTES + 8))
@@ -104,13 +104,13 @@ def set_masks(asm: Assembler, panels: WindowPanels, entry: Register, number: int
 
 @dataclass(frozen=True)
 class AddedOperand:
-    """What is added to y before the activation, and y: they lie alike."""
+    """An operand that is added to y before the activation, and y; both have the same layout."""
 
     operand: Location
     y: Location
 
     def point(self, asm: Assembler, place: Register, y_place: Register, spare: Register) -> None:
-        """place = where the operand has what y has at y_place; clobbers the spare register."""
+        """place = the address in the operand that matches y_place in y; clobbers `spare`."""
         self.operand.point(asm, place)
         self.y.point(asm, spare)
         asm.emit("sub", place, spare)
@@ -125,9 +125,9 @@ def store_panel(
     free: list[Register],
     added: Register | None = None,
 ) -> None:
-    """Sums to y, through the activation; `free` are at least three registers to clobber.
+    """Store sums to y, through the activation; `free` are at least three registers to clobber.
 
-    `added` points at what is added to them, which lies as y does.
+    `added` is the address of the added operand, whose layout is y's.
     """
     if panels.across:
         for total, _ in sums:
@@ -157,7 +157,7 @@ def _add(
     free: list[Register],
     masked: bool,
 ) -> None:
-    """total += what lies there, of lanes that are stored."""
+    """total += the operand at `place`, in the lanes that are stored."""
     if masked:
         asm.emit("vmovups", free[0].masked(_STORED, zeroing=True), place)
     elif panels.width < asm.target.lanes:

@@ -1,12 +1,12 @@
 """Windows that move over one channel at a time: lanes are neighbouring positions of a row.
 
     vmovups zmm0, [r10+row+4*tap]    16 elements of a row of x, shifted by the tap, are combined
-                                     with the row of y that meets them by tap 0 of its column,
-                                     with the row above by tap 1, and so on
+                                     with the row of y that reads them under tap 0 of its column,
+                                     with the row above under tap 1, and so on
 
-A tile is a few rows of y by a vector or two: what is loaded once serves all of them. The padding is
-never read: loads at borders have masks, rows beyond them no instructions. With a stride of 2 two
-vectors of x are loaded, and the even and the odd elements are two taps.
+A tile is a few rows of y by a vector or two; each load serves the whole tile. Padding is never
+read: loads at borders have masks, and rows beyond borders have no instructions. With a stride of 2,
+two vectors of x are loaded, and their even and odd elements serve two taps.
 """
 
 from abc import ABC, abstractmethod
@@ -60,9 +60,9 @@ _KEPT_MASKS = range(1, 7)
 
 
 class RowWindows(ABC):
-    """Appends the loops and loads; what becomes of a tile's elements is for subclasses to say.
+    """Appends the loops and loads; subclasses combine a tile's elements.
 
-    They may use rdx, and the `kept` registers from `kept_register(0)` on, as they like.
+    Subclasses may use rdx, and the `kept` registers from `kept_register(0)` on.
     """
 
     def __init__(self, asm: Assembler, loop: WindowLoop, kept: int) -> None:
@@ -77,40 +77,40 @@ class RowWindows(ABC):
         self.width, sums = width, height * width
         self._first_sum = asm.target.vector_registers - sums
         self._patterns = self._first_sum - (2 if self.wide and self.stride == 2 else 0)
-        # Below: what a tile loads. Then what subclasses keep; patterns; sums.
+        # Registers in order: elements that a tile loads, subclasses' registers, patterns, sums.
         self.free_registers = self._patterns - kept
         self._masks: dict[int, Register] = {}
 
     @abstractmethod
     def begin_sample(self) -> None:
-        """Before the first channel of a sample."""
+        """Append code before the first channel of a sample."""
 
     @abstractmethod
     def begin_channel(self) -> None:
-        """Before a channel of y."""
+        """Append code before a channel of y."""
 
     @abstractmethod
     def end_channel(self) -> None:
-        """After a channel of y."""
+        """Append code after a channel of y."""
 
     @abstractmethod
     def fill(self, register: Register) -> None:
-        """register = what padding counts as."""
+        """register = the value of padding."""
 
     @abstractmethod
     def start(self, sums: list[Register]) -> None:
-        """Before the first element of a tile."""
+        """Append the start of a tile's sums."""
 
     @abstractmethod
     def combine(self, tap: int, x: list[Register | None], sums: list[Register]) -> None:
-        """A row of sums meets elements by a tap; None is a vector of padding."""
+        """Combine a row of sums with the elements under a tap; None is a vector of padding."""
 
     @abstractmethod
     def finish(self, sums: list[Register], free: list[Register]) -> None:
-        """After the last element of a tile; `free` registers may be clobbered."""
+        """Append the end of a tile's sums; `free` registers may be clobbered."""
 
     def emit(self) -> None:
-        """Append the kernel of x in rdi to y in rsi; keeps callee-saved registers."""
+        """Append the kernel: x at rdi, y at rsi; keeps callee-saved registers."""
         asm, loop = self.asm, self.loop
         push(asm, _SAVED)
         self._keep_constants()
@@ -138,7 +138,7 @@ class RowWindows(ABC):
         pop(asm, _SAVED)
 
     def kept_register(self, number: int) -> Register:
-        """What a subclass keeps for the whole kernel, or for a channel."""
+        """Return a register that a subclass keeps for the whole kernel, or for a channel."""
         return vector(self.asm, self.free_registers + number)
 
     def _sum(self, row: int, number: int) -> Register:
@@ -177,7 +177,7 @@ class RowWindows(ABC):
         return (1 << min(self.lanes, self.loop.columns.positions)) - 1
 
     def _mask(self, place: ColumnVector, offset: int) -> int:
-        """The lanes of a load, so many elements on, that exist."""
+        """Return the mask of existing elements in a load at an offset, in elements."""
         first = min(self.lanes, max(0, place.first - offset))
         end = min(self.lanes, max(0, place.end - offset))
         return max(0, (1 << end) - (1 << first))
@@ -227,7 +227,7 @@ class RowWindows(ABC):
     def _load(
         self, row_bytes: int, some: TapColumns, places: ColumnTile
     ) -> list[list[Register | None]]:
-        """For each tap the vectors of x that it meets, in registers from 0 on."""
+        """Load for each tap the vectors of x that it reads, into registers from 0 on."""
         taps: list[list[Register | None]] = [[] for _ in some.taps]
         for number, place in enumerate(places):
             address = row_bytes + 4 * (place.place * self.stride + some.offset)
@@ -246,9 +246,9 @@ class RowWindows(ABC):
     def _load_pair(
         self, first: int, address: int, masks: list[int], wanted: int
     ) -> list[Register]:
-        """The even elements of two vectors, and the odd ones where two are wanted.
+        """Load the even elements of two vectors, and the odd ones if `wanted` is 2.
 
-        Takes three registers from the first on.
+        Uses three registers, from `first` on.
         """
         asm, (even, high, odd) = self.asm, (vector(self.asm, first + n) for n in range(3))
         self._load_vector(even, address, masks[0])
@@ -268,7 +268,7 @@ class RowWindows(ABC):
         return found
 
     def _load_vector(self, register: Register, offset: int, mask: int) -> None:
-        """register = x there, what padding counts as where there is none."""
+        """register = x at `offset`, and the value of padding in lanes outside `mask`."""
         asm, place = self.asm, Memory(_X, offset)
         if mask == (1 << self.lanes) - 1:
             asm.emit("vmovups", register, place)
@@ -284,7 +284,7 @@ class RowWindows(ABC):
             asm.emit("vblendvps", register, register, loaded, exists)
 
     def _in_k(self, mask: int) -> Register:
-        """A mask register; one that is not kept is set, which clobbers rax."""
+        """Return the mask's k register; setting a mask that is not kept clobbers rax."""
         if mask in self._masks:
             return self._masks[mask]
         set_mask(self.asm, TAIL_MASK, mask)
@@ -309,7 +309,7 @@ class RowWindows(ABC):
 
 
 def registers_to_keep(loop: WindowLoop, target: Target) -> int:
-    """How many vector registers are left beside a tile's sums, what it loads, and patterns."""
+    """Return the vector registers left beside a tile's sums, its loads, and patterns."""
     height, width = tile_shape(loop, target)
     is_strided = loop.columns.stride == 2
     patterns = 2 if is_strided and target.isa == "avx512" else 0

@@ -67,11 +67,11 @@ _FROM_WEIGHTS = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1
 # Rows of B^T: each adds or subtracts two elements.
 _DIFFERENCES = ((0, 2, "vsubps"), (1, 2, "vaddps"), (2, 1, "vsubps"), (1, 3, "vsubps"))
 _WITH_BIAS = 5  # the place that A^T and A add to all four outputs
-# Fewer outputs than these do not pay for the way of x there.
+# Fewer outputs do not pay for the transform of x.
 _LEAST_OUTPUTS = 16
 
 _X, _Y, _BLOCK, _SCRATCH = r12, r13, r14, r15
-_PLACES_LEFT = _LANES = rbx  # while M is made; while outputs are, AVX2's masks
+_PLACES_LEFT = _LANES = rbx  # while M is computed; then, for outputs, AVX2's masks
 _SAVED = rbx, r12, r13, r14, r15
 _BLOCKS_LEFT, _SAMPLES_LEFT = Memory(r15), Memory(r15, 8)
 _COUNTERS_BYTES = CACHE_LINE_BYTES
@@ -81,8 +81,8 @@ _COUNTERS_BYTES = CACHE_LINE_BYTES
 class WinogradWindows:
     """y (samples, out_features, positions) = activation(W x + bias) over 4x4 windows of planes.
 
-    `y_pitches` are bytes from a sample and an output channel to the next, `y_row` those of a row of
-    positions; `weights` are U, packed.
+    `y_pitches` are bytes from sample to sample, and from output channel to output channel; `y_row`
+    is the bytes of a row of positions; `weights` are U, packed.
     """
 
     image: PaddedImage
@@ -96,29 +96,29 @@ class WinogradWindows:
 
     @property
     def v_bytes(self) -> int:
-        """From a matrix of V to the next."""
+        """Bytes from a matrix of V to the next."""
         return 4 * spread_pitch(self.product.depth * self.product.b_pitch // 4)
 
     @property
     def m_bytes(self) -> int:
-        """From a matrix of M to the next."""
+        """Bytes from a matrix of M to the next."""
         return 4 * spread_pitch(self.product.rows * self.product.c_pitch // 4)
 
     @property
     def scratch_bytes(self) -> int:
-        """Counters, V and M; the last load of M may run over."""
+        """Bytes of counters, V and M, with a margin because the last load of M may run over."""
         return _COUNTERS_BYTES + _PLACES * (self.v_bytes + self.m_bytes) + CACHE_LINE_BYTES
 
 
 def has_winograd(image: PaddedImage, each: MatVec) -> bool:
-    """Whether these windows can be computed so."""
+    """Whether Winograd's algorithm applies to these windows."""
     axes = image.rows, image.columns
     plain = all((axis.kernel, axis.stride, axis.dilation) == (3, 1, 1) for axis in axes)
     return plain and each.out_features >= _LEAST_OUTPUTS
 
 
 def winograd_cycles(image: PaddedImage, each: MatVec, target: Target) -> tuple[float, int]:
-    """What all should take, U in L2 or nearer, and how often U is read."""
+    """Return the predicted cycles with U in L2 or nearer, and the number of reads of U."""
     blocks = cut_tiles(image, each.out_features, target)
     product = _product(image.channels, each.out_features, blocks.tiles)
     into, out = target.core.loops.winograd
@@ -135,7 +135,7 @@ def lower_winograd(
     y_pitches: tuple[int, int],
     target: Target,
 ) -> WinogradWindows:
-    """`image` has the windows of the convolution; the matrix is (out_features, channels * 9)."""
+    """Lower the convolution of `image`'s windows by a matrix (out_features, channels * 9)."""
     blocks = cut_tiles(image, each.out_features, target)
     product = _product(image.channels, each.out_features, blocks.tiles)
     tiles = tiling(product, target, True)
@@ -150,7 +150,7 @@ def lower_winograd(
 
 
 def _product(channels: int, outputs: int, tiles: int) -> DenseProduct:
-    """The product at one of the 16 places."""
+    """Return the product at one of the 16 places."""
     pitch = 4 * spread_pitch(tiles)
     return DenseProduct(outputs, tiles, channels, 4 * channels, pitch, pitch)
 
@@ -161,7 +161,7 @@ def emit_winograd(
     scratch: Location,
     added: AddedOperand | None = None,
 ) -> None:
-    """Append the kernel from planes in rdi to y in rsi; keeps callee-saved registers."""
+    """Append the kernel: planes at rdi, y at rsi; keeps callee-saved registers."""
     _WinogradCode(asm, lowered, added).emit(scratch)
 
 
@@ -203,7 +203,7 @@ class _WinogradCode:
         pop(asm, _SAVED)
 
     def _inputs(self) -> None:
-        """V of a block, channel after channel."""
+        """Compute V of a block, channel after channel."""
         asm, image, pitch = self.asm, self.lowered.image, self.lowered.product.b_pitch
         asm.emit("mov", dword(rdi), Memory(_BLOCK))
         asm.emit("add", rdi, _X)
@@ -224,7 +224,7 @@ class _WinogradCode:
         repeat(asm, image.channels, rcx, channel)
 
     def _input(self, x: Register, v: Register) -> None:
-        """B^T d B of a vector of tiles."""
+        """Compute B^T d B of a vector of tiles."""
         asm, places = self.asm, 4 * self.lowered.image.tap_offsets()
         half = [vector(asm, number) for number in range(SIDE)]
         for row, (one, other, operation) in enumerate(_DIFFERENCES):
@@ -239,7 +239,7 @@ class _WinogradCode:
                 asm.emit("vmovups", place, result)
 
     def _products(self) -> None:
-        """M = U V of a block."""
+        """Compute M = U V of a block."""
         asm, lowered = self.asm, self.lowered
         asm.emit("lea", rdi, Literal(self.weights))
         asm.emit("lea", rdx, Memory(_SCRATCH, self.v))
@@ -254,7 +254,7 @@ class _WinogradCode:
         repeat(asm, _PLACES, _PLACES_LEFT, place)
 
     def _outputs(self) -> None:
-        """y of a block, channel after channel."""
+        """Compute y of a block, channel after channel."""
         asm, lowered = self.asm, self.lowered
         asm.emit("lea", rsi, Memory(_SCRATCH, self.m))
         asm.emit("mov", rdi, _Y)
@@ -285,11 +285,11 @@ class _WinogradCode:
 
     @property
     def _orders(self) -> tuple[Register, Register]:
-        """Where AVX-512 has the lanes of two vectors taken in turn: the first and the others."""
+        """AVX-512's indices that interleave two vectors: for the lower and the upper half."""
         return vector(self.asm, 30), vector(self.asm, 31)
 
     def _output(self) -> None:
-        """A^T M A of a vector of tiles, what is added, the activation, and y."""
+        """Compute A^T M A of a vector of tiles, add the operand, activate, and store y."""
         asm, lowered = self.asm, self.lowered
         asm.emit("mov", dword(r10), Memory(r9))
         asm.emit("add", r10, rsi)
@@ -310,7 +310,7 @@ class _WinogradCode:
             self._move(number, Memory(r11, offset), part, free[0])
 
     def _sums(self, m: Register) -> list[tuple[Register, Register]]:
-        """The even and the odd outputs of both rows, bias included, in the first 8 registers."""
+        """Compute the even and the odd outputs of both rows, with bias, in registers 0 to 7."""
         asm, (one, two) = self.asm, (vector(self.asm, 8), vector(self.asm, 9))
 
         def place(number: int) -> Memory:
@@ -336,7 +336,7 @@ class _WinogradCode:
         return [(row[0], row[1]) for row in (upper, lower)]
 
     def _in_turn(self, even: Register, odd: Register) -> tuple[Register, Register]:
-        """Two vectors of outputs in their order, in `even` and the register two behind it."""
+        """Interleave even and odd outputs, into `even` and the register two behind it."""
         asm, first, high = self.asm, vector(self.asm, int(even.number) + 2), vector(self.asm, 8)
         if self.wide:
             order, rest = self._orders
@@ -353,7 +353,7 @@ class _WinogradCode:
     def _move(
         self, number: int, to: Register | Memory, what: Register | Memory, spare: Register
     ) -> None:
-        """Load or store the lanes that are stored of a vector; AVX2 clobbers `spare`, rax, k(1)."""
+        """Move a vector's stored lanes; AVX2 clobbers `spare` and rax, AVX-512 k(1)."""
         asm, stored = self.asm, Memory(r9, 8 + 4 * number)
         if self.wide:
             asm.emit("kmovw", k(1), stored)

@@ -1,7 +1,7 @@
-"""How the tiles of Winograd's F(2x2, 3x3) lie in the planes of an image, and how they are cut.
+"""The tiles of Winograd's F(2x2, 3x3) in the planes of an image, and blocks of tiles.
 
-    x       planes of even and odd rows and columns, so that neighbouring tiles meet neighbours
-    tiles   row after row of a plane, the gaps between rows too; a block is so many in order
+    x       planes of even and odd rows and columns, so that neighbouring tiles read neighbours
+    tiles   row after row of a plane, gaps between rows included; a block is consecutive tiles
     y       each row of tiles in vectors of its own, two rows of y from each
 """
 
@@ -17,18 +17,19 @@ from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.machine.target import Target
 
 SIDE = 4  # of a tile's input
-_MOST_LINES = 15  # of tiles in a block: beyond, nothing is gained
-# A block: bytes into a plane of x; of its vectors of outputs how many, and the place of the first.
+_MOST_LINES = 15  # cache lines of tiles in a block: more gain nothing
+# A block: offset into a plane of x in bytes; number of its vectors of outputs, and the byte offset
+# of the first one's row in the table of outputs.
 BLOCK_ROW = np.dtype([("x", "<i4"), ("count", "<i4"), ("first", "<i8")])
-# A vector of tiles: bytes into M and y, and which lanes of four vectors of outputs are stored: as
-# bits for AVX-512, as bytes into `SLIDING` for AVX2.
+# A vector of tiles: offsets into M and y in bytes, and masks of the stored lanes of four vectors of
+# outputs: bits for AVX-512, byte offsets into `SLIDING` for AVX2.
 OUTPUTS_ROW = np.dtype([("m", "<i4"), ("y", "<i4"), ("stored", "<i4", 4)])
 SLIDING = np.repeat([-1, 0], 8).astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)
 class TileBlocks:
-    """Tiles in blocks of `tiles`, neighbours in a plane of x; their tables."""
+    """Blocks of `tiles` neighbouring tiles in a plane of x, and their tables."""
 
     tiles: int
     rows: npt.NDArray[np.void]
@@ -36,7 +37,7 @@ class TileBlocks:
 
 
 def winograd_image(image: PaddedImage) -> PaddedImage:
-    """The planes that are read: 4x4 windows, two apart."""
+    """Return the planes that are read: 4x4 windows, two apart."""
 
     def tiles(axis: Axis) -> Axis:
         return replace(axis, kernel=SIDE, stride=2, positions=-(-axis.positions // 2))
@@ -45,7 +46,7 @@ def winograd_image(image: PaddedImage) -> PaddedImage:
 
 
 def cut_tiles(image: PaddedImage, outputs: int, target: Target) -> TileBlocks:
-    """As many tiles as keep V and M in half of L2."""
+    """Cut the tiles into blocks whose V and M fit half of L2."""
     read, line = winograd_image(image), CACHE_LINE_BYTES // 4
     rows, columns = read.rows.positions, read.columns.positions
     tiles = (rows - 1) * read.pitch + columns
@@ -67,7 +68,7 @@ def cut_tiles(image: PaddedImage, outputs: int, target: Target) -> TileBlocks:
 def _outputs(
     image: PaddedImage, read: PaddedImage, own: range, start: int, target: Target
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Rows of `OUTPUTS_ROW` for the tiles that are a block's own, which begins at `start`."""
+    """Yield the rows of `OUTPUTS_ROW` for the tiles `own` of the block that begins at `start`."""
     height, width, lanes = image.rows.positions, image.columns.positions, target.lanes
     last = min(read.rows.positions - 1, (own.stop - 1) // read.pitch)
     for row in range(own.start // read.pitch, last + 1):
@@ -83,5 +84,5 @@ def _outputs(
 
 
 def _lanes(count: int, target: Target) -> int:
-    """The first so many."""
+    """Return the mask of the first `count` lanes, as in `OUTPUTS_ROW`."""
     return (1 << count) - 1 if target.isa == "avx512" else 4 * (8 - count)

@@ -1,1 +1,1 @@
-"""Dense products: a matrix by a matrix, and by a vector of which few outputs are wanted."""
+"""Dense products: a matrix by a matrix, and a matrix of few outputs by a vector."""

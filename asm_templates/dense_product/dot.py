@@ -4,8 +4,8 @@
     vfmadd231ps zmm31, zmm0, [rcx]    16 weights of row 0
     vfmadd231ps zmm30, zmm0, [rcx+64] row 1 ...
 
-A group is as many rows as a vector has lanes, or those left; at its end the lanes of all its sums
-are added at once (`lane_sums`). Few rows have several partial sums each.
+A group has a row for each lane of a vector, the last group the rest; at its end the lanes of all
+its sums are added at once (`lane_sums`). Few rows have several partial sums each.
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Dot:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """Loads of x and of weights, zeros included, and rows whose lanes are added."""
+    """Expected counts: loads of x and weights, zeros included, and rows whose lanes are added."""
     vectors = -(-matrix.in_features // target.lanes)
     products = matrix.out_features * vectors
     groups = -(-matrix.out_features // target.lanes)
@@ -77,7 +77,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Dot:
 
 
 def _in_order(storage: Storage, weights: FloatArray) -> FloatArray:
-    """Vectors (any, lanes) of weights (vectors, rows, lanes), turn after turn of the loop."""
+    """Return weights (vectors, rows, lanes) as vectors (any, lanes), turn after turn."""
     _, rows, lanes = weights.shape
     turn = products_a_turn(rows)
     whole = len(weights) // turn * turn
@@ -122,7 +122,7 @@ def _inputs(asm: Assembler, lowered: Dot, sums: InnerProducts) -> None:
 def _products(
     asm: Assembler, lowered: Dot, sums: InnerProducts, vectors: int, is_partial: bool = False
 ) -> None:
-    """Multiply so many vectors of x from rdx by weights from rcx; the last may be partial."""
+    """Multiply `vectors` of x from rdx by weights from rcx; the last may be partial."""
     number = np.arange(vectors * sums.rows)
     step, row = np.divmod(number, sums.rows)
     storage = lowered.storage
@@ -141,7 +141,7 @@ def _products(
 def _partial(
     asm: Assembler, spec: MatVec, x: Register, place: Memory, when: BoolArray
 ) -> Line:
-    """The load of the last inputs, zeros behind them."""
+    """Return the load of the last inputs, with zeros behind them."""
     inputs = spec.in_features % asm.target.lanes
     if asm.target.isa == "avx512":
         set_tail_mask(asm, inputs)
@@ -152,7 +152,7 @@ def _partial(
 
 
 def _finish(asm: Assembler, spec: MatVec, first: int, y: Register) -> None:
-    """Bias, activation and y from row `first` on."""
+    """Add the bias, apply the activation, and store y from row `first` on."""
     if spec.bias is not None:
         bias = vector(asm, 0)
         start_rows(asm, spec, bias, first)

@@ -2,7 +2,7 @@
 
     vmovups     zmm0, [rax]               16 of A's row, once for all rows of B in a strip
     vfmadd231ps zmm31, zmm0, [rcx]        16 of B's row 0
-    vfmadd231ps zmm30, zmm0, [rcx+pitch]  row 1 ... as many as there are lanes
+    vfmadd231ps zmm30, zmm0, [rcx+pitch]  row 1 ... a row for each lane
 
 A row of a strip ends as one vector of C (`lane_sums`). Beyond a few rows of A that costs more than
 to transpose B once.
@@ -44,11 +44,11 @@ from sparsejit.x86.operands import (
 _A, _B, _TURNS_LEFT = rax, rcx, r8  # along the depth
 _ROW_A, _ROW_C, _ROWS_LEFT = r9, r10, rbx
 _STRIP_B, _STRIPS_LEFT = r11, rbp
-_MASK, _ROW_OF_B = 1, 2  # registers: AVX2's mask of the last of the depth, and what it loads
+_MASK, _ROW_OF_B = 1, 2  # registers: AVX2's mask of a partial vector, and B's partial vector
 
 
 def has_few_rows(spec: DenseProduct, target: Target) -> bool:
-    """Whether to transpose B costs more than inner products do, or more room than there is."""
+    """Whether transposing B costs more time than inner products, or more stack than there is."""
     if not spec.transposed or spec.a_transposed:
         return False
     prices = target.core.layouts
@@ -58,12 +58,12 @@ def has_few_rows(spec: DenseProduct, target: Target) -> bool:
 
 
 def emit_few_rows(asm: Assembler, spec: DenseProduct) -> None:
-    """Append the product; see `kernel.emit_dense_product` for the contract."""
+    """Append the product; see `tiled_product.emit_dense_product` for the contract."""
     _FewRows(asm, spec).emit()
 
 
 class _FewRows:
-    """Appends the code."""
+    """Appends the code of a product of few rows."""
 
     def __init__(self, asm: Assembler, spec: DenseProduct) -> None:
         self.asm, self.spec = asm, spec
@@ -82,7 +82,7 @@ class _FewRows:
             asm.emit("pop", register)
 
     def _strip(self, columns: int) -> None:
-        """All rows of A by so many rows of B."""
+        """All rows of A by `columns` rows of B."""
         asm, spec = self.asm, self.spec
         asm.emit("mov", _ROW_A, rdi)
         asm.emit("mov", _ROW_C, rsi)
@@ -117,7 +117,7 @@ class _FewRows:
         store(asm, total, _ROW_C, 0, columns, free[0])
 
     def _steps(self, sums: InnerProducts, count: int) -> None:
-        """So many whole vectors of the depth; moves A and B on."""
+        """`count` whole vectors of the depth; moves A and B on."""
         if count == 0:
             return
         asm = self.asm
@@ -131,7 +131,7 @@ class _FewRows:
         asm.emit("add", _B, count * self.vector_bytes)
 
     def _partial_step(self, sums: InnerProducts, count: int) -> None:
-        """The last `count` of the depth, of A as of B: nothing beyond is read."""
+        """The last `count` elements of the depth; nothing beyond is read of A or B."""
         asm, row = self.asm, np.arange(sums.rows)
         a, b, mask = (vector(asm, number) for number in (0, _ROW_OF_B, _MASK))
 
@@ -141,7 +141,7 @@ class _FewRows:
             return line("vmaskmovps", register, mask, place)
 
         if asm.target.isa == "avx512":
-            set_tail_mask(asm, count)  # which clobbers rax
+            set_tail_mask(asm, count)  # clobbers rax
         else:
             asm.emit("vmovups", mask, lane_mask(asm, count))
         asm.stamp(1, [load(a, Memory(_ROW_A, 4 * (self.spec.depth - count)))])

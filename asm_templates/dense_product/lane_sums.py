@@ -1,6 +1,6 @@
 """Sums over the lanes of several registers at once, which end as the lanes of one.
 
-    a7 .. a1 a0   b7 .. b1 b0      trade halves, add:  each round halves registers and terms
+    a7 .. a1 a0   b7 .. b1 b0      exchange halves, add: each round halves registers and terms
     low halves    high halves      unpack by 1, by 2, then by parts of 128 bits
 """
 
@@ -10,8 +10,8 @@ from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Number, Register
 
-_SUMS = 8  # under way at once: an FMA takes four cycles and two start in each
-_PRODUCTS = 32  # in a turn of the loop
+_SUMS = 8  # independent accumulators at most: an FMA takes four cycles and two start in each
+_PRODUCTS = 32  # products in a turn of the loop
 
 # Instructions for the low and the high halves, and their control byte; 0 where they have none.
 _Halves = tuple[tuple[str, int], tuple[str, int]]
@@ -26,7 +26,7 @@ _PARTS: dict[str, tuple[_Halves, ...]] = {
 
 
 def products_a_turn(rows: int) -> int:
-    """Vectors of so many rows that a turn of the loop multiplies."""
+    """Return the number of vectors of each row that a turn of the loop multiplies."""
     return max(1, _PRODUCTS // rows)
 
 
@@ -52,18 +52,18 @@ class InnerProducts:
         return products_a_turn(self.rows)
 
     def register(self, row: Number, step: Number) -> Register:
-        """The sum that takes the `step`-th vector of a row."""
+        """Return the register of the sum that takes the `step`-th vector of a row."""
         number = step % self.chains * self.rows + row
         return vector(self.asm, self.asm.target.vector_registers - 1 - number)
 
     def start(self) -> None:
-        """All sums = 0."""
+        """Set all sums to 0."""
         for chain in range(self.chains):
             for row in range(self.rows):
                 zero(self.asm, self.register(row, chain))
 
     def finish(self) -> Register:
-        """One register with a row's sum in each lane. Clobbers vector register 0."""
+        """Return a register with a row's sum in each lane. Clobbers vector register 0."""
         chains = self.chains
         while chains > 1:
             half = -(-chains // 2)
@@ -76,9 +76,9 @@ class InnerProducts:
 
 
 def add_lanes(asm: Assembler, registers: list[Register], spare: int) -> Register:
-    """A register whose lane n is the sum of the n-th register's lanes; at most `lanes` of them.
+    """Return a register whose lane n is the sum of the n-th register's lanes, for up to all lanes.
 
-    Lanes beyond hold something else. Clobbers the registers and vector register `spare`.
+    Further lanes are undefined. Clobbers the registers and vector register `spare`.
     """
     held, other = list(registers), vector(asm, spare)
     for low, high in (*_UNPACK, *_PARTS[asm.target.isa]):

@@ -1,4 +1,4 @@
-"""A batch by a layer of which few weights are zero: a dense product without any transposition.
+"""A batch by a layer with few zero weights: a dense product without any transposition.
 
     batch-major      y (batch, out) = x W^T     W^T packed in strips of columns, a lane an output
     feature-major    y (out, batch) = W x       W packed in tiles of rows, a lane a column of x
@@ -22,7 +22,7 @@ from sparsejit.x86.operands import rdi, rdx
 
 @dataclass(frozen=True)
 class DenseCounts:
-    """What one call does: `cycles` that its instructions should take, `products` of vectors."""
+    """Counts of one call: `products` of vectors, and the expected `cycles` of its instructions."""
 
     target: Target
     spec: MatMul
@@ -33,7 +33,7 @@ class DenseCounts:
 
 @dataclass(frozen=True, eq=False)
 class DenseLayer:
-    """A batch as a dense product, and its weights as either operand.
+    """A layer's product with a batch; its weights are operand A (`rows`) or B (`columns`).
 
     Short weights are stored as the float32 they stand for: their bytes count for little.
     """
@@ -46,12 +46,12 @@ class DenseLayer:
 
 
 def expect(spec: MatMul, matrix: SparseMatrix, target: Target) -> DenseCounts:
-    """All weights, zeros included."""
+    """Expected counts: all weights, zeros included."""
     return _counts(spec, target, *_planned(spec, target))
 
 
 def lower(spec: MatMul, matrix: SparseMatrix, target: Target) -> DenseLayer:
-    """Weights packed for the tiling."""
+    """Lower to a product, with weights packed for its tiling."""
     product, tiles = _planned(spec, target)
     weights = rounded(matrix.dense, spec.dtype)
     rows = columns = None
@@ -72,7 +72,7 @@ def emit(asm: Assembler, lowered: DenseLayer) -> None:
 
 
 def _planned(spec: MatMul, target: Target) -> tuple[DenseProduct, Tiling]:
-    """The product with its padding, as many columns as spare masks; and how it is cut."""
+    """Return the product, with columns padded to whole vectors if there is room, and its tiling."""
     sizes = spec.batch, spec.out_features, spec.in_features
     if spec.layout is Layout.BATCH_MAJOR:
         return _batch_major(*sizes, spec.y_features, spec.each.activation, target.alone)

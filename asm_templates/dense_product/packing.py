@@ -13,9 +13,10 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Packed:
-    """A constant operand as one stream, cut as the product is; `biased` where bias comes first.
+    """A constant operand as one stream, in the product's tiles or strips.
 
-    `in_register`: the operand's register holds its address, because it is one of several.
+    `biased`: each of these begins with its bias. `in_register`: the operand's register holds its
+    address, because it is one of several.
     """
 
     stream: FloatArray
@@ -26,9 +27,9 @@ class Packed:
 def pack_columns(
     weights: FloatArray, bias: FloatArray | None, tiles: Tiling, target: Target
 ) -> Packed:
-    """B (depth, columns): in each strip the bias (columns,), then row after row, zeros at the end.
+    """Pack B (depth, columns): by strip the bias (columns,), then row after row, padded with zeros.
 
-    A last strip of fewer vectors has only these.
+    A last strip of fewer vectors is stored in that width.
     """
     lanes = target.lanes
     rows = weights if bias is None else np.concatenate([bias[None], weights])
@@ -43,7 +44,7 @@ def pack_columns(
 
 
 def pack_rows(weights: FloatArray, bias: FloatArray | None, tiles: Tiling) -> Packed:
-    """A (rows, depth): in each tile the bias (rows,), then column after column."""
+    """Pack A (rows, depth): by tile the bias (rows,), then column after column."""
     columns = weights if bias is None else np.concatenate([bias[:, None], weights], axis=1)
     parts, first = [], 0
     for each in tiles.row_tiles:

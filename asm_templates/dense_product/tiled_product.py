@@ -10,7 +10,7 @@ A step of the depth, for a tile of rows by vectors, four steps a turn of the loo
 
 A strip of B stays in L2 while all tiles of rows pass over it. Where B is stored transposed, each
 strip is first transposed to the stack (`few_rows` has the exception). A is read where it lies,
-transposed or not. docs/kernels/dense.md has what bounds it.
+transposed or not. docs/kernels/dense.md explains its bounds.
 """
 
 from collections.abc import Hashable
@@ -54,14 +54,14 @@ _A, _B, _STEPS_LEFT = rax, rcx, r8  # of a tile, moving along the depth
 _TILE_A, _TILE_C, _TILES_LEFT = r9, r10, rbx
 _STRIP_B, _STRIP_C, _STRIPS_LEFT = r11, r12, rbp
 _FRAME, _AHEAD = r13, r14
-# What is added where A is constant: it is given in a register, and neither B is transposed then nor
-# does a strip of it come ahead.
+# The matrix that is added, whose address comes in a register. A is constant then, and B is neither
+# transposed nor fetched ahead, so that r13 and r14 are free for it.
 ADDED = rax
 _STRIP_ADDED, _TILE_ADDED = r13, r14
 _SAVED = (rbx, rbp, r12, r13, r14)
-# A strip from beyond L2 is fetched while so many tiles or more work on the one before it.
+# A strip from beyond L2 is fetched ahead if at least 3 tiles work on the strip before it.
 _TILES_TO_FETCH_IN = 3
-# Packed rows of A are asked for a page ahead, where no prefetcher looks.
+# Packed rows of A are prefetched a page ahead, which no hardware prefetcher does.
 _A_AHEAD_BYTES = 4096
 
 
@@ -75,8 +75,8 @@ def emit_dense_product(
     """Append C = activation(scale * A B), or of constants with their bias; see `ir.dense_product`.
 
     rdi: A, rdx: B, rsi: C, where C overlaps neither; all three are kept. `a` or `b` is that operand
-    as a constant, packed for `tiles`, with scale and bias inside; its register is not used then,
-    unless it says so. `ADDED`: what is added, if anything is; it may be C.
+    as a constant, packed for `tiles`, with scale and bias inside; its register is used only if
+    `in_register`. `ADDED`: the matrix that is added, if there is one; it may be C.
     Clobbers rax, rcx, r8-r11, the vector registers and k5-k7, and uses the stack below rsp.
     """
     if has_few_rows(spec, asm.target):
@@ -86,7 +86,7 @@ def emit_dense_product(
 
 
 class _ProductCode:
-    """Appends the code."""
+    """Appends the code of a product."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class _ProductCode:
             None if each is None or each.in_register else Literal(asm.literal(each.stream))
             for each in (a, b)
         )
-        # From row to row of A, and along its depth.
+        # Strides of A, in bytes: from row to row, and along the depth.
         self.a_row, self.a_step = (spec.a_pitch, 4)[:: -1 if spec.a_transposed else 1]
         beyond_l2 = b is not None and b.stream.nbytes > asm.target.l2_bytes
         self.tiles_a_strip = sum(each.count for each in tiles.row_tiles)
@@ -131,12 +131,12 @@ class _ProductCode:
         pop(asm, _SAVED)
 
     def _make_room(self) -> None:
-        """Room for a transposed strip."""
+        """Make room on the stack for a transposed strip."""
         self.asm.emit("mov", _FRAME, rsp)
         make_room(self.asm, self.spec.depth * self.tiles.vectors * self.vector_bytes)
 
     def _strip(self, vectors: int, lanes_of_last: int) -> None:
-        """All rows by so many vectors of columns, the last of `lanes_of_last` unless that is 0."""
+        """All rows by `vectors` of columns; the last has `lanes_of_last` lanes unless that is 0."""
         asm, spec = self.asm, self.spec
         if spec.transposed:
             self._transpose(vectors, lanes_of_last)
@@ -159,7 +159,7 @@ class _ProductCode:
             asm.emit("add", _STRIP_ADDED, vectors * self.vector_bytes)
 
     def _strip_bytes(self, vectors: int) -> int:
-        """From one strip of B to the next."""
+        """Bytes from one strip of B to the next."""
         if self.packed_b is not None:
             return (self.spec.depth + self.packed_b.biased) * vectors * self.vector_bytes
         if self.spec.transposed:
@@ -203,12 +203,12 @@ class _ProductTile:
         self.product, self.asm, self.spec = product, product.asm, product.spec
         self.height, self.vectors, self.lanes_of_last = height, vectors, lanes_of_last
         self.sums = height * vectors
-        # One of several is cut over threads as well, and sums as the whole does.
+        # One of several constants may be cut over threads, and must sum in the same order then.
         is_one = product.packed_a is not None and product.packed_a.in_register
         self.chains = 1 if is_one else chains(self.sums, self.spec.depth)
         self.wide = self.asm.target.isa == "avx512"
         self.vector_bytes = product.vector_bytes
-        # Elements and vectors come behind the bias, where there is one.
+        # Elements of A and vectors of B come behind the bias, if there is one.
         self.a_start = 4 * height if product.packed_a and product.packed_a.biased else 0
         biased = product.packed_b is not None and product.packed_b.biased
         self.b_start = vectors * self.vector_bytes if biased else 0
@@ -231,7 +231,7 @@ class _ProductTile:
 
     @property
     def _key(self) -> Hashable:
-        """What the loop over the depth depends on."""
+        """The parameters of the code of the loop over the depth."""
         sizes = self.height, self.vectors, self.spec.depth, self.chains
         left = self.spec.a_pitch, self.spec.a_transposed
         return "depth", *sizes, *left, self.b_pitch, self.masks_b
@@ -264,11 +264,11 @@ class _ProductTile:
 
     @property
     def _mask(self) -> Register:
-        """AVX2's mask of the last vector: a register behind those of B and A."""
+        """AVX2: the register of the last vector's mask, behind B's vectors and A's element."""
         return vector(self.asm, self.vectors + 1)
 
     def _steps(self, count: int) -> None:
-        """So many steps of the depth; moves A and B on."""
+        """`count` steps of the depth; moves A and B on."""
         if count == 0:
             return
         asm = self.asm
@@ -280,7 +280,7 @@ class _ProductTile:
         element, right = vector(asm, self.vectors), vector(asm, number)
         b_place = Memory(_B, self.b_start + step * self.b_pitch + number * self.vector_bytes)
         a_place = self._element(step, row)
-        comes_with = self.vectors == 1 < self.height and self.wide  # the only product that needs it
+        comes_with = self.vectors == 1 < self.height and self.wide  # only one product reads it
         lines = [] if comes_with else [line("vbroadcastss", element, a_place, when=number == 0)]
         if self.product.packed_a is not None:
             index = step * self.height + row
@@ -302,7 +302,7 @@ class _ProductTile:
         asm.emit("add", _B, count * self.b_pitch)
 
     def _fetches(self, count: int) -> tuple[list[Line], int]:
-        """This tile's share of fetching the next strip into L2, over so many steps; its bytes."""
+        """Return this tile's prefetches of the next strip during `count` steps, and their bytes."""
         if not self.product.fetches_ahead:
             return [], 0
         strip_lines = count * self.vectors * self.vector_bytes // CACHE_LINE_BYTES
@@ -320,7 +320,7 @@ class _ProductTile:
     def _loads(
         self, right: Register, place: Memory, first: np.ndarray, last: np.ndarray
     ) -> list[Line]:
-        """Bring vectors of B into registers; nothing beyond the columns is read."""
+        """Load vectors of B into registers; nothing beyond the columns is read."""
         if not self.masks_b:
             return [line("vmovups", right, place, when=first)]
         whole = line("vmovups", right, place, when=first & ~last)
@@ -353,7 +353,7 @@ class _ProductTile:
             self._store(place, total, free[0] if self._is_partial(number) else None)
 
     def _place(self, base: Register, pitch: int, number: int) -> Memory:
-        """Where the vector of a sum lies in a tile."""
+        """Return the place of a sum's vector in the tile at `base`."""
         row, column = divmod(number, self.vectors)
         return Memory(base, row * pitch + column * self.vector_bytes)
 
@@ -363,7 +363,7 @@ class _ProductTile:
     def _add(
         self, sums: list[Register], pitch: int, mask: Register | None, loaded: Register
     ) -> None:
-        """Add to the sums what lies `pitch` bytes from row to row; clobbers AVX2's mask."""
+        """Add the matrix at _TILE_ADDED, with rows `pitch` bytes apart; sets AVX2's mask."""
         asm = self.asm
         if mask is not None:
             asm.emit("vmovups", mask, lane_mask(asm, self.lanes_of_last))

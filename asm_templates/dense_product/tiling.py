@@ -1,10 +1,10 @@
-"""How a dense product is cut: strips of columns, and tiles of rows within each.
+"""Tiling of a dense product: strips of columns, and tiles of rows within each.
 
-    strips   `vectors` vectors of C's columns each, the last with what is left
+    strips   `vectors` vectors of C's columns each, the last with the rest
     tiles    rows of A whose sums are in registers at once, of two heights at most
 
-The tiling that should take the fewest cycles is chosen, among all that fit the registers: so many
-FMA and loads start in a cycle, and an FMA waits for the one before it in the same sum.
+The tiling that should take the fewest cycles is chosen among all that fit the registers, from the
+FMA and loads that start in a cycle, and the wait of an FMA for the one before it in the same sum.
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from sparsejit.ir.spec import Activation
 from sparsejit.machine.target import Target
 
 UNROLL = 4  # steps of the depth in a turn of the loop
-_SUMS_UNDER_WAY = 8  # that keep both multipliers busy: an FMA takes four cycles
-# Rows so many bytes apart lie in the same set of L1: no more of them than it has ways.
+_SUMS_UNDER_WAY = 8  # sums that keep both multipliers busy: an FMA takes four cycles
+# Rows of A that are a multiple of 4096 bytes apart lie in the same set of L1, which has 8 ways.
 _SET_BYTES, _WAYS = 4096, 8
 LARGEST_STRIP = 1 << 20  # bytes of stack, of 8 MiB that threads have by default
 
@@ -32,7 +32,7 @@ class RowTiles:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Strips of `vectors` vectors; `cycles` is what all should take, operands in L1 or L2."""
+    """Strips of `vectors` vectors; `cycles` are expected for all, with operands in L1 or L2."""
 
     vectors: int
     row_tiles: tuple[RowTiles, ...]
@@ -40,7 +40,7 @@ class Tiling:
 
 
 def tiling(spec: DenseProduct, target: Target, packed_a: bool = False) -> Tiling:
-    """The tiling that should take the fewest cycles; of a transposed B, one whose strips fit."""
+    """Return the tiling with the fewest expected cycles; strips of a transposed B fit the stack."""
     return _tiling(spec, target.alone, packed_a)
 
 
@@ -54,23 +54,23 @@ def _tiling(spec: DenseProduct, target: Target, packed_a: bool) -> Tiling:
 
 
 def widest_strip(spec: DenseProduct, target: Target) -> int:
-    """Vectors of a strip that may be transposed to the stack; any number where none need be."""
+    """Return the most vectors of a strip: if B is transposed to the stack, its strips must fit."""
     fitting = LARGEST_STRIP // (spec.depth * target.vector_bytes)
     return fitting if spec.transposed else spec.columns
 
 
 def most_sums(target: Target) -> int:
-    """Registers for sums and vectors of B: the others hold an element of A and AVX2's mask."""
+    """Return the registers for sums and vectors of B, without A's element and AVX2's mask."""
     return target.vector_registers - (1 if target.isa == "avx512" else 2)
 
 
 def chains(sums: int, depth: int) -> int:
-    """In how many partial sums each of so many is computed."""
+    """Return the number of partial sums for each of `sums` sums."""
     return max(1, min(UNROLL, depth, _SUMS_UNDER_WAY // sums))
 
 
 def _most_rows(spec: DenseProduct, most: int, vectors: int, packed_a: bool) -> int:
-    """Rows of a tile: their sums, a row of vectors of B, and scratch for the activation."""
+    """Return the most rows of a tile: registers hold sums, a row of B, the activation's scratch."""
     scratch = 0 if spec.activation is Activation.NONE else max(0, SCRATCH_PER_VECTOR - 1 - vectors)
     rows = (most - vectors - scratch) // vectors
     collide = not packed_a and not spec.a_transposed and spec.a_pitch % _SET_BYTES == 0

@@ -3,9 +3,9 @@
     block:  slots of nodes 1 to 15 (16-bit), ranks of their thresholds (16-bit); 0 is unused
             nodes in heap order: the children of p are 2 p and 2 p + 1; 16 to 31 are its exits
 
-The rank of a threshold is its place among all of its slot; that of x, how many of them are below
-x. So x <= threshold where rank(x) <= rank(threshold). Where a tree ends within a block, a rank that
-none exceeds leads on to the left.
+The rank of a threshold is its place among all thresholds of its slot; the rank of x is the number
+of thresholds below x. So x <= threshold where rank(x) <= rank(threshold). Where a tree ends within
+a block, a rank that none exceeds leads on to the left.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ MOST_SLOTS = 64  # words of two registers
 MISSING = 0xFFFF
 _MOST_RANKS = MISSING - 1
 _MOST_BLOCKS = 1 << 22
-_NONE = -1 << 40  # a child that is nothing: a leaf without a number
+_NONE = -1 << 40  # no child: a leaf without a number
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,8 +32,8 @@ class BlockLayout:
     """All blocks, of which the first leads nowhere.
 
     words: uint16 (blocks, 2, 16); after: int64 (blocks, 16), the block behind each exit or -1;
-    leaf: int64 (blocks, 16), the leaf there or -1. `roots` and `steps` are by tree in `order`:
-    its first block, and how many it passes at most. `thresholds` are those of each slot, ascending.
+    leaf: int64 (blocks, 16), the leaf there or -1. By tree in `order`: `roots`, its first block,
+    and `steps`, the most blocks that a row passes. `thresholds`: by slot, ascending.
     """
 
     trees: Trees
@@ -48,7 +48,10 @@ class BlockLayout:
 
 
 def block_layout(trees: Trees) -> BlockLayout:
-    """Raises CompileError where slots, thresholds or blocks are too many for their indices."""
+    """Lay trees out as blocks.
+
+    Raises CompileError where slots, thresholds or blocks are too many for their indices.
+    """
     slots = Slots.of(trees)
     ranks, thresholds = _ranks(trees, slots)
     if len(slots) > MOST_SLOTS or max(map(len, thresholds), default=0) > _MOST_RANKS:
@@ -74,7 +77,7 @@ def block_layout(trees: Trees) -> BlockLayout:
 
 
 def _ranks(trees: Trees, slots: Slots) -> tuple[Array, list[Array]]:
-    """The rank of each node's threshold, and the thresholds of each slot."""
+    """Return the rank of each node's threshold, and the thresholds of each slot."""
     ranks, thresholds = np.zeros(len(trees.nodes), np.int64), []
     by_slot = np.argsort(slots.of_node, kind="stable")
     ends = np.searchsorted(slots.of_node[by_slot], np.arange(len(slots) + 1))
@@ -86,11 +89,12 @@ def _ranks(trees: Trees, slots: Slots) -> tuple[Array, list[Array]]:
 
 
 def _heaps(trees: Trees, roots: Array) -> tuple[Array, Array]:
-    """What stands at each place of every block: a node, or ~leaf; and the block of each node.
+    """Return the content of each place of every block, a node or ~leaf; and each node's block.
 
-    Block 0 is empty, then come those of the roots in order, then those behind them, level by level.
+    Block 0 is empty; then come the roots' blocks in order, then the blocks behind them, level by
+    level.
     """
-    # By node a block that begins with it, -1 for none; the last stands for all leaves.
+    # By node: the block that begins with it, or -1; the last entry stands for all leaves.
     block_of = np.full(len(trees.nodes) + 1, -1)
     heaps = [np.full((1, 2 * EXITS), _NONE)]
     count, first = 1, roots
@@ -116,7 +120,7 @@ def _heaps(trees: Trees, roots: Array) -> tuple[Array, Array]:
 
 
 def _steps(after: Array) -> Array:
-    """How many blocks a row passes at most from each on."""
+    """Return for each block the most blocks that a row passes from there on."""
     steps = np.ones(len(after), np.int64)
     while True:
         longer = 1 + np.where(after >= 0, steps[after], 0).max(axis=1)

@@ -2,9 +2,9 @@
 
     for each pair of trees     bits  = rank(x)[slots of the block] > ranks of the block
     for each 32 trees          place = 2 place + bit place of bits, four times
-                               block = after[block, place], or what was found there
+                               block = after[block, place], or the leaf found there
 
-A tree that has ended waits, with the complement of where it did.
+A tree that has ended waits; in place of a block it has the complement of the exit where it ended.
 """
 
 from collections.abc import Callable
@@ -47,35 +47,35 @@ _PAIRS_IN_TURN = 4
 
 @dataclass(frozen=True, eq=False)
 class BlockWalk:
-    """Blocks for rows of x one after another."""
+    """A walk through blocks by one row of x after another."""
 
     layout: BlockLayout
     rows: int
 
     @property
     def groups(self) -> int:
-        """Groups of 32 trees, the last one filled with empty ones."""
+        """Number of groups of 32 trees; empty trees fill the last group."""
         return -(-len(self.layout.order) // GROUP)
 
     @property
     def group_steps(self) -> list[int]:
-        """How many blocks the trees of each group pass."""
+        """The most blocks that a tree of each group passes."""
         steps = self.layout.steps
         return [int(steps[g * GROUP : (g + 1) * GROUP].max()) for g in range(self.groups)]
 
     @property
     def bits_at(self) -> int:
-        """Into the scratch, in bytes: behind the ranks."""
+        """Offset in the scratch of the comparison bits, behind the ranks."""
         return _RANK_BYTES
 
     @property
     def places_at(self) -> int:
-        """Numbers of blocks times 16, 0 for those that wait."""
+        """Offset of block numbers times 16, by tree; 0 for a tree that waits."""
         return self.bits_at + self.groups * GROUP * _WORD
 
     @property
     def found_at(self) -> int:
-        """The same, complements of those that wait; in the end what was found."""
+        """Offset of the same with complements for trees that wait; at the end the found leaves."""
         return self.places_at + self.groups * GROUP * _FLOAT
 
     @property
@@ -104,7 +104,7 @@ def emit_block_walk(asm: Assembler, walk: BlockWalk) -> None:
 
 
 class _ForestSteps:
-    """The steps of one row, with what they read in the pool."""
+    """The steps of one row, and their tables in the pool."""
 
     def __init__(self, asm: Assembler, walk: BlockWalk, sums: LeafSums) -> None:
         layout = walk.layout
@@ -121,7 +121,7 @@ class _ForestSteps:
         self.top = asm.literal(_pairs(layout.words, roots))
 
     def emit(self, asm: Assembler) -> None:
-        """All steps. rdx: scratch, ranks at its begin. Clobbers rax, rcx and r8 to r11."""
+        """Append all steps. rdx: scratch, which begins with ranks. Clobbers rax, rcx, r8 to r11."""
         asm.emit("vmovups", zmm(31), Memory(rdx))
         if self.has_second:
             asm.emit("vmovups", zmm(30), Memory(rdx, _LINE))
@@ -139,7 +139,7 @@ class _ForestSteps:
                 self._follow(asm, step, first, end - first, is_last=True)
 
     def _compare(self, asm: Assembler, step: int, first: int, groups: int) -> None:
-        """The comparisons of so many groups; none for trees that fill the last one."""
+        """Append the comparisons of `groups` groups; trees that only fill the last are left out."""
         asm.emit("lea", r11, Memory(rdx, self.walk.bits_at + first * GROUP * _WORD))
         if step == 0:
             asm.emit("lea", r10, Literal(self.top + first * GROUP * _LINE))
@@ -166,7 +166,7 @@ class _ForestSteps:
         repeat(asm, -(-trees // (2 * _PAIRS_IN_TURN)), rax, pairs)
 
     def _follow(self, asm: Assembler, step: int, first: int, groups: int, is_last: bool) -> None:
-        """On to the next block, or in the last step to what was found."""
+        """Move trees on to their next blocks, or in the last step replace exits by found leaves."""
         walk = self.walk
         asm.emit("lea", r11, Memory(rdx, walk.bits_at + first * GROUP * _WORD))
         asm.emit("lea", r10, Memory(rdx, walk.places_at + first * GROUP * _FLOAT))
@@ -190,13 +190,13 @@ class _ForestSteps:
 
 
 def _load_top(asm: Assembler, pair: int) -> None:
-    """Vectors of slots and ranks of a pair of first blocks."""
+    """Load the slots and the ranks of a pair of first blocks."""
     for half in range(2):
         asm.emit("vmovups", zmm(2 * pair + half), Memory(r10, (2 * pair + half) * _LINE))
 
 
 def _load_pair(asm: Assembler, pair: int) -> None:
-    """The same of any two blocks."""
+    """Load the slots and the ranks of any two blocks."""
     first, second = (r8, r9)
     asm.emit("mov", dword(first), Memory(r10, 2 * _FLOAT * pair))
     asm.emit("mov", dword(second), Memory(r10, 2 * _FLOAT * pair + _FLOAT))
@@ -208,7 +208,7 @@ def _load_pair(asm: Assembler, pair: int) -> None:
 
 
 def _descend(asm: Assembler) -> None:
-    """zmm 4 and 5 = where 32 trees leave their blocks, 16 to 31, as dwords."""
+    """zmm4, zmm5 = the exits, 16 to 31, by which 32 trees leave their blocks, as dwords."""
     bits, place, bit = zmm(0), zmm(1), zmm(2)
     asm.emit("vmovups", bits, Memory(r11))
     asm.emit("vmovups", place, zmm(28))
@@ -224,7 +224,7 @@ def _descend(asm: Assembler) -> None:
 
 
 def _go_on(asm: Assembler, half: int) -> None:
-    """The blocks of 16 trees become those behind their exits."""
+    """Replace the blocks of 16 trees by the blocks behind their exits."""
     block, index, at = zmm(6 + half), zmm(4 + half), half * _LINE
     asm.emit("vmovups", block, Memory(r8, at))
     asm.emit("vpaddd", index, index, block)
@@ -236,7 +236,7 @@ def _go_on(asm: Assembler, half: int) -> None:
 
 
 def _find(asm: Assembler, half: int) -> None:
-    """What 16 trees found."""
+    """Store the leaves that 16 trees found."""
     block, index, at = zmm(6 + half), zmm(4 + half), half * _LINE
     asm.emit("vmovups", block, Memory(r8, at))
     asm.emit("vpcmpd", k(1), block, zmm(27), _NOT_LESS)
@@ -249,13 +249,13 @@ def _find(asm: Assembler, half: int) -> None:
 
 
 def _pairs(words: Array, roots: Array) -> Array:
-    """First blocks two by two: the slots of both, then the ranks of both."""
+    """Return the first blocks two by two: the slots of both, then the ranks of both."""
     both = words[roots].reshape(-1, 2, 2, EXITS)
     return np.ascontiguousarray(both.swapaxes(1, 2))
 
 
 def _runs(wanted: list[bool]) -> list[tuple[int, int]]:
-    """First and end of each stretch that is wanted."""
+    """Return the first place and the end of each run of True."""
     runs = []
     for is_wanted, stretch in groupby(enumerate(wanted), key=lambda item: item[1]):
         places = [number for number, _ in stretch]

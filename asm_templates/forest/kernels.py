@@ -1,4 +1,4 @@
-"""The kernels of forests, a row each: what a planner chooses between."""
+"""The kernels of forests between which a planner chooses."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ _BLOCK_BYTES = 192
 
 @dataclass(frozen=True)
 class ForestCounts:
-    """What a kernel does with all rows: see `machine.prices.ForestPrices`.
+    """Counts of a kernel's work for all rows: see `machine.prices.ForestPrices`.
 
-    `data_bytes` are those of all trees, `near_bytes` what is read again before anything else is.
+    `data_bytes`: bytes of all trees. `near_bytes`: bytes that are read again before any others.
     """
 
     rows: int
@@ -75,13 +75,13 @@ def _lower_blocks(trees: Trees, rows: int, target: Target) -> LoweredForest:
 
 
 def _leaf_vectors(trees: Trees, target: Target) -> int:
-    """Vectors of outputs that the leaves of a row are."""
+    """Return the vectors of outputs in the leaves of one row; 0 where a leaf is one number."""
     lanes = target.lanes // 2
     return len(trees.trees) * -(-trees.outputs // lanes) if trees.width > 1 else 0
 
 
 def _search_steps(thresholds: int) -> int:
-    """How often sixteen divide them."""
+    """Return the levels of a search among `thresholds` that divides by sixteen."""
     steps, blocks = 1, thresholds // 16 + 1
     while blocks > 1:
         steps, blocks = steps + 1, -(-blocks // 16)

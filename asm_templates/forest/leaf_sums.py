@@ -3,7 +3,7 @@
     width 1:     y[c] = base[c] + scale * (found[a] + ... + found[b - 1])     trees as lanes
     all outputs: y    = base    + scale * (leaves[found[0]] + ...)            outputs as lanes
 
-`found` holds a float32 for each tree, or where its leaf's row begins, in elements.
+`found` holds for each tree a float32, or the offset of its leaf's row, in elements.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ _UNROLLED = 4
 
 @dataclass(frozen=True, eq=False)
 class LeafSums:
-    """What to add up; `columns` are the outputs of the trees in their order, ascending.
+    """Leaves to add up; `columns` are the outputs of the trees in their order, ascending.
 
     A number of y takes `y_bytes`.
     """
@@ -57,7 +57,7 @@ class LeafSums:
         return bool(self.leaves.shape[1] == 1)
 
     def found_of(self, leaf: Array) -> Array:
-        """What `found` holds for leaves by number, as 32 bits; for -1 a leaf of zeros."""
+        """Return the entry of `found`, 32 bits, for each leaf number; -1 is a leaf of zeros."""
         if self.per_output:
             values = np.append(self.leaves[:, 0], np.float32(0)).astype(np.float32)
             return values[leaf].view(np.int32)
@@ -65,13 +65,13 @@ class LeafSums:
         return (rows * self.leaves.shape[1]).astype(np.int32)
 
     def table(self) -> Array:
-        """The rows of leaves, then one of zeros, with room for a vector to read beyond."""
+        """Return the leaves' rows, then a row of zeros, with room for a vector to read beyond."""
         width = self.leaves.shape[1]
         return np.append(self.leaves.astype(np.float32), np.zeros(width + 16, np.float32))
 
 
 def emit_leaf_sums(asm: Assembler, sums: LeafSums, found: Register, y: Register) -> None:
-    """Append the sums; both addresses are kept. Clobbers rax, rcx, r8, r9, vectors and k1."""
+    """Append the sums; keeps both addresses. Clobbers rax, rcx, r8, r9, vectors and k1."""
     (_emit_by_output if sums.per_output else _emit_rows)(asm, sums, found, y)
 
 
@@ -121,7 +121,7 @@ def _add_rest(asm: Assembler, total: Register, count: int) -> None:
 def _finish_output(
     asm: Assembler, sums: LeafSums, output: tuple[int, float], y: Register
 ) -> None:
-    """y[number] = base + scale * the lanes of vector 0."""
+    """y[number] = base + scale * the sum of vector 0's lanes; `output` is (number, base)."""
     number, base = output
     if asm.target.isa == "avx512":
         asm.emit("vextracti64x4", ymm(1), zmm(0), 1)
@@ -178,7 +178,7 @@ def _emit_rows(asm: Assembler, sums: LeafSums, found: Register, y: Register) -> 
 def _store(
     asm: Assembler, values: Register, y: Register, places: tuple[int, int], y_bytes: int
 ) -> None:
-    """y[first:] = values, as many as there are outputs."""
+    """y[first : first + lanes] = values, up to the last output; `places` is (first, outputs)."""
     first, outputs = places
     lanes = asm.target.vector_bytes // _DOUBLE
     count = min(lanes, outputs - first)

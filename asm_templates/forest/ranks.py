@@ -1,11 +1,11 @@
 """The rank of x among the thresholds of each slot, by a search that divides by sixteen.
 
-    x in all lanes > 16 pivots      count of lanes: which block of 16 pivots, or thresholds, is next
+    x in all lanes > 16 pivots      count of lanes: number of the next block of pivots or thresholds
     ...
     x in all lanes > 16 thresholds  rank = 16 block + count
 
-A missing value that goes left is above no threshold; one that goes right counts as infinity, or
-where there is an infinite threshold takes a rank above all.
+A missing value that goes left is above no threshold; one that goes right counts as infinity, or if
+there is an infinite threshold, takes a rank above all others.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _GREATER = 30  # ordered, quiet
 
 
 def emit_ranks(asm: Assembler, layout: BlockLayout, x: Register, into: Register) -> None:
-    """Append what writes the uint16 rank of each slot, and 2 bytes beyond.
+    """Append code that writes the uint16 rank of each slot, and 2 bytes beyond, to `into`.
 
     Clobbers rax, r8, r9, vectors 0 to 2, k1 and k2.
     """
@@ -41,7 +41,7 @@ def emit_ranks(asm: Assembler, layout: BlockLayout, x: Register, into: Register)
         value, goes_left = zmm(slot % 2), bool(layout.slots.goes_left[slot])
         place = Memory(x, size * int(layout.slots.features[slot]))
         asm.emit(form.broadcast, value, place)
-        if not goes_left:  # the second operand, if one is NaN
+        if not goes_left:  # min returns the second source, infinity, if x is NaN
             asm.emit(form.least, value, value, zmm(2))
         _search(asm, form, value, [int(start) for start in starts[number : number + len(own)]])
         number += len(own)
@@ -69,7 +69,7 @@ _FORMS = {
 
 
 def _search(asm: Assembler, form: _Forms, value: Register, starts: list[int]) -> None:
-    """r9 = the rank of a value, by tables at `starts` from r8, of pivots before thresholds."""
+    """r9 = the rank of a value; tables of pivots, then of thresholds, lie at r8 + `starts`."""
     count, shift = dword(rax), form.block_shift
     for depth, start in enumerate(starts):
         index = (r9,) if depth else ()
@@ -84,7 +84,7 @@ def _search(asm: Assembler, form: _Forms, value: Register, starts: list[int]) ->
         else:
             asm.emit("kmovw", count, k(1))
             asm.emit("popcnt", count, count)
-            # r9 is where the block begins, in bytes.
+            # r9 is the offset of the block, in bytes.
             asm.emit("shr" if last else "shl", dword(r9), shift - 4 if last else 4)
             if not last:
                 asm.emit("shl", count, shift)
@@ -94,7 +94,7 @@ def _search(asm: Assembler, form: _Forms, value: Register, starts: list[int]) ->
 
 
 def _mark_missing(asm: Assembler, form: _Forms, place: Memory) -> None:
-    """r9 = MISSING where the value there is NaN."""
+    """r9 = MISSING if the value at `place` is NaN."""
     known = asm.label("not missing")
     asm.emit(form.load, xmm(0), place)
     asm.emit(form.compare_one, xmm(0), xmm(0))
@@ -104,7 +104,10 @@ def _mark_missing(asm: Assembler, form: _Forms, place: Memory) -> None:
 
 
 def _levels(thresholds: Array) -> list[Array]:
-    """Pivots of pivots first: the last number of each block of 16 below; infinity pads each."""
+    """Return the levels of a search, coarsest first, thresholds last.
+
+    A pivot is the last number of a block of 16 in the next level; infinity pads each level.
+    """
     level = np.full(_BLOCK * (len(thresholds) // _BLOCK + 1), np.inf, thresholds.dtype)
     level[: len(thresholds)] = thresholds
     levels = [level]

@@ -2,9 +2,9 @@
 
     slots of all rows, each row's beside the other's
     for each four vectors of rows, for each tree:
-        as many levels as the tree is high    threshold, meta <- the tree's records[state]
+        for each level of the tree            threshold, meta <- the tree's records[state]
                                               value           <- slots[row, meta & ...]
-        sums of the output += what is found   in float64, one for each row
+        sums of the output += leaves found    in float64, one for each row
 
 A tree's records stay in near caches for all rows, however large the forest is.
 """
@@ -50,7 +50,7 @@ _TREE_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class RowWalk:
-    """A walk for rows of x together."""
+    """A walk by all rows of x together."""
 
     layout: WalkLayout
     rows: int
@@ -62,7 +62,7 @@ class RowWalk:
         return self.rows * self.layout.slots.row_bytes(lanes)
 
     def scratch_bytes(self, lanes: int) -> int:
-        """Slots, then sums by output, then an output as in y."""
+        """Bytes of slots, then of sums by output, then of one output in the format of y."""
         trees, rows = self.layout.trees, self.vectors(lanes) * lanes
         return self.slot_bytes(lanes) + rows * (trees.outputs * _DOUBLE + trees.y_bytes)
 
@@ -78,7 +78,7 @@ def emit_row_walk(asm: Assembler, walk: RowWalk) -> None:
 
 
 class _RowWriter:
-    """The parts of a walk, with what they read in the pool."""
+    """The parts of a walk, and their tables in the pool."""
 
     def __init__(self, asm: Assembler, walk: RowWalk) -> None:
         self.asm, self.walk_of, layout = asm, walk, walk.layout
@@ -95,7 +95,7 @@ class _RowWriter:
         self.trees = asm.literal(table.astype(np.int32))
 
     def fill_slots(self) -> None:
-        """The slots of every row; keeps rdx and rsi."""
+        """Fill the slots of every row; keeps rdx and rsi."""
         asm, trees = self.asm, self.layout.trees
         asm.emit("lea", r11, Memory(rdx))
 
@@ -118,10 +118,10 @@ class _RowWriter:
         repeat(asm, (self.floats_at - self.sums_at) // size, rax, clear)
 
     def walk(self, first: int) -> None:
-        """All trees for the vectors of rows from `first` on."""
+        """Append all trees for the next vectors of rows, at most GROUPS, from `first` on."""
         asm, layout = self.asm, self.layout
         groups = min(GROUPS, self.walk_of.vectors(self.lanes) - first)
-        # A lane without a row does what the last row does.
+        # A lane without a row repeats the last row.
         rows = np.minimum(np.arange(groups * self.lanes) + first * self.lanes, self.last)
         slots = (rows * layout.slots.pitch(self.lanes)).astype(np.int32).reshape(groups, -1)
         places: list[Literal | None] = [Literal(asm.literal(each)) for each in slots]
@@ -154,7 +154,7 @@ class _RowWriter:
         return self.sums_at + first * self.lanes * _DOUBLE
 
     def _add_found(self, groups: int) -> None:
-        """What the rows found to the sums at r9."""
+        """Add the leaves that the rows found to the sums at r9."""
         asm = self.asm
         for group in range(groups):
             place = Memory(r8, 0, state(asm, group), _FLOAT)
@@ -176,7 +176,7 @@ class _RowWriter:
         repeat(asm, self.layout.trees.outputs, rax, output)
 
     def _add(self, group: int, number: int) -> None:
-        """The lanes of a vector of floats to the sums of a group."""
+        """Add the lanes of a vector of floats to the sums of a group."""
         asm, half = self.asm, asm_vector_bytes(self.asm)
         wide = asm.target.isa == "avx512"
         low = ymm if wide else xmm
@@ -191,7 +191,7 @@ class _RowWriter:
             asm.emit("vmovupd", place, vector(asm, 0))
 
     def finish(self) -> None:
-        """y = base + scale * sums, output by output."""
+        """Append y = base + scale * sums, output by output."""
         asm, trees = self.asm, self.layout.trees
         base = trees.base.astype(np.float64)
         asm.emit("lea", r8, Memory(rdx, self.sums_at))
@@ -212,7 +212,7 @@ class _RowWriter:
         repeat(asm, trees.outputs, r10, output)
 
     def _round(self) -> None:
-        """The next vector of sums to numbers of y at rdi."""
+        """Convert the next vector of sums to numbers of y at rdi."""
         asm = self.asm
         asm.emit("vmovupd", vector(asm, 0), Memory(r8))
         asm.emit("vfmadd213pd", vector(asm, 0), vector(asm, 1), vector(asm, 2))
@@ -225,7 +225,7 @@ class _RowWriter:
         asm.emit("add", rdi, asm_vector_bytes(asm) * y_bytes // _DOUBLE)
 
     def _copy(self) -> None:
-        """The next number to its row of y."""
+        """Copy the next number to its row of y."""
         asm, y_bytes = self.asm, self.layout.trees.y_bytes
         number = r11 if y_bytes == _DOUBLE else dword(r11)
         asm.emit("mov", number, Memory(rdi))

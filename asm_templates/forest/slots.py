@@ -1,8 +1,8 @@
-"""The values that trees compare: each used feature of x, with what stands for a missing value.
+"""The values that trees compare: each used feature of x, with a substitute for a missing value.
 
-A slot is a feature and where NaN goes there; one that goes left becomes -inf, which is below every
-threshold, and one that goes right stays NaN, which no comparison `<=` holds for. The slot behind
-the last is 0.
+A slot is a feature and the side to which NaN goes. A NaN that goes left becomes -inf, which is
+below every threshold; one that goes right stays NaN, for which no comparison `<=` holds. The slot
+behind the last is 0.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Slots:
 
     @classmethod
     def of(cls, trees: Trees) -> "Slots":
-        """The slots of all nodes, in the order of features."""
+        """Return the slots of all nodes, in the order of features."""
         pairs = 2 * trees.nodes[:, 0] + (trees.nodes[:, 3] != 0)
         kinds, of_node = np.unique(pairs, return_inverse=True)
         return cls(kinds // 2, kinds % 2 == 1, of_node.reshape(-1), trees.x_bytes)
@@ -52,18 +52,18 @@ class Slots:
         return len(self.features)
 
     def pitch(self, lanes: int) -> int:
-        """Slots of a row with those that pad it, the one of zero among them."""
+        """Slots of a row with padding to whole vectors, which includes the slot of zero."""
         return -(-(len(self) + 1) // lanes) * lanes
 
     def row_bytes(self, lanes: int) -> int:
-        """Bytes of the slots of a row, with those that pad it."""
+        """Bytes of the slots of a row, with padding."""
         return self.pitch(lanes) * self.x_bytes
 
 
 def emit_slots(asm: Assembler, slots: Slots, x: Register, into: Register) -> None:
-    """Append what fills the slots of one row.
+    """Append code that fills the slots of one row.
 
-    x: the row; into: as many numbers as a row's pitch. Clobbers rax, r8, r9, vectors 0 to 3 and k1.
+    x: the row; into: the slots, `pitch` numbers. Clobbers rax, r8, r9, vectors 0 to 3 and k1.
     """
     size, is_double = slots.x_bytes, slots.x_bytes == _DOUBLE
     lanes = asm.target.vector_bytes // size
@@ -107,7 +107,10 @@ def emit_slots(asm: Assembler, slots: Slots, x: Register, into: Register) -> Non
 
 
 def gather(asm: Assembler, into: Register, place: Memory, mask: Register) -> None:
-    """into = 32 bits for each lane of the index of `place`. AVX-512 clobbers k1, AVX2 `mask`."""
+    """into = 32 bits gathered for each lane of the index in `place`.
+
+    AVX-512 clobbers k1, AVX2 `mask`.
+    """
     if asm.target.isa == "avx512":
         asm.emit("kxnorw", k(1), k(1), k(1))
         asm.emit("vpgatherdd", into.masked(k(1)), place)
@@ -117,7 +120,10 @@ def gather(asm: Assembler, into: Register, place: Memory, mask: Register) -> Non
 
 
 def gather_doubles(asm: Assembler, into: Register, place: Memory, mask: Register) -> None:
-    """into = 64 bits for each lane of the index of `place`, which is half a vector."""
+    """into = 64 bits gathered for each lane of the index in `place`, which is half a vector.
+
+    AVX-512 clobbers k1, AVX2 `mask`.
+    """
     if asm.target.isa == "avx512":
         asm.emit("kxnorw", k(1), k(1), k(1))
         asm.emit("vgatherdpd", into.masked(k(1)), place)

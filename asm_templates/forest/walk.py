@@ -6,7 +6,7 @@
                   state       = first + (meta >> ...)   latency of the others
                                 + (value > threshold)
 
-as many times as the highest tree of the four vectors is high.
+The step repeats for each level of the highest tree in the four vectors.
 """
 
 from dataclasses import dataclass
@@ -36,16 +36,16 @@ from sparsejit.x86.operands import (
     rsi,
 )
 
-GROUPS = 4  # vectors in turn
+GROUPS = 4  # vectors of trees in turn
 _FLOAT, _DOUBLE = 4, 8
 _NOT_LESS_EQUAL = 6
 _EVEN_WORDS, _MIDDLE_SWAPPED = 0x88, 0xD8
-_STATES = 4  # vectors 4 to 7
+_STATES = 4  # first of the registers 4 to 7, which hold states
 
 
 @dataclass(frozen=True, eq=False)
 class TreeWalk:
-    """A walk for rows of x one after another."""
+    """A walk by one row of x after another."""
 
     layout: WalkLayout
     rows: int
@@ -82,7 +82,7 @@ def emit_tree_walk(asm: Assembler, walk: TreeWalk) -> None:
 
 
 def records_of(layout: WalkLayout) -> Array:
-    """Thresholds and meta side by side, as words."""
+    """Return thresholds and meta side by side, as 32-bit words."""
     words = layout.trees.x_bytes // _FLOAT
     records = np.zeros((len(layout.meta), 2 * words), np.uint32)
     records[:, :words] = layout.thresholds.view(np.uint32).reshape(-1, words)
@@ -91,7 +91,7 @@ def records_of(layout: WalkLayout) -> Array:
 
 
 class _Tables:
-    """The walk of all trees, with what it reads in the pool."""
+    """The walk of all trees, and its tables in the pool."""
 
     def __init__(self, asm: Assembler, layout: WalkLayout, sums: LeafSums) -> None:
         block = asm.target.lanes * GROUPS
@@ -109,7 +109,10 @@ class _Tables:
         self.block_bytes = table.shape[1] * _FLOAT
 
     def walk(self, asm: Assembler) -> None:
-        """r9: where what is found goes; rdx: slots. Clobbers rax, rcx, r8, r10 and r11."""
+        """Append the walk of one row. rdx: slots; r9: the results, 32 bits a tree.
+
+        Clobbers rax, rcx, r8, r10 and r11.
+        """
         lanes, vector_bytes = asm.target.lanes, asm.target.vector_bytes
         asm.emit("lea", rcx, Literal(self.records))
         asm.emit("lea", r8, Literal(self.blocks_table))
@@ -136,7 +139,7 @@ class _Tables:
 
 
 def state(asm: Assembler, group: int) -> Register:
-    """Where the lanes of a vector are: numbers of records."""
+    """Return the register of a group's states: the number of each lane's record."""
     return vector(asm, _STATES + group)
 
 
@@ -155,9 +158,10 @@ def emit_levels(
     firsts: list[Memory | None],
     rows: list[Literal | None],
 ) -> None:
-    """Append rax levels of as many vectors as the lists are long.
+    """Append rax levels, for a vector of states for each entry of the lists.
 
-    rcx: records; rdx: slots. `firsts`: what is added to a pair's number; `rows` to a slot's.
+    rcx: records; rdx: slots. Entries that are not None are added: `firsts` to the number of a pair,
+    `rows` to the number of a slot.
     """
     again, done = asm.label("next level"), asm.label("at the leaves")
     asm.emit("test", dword(rax), dword(rax))
@@ -181,7 +185,7 @@ def _emit_level(
     avx512, is_double = asm.target.isa == "avx512", layout.trees.x_bytes == _DOUBLE
     doubled = vector(asm, 10 if avx512 else 9)
     if is_double:
-        asm.emit("vpaddd", doubled, place, place)  # a record is twice what an address may scale by
+        asm.emit("vpaddd", doubled, place, place)  # 16 bytes a record; addresses scale by 8
         gather(asm, slot, Memory(rcx, _DOUBLE, doubled, _DOUBLE), mask)
     else:
         gather(asm, threshold, Memory(rcx, 0, place, _DOUBLE), mask)
@@ -204,7 +208,7 @@ def _emit_level(
 
 
 def _compare_doubles(asm: Assembler, records: Register, slots: Register) -> None:
-    """k1, or with AVX2 vector 3, = whether what a slot holds exceeds the threshold of a record.
+    """k1, or with AVX2 vector 3, = whether the slot's value exceeds the record's threshold.
 
     Each half of the lanes at a time. Clobbers vectors 0, 2 and 3, 14 and 15, `records`, k2 and k3.
     """

@@ -22,10 +22,10 @@ _MOST_RECORDS = 1 << 26  # 20 bytes of each must lie in reach of an address
 
 @dataclass(frozen=True, eq=False)
 class WalkLayout:
-    """The records of all trees, which stand in the order of `order`.
+    """The records of all trees, in the order of `order`.
 
-    thresholds, like x, meta uint32 and leaf int64 (-1 where a record is none) are by record;
-    `first` and `heights` by tree. The first two records are a leaf without a number.
+    By record: `thresholds` (as x), `meta` (uint32) and `leaf` (int64, -1 for no leaf). By tree:
+    `first` and `heights`. The first two records are a leaf without a number.
     """
 
     trees: Trees
@@ -39,22 +39,22 @@ class WalkLayout:
 
     @property
     def record_bytes(self) -> int:
-        """A threshold and meta, as wide as it."""
+        """Bytes of a record: a threshold, and meta in the same width."""
         return 2 * self.trees.x_bytes
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of all records, each with what is found there."""
+        """Bytes of all records and of the 4-byte result of each."""
         return len(self.meta) * (self.record_bytes + 4)
 
     @property
     def slot_bits(self) -> int:
-        """Bits of `meta` that name a slot; the others name a pair."""
+        """Low bits of `meta` that hold the slot's number; the others hold the pair's."""
         return len(self.slots).bit_length()
 
 
 def walk_layout(trees: Trees) -> WalkLayout:
-    """Raises CompileError for trees too large for 32-bit indices."""
+    """Lay trees out as records; raises CompileError for trees too large for 32-bit indices."""
     slots, order = Slots.of(trees), tree_order(trees)
     owner, nodes = _level_order(trees, order)
     counts = np.bincount(owner, minlength=len(order))
@@ -84,12 +84,15 @@ def walk_layout(trees: Trees) -> WalkLayout:
 
 
 def tree_order(trees: Trees) -> Array:
-    """Trees of an output together, those of a height together: such as share vectors."""
+    """Return the order of trees by output, then by height, so that similar trees share vectors."""
     return np.lexsort((-trees.tree_heights, trees.trees[:, 1]))
 
 
 def _level_order(trees: Trees, order: Array) -> tuple[Array, Array]:
-    """Every tree's nodes, level by level, tree after tree: the places of trees, and the nodes."""
+    """Return the nodes of every tree, tree after tree, level by level.
+
+    The first array is the place in `order` of each node's tree, the second the nodes.
+    """
     roots = trees.trees[order, 0]
     owner, node = np.flatnonzero(roots >= 0), roots[roots >= 0]
     seen = np.full(len(trees.nodes), -1)

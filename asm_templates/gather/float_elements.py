@@ -1,8 +1,8 @@
 """Elements of the gather kernel that are floats: a step is a permute and an FMA.
 
-Registers, in order: the sums, a vector of packed indices, what was picked; where weights are
-short, those of a step, and in bfloat16 0xFFFF0000 in every lane; last the window of x. All that is
-read lies in one stream, whose pointer moves on from the first piece to the last.
+Registers, in order: the sums, a vector of packed indices, the picked inputs; for short weights, the
+weights of a step and, in bfloat16, 0xFFFF0000 in every lane; last the window of x. All data lies in
+one stream, whose pointer advances from the first piece to the last.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ _Piece = Piece[PackedFloats]
 
 
 class FloatElements:
-    """`kernel.Elements` for weights of float32, bfloat16 and float16, and sums of float32."""
+    """`window_gather.Elements` for weights of float32, bfloat16, float16, and sums of float32."""
 
     add = "vaddps"
     folded_y = _FOLDED_Y
@@ -63,10 +63,10 @@ class FloatElements:
             self._load(target, rdi, register * self.machine.lanes, self.spec.in_features)
 
     def enter(self, piece: _Piece) -> None:
-        """The pool lies in the order of the pieces: nothing to do."""
+        """Append nothing: the pool has the order of the pieces."""
 
     def start_sums(self, piece: _Piece, sums: list[Register]) -> None:
-        """At the bias, which is the head of what the piece reads, or at zero."""
+        """Set the sums to the bias, which is the head of the piece's data, or to zero."""
         for position, register in enumerate(sums):
             if piece.reads.head.shape[1]:
                 self._read(register, position)
@@ -127,7 +127,7 @@ class FloatElements:
     def _unpacked(
         self, places: npt.NDArray[np.integer], odd: npt.NDArray[np.bool_]
     ) -> tuple[list[Line], Register | Memory]:
-        """What makes a step's weights float32, and the operand that then holds them.
+        """Return the lines that make a step's weights float32, and the operand with the result.
 
         `odd`: the step shares its vector with the one before.
         """
@@ -137,7 +137,7 @@ class FloatElements:
         return self.unpacking.operand(place, odd)
 
     def finish(self, piece: _Piece, sums: list[Register]) -> None:
-        """Sums are outputs, but for the activation, which takes more registers."""
+        """Append nothing: only the activation is missing, which takes more registers."""
 
     def load_exchange(self, piece: _Piece, number: int, register: Register) -> None:
         self._read(register, piece.reads.tail_start + number)
@@ -146,7 +146,7 @@ class FloatElements:
         self.stream.leave(piece.reads.vectors)
 
     def end(self) -> None:
-        """The activation over y, now that x may leave its registers."""
+        """Apply the activation to y, now that x may leave its registers."""
         if self.spec.activation is Activation.NONE:
             return
         lanes, length = self.machine.lanes, self.spec.out_features

@@ -1,12 +1,12 @@
-"""Between float32 and int8: x to integers in -127 .. 127, int32 sums to outputs.
+"""Conversion between float32 and int8: x to integers in -127 .. 127, int32 sums to outputs.
 
     q = round(x / scale)            `shared.int8_inputs` has the scale
     y = sum * scale * scale of the row + bias
 
-Dynamic: a first pass over x takes the largest magnitude. NaN in x is the largest and makes the
-scale and every output NaN, and an infinity makes every output infinite or NaN, which of them
-depends on the kernel: for batches `csr` gives NaN where `rows` may give an infinity. With a fixed
-scale values beyond 127 times it are clipped, and NaN counts as the largest.
+Dynamic: a first pass over x finds the largest magnitude. NaN in x is the largest and makes the
+scale and every output NaN. An infinity makes every output infinite or NaN, depending on the kernel:
+for batches `csr` gives NaN where `rows` may give an infinity. With a fixed scale, values beyond 127
+times the scale are clipped, and NaN counts as the largest.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from sparsejit.ir.spec import MatVec
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, rdi
 
-# Halves of a vector change places, then quarters, down to single lanes: mnemonic, sources, order.
+# Swaps of a vector's halves, then of quarters, down to single lanes: mnemonic, sources, order.
 _SWAPS = {
     "avx512": (
         ("vshufi64x2", 2, 0x4E), ("vshufi64x2", 2, 0xB1), ("vpshufd", 1, 0x4E), ("vpshufd", 1, 0xB1)
@@ -35,7 +35,7 @@ SCALE_SCRATCH = 6  # registers that `emit_scale` clobbers
 def emit_scale(
     asm: Assembler, spec: MatVec, reciprocal: Register, scale: Register, scratch: list[Register]
 ) -> None:
-    """Both registers in all lanes: the reciprocal of the scale of x; the scale, where dynamic."""
+    """Set all lanes of both registers: the reciprocal of x's scale and, if dynamic, the scale."""
     if spec.input_scale is not None:
         fixed_reciprocal(asm, spec, reciprocal)
         return
@@ -54,7 +54,7 @@ def emit_integers(
 ) -> None:
     """register = x[first : first + lanes] over its scale, int32, zeros past the end of x.
 
-    Not below -127 but for a fixed scale, for which the caller clips; never above 127.
+    Never above 127, and below -127 only with a fixed scale, for which the caller clips.
     """
     lanes = asm.target.lanes
     if first >= spec.in_features:
@@ -78,8 +78,8 @@ def emit_output(
 ) -> None:
     """register = sums (int32) times scales plus bias, float32.
 
-    `operands` are the vector of `int8_weights.output_scales`, then, where there is one, of the
-    bias; `scale` as from `emit_scale`.
+    `operands` are the vector of `int8_weights.output_scales`, then the vector of the bias, if there
+    is one; `scale` as from `emit_scale`.
     """
     dynamic = spec.input_scale is None
     asm.emit("vcvtdq2ps", register, register)

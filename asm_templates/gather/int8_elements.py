@@ -1,8 +1,8 @@
 """Elements of the gather kernel that are int8: a step is a byte permute and four products a lane.
 
-Vector registers: 0 to 7 the sums, then what was picked, a free one, the reciprocal of x's scale,
-that scale; then further accumulators; last the window of x. Weights and indices are two streams,
-of each piece its own, since blocks need fewer indices than weights.
+Vector registers: 0 to 7 are the sums; then come the picked inputs, a free register, the reciprocal
+of x's scale, the scale, further accumulators, and last the window of x. Each piece has a stream of
+weights and a stream of indices, because blocks need fewer indices than weights.
 """
 
 import itertools
@@ -49,8 +49,8 @@ _WEIGHTS, _INDICES, _FOLDED_Y = rdx, r8, r9
 _KEPT = r8  # before there are indices
 
 _PREFETCHED_BYTES = 1024  # ahead of a step
-# In L1s: up to here much may still be in L1 at the next call, unless prefetches evict it. What they
-# fetch in vain beyond weights in even lines only goes to other sets.
+# In sizes of L1: much of a stream up to this size may still be in L1 at the next call, unless
+# prefetches evict it. With weights in even lines only, lines prefetched in vain go to other sets.
 _NEAR_L1 = 3
 _INDEX_LOADS = {1: "vpbroadcastd", 2: "vpbroadcastq", 16: "vmovups"}
 
@@ -58,7 +58,7 @@ _Piece = Piece[Int8Reads]
 
 
 def stream_paddings(streamed_bytes: int, target: Target) -> tuple[StridePadding, StridePadding]:
-    """The paddings of weights and of indices, if a call reads so many bytes of them."""
+    """Return the paddings of weights and of indices, if a call reads `streamed_bytes` of them."""
     alike = stride_padding(streamed_bytes, target)
     if alike == PADDED and streamed_bytes <= _NEAR_L1 * target.l1d_bytes:
         return ALTERNATE, DENSE
@@ -66,7 +66,7 @@ def stream_paddings(streamed_bytes: int, target: Target) -> tuple[StridePadding,
 
 
 class Int8Elements:
-    """`kernel.Elements` for int8 weights, x quantised to bytes, and sums of int32."""
+    """`window_gather.Elements` for int8 weights, x quantised to bytes, and sums of int32."""
 
     add = "vpaddd"
     free = (_PICKED, _OTHER)
@@ -95,7 +95,7 @@ class Int8Elements:
         emit_scale(self.asm, self.spec, _RECIPROCAL, _SCALE, scratch[:SCALE_SCRATCH])
 
     def load_inputs(self, window: int) -> None:
-        """x of a window as unsigned bytes, 64 a register, in the order of `byte_of_input`."""
+        """Load x of a window as unsigned bytes, 64 a register, in the order of `byte_of_input`."""
         if self.kept is None or self.kept.is_first:
             self._quantise(window)
         if self.kept is None:
@@ -131,7 +131,7 @@ class Int8Elements:
         indices.point(padding.literal(self.asm, piece.reads.indices(), indices.padding))
 
     def start_sums(self, piece: _Piece, sums: list[Register]) -> None:
-        """At what takes the offset of x back."""
+        """Load the start values of sums, which cancel the offset of x."""
         for position, register in enumerate(sums):
             self.asm.emit("vmovups", register, self.weights.next_at(position))
 
@@ -156,7 +156,7 @@ class Int8Elements:
         return line("vpermi2b", _PICKED, first, second)
 
     def _prefetches(self, piece: _Piece, *places: Memory) -> list[Line]:
-        """Where both streams come from beyond L2; within L2 that loses."""
+        """Return prefetches of both streams from beyond L2; within L2 prefetches lose time."""
         if not self.prefetch or piece.reads.indices_a_step < LANES:
             return []
         return [
@@ -165,7 +165,7 @@ class Int8Elements:
         ]
 
     def finish(self, piece: _Piece, sums: list[Register]) -> None:
-        """Sums to floats, and the activation."""
+        """Convert sums to floats, and apply the activation."""
         numbers = itertools.count(piece.reads.scales_start)
         vectors = (self.weights.next_at(number) for number in numbers)
         for register in sums:
@@ -175,20 +175,20 @@ class Int8Elements:
         apply_activation(self.asm, self.spec.activation, sums, scratch)
 
     def load_exchange(self, piece: _Piece, number: int, register: Register) -> None:
-        """Indices are bytes, four vectors of them in one."""
+        """Load a vector of indices; they are stored as bytes, four vectors in one."""
         quarter, vector = number % 4, piece.reads.tail_start + number // 4
         place = self.weights.at(np.array(vector)) if quarter else self.weights.next_at(vector)
         quarter_place = Memory(place.base, place.displacement + quarter * LANES)
         self.asm.emit("vpmovsxbd", register, quarter_place)
 
     def leave(self, piece: _Piece) -> None:
-        """The next piece has streams of its own: only further runs read on."""
+        """Advance the streams if the piece has several runs; each piece has its own streams."""
         if piece.panel.fold > 1:
             self.weights.leave(piece.reads.vectors)
             self._indices(piece).leave(piece.count)
 
     def end(self) -> None:
-        """Nothing: outputs were finished in registers."""
+        """Append nothing: outputs were finished in registers."""
 
     def _indices(self, piece: _Piece) -> Stream:
         index_bytes = 4 * piece.reads.indices_a_step

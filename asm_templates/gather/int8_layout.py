@@ -1,10 +1,10 @@
-"""Where every row and weight of an int8 permute kernel goes: from a matrix to what it streams.
+"""Layout of an int8 permute kernel: from a matrix to the streams of weights and indices.
 
 Eight vectors of outputs (128 rows) are summed at a time: a run. `fold` runs share one piece of
-code and so one schedule, and rows trade places within a run, as in `row_order`.
+code and so one schedule, and rows are swapped within a run, as in `row_order`.
 
-Rows that use the same inputs, as in blocks of 1x8 or 1x16, form an index-sharing group and trade
-places as one: a step of a vector then reads one, two or sixteen indices (of four bytes, one for
+Rows that use the same inputs, as in blocks of 1x8 or 1x16, form an index-sharing group and are
+swapped together: a step of a vector then reads one, two or sixteen indices (of four bytes, one for
 each product):
 
     rows a group    indices a step    lanes 0 1 2 3 ... belong to group
@@ -53,21 +53,21 @@ from sparsejit.ir.spec import MatVec
 
 LANES = 16
 ACCUMULATORS = 8
-MOST_STAGES = 3  # of exchanges among as many sums
+MOST_STAGES = 3  # of exchanges among the sums of a run: 2**3 vectors
 RUN_ROWS = ACCUMULATORS * LANES
 REGISTER_INPUTS = 64  # bytes of a register
 MOST_REGISTERS = 20  # that hold x
 REGISTERS = 32
-FIRST_FREE = ACCUMULATORS + 4  # what x leaves free from here on holds further accumulators
+FIRST_FREE = ACCUMULATORS + 4  # from here on, registers without x hold further accumulators
 # Sweeps of swaps, by sources; more gain nothing: docs/kernels/gather.md
 _SWEEPS = {1: 4, 2: 1}
-# Steps as scheduled to their bound before any swaps, by sources: of 27 layers of 3 to 30 % weights
-# that are not zero 0.82 to 1.00, and 0.96 to 1.11.
+# Scheduled steps over their bound before any swaps, by sources: in 27 layers of 3 to 30 % nonzero
+# weights, 0.82 to 1.00 and 0.96 to 1.11.
 _OF_BOUND = {1: 0.94, 2: 1.02}
-# Steps between two that add to one accumulator, rounded up by what they share: a vpdpbusd takes
-# four cycles.
+# Steps between two additions to one accumulator, which `accumulators_of` rounds up: a vpdpbusd
+# takes four cycles.
 _APART = 3
-OFFSET = 128  # what is added to x to make it unsigned
+OFFSET = 128  # added to x to make it unsigned
 
 _Words = npt.NDArray[np.uint32]
 _Numbers = npt.NDArray[np.integer]
@@ -75,7 +75,7 @@ _Numbers = npt.NDArray[np.integer]
 
 @dataclass(frozen=True)
 class Int8Form:
-    """How a layer is cut.
+    """The form of a layer's kernel.
 
     Code runs `fold` times, `sharing_rows` rows share their indices, a step picks from `sources`
     registers of x, an exchange costs as much as `exchange` steps, and schedules of two sources are
@@ -89,28 +89,28 @@ class Int8Form:
     tries: int
 
     def least_steps(self, wants: npt.NDArray[np.uint16]) -> _Numbers:
-        """What bounds the steps of a schedule from below; a `row_order.Bound`."""
+        """Return the lower bound of a schedule's steps; a `row_order.Bound`."""
         fullest_lane = -(-wants.sum(axis=3, dtype=np.int64).max(axis=1) // PRODUCTS)
         by_register = (-(-wants.max(axis=1).astype(np.int64) // PRODUCTS)).sum(axis=2)
         least: _Numbers = np.maximum(fullest_lane, -(-by_register // self.sources))
         return least
 
     def schedule(self, demand: Demand) -> Covering:
-        """The steps of a panel's problems."""
+        """Return the steps of a panel's problems."""
         if self.sources == 1:
             return registers_in_turn(demand, PRODUCTS)
         return quad_schedule(demand, self.tries)
 
 
 def byte_of_input() -> _Numbers:
-    """Where inputs 0..63 of a register lie after `vpackssdw` and `vpacksswb` of four vectors."""
+    """Return the places of inputs 0..63 after `vpackssdw` and `vpacksswb` of four vectors."""
     vector, lane = np.divmod(np.arange(REGISTER_INPUTS), LANES)
     return lane // 4 * 16 + vector * 4 + lane % 4
 
 
 @dataclass(frozen=True, eq=False)
 class Int8Reads:
-    """What a run of a piece reads, in order of reading: two streams.
+    """The data that a run of a piece reads, in order of reading: two streams.
 
     Vectors `head` (start values of the sums), weights, `scales` (with biases in between), `tail`
     (the indices of exchanges, in bytes), all uint32 (fold, vectors, lanes); and indices.
@@ -123,7 +123,7 @@ class Int8Reads:
 
     @property
     def indices_a_step(self) -> int:
-        """Indices of four bytes each: as many as a vector of rows has index-sharing groups."""
+        """Indices of four bytes each: one for each index-sharing group of a vector of rows."""
         return self.steps.indices.shape[2]
 
     @property
@@ -141,22 +141,22 @@ class Int8Reads:
 
     @property
     def streamed_bytes(self) -> int:
-        """All weights and indices."""
+        """Bytes of all weights and indices."""
         return self.steps.weights.nbytes + self.steps.indices.nbytes
 
     def pool(self) -> _Words:
-        """Vectors of all runs."""
+        """Return the vectors of all runs."""
         parts = (self.head, self.steps.weights.swapaxes(0, 1), self.scales, self.tail)
         return np.concatenate(parts, axis=1)
 
     def indices(self) -> _Words:
-        """Indices of all runs."""
+        """Return the indices of all runs."""
         return self.steps.indices.swapaxes(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Int8Layout(GatherLayout[Int8Reads]):
-    """The pieces, of steps that pick from `sources` registers of x."""
+    """The pieces; steps pick from `sources` registers of x."""
 
     sources: int
 
@@ -173,7 +173,7 @@ def layout_of(spec: MatVec, matrix: SparseMatrix, form: Int8Form) -> Int8Layout:
 
 
 def expected_steps(spec: MatVec, matrix: SparseMatrix, form: Int8Form) -> int:
-    """About how many steps `layout_of` makes, in a twentieth of its time."""
+    """Return the approximate steps of `layout_of`, in a twentieth of its time."""
     cut = _Int8Cut.of(spec, matrix, form)
     return round(_OF_BOUND[form.sources] * sum(map(cut.least_steps, _panels_of(matrix, form))))
 
@@ -187,7 +187,10 @@ def _panels_of(matrix: SparseMatrix, form: Int8Form) -> Sequence[RowPanel]:
 
 
 def kept_input_bytes(lowered: object) -> int:
-    """What a layer's inputs take as registers hold them; 0 where `KeptInputs` is of no use."""
+    """Return the bytes of a layer's inputs as registers hold them; 0 if they cannot be kept.
+
+    See `KeptInputs`.
+    """
     if not isinstance(lowered, LoweredGather) or not isinstance(lowered.layout, Int8Layout):
         return 0
     windows = lowered.layout.windows
@@ -197,7 +200,7 @@ def kept_input_bytes(lowered: object) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Int8Cut:
-    """A quantised matrix on its way to pieces."""
+    """A quantised matrix that is being cut into pieces."""
 
     spec: MatVec
     weights: npt.NDArray[np.int8]
@@ -211,10 +214,10 @@ class _Int8Cut:
         return cls(spec, weights, output_scales(spec, scales), _windows_of(matrix), form)
 
     def held(self, panel: RowPanel) -> HeldPanel:
-        """The rows of a panel in order.
+        """Return the rows of a panel in order.
 
-        Two index-sharing groups in a vector lie there in turn, so that their sums need an exchange:
-        a vector that has no partner for one is not for groups of eight.
+        The lanes of two index-sharing groups in a vector alternate, so that their sums need an
+        exchange: a vector without a partner for an exchange cannot have groups of eight.
         """
         order, sharing_rows = self._ordered(panel, _SWEEPS[self.form.sources])
         in_lanes = panel.by_batch(order.rows, LANES // sharing_rows)
@@ -223,11 +226,11 @@ class _Int8Cut:
         return HeldPanel(panel, rows, order.stages, sharing_rows)
 
     def least_steps(self, panel: RowPanel) -> int:
-        """What bounds the steps of a panel whose rows lie as they do before any are swapped."""
+        """Return the lower bound of a panel's steps, for its rows before any are swapped."""
         return self._ordered(panel, sweeps=0)[0].steps
 
     def _ordered(self, panel: RowPanel, sweeps: int) -> tuple[RowOrder, int]:
-        """The order of a panel's index-sharing groups, and how many rows each of them has."""
+        """Return the order of a panel's index-sharing groups, and the number of rows of a group."""
         sharing_rows = self.form.sharing_rows
         if sharing_rows == LANES // 2 and panel.accumulators % 2:
             sharing_rows = 1
@@ -242,7 +245,7 @@ class _Int8Cut:
         return row_order(counts, indices, [panel], stages, prices, sweeps), sharing_rows
 
     def schedule(self, held: HeldPanel) -> Steps:
-        """The steps of a panel in order of execution."""
+        """Return the steps of a panel in order of execution."""
         panel, indices_a_step = held.panel, LANES // held.sharing_rows
         shape = (panel.fold_groups, panel.fold, held.sharing_rows, indices_a_step, -1)
         weights = self._padded(held.by_fold_group).reshape(shape)
@@ -266,18 +269,18 @@ class _Int8Cut:
 
     @cached_property
     def starts(self) -> npt.NDArray[np.int32]:
-        """Where each row's sum starts, to take the offset of x back."""
+        """Start value of each row's sum, which cancels the offset of x."""
         return (-OFFSET * self.weights.sum(axis=1, dtype=np.int64)).astype(np.int32)
 
     def accumulators(self, counts: _Numbers) -> list[_Numbers]:
-        """The first of each sum, and further ones from what x leaves free."""
+        """Return each sum's accumulators: its first, and others in registers that x leaves free."""
         free = np.arange(FIRST_FREE, REGISTERS - self.windows.width)
         more = accumulators_of(counts, len(counts) + len(free), _APART) - 1
         others = np.split(free[: more.sum()], np.cumsum(more)[:-1])
         return [np.append(first, numbers) for first, numbers in enumerate(others)]
 
     def reads(self, held: HeldPanel, steps: Steps, window: int, batch: int) -> Int8Reads:
-        """What the runs of one batch read in one window."""
+        """Return the data of one batch's runs in one window."""
         rows, fold = held.rows[batch], held.panel.fold
         head: _Words = np.zeros((fold, 0, LANES), np.uint32)
         scales = tail = head
@@ -296,7 +299,7 @@ class _Int8Cut:
 
 
 def _as_bytes(indices: _Numbers) -> _Words:
-    """Indices (fold, number, lanes) as bytes, four times as many of them in a vector."""
+    """Return indices (fold, number, lanes) as bytes, four vectors of indices in one."""
     fold, number, lanes = indices.shape
     padded = np.zeros((fold, -(-number // 4), lanes, 4), np.int8)
     padded.reshape(fold, -1, lanes)[:, :number] = indices
@@ -309,7 +312,7 @@ def _picked(
     column: _Numbers,
     taken: npt.NDArray[np.bool_],
 ) -> npt.NDArray[np.int8]:
-    """Per step (steps, fold, lanes, 4): the weights of the columns that each sharing group takes.
+    """Return the weights of the columns that each sharing group takes, (steps, fold, lanes, 4).
 
     `weights`: (fold groups, fold, rows of a sharing group, sharing groups, inputs); `column`,
     `taken`: (steps, fold * sharing groups, 4).
@@ -323,6 +326,6 @@ def _picked(
 
 
 def _bytes_as_words(values: npt.NDArray[np.int8]) -> _Words:
-    """(..., 4) bytes to (...) words."""
+    """Return (..., 4) bytes as (...) words."""
     words: _Words = np.ascontiguousarray(values).view(np.uint32)[..., 0]
     return words

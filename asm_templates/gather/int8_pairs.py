@@ -1,7 +1,7 @@
 """int8 without VNNI: two inputs at a time, broadcast as 16-bit integers, in loops.
 
-x is quantised to int16 on the stack. A step is two neighbouring inputs and a vector of outputs,
-of which some row has a weight there; its place in x is a number in memory:
+x is quantised to int16 on the stack. A step is two neighbouring inputs and a vector of outputs, at
+least one of which has a weight there; the pair's place in x is a number in memory:
 
     again: mov          eax, [rdx+4*slot]         which pair of x
            vpbroadcastd zmm5, [rsp+4*rax]         both inputs in all lanes
@@ -44,7 +44,7 @@ MOST_INPUTS = 1 << 18  # they take half a megabyte of stack
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Weights (out, in) as int8, and what their sums are multiplied by."""
+    """Weights (out, in) as int8, and the factors of their sums."""
 
     spec: MatVec
     weights: CompressedRows
@@ -53,10 +53,10 @@ class Pairs:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """Pairs of inputs by vectors of outputs that hold a nonzero, and what the rest costs in them.
+    """Return the counts: pairs of inputs by vectors of outputs that hold a nonzero, and the rest.
 
-    20 for the scale of x, one and a half for the end of a vector of outputs. A pair reads two
-    weights a lane, and the place of its inputs.
+    The rest is counted in pairs: 20 for the scale of x, one and a half for the end of a vector of
+    outputs. A pair reads two weights a lane, and the place of its inputs.
     """
     vectors = -(-matrix.out_features // target.lanes)
     steps = pairs_of(matrix, target.lanes) + 20 + 3 * vectors // 2
@@ -65,7 +65,7 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Pairs:
-    """Quantise."""
+    """Quantise the weights."""
     weights, scales = quantised_nonzeros(matrix)
     return Pairs(spec, weights, output_scales(spec, scales), expect(spec, matrix, target))
 
@@ -83,7 +83,7 @@ def emit(asm: Assembler, lowered: Pairs) -> None:
 
 
 def pairs_of(matrix: SparseMatrix, lanes: int) -> int:
-    """Steps: pairs of inputs by vectors of outputs that hold a nonzero."""
+    """Return the steps: pairs of inputs by vectors of outputs that hold a nonzero."""
     block_row, column = matrix.blocks(lanes)
     pairs = -(-matrix.in_features // PAIR)
     return count_distinct(block_row * pairs + column // PAIR, matrix.size)
@@ -95,7 +95,7 @@ def _padded_inputs(asm: Assembler, in_features: int) -> int:
 
 
 def _store_inputs(asm: Assembler, spec: MatVec) -> None:
-    """x as int16 at rsp, in the order of `_place_of_pair`."""
+    """Write x as int16 at rsp, in the order of `_place_of_pair`."""
     lanes, reciprocal = asm.target.lanes, vector(asm, _RECIPROCAL)
     free = [vector(asm, number) for number in range(_FIRST_FREE, 16)]
     emit_scale(asm, spec, reciprocal, vector(asm, _SCALE), free[:SCALE_SCRATCH])
@@ -111,7 +111,7 @@ def _store_inputs(asm: Assembler, spec: MatVec) -> None:
 
 
 def _place_of_pair(pair: npt.NDArray[np.intp], lanes: int) -> npt.NDArray[np.uint32]:
-    """Where inputs 2 * pair and 2 * pair + 1 lie, in units of four bytes, after `vpackssdw`."""
+    """Return places of inputs 2 * pair and 2 * pair + 1 after `vpackssdw`, in units of 4 bytes."""
     block, within = np.divmod(pair, lanes)
     source, position = np.divmod(within, lanes // PAIR)
     place = block * lanes + position // 2 * 4 + source * 2 + position % 2

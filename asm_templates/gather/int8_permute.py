@@ -8,13 +8,13 @@ their inputs lie:
     vpermi2b zmm4, zmm9, zmm22         64 inputs, out of these two registers 6 bytes
     vpdpbusd zmm0, zmm4, [rdx+64*8]    lane += its four products             7 bytes
 
-Which two registers is part of the instruction. Blocks of 1x8 and 1x16 need no 64 indices but
-eight or four, which `vpbroadcastq` and `vpbroadcastd` repeat as they load them.
+The instruction names the two registers. Blocks of 1x8 and 1x16 need only eight or four indices in
+place of 64, which `vpbroadcastq` and `vpbroadcastd` repeat as they load them.
 
 `vpdpbusd` takes unsigned inputs, so 128 is added to each, and a sum starts at -128 times the sum
 of its row's weights. That start, or an intermediate sum, may wrap around; the final sum cannot
-(`int8_weights`), so it is right. x and y must not overlap (`kernel`). What bounds a step and what
-was tried: docs/kernels/gather.md.
+(`int8_weights`), so it is right. x and y must not overlap (`window_gather`). The limits of a step,
+and other attempts: docs/kernels/gather.md.
 """
 
 from sparsejit.asm_templates.gather.int8_elements import Int8Elements
@@ -34,7 +34,8 @@ from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 
-# Blocks share indices while the zeros in them are fewer than what their indices would be.
+# By rows of a block: blocks share indices while they have at most this many weights, zeros
+# included, a nonzero; with more, separate indices would take fewer bytes than the zeros.
 _INDEX_SHARING = {16: 1.25, 8: 1.25}
 MOST_FOLD = 4  # code is folded as far as it takes to fit the first cache level
 _STEP_CODE_BYTES = 20
@@ -45,7 +46,7 @@ _TRIED_NNZ, _MOST_TRIES = 300_000, 4
 
 
 def index_sharing_rows(matrix: SparseMatrix) -> int:
-    """Rows that share their indices: 16, 8 or 1."""
+    """Return the number of rows that share their indices: 16, 8 or 1."""
     for rows_of_block, most_zeros in _INDEX_SHARING.items():
         if int(matrix.block_mask(rows_of_block).sum()) * rows_of_block <= most_zeros * matrix.nnz:
             return rows_of_block
@@ -53,7 +54,7 @@ def index_sharing_rows(matrix: SparseMatrix) -> int:
 
 
 def fold_of(matrix: SparseMatrix, target: Target) -> int:
-    """How often the code of a batch runs."""
+    """Return the number of runs of a batch's code."""
     code_bytes = matrix.nnz / (LANES * PRODUCTS * _LANE_USE) * _STEP_CODE_BYTES
     fold = 1
     while fold < MOST_FOLD and code_bytes > fold * target.l1i_bytes:
@@ -62,18 +63,18 @@ def fold_of(matrix: SparseMatrix, target: Target) -> int:
 
 
 def exchange_steps(matrix: SparseMatrix, target: Target) -> float:
-    """What an exchange costs, in steps; nothing beyond L1, where larger blocks save as much."""
+    """Return an exchange's cost in steps; 0 beyond L1, where larger blocks save the cost again."""
     near = _POOL_BYTES_A_WEIGHT * matrix.nnz <= target.l1d_bytes
     return target.core.layouts.int8_exchange if near else 0.0
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """From what bounds its steps."""
+    """Return the counts that follow from the lower bound of the steps."""
     return expect_for("int8-permute", 2, matrix, target)
 
 
 def expect_for(kind: str, sources: int, matrix: SparseMatrix, target: Target) -> Counts:
-    """Counts for steps that pick from so many registers; `kind` is the family whose prices hold."""
+    """Return expected counts; steps pick from `sources` registers and have the prices of `kind`."""
     spec = MatVec(matrix.out_features, matrix.in_features, dtype=DType.INT8)
     steps = expected_steps(spec, matrix, _form(sources, matrix, target, tries=1))
     return _counts(kind, matrix, target, steps)
@@ -85,10 +86,10 @@ def _form(sources: int, matrix: SparseMatrix, target: Target, tries: int) -> Int
 
 
 def _counts(kind: str, matrix: SparseMatrix, target: Target, steps: int) -> Counts:
-    """Steps, and what quantising x and finishing y cost in them.
+    """Return the counts, with quantising x and finishing y counted in steps.
 
-    20 for the scale of x, one for sixteen inputs, four for as many outputs. A step reads a
-    vector of weights and its indices; sixteen outputs three vectors.
+    20 for the scale of x, one for sixteen inputs, four for sixteen outputs. A step reads a vector
+    of weights and its indices; sixteen outputs read three vectors.
     """
     ends = 20 + (matrix.in_features + 4 * matrix.out_features) // target.lanes
     step_bytes = target.vector_bytes + target.vector_bytes // index_sharing_rows(matrix)
@@ -105,7 +106,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredGather[I
 def lower_for(
     kind: str, sources: int, spec: MatVec, matrix: SparseMatrix, target: Target
 ) -> LoweredGather[Int8Layout]:
-    """Steps that pick from so many registers; `kind` is the family whose prices hold."""
+    """Lower to steps that pick from `sources` registers and have the prices of `kind`."""
     tries = min(max(_TRIED_NNZ // max(matrix.nnz, 1), 1), _MOST_TRIES)
     layout = layout_of(spec, matrix, _form(sources, matrix, target, tries))
     return LoweredGather(spec, layout, _counts(kind, matrix, target, layout.steps))

@@ -5,7 +5,7 @@
     vpdpbusd zmm0, zmm4, [rdx+64*8]    lane += its four products
 
 `vpermb` takes half of `vpermi2b`'s time on some processors, so it pays while its longer streams
-come from L1. What else a kernel does is told in `int8_permute`, of which this is a form.
+come from L1. This is a form of `int8_permute`, which explains the rest of the kernel.
 """
 
 from sparsejit.asm_templates.gather.int8_layout import Int8Layout
@@ -20,7 +20,7 @@ KIND = "int8-single"
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """From what bounds its steps."""
+    """Return the counts that follow from the lower bound of the steps."""
     return expect_for(KIND, 1, matrix, target)
 
 

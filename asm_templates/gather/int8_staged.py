@@ -3,18 +3,18 @@
 `int8_permute` picks the four inputs of every step anew and fills a register with sixteen copies of
 them. Here a permutation picks for sixteen steps at once, into a row on the stack:
 
-    vmovups  zmm1, [r8+64*n]               six bits of index, two that tell registers of x apart
+    vmovups  zmm1, [r8+64*n]               six bits of index, two that select a register of x
     vpmovb2m k1, zmm1                      bit 7; bit 6 in k2, both in k3
     vpermb   zmm0, zmm1, [r9+64*a]         bytes of x, out of register a
     vpermb   zmm0{k2}, zmm1, [r9+64*b]     ... b; c by k1, d by k3
     vmovups  [r10+64*trip], zmm0           sixteen steps' inputs
 
-and a loop over such rows has no more to do than to load and to multiply:
+and a loop over such rows only loads and multiplies:
 
     vpbroadcastd zmm0, [rdx+4*slot]        four inputs in all lanes
     vpdpbusd zmm16, zmm0, [rcx+64*slot]    lane += its four products; zmm17, ... in the next slots
 
-A slot is a block row: the weights of the same sixteen outputs. Sums are those of `int8_permute`.
+A slot is a block row: the weights of the same sixteen outputs. Sums are as in `int8_permute`.
 """
 
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ from sparsejit.x86.operands import (
 
 KIND = "int8-staged"
 MOST_INPUTS = 1 << 15  # if all are used they take half a megabyte of stack
-_TRIP_VECTORS = 1.6  # of indices that a trip reads
+_TRIP_VECTORS = 1.6  # vectors of indices that a trip reads
 
 _PICKED, _INDEX, _DOUBLED = zmm(0), zmm(1), zmm(2)
 _RECIPROCAL, _SCALE, _FIRST_SUM = zmm(14), zmm(15), 16
@@ -74,7 +74,7 @@ _HIGH, _LOW, _BOTH = k(1), k(2), k(3)
 
 @dataclass(frozen=True, eq=False)
 class Staged:
-    """Groups, the weights (block rows, 16, inputs) as int8, and what sums are multiplied by."""
+    """Groups, the weights (block rows, 16, inputs) as int8, and the factors of sums."""
 
     spec: MatVec
     groups: list[StagedGroup]
@@ -84,7 +84,7 @@ class Staged:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """Counts by groups, whose trips follow from how many blocks their block rows have."""
+    """Return the counts of all groups; trips follow from the number of blocks in block rows."""
     sizes, prices = group_sizes(matrix), target.core.layouts
     trips = sum(number for _, _, number in sizes)
     steps = sum(len(own) * chains * number for own, chains, number in sizes)
@@ -96,7 +96,7 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Staged:
-    """Quantise, and give every step its inputs."""
+    """Quantise the weights, and give every step its inputs."""
     weights, scales = quantised_rows(matrix)
     missing = -matrix.out_features % LANES
     padded = np.pad(weights, ((0, missing), (0, 0))).reshape(-1, LANES, matrix.in_features)
@@ -128,7 +128,7 @@ def emit(asm: Assembler, lowered: Staged) -> None:
 
 
 def _store_inputs(asm: Assembler, spec: MatVec) -> None:
-    """x as unsigned bytes on the stack, each 64 in the order of `byte_of_input`."""
+    """Write x as unsigned bytes on the stack, each 64 in the order of `byte_of_input`."""
     emit_scale(asm, spec, _RECIPROCAL, _SCALE, _FREE[:SCALE_SCRATCH])
     sign = asm.constant(int.from_bytes([OFFSET] * 4, "little", signed=True))
     lowest = asm.literal(np.full(REGISTER_INPUTS, OFFSET + spec.least_integer, np.uint8))
@@ -146,7 +146,7 @@ def _store_inputs(asm: Assembler, spec: MatVec) -> None:
 
 
 def _stage(asm: Assembler, rounds: list[PickRound]) -> None:
-    """The inputs of a group's trips, a row of the stack each."""
+    """Write the inputs of a group's trips, a row of the stack each."""
     if not rounds:
         return
     stream = Stream(asm, _INDICES, CACHE_LINE_BYTES)
@@ -176,7 +176,7 @@ def _stage(asm: Assembler, rounds: list[PickRound]) -> None:
 
 
 def _sum(asm: Assembler, group: StagedGroup, weights: npt.NDArray[np.int8]) -> None:
-    """Sums of all slots, from what takes the offset of x back."""
+    """Compute the sums of all slots, from start values that cancel the offset of x."""
     starts = -OFFSET * weights[group.block_rows].sum(axis=2, dtype=np.int64)
     for slot in range(group.slots):
         register = zmm(_FIRST_SUM + slot)
@@ -205,7 +205,7 @@ def _sum(asm: Assembler, group: StagedGroup, weights: npt.NDArray[np.int8]) -> N
 
 
 def _finish(asm: Assembler, lowered: Staged, group: StagedGroup) -> None:
-    """Chains together, sums to outputs, each block row to its place."""
+    """Add chains, turn sums into outputs, and store each block row."""
     spec, count = lowered.spec, len(group.block_rows)
     sums = [zmm(_FIRST_SUM + slot) for slot in range(count)]
     for slot in range(count, group.slots):
@@ -218,7 +218,7 @@ def _finish(asm: Assembler, lowered: Staged, group: StagedGroup) -> None:
 
 
 def _factors(asm: Assembler, lowered: Staged, block_row: int) -> Iterator[Literal]:
-    """Scales of a block row, then biases if there are any."""
+    """Yield the scales of a block row, then its biases if there are any."""
     first, bias = LANES * block_row, lowered.spec.bias
     yield Literal(asm.literal(lowered.scales[first : first + LANES]))
     if bias is not None:

@@ -1,8 +1,8 @@
-"""Block rows of sixteen outputs in groups, and which inputs each of their steps multiplies.
+"""Groups of block rows of sixteen outputs, and the inputs that each of their steps multiplies.
 
-A group's slots are its block rows, or where these are few, chains of them that are added at the
-end. In a trip every slot takes up to four of its inputs, in ascending order, so that all slots read
-few registers of x: no further than the slot needs that has most left.
+A group's slots are its block rows or, if these are few, chains of them that are added at the end.
+In a trip every slot takes up to four of its inputs, in ascending order, so that all slots read few
+registers of x: none beyond the registers that the slot with the most inputs left needs.
 
     trip 0: inputs   3  17  60  61 |  9  20  88 101 | ...      registers 0, 1 of x
     trip 1:        118 130 170 190 | 95 140 141 142 | ...      registers 1, 2
@@ -24,7 +24,7 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 
 SLOTS = 16  # of four bytes each in a register
 _FIRST_ROUND, _FURTHER_ROUND = 4, 3  # registers of x that one vector of indices tells apart
-_SELECTOR = REGISTER_INPUTS  # the unit of what tells them apart, above the index
+_SELECTOR = REGISTER_INPUTS  # unit of the bits that select one of them, above the index
 
 _Numbers = npt.NDArray[np.integer]
 _Bytes = npt.NDArray[np.uint8]
@@ -41,14 +41,14 @@ class PickRound:
     indices: _Bytes
 
     def register(self, selector: int) -> int:
-        """The register of x for lanes with that selector; -1 for none."""
+        """Return the register of x for lanes with that selector; -1 for none."""
         position = selector if self.is_first else selector - 1
         return self.registers[position] if 0 <= position < len(self.registers) else -1
 
 
 @dataclass(frozen=True, eq=False)
 class StagedGroup:
-    """Block rows, each summed in so many chains; `columns` (trips, slots, 4), -1 for none."""
+    """Block rows, each summed in `chains` chains; `columns` (trips, slots, 4), -1 for none."""
 
     block_rows: _Numbers
     chains: int
@@ -59,14 +59,14 @@ class StagedGroup:
         return self.chains * len(self.block_rows)
 
     def weights(self, block_rows: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
-        """(trips, slots, 16, 4) of all `block_rows` (block rows, 16, inputs)."""
+        """Return own weights (trips, slots, 16, 4) of all `block_rows` (block rows, 16, inputs)."""
         own = np.tile(self.block_rows, self.chains)
         picked = block_rows[own[None, :, None], :, np.maximum(self.columns, 0)]
         picked[self.columns < 0] = 0
         return np.ascontiguousarray(picked.swapaxes(2, 3))
 
     def rounds(self) -> Iterator[PickRound]:
-        """What brings the inputs of all trips together."""
+        """Yield the rounds that bring the inputs of all trips together."""
         for trip, columns in enumerate(self.columns):
             flat = np.full(SLOTS * PRODUCTS, -1)
             flat[: columns.size] = columns.reshape(-1)
@@ -90,7 +90,7 @@ def _rounds_of_trip(trip: int, columns: _Numbers) -> Iterator[PickRound]:
 
 
 def group_sizes(matrix: SparseMatrix) -> list[tuple[_Numbers, int, int]]:
-    """Block rows of each group, the fullest first, their chains and trips."""
+    """Return the block rows of each group, the fullest first, their chains and trips."""
     counts = matrix.block_mask(LANES).sum(axis=1)
     order = np.argsort(-counts, kind="stable")
     groups: list[tuple[_Numbers, int, int]] = []
@@ -103,7 +103,7 @@ def group_sizes(matrix: SparseMatrix) -> list[tuple[_Numbers, int, int]]:
 
 
 def staged_groups(matrix: SparseMatrix) -> list[StagedGroup]:
-    """The groups of a matrix with the columns of all their steps."""
+    """Return the groups of a matrix with the columns of all their steps."""
     used = [np.flatnonzero(row) for row in matrix.block_mask(LANES)]
     return [
         StagedGroup(own, chains, _columns([used[row] for row in own], chains, trips))
@@ -112,7 +112,7 @@ def staged_groups(matrix: SparseMatrix) -> list[StagedGroup]:
 
 
 def _columns(used: list[_Numbers], chains: int, trips: int) -> _Numbers:
-    """(trips, slots, 4): what each slot takes of its inputs in each trip, -1 for none."""
+    """Return the inputs that each slot takes in each trip, (trips, slots, 4), -1 for none."""
     left = [row[chain::chains] for chain in range(chains) for row in used]
     columns = np.full((trips, len(left), PRODUCTS), -1)
     for trip in range(trips):

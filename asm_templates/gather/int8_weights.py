@@ -14,15 +14,16 @@ _LARGEST_SUM = 2**31 - 1
 def quantised_rows(
     matrix: SparseMatrix,
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """Weights (out, in) as int8 and the scale of each row (out,); see `quantised_nonzeros`."""
+    """Return weights (out, in) as int8 and each row's scale (out,); see `quantised_nonzeros`."""
     integers, scales = quantised_nonzeros(matrix)
     return integers.dense(), scales
 
 
 def quantised_nonzeros(matrix: SparseMatrix) -> tuple[CompressedRows, npt.NDArray[np.float32]]:
-    """Weights as int8, without those that become 0, and the scale of each row (out,).
+    """Return the weights that are not 0 as int8, and the scale of each row (out,).
 
-    `reference` says how. Raises InvalidInput naming a row for which some x overflows an int32 sum.
+    `reference` defines both. Raises InvalidInput naming a row for which some x overflows an int32
+    sum.
     """
     scales, nonzeros = matrix.int8_steps, matrix.nonzeros
     integers = np.rint(nonzeros.values / scales[nonzeros.rows]).astype(np.int8)
@@ -39,7 +40,7 @@ def quantised_nonzeros(matrix: SparseMatrix) -> tuple[CompressedRows, npt.NDArra
 def int8_sums(
     matrix: SparseMatrix,
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-    """The scale of each row, and the sum of its weights as int8; both (out,)."""
+    """Return the scale of each row, and the sum of its weights as int8; both (out,)."""
 
     def made() -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         integers, scales = quantised_nonzeros(matrix)
@@ -49,5 +50,5 @@ def int8_sums(
 
 
 def output_scales(spec: MatVec, scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """What an int32 sum is multiplied by, but for a scale of x known only when the kernel runs."""
+    """Return the factors of int32 sums, without a scale of x known only when the kernel runs."""
     return scales if spec.input_scale is None else scales * np.float32(spec.input_scale)

@@ -9,12 +9,12 @@ indices of seven bits, and eight `vpunpck` put the bytes together again:
     vpunpck     bytes, then words of four tables: byte b of lane 4q + s becomes x of lane 4q + b,
                 step s, whole; so the index lies there
 
-The window slides over x (`lookup_layout`), while the sums of all rows wait on the stack. Where
-float32 weights and indices would not fit L2, the index replaces the lowest seven bits of the
-weight, which changes it by at most 2**-17 of itself.
+The window slides over x (`lookup_layout`), while the sums of all rows are on the stack. If float32
+weights and indices would not fit L2, the index replaces the lowest seven bits of the weight, which
+changes it by at most 2**-17 of itself.
 
 An idle lane takes an input that its row has no weight for, if there is one among 32, as in
-`permute`; but with the index in the weight any input. Figures: docs/kernels/gather.md.
+`permute`; with the index in the weight it takes any input. Figures: docs/kernels/gather.md.
 """
 
 from dataclasses import dataclass
@@ -73,13 +73,13 @@ _HALVES = (k(1), k(2))
 
 # The sums of a panel take 16 KB of stack, so that they stay in L1.
 _PANEL_ROWS = 4096
-# The same from 5 to 20 chunks ahead; a quarter slower without: docs/kernels/gather.md.
+# Equally fast from 5 to 20 chunks ahead; a quarter slower without: docs/kernels/gather.md.
 _PREFETCHED_CHUNKS = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """Rows from `first` on, which lie in lanes as `order` says, and their chunks."""
+    """Rows from `first` on, `order` (the row in every lane), and their chunks."""
 
     first: int
     order: IntArray
@@ -87,13 +87,13 @@ class Panel:
 
     @property
     def vectors(self) -> int:
-        """How many vectors of outputs there are."""
+        """Vectors of outputs."""
         return len(self.order) // LANES
 
 
 @dataclass(frozen=True, eq=False)
 class LookedUp:
-    """A layer as chunks: what is stored, in which format, panel by panel."""
+    """A layer as chunks, panel by panel, and the format in which they are stored."""
 
     spec: MatVec
     form: Format
@@ -102,12 +102,15 @@ class LookedUp:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """Vectors of weights in the chunks that the look-up loop runs over."""
+    """Return the counts, from the vectors of weights in the chunks of the look-up loop."""
     return _counts(spec, matrix, target, chunk_count(matrix))
 
 
 def _counts(spec: MatVec, matrix: SparseMatrix, target: Target, chunks: int) -> Counts:
-    """A byte of index a weight, unless it lies in the weight; a chunk's place among the sums."""
+    """Return the counts; the pool has weights, indices outside weights, and chunks' places of sums.
+
+    An index is a byte, a place four bytes.
+    """
     steps = STEPS * chunks
     weights, indices = steps * target.lanes * WEIGHT_BYTES[spec.dtype], steps * target.lanes
     far = weights + indices > target.l2_bytes and spec.dtype is DType.FLOAT32
@@ -116,7 +119,7 @@ def _counts(spec: MatVec, matrix: SparseMatrix, target: Target, chunks: int) -> 
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LookedUp:
-    """Rows in panels whose sums fit the stack, each cut into chunks."""
+    """Cut rows into panels whose sums fit the stack, and panels into chunks."""
     order = paired_order(matrix)
     panels = []
     for first in range(0, len(order), _PANEL_ROWS):
@@ -128,7 +131,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LookedUp:
 
 
 def emit(asm: Assembler, lowered: LookedUp) -> None:
-    """Needs AVX512-VBMI."""
+    """Append the kernel; needs AVX512-VBMI."""
     form, panels = lowered.form, lowered.panels
     asm.emit("mov", _OLD_STACK, rsp)
     asm.emit("sub", rsp, 4 * max(len(panel.order) for panel in panels))
@@ -158,7 +161,7 @@ def _emit_constants(asm: Assembler, form: Format) -> None:
 
 
 def _emit_loop(asm: Assembler, form: Format, label: Label) -> None:
-    """A subroutine that adds rcx chunks to the sums."""
+    """Append a subroutine that adds rcx chunks to the sums."""
     sums = Memory(rsp, 8, index=_PLACE)  # above the return address
     asm.bind(label)
     asm.emit("mov", dword(_PLACE), Memory(_PLACES))
@@ -181,7 +184,7 @@ def _emit_loop(asm: Assembler, form: Format, label: Label) -> None:
 
 
 def _emit_indices_from_weights(asm: Assembler) -> None:
-    """The weights' lowest bits, packed in the order in which `stored` keeps them elsewhere."""
+    """Pack the weights' lowest bits in the order in which `stored` keeps separate indices."""
     for step, register in enumerate(_INTERLEAVED):
         asm.emit("vmovups", _WEIGHTS[step], Memory(_CHUNKS, LINE * step))
         asm.emit("vpandd", register, _INDEX_BITS, _WEIGHTS[step])
@@ -192,7 +195,7 @@ def _emit_indices_from_weights(asm: Assembler) -> None:
 
 
 def _look_up(asm: Assembler) -> list[Register]:
-    """The inputs of each step, by the indices in the first register of `_LOOKED_UP`."""
+    """Return the inputs of each step, by the indices in the first register of `_LOOKED_UP`."""
     for register in _LOOKED_UP[1:]:
         asm.emit("vmovaps", register, _LOOKED_UP[0])
     for register, table in zip(_LOOKED_UP, _TABLES, strict=True):
@@ -214,7 +217,7 @@ def _unpack(
 
 
 def _weights_of(asm: Assembler, form: Format, step: int) -> Register | Memory:
-    """The operand that holds a step's weights, unpacked where they are short."""
+    """Return the operand that holds a step's weights, unpacked if they are short."""
     weights = _WEIGHTS[step]
     if form.dtype is DType.FLOAT32:
         return weights if form.index_in_weight else Memory(_CHUNKS, LINE * (1 + step))
@@ -266,7 +269,7 @@ class _PanelCode:
             asm.emit("vmovaps", _TABLES[byte][table].masked(_HALVES[half]), scratch)
 
     def _start_sums(self) -> None:
-        """The bias, in the order of the lanes, or zero."""
+        """Set the sums to the bias, in the order of the lanes, or to zero."""
         bias = np.zeros(self.first + len(self.order), np.float32)
         if self.spec.bias is not None:
             bias[: self.spec.out_features] = self.spec.bias[: len(bias)]

@@ -1,10 +1,10 @@
-"""Which weight is multiplied in which chunk of a look-up kernel, and in what order it is stored.
+"""The chunk of each weight in a look-up kernel, and the order in which chunks are stored.
 
-A window of `WINDOW` inputs slides over x by `SLIDE` inputs at a time. While it stands still, any
-group of sixteen rows may add chunks of `STEPS` weights a row, as long as their inputs are in the
-window. What must be used is what slides out next; a chunk's other places are filled with the
-row's following weights. Every row is used in the order of its columns, and a group adds a chunk
-only when one of its rows must, which is the fewest chunks that such an order allows.
+A window of `WINDOW` inputs slides over x by `SLIDE` inputs at a time. At each position, any group
+of sixteen rows may add chunks of `STEPS` weights a row, as long as their inputs are in the window.
+Weights whose inputs slide out next must be used; a chunk's other places are filled with the row's
+following weights. Every row is used in the order of its columns, and a group adds a chunk only when
+one of its rows must, which gives the fewest chunks that such an order allows.
 
     inputs    | leaving next |      |      | just come |
     row 0        w  w w        w      w                     must add 3, may add 5
@@ -32,7 +32,7 @@ _Part = tuple[_Numbers, _Numbers, _Numbers, _Numbers]
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """All chunks in order of execution, a position of the window after the other.
+    """All chunks in order of execution, by position of the window.
 
     `position` (the block of inputs that has come last) and `group`: shape (chunks,). `weights`
     and `inputs` (column of x, less than `WINDOW` before the window's end): (chunks, STEPS, LANES).
@@ -45,7 +45,7 @@ class Chunks:
 
 
 def paired_order(matrix: SparseMatrix) -> _Numbers:
-    """The row in every lane; the fuller half of each 32 rows share the first vector of two.
+    """Return the row in every lane; the fuller half of each 32 rows share the first of two vectors.
 
     Numbers from out_features on stand for no row; they stay last.
     """
@@ -60,7 +60,7 @@ def paired_order(matrix: SparseMatrix) -> _Numbers:
 
 
 def chunk_count(matrix: SparseMatrix) -> int:
-    """How many chunks `chunks_of` makes of a matrix in paired order."""
+    """Return the number of chunks that `chunks_of` makes of a matrix in paired order."""
     order, counts = paired_order(matrix), matrix.counts_by_inputs(SLIDE)
     in_lanes = np.zeros((len(order), counts.shape[1]), np.uint16)
     real = order < matrix.out_features
@@ -69,7 +69,7 @@ def chunk_count(matrix: SparseMatrix) -> int:
 
 
 def chunks_of(matrix: SparseMatrix, order: _Numbers) -> Chunks:
-    """Schedule the rows that lie in lanes as `order` says."""
+    """Schedule the rows; `order` is the row in every lane."""
     dense = _in_lanes(matrix, order)
     used = dense != 0
     ends = _weights_before(used.reshape(len(used), -1, SLIDE).sum(axis=2, dtype=np.uint16))
@@ -88,7 +88,7 @@ def chunks_of(matrix: SparseMatrix, order: _Numbers) -> Chunks:
 
 
 def _in_lanes(matrix: SparseMatrix, order: _Numbers) -> _Floats:
-    """The rows in order, zeros where there is none, whole slides wide."""
+    """Return the rows in order, zeros where there is none, whole slides wide."""
     width = -(-matrix.in_features // SLIDE) * SLIDE
     dense = np.zeros((len(order), width), np.float32)
     real = order < matrix.out_features
@@ -97,9 +97,9 @@ def _in_lanes(matrix: SparseMatrix, order: _Numbers) -> _Floats:
 
 
 def _weights_before(counts: npt.NDArray[np.uint16]) -> _Numbers:
-    """Weights that each row has before each slide of inputs, (slides + 1, rows).
+    """Return the number of each row's weights before each slide of inputs, (slides + 1, rows).
 
-    `counts` are those of each slide, (rows, slides).
+    `counts`: each row's weights in each slide, (rows, slides).
     """
     ends = np.zeros((counts.shape[1] + 1, len(counts)), np.int32)
     np.cumsum(counts.T, axis=0, out=ends[1:])
@@ -107,7 +107,7 @@ def _weights_before(counts: npt.NDArray[np.uint16]) -> _Numbers:
 
 
 def _walk(ends: _Numbers) -> list[_Part]:
-    """The chunks at each position of the window; `ends` as from `_weights_before`."""
+    """Return the chunks at each position of the window; `ends` as from `_weights_before`."""
     blocks, rows = len(ends) - 1, np.arange(ends.shape[1]).reshape(-1, LANES)
     slides = WINDOW // SLIDE
     done = np.zeros(rows.size, np.int32)

@@ -1,9 +1,10 @@
-"""The chunks of a look-up kernel as they lie in the pool.
+"""Storage of a look-up kernel's chunks in the pool.
 
     ....._....._....._      float32 in less than half of L2: a line after each chunk is never read
 
-So they come faster (`padding`; in runs of three no faster still, since look-ups bind then). From
-half of L2 on, and for short weights, it gains nothing. Figures: docs/kernels/gather.md.
+So chunks arrive faster (`padding`; runs of three are no faster still, because look-ups are the
+limit then). From half of L2 on, and for short weights, padding gains nothing. Figures:
+docs/kernels/gather.md.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ LINE = 64
 
 @dataclass(frozen=True)
 class Format:
-    """How chunks are stored.
+    """The storage format of chunks.
 
     `far`: they stream from beyond L2, so every byte counts, and float32 holds the index in the
     lowest bits of the weight itself. `padded`: a padding line follows each.
@@ -36,7 +37,7 @@ class Format:
 
     @classmethod
     def fitting(cls, dtype: DType, chunks: int, target: Target) -> "Format":
-        """The fastest for so many chunks."""
+        """Return the fastest format for `chunks` chunks."""
         pool_bytes = chunks * cls(dtype).chunk_bytes
         small = dtype is DType.FLOAT32 and 2 * pool_bytes <= target.l2_bytes
         padded = small and target.core.padding
@@ -57,19 +58,19 @@ class Format:
 
     @property
     def chunk_bytes(self) -> int:
-        """From one chunk to the next."""
+        """Bytes from one chunk to the next."""
         return self.padding.room(self.lines) * LINE
 
     @property
     def padding(self) -> StridePadding:
-        """How the lines of all chunks are padded."""
+        """Stride padding of the lines of all chunks."""
         return StridePadding(self.lines, self.lines + 1) if self.padded else DENSE
 
 
 def stored(chunks: Chunks, form: Format) -> _Words:
-    """The chunks as uint32 (chunks, lines, LANES).
+    """Return the chunks as uint32 (chunks, lines, LANES).
 
-    A line of indices unless they lie in the weights, then the weights.
+    A chunk is a line of indices, unless they lie in the weights, then the weights.
     """
     in_window = (chunks.inputs % WINDOW).astype(np.uint8)
     if form.index_in_weight:

@@ -14,7 +14,7 @@ In AVX-512 code, for the first of the six steps that share one vector of indices
     vfmadd231ps zmm0, zmm5, [rdx+64*8]                                            7 bytes
 
 AVX2 has only `vpermps`: one register of eight inputs a step, and a float32 holds its index in its
-own lowest bits. x and y must not overlap. Idle lanes, what bounds a step and what was tried:
+own lowest bits. x and y must not overlap. Idle lanes, the limits of a step and other attempts:
 docs/kernels/gather.md.
 """
 
@@ -45,14 +45,14 @@ AVX2 = Machine(
 AVX2_SHORT = replace(AVX2, inputs=10, accumulators=4, index_in_weight=False)
 
 
-# What a float32 weight takes in the pool, idle lanes and indices included, at 90 % zero.
+# Bytes of the pool for a float32 weight, idle lanes and indices included, at 90 % zero.
 _POOL_BYTES_A_WEIGHT = 6.4
 
 
 def machine_for(spec: MatVec, matrix: SparseMatrix, target: Target) -> Machine:
-    """The form of the kernel for a layer.
+    """Return the form of the kernel for a layer.
 
-    Within L1 there are no bytes to save: short weights lie there as float32.
+    Within L1 there are no bytes to save: short weights are stored as float32.
     """
     if target.isa == "avx2":
         machine = AVX2 if spec.dtype is DType.FLOAT32 else AVX2_SHORT.storing(spec.dtype)
@@ -63,12 +63,12 @@ def machine_for(spec: MatVec, matrix: SparseMatrix, target: Target) -> Machine:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """Steps and exchanges of rows grouped but not yet swapped, and what swaps save."""
+    """Return the counts of rows grouped but not yet swapped, less the usual savings of swaps."""
     return expect_for("permute", machine_for(spec, matrix, target), matrix, target)
 
 
 def expect_for(kind: str, machine: Machine, matrix: SparseMatrix, target: Target) -> Counts:
-    """For a machine; `kind` is the family whose prices hold."""
+    """Return the expected counts on a machine; `kind` is the family whose prices hold."""
     plan = RowPlan(matrix, machine)
     steps = plan.expected_steps
     # A vector of weights a step, and one of packed indices every six or ten steps.
@@ -80,14 +80,14 @@ def expect_for(kind: str, machine: Machine, matrix: SparseMatrix, target: Target
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredPermute:
-    """AVX-512: two registers a step; AVX2: one of half the size."""
+    """Lower to steps of two registers in AVX-512, of one register of half the size in AVX2."""
     return lower_for("permute", machine_for(spec, matrix, target), spec, matrix, target)
 
 
 def lower_for(
     kind: str, machine: Machine, spec: MatVec, matrix: SparseMatrix, target: Target
 ) -> LoweredPermute:
-    """For a machine; `kind` is the family whose prices hold."""
+    """Lower for a machine; `kind` is the family whose prices hold."""
     layout = layout_of(spec, matrix, machine)
     steps = layout.steps + int(machine.exchange_steps * layout.order.exchanges)
     work = Work(kind, steps, layout.runs_of_code)
@@ -96,6 +96,6 @@ def lower_for(
 
 
 def emit(asm: Assembler, lowered: LoweredPermute) -> None:
-    """x and y must not overlap; see `families` for the contract."""
+    """Append the kernel. x and y must not overlap; see `families` for the contract."""
     spec, layout = lowered.spec, lowered.layout
     GatherKernel(asm, spec, layout, FloatElements(asm, spec, layout)).emit()

@@ -1,13 +1,14 @@
-"""`permute-inline` on AVX2: eight rows to a vector, any rows, and x read where it lies.
+"""`permute-inline` on AVX2: a vector has any eight rows, and x is read from memory.
 
     vmovups     ymm13, [rdx+32*8]         eight weights, an index in the lowest bits of each
     vpermps     ymm14, ymm13, [rdi+32*3]  reads only the low 3 bits of a lane
     vfmadd231ps ymm0, ymm14, ymm13
 
-Where one port permutes, steps decide. Two things make them fewer than in `permute`: code runs once,
-so that no vectors share a schedule, and any of a panel's rows share a vector. Sums so leave in any
-order; each panel keeps them on the stack and moves them to y one by one, which takes no permutes.
-No windows of x, so thirteen registers hold sums. x and y must not overlap.
+If only one port permutes, the number of steps decides. Two things make it smaller than in
+`permute`: code runs once, so that no vectors share a schedule, and any rows of a panel may share a
+vector. So sums come in any order; each panel keeps them on the stack and moves them to y one by
+one, which takes no permutes. There are no windows of x, so thirteen registers hold sums. x and y
+must not overlap.
 """
 
 import math
@@ -53,8 +54,9 @@ _Numbers = npt.NDArray[np.integer]
 class SummedRows:
     """Vectors of outputs that are summed up together, and their steps in order of execution.
 
-    `first` is that vector of the panel; `registers` are of x, `vectors` of the batch. `weights`:
-    uint32 (steps, lanes), an index in each; `bias`: uint32 (vectors or 0, lanes).
+    `first` is the number of the first vector in the panel. `registers` (steps,) are vectors of x,
+    `vectors` (steps,) are vectors of the batch. `weights`: uint32 (steps, lanes), an index in each;
+    `bias`: uint32 (vectors or 0, lanes).
     """
 
     first: int
@@ -67,7 +69,7 @@ class SummedRows:
 
 @dataclass(frozen=True, eq=False)
 class LoweredAnywhere:
-    """A layer: of each panel of vectors the row in every lane, and its batches."""
+    """A layer: for each panel of vectors, the row in every lane, and the batches."""
 
     spec: MatVec
     panels: list[tuple[_Numbers, list[SummedRows]]]
@@ -81,7 +83,7 @@ class LoweredAnywhere:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """From the steps of one panel, or of both where there are two."""
+    """Return the counts expected from the steps of one panel, or of both if there are two."""
     starts = range(0, matrix.out_features, PANEL_VECTORS * _LANES)
     sampled = starts if len(starts) < 3 else starts[1:2]
     steps = covered = 0
@@ -94,7 +96,7 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 @lru_cache(maxsize=64)
 def _steps(shape: tuple[int, int], bits: bytes) -> int:
-    """Steps for a panel's mask, packed: several kernels ask, one x and every batch of a layer."""
+    """Return the steps of a panel's packed mask; cached, as a layer's kernels share them."""
     used = np.unpackbits(np.frombuffer(bits, np.uint8), count=math.prod(shape)).reshape(shape) != 0
     (held,) = rows_anywhere(used, _LANES)
     wants = wanted_counts(used, _windows(shape[1]), _LANES)
@@ -103,7 +105,7 @@ def _steps(shape: tuple[int, int], bits: bytes) -> int:
 
 
 def _windows(in_features: int) -> Windows:
-    """One, of all inputs."""
+    """Return one window of all inputs."""
     return Windows.of(in_features, _LANES, in_features)
 
 
@@ -114,7 +116,7 @@ def _counts(matrix: SparseMatrix, target: Target, steps: int) -> Counts:
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredAnywhere:
-    """Group, schedule and put the index into every weight, of any dtype."""
+    """Group rows, schedule, and put the index into every weight, of any dtype."""
     weights = rounded(matrix.dense, spec.dtype)
     windows = _windows(matrix.in_features)
     panels = []
@@ -126,7 +128,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredAnywhere
 
 
 def _batches(spec: MatVec, held: _Numbers, dense: npt.NDArray[np.float32]) -> Iterator[SummedRows]:
-    """The batches of a panel; `dense`: its rows (vectors * lanes, inputs)."""
+    """Yield the batches of a panel; `dense`: its rows (vectors * lanes, inputs)."""
     registers = dense.shape[1] // _LANES
     steps = registers_in_turn(Demand.of(dense != 0, _LANES, _LANES, registers), 1)
     weights, indices = weights_and_indices(
@@ -149,13 +151,13 @@ def _batches(spec: MatVec, held: _Numbers, dense: npt.NDArray[np.float32]) -> It
 
 
 def _turns(cell: _Numbers) -> _Numbers:
-    """The number of each step among those of its cell; cells ascend."""
+    """Return the number of each step within its cell; cells ascend."""
     turns: _Numbers = np.arange(len(cell)) - np.searchsorted(cell, cell)
     return turns
 
 
 def emit(asm: Assembler, lowered: LoweredAnywhere) -> None:
-    """x and y must not overlap; see `families` for the contract."""
+    """Append the kernel. x and y must not overlap; see `families` for the contract."""
     spec = lowered.spec
     whole, rest = divmod(spec.in_features, _LANES)
     if rest:
@@ -174,7 +176,7 @@ def emit(asm: Assembler, lowered: LoweredAnywhere) -> None:
 
 
 def _sum(asm: Assembler, stream: Stream, batch: SummedRows, whole: int) -> None:
-    """The sums of a batch to the stack; x has so many whole vectors."""
+    """Compute the sums of a batch and store them on the stack; x has `whole` whole vectors."""
     sums = [ymm(number) for number in range(batch.size)]
     for number, register in enumerate(sums):
         if len(batch.bias):
@@ -204,7 +206,7 @@ def _sum(asm: Assembler, stream: Stream, batch: SummedRows, whole: int) -> None:
 
 
 def _apply(asm: Assembler, spec: MatVec, vectors: int) -> None:
-    """The activation, over the sums of a panel on the stack."""
+    """Apply the activation to the sums of a panel on the stack."""
     if spec.activation is Activation.NONE:
         return
     registers = [ymm(number) for number in range(15)]
@@ -218,7 +220,7 @@ def _apply(asm: Assembler, spec: MatVec, vectors: int) -> None:
 
 
 def _move(asm: Assembler, held: _Numbers, out_features: int) -> None:
-    """From the stack, where the sum of row `held[i]` is the i-th, to y."""
+    """Copy sums to y from the stack, where the sum of row `held[i]` is the i-th."""
     source = np.argsort(held)
     target = held[source]
     source, target = source[target < out_features], target[target < out_features]

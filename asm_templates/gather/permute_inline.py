@@ -5,9 +5,9 @@
     vpermi2ps   zmm6, zmm9, zmm22      reads only the low 5 bits of a lane
     vfmadd231ps zmm0, zmm6, zmm5       the weight, changed by at most 2**-19 of itself
 
-It pays where shifts share a port with FMA, and where bytes from L2 bound a kernel: a seventh fewer.
-Short weights leave no room for an index, so they are stored as float32. What else a kernel does is
-told in `permute`, of which this is a form. AVX2 has `permute_anywhere` in its place.
+It pays where shifts share a port with FMA, and where bytes from L2 limit a kernel: it reads a
+seventh fewer. Short weights leave no room for an index, so they are stored as float32. This is a
+form of `permute`, which explains the rest of the kernel. AVX2 has `permute_anywhere` in its place.
 """
 
 from dataclasses import replace
@@ -23,10 +23,10 @@ INLINE = replace(AVX512, index_in_weight=True)
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """As `permute.expect`, without indices."""
+    """Return the expected counts as `permute.expect`, without indices."""
     return expect_for(KIND, INLINE.priced_on(target), matrix, target)
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredPermute:
-    """Weights of any dtype, with their index inside."""
+    """Lower weights of any dtype, with their index inside."""
     return lower_for(KIND, INLINE.priced_on(target), spec, matrix, target)

@@ -1,7 +1,7 @@
-"""Where every weight of a permute kernel goes: from a matrix to the vectors that it streams.
+"""Layout of a permute kernel: from a matrix to the vectors of weights that the kernel streams.
 
-`row_order` says which row lies in which lane and `schedule` which weights a step takes; here
-steps are put in order of execution, given their accumulators, and packed into the pool.
+`row_order` chooses the row in each lane, and `covering` the weights of each step; here steps are
+put in order of execution, given their accumulators, and packed into the pool.
 """
 
 from dataclasses import dataclass
@@ -31,8 +31,8 @@ from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 
-# Steps between two that add to one accumulator. An FMA takes four cycles, a step 0.85; and one to
-# spare.
+# Steps between two additions to one accumulator: an FMA takes four cycles, a step 0.85, and one
+# step is a margin.
 _APART = 6
 
 _Words = npt.NDArray[np.uint32]
@@ -42,7 +42,7 @@ _Numbers = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, eq=False)
 class PackedFloats:
-    """What a run of a piece reads from the pool, in order of reading.
+    """The data that a run of a piece reads from the pool, in order of reading.
 
     First the vectors of `head` (the bias), then blocks of one vector of packed indices and the
     weights of the steps it serves, then `tail` (which puts the outputs back in order). `head`
@@ -76,7 +76,7 @@ class PackedFloats:
 
     @property
     def streamed_bytes(self) -> int:
-        """All that the runs read."""
+        """Bytes that all runs read."""
         fold, _, lanes = self.head.shape
         return 4 * fold * self.vectors * lanes
 
@@ -95,7 +95,7 @@ class PackedFloats:
         return self.head.shape[1] + np.arange(self.blocks) * block_vectors
 
     def pool(self) -> _Words:
-        """All that the runs read: uint32 (fold, vectors, lanes)."""
+        """Return all data of the runs: uint32 (fold, vectors, lanes)."""
         fold, _, lanes = self.head.shape
         fields, shifts = self.machine.fields, self.machine.shifts
         pool: _Words = np.empty((fold, self.vectors, lanes), np.uint32)
@@ -111,7 +111,7 @@ class PackedFloats:
         return pool
 
     def _stored_weights(self) -> _Words:
-        """Vectors of weights: (vectors, fold, lanes)."""
+        """Return vectors of weights: (vectors, fold, lanes)."""
         machine, weights = self.machine, self.steps.weights
         if not machine.index_in_weight:
             return stored(weights, machine.dtype)
@@ -126,7 +126,7 @@ class PermuteLayout(GatherLayout[PackedFloats]):
     order: RowOrder
 
     def pool(self, padding: StridePadding) -> _Words:
-        """The literal pool: every vector in the order in which it is read."""
+        """Return the literal pool: every vector in the order in which it is read."""
         parts = [padding.spread(piece.reads.pool()) for piece in self.pieces]
         return np.concatenate([part.reshape(-1, self.machine.lanes) for part in parts])
 
@@ -146,7 +146,7 @@ def layout_of(spec: MatVec, matrix: SparseMatrix, machine: Machine) -> PermuteLa
 
 @dataclass(frozen=True, eq=False)
 class _FloatCut:
-    """A matrix on its way to pieces."""
+    """A matrix that is being cut into pieces."""
 
     spec: MatVec
     weights: _Floats
@@ -154,7 +154,7 @@ class _FloatCut:
     windows: Windows
 
     def schedule(self, held: HeldPanel) -> Steps:
-        """The steps of a panel in order of execution."""
+        """Return the steps of a panel in order of execution."""
         panel, lanes, width = held.panel, self.machine.lanes, self.windows.width
         dense = padded_rows(self.weights, held.by_fold_group, self.windows, lanes)
         schedule = self.machine.schedule(Demand.of(dense != 0, panel.fold * lanes, lanes, width))
@@ -168,12 +168,12 @@ class _FloatCut:
         return Steps.of(panel, schedule, weights.reshape(shape), indices.reshape(shape))
 
     def accumulators(self, counts: _Numbers) -> list[_Numbers]:
-        """A sum's follow each other, so that none lies idle between them."""
+        """Return each sum's accumulators: consecutive registers, so that none is left idle."""
         ways = accumulators_of(counts, self.machine.accumulators_beside(self.windows), _APART)
         return np.split(np.arange(ways.sum()), np.cumsum(ways)[:-1])
 
     def reads(self, held: HeldPanel, steps: Steps, window: int, batch: int) -> PackedFloats:
-        """What the runs of one batch read in one window."""
+        """Return the data of one batch's runs in one window."""
         rows = held.rows[batch]
         head: _Words = np.zeros((held.panel.fold, 0, self.machine.lanes), np.uint32)
         tail: _Words = head
@@ -187,7 +187,7 @@ class _FloatCut:
 def weights_and_indices(
     dense: _Floats, taken: _Numbers, fold_group: _Numbers, first: _Numbers, second: _Numbers
 ) -> tuple[_Floats, _Words]:
-    """Per step and lane: the weight, and which input of registers `first`, `second` it meets.
+    """Return for each step and lane the weight, and its input's index in `first` and `second`.
 
     `dense`: (fold groups, lanes of a group, registers, inputs of a register). An idle lane
     multiplies zero by an input that its row has no weight for, so that an infinite or NaN input

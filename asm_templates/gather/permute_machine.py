@@ -1,4 +1,4 @@
-"""What the permute kernels can do in a step on an instruction set, and when folding pays there."""
+"""Steps of the permute kernels on an instruction set, and the rules of folding there."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,15 +23,15 @@ from sparsejit.machine.target import Target
 
 @dataclass(frozen=True)
 class Machine:
-    """What an instruction set makes of a step, and when folding pays on it.
+    """A step on an instruction set, and the rules of folding there.
 
     A step picks from `sources` registers of `lanes` inputs by indices of `index_bits`. `inputs`
-    registers hold a window of x, `accumulators` the sums of as many vectors of outputs: with four,
-    the four cycles that an FMA takes allow one step a cycle. The pool pointer reaches `reach`
-    vectors to either side. The last of the `folding` rules that a matrix meets says how often its
-    code runs. Weights are stored as `dtype`; short ones are unpacked into registers
-    that x then lacks. With `index_in_weight` each is a float32 whose lowest bits are its index.
-    An exchange of rows takes as long as `exchange_steps`.
+    registers hold a window of x, `accumulators` registers a vector of sums each: with four, the
+    four cycles that an FMA takes allow one step a cycle. The pool pointer reaches `reach` vectors
+    to either side. The last of the `folding` rules that a matrix meets gives the number of runs of
+    its code. Weights are stored as `dtype`; short ones are unpacked into registers that x then
+    lacks. With `index_in_weight` each is a float32 whose lowest bits are its index. An exchange of
+    rows takes as long as `exchange_steps` steps.
     """
 
     lanes: int
@@ -47,19 +47,19 @@ class Machine:
     exchange_steps: float = LayoutPrices().exchange
 
     def storing(self, dtype: DType) -> "Machine":
-        """The same machine with weights of another dtype."""
+        """Return the same machine with weights of another dtype."""
         spare = UNPACKING_REGISTERS[dtype]
         # A half-wide operand halves what a one-byte displacement counts in (EVEX disp8*N).
         reach = self.reach // 2 if dtype is DType.FLOAT16 else self.reach
         return replace(self, dtype=dtype, inputs=self.inputs - spare, reach=reach)
 
     def priced_on(self, target: Target) -> "Machine":
-        """The same machine with the rules and prices of the target's core."""
+        """Return the same machine with the rules and prices of the target's core."""
         rules = target.core.folding[target.isa, self.steps_a_vector > 1]
         return replace(self, folding=rules, exchange_steps=target.core.layouts.exchange)
 
     def accumulators_beside(self, windows: Windows) -> int:
-        """Registers for sums: those that windows leave over are some, too."""
+        """Return the registers for sums, with the registers that windows leave over."""
         return self.accumulators + self.inputs - windows.width
 
     @property
@@ -74,7 +74,7 @@ class Machine:
 
     @property
     def shifts(self) -> npt.NDArray[np.integer]:
-        """Where each field lies; the last needs no shift, so that it may use up the register."""
+        """Shift of each field; the last is 0, so that its step may overwrite the indices."""
         return np.roll(np.arange(self.fields, dtype=np.uint32) * self.index_bits, -1)
 
     @property
@@ -82,14 +82,14 @@ class Machine:
         return two_register_schedule if self.sources == 2 else one_register_schedule
 
     def least_steps(self, wants: npt.NDArray[np.uint16]) -> npt.NDArray[np.integer]:
-        """What bounds the steps of a schedule from below; a `row_order.Bound`."""
+        """Return the lower bound of a schedule's steps; a `row_order.Bound`."""
         fullest_lane = wants.sum(axis=3, dtype=np.int64).max(axis=1)
         by_register = wants.max(axis=1).sum(axis=2, dtype=np.int64)
         least: npt.NDArray[np.integer] = np.maximum(fullest_lane, -(-by_register // self.sources))
         return least
 
     def fold_for(self, matrix: SparseMatrix) -> int:
-        """How often the code of a batch runs."""
+        """Return the number of runs of a batch's code."""
         folds = [
             rule.times
             for rule in self.folding

@@ -1,4 +1,4 @@
-"""Weights and indices of the permute kernels as they lie in the pool."""
+"""Storage of the permute kernels' weights and indices in the pool."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ _Floats = npt.NDArray[np.float32]
 
 
 def stored(weights: _Floats, dtype: DType) -> _Words:
-    """Weights (steps, fold, lanes) as vectors of the pool, two steps a vector where short.
+    """Return weights (steps, fold, lanes) as vectors of the pool; short ones, two steps a vector.
 
     float16: one step after the other. bfloat16: an even step's weight is the lower half of a
     lane, an odd step's the upper, so that a shift or a mask makes either a float32.
@@ -28,10 +28,10 @@ def stored(weights: _Floats, dtype: DType) -> _Words:
 
 
 def with_index(weights: _Floats, index: npt.NDArray[np.integer], bits: int) -> _Words:
-    """The floats nearest to the weights whose lowest `bits` bits are the index.
+    """Return the floats nearest to the weights whose lowest `bits` bits are the index.
 
-    A weight changes by at most 2**(bits - 24) of itself. Zeros, and what is hardly above the
-    denormals, become exact zeros: their index is lost, so they multiply an input of any number.
+    A weight changes by at most 2**(bits - 24) of itself. Zeros, and weights hardly above the
+    denormals, become exact zeros: their index is lost, so they multiply an arbitrary input.
     """
     period = 1 << bits
     words = weights.view(np.uint32).astype(np.int64)

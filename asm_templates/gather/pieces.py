@@ -1,11 +1,11 @@
 """A gather kernel cut into pieces: one batch of outputs in one window of inputs each.
 
     registers of x hold     window 0       window 1       window 2
-    batch 0                 piece 0        piece 2        piece 4        the sums of a batch wait
+    batch 0                 piece 0        piece 2        piece 4        the sums of a batch are
     batch 1                 piece 1        piece 3        piece 5        in y between windows
 
-A piece is code that runs `fold` times, each time for other outputs (`row_order`). What its runs
-read depends on the kind of elements: `reads`.
+A piece is code that runs `fold` times, each time for other outputs (`row_order`). `reads` is the
+data of its runs, which depends on the kind of elements.
 """
 
 from collections.abc import Callable
@@ -28,11 +28,11 @@ _Values = TypeVar("_Values", bound=np.generic)
 
 
 class Reads(Protocol):
-    """What the runs of a piece read, in order of reading."""
+    """The data that the runs of a piece read, in order of reading."""
 
     @property
     def streamed_bytes(self) -> int:
-        """Bytes of all runs, as far as they decide how the streams lie in the pool."""
+        """Bytes of all runs, as far as they decide the layout of the streams in the pool."""
         ...
 
 
@@ -43,8 +43,8 @@ ReadsT = TypeVar("ReadsT", bound=Reads)
 class Piece(Generic[ReadsT]):
     """One batch in one window.
 
-    `accumulators`: of each vector of outputs the numbers of the registers that sum it up, the
-    first of which is the sum in the end. `stages` of exchanges put the sums in the order of y.
+    `accumulators`: for each vector of outputs, the numbers of the registers that sum it up; the
+    first is the sum in the end. `stages` of exchanges put the sums in the order of y.
     """
 
     panel: RowPanel
@@ -62,7 +62,7 @@ class Piece(Generic[ReadsT]):
 
     @property
     def accumulator_of_step(self) -> _Numbers:
-        """The accumulator of each step: those of a vector take turns."""
+        """The accumulator of each step; the accumulators of a vector take turns."""
         ways = np.array([len(registers) for registers in self.accumulators])
         starts = np.cumsum(ways) - ways
         vector, turn = self.steps.vector, self.steps.turn
@@ -79,21 +79,21 @@ class GatherLayout(Generic[ReadsT]):
 
     @property
     def steps(self) -> int:
-        """How many are executed."""
+        """Number of executed steps."""
         return sum(piece.count * piece.panel.fold for piece in self.pieces)
 
     @property
     def runs_of_code(self) -> float:
-        """How often a step's code runs, on average."""
+        """Average number of runs of a step's code."""
         return max(self.steps, 1) / max(sum(piece.count for piece in self.pieces), 1)
 
     @property
     def streamed_bytes(self) -> int:
-        """What a call reads in order."""
+        """Bytes that a call reads in order."""
         return sum(piece.reads.streamed_bytes for piece in self.pieces)
 
     def pieces_of(self, window: int) -> list[Piece[ReadsT]]:
-        """What is to be run in a window: all in the first and the last, else what has steps."""
+        """Return the pieces of a window: all in the first and the last, else pieces with steps."""
         ends = (0, self.windows.number - 1)
         pieces = (piece for piece in self.pieces if piece.window == window)
         return [piece for piece in pieces if piece.count or window in ends]
@@ -104,9 +104,9 @@ LayoutT = TypeVar("LayoutT", bound="GatherLayout")
 
 @dataclass(frozen=True)
 class KeptInputs:
-    """Where a window of inputs is kept as registers hold it, for kernels of the same x.
+    """Memory that keeps a window of inputs as registers hold it, for kernels of the same x.
 
-    The first of them writes it there, the others read it instead of x.
+    The first of the kernels writes it, the others read it instead of x.
     """
 
     place: Location
@@ -115,7 +115,7 @@ class KeptInputs:
 
 @dataclass(frozen=True, eq=False)
 class LoweredGather(Generic[LayoutT]):
-    """A layer laid out for a gather kernel; int8 may have its only window of inputs kept."""
+    """A layer laid out for a gather kernel; `kept` is for int8 layers with a single window."""
 
     spec: MatVec
     layout: LayoutT
@@ -127,8 +127,8 @@ class LoweredGather(Generic[LayoutT]):
 class HeldPanel:
     """A panel of batches, and the row in every lane: `rows`, (batches, fold, accumulators, lanes).
 
-    Numbers of rows from out_features on mean none. `sharing_rows` rows share their indices. Sums
-    come back into the order of y by `stages` of exchanges.
+    Row numbers from out_features on mean none. `sharing_rows` rows share their indices. `stages` of
+    exchanges restore the order of y.
     """
 
     panel: RowPanel
@@ -138,7 +138,7 @@ class HeldPanel:
 
     @property
     def by_fold_group(self) -> _Numbers:
-        """The rows, those of each fold group together: (rows of the panel,)."""
+        """The rows by fold group: (rows of the panel,)."""
         return self.rows.swapaxes(1, 2).ravel()
 
 
@@ -149,10 +149,10 @@ def pieces_of_panel(
     accumulators: Callable[[_Numbers], list[_Numbers]],
     reads: Callable[[HeldPanel, Steps, int, int], ReadsT],
 ) -> list[Piece[ReadsT]]:
-    """The pieces of a panel, window by window.
+    """Return the pieces of a panel, window by window.
 
-    `accumulators`: from the steps of each vector of a batch to what `Piece` says. `reads`: what
-    the runs of these steps read, in such a window, of such a batch.
+    `accumulators`: from the number of steps of each vector of a batch to `Piece.accumulators`.
+    `reads`: from a panel, steps, a window and a batch to the data of the runs.
     """
     panel, pieces = held.panel, []
     for window in range(windows.number):
@@ -168,14 +168,14 @@ def pieces_of_panel(
 
 
 def in_order(pieces: list[Piece[ReadsT]]) -> list[Piece[ReadsT]]:
-    """Pieces of panel after panel in order of execution."""
+    """Return the pieces of all panels in order of execution."""
     return sorted(pieces, key=lambda piece: piece.window)
 
 
 def padded_rows(
     weights: npt.NDArray[_Values], rows: _Numbers, windows: Windows, register_inputs: int
 ) -> npt.NDArray[_Values]:
-    """The weights of these rows, whole windows wide; zeros for rows that there are not."""
+    """Return the weights of these rows, whole windows wide; zeros for rows that do not exist."""
     out_features, in_features = weights.shape
     width = windows.number * windows.width * register_inputs
     padded = np.zeros((len(rows), width), weights.dtype)
@@ -185,7 +185,7 @@ def padded_rows(
 
 
 def by_lane(values: npt.NDArray[np.generic], rows: _Numbers) -> _Words:
-    """What belongs to the row of each lane, four bytes; zero where there is no row."""
+    """Return the value of each lane's row, four bytes; zero where there is no row."""
     padded = np.append(values, np.zeros(1, values.dtype))
     chosen: _Words = padded[np.minimum(rows, len(values))].view(np.uint32)
     return chosen

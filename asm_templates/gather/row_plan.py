@@ -1,4 +1,4 @@
-"""How the rows of a matrix are cut and ordered for a permute kernel."""
+"""Cutting and ordering the rows of a matrix for a permute kernel."""
 
 from dataclasses import dataclass
 
@@ -15,13 +15,13 @@ from sparsejit.asm_templates.scheduling.row_order import (
 )
 from sparsejit.ir.sparse_matrix import SparseMatrix
 
-# How many steps there will be, where the bound before any swap is one: 0.93 to 1.0.
+# Steps after swaps, relative to the bound before any swap: 0.93 to 1.0.
 _SWAPPED = 0.96
 
 
 @dataclass(frozen=True, eq=False)
 class RowPlan:
-    """How the rows of a matrix are cut for a machine, before they are ordered."""
+    """Panels and windows of a matrix for a machine, before its rows are ordered."""
 
     matrix: SparseMatrix
     machine: Machine
@@ -38,18 +38,18 @@ class RowPlan:
 
     @property
     def runs_of_code(self) -> float:
-        """How often the code of a kernel runs, on average over the vectors of outputs."""
+        """Average number of runs of a kernel's code, over the vectors of outputs."""
         panels = self.panels
         return sum(part.vectors for part in panels) / sum(part.fold_groups for part in panels)
 
     @property
     def expected_steps(self) -> int:
-        """About how many steps a kernel has, its exchanges counted in steps."""
+        """Approximate number of a kernel's steps, with its exchanges counted in steps."""
         saved = _SWAPPED if self.machine.most_stages else 1
         return int(self._prices.of(self.order(sweeps=0)) * saved) + 1
 
     def order(self, sweeps: int = SWEEPS) -> RowOrder:
-        """See `row_order`."""
+        """Return the order of rows; see `row_order`."""
         machine = self.machine
         counts = by_window(self.matrix.counts_by_inputs(machine.lanes), self.windows)
         stages = range(machine.most_stages + 1)

@@ -1,14 +1,14 @@
 """The gather kernel: every lane picks its own inputs out of registers of x, whatever they hold.
 
-    for each window of x                     as many of its inputs as registers hold
+    for each window of x                     the inputs that registers hold at a time
         load the inputs
         for each piece of the window         a batch of outputs: code that runs `fold` times
-            sums = start, or what waits in y
+            sums = start, or the partial sums in y
             steps                            index, permute, multiply and add
             add the accumulators of each sum
-            sums wait in y, or are outputs: exchanged into the order of y and stored
+            store partial sums in y; or exchange outputs into the order of y, and store them
 
-What a step is, what the inputs are and how a sum becomes an output is asked of `Elements`.
+`Elements` defines the steps, the inputs and the conversion of sums to outputs.
 """
 
 import itertools
@@ -25,10 +25,10 @@ _RUNS_LEFT = rcx
 
 
 class Elements(Protocol[ReadsT]):
-    """What a kind of elements decides: methods append code, in the order of the kernel.
+    """A kind of elements: methods append its code, in the order of the kernel.
 
     `add`: the mnemonic that adds two sums. `free`: two registers that hold nothing while sums are
-    stored. `folded_y`: where a run's outputs are, which moves on from run to run.
+    stored. `folded_y`: the address of a run's outputs, which advances from run to run.
     """
 
     @property
@@ -41,36 +41,36 @@ class Elements(Protocol[ReadsT]):
     def folded_y(self) -> Register: ...
 
     def begin(self) -> None:
-        """Before the first window."""
+        """Append code before the first window."""
 
     def load_inputs(self, window: int) -> None:
         """Fill the registers of x."""
 
     def enter(self, piece: Piece[ReadsT]) -> None:
-        """Before the first run of a piece."""
+        """Append code before the first run of a piece."""
 
     def start_sums(self, piece: Piece[ReadsT], sums: list[Register]) -> None:
-        """Sums before any step, in the first window."""
+        """Set the sums before any step, in the first window."""
 
     def steps(self, piece: Piece[ReadsT]) -> list[Line]:
-        """The stamped body: one step a row."""
+        """Return the stamped body: one step a row."""
         ...
 
     def finish(self, piece: Piece[ReadsT], sums: list[Register]) -> None:
-        """Sums to outputs, as far as it can be done in registers."""
+        """Turn sums into outputs, as far as that can be done in registers."""
 
     def load_exchange(self, piece: Piece[ReadsT], number: int, register: Register) -> None:
         """register = one of the vectors of indices that exchange sums; called in order."""
 
     def leave(self, piece: Piece[ReadsT]) -> None:
-        """After each run of a piece."""
+        """Append code after each run of a piece."""
 
     def end(self) -> None:
-        """After the last window, when all outputs lie in y."""
+        """Append code after the last window, when all outputs lie in y."""
 
 
 class GatherKernel(Generic[ReadsT]):
-    """Appends the code of a layout. x and y must not overlap: sums may wait in y."""
+    """Appends the code of a layout. x and y must not overlap: y may hold partial sums."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class GatherKernel(Generic[ReadsT]):
         self.lanes = asm.target.lanes
 
     def emit(self) -> None:
-        """All windows, one after the other."""
+        """Append the code of all windows, one after the other."""
         self.asm.count(steps=self.layout.steps)
         self.elements.begin()
         for window in range(self.layout.windows.number):
@@ -96,7 +96,7 @@ class GatherKernel(Generic[ReadsT]):
         self.elements.end()
 
     def _piece(self, piece: Piece[ReadsT]) -> None:
-        """Run a piece's code once, or `fold` times with y and the streams moving on."""
+        """Run a piece's code once, or `fold` times while y and the streams advance."""
         asm, panel, folded_y = self.asm, piece.panel, self.elements.folded_y
         first, length = panel.first_of(piece.batch) * self.lanes, panel.accumulators * self.lanes
         self.elements.enter(piece)
@@ -113,7 +113,7 @@ class GatherKernel(Generic[ReadsT]):
         asm.jump("jnz", again)
 
     def _run(self, piece: Piece[ReadsT], y: Register, first: int, length: int) -> None:
-        """Add a piece to the outputs from `first` on of y, which has `length`."""
+        """Add a piece to the outputs of y from `first` on; y has `length` outputs."""
         asm, elements, numbers = self.asm, self.elements, piece.accumulators
         sums = [vector(asm, int(registers[0])) for registers in numbers]
         places = [first + position * self.lanes for position in range(len(sums))]

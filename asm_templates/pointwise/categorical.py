@@ -3,7 +3,7 @@
 The float32 order of operations, for a vector of `lanes` consecutive classes:
   1. weights = 2^((logits - max) * k), with k = float32(inverse_temperature * log2 e);
   2. partial sums inside a vector by doubling (Hillis and Steele, Data parallel algorithms, 1986):
-     add what stands 1, then 2, 4, 8 lanes before; the last lane is the vector's sum;
+     add the lane 1 before, then 2, 4, 8 before; the last lane is the vector's sum;
   3. to each partial sum add the carry, which is the sums of the vectors before, added in order;
   4. the class is the count of partial sums <= uniform * total, total being the last carry.
 """
@@ -26,7 +26,7 @@ _VECTORS_IN_STEP = {"avx512": 8, "avx2": 3}
 _ACCUMULATORS = 4
 _GREATER_OR_EQUAL = 0x1D  # vcmpps predicate GE_OQ: false for NaN
 
-# Vector registers by number; from _FREE on they hold weights and what the exponential needs.
+# Vector registers by number; from _FREE on they hold weights and the exponential's scratch.
 _UNIFORM, _LARGEST, _CARRY, _ZERO, _LAST_LANE, _FREE = range(6)
 
 # Exchanges of halves, quarters, ...: after each, the maximum with the exchanged copy.
@@ -56,7 +56,7 @@ def emit_categorical_draw(asm: Assembler, spec: CategoricalDraw) -> None:
 
 
 def scratch_floats(target: Target, spec: CategoricalDraw) -> int:
-    """How many float32 of scratch a draw needs: the classes, rounded up to whole vectors."""
+    """Return the size of a draw's scratch, in float32: classes rounded up to whole vectors."""
     return -(-spec.classes // target.lanes) * target.lanes
 
 
@@ -118,7 +118,7 @@ def _emit_partial_sums(asm: Assembler, spec: CategoricalDraw) -> None:
 def _emit_weights(
     asm: Assembler, spec: CategoricalDraw, registers: Sequence[Register], scratch: list[Register]
 ) -> None:
-    """registers = weights of the logits they hold."""
+    """registers = the weights of the logits that they hold."""
     factor = asm.constant(spec.inverse_temperature * math.log2(math.e))
     for register in registers:
         asm.emit("vsubps", register, register, vector(asm, _LARGEST))
@@ -155,7 +155,7 @@ def _shift_lanes(asm: Assembler, register: Register, source: Register, distance:
 
 
 def _emit_count(asm: Assembler, spec: CategoricalDraw) -> None:
-    """[rsi] = how many partial sums are <= uniform * total, at most classes - 1."""
+    """[rsi] = the number of partial sums <= uniform * total, at most classes - 1."""
     lanes = asm.target.lanes
     threshold, count, bits = vector(asm, _UNIFORM), dword(r8), dword(rax)
     asm.emit("vmulps", threshold, threshold, vector(asm, _CARRY))

@@ -3,7 +3,7 @@
     for each row, for each four outputs     sum[o] += x[8 inputs] * W[o, 8 inputs]
                                             y[o] = bias[o] + the lanes of sum[o]
 
-Inputs that no output weighs are left out: where they are most, the others are gathered.
+If fewer than a quarter of the inputs have a nonzero weight, these are gathered; else all are read.
 """
 
 from dataclasses import dataclass
@@ -33,13 +33,16 @@ from sparsejit.x86.operands import (
 
 _FLOAT, _DOUBLE = 4, 8
 _OUTPUTS = 4
-_SUMS = 8  # that wait for each other's products
-_GATHERED_BELOW = 0.25  # of the inputs
+_SUMS = 8  # independent accumulators, which hide the latency of a multiply-add
+_GATHERED_BELOW = 0.25  # share of inputs with a nonzero weight
 
 
 @dataclass(frozen=True, eq=False)
 class DoubleProductSpec:
-    """x (rows, in) by weights (out, in) plus bias (out,); a number of x has `x_bytes`, of y too."""
+    """x (rows, in) times weights (out, in) plus bias (out,).
+
+    Elements of x and y have `x_bytes` and `y_bytes`: 4 or 8.
+    """
 
     rows: int
     x_bytes: int
@@ -49,14 +52,14 @@ class DoubleProductSpec:
 
     @property
     def used(self) -> Array:
-        """The inputs that are read: those with a weight where they are few, else all."""
+        """The inputs that are read: the ones with a nonzero weight if they are few, else all."""
         used = np.flatnonzero(self.weights.any(axis=0))
         every = np.arange(self.weights.shape[1])
         return used if len(used) < _GATHERED_BELOW * len(every) else every
 
 
 def emit_double_product(asm: Assembler, spec: DoubleProductSpec) -> None:
-    """Append it. rdi: x; rsi: y. Clobbers these, rax, r8 to r10, vectors and k1."""
+    """Append the product. rdi: x; rsi: y. Clobbers these, rax, r8 to r10, vectors and k1."""
     blocks = range(0, len(spec.bias), _OUTPUTS)
     writers = [_OutputsOfRow(asm, spec, slice(first, first + _OUTPUTS)) for first in blocks]
 
@@ -70,7 +73,7 @@ def emit_double_product(asm: Assembler, spec: DoubleProductSpec) -> None:
 
 
 class _OutputsOfRow:
-    """A few outputs of one row."""
+    """Code of up to four outputs of one row."""
 
     def __init__(self, asm: Assembler, spec: DoubleProductSpec, outputs: slice) -> None:
         self.asm, self.lanes = asm, asm.target.vector_bytes // _DOUBLE
@@ -122,7 +125,7 @@ class _OutputsOfRow:
                 self.asm.emit("add", r9, chunks * self.lanes * self.x_bytes)
 
     def _add(self, sums: list[Register], chunk: int, count: int = 0) -> None:
-        """A vector of inputs, of which the first `count` exist, to the sums; 0: all."""
+        """Add a vector's products to the sums; its first `count` inputs exist, or with 0 all."""
         asm, at = self.asm, chunk * self.chunk_bytes
         x, is_narrow = vector(asm, _SUMS), self.x_bytes == _FLOAT
         taken = half_vector(asm, _SUMS) if is_narrow else x
@@ -137,7 +140,7 @@ class _OutputsOfRow:
             asm.emit("vfmadd231pd", total, x, Memory(r8, place))
 
     def _gather(self, x: Register, at: int) -> None:
-        """Inputs by number; those that pad the last vector are the first again, by weights of 0."""
+        """Gather inputs by number; input 0, with weights of 0, pads the last vector."""
         asm, is_narrow = self.asm, self.x_bytes == _FLOAT
         index, every = half_vector(asm, _SUMS + 1), (vector, half_vector)[is_narrow](asm, _SUMS + 2)
         gather = "vpgatherdd" if is_narrow else "vgatherdpd"

@@ -26,10 +26,10 @@ def emit_gru_update(
     """Append the update of `spec.GruUpdate`, any `hidden`.
 
     rdi: input gates, rsi: recurrent gates, both float32 (3 * hidden,) in gate order r-z-n;
-    rdx: state, float32 (hidden,). `results`: where the new state goes, in place if nothing is said.
-    Input gates that are a sum are added up here, of what `gates` says instead of rdi. `tanh` is
-    that of the new gate and the reset gate; the update gate is FINE. With `is_reset` the last of
-    the recurrent gates is of a state that `emit_gru_reset` made, and the first is not read.
+    rdx: state, float32 (hidden,). `results`: where the new state goes, by default in place. With
+    `gates` the input gates are a sum, which is computed here; rdi is not read. `tanh` is used for
+    the new gate and the reset gate, FINE for the update gate. With `is_reset` the recurrent gate n
+    comes from the state that `emit_gru_reset` wrote, and the recurrent gate r is not read.
     Clobbers rax, the vector registers, k7 and the index of `gates`.
     """
     step = _VECTORS_IN_STEP[asm.target.isa]
@@ -90,7 +90,7 @@ def _emit_units(
         opened = update if is_reset else [*reset, *update]
         apply_activation(asm, Activation.SIGMOID, opened, scratch)
     else:
-        # What a unit keeps for thousands of samples depends on the last bits of its update gate.
+        # A state that lasts thousands of samples depends on the last bits of its update gate.
         apply_activation(asm, Activation.SIGMOID, update, scratch)
         apply_activation(asm, Activation.SIGMOID, reset, scratch, tanh)
     candidate = reset

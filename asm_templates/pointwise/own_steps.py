@@ -1,9 +1,9 @@
-"""A row in 255 steps from its least number, or 0, to its largest, as DynamicQuantizeLinear says.
+"""A row quantised to 255 steps from min(x, 0) to max(x, 0), as by ONNX's DynamicQuantizeLinear.
 
     scale = (max(x, 0) - min(x, 0)) / 255      zero = round(-min(x, 0) / scale)
     q     = clip(round(x / scale), -zero, 255 - zero)
 
-A product by weights w in int8 takes q + zero - 128. Its sums lack (128 - zero) sum(w).
+A product with int8 weights w reads q + zero - 128, and (128 - zero) sum(w) is added to its sums.
 """
 
 from dataclasses import dataclass
@@ -24,16 +24,17 @@ _TO_NEAREST = 8  # of vroundps and vrndscaleps, without exception flags
 
 @dataclass(frozen=True)
 class OwnSteps:
-    """`length` floats; with `as_integers` q + zero - 128 is written, else q * scale."""
+    """A row of `length` floats; with `as_integers` the result is q + zero - 128, else q * scale."""
 
     length: int
     as_integers: bool
 
 
 def emit_to_own_steps(asm: Assembler, spec: OwnSteps) -> None:
-    """Append the steps of x, float32 at rdi, to float32 at rsi, and the pair at rdx.
+    """Append the quantisation of x. rdi: x; rsi: the result, both float32; rdx: the pair.
 
-    NaN and infinity give no particular result. Clobbers rax, the vector registers and k7.
+    The pair is the scale and scale * (128 - zero), both float32. The result for NaN and infinity is
+    undefined. Clobbers rax, the vector registers and k7.
     """
     every = [vector(asm, number) for number in range(16)]
     highs, lows, held = every[:4], every[4:8], every[8:12]
@@ -75,9 +76,9 @@ def emit_to_own_steps(asm: Assembler, spec: OwnSteps) -> None:
 def _limits(
     asm: Assembler, highs: list[Register], lows: list[Register]
 ) -> tuple[Register, Register, Register, Register]:
-    """The scale, zero - 128, and the limits of q, in all lanes; the pair is stored at rdx.
+    """Return scale, zero - 128, and the limits of q, in all lanes; store the pair at rdx.
 
-    The first registers have the largest number and the least one.
+    `highs[0]` and `lows[0]` hold max(x, 0) and min(x, 0) in all lanes.
     """
     scale, constant, largest, product = highs
     low, zero, least, _ = lows
@@ -108,7 +109,7 @@ def _round(asm: Assembler, register: Register) -> None:
 
 
 def emit_from_own_steps(asm: Assembler, length: int) -> None:
-    """Append y = scale y + (scale (128 - zero)) sums + bias.
+    """Append y = scale y + (scale (128 - zero)) sums + bias, sums being sum(w) of each output.
 
     rdi: y; rsi: sums, then the bias behind them, all three `length` floats; rdx: the pair.
     Clobbers rax, the vector registers and k7.

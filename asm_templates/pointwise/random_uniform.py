@@ -6,7 +6,7 @@ from sparsejit.ir.reference import SPLITMIX_INCREMENT, SPLITMIX_MULTIPLIERS, SPL
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, rax, rcx, rdi, rdx, rsi, xmm
 
-UNIFORM_BITS = 24  # as many as the significand of a float32 holds
+UNIFORM_BITS = 24  # bits in the significand of a float32
 _KEY, _SCRATCH = rcx, rdx
 
 
@@ -21,7 +21,10 @@ def emit_random_uniform(asm: Assembler) -> None:
 
 
 def emit_random_uniforms(asm: Assembler, destination: Register, count: int) -> None:
-    """The same for `count` numbers from rsi on, in a row in memory. Clobbers xmm0, too."""
+    """Append the draws of `count` samples from rsi on, stored consecutively at `destination`.
+
+    rdi and rsi as for `emit_random_uniform`. Clobbers rax, rcx, rdx and xmm0.
+    """
     _emit_key(asm)
     for number in range(count):
         _emit_number(asm, number)
@@ -34,7 +37,7 @@ def _emit_key(asm: Assembler) -> None:
 
 
 def _emit_number(asm: Assembler, after: int) -> None:
-    """xmm0 = the number so many after that of rsi."""
+    """xmm0 = the uniform number of sample rsi + `after`."""
     word, uniform = rax, xmm(0)
     asm.emit("lea", word, Memory(rsi, after + 1))
     _multiply(asm, word, SPLITMIX_INCREMENT, _SCRATCH)

@@ -1,7 +1,8 @@
-"""Rows of tables and a vector, or a column times a number, added up as the reader needs them.
+"""Sums of table rows and a vector, or a column times a number plus a vector, computed when read.
 
-float32 and float16 rows are added one after the other, each sum rounded, then the vector. Rows of
-int8 have one scale for a feature in all tables: their sum is exact, one multiply-add ends it.
+float32 and float16 rows are added one after the other, each sum rounded, then the vector. int8 rows
+of all tables share one scale per feature: their integer sum is exact, and one multiply-add applies
+the scale and adds the vector.
 """
 
 from collections.abc import Sequence
@@ -15,16 +16,16 @@ from sparsejit.x86.operands import Memory, Register, r11, rbx
 
 _BYTES = {DType.FLOAT32: 4, DType.FLOAT16: 2, DType.INT8: 1}
 _WIDENING = {DType.FLOAT16: "vcvtph2ps", DType.INT8: "vpmovsxbd"}
-SCRATCH = 3  # vector registers that a load needs besides
+SCRATCH = 3  # scratch vector registers of a load
 _VECTORS_IN_STEP = 8
 
 
 @dataclass(frozen=True)
 class RowSum:
-    """Where they lie: addresses of rows, if any, stored as `stored`, and of the vector, float32.
+    """Addresses of the `rows` (there may be none), stored as `stored`, and of the float32 vector.
 
-    Short rows have as many elements as a whole vector may read. `index` is a register of the
-    reader's for them; `scales` the address of those of int8.
+    float16 and int8 rows are read without masks, so whole vectors of them must be readable. `index`
+    is a free register for their index; `scales` is the address of the int8 scales.
     """
 
     stored: DType
@@ -34,7 +35,7 @@ class RowSum:
     scales: Register = rbx
 
     def begin(self, asm: Assembler, span: Span) -> None:
-        """Before the loads of a span. Clobbers `index`."""
+        """Set `index` for the loads of a span."""
         shift = 2 - (_BYTES[self.stored] // 2)
         if span.index is not None and shift:
             asm.emit("mov", self.index, span.index)
@@ -84,7 +85,7 @@ class ScaledColumn:
     rest: Register
 
     def begin(self, asm: Assembler, span: Span) -> None:
-        """Nothing: all of it is float32."""
+        """Do nothing: all arrays are float32, so the span's own index fits."""
 
     def load(
         self,
@@ -103,7 +104,7 @@ class ScaledColumn:
 
 
 def emit_sum_of_rows(asm: Assembler, destination: Register, rows: RowSum, length: int) -> None:
-    """destination = the sum, `length` floats. Clobbers rax, the vector registers and k7."""
+    """Append destination = the sum, `length` floats. Clobbers rax, the vector registers and k7."""
     totals = [vector(asm, number) for number in range(_VECTORS_IN_STEP)]
     scratch = [vector(asm, _VECTORS_IN_STEP + number) for number in range(SCRATCH)]
 

@@ -1,9 +1,9 @@
-"""Samples of several lengths in a loop over time: what a step does to a sample that has ended.
+"""Steps of a loop over time for samples of several lengths, some of which have ended.
 
     t < length    h[t], state = cell(...)
     else          h[t] = 0, the state stays
 
-rbx counts the steps left, from their number down to 1.
+rbx counts the steps that are left, from the number of all steps down to 1.
 """
 
 from collections.abc import Callable
@@ -41,8 +41,8 @@ def emit_within_length(
 ) -> None:
     """Append `update` for a sample whose length, at r11, is above the number of this step.
 
-    With `time` steps run upwards, else downwards. A sample that has ended gets zeros in the
-    `hidden` floats at r8. Clobbers rax, the vector registers and k7.
+    With `time` the steps count up from 0, without it down to 0. A sample that has ended gets zeros
+    in the `hidden` floats at r8. Clobbers rax, the vector registers and k7.
     """
     ended, done = asm.label("sample has ended"), asm.label("sample is done")
     if time is None:

@@ -2,10 +2,11 @@
 
     four columns   x         read side by side, or gathered; float32 widened
                    d         x - centre, or one where x == centre
-                   y         clip(scale d + shift, low, high), or what is given where x is NaN;
+                   y         clip(scale d + shift, low, high), or a given value where x is NaN;
                              rounded to float32 if asked
 
-What no column asks for is left out. The last few of a row are stored under a mask, and gathered.
+Operations that no column needs are left out. The last columns of a row, fewer than four, are
+gathered and stored under a mask.
 """
 
 from dataclasses import dataclass
@@ -25,9 +26,9 @@ _EQUAL, _UNORDERED = 0, 3
 
 @dataclass(frozen=True, eq=False)
 class ColumnScaling:
-    """`rows` of x with so many features; a number is of `x_bytes`, of y `y_bytes`.
+    """Sizes and numbers of `ScaledColumns`: `rows` of x have `features` elements of `x_bytes`.
 
-    See `ScaledColumns`.
+    An element of y has `y_bytes`.
     """
 
     rows: int
@@ -43,16 +44,16 @@ class ColumnScaling:
 
     @property
     def is_gathered(self) -> bool:
-        """Whether the columns are others than the first ones in order."""
+        """Whether the columns differ from the first ones of x in order."""
         return not np.array_equal(self.columns, np.arange(self.outputs))
 
     def asks_for(self, row: int, otherwise: float) -> bool:
-        """Whether a row of numbers differs from what changes nothing."""
+        """Whether `row` of the numbers differs from `otherwise`, which has no effect."""
         return bool(np.any(self.numbers[row] != otherwise))
 
 
 def emit_scaled_columns(asm: Assembler, scaling: ColumnScaling) -> None:
-    """Append it. rdi: x; rsi: y. Clobbers these, rax, r8 to r10 and vectors."""
+    """Append the scaling of all rows. rdi: x; rsi: y. Clobbers these, rax, r8 to r10, vectors."""
     writer = _ColumnWriter(asm, scaling)
     whole, rest = divmod(scaling.outputs, LANES)
 
@@ -108,11 +109,11 @@ class _ColumnWriter:
         self.chunk_bytes = LANES * (_FLOAT + _DOUBLE * len(self.used))
 
     def place(self, number: int) -> Memory:
-        """The next four of a row of numbers."""
+        """The operand with the next four of row `number` of the numbers."""
         return Memory(r8, LANES * (_FLOAT + _DOUBLE * self.used.index(number)))
 
     def columns(self, count: int, is_gathered: bool) -> None:
-        """The next `count` columns, whose table is at r8 and x at r9."""
+        """Append the next `count` columns. r8: their part of the table; r9: x."""
         asm, value = self.asm, ymm(0)
         self._load(value, is_gathered)
         if MISSING in self.used:
@@ -129,7 +130,7 @@ class _ColumnWriter:
             asm.emit("vmovupd", ymm(1), self.place(SCALE))
             asm.emit("vfmadd213pd", value, ymm(1), self.place(SHIFT))
         for number, mnemonic in ((LOW, "vmaxpd"), (HIGH, "vminpd")):
-            if number in self.used:  # the second operand, where it is NaN
+            if number in self.used:  # max and min return the second source, where it is NaN
                 asm.emit("vmovupd", ymm(1), self.place(number))
                 asm.emit(mnemonic, value, ymm(1), value)
         if MISSING in self.used:

@@ -14,7 +14,7 @@ from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, dword, k, rax, xmm, ymm
 
 _GREATER_OR_EQUAL = 13  # vcmpps predicate GE_OS
-_COARSE = 16  # entries a first comparison skips
+_COARSE = 16  # thresholds in a run; the first comparison reads the last of each run
 
 
 def emit_prediction(
@@ -46,9 +46,9 @@ def emit_prediction(
 
 
 class Quantiser:
-    """Counts how many of `THRESHOLDS` ascending thresholds are <= a value, in two comparisons.
+    """Counts the thresholds, which must ascend, that are <= a value, in two comparisons.
 
-    The first finds which run of 16 thresholds the value falls into, the second its place there.
+    The first finds the run of 16 thresholds that the value falls into, the second its place there.
     """
 
     def __init__(self, asm: Assembler, thresholds: npt.NDArray[np.float32]) -> None:
@@ -73,7 +73,7 @@ class Quantiser:
         asm.emit("add", destination, rax)
 
     def _count(self, destination: Register, table: Register) -> None:
-        """destination = how many of 16 floats at `table` are <= vector 0."""
+        """destination = the number of the 16 floats at `table` that are <= vector 0."""
         asm, low = self._asm, dword(destination)
         if asm.target.isa == "avx512":
             asm.emit("vcmpps", k(1), vector(asm, 0), Memory(table), _GREATER_OR_EQUAL)

@@ -1,1 +1,1 @@
-"""Which rows share an accumulator, which input comes next, and interleaving."""
+"""Grouping of rows by accumulator, choice of each step's inputs, and interleaving of sums."""

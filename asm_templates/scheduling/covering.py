@@ -1,4 +1,4 @@
-"""Which weight is multiplied in which step: the covering problem behind the permute kernels.
+"""Assignment of weights to steps: the covering problem behind the permute kernels.
 
 A problem is one set of rows, a lane each, in one window (the part of x that is in registers). In
 a step every lane may use one of its row's nonzeros, provided that its input is in the one
@@ -7,9 +7,9 @@ register (AVX2) or one of the two registers (AVX-512) that the step names:
     bound = max(most that a lane has left, half the sum over registers of the most left there)
     worth = sum over the lanes served of left**2 + _FALL * bound**2 for each register that falls
 
-One register: register r needs as many steps as the lane with most nonzeros there; nothing to
-choose. Two: a greedy covering, all problems advancing together. A step takes the pair of the
-largest worth, where a register falls if its fullest lanes come down; a lane served by both takes
+One register: register r needs one step for each nonzero of its fullest lane; nothing to choose.
+Two: a greedy covering, all problems advancing together. A step takes the pair of the largest worth;
+a register falls if all its fullest lanes are served. A lane that both registers can serve takes
 from the one in which it is nearer to that register's fullest lane. See docs/kernels/gather.md.
 """
 
@@ -24,8 +24,8 @@ _FloatArray = npt.NDArray[np.float32]
 
 # Problems advanced together: more amortises numpy's call overhead, fewer stay in the cache.
 _PROBLEMS_AT_ONCE = 256
-# What it is worth that the fullest lanes of a register come down, in squares of the bound. From
-# 0.5 to 4 the steps of six matrices differ by less than 0.5 %.
+# Worth of a register that falls, in squares of the bound. From 0.5 to 4 the steps of six matrices
+# differ by less than 0.5 %.
 _FALL = 2.0
 
 
@@ -39,19 +39,19 @@ class Windows:
 
     @classmethod
     def of(cls, in_features: int, register_inputs: int, most_registers: int) -> "Windows":
-        """Windows as equal as can be, of at most `most_registers` registers each."""
+        """Return windows as equal as can be, of at most `most_registers` registers each."""
         registers = -(-in_features // register_inputs)
         number = -(-registers // most_registers)
         return cls(registers, number, -(-registers // number))
 
     def registers_of(self, window: int) -> range:
-        """The registers' worth of x that a window holds."""
+        """Return the numbers of the registers' worth of x that a window holds."""
         return range(window * self.width, min((window + 1) * self.width, self.registers))
 
 
 @dataclass(frozen=True)
 class Demand:
-    """How many nonzeros each lane has in each register of its window, and the first of them.
+    """Number of nonzeros of each lane in each register of its window, and the first of them.
 
     Both arrays have shape (problems, lanes, registers); problems are ordered by window, then by
     set of rows. Nonzeros are numbered in row-major order of the matrix.
@@ -62,7 +62,7 @@ class Demand:
 
     @classmethod
     def of(cls, used: npt.NDArray[np.bool_], lanes: int, width: int, window: int) -> "Demand":
-        """The demand of a mask (rows, in_features), `lanes` rows a problem.
+        """Return the demand of a mask (rows, in_features), `lanes` rows a problem.
 
         A register holds `width` inputs and a window `window` registers. Rows must be a multiple
         of `lanes`, in_features one of `width * window`.
@@ -79,8 +79,8 @@ class Covering:
     """Steps in order of problem, then of time.
 
     `problem`, `first`, `second`: shape (steps,); registers are counted within the window.
-    `taken`: (steps, lanes), the number of the nonzero that a lane uses, -1 where it is idle; or
-    (steps, lanes, products), where a lane may use several.
+    `taken`: (steps, lanes), the number of the nonzero that a lane uses, -1 if it is idle; or
+    (steps, lanes, products), if a lane may use several.
     """
 
     problem: IntArray
@@ -90,13 +90,13 @@ class Covering:
 
 
 def one_register_schedule(demand: Demand) -> Covering:
-    """Every register in turn, until its fullest lane is served."""
+    """Schedule every register in turn, until its fullest lane is served."""
     steps = registers_in_turn(demand, 1)
     return replace(steps, taken=steps.taken[..., 0])
 
 
 def registers_in_turn(demand: Demand, products: int) -> Covering:
-    """Every register in turn, so many nonzeros of each lane a step, until all are served."""
+    """Schedule every register in turn, `products` nonzeros a lane and step, until none is left."""
     problems, _, window = demand.count.shape
     repeats = -(-demand.count.max(axis=1).ravel() // products)
     cell = np.repeat(np.arange(problems * window, dtype=np.int32), repeats)
@@ -109,7 +109,7 @@ def registers_in_turn(demand: Demand, products: int) -> Covering:
 
 
 def two_register_schedule(demand: Demand) -> Covering:
-    """A greedy covering; see the top of this file."""
+    """Return a greedy covering; see the top of this file."""
     lanes = demand.count.shape[1]
     return covering(
         demand, _PROBLEMS_AT_ONCE, (lanes,), lambda problems: cover(demand, problems, _step)
@@ -122,7 +122,10 @@ def covering(
     taken_shape: tuple[int, ...],
     steps_of: Callable[[IntArray], list[Covering]],
 ) -> Covering:
-    """The steps of all problems, made for so many at once; each takes `taken_shape` nonzeros."""
+    """Return the steps of all problems, `at_once` problems at a time.
+
+    `taken_shape` is the shape of a step's nonzeros.
+    """
     problems, nothing = len(demand.count), np.zeros(0, np.int32)
     parts = [Covering(nothing, nothing, nothing, np.zeros((0, *taken_shape), np.int32))]
     for begin in range(0, problems, at_once):
@@ -133,7 +136,7 @@ def covering(
 
 
 def joined(parts: list[Covering], chosen: npt.NDArray[np.integer]) -> Covering:
-    """The chosen ones of all steps, in that order."""
+    """Return the chosen steps of all parts, in that order."""
     return Covering(
         *(
             np.concatenate([getattr(part, field.name) for part in parts])[chosen]
@@ -147,10 +150,10 @@ def cover(
     problems: IntArray,
     step: Callable[[IntArray, _FloatArray, IntArray], Covering],
 ) -> list[Covering]:
-    """The steps of all problems together, one part per point in time.
+    """Return the steps of all problems together, one part per point in time.
 
     `step(problems, left, following)` serves lanes of the unfinished problems once: it lowers
-    `left`, moves `following` on, both (problems, lanes, registers), and returns what it chose.
+    `left`, advances `following`, both (problems, lanes, registers), and returns its choice.
     """
     left = demand.count[problems].astype(np.float32)
     following = demand.start[problems]
@@ -171,7 +174,7 @@ def _step(problems: IntArray, left: _FloatArray, following: IntArray) -> Coverin
 
 
 def _best_pair(left: _FloatArray) -> tuple[IntArray, IntArray]:
-    """Per problem, the two registers that bring its bound down most; see the top of this file."""
+    """Return each problem's two registers of the largest worth; see the top of this file."""
     window = left.shape[2]
     most = left.max(axis=1)
     of_lane = left.sum(axis=2)
@@ -181,7 +184,7 @@ def _best_pair(left: _FloatArray) -> tuple[IntArray, IntArray]:
     alone = worth.sum(axis=1)
     shared = np.matmul(worth.transpose(0, 2, 1), served)
     fullest = served * (left == most[:, None])
-    # A lane that is the fullest in both registers can come down in one of them only.
+    # A lane that is the fullest in both registers can be served in only one of them.
     blocked = np.matmul(fullest.transpose(0, 2, 1), fullest) > 0
     value = (_FALL * np.square(bound))[:, None] * (most > 0) + alone
     union = value[:, :, None] + value[:, None, :] - shared
@@ -191,7 +194,7 @@ def _best_pair(left: _FloatArray) -> tuple[IntArray, IntArray]:
 
 
 def _take(left: _FloatArray, following: IntArray, first: IntArray, second: IntArray) -> IntArray:
-    """Serve every lane that has something in either register; the nonzeros taken, -1: idle."""
+    """Serve lanes with nonzeros left in either register; return the nonzeros taken, -1 for none."""
     row = np.arange(len(left))
     in_first, in_second = left[row, :, first], left[row, :, second]
     lag_first = in_first - in_first.max(axis=1, keepdims=True)
@@ -207,6 +210,6 @@ def _take(left: _FloatArray, following: IntArray, first: IntArray, second: IntAr
 
 
 def _by_problem(array: IntArray) -> IntArray:
-    """(sets of rows, lanes, windows, registers) to (problems, lanes, registers)."""
+    """Turn (sets of rows, lanes, windows, registers) into (problems, lanes, registers)."""
     sets, lanes, windows, registers = array.shape
     return array.transpose(2, 0, 1, 3).reshape(windows * sets, lanes, registers)

@@ -1,20 +1,20 @@
-"""Which rows share an accumulator, and how their sums come back into the order of y.
+"""Grouping of rows that share an accumulator, and exchanges of sums into the order of y.
 
-Sixteen rows that share an accumulator share its steps, so they should want about as much of each
-register of x. Rows trade places among 2, 4 or 8 vectors of y, a block, so that the bound of the
-steps (see `schedule`) falls. Its sums are put back in order by one stage of exchanges between two
-vectors for each doubling; an exchange is two `vpermi2ps`, which give the one vector any sixteen of
-the 32 sums and the other the rest:
+Sixteen rows that share an accumulator share its steps, so they should have similar numbers of
+nonzeros in each register of x. Rows are swapped among 2, 4 or 8 vectors of y, a block, so that the
+bound of the steps (see `covering`) falls. Its sums are put back in order by one stage of exchanges
+between two vectors for each doubling; an exchange is two `vpermi2ps`, which give the one vector any
+sixteen of the 32 sums and the other the rest:
 
     vector held   0  1  2  3  4  5  6  7
-    stage 0       0--1  2--3  4--5  6--7     a sum goes where bit 0 of its vector in y says
+    stage 0       0--1  2--3  4--5  6--7     bit 0 of a sum's vector in y chooses its vector
     stage 1       0-----2  1--3 ...          bit 1
     stage 2       0-----------4  1 ...       bit 2, and sixteen sums into their order
 
-Two rows may change places between vectors that differ in bit k at most if they go to vectors that
+Two rows may be swapped between vectors that differ in bit k at most if they go to vectors that
 agree in the bits below k. First the fullest rows are brought together, which evens out totals;
-then, pair of vectors by pair, the best possible swap is made while one lowers the bound. Why, and
-what it gains: docs/kernels/gather.md.
+then, for each pair of vectors, the best swap is made as long as one lowers the bound. Reasons and
+gains: docs/kernels/gather.md.
 """
 
 from collections.abc import Iterator
@@ -28,17 +28,17 @@ _Numbers = npt.NDArray[np.integer]
 _Counts = npt.NDArray[np.uint16]
 
 SWEEPS = 2
-# The bound, doubled, counts so often what either of its terms counts: a term that does not bind
+# Weight of the bound (doubled) over the weight of each of its two terms: a term that does not bind
 # now may do so after the next swap.
 _BINDING = 32
-# Swaps and registers looked at together: more spill from L2.
+# Swaps times registers tried at a time: more do not fit L2.
 _AT_ONCE = 1 << 19
 
 
 def exchanges(vectors: int, stages: int) -> Iterator[tuple[int, int]]:
-    """The pairs of vectors that exchange sums, in order.
+    """Yield the pairs of vectors that exchange sums, in order.
 
-    Vectors form blocks of 2**stages; those left over form smaller ones.
+    Vectors form blocks of 2**stages; the rest form smaller ones.
     """
     for first, size in blocks(vectors, stages):
         bit = 1
@@ -49,7 +49,7 @@ def exchanges(vectors: int, stages: int) -> Iterator[tuple[int, int]]:
 
 
 def blocks(vectors: int, stages: int) -> Iterator[tuple[int, int]]:
-    """The first vector and the size of each block: powers of two, the largest first."""
+    """Yield the first vector and the size of each block: powers of two, the largest first."""
     first = 0
     while first < vectors:
         size = min(1 << stages, 1 << (vectors - first).bit_length() - 1)
@@ -58,10 +58,10 @@ def blocks(vectors: int, stages: int) -> Iterator[tuple[int, int]]:
 
 
 def exchange_indices(rows: _Numbers, stages: int) -> _Numbers:
-    """The indices of the exchanges' `vpermi2ps`: (runs, two an exchange, lanes).
+    """Return the indices of the exchanges' `vpermi2ps`: (runs, two an exchange, lanes).
 
-    `rows`: (runs, vectors, lanes), the rows that are held, all those of y from a multiple of
-    `2**stages` vectors on.
+    `rows`: (runs, vectors, lanes), the rows that a run holds: all rows of its vectors of y, from a
+    multiple of `2**stages` vectors on.
     """
     runs, vectors, lanes = rows.shape
     held = rows.copy()
@@ -77,19 +77,18 @@ def exchange_indices(rows: _Numbers, stages: int) -> _Numbers:
 
 
 def fullest_together(rows: _Numbers, counts: _Counts) -> _Numbers:
-    """Rows in an order in which to hold them that brings the fullest together.
+    """Return the rows in an order that brings the fullest together.
 
-    `rows`: (batches, runs, vectors, lanes), those of y in their own order, `vectors` a power of
-    two. Runs share their steps, so that a vector's lanes are those of all runs; each run keeps
-    its rows. `counts`: (rows, windows, registers), what each row wants of each register; row
-    numbers past the end mean none.
+    `rows`: (batches, runs, vectors, lanes), in the order of y, `vectors` a power of two. Runs share
+    their steps, so a vector has the lanes of all runs; each run keeps its rows. `counts`: (rows,
+    windows, registers), each row's nonzeros in each register; row numbers past the end mean none.
     """
     totals = np.append(counts.sum(axis=(1, 2), dtype=np.int64), 0)
     return _halved(rows, totals[np.minimum(rows, len(counts))])
 
 
 class StepShape(NamedTuple):
-    """What a step of a schedule takes: `products` of each lane, out of so many registers."""
+    """A step of a schedule: `products` of each lane, out of `sources` registers."""
 
     sources: int
     products: int = 1
@@ -98,9 +97,9 @@ class StepShape(NamedTuple):
 def swapped(
     held: _Numbers, counts: _Counts, sweeps: int, step: StepShape, anywhere: bool = False
 ) -> _Numbers:
-    """Rows after so many sweeps of swaps; both arrays as in `fullest_together`.
+    """Return the rows after `sweeps` sweeps of swaps; both arrays as in `fullest_together`.
 
-    `anywhere`: sums leave in any order, so that any two rows may change places.
+    `anywhere`: sums may end in any order, so that any two rows may be swapped.
     """
     _, _, vectors, lanes = held.shape
     if vectors == 1:
@@ -118,7 +117,7 @@ def swapped(
 
 
 def _halved(rows: _Numbers, totals: _Numbers) -> _Numbers:
-    """Blocks halved again and again: of each kind of row the fuller half into the first vectors."""
+    """Halve blocks repeatedly; the fuller half of each kind of row goes to the first vectors."""
     batches, runs, vectors, lanes = rows.shape
     held, size = rows, vectors
     while size > 1:
@@ -139,7 +138,7 @@ class _Search:
     """Swaps of rows, one for each pair of vectors at a time, in all batches at once.
 
     `held`: (vectors, runs, lanes, batches). `wants`: (vectors, runs, lanes, registers, windows,
-    batches), what the rows held want; `totals`: that summed over registers.
+    batches), nonzeros of the rows held; `totals`: their sums over registers.
     """
 
     held: _Numbers
@@ -157,7 +156,7 @@ class _Search:
         return cls(held, np.ascontiguousarray(wanted), totals, step, anywhere)
 
     def run(self, sweeps: int) -> None:
-        """Sweep over all pairs of vectors until nothing is gained, or so often."""
+        """Sweep over all pairs of vectors until nothing is gained, at most `sweeps` times."""
         vectors, runs = self.held.shape[:2]
         for _ in range(sweeps):
             made = [self._swap(apart, run) for apart in range(1, vectors) for run in range(runs)]
@@ -165,7 +164,10 @@ class _Search:
                 return
 
     def _swap(self, apart: int, run: int) -> bool:
-        """Make the best swap between vectors whose numbers differ by xor `apart`, if any gains."""
+        """Make the best swap between vectors whose numbers differ by xor `apart`, if any gains.
+
+        Return whether any swap was made.
+        """
         vectors, _, lanes, batches = self.held.shape
         bit = 1 << apart.bit_length() - 1
         one = np.flatnonzero(np.arange(vectors) & bit == 0)
@@ -201,9 +203,10 @@ class _Search:
         return len(pair) > 0
 
     def _price(self, most_of_lane: _Counts, most: _Counts) -> npt.NDArray[np.int32]:
-        """The bound times its sources and products, mostly, summed over windows.
+        """Return the bound times sources and products, and a little of each term, over windows.
 
-        `most`: of each register, the third axis from the end, what a lane wants at most; used up.
+        `most`: for each register, the third axis from the end, the most nonzeros of a lane; it is
+        overwritten.
         """
         sources, products = self.step
         lanes = sources * most_of_lane.astype(np.int32)
@@ -217,7 +220,7 @@ class _Search:
 
 
 def _most(wants: _Counts, run: int) -> tuple[_Counts, _Counts]:
-    """The most that a lane of a vector wants, and, for each lane of a run, that any other does.
+    """Return the most nonzeros of a vector's lanes, and for each lane of a run, of all others.
 
     `wants`: (vectors, runs, lanes, ...); returns (vectors, ...) and (vectors, lanes, ...).
     """
@@ -232,7 +235,7 @@ def _most(wants: _Counts, run: int) -> tuple[_Counts, _Counts]:
 
 
 def _sum(wants: _Counts) -> _Counts:
-    """The sum over registers, the third axis from the end; `wants` is used up.
+    """Return the sum over registers, the third axis from the end; `wants` is overwritten.
 
     Halves at a time, because numpy adds up short inner axes slowly.
     """

@@ -1,13 +1,13 @@
-"""Which weights are multiplied in which step where a lane takes up to four products at once.
+"""Assignment of weights to steps if a lane takes up to four products at once.
 
-As in `schedule`, but every lane may use four nonzeros a step, from either of two registers:
+As in `covering`, but every lane may use four nonzeros a step, from either of two registers:
 
     bound = max(most that a lane has left, twice the sum over registers of the steps each needs)
     worth = sum over lanes of products * left**2 + _FALL * bound**2 for each register that falls
 
 A register needs a quarter, rounded up, of the most that a lane has left there; it falls if it
-needs a step less. The choice is a close one, so it is made with a little noise, several times
-over, and each problem keeps its shortest schedule. See docs/kernels/gather.md.
+needs a step less. Choices are close, so they are made with a little noise, several times over, and
+each problem keeps its shortest schedule. See docs/kernels/gather.md.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from sparsejit.asm_templates.scheduling.covering import Covering, Demand, cover,
 
 PRODUCTS = 4  # of a lane in one step: bytes of a 32-bit lane
 _NOISE = 0.02
-# What it is worth that a register needs a step less, in squares of the bound, in products.
+# Worth of a register that needs a step less, in squares of the bound, in products.
 _FALL = 16.0
 # Problems advanced together: more amortises numpy's call overhead, fewer stay in the cache.
 _PROBLEMS_AT_ONCE = 64
@@ -27,7 +27,7 @@ _Counts = npt.NDArray[np.float32]
 
 
 def quad_schedule(demand: Demand, tries: int) -> Covering:
-    """The best of several greedy coverings; see the top of this file."""
+    """Return the best of several greedy coverings; see the top of this file."""
     taken_shape = (demand.count.shape[1], PRODUCTS)
     return covering(
         demand,
@@ -38,7 +38,7 @@ def quad_schedule(demand: Demand, tries: int) -> Covering:
 
 
 def _shortest(demand: Demand, problems: _IntArray, tries: int) -> list[Covering]:
-    """The steps of these problems, of the try that needed fewest for each."""
+    """Return the steps of these problems, for each problem from the try with the fewest steps."""
     random = np.random.default_rng(0)
 
     def step(unfinished: _IntArray, left: _Counts, following: _IntArray) -> Covering:
@@ -59,10 +59,10 @@ def _shortest(demand: Demand, problems: _IntArray, tries: int) -> list[Covering]
 
 
 def _best_pair(left: _Counts, random: np.random.Generator) -> tuple[_IntArray, _IntArray]:
-    """Per problem, the two registers that bring its bound down most; see the top of this file.
+    """Return each problem's two registers of the largest worth; see the top of this file.
 
-    Any two registers that both hold four allow as many products as one does, so that counts above
-    four need not be told apart. A pair of registers stands for one alone where only one is left.
+    A lane takes four products at most, so counts above four need not be distinguished. A pair of
+    registers stands for a single one if only one is left.
     """
     first, second = (part.astype(np.int32) for part in np.triu_indices(left.shape[2], 1))
     if not len(first):
@@ -85,17 +85,17 @@ def _best_pair(left: _Counts, random: np.random.Generator) -> tuple[_IntArray, _
 
 
 def _due(left: _Counts) -> _Counts:
-    """What each lane must take from a register, axis 2, lest that need as many steps as before."""
+    """Return the nonzeros that each lane must take from a register (axis 2) so that it falls."""
     needed = np.ceil(left.max(axis=1, keepdims=True) / PRODUCTS)
     due: _Counts = np.maximum(left - PRODUCTS * (needed - 1), 0) * (left > 0)
     return due
 
 
 def _take(left: _Counts, following: _IntArray, first: _IntArray, second: _IntArray) -> _IntArray:
-    """Serve every lane from either register: what is due, then more from where it lags more.
+    """Serve every lane from both registers: due nonzeros, then more from where it lags more.
 
-    A lane lags in a register as far as it is near to the lane that has most left there. What is
-    not taken is -1.
+    A lane lags more in a register the nearer it is to the lane that has most left there. Free
+    products are -1.
     """
     row = np.arange(len(left))
     in_first, in_second = left[row, :, first], left[row, :, second]

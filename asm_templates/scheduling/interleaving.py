@@ -1,9 +1,9 @@
-"""In what order the steps of several sums follow each other, and how many accumulators each has.
+"""The order of the steps of several sums, and the number of accumulators of each sum.
 
-A sum's steps are spread evenly over those of all sums, and where an accumulator's turn would come
-again before the last addition to it has ended, it shares its steps with others:
+The steps of each sum are spread evenly over the steps of all sums. If an accumulator's next
+addition would come before its last one has ended, it shares the steps of its sum with others:
 
-    steps        a b a c a b a c ...       half of them are those of sum a,
+    steps        a b a c a b a c ...       half of them belong to sum a,
     accumulators 0 2 1 3 0 2 1 3 ...       which has two accumulators
 """
 
@@ -25,7 +25,8 @@ class Steps:
 
     `region` (window * batches + batch), `vector` of the batch, `turn` among the steps of that
     vector, `first`, `second`: shape (steps,). `weights` and `indices`: (steps, fold, lanes),
-    float32 and uint32; of int8 both uint32, four bytes each, and as many indices as a step reads.
+    float32 and uint32; for int8 both are uint32, four bytes each, and a step has only the indices
+    that it reads.
     """
 
     region: _Numbers
@@ -44,7 +45,7 @@ class Steps:
         weights: npt.NDArray[Any],
         indices: npt.NDArray[np.uint32],
     ) -> "Steps":
-        """A panel's schedule, and the weights and indices of its steps, put in order."""
+        """Put a panel's schedule, and the weights and indices of its steps, in order."""
         window, fold_group = np.divmod(schedule.problem, panel.fold_groups)
         turn, due = turns(schedule.problem)
         batch, vector = np.divmod(fold_group, panel.accumulators)
@@ -61,13 +62,16 @@ class Steps:
         )
 
     def of_region(self, number: int) -> "Steps":
-        """The steps of one batch in one window."""
+        """Return the steps of one batch in one window."""
         begin, end = np.searchsorted(self.region, (number, number + 1))
         return Steps(*(getattr(self, field.name)[begin:end] for field in fields(self)))
 
 
 def turns(problem: _Numbers) -> tuple[_Numbers, npt.NDArray[np.float64]]:
-    """For steps in order of problem: the number within its problem, and when it is due, 0 to 1."""
+    """Return each step's number within its problem, and its due time, 0 to 1.
+
+    `problem` ascends.
+    """
     begin = np.searchsorted(problem, problem)
     end = np.searchsorted(problem, problem, side="right")
     turn = np.arange(len(problem)) - begin
@@ -75,9 +79,10 @@ def turns(problem: _Numbers) -> tuple[_Numbers, npt.NDArray[np.float64]]:
 
 
 def accumulators_of(steps: _Numbers, registers: int, apart: int) -> _Numbers:
-    """How many of so many accumulators each sum gets, by its number of steps.
+    """Return the number of accumulators of each sum, by its number of steps.
 
-    So many that `apart` steps lie between two that add to the same, as far as registers go.
+    `apart` steps lie between two additions to the same accumulator, unless that would take more
+    than `registers` accumulators in all.
     """
     ways: _Numbers = np.maximum(1, -(-apart * steps // max(int(steps.sum()), 1)))
     while ways.sum() > registers:

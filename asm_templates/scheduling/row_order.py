@@ -1,8 +1,7 @@
-"""Which row lies in which lane of a permute kernel: outputs cut into batches, rows grouped.
+"""The row in each lane of a permute kernel: outputs are cut into batches, and rows grouped.
 
-The outputs, a vector of them at a time, are cut into batches; a batch is one piece of code. It
-has four or eight vectors of outputs under way and runs `fold` times, moving on through y and
-through the pool:
+The vectors of outputs are cut into batches; a batch is one piece of code. It sums up four or eight
+vectors of outputs at a time and runs `fold` times, advancing through y and through the pool:
 
     y        v0  v1  v2  v3   v4  v5  v6  v7   v8 ...       vectors of 8 or 16 outputs
              |    run 0    |  |    run 1    |
@@ -11,8 +10,8 @@ through the pool:
 Since every run executes the same code, v0 and v4 share one schedule: they are a fold group,
 scheduled as if they were one vector of twice the lanes. That costs lanes and halves the code,
 which beyond the first cache level arrives more slowly than data does. Outputs that fill no folded
-batch follow in batches that run once. Within a run rows may lie in other lanes than those of
-their outputs (`grouping`).
+batch follow in batches that run once. Within a run, a row may lie in another lane than its output
+(`grouping`).
 """
 
 from collections.abc import Callable, Sequence
@@ -32,19 +31,19 @@ from sparsejit.asm_templates.scheduling.grouping import (
 
 _Numbers = npt.NDArray[np.integer]
 _Counts = npt.NDArray[np.uint16]
-# What bounds the steps from below, of each fold group and window, where lanes want so much of each
+# Lower bound of the steps of each fold group and window, from each lane's nonzeros in each
 # register: (fold groups, lanes, windows, registers) to (fold groups, windows).
 Bound = Callable[[_Counts], _Numbers]
 
-# Swaps times registers looked at in all: 15 million take about 90 ms.
+# Swaps times registers tried in all: 15 million take about 90 ms.
 _MOST_LOOKS = 15_000_000
-# Where any row goes anywhere in a panel of so many vectors: looks, and sweeps, at most.
+# For rows that may go anywhere in a panel: vectors of a panel, and limits of looks and sweeps.
 PANEL_VECTORS, _ANYWHERE_LOOKS, _MOST_SWEEPS = 32, 15_000_000, 8
 
 
 @dataclass(frozen=True)
 class RowPanel:
-    """Alike batches from vector `first` on, each of `fold` runs of `accumulators` vectors."""
+    """Equal batches from vector `first` on, each of `fold` runs of `accumulators` vectors."""
 
     first: int
     batches: int
@@ -60,23 +59,23 @@ class RowPanel:
         return self.batches * self.accumulators
 
     def first_of(self, batch: int) -> int:
-        """The first vector of a batch."""
+        """Return the first vector of a batch."""
         return self.first + batch * self.fold * self.accumulators
 
     def by_batch(self, rows: _Numbers, lanes: int) -> _Numbers:
-        """A view of the panel's rows in all lanes: (batches, fold, accumulators, lanes)."""
+        """Return a view of the panel's rows in all lanes: (batches, fold, accumulators, lanes)."""
         own = rows[self.first * lanes :][: self.vectors * lanes]
         return own.reshape(self.batches, self.fold, self.accumulators, lanes)
 
     def by_fold_group(self, rows: _Numbers, lanes: int) -> _Numbers:
-        """The rows in all lanes of each fold group, (fold groups, lanes of all runs)."""
+        """Return the rows in all lanes of each fold group, (fold groups, lanes of all runs)."""
         return self.by_batch(rows, lanes).swapaxes(1, 2).reshape(self.fold_groups, -1)
 
 
 def row_panels(out_features: int, lanes: int, accumulators: int, fold: int) -> list[RowPanel]:
-    """As many runs as fill folded batches, then the other whole ones, then what is left.
+    """Cut vectors into panels: runs that fill folded batches, other whole runs, then the rest.
 
-    Only runs of whole vectors are folded, for these need no masks.
+    Only runs of whole vectors are folded, because these need no masks.
     """
     whole, rest = divmod(-(-out_features // lanes), accumulators)
     folded = out_features // (lanes * accumulators) // fold
@@ -93,8 +92,8 @@ def row_panels(out_features: int, lanes: int, accumulators: int, fold: int) -> l
 class RowOrder:
     """The row in every lane, vector after vector; numbers from out_features on mean none.
 
-    `stages` of `exchanges` in all put the sums in order. No schedule has fewer than `steps`, nor,
-    of rows as they come, fewer than `steps_as_they_come`.
+    `stages` of exchanges, `exchanges` in all, put the sums in order. `steps` is the lower bound of
+    a schedule's steps, `steps_as_they_come` the bound for rows in their natural order.
     """
 
     rows: _Numbers
@@ -106,14 +105,14 @@ class RowOrder:
 
 @dataclass(frozen=True)
 class Prices:
-    """What a family pays for an order: the bound of its steps, and an exchange, in steps."""
+    """Prices of an order in a family: the bound of its steps, and an exchange, in steps."""
 
     bound: Bound
     exchange: float
     step: StepShape
 
     def of(self, order: RowOrder) -> float:
-        """In steps."""
+        """Return the price of an order, in steps."""
         return order.steps + self.exchange * order.exchanges
 
 
@@ -125,9 +124,9 @@ def row_order(
     prices: Prices,
     sweeps: int,
 ) -> RowOrder:
-    """The cheapest order among blocks of 2**stages vectors.
+    """Return the cheapest order among blocks of 2**stages vectors.
 
-    `counts`: as in `grouping`. Without sweeps, the order is as it is before rows are swapped.
+    `counts`: as in `grouping`. Without sweeps, rows are not swapped.
     """
     natural = np.arange(max(part.first + part.vectors for part in parts) * lanes)
     none = np.zeros((max(len(natural) - len(counts), 0), *counts.shape[1:]), np.uint16)
@@ -165,7 +164,7 @@ def row_order(
 
 
 def wanted_counts(used: npt.NDArray[np.bool_], windows: Windows, register_inputs: int) -> _Counts:
-    """What each row of a mask (rows, in_features) wants, (rows, windows, registers)."""
+    """Count each row's nonzeros in a mask (rows, in_features): (rows, windows, registers)."""
     rows, in_features = used.shape
     padded = np.zeros((rows, windows.number * windows.width * register_inputs), bool)
     padded[:, :in_features] = used
@@ -174,14 +173,16 @@ def wanted_counts(used: npt.NDArray[np.bool_], windows: Windows, register_inputs
 
 
 def by_window(counts: _Counts, windows: Windows) -> _Counts:
-    """What each row wants of each register, (rows, windows, registers), of all in a row."""
+    """Split each row's counts of nonzeros by register into (rows, windows, registers)."""
     padded = np.zeros((len(counts), windows.number * windows.width), np.uint16)
     padded[:, : windows.registers] = counts
     return padded.reshape(len(counts), windows.number, windows.width)
 
 
 def rows_anywhere(used: npt.NDArray[np.bool_], lanes: int) -> list[_Numbers]:
-    """Rows grouped freely within panels: of each panel (vectors, lanes), from out_features on none.
+    """Group rows freely within panels; return each panel's rows (vectors, lanes).
+
+    Row numbers from out_features on mean none.
 
     `used`: a mask (rows, in_features). A step picks from one register of `lanes` inputs. First the
     fullest rows come together, then swaps lower the steps.

@@ -1,11 +1,11 @@
-"""Which block rows and inputs share a vector of two strips, each of four outputs.
+"""Pairing of block rows, and of inputs, in vectors of two strips of four outputs each.
 
     lanes      0  1  2  3 |  4  5  6  7
     outputs   20 21 22 23 | 84 85 86 87      any two block rows
     inputs     c  c  c  c |  d  d  d  d      one of each, in every step
 
-A vector of inputs takes two loads and a blend, so what counts is how many steps it serves: those of
-one vector of outputs or, better, of several of a tile. Where c is d, one load makes it.
+A vector of inputs takes two loads and a blend, so it should serve many steps: of one vector of
+outputs or, better, of several vectors of a tile. If c is d, one load is enough.
 """
 
 from collections.abc import Iterator
@@ -19,10 +19,11 @@ _Pairs = list[tuple[int, int]]
 
 
 def paired_block_rows(blocks: _Flags) -> _Numbers:
-    """The block rows of both strips of each vector, fullest first: (vectors, 2).
+    """Return the block rows of both strips of each vector, fullest first: (vectors, 2).
 
-    `blocks`: which blocks hold a nonzero, (block rows, inputs). A partner has about as many blocks,
-    of the same inputs as far as can be; where their number is odd, one has none: `len(blocks)`.
+    `blocks`: which blocks hold a nonzero, (block rows, inputs). A partner has a similar number of
+    blocks, of the same inputs as far as can be. If the number of block rows is odd, the partner of
+    one is `len(blocks)`, which means none.
     """
     padded = np.pad(blocks, ((0, len(blocks) % 2), (0, 0))).astype(np.float32)
     number = padded.sum(axis=1)
@@ -39,12 +40,12 @@ def paired_block_rows(blocks: _Flags) -> _Numbers:
 
 
 def strip_steps(used: _Flags, reach: int) -> _Numbers:
-    """The vector and the lower and upper input of each step: (3, steps), in order of inputs.
+    """Return the vector and the lower and upper input of each step: (3, steps), by inputs.
 
-    `used`: which inputs each strip needs, (vectors, 2, inputs). What one strip has more than the
-    other is the same for both: it multiplies zeros there, and an input that is not finite spoils
-    no output that it would not spoil in the dense product. What is not shared is paired, as far as
-    can be, with one of the same `reach` inputs, where that makes shorter code.
+    `used`: which inputs each strip needs, (vectors, 2, inputs). Surplus inputs of one strip are
+    used in both strips: the other multiplies them by zeros, and an input that is not finite spoils
+    no output that it would not spoil in the dense product. Inputs that are not shared are paired,
+    as far as can be, with an input in the same `reach` inputs, where that makes shorter code.
     """
     steps = np.array(list(_steps(used, reach)), int).reshape(-1, 3)
     ordered: _Numbers = steps[np.lexsort(steps.T[[0, 2, 1]])].T
@@ -67,10 +68,10 @@ def _steps(used: _Flags, reach: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _shared(lower: _Numbers, upper: _Numbers, vectors: int) -> Iterator[tuple[int, int, int]]:
-    """Two inputs that several vectors have in their lower and upper strip, and those vectors.
+    """Yield two inputs of several vectors' lower and upper strips, and the bits of these vectors.
 
-    Both arrays hold, for each input, a bit for each vector, and lose those that are found. First
-    comes what both strips of a vector have, then what most vectors share.
+    Both arrays hold, for each input, a bit for each vector; bits that are found are cleared. Inputs
+    that both strips of a vector need come first, then inputs that most vectors share.
     """
     both = lower & upper
     lower ^= both
@@ -93,7 +94,7 @@ def _shared(lower: _Numbers, upper: _Numbers, vectors: int) -> Iterator[tuple[in
 def _reached(
     ones: list[int], others: list[int], reach: int
 ) -> tuple[_Pairs, list[int], list[int]]:
-    """Pairs of inputs that one base register reaches, and what is left of each."""
+    """Return pairs of inputs that one base register reaches, and the inputs left of each strip."""
     pairs: _Pairs = []
     ones_left: list[int] = []
     others_left: list[int] = []

@@ -56,8 +56,8 @@ def emit_bags(asm: Assembler, spec: Bags) -> None:
     """Append the reduction of all bags.
 
     rdi: indices, int64; rsi: table; rdx: result; rcx: offsets, int64 (bags,), if there are any; r9:
-    weights, float32 like indices, if there are any. Leaves r8 = 1 where an index is out of range,
-    or offsets do not ascend from 0 to at most `indices`, else 0. Clobbers rax, rcx, rdx, r10, r11,
+    weights, float32 like indices, if there are any. Leaves r8 = 1 if an index is out of range, or
+    offsets do not ascend from 0 to at most `indices`, else 0. Clobbers rax, rcx, rdx, r10, r11,
     the vector registers and k7.
     """
     for register in _SAVED:
@@ -94,7 +94,7 @@ def _check_first_offset(asm: Assembler) -> None:
 
 
 def _find_bag(asm: Assembler, spec: Bags) -> None:
-    """r10, r11 = first and end of the next bag; both 0, and r8 = 1, where they cannot be."""
+    """r10, r11 = first and end of the next bag; both 0, and r8 = 1, if its offsets are invalid."""
     is_last, is_wrong, is_right = map(asm.label, ("last bag", "wrong offsets", "right offsets"))
     asm.emit("mov", r10, Memory(rcx))
     asm.emit("mov", r11, spec.indices)
@@ -115,7 +115,7 @@ def _find_bag(asm: Assembler, spec: Bags) -> None:
 
 
 def _reduce(asm: Assembler, spec: Bags, first: int) -> None:
-    """A few vectors of features from `first` on, over all rows of the bag."""
+    """Reduce a few vectors of features, from `first` on, over all rows of the bag."""
     lanes = asm.target.lanes
     firsts = range(first, spec.features, lanes)[:_VECTORS_AT_ONCE]
     sums = [vector(asm, number) for number in range(len(firsts))]

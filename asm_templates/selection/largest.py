@@ -1,8 +1,8 @@
 """Places of the largest elements of rows, the first of equals first, NaN above all others.
 
 Elements become int32 keys of the same order: the lower bits of negative floats are inverted, -0
-counts as 0, and NaN is the largest integer. Where the least are wanted all bits are inverted once
-more. Then, for each element wanted:
+counts as 0, and NaN is the largest integer. For the least elements, all bits are inverted once
+more. Then, for each element of the result:
 
     largest key of the row -> its first place -> that key becomes the smallest integer
 """
@@ -43,7 +43,7 @@ _SWAPPED_HALVES, _SWAPPED_PAIRS = 0x4E, 0xB1  # of vpshufd
 class LargestElements:
     """The `count` largest of each of `rows` float32 rows of `length`, `pitch` bytes apart.
 
-    `with_values`: the elements too, not only their places. `least`: the least instead.
+    `with_values`: return the elements too, not only their places. `least`: find the least instead.
     """
 
     rows: int
@@ -54,14 +54,14 @@ class LargestElements:
     least: bool = False
 
     def scratch_bytes(self, target: Target) -> int:
-        """What a row's keys need, and a vector behind them."""
+        """Return the bytes of a row's keys, and of a vector behind them."""
         return _FLOAT * self.length + target.vector_bytes
 
 
 def emit_largest_elements(asm: Assembler, spec: LargestElements) -> None:
     """Append the search.
 
-    rdi: x, rsi: values, float32 (rows, count), if they are wanted, rdx: places, int64 (rows, count)
+    rdi: x; rsi: values, float32 (rows, count), if `with_values`; rdx: places, int64 (rows, count);
     rcx: scratch memory. Clobbers rax, rdx, rsi, rdi, r8-r10, the vector registers, k1 and k7.
     """
     asm.emit("mov", r8, spec.rows)
@@ -81,7 +81,7 @@ def emit_largest_elements(asm: Assembler, spec: LargestElements) -> None:
 
 
 def _write_keys(asm: Assembler, spec: LargestElements) -> None:
-    """The keys of a row at rcx, and a vector of the least behind them."""
+    """Write the keys of a row at rcx, and a vector of the least integer behind them."""
     nothing, greatest, spare = (vector(asm, 13 + number) for number in range(3))
     zero(asm, nothing)
     load_constant(asm, greatest, _LAST if spec.least else _GREATEST)
@@ -142,7 +142,7 @@ def _largest_key(asm: Assembler, spec: LargestElements) -> None:
 
 
 def _first_place(asm: Assembler) -> None:
-    """r10 = the first place whose key is vector 0, which there is."""
+    """r10 = the first place whose key is vector 0; there is always one."""
     again = asm.label("next keys")
     asm.emit("mov", r10, -asm.target.vector_bytes)
     asm.bind(again)
@@ -162,7 +162,7 @@ def _first_place(asm: Assembler) -> None:
 
 
 def _take(asm: Assembler, spec: LargestElements) -> None:
-    """Write the place in r10, its value where wanted, and let the next search pass over it."""
+    """Write the place in r10, its value if `with_values`, and exclude it from the next search."""
     asm.emit("mov", Memory(rdx), r10)
     asm.emit("add", rdx, _PLACE)
     if spec.with_values:

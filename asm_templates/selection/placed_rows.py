@@ -28,7 +28,7 @@ _EXTREMES = {Reduction.MAX: "vmaxps", Reduction.MIN: "vminps"}
 
 @dataclass(frozen=True)
 class RowUpdates:
-    """`count` updates of each of `batch` tables of `rows` rows, each of so many floats.
+    """`count` updates of each of `batch` tables of `rows` rows of `floats` floats.
 
     An int64 counts as two floats.
     """
@@ -64,8 +64,8 @@ def emit_table_copy(asm: Assembler, spec: RowUpdates) -> None:
 def emit_row_updates(asm: Assembler, spec: RowUpdates) -> None:
     """Append the updates.
 
-    rdi: indices, int64; rsi: updates; rdx: result. Leaves r8 = 1 where an index is out of range,
-    for which row 0 is updated, else 0. Clobbers rax, rcx, rdx, rsi, rdi, r9, r10, the vector
+    rdi: indices, int64; rsi: updates; rdx: result. Leaves r8 = 1 if an index is out of range, for
+    which row 0 is updated, else 0. Clobbers rax, rcx, rdx, rsi, rdi, r9, r10, the vector
     registers, k1, k2 and k7.
     """
     next_table, next_update = asm.label("next table"), asm.label("next update")
@@ -87,7 +87,7 @@ def emit_row_updates(asm: Assembler, spec: RowUpdates) -> None:
 
 
 def _update(span: Span, spec: RowUpdates) -> None:
-    """A few vectors of a row at r9 with those of an update at rsi."""
+    """Update a few vectors of the row at r9 with the update at rsi."""
     asm, count = span.asm, len(span.firsts)
     spare, *registers = (vector(asm, number) for number in range(2 * _VECTORS_IN_STEP + 1))
     new, old = registers[:_VECTORS_IN_STEP], registers[_VECTORS_IN_STEP:]

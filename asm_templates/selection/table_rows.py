@@ -13,7 +13,7 @@ _VECTORS_IN_STEP = 8
 
 @dataclass(frozen=True)
 class RowCopies:
-    """`count` rows of a float32 table (rows, features); pitches in bytes from one to the next."""
+    """`count` rows of a float32 table (rows, features); pitches are bytes from one to the next."""
 
     count: int
     rows: int
@@ -25,7 +25,7 @@ class RowCopies:
 def emit_row_copies(asm: Assembler, spec: RowCopies) -> None:
     """Append the copies.
 
-    rdi: indices, int64; rsi: table; rdx: result. Leaves r8 = 1 where an index is out of range, for
+    rdi: indices, int64; rsi: table; rdx: result. Leaves r8 = 1 if an index is out of range, for
     which row 0 is taken, else 0. Clobbers rax, rcx, rdx, rdi, r9, the vector registers and k7.
     """
     asm.emit("xor", dword(r8), dword(r8))
@@ -49,9 +49,9 @@ def emit_row_address(
     table: Register = rsi,
     missing: Register = r8,
 ) -> None:
-    """register = the address of the row of that number, of the table at `table`.
+    """Replace a row's number in a register by the address of the row, in the table at `table`.
 
-    Where there is no such row, that of row 0, and `missing` = 1.
+    If there is no such row, the address is of row 0, and `missing` = 1.
     """
     known = asm.label("row exists")
     asm.emit("cmp", register, rows)

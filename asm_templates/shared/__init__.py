@@ -1,1 +1,1 @@
-"""What every family uses: rows, tiles, storage, padding, redirects, activations."""
+"""Parts that every family uses: rows, tiles, storage, padding, redirects, activations."""

@@ -29,12 +29,12 @@ NUMERATOR = (1.0, 0.12924959, 0.0029502632, 1.1420546e-05)
 DENOMINATOR = (1.0, 0.46258187, 0.023812434, 0.00023856331, 2.456783e-07)
 LIMIT = 7.8414664
 
-# The same on [0, 5], 5.3e-5, for whoever rounds more coarsely than that.
+# The same on [0, 5], 5.3e-5, for results that are rounded more coarsely than that.
 COARSE_NUMERATOR = (1.0, 0.10249205, 0.0006718431)
 COARSE_DENOMINATOR = (1.0, 0.43555942, 0.012836478)
 COARSE_LIMIT = 5.0
 
-# vrangeps: of the two the one of smaller magnitude, with the first one's sign; never NaN for one.
+# vrangeps: the number of smaller magnitude, with the first one's sign; NaN only if both are NaN.
 _SMALLER_MAGNITUDE = 0x02
 
 
@@ -42,8 +42,8 @@ _SMALLER_MAGNITUDE = 0x02
 class Tanh:
     """A rational function for tanh.
 
-    `refined`: its quotient is exact but for rounding; otherwise AVX-512 takes it from an estimate
-    of 14 bits as it is.
+    `refined`: the quotient is exact up to rounding; otherwise AVX-512 multiplies by an estimate of
+    the reciprocal, good to 14 bits.
     """
 
     numerator: Sequence[float]
@@ -53,7 +53,7 @@ class Tanh:
 
 
 FINE = Tanh(NUMERATOR, DENOMINATOR, LIMIT, refined=True)
-# Within 1.2e-4 of tanh, and tanh(x / 2) / 2 of that by half.
+# Error of tanh at most 1.2e-4, and of tanh(x / 2) / 2 half of that.
 COARSE = Tanh(COARSE_NUMERATOR, COARSE_DENOMINATOR, COARSE_LIMIT, refined=False)
 
 
@@ -64,9 +64,9 @@ def apply_activation(
     scratch: list[Register],
     tanh: Tanh = FINE,
 ) -> None:
-    """registers = activation(registers), clobbering `scratch`; `tanh` is that of tanh and sigmoid.
+    """registers = activation(registers), clobbering `scratch`; `tanh` serves tanh and sigmoid.
 
-    Any activation but NONE needs SCRATCH_PER_VECTOR registers of scratch; with n times as many
+    Any activation but NONE needs SCRATCH_PER_VECTOR registers of scratch; with n times that number
     and one more, n vectors run in step. Raises CompileError for fewer.
     """
     if activation is Activation.NONE:

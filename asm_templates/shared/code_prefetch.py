@@ -1,7 +1,7 @@
-"""Asking for code before it runs: it comes from beyond L2 a line at a time, unless L2 has it.
+"""Prefetching of code before it runs: from beyond L2 it would come a line at a time.
 
-Nothing fetches long straight-line code ahead, while a hundred lines asked for as data come almost
-as fast as one. They wait in L2, from where code is fetched quickly.
+No prefetcher fetches long straight-line code ahead, while a hundred lines that are prefetched as
+data come almost as fast as one. They wait in L2, from where code is fetched quickly.
 """
 
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
@@ -14,7 +14,8 @@ _AT_ONCE = 4
 def prefetch_code(
     asm: Assembler, first: Label, end: Label, place: Register, last: Register
 ) -> None:
-    """Ask for the code between two labels unless the model stays in L2; clobbers both registers."""
+    """Prefetch the code between two labels unless the model stays in L2; clobbers both registers.
+    """
     if not asm.ask_ahead:
         return
     again = asm.label("again")

@@ -1,4 +1,4 @@
-"""float32 inputs to int8: the steps that all kernels share, to the same bits.
+"""Quantisation of float32 inputs to int8: the steps that all kernels share, to the same bits.
 
     q = round(x / scale)            scale = max |x| / 127
     q = round(x / scale) + shift    with the spec's fixed `input_scale` and `input_shift`
@@ -20,12 +20,12 @@ _MAGNITUDE_BITS = np.int32(0x7FFFFFFF)
 def broadcast(
     asm: Assembler, register: Register, value: np.generic | npt.NDArray[np.int8]
 ) -> None:
-    """Every lane of register = four bytes of the pool."""
+    """Every 32-bit lane of register = `value`, four bytes in the pool."""
     asm.emit("vbroadcastss", register, Literal(asm.literal(np.asarray(value), 4)))
 
 
 def begin_largest(asm: Assembler, sinks: list[Register], magnitude_bits: Register) -> None:
-    """Before magnitudes are compared: the bits that remain of x, the least that counts."""
+    """Set up the comparison of magnitudes: the mask of their bits, and sinks at the least scale."""
     broadcast(asm, magnitude_bits, _MAGNITUDE_BITS)
     for sink in sinks:
         broadcast(asm, sink, np.float32(SMALLEST_SCALE))
@@ -34,7 +34,10 @@ def begin_largest(asm: Assembler, sinks: list[Register], magnitude_bits: Registe
 def emit_scale_of(
     asm: Assembler, largest: Register, reciprocal: Register, scale: Register
 ) -> None:
-    """The scale of x and its reciprocal from the largest magnitudes; `scale` may be `largest`."""
+    """scale, reciprocal = the scale of x and 1 / scale, from the largest magnitude in each lane.
+
+    `scale` may be `largest`.
+    """
     broadcast(asm, reciprocal, np.float32(LARGEST_INT8))
     asm.emit("vdivps", reciprocal, reciprocal, largest)
     asm.emit("vmulps", scale, largest, asm.constant(1 / LARGEST_INT8))
@@ -48,12 +51,12 @@ def fixed_reciprocal(asm: Assembler, spec: MatVec, register: Register) -> None:
 def to_int32(asm: Assembler, spec: MatVec, register: Register) -> None:
     """register = x over its scale, rounded and shifted, not above 127; NaN becomes 127.
 
-    Below the least integer only a fixed scale without a shift leads, see `clip_negative`.
+    Only a fixed scale without a shift gives results below the least integer: see `clip_negative`.
     """
     shift = spec.input_shift or 0
     if spec.input_scale is not None:
         asm.emit("vminps", register, register, asm.constant(float(LARGEST_INT8 - shift)))
-    if shift:  # what is far below would wrap around
+    if shift:  # numbers far below would wrap around
         asm.emit("vmaxps", register, register, asm.constant(float(spec.least_integer - shift)))
     asm.emit("vcvtps2dq", register, register)
     if shift:
@@ -61,6 +64,6 @@ def to_int32(asm: Assembler, spec: MatVec, register: Register) -> None:
 
 
 def clip_negative(asm: Assembler, spec: MatVec, register: Register) -> None:
-    """int32 not below the least integer where their scale is fixed."""
+    """register = int32 results, raised to the least integer if the scale is fixed."""
     if spec.input_scale is not None:
         asm.emit("vpmaxsd", register, register, asm.constant(spec.least_integer))

@@ -1,4 +1,4 @@
-"""Four registers of bytes side by side: four bytes of each place, as `vpdpbusd` wants them.
+"""Interleaving of four registers of bytes: four bytes of each place, as `vpdpbusd` reads them.
 
     a, b, c, d     = a byte of each of 64 places, four times
     l, m; h, n     = vpunpcklbw; vpunpckhbw of a, b and of c, d
@@ -14,9 +14,9 @@ from sparsejit.x86.operands import Register
 def interleaved(
     asm: Assembler, inputs: Sequence[Register], pairs: Sequence[Register]
 ) -> Iterator[tuple[int, Register]]:
-    """e0 to e3 with their numbers, each once its code is appended, in place of the inputs.
+    """Yield the numbers and registers of e0 to e3, each as soon as its code is appended.
 
-    Clobbers the four `pairs`.
+    They overwrite the inputs. Clobbers the four `pairs`.
     """
     for number, pair in enumerate(pairs):
         which = "vpunpckhbw" if number // 2 else "vpunpcklbw"

@@ -1,4 +1,4 @@
-"""Where an array lies when a kernel of a whole model runs."""
+"""Locations of arrays while a model's function runs."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,7 +18,7 @@ class Location(Protocol):
 
 @dataclass(frozen=True)
 class InWorkspace:
-    """So many bytes into the workspace."""
+    """The address `offset` bytes into the workspace."""
 
     offset: int
 

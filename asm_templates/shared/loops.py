@@ -1,4 +1,4 @@
-"""Loops of a number of turns that is known when the code is written."""
+"""Loops whose number of turns is known when the code is written."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from sparsejit.x86.operands import Memory, Register, dword, rax
 def repeat(
     asm: Assembler, times: int, counter: Register | Memory, body: Callable[[], None]
 ) -> None:
-    """Append `body` to run so many times; it keeps `counter`, which one turn alone leaves alone.
+    """Append `body` to run `times` times; it must keep `counter`, which a single turn does not use.
 
     Counting in memory clobbers rax.
     """

@@ -1,11 +1,11 @@
-"""Padding lines among those that a kernel reads from L2, in order, once a call.
+"""Padding lines between the lines that a kernel reads from L2, in order, once a call.
 
     read     0 1 2 . 3 4 5 . 6 7 8 .        the n-th line lies at n + n // 3; no dot is ever read
 
 In runs of three or fewer, lines arrive as fast as L2 can deliver them; in longer ones a prefetcher
 seems to ask for lines that the kernel asks for as well. Within L1, beyond half of L2, and with
-vectors of 32 bytes nothing is gained. More stays in L1 if weights lie in every other line, all in
-sets of even numbers, and what is fetched in vain in the others (`int8_permute`, `mixed`).
+vectors of 32 bytes nothing is gained. More weights stay in L1 if they lie in every other line, all
+in sets of even numbers, and lines fetched in vain in the others (`int8_permute`, `mixed`).
 docs/kernels/memory.md has the measurements; whether a processor gains by it is one of them.
 """
 
@@ -24,7 +24,7 @@ Number = TypeVar("Number", int, npt.NDArray[Any])
 
 @dataclass(frozen=True)
 class StridePadding:
-    """Lines of a stream, `run` of every `period` of which are read.
+    """Padding of a stream of lines: `run` of every `period` lines are read.
 
     `period` divides the 256 lines that a one-byte displacement reaches.
     """
@@ -33,15 +33,15 @@ class StridePadding:
     period: int
 
     def place(self, number: Number) -> Number:
-        """Where the line of that number among those that are read lies."""
+        """Return the place in the stream of the `number`-th line that is read."""
         return number + number // self.run * (self.period - self.run)
 
     def room(self, count: int) -> int:
-        """Lines from the start of `count` that are read to where others may start."""
+        """Return the number of lines that `count` read lines and their padding take."""
         return -(-count // self.run) * self.period
 
     def spread(self, lines: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Lines along axis 1, with padding as zeros in between."""
+        """Return the lines, along axis 1, with zeros as padding in between."""
         if self == DENSE:
             return lines
         count = lines.shape[1]
@@ -56,7 +56,7 @@ DENSE, ALTERNATE, PADDED = StridePadding(1, 1), StridePadding(1, 2), StridePaddi
 def literal(asm: Assembler, lines: npt.NDArray[Any], space: StridePadding) -> int:
     """Put lines, along axis 1, into the pool, and count the padding bytes in between.
 
-    Their alignment has the padding lines belong to the same sets of L1 in every call.
+    Their alignment puts the padding lines in the same sets of L1 in every call.
     """
     spread = space.spread(lines)
     asm.count(padding_bytes=spread.nbytes - lines.nbytes)
@@ -64,7 +64,7 @@ def literal(asm: Assembler, lines: npt.NDArray[Any], space: StridePadding) -> in
 
 
 def stride_padding(stream_bytes: int, target: Target) -> StridePadding:
-    """The padding for a stream of whole lines, so many bytes a call."""
+    """Return the padding for a stream of whole lines, `stream_bytes` a call."""
     beyond_l1 = stream_bytes > target.l1d_bytes * 17 // 16
     fits = PADDED.room(stream_bytes) <= target.l2_bytes // 2
     whole_lines = target.vector_bytes == CACHE_LINE_BYTES

@@ -16,7 +16,7 @@ def emit_polynomial(
 ) -> None:
     """results[i] = the polynomial at arguments[i], by Horner's scheme in fused multiply-adds.
 
-    `coefficients` come constant term first. Where there are several vectors, clobbers `holder`.
+    `coefficients` begin with the constant term. If there are several vectors, clobbers `holder`.
     """
     *rest, leading = coefficients
     load_constant(asm, results[0], leading)

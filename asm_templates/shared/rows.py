@@ -1,4 +1,4 @@
-"""What every family does at the edges: masked loads of x, bias in, activation and y out.
+"""Edges of every family's kernels: masked loads of x, bias in, activation and y out.
 
 A vector covers `target.lanes` consecutive outputs. The last one may be partial: it is loaded and
 stored under a mask, so that nothing beyond the array is touched.
@@ -31,12 +31,12 @@ TAIL_MASK = k(7)  # AVX-512: holds the mask of the partial vector being loaded o
 
 
 def vector(asm: Assembler, number: Number) -> Register:
-    """The vector register of that number, or an array of them, at the target's width."""
+    """Return the vector register of that number, or an array of them, at the target's width."""
     return zmm(number) if asm.target.isa == "avx512" else ymm(number)
 
 
 def half_vector(asm: Assembler, number: Number) -> Register:
-    """The lower half of a vector register."""
+    """Return the lower half of the vector register of that number."""
     return ymm(number) if asm.target.isa == "avx512" else xmm(number)
 
 
@@ -80,10 +80,11 @@ def store(
 
 
 def waiting_place(register: Register, base: Register, first: int, length: int) -> Memory:
-    """Where sums wait for the next window of x: where base[first : first + lanes] will be.
+    """Return the place where sums wait for the next window of x: base[first : first + lanes].
 
-    Where `length` leaves no room for all lanes, below the stack pointer: a row that is grouped with
-    others may wait in any lane. A leaf function may use 128 bytes there (System V ABI, 3.2.2).
+    If `length` leaves no room for all lanes, the place is below the stack pointer: a row that is
+    grouped with others may wait in any lane. A leaf function may use 128 bytes there (System V ABI,
+    3.2.2).
     """
     size = VECTOR_BYTES[register.kind]
     return Memory(base, 4 * first) if first + size // 4 <= length else Memory(rsp, -size)
@@ -110,7 +111,7 @@ def finish_rows(
 ) -> None:
     """Apply the activation to consecutive row vectors from `first` on and store them to `base`.
 
-    `scratch` are registers the activation may clobber: see `apply_activation` for how many.
+    The activation may clobber the `scratch` registers; `apply_activation` says how many it needs.
     """
     apply_activation(asm, spec.activation, registers, scratch)
     for position, register in enumerate(registers):
@@ -125,7 +126,7 @@ def exchange(
     free: tuple[Register, Register],
     load: Callable[[Register], None],
 ) -> list[Register]:
-    """The registers that hold sums in the order of y after exchanges between vectors.
+    """Exchange sums between vectors, and return the registers that hold them in the order of y.
 
     `load` emits, call by call, the load of a row of `grouping.exchange_indices`. Clobbers `sums`
     and `free`.

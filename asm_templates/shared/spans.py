@@ -1,4 +1,4 @@
-"""Walking over arrays a few vectors at a time: a loop for what fills them, masks for the rest."""
+"""Loops over arrays, a few vectors at a time: full vectors in a loop, the rest under masks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from sparsejit.x86.operands import Memory, Register, dword, rax
 
 @dataclass(frozen=True)
 class Span:
-    """A few consecutive vectors of every array walked over.
+    """A few consecutive vectors of every array in the walk.
 
     `firsts` are the numbers of their first elements, less the count of elements that the loop
     register `index` has passed (in bytes; None outside the loop). Only the last vector outside
-    the loop may reach past `length`; what it lacks is loaded as zero and not stored.
+    the loop may reach past `length`; its elements beyond are loaded as zero and not stored.
     """
 
     asm: Assembler

@@ -1,7 +1,8 @@
 """Transposition of a square of `lanes` by `lanes` elements that registers hold.
 
-In three (AVX2) or four (AVX-512) rounds every pair of registers trades halves. One spare register
-is enough: the first result goes there, the second over the first input, the second input is spare.
+In three (AVX2) or four (AVX-512) rounds every pair of registers exchanges halves. One spare
+register is enough: the first result goes there, the second over the first input, and the second
+input becomes the spare.
 """
 
 from sparsejit.x86.assembler import Assembler
@@ -9,7 +10,7 @@ from sparsejit.x86.operands import Register
 
 
 def transposed(asm: Assembler, rows: list[Register], spare: Register) -> list[Register]:
-    """The registers that hold the columns."""
+    """Transpose in registers, clobbering `spare`; return the registers that hold the columns."""
     lanes = len(rows)
     held = list(rows)
 

@@ -1,4 +1,4 @@
-"""Weights as vectors in the pool: their places, their bytes, and the operand that reads one."""
+"""Vectors of weights in the pool: their places, their bytes, and the operand that reads one."""
 
 from dataclasses import dataclass
 
@@ -20,16 +20,16 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 ByteArray = npt.NDArray[np.uint8]
 
-LINE, WEIGHT, UPPER_HALVES = 1, 2, 3  # registers, where weights must be unpacked
-# How many of them, from `WEIGHT` on.
+LINE, WEIGHT, UPPER_HALVES = 1, 2, 3  # registers for unpacking
+# Number of these registers in use, from `WEIGHT` on.
 UNPACKING_REGISTERS = {DType.FLOAT32: 0, DType.FLOAT16: 1, DType.BFLOAT16: 2}
 
 
 @dataclass(frozen=True)
 class Storage:
-    """How vectors of weights, numbered from 0, are stored and read in one dtype.
+    """Format of stored vectors of weights, numbered from 0, in one dtype.
 
-    `padding` is that of the cache lines they lie in. Weights are rounded to `rounds_to` first.
+    `padding` is the stride padding of their cache lines. Weights are rounded to `rounds_to` first.
     """
 
     target: Target
@@ -48,52 +48,52 @@ class Storage:
 
     @property
     def whole(self) -> int:
-        """Vectors that cannot be stored apart: two in bfloat16."""
+        """Number of vectors that are stored together: two in bfloat16."""
         return 2 if self.dtype is DType.BFLOAT16 else 1
 
     @property
     def displacement_unit(self) -> int:
-        """What a one-byte displacement counts in: the operand in EVEX, bytes in VEX."""
+        """Unit of a one-byte displacement, in bytes: the operand's size in EVEX, 1 in VEX."""
         if self.target.isa != "avx512":
             return 1
         return self.target.vector_bytes // (2 if self.dtype is DType.FLOAT16 else 1)
 
     def place(self, number: IntArray) -> IntArray:
-        """Byte offset of the memory operand that holds each vector."""
+        """Return the byte offset of the memory operand that holds each vector."""
         row = number // self.whole * self.whole
         read, within = np.divmod(row * self.target.lanes * self.weight_bytes, CACHE_LINE_BYTES)
         return self.padding.place(read) * CACHE_LINE_BYTES + within
 
     def lines(self, vectors: FloatArray) -> ByteArray:
-        """Vectors (count, lanes) rounded to the dtype: cache lines (lines, 64)."""
+        """Return vectors (count, lanes), rounded to the dtype, as cache lines (lines, 64)."""
         values = rounded(vectors, self.rounds_to)
         packed = np.frombuffer(_packed(self.dtype, values).tobytes(), np.uint8)
         lines = np.pad(packed, (0, -len(packed) % CACHE_LINE_BYTES))
         return lines.reshape(-1, CACHE_LINE_BYTES)
 
     def literal(self, asm: Assembler, lines: ByteArray) -> int:
-        """Put what `lines` made into the pool."""
+        """Put cache lines, as `lines` returns them, into the pool, and return their offset."""
         return padding.literal(asm, lines[None], self.padding)
 
     def start(self, asm: Assembler) -> None:
-        """Set up what unpacking needs beyond the weights."""
+        """Load the constants that unpacking needs."""
         self._unpacking(asm).start()
 
     def in_trips(self, weights: FloatArray) -> FloatArray:
-        """Vectors (trips, any, lanes) in a row, each trip beginning with one that stands alone."""
+        """Flatten vectors (trips, any, lanes); zeros pad each trip to a multiple of `whole`."""
         padded = np.pad(weights, ((0, 0), (0, -weights.shape[1] % self.whole), (0, 0)))
         return padded.reshape(-1, weights.shape[2])
 
     def trip_bytes(self, vectors: int) -> int:
-        """Bytes from one such trip, of whole runs of lines, to the next."""
+        """Return the bytes from one trip of `vectors`, whole runs of lines, to the next."""
         return int(self.place(np.array(vectors + -vectors % self.whole)))
 
     def operand(
         self, asm: Assembler, number: IntArray, place: Memory, consecutive: bool = False
     ) -> tuple[list[Line], Register | Memory]:
-        """Lines that unpack the vectors of those numbers, and the FMA's operand after them.
+        """Return lines that unpack the vectors of those numbers, and then the FMA's operand.
 
-        `consecutive` where the two vectors of a line follow each other: see `unpacked`.
+        `consecutive`: the two vectors of a line follow each other, see `unpacked`.
         """
         if consecutive and self.dtype is DType.BFLOAT16:
             return self.unpacked(asm, number, place)
@@ -102,7 +102,7 @@ class Storage:
     def unpacked(
         self, asm: Assembler, number: IntArray, place: Memory
     ) -> tuple[list[Line], Register]:
-        """Lines that bring the vectors of those numbers into a register, and that register.
+        """Return lines that load the vectors of those numbers into a register, and the register.
 
         Consecutive vectors of bfloat16 share one load of their line, in register LINE.
         """
@@ -114,14 +114,14 @@ class Storage:
 
 
 def stored_dtype(family: str, dtype: DType, float32_bytes: int, target: Target) -> DType:
-    """In which dtype a family keeps weights of `dtype`: float32 where that is near and faster."""
+    """Return the dtype in which a family stores weights: float32 where that is near and faster."""
     nearest = target.core.widened.get((family, dtype.value))
     room = {None: -1, "L1": target.l1d_bytes, "L2": target.l2_bytes // 2}[nearest]
     return DType.FLOAT32 if float32_bytes <= room else dtype
 
 
 def rounded(weights: FloatArray, dtype: DType) -> FloatArray:
-    """The weights as they are in `dtype`."""
+    """Return the weights rounded to `dtype`, as float32."""
     if dtype is DType.FLOAT16:
         return weights.astype(np.float16).astype(np.float32)
     if dtype is DType.BFLOAT16:
@@ -130,7 +130,7 @@ def rounded(weights: FloatArray, dtype: DType) -> FloatArray:
 
 
 def rounded_matrix(matrix: SparseMatrix, dtype: DType) -> SparseMatrix:
-    """The weights as they are in `dtype`, less those that become zero."""
+    """Return the weights rounded to `dtype`, without weights that become zero."""
     return matrix.with_values(lambda weights: rounded(weights, dtype))
 
 
@@ -146,7 +146,7 @@ def _packed(dtype: DType, vectors: FloatArray) -> npt.NDArray[np.generic]:
 
 
 def bfloat16_bits(values: FloatArray) -> npt.NDArray[np.uint16]:
-    """Upper halves of float32 values, rounded to nearest, ties to even."""
+    """Return the upper halves of float32 values, rounded to nearest, ties to even."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     halfway = np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
     return ((bits + halfway) >> np.uint32(16)).astype(np.uint16)

@@ -1,11 +1,11 @@
 """Operands in the pool that are read through a base register and a one-byte displacement.
 
-A base register points into the middle of what one byte of displacement reaches:
+A base register points to the middle of the range of a one-byte displacement:
 
     base - reach ... base ... base + reach - 1      in units of the operand (EVEX), bytes (VEX)
 
-What is read in order moves the base on (`Stream`); what is read in any order loads it anew
-(`addresses`).
+For operands that are read in order the base advances (`Stream`); for operands in any order it is
+loaded again (`addresses`).
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _Flags = npt.NDArray[np.bool_]
 class Stream:
     """Operands of `unit` bytes that a run reads in order, numbered from its start.
 
-    `reach` operands lie to either side of the base; `padding` is that of the operands.
+    `reach` operands lie to either side of the base; `padding` is their stride padding.
     """
 
     asm: Assembler
@@ -46,23 +46,23 @@ class Stream:
         self.asm.emit("lea", self.base, Literal(offset + self.reach * self.unit))
 
     def at(self, number: _Numbers) -> Memory:
-        """Operands, once they are in reach."""
+        """Return the memory operands of these numbers, which must be in reach."""
         place = self.padding.place(number)
         return Memory(self.base, (place % self.span - self.reach) * self.unit)
 
     def move(self, number: _Numbers, when: _Flags | bool = True) -> Line:
-        """The line before each operand that moves the base on where it is out of reach."""
+        """Return the line that advances the base before operands that are out of reach."""
         moves = self._is_out_of_reach(number) & when
         return line("add", self.base, self.span * self.unit, when=moves)
 
     def next_at(self, number: int) -> Memory:
-        """One operand of the run, brought in reach; call in order."""
+        """Return one operand of the run, advancing the base if needed; call in order."""
         if self._is_out_of_reach(np.array(number)):
             self.asm.emit("add", self.base, self.span * self.unit)
         return self.at(np.array(number))
 
     def leave(self, count: int) -> None:
-        """After `count` operands, point at those of the next run."""
+        """Point at the operands of the next run, after `count` operands."""
         moved = self.padding.place(max(count - 1, 0)) // self.span * self.span
         room = self.padding.room(count)
         if room > moved:
@@ -84,7 +84,7 @@ class Addresses:
 
 
 def addresses(address: _Numbers, unit: int) -> Addresses:
-    """Cut byte addresses into spans of what a displacement in units of so many bytes reaches."""
+    """Cut byte addresses into the spans that a displacement in units of `unit` bytes reaches."""
     span = 2 * REACH * unit
     window = address // span
     return Addresses(

@@ -1,9 +1,9 @@
-"""Outputs held in registers: how many at a time, in how many partial sums, and how they end.
+"""Tiles: outputs that are held in registers at a time, with their partial sums.
 
-A group is one vector of consecutive outputs (`target.lanes` rows). A tile is as many groups as
-have their accumulators in registers at once; the matrix is passed over tile after tile. Full
-tiles and a small last one need fewer inputs, hence less code, than equal ones. A tile of few groups
-keeps several partial sums (chains) of each, so that one multiplication need not wait for another:
+A group is one vector of consecutive outputs (`target.lanes` rows). A tile is the groups whose
+accumulators are in registers at once; the matrix is passed over tile after tile. Full tiles and a
+small last one need fewer inputs, hence less code, than equal ones. A tile of few groups keeps
+several partial sums (chains) of each, so that one multiplication need not wait for another:
 
     zmm31 zmm30 zmm29   chain 0 of groups 0 1 2
     zmm28 zmm27 zmm26   chain 1 of groups 0 1 2
@@ -28,8 +28,8 @@ IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float32]
 
-# Never accumulators: registers 0 and 1 for inputs, and what an activation needs at the end
-# (SCRATCH_PER_VECTOR).
+# Registers that are never accumulators: 0 and 1 for inputs, and the scratch of an activation at the
+# end (SCRATCH_PER_VECTOR).
 INPUTS, RESERVED = 2, 3
 
 
@@ -42,12 +42,12 @@ class Tile:
     chains: int
 
     def accumulator(self, asm: Assembler, group: IntArray, chain: IntArray) -> Register:
-        """Registers of the tile's groups and chains, counted from 0."""
+        """Return the registers of the tile's groups and chains, counted from 0."""
         top = asm.target.vector_registers - 1
         return Register(vector(asm, 0).kind, top - (group + self.groups * chain))
 
     def registers(self, asm: Assembler) -> list[Register]:
-        """Each accumulator, those of the first chain first."""
+        """Return the accumulators, chain after chain."""
         top = asm.target.vector_registers - 1
         return [vector(asm, top - number) for number in range(self.groups * self.chains)]
 
@@ -55,10 +55,10 @@ class Tile:
 def tiles(
     target: Target, out_features: int, sums: int, at_most: int | None = None, spare: int = 0
 ) -> Iterator[Tile]:
-    """Tiles over all outputs, as large as fits or `at_most` groups, summed in `sums` registers.
+    """Yield tiles over all outputs, as large as fits or `at_most` groups.
 
-    A tile of fewer groups than `sums` has as many chains as it takes and as fit. Registers 2 to
-    `spare` + 1 stay free besides the reserved.
+    A tile of fewer groups than `sums` has chains for at least `sums` accumulators, if they fit.
+    Registers 2 to `spare` + 1 stay free besides the reserved.
     """
     capacity = tile_capacity(target, spare)
     largest = min(capacity, at_most or capacity)
@@ -69,12 +69,12 @@ def tiles(
 
 
 def tile_capacity(target: Target, spare: int) -> int:
-    """Accumulators that a tile has; `spare` as in `tiles`."""
+    """Return the largest number of accumulators of a tile; `spare` as in `tiles`."""
     return target.vector_registers - max(RESERVED, INPUTS + spare)
 
 
 def grouped(target: Target, matrix: SparseMatrix) -> FloatArray:
-    """Weights as (groups, lanes, in_features), with rows of zeros at the end."""
+    """Return weights as (groups, lanes, in_features), with rows of zeros at the end."""
     lanes = target.lanes
     groups = -(-matrix.out_features // lanes)
     padded = np.zeros((groups * lanes, matrix.in_features), np.float32)

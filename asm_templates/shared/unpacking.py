@@ -1,4 +1,4 @@
-"""How a vector of short weights becomes float32 in a register.
+"""Unpacking of a vector of short weights to float32 in a register.
 
     float16   half a line a vector              vcvtph2ps zmm2, [ymmword]
     bfloat16  two vectors a, b share a line, lane by lane; each is the upper half of a float32:
@@ -7,7 +7,7 @@
               a       vpslld zmm2, [line], 16    clears b
               b       vpandd zmm2, zmm3, [line]  clears a; zmm3 holds 0xFFFF0000
 
-One instruction more than float32, then, for half the bytes; sums are those of float32 arithmetic.
+This takes one instruction more than float32, for half the bytes; sums are computed in float32.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Unpacking:
-    """Registers that unpack one dtype: the weights, 0xFFFF0000 in every lane, a whole line."""
+    """Unpacking of one dtype to `weight`; `upper_halves` holds 0xFFFF0000 in every lane."""
 
     asm: Assembler
     dtype: DType
@@ -32,7 +32,7 @@ class Unpacking:
     upper_halves: Register
 
     def start(self) -> None:
-        """Set up what unpacking needs beyond the weights."""
+        """Load the constant in `upper_halves`, for bfloat16."""
         if self.dtype is not DType.BFLOAT16:
             return
         upper = self.upper_halves
@@ -43,9 +43,9 @@ class Unpacking:
         self.asm.emit("vpslld", upper, upper, 16)
 
     def operand(self, place: Memory, odd: _Flags) -> tuple[list[Line], Register | Memory]:
-        """Lines that unpack the vector at `place`, and the FMA's operand after them.
+        """Return lines that unpack the vector at `place`, and then the FMA's operand.
 
-        `odd`: of a bfloat16 line, the second vector. float32 is read by the FMA itself.
+        `odd`: it is the second vector of a bfloat16 line. float32 is read by the FMA itself.
         """
         if self.dtype is DType.FLOAT32:
             return [], place
@@ -59,7 +59,7 @@ class Unpacking:
         return [*shift, self._clear_lower(place, odd)], self.weight
 
     def register(self, place: Memory, odd: _Flags, whole: Register) -> tuple[list[Line], Register]:
-        """Lines that bring the vector at `place` into a register, and that register.
+        """Return lines that load the vector at `place` into a register, and the register.
 
         Consecutive vectors of bfloat16 share one load of their line, in register `whole`.
         """

@@ -1,1 +1,1 @@
-"""What is claimed of speed, and how `sparsejit bench check` holds it to this machine."""
+"""Claims of speed, and `sparsejit bench check`, which measures them on this machine."""

@@ -1,4 +1,4 @@
-"""Holds the claims of `claims.py` to what this machine measures."""
+"""Check the claims of `claims.py` by measurements on this machine."""
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -16,14 +16,14 @@ HOLDS, FAILS = "holds", "fails"
 NOT_HERE, NO_PEER = "not for this processor", "peer absent"
 
 ROUNDS = 5
-# Where rounds differ by more, something else ran beside them.
+# Largest spread of calm rounds; beyond it another process ran beside them.
 QUIET = 0.10
 MOST_REPEATS = 3
 
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """What came of a claim: the median ratio of the rounds that decided, and how far they differed.
+    """Result of a claim: median ratio and spread of the rounds of the deciding attempt.
 
     `ratio` and `spread` are None where nothing was measured; `why` says why not.
     """
@@ -37,7 +37,7 @@ class ClaimResult:
 
     @property
     def noisy(self) -> bool:
-        """Whether no repeat was calm."""
+        """Whether the rounds of every attempt differed by more than `QUIET`."""
         return self.spread is not None and self.spread > QUIET
 
     def as_dict(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def check(
 
 
 def all_hold(outcomes: Iterable[ClaimResult]) -> bool:
-    """Whether nothing that was measured fails."""
+    """Whether no measured claim fails."""
     return all(outcome.verdict != FAILS for outcome in outcomes)
 
 
@@ -80,10 +80,10 @@ def _outcome(claim: Claim, applies: bool) -> ClaimResult:
 
 
 def judge(claim: Claim, contest: Round) -> ClaimResult:
-    """Run a contest until its rounds agree and the claim holds, or often enough.
+    """Run a contest until its rounds agree and the claim holds, with at most MOST_REPEATS repeats.
 
-    The best of the attempts whose rounds agree decides: a neighbour on another core can spoil all
-    rounds of one alike. Where no attempt's rounds agree, those decide that differ least.
+    The best attempt whose rounds agree decides: a neighbour on another core can slow all rounds of
+    one attempt alike. Where no attempt's rounds agree, the attempt of least spread decides.
     """
     attempts: list[list[float]] = []
     while len(attempts) <= MOST_REPEATS:
@@ -98,6 +98,6 @@ def judge(claim: Claim, contest: Round) -> ClaimResult:
 
 
 def spread(ratios: Sequence[float]) -> float:
-    """How far rounds differ: from the second least to the second largest, over the largest."""
+    """Spread of rounds: the second largest minus the second least, over the second largest."""
     inner = sorted(ratios)[1:-1]
     return (inner[-1] - inner[0]) / inner[-1] if inner[-1] else 0.0

@@ -1,4 +1,4 @@
-"""What came of the claims, for people: a rich table."""
+"""Results of the claims as a rich table."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ _STYLES = {HOLDS: "", FAILS: "bold red"}
 
 
 def claims_table(outcomes: Iterable[ClaimResult]) -> Table:
-    """Every claim with what was measured of it; "~" marks rounds that never agreed."""
+    """Every claim with its measured ratio; "~" marks rounds that never agreed."""
     figures = ("least", "measured", "spread", "repeats")
     table = table_of("claims of speed, as ratios", ("claim", "dtype", "against", "for"), figures)
     table.add_column("verdict", no_wrap=True)

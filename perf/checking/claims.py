@@ -1,7 +1,7 @@
-"""What is claimed of speed, as data: `sparsejit bench check` measures every row that applies.
+"""Table of the claims of speed; `sparsejit bench check` measures every row that applies.
 
-All are ratios of two things measured in the same run, which travel between machines better than
-times. The least ratios lie well below what was measured, since clocks, memory and neighbours vary.
+All are ratios of two figures of the same run, which vary less between machines than times. The
+least ratios lie well below the measured ones, since clocks, memory and neighbours vary.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from sparsejit.perf.problems import ALL_PROBLEMS
 MKL_CSR = "MKL CSR"
 PREDICTED, ONE_THREAD = "the predicted choice", "one thread"
 FASTEST, ALL_PREDICTIONS, BEST_LIBRARY = "the fastest kernel", "all predictions", "the best library"
-# Batches of the planner's surveys; layers (out_features, in_features) and batches beside libraries.
+# Batches of planner surveys; layers (out_features, in_features) and batches of library contests.
 SURVEYED_BATCHES = (1, 16, 64)
 CONTESTED_SHAPES = ((256, 256), (1024, 1024), (2048, 1024), (4096, 4096))
 CONTESTED_BATCHES = (16, 64, 256)
@@ -26,9 +26,9 @@ class Claim:
 
     subject: a problem's name, whose kernel strategy="auto" picks, or one of `contests.CONTESTS`,
         or of `model_contests.MODEL_SUBJECTS`.
-    against: a peer's name, or what a contest compares with.
-    microarchitecture, isa: where it is claimed; None is everywhere.
-    source: what the least ratio was taken from.
+    against: a peer's name, or the other side of a contest.
+    microarchitecture, isa: where the claim applies; None for everywhere.
+    source: origin of the least ratio.
     measured: the ratio found when `least` was set, where it is known.
     """
 
@@ -43,11 +43,11 @@ class Claim:
 
     @property
     def batch(self) -> int:
-        """Columns of x."""
+        """Batch size: the number of columns of x."""
         return ALL_PROBLEMS[self.subject].batch if self.subject in ALL_PROBLEMS else 1
 
     def applies(self, microarchitecture: str, isa: str) -> bool:
-        """Whether it is claimed of this core, used up to this level."""
+        """Whether the claim applies to a core of this design at this level."""
         return self.microarchitecture in (None, microarchitecture) and self.isa in (None, isa)
 
 
@@ -78,7 +78,7 @@ _ZEN5 = {
     ("D64", "float32"): 3.5,
 }
 
-# About 0.75 of what a quiet machine measured: A 12.2, B 5.2, C90 5.4, C95 3.6, G95 3.3, D64 1.5.
+# About 0.75 of the ratios on a quiet machine: A 12.2, B 5.2, C90 5.4, C95 3.6, G95 3.3, D64 1.5.
 _GOLDEN_COVE = {
     ("A", "float32"): 9.0,
     ("A", "bfloat16"): 6.7,
@@ -99,7 +99,7 @@ _GOLDEN_COVE = {
 _MEASURED_HERE = "Emerald Rapids, shared virtual machine, November 2026"
 _TESTS = "what the tests held until November 2026"
 
-# The rest of the runtime, on any core that has AVX2 but where one is named.
+# Other parts of the runtime, on any core with AVX2 unless a microarchitecture is named.
 _OF_THE_REST = (
     Claim("A", PREDICTED, 0.9, _TESTS),
     Claim("C95", PREDICTED, 0.9, _TESTS),
@@ -136,7 +136,7 @@ _OF_THE_REST = (
     Claim("speech", "torch eager", 5.0, _TESTS, isa="avx512"),
 )
 
-# Whole models on golden_cove: three quarters of what was measured from Python.
+# Whole models on golden_cove: three quarters of the ratios measured from Python.
 _OF_MODELS = tuple(
     Claim(subject, peer, least, _MEASURED_HERE, microarchitecture="golden_cove", isa="avx512")
     for subject, peer, least in (
@@ -162,7 +162,7 @@ _OF_MODELS = tuple(
 )
 
 
-# Whole models on two threads of golden_cove: three quarters of what was measured.
+# Whole models on two threads of golden_cove: three quarters of the measured ratios.
 _OF_MODELS_ON_THREADS = tuple(
     Claim(
         f"{model}, two threads",
@@ -182,7 +182,7 @@ _OF_MODELS_ON_THREADS = tuple(
 )
 
 
-# Networks that make a sample at a time, on golden_cove; measured in quiet rounds: about 0.85.
+# Networks that make a sample at a time, on golden_cove: about 0.85 of the ratios of quiet rounds.
 _OF_NETWORKS = tuple(
     Claim(
         subject,
@@ -205,7 +205,7 @@ _OF_NETWORKS = tuple(
 )
 
 
-# Products of factors and attention on golden_cove, called from Python: about 0.75.
+# Products of factors and attention, from Python on golden_cove: about 0.75 of measured ratios.
 _OF_STRUCTURES = tuple(
     Claim(
         subject,
@@ -226,7 +226,7 @@ _OF_STRUCTURES = tuple(
 
 
 def choices(batch: int, generic: bool) -> str:
-    """The subject of claims about what is chosen: the geometric mean over a survey's layers."""
+    """The subject of claims about choices: their geometric mean over a survey's layers."""
     return f"choices at batch {batch}{_whose(generic)}"
 
 
@@ -236,7 +236,7 @@ def worst_choice(batch: int, generic: bool) -> str:
 
 
 def predictions(batch: int, generic: bool) -> str:
-    """The subject of claims about the share of predictions within 1.5 times."""
+    """The subject of claims about the share of predictions within a factor of 1.5."""
     return f"good predictions at batch {batch}{_whose(generic)}"
 
 
@@ -249,10 +249,10 @@ def layer_at(shape: tuple[int, int], batch: int) -> str:
     return f"{shape[0]}x{shape[1]} at 90 %, batch {batch}"
 
 
-# Surveys on golden_cove: what is claimed of what, at least, and what was measured, None where
-# that is still to be. The first are of the planner: what the fastest takes over the choice, in the
-# geometric mean and at worst, and the share of good predictions, with its data and without;
-# measured over all layers of the survey. Then batch-major float32 called from Python.
+# Surveys on golden_cove: subject, against, least ratio, and measured ratio or None if not yet
+# measured. First the planner: the fastest kernel's time over the choice's, as geometric mean and at
+# worst, and the share of good predictions, with the core's data and without, measured over all
+# layers of the survey. Then batch-major float32 called from Python.
 _OF_SURVEYS: tuple[tuple[str, str, float, float | None], ...] = (
     (choices(1, False), FASTEST, 0.95, 0.985),
     (worst_choice(1, False), FASTEST, 0.6, 0.752),
@@ -315,7 +315,7 @@ CLAIMS = (
 
 
 def claims_of(subjects: Iterable[str], among: Iterable[Claim] = CLAIMS) -> list[Claim]:
-    """The claims of these subjects; raises InvalidInput for a subject of which none is made."""
+    """The claims about these subjects; raises InvalidInput for a subject without a claim."""
     among, subjects = list(among), list(subjects)
     known = dict.fromkeys(claim.subject for claim in among)
     for subject in subjects:

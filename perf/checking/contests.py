@@ -1,6 +1,6 @@
-"""What `bench check` measures: two things in turn, and how many times one is better.
+"""Contests of `bench check`: measure two sides in turn and return their ratio.
 
-A contest is made once, which checks both sides' outputs against float64, and then run in rounds.
+Making a contest checks both sides' outputs against float64; it is then run in rounds.
 """
 
 import os
@@ -28,7 +28,7 @@ from sparsejit.perf.timing import time_python
 from sparsejit.runtime.native_timing import aligned, median_of_least
 from sparsejit.runtime.workers import pool
 
-# Measures both sides once; how many times better ours was.
+# Measures both sides once; returns how many times better ours is.
 Round = Callable[[], float]
 
 _PLACES = 3
@@ -36,10 +36,10 @@ _IDLE_S = 0.2
 
 
 def contest_of(claim: Claim) -> Round:
-    """The contest that a claim is about.
+    """Make the contest of a claim.
 
     Raises MissingDependency where the peer is absent, UnsupportedTarget where this machine cannot
-    tell, CompileError where an output is wrong.
+    run it, CompileError where an output is wrong.
     """
     if claim.subject in ALL_PROBLEMS and claim.against not in _OF_PROBLEMS:
         return _kernel_against_peer(claim)
@@ -58,7 +58,7 @@ def _kernel_against_peer(claim: Claim) -> Round:
     kernel = _checked_kernel(problem, weights, x, claim.dtype)
 
     def one_round() -> float:
-        """Turn by turn, each place in memory beside the peer: both meet the same moments."""
+        """Alternate kernel and peer at each place in memory: both meet the same disturbances."""
         pairs = [
             (time_at_places(kernel, x, 1)[0].min_ns, peer.time().min_ns) for _ in range(_PLACES)
         ]
@@ -91,7 +91,7 @@ def _check(kernel: Kernel, weights: FloatArray, x: FloatArray) -> None:
 
 
 def _between(ours: Kernel, theirs: Kernel, x: FloatArray) -> Round:
-    """Kernels for the same layer, each at several places in memory."""
+    """Contest of two kernels for the same layer, at several places in memory."""
 
     def one_round() -> float:
         pairs = [
@@ -123,7 +123,7 @@ def _two_threads_against_one(problem: MatVecProblem) -> Round:
 
 
 def _small_layer(threads: int = 1) -> tuple[Kernel, FloatArray, FloatArray, FloatArray]:
-    """A kernel of 16 x 16 weights, which takes next to no time, these, an x and a y."""
+    """A kernel of 16 x 16 weights, which takes almost no time, its weights, an x and a y."""
     random = np.random.default_rng(0)
     weights = random.standard_normal((16, 16)).astype(np.float32)
     x = aligned(random.standard_normal(16).astype(np.float32))
@@ -141,7 +141,7 @@ def _call_against_numpy() -> Round:
 
 
 def _bound_call_against_empty() -> Round:
-    """A call of a bound kernel, against Python's call of nothing and the kernel by itself."""
+    """A bound call against the sum of an empty Python call and the kernel's own time."""
     kernel, _, x, y = _small_layer()
     bound = kernel.bind(x, y)
 
@@ -153,7 +153,7 @@ def _bound_call_against_empty() -> Round:
 
 
 def _threads_on_one_core() -> Round:
-    """A layer for four threads, all kept on the caller's core, against itself for one."""
+    """A layer for four threads, all pinned to one core, against the same layer for one thread."""
     problem = ALL_PROBLEMS["C90"]
     weights, x = problem.weights(), aligned(problem.input())
     shared, alone = compile_matrix(weights, threads=4), compile_matrix(weights)
@@ -184,12 +184,12 @@ def _all_on_one_core() -> Iterator[None]:
 
 
 def _idle_workers() -> Round:
-    """Time that passes while nothing is called, against what the process computes meanwhile."""
+    """Wall-clock time of an idle process over its processor time."""
     compile_matrix(ALL_PROBLEMS["C90"].weights(), threads=2)
     pool().require(2)
 
     def one_round() -> float:
-        time.sleep(_IDLE_S / 10)  # they look for work a little longer, then sleep
+        time.sleep(_IDLE_S / 10)  # workers look for work a little longer, then sleep
         before = time.process_time()
         time.sleep(_IDLE_S)
         return _IDLE_S / max(time.process_time() - before, _IDLE_S / 1e3)
@@ -202,7 +202,7 @@ _OF_PROBLEMS: dict[str, Callable[[MatVecProblem], Round]] = {
     ONE_THREAD: _two_threads_against_one,
 }
 
-# By what is claimed to be better than what.
+# By subject and `against` of the claim.
 CONTESTS: dict[tuple[str, str], Callable[[], Round]] = {
     ("a call from Python", "numpy's of the same size"): _call_against_numpy,
     ("a bound call", "an empty call and the kernel"): _bound_call_against_empty,

@@ -1,4 +1,4 @@
-"""Contests of whole parts: caches, the timer, batches, pruned models, the voice."""
+"""Contests about caches, the timer, batches, pruned models and the voice."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -21,7 +21,7 @@ from sparsejit.voice.speak.wavernn import WaveRNN
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import rcx
 
-# Measures both sides once; how many times better the first was.
+# Measures both sides once; returns how many times better the first is.
 Round = Callable[[], float]
 
 _PADDED_BYTES = 128 << 10
@@ -29,7 +29,7 @@ _BATCHES = (2, 16, 17, 40, 63, 64)
 
 
 def _nearer_caches() -> Round:
-    """The least of L1 over L2, L2 over L3, and L3 over memory, in bytes a nanosecond."""
+    """The least ratio of bandwidths: L1 over L2, L2 over L3, L3 over memory."""
 
     def one_round() -> float:
         limits = measure_limits(Target.detect())
@@ -43,7 +43,7 @@ def _nearer_caches() -> Round:
 
 
 def _padded_lines() -> Round:
-    """Lines from L2 in runs of three against all in a row: what is left out costs no time."""
+    """Bandwidth of L2 with every fourth line skipped, over all lines in a row: skipping is free."""
     target = Target.detect()
     return lambda: (
         straight_line_bandwidth(target, _PADDED_BYTES, SPACINGS["3"])
@@ -52,7 +52,7 @@ def _padded_lines() -> Round:
 
 
 def _timer() -> Round:
-    """Ten times as many dependent multiplications take ten times as long: 1 if exactly so."""
+    """1 if 1000 dependent multiplications take exactly ten times as long as 100, else less."""
     target = Target.detect()
 
     def chain(count: int) -> Callable[[Assembler], None]:
@@ -63,12 +63,12 @@ def _timer() -> Round:
 
 
 def _agreement(ratio: float) -> float:
-    """1 where two figures are the same, less the more they differ, whichever is larger."""
+    """The ratio or its inverse, whichever is at most 1."""
     return min(ratio, 1 / ratio)
 
 
 def _larger_batches() -> Round:
-    """The least of each batch's time over the longest of the smaller ones: below 1 is a cliff."""
+    """Least time of a batch over the longest time of a smaller one; below 1 is a cliff."""
 
     def one_round() -> float:
         rows = sweep(PROBLEMS["A"], _BATCHES, Layout.FEATURE_MAJOR)
@@ -97,7 +97,7 @@ def _pruned_model() -> Round:
 
 
 def _pruned_to_a_budget() -> Round:
-    """The budget, half of what the dense network takes, against what the pruned one takes."""
+    """The budget, half the dense network's time, over the pruned network's time."""
     model = _network()
     budget = _us(model) / 2
     Pruner(budget_us=budget, targets="*.weight").prepare(model)
@@ -105,7 +105,7 @@ def _pruned_to_a_budget() -> Round:
 
 
 def _speech(over_torch: bool) -> Round:
-    """Seconds of speech a second of computing, or times faster than torch eager."""
+    """Seconds of speech a second of computing, or the speed-up over torch eager."""
     voice, mel = WaveRNN.from_pretrained(), bundled_utterance().mel
 
     def one_round() -> float:
@@ -115,7 +115,7 @@ def _speech(over_torch: bool) -> Round:
     return one_round
 
 
-# By what is claimed to be better than what.
+# By subject and `against` of the claim.
 CONTESTS: dict[tuple[str, str], Callable[[], Round]] = {
     ("each cache", "the next one out"): _nearer_caches,
     ("padded lines from L2", "all lines"): _padded_lines,

@@ -20,7 +20,7 @@ _CALLED, _BOUND = OURS
 
 
 class ModelSubject(NamedTuple):
-    """What a claim about a model measures: a call, or a bound call, for a batch."""
+    """The subject of a claim about a model: its calls, or its bound calls, at one batch size."""
 
     model: str
     batch: int = 1
@@ -41,7 +41,7 @@ MODEL_SUBJECTS = {
 
 
 def model_against_peer(subject: str, against: str) -> "ModelContest":
-    """The contest, its outputs checked against float64.
+    """Make the contest and check its outputs against float64.
 
     Raises MissingDependency where the peer is absent or cannot run the model.
     """
@@ -50,7 +50,7 @@ def model_against_peer(subject: str, against: str) -> "ModelContest":
 
 
 class ModelContest:
-    """Ours and a peer, each in its own process for as long as this object lives."""
+    """sparsejit and a peer, each in its own process for as long as this object lives."""
 
     def __init__(self, subject: ModelSubject, peer: ModelPeer, core: int) -> None:
         stack = ExitStack()
@@ -71,6 +71,6 @@ class ModelContest:
         self._turns = RoundsInTurn({side: side.times for side in (self._ours, self._theirs)})
 
     def __call__(self) -> float:
-        """One round: how many times the peer's least time is ours."""
+        """Run one round; return the peer's least time over ours."""
         ns = self._turns.round()
         return ns[self._theirs] / ns[self._ours]

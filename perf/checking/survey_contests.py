@@ -1,7 +1,7 @@
-"""Contests of the planner, and of batches with libraries: surveys that a claim takes a figure of.
+"""Contests whose ratio is a figure of a survey: of the planner, or of batches beside libraries.
 
-A survey takes turns, repeats and medians by itself. It is made once however many claims are about
-it, and every round tells the same.
+A survey itself takes turns, repeats and medians. It is run once, no matter how many claims use it,
+and every round returns the same ratio.
 """
 
 from collections.abc import Callable
@@ -29,10 +29,10 @@ from sparsejit.perf.survey.survey_layers import survey_layers
 from sparsejit.perf.survey.survey_report import SurveySummary, summary
 from sparsejit.planner.calibration import calibrated
 
-# Measures both sides once; how many times better the first was.
+# Measures both sides once; returns how many times better the first is.
 Round = Callable[[], float]
 
-# Layers of the survey: all would take three minutes for each batch.
+# Number of layers surveyed; all of them would take three minutes for each batch.
 SURVEYED_LAYERS = 40
 _OURS = name_of(DType.FLOAT32, Layout.BATCH_MAJOR)
 
@@ -74,7 +74,7 @@ def _over_libraries() -> float:
 
 
 def _int8_over_float32() -> float:
-    """The least over all layers, batches and layouts."""
+    """Least speed-up of int8 over float32, of all layers, batches and layouts."""
     return min(
         min(one.native[name_of(DType.FLOAT32, layout)])
         / min(one.native[name_of(DType.INT8, layout)])
@@ -108,7 +108,7 @@ _MEASURES: dict[tuple[str, str], Callable[[], float]] = {
     ("batches in int8", "in float32"): _int8_over_float32,
 }
 
-# By what is claimed to be better than what.
+# By subject and `against` of the claim.
 CONTESTS: dict[tuple[str, str], Callable[[], Round]] = {
     key: partial(_once, measure) for key, measure in _MEASURES.items()
 }

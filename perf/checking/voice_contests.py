@@ -1,4 +1,4 @@
-"""Networks that make a sample at a time, for `bench check`: against peers and real time."""
+"""Contests of networks that make one sample at a time: against peers and real time."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,7 +13,7 @@ REAL_TIME = "real time"
 
 
 class NetworkSubject:
-    """A network in one dtype and what it is compared with, for as long as this object lives."""
+    """A network in one dtype against a peer or real time, for as long as this object lives."""
 
     def __init__(self, name: str, dtype: str, against: str) -> None:
         """Raises MissingDependency where the peer, or the network's files, are absent."""
@@ -28,7 +28,7 @@ class NetworkSubject:
             raise MissingDependency(self._contest.skipped[against])
 
     def __call__(self) -> float:
-        """One round: microseconds of the other over ours, the least of a few."""
+        """Run a round; return the other side's microseconds over ours, each the least of three."""
         self._contest.forget()
         with pinned():
             for number in range(3):
@@ -40,7 +40,7 @@ class NetworkSubject:
         return theirs[self._against] / ours
 
 
-# By what is claimed to be better than what.
+# By subject and `against` of the claim.
 CONTESTS: dict[tuple[str, str], Callable[[], Callable[[], float]]] = {
     (f"{name} in {dtype}", against): partial(NetworkSubject, name, dtype, against)
     for name, dtype, against in (

@@ -1,4 +1,4 @@
-"""What a table of a network's layers shows of each, on a terminal and on a page."""
+"""Columns of the table of a network's layers, on a terminal and on a page."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from sparsejit.perf.kernels import Row
 
 _DENSE_BLAS = ("OpenBLAS sgemv", "MKL sgemv", "numpy (OpenBLAS)", "torch.mv")
 
-# Heading, and the cell of a measured kernel.
+# Heading, and a function that formats the cell of a measured kernel.
 LAYER_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("layer", lambda row: row.problem),
     ("shape", lambda row: f"{row.M} x {row.N}"),
@@ -23,5 +23,5 @@ LAYER_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 
 
 def _over_dense_blas(row: Row) -> float:
-    """How many times faster than the fastest dense product among the peers."""
+    """Speed-up over the fastest dense product among the peers."""
     return min(row.speed_up(peer.name) for peer in row.peers if peer.name in _DENSE_BLAS)

@@ -1,7 +1,7 @@
-"""The page of `sparsejit demo`: takes to listen to and look at, and where the time goes.
+"""The page of `sparsejit demo`: sounds with their spectrograms, and times by part.
 
-One file that needs nothing else: sound and pictures are inside, as base64. FLAC, because every
-browser plays it, it is lossless, and it takes two thirds of the bytes of 16-bit WAV.
+The page is one self-contained file, with sounds and pictures as base64. Sounds are FLAC, because
+every browser plays it, it is lossless, and it takes two thirds of the bytes of 16-bit WAV.
 """
 
 import base64
@@ -35,7 +35,7 @@ _MOST_TICKS = 8
 
 @dataclass(frozen=True)
 class Take:
-    """One thing to listen to: mono float32 `samples` in [-1, 1], and a sentence on what it is."""
+    """One sound: mono float32 `samples` in [-1, 1], and a sentence that describes it."""
 
     name: str
     note: str
@@ -57,12 +57,13 @@ class SampleTime:
 
 @dataclass(frozen=True)
 class ListeningPage:
-    """What the page shows.
+    """The content of the page.
 
-    text, source: what is said, and where the recording is from. machine: on what all was measured.
-    takes: whatever there is to hear, the recording first. samplers: whole samplers, ours first,
-    each beside the time that a sample at `sample_rate` lasts; `timed` says how. layers: the kernels
-    of ours, measured alone. density: share of its weights that are not zero.
+    text, source: the spoken words, and the origin of the recording. machine: the processor of all
+    measurements. takes: the sounds, the recording first. samplers: times of whole samplers, ours
+    first, which the page compares with the duration of a sample at `sample_rate`; `timed` says how
+    they were measured. layers: our sampler's kernels, measured alone. density: share of its weights
+    that are not zero.
     """
 
     text: str
@@ -77,17 +78,17 @@ class ListeningPage:
 
     @property
     def sample_us(self) -> float:
-        """What a sample may take at real time."""
+        """Duration of a sample, in microseconds."""
         return 1e6 / self.sample_rate
 
     def parts(self) -> list[SampleTime]:
-        """Our sampler's time by part: the layers as measured alone, and what remains."""
+        """Our sampler's time by part: each layer as measured alone, and the rest."""
         parts = [SampleTime(row.problem, row.ns_min / 1e3) for row in self.layers]
         rest = self.samplers[0].us - sum(part.us for part in parts)
         return [*parts, SampleTime("the rest", rest)] if rest > 0 else parts
 
     def html(self) -> str:
-        """The page. Whatever is text in it is escaped."""
+        """The page; all text in it is escaped."""
         environment = Environment(
             autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
@@ -106,13 +107,13 @@ class ListeningPage:
 
 
 def _figure(value: float) -> str:
-    """Three digits, or all before the point."""
+    """The value with three digits, or with all digits before the point."""
     decimals = 2 if value < 10 else 1 if value < 100 else 0
     return f"{value:,.{decimals}f}"
 
 
 def _shown(takes: Sequence[Take]) -> list[dict[str, Any]]:
-    """Each take with its sound and its spectrogram, all on the scale of the first."""
+    """Each take with its sound and its spectrogram, all on the colour scale of the first."""
     spectra = [power_db(take.samples, take.sample_rate) for take in takes]
     loudest = float(spectra[0].max())
     return [
@@ -142,7 +143,7 @@ def _data_url(kind: str, content: bytes) -> Markup:
 
 
 def _ticks(seconds: float) -> list[float]:
-    """Round times from 0 on, few enough to be labelled."""
+    """Round times from 0 to the end, few enough to be labelled."""
     steps = (step for step in _TICK_SECONDS if seconds / step < _MOST_TICKS)
     step = next(steps, seconds)
     return [float(tick) for tick in np.arange(0, seconds, step)]

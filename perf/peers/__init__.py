@@ -1,1 +1,1 @@
-"""The rivals: libraries here, and engines in processes of their own."""
+"""The peers: libraries in this process, and engines in their own processes."""

@@ -1,7 +1,7 @@
-"""The rivals for a batch: the same libraries as `peers`, with a matrix for x.
+"""The peers for a batch: the same libraries as `peers`, with a matrix for x.
 
-x and y are (features, batch) or (batch, features), as the problem says. Each peer gets its inputs
-in the layout it likes best, where it has a choice, so no rival pays for a transposition.
+x and y are (features, batch) or (batch, features), by the problem's layout. A peer that has a
+choice gets x in its fastest layout, so that no transposition is timed.
 """
 
 import warnings
@@ -36,7 +36,7 @@ from sparsejit.perf.peers.peers import (
 def batch_peers_for(
     weights: FloatArray, x: FloatArray, layout: Layout
 ) -> tuple[list[Peer], dict[str, str]]:
-    """Every peer for the product of weights (out, in) with x, and why each absent one is skipped.
+    """Every peer for the product of weights (out, in) with x, and the reason for each absent one.
 
     `output()` of each returns y in `layout`.
     """

@@ -1,14 +1,14 @@
-"""One rival for forests in a process of its own: loads a model, says what it predicts, times it.
+"""Worker process of one forest engine: loads a model, writes its predictions, and times it.
 
-Run by the rivals' own Python as `python forest_worker.py ENGINE CORE`; requests and replies are
+Run by the peers' own Python as `python forest_worker.py ENGINE CORE`; requests and replies are
 JSON, one object a line:
 
-    {"do": "load", "data": file.npz, "model": file, "folder": for what is compiled} -> {"version"}
+    {"do": "load", "data": file.npz, "model": file, "folder": for compiled libraries} -> {"version"}
     {"do": "predict", "outputs": y.npy} -> {}
     {"do": "time", "batch": rows a call, "budget_ns": of all} -> {"ns": least of a row}
 
-or {"error": words}. Calls take rows in turn, never the same again and again: a predictor of
-branches would learn a row by heart. Functions of C are called from a loop in C.
+or {"error": words}. Calls take different rows in turn, since the branch predictor would learn a
+repeated row. C functions are called from a loop in C.
 """
 
 import ctypes
@@ -43,12 +43,12 @@ void rows_lleaves(void (*root)(const double *, double *, int, int), const double
 }
 """
 
-# Predicts all rows, so many at a time.
+# Predicts all rows, with the given number of rows a call.
 Predict = Callable[[int], Any]
 
 
 def _driver(folder: Path) -> ctypes.CDLL:
-    """The loops in C."""
+    """Compile and load the loops in C."""
     source, library = folder / "driver.c", folder / "driver.so"
     if not library.exists():
         source.write_text(_DRIVER)
@@ -101,7 +101,7 @@ def _lleaves(request: dict[str, Any], data: Any) -> Predict:
 
 
 def _onnxruntime(request: dict[str, Any], data: Any) -> Predict:
-    """Fits the forest anew: its converter takes no other form."""
+    """Fit the forest again: the converter to ONNX takes no other form."""
     ort, to_onnx = import_module("onnxruntime"), import_module("skl2onnx").to_onnx
     settings = json.loads(Path(request["model"]).read_text())
     kind = getattr(import_module("sklearn.ensemble"), settings.pop("kind"))
@@ -179,7 +179,7 @@ def main(engine: str, core: str) -> None:
     for line in sys.stdin:
         try:
             reply = worker.answer(json.loads(line))
-        except Exception as error:  # whatever one raises, the others are still measured
+        except Exception as error:  # of any type: the other peers are still measured
             reply = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(reply), file=replies, flush=True)
 

@@ -1,7 +1,7 @@
-"""The rivals for whole models: where each lives, and how it gets there.
+"""The peers for whole models: their virtual environments, and their installation.
 
-Torch is measured by the Python that runs us. Every other peer has a virtual environment of its own
-in the user's cache directory, made on request: their versions of numpy exclude each other.
+Torch runs in our own Python. Every other peer has its own virtual environment in the user's cache
+directory, made on request: their versions of numpy exclude each other.
 """
 
 import json
@@ -28,12 +28,12 @@ _THREADS = (
 
 @dataclass(frozen=True)
 class ModelPeer:
-    """One rival. `name` is also that of its engine in `peer_worker.py`.
+    """One peer. `name` is also the key of its engine in `peer_worker.ENGINES`.
 
-    requirements: what pip installs for it; without any it runs in our own environment.
-    pythons: the versions of Python it exists for, best first; without any, ours.
-    opset: of the ONNX file it reads; None where it takes the torch module.
-    is_float32: whether it computes so; else its error is the price of what it does instead.
+    requirements: packages that pip installs; without any it runs in our own environment.
+    pythons: versions of Python that it exists for, best first; without any, ours.
+    opset: opset of the ONNX file that it reads; None where it takes the torch module.
+    is_float32: whether it computes in float32; else its error comes from a shorter dtype.
     lives_in: the peer whose virtual environment it shares.
     """
 
@@ -47,12 +47,12 @@ class ModelPeer:
 
     @property
     def folder(self) -> Path:
-        """Where its virtual environment is, or would be."""
+        """Path of its virtual environment, which may not exist."""
         return user_cache_path("sparsejit") / "peers" / (self.lives_in or self.name)
 
     @property
     def is_installed(self) -> bool:
-        """Whether an installation of just these requirements came to its end."""
+        """Whether an installation of exactly these requirements was completed."""
         if not self.requirements:
             return True
         try:
@@ -66,7 +66,7 @@ class ModelPeer:
         return {"requirements": list(self.requirements)}
 
     def command(self, *cores: int) -> list[str]:
-        """How its worker is started on those cores, a thread each.
+        """The command that starts its worker on those cores, a thread each.
 
         Raises MissingDependency where the peer is not installed.
         """
@@ -78,17 +78,17 @@ class ModelPeer:
         return [python, str(_WORKER), self.name, ",".join(map(str, cores))]
 
     def environment(self, threads: int = 1) -> dict[str, str]:
-        """The variables its worker gets."""
+        """Environment variables of its worker."""
         counts = dict.fromkeys(_THREADS, str(threads))
         settings = {**os.environ, **counts, "NM_DISABLE_ANALYTICS": "1"}
-        # Ours lies on the path of our own Python only: beside it may lie our numpy.
+        # Only our own Python gets the path of our package, beside which our numpy may lie.
         own = "" if self.requirements else str(Path(__file__).parents[3])
         return {**settings, "PYTHONPATH": own}
 
     def install(self, progress: Callable[[str], None] = lambda step: None) -> None:
-        """Make its virtual environment, unless it is there.
+        """Make its virtual environment, unless it is complete.
 
-        What an interrupted installation left is removed first. Raises MissingDependency where no
+        The rest of an interrupted installation is removed first. Raises MissingDependency where no
         fitting Python is found, and where pip fails.
         """
         if self.is_installed:
@@ -154,9 +154,9 @@ def peers_named(names: Iterable[str]) -> list[ModelPeer]:
 
 
 def find_python(peer: str, versions: tuple[str, ...]) -> str:
-    """An interpreter of one of `versions` that starts; without any, the one that runs us.
+    """Path of an interpreter of one of `versions` that starts; without versions, our own.
 
-    Raises MissingDependency, naming the peer and what was tried.
+    Raises MissingDependency, naming the peer and the interpreters that were tried.
     """
     if not versions or "{}.{}".format(*sys.version_info) in versions:
         return sys.executable
@@ -172,7 +172,7 @@ def find_python(peer: str, versions: tuple[str, ...]) -> str:
 
 
 def _version_of(python: str) -> str | None:
-    """Such as "3.10"; None for what does not start, as a shim of an absent version."""
+    """An interpreter's version, such as "3.10"; None if it does not start, as a stale shim."""
     command = [python, "-c", "import sys, venv; print('{}.{}'.format(*sys.version_info))"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None

@@ -1,4 +1,4 @@
-"""Our end of the talk with a peer that runs in a process of its own; see `peer_worker.py`."""
+"""Requests to a peer that runs in its own process; see `peer_worker.py`."""
 
 import json
 import os
@@ -15,7 +15,7 @@ _LONGEST_WORD = 300
 
 
 class PeerFailed(SparseJitError):
-    """A peer cannot load a model, or ended, or does not answer: its words, or what became of it."""
+    """A peer cannot load a model, has ended, or does not answer: its error, or its exit status."""
 
 
 class PeerProcess:
@@ -55,9 +55,9 @@ class PeerProcess:
         self.close()
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """The reply to one request.
+        """Send one request and return the reply.
 
-        Raises PeerFailed for an error that the peer tells, for its end, and for silence.
+        Raises PeerFailed for an error in the reply, for an ended process, and for no reply in time.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
@@ -78,7 +78,7 @@ class PeerProcess:
         return reply
 
     def close(self) -> None:
-        """End the process, at once: nothing that it could lose is kept there."""
+        """Kill the process, which holds nothing that could be lost."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):

@@ -1,4 +1,4 @@
-"""One peer in a process of its own: loads a model, says what it computes, and times it.
+"""Worker process of one peer: loads a model, writes its outputs, and times it.
 
 Run by the peer's own Python as `python peer_worker.py ENGINE CORE,...`, a thread for each core,
 it imports nothing but the standard library, numpy and that peer. Requests and replies are JSON, one
@@ -16,9 +16,9 @@ object a line:
     {"do": "time", "samples": at most, "budget_ns": of all} -> {"ns": a list, one a sample}
     {"do": "pace", "calls": count, "period_ns": between them} -> {"ns": a list, one a call}
 
-or {"error": words}. A sample is the mean of as many calls as take `SAMPLE_NS`. A paced call is
-timed from when it was due, whether or not the one before had ended by then. With `feedback`,
-results of a call are inputs of the next one.
+or {"error": words}. A sample is the mean of the calls that fit in `SAMPLE_NS`. A paced call is
+timed from its due time, whether or not the call before had ended by then. With `feedback`, results
+of a call are inputs of the next one.
 """
 
 import gc
@@ -39,10 +39,10 @@ from typing import Any
 SAMPLE_NS = 100_000
 WARM_UP_NS = 5_000_000
 _FEWEST_SAMPLES = 3
-# Before a call is due: the system may wake a sleeper so late.
+# Sleep ends this long before a call is due: the system may wake the process late.
 _AWAKE_NS = 300_000
 
-# A call of the whole model, and what makes numpy arrays of what the call returns.
+# A call of the whole model; then with it a function that turns its result into numpy arrays.
 Call = Callable[[], Any]
 Loaded = tuple[Call, Callable[[Any], Sequence[Any]]]
 
@@ -163,7 +163,7 @@ def _compiled(request: dict[str, Any], inputs: list[Any], engine: str) -> Loaded
 
 
 def _without_constants(request: dict[str, Any], inputs: list[Any]) -> list[Any]:
-    """The inputs that an ONNX file's model keeps; all of another model."""
+    """The inputs without the constants of an ONNX file's model."""
     if not request["constants"]:
         return inputs
     named = zip(request["names"], inputs, strict=True)
@@ -174,7 +174,7 @@ def _bound(compiled: Any, inputs: list[Any]) -> Loaded:
     outputs = compiled.run(inputs)
     try:
         return compiled.bind(inputs, outputs), lambda _: outputs
-    except ValueError:  # not used in place: narrow whole numbers, sizes that differ between calls
+    except ValueError:  # narrow integers and sizes that differ between calls cannot be bound
         return lambda: compiled.run(inputs), list
 
 
@@ -183,7 +183,7 @@ def _sparsejit_bound(request: dict[str, Any], inputs: list[Any]) -> Loaded:
     return _bound(import_module("sparsejit").compile(module, example_inputs=tensors), inputs)
 
 
-# How each engine loads a model, and the package whose version is told.
+# The loader of each engine, and the package whose version is reported.
 ENGINES: dict[str, tuple[Callable[[dict[str, Any], list[Any]], Loaded], str]] = {
     "sparsejit": (_sparsejit, "sparsejit"),
     "sparsejit-bfloat16": (partial(_sparsejit, dtype="bfloat16"), "sparsejit"),
@@ -207,7 +207,7 @@ ENGINES: dict[str, tuple[Callable[[dict[str, Any], list[Any]], Loaded], str]] = 
 
 
 def _fed_back(request: dict[str, Any], call: Callable[..., Any], inputs: Sequence[Any]) -> Call:
-    """A call that leaves results to the next one where that is asked for."""
+    """A call that feeds results to the next call where the request has `feedback`."""
     given, pairs = list(inputs), request.get("feedback", [])
     if not pairs:
         return lambda: call(*given)
@@ -266,7 +266,7 @@ class PeerWorker:
         self._kept = ExitStack()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The reply to one request; whatever the peer raises."""
+        """The reply to one request; errors of the peer pass through."""
         return {"load": self.load, "run": self.run, "time": self.time, "pace": self.pace}[
             request["do"]
         ](request)
@@ -313,7 +313,7 @@ class PeerWorker:
         return {"ns": found}
 
     def _calibrate(self) -> int:
-        """The number of calls in a sample; the first calls do not count."""
+        """Warm up and return the number of calls in a sample."""
         self._calls, spent = 1, 0.0
         while True:
             each = min(self._sample() for _ in range(3))
@@ -323,7 +323,7 @@ class PeerWorker:
             self._calls = max(1, min(2 * self._calls, round(SAMPLE_NS / each)))
 
     def _sample(self) -> float:
-        """Nanoseconds a call."""
+        """Nanoseconds a call, as the mean of one sample."""
         call = self._call
         start = clock()
         for _ in itertools.repeat(None, self._calls):
@@ -349,7 +349,7 @@ def main(engine: str, cores: str) -> None:
     for request in _requests():
         try:
             reply = worker.answer(request)
-        except Exception as error:  # whatever a peer raises, the others are still measured
+        except Exception as error:  # of any type: the other peers are still measured
             reply = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(reply), file=replies, flush=True)
 

@@ -1,4 +1,4 @@
-"""The rivals: every library here that multiplies the same matrix by the same vector.
+"""The peers: every library here that multiplies the same matrix by the same vector.
 
 A peer is made for one problem, computes once for the check of its output, and is then timed: a C
 function in the native loop, a Python function in a Python loop. All run on one thread.
@@ -33,8 +33,8 @@ FloatArray = npt.NDArray[np.float32]
 class Peer:
     """A library's product of one matrix with one vector.
 
-    `call` is how it is timed: "native" leaves Python out, "python" cannot. `output()` computes
-    and returns y (out_features,).
+    `call` is the loop that times it: "native", without Python, or "python". `output()` computes and
+    returns y (out_features,).
     """
 
     name: str
@@ -56,7 +56,7 @@ def single_threaded() -> Iterator[None]:
 
 
 def peers_for(weights: FloatArray, x: FloatArray) -> tuple[list[Peer], dict[str, str]]:
-    """Every peer for y = weights x, and why each absent one is skipped."""
+    """Every peer for y = weights x, and the reason for each absent one."""
     peers, skipped = [], {}
     for name in _MAKERS:
         try:
@@ -137,7 +137,7 @@ def python_peer(name: str, compute: Callable[[], FloatArray]) -> Peer:
 
 
 def torch_peer(name: str, compute: Callable[[], torch.Tensor]) -> Peer:
-    """The same of torch, in inference mode: what is timed records no graph."""
+    """A torch function that returns y, in inference mode, so that no graph is recorded."""
 
     def timing() -> Timing:
         with torch.inference_mode():
@@ -149,7 +149,7 @@ def torch_peer(name: str, compute: Callable[[], torch.Tensor]) -> Peer:
 def native_peer(
     name: str, address: int, arguments: tuple[int | float, ...], y: FloatArray, keep: Any
 ) -> Peer:
-    """A C function that writes `y`; `keep` owns what the arguments point to."""
+    """A C function that writes `y`; `keep` owns the memory that the arguments point to."""
 
     def output() -> FloatArray:
         call_native(address, arguments)
@@ -188,7 +188,7 @@ class _MatrixDescription(ctypes.Structure):
 class MklMatrix:
     """A CSR matrix inside MKL, optimised for many products with a vector, or with a matrix.
 
-    `batch` is the number of columns of that matrix, `order` how it lies.
+    `batch` is the number of columns of the second matrix, `order` its layout.
     """
 
     def __init__(self, weights: FloatArray, batch: int = 1, order: int = ROW_MAJOR) -> None:
@@ -255,7 +255,7 @@ def mkl() -> Any:
 def openblas(function: str) -> int:
     """The address of a function of cblas in the OpenBLAS that numpy loaded.
 
-    Its integers may be 32 or 64 bits wide: an argument register serves both. Raises
+    OpenBLAS's integers may be 32 or 64 bits wide: an argument register holds either. Raises
     MissingDependency where numpy has another BLAS.
     """
     for pool in threadpoolctl.threadpool_info():

@@ -1,1 +1,1 @@
-"""Studies and surveys with what they recorded: run from a checkout, and no part of the package."""
+"""Studies and surveys with their records: run from a checkout, and no part of the package."""

@@ -1,4 +1,4 @@
-"""Hold tanh and sigmoid to float64 on every float32 there is; write the table of their errors.
+"""Compare tanh and sigmoid with float64 on every float32; print the table of their errors.
 
     python -m sparsejit.perf.studies.activations                            (ten minutes)
 
@@ -34,7 +34,7 @@ _HEADER = (
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a function did over ascending floats. Errors are against float64.
+    """Results of a function over ascending floats. Errors are against float64.
 
     `odd`: f(-x) and f(x) differ in the sign bit only, for every x.
     """
@@ -95,7 +95,7 @@ def sweep(
 
 
 def _largest_relative(error: FloatArray, expected: npt.NDArray[np.float64]) -> float:
-    """Infinite where a result that should be 0 is not."""
+    """Largest relative error; infinite where a result should be 0 and is not."""
     size = np.abs(expected)
     if np.any(error[size == 0.0]):
         return np.inf

@@ -3,7 +3,8 @@
     python -m sparsejit.perf.studies.forms                                  (some minutes)
 
 Compiles random kernels, the zoo and the voice at every level of instruction sets that this machine
-runs, and adds what PeachPy was asked for. What the file lacks is learned when it is needed.
+runs, and adds the forms that PeachPy was asked for. A form that the file lacks is learned when it
+is needed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _SHAPES = ((16, 16), (64, 100), (300, 257), (1000, 500))
 
 
 def compile_many() -> None:
-    """Compile what needs most of the forms."""
+    """Compile kernels, models and voices that together need most of the forms."""
     for number in range(_KERNELS):
         with suppress(SparseJitError):  # a vast case may be refused
             compile_case(derive(1, number))
@@ -57,7 +58,7 @@ def compile_many() -> None:
 
 
 def compile_grid(level: str, dtype: str) -> None:
-    """Matrices of a few shapes and densities, by whatever kernel is chosen for them."""
+    """Compile matrices of a few shapes and densities, with the kernels that the planner chooses."""
     numbers = np.random.default_rng(0)
     grid = product(_SHAPES, (0.02, 0.1, 0.5, 1.0), (1, 5, 16, 64), (None, "tanh", "relu"))
     for shape, density, batch, activation in grid:
@@ -75,7 +76,7 @@ def compile_grid(level: str, dtype: str) -> None:
 
 
 def compile_bytes() -> None:
-    """Convolutions from bytes to bytes, with all that may come behind their sums, and pooling."""
+    """Compile convolutions from int8 to int8, with every epilogue, and pooling."""
     level = Target.named("avx512")
     target = replace(level, instruction_sets=level.instruction_sets | {"avx512_vnni"})
     x_steps, own, result = (QuantisedSteps(0.02, shift) for shift in (-128, 3, 5))
@@ -107,7 +108,7 @@ def compile_bytes() -> None:
 
 
 def run_some() -> None:
-    """Run what calls, times and calibrates: code of the runtime."""
+    """Call, time and calibrate: that needs the forms of the runtime's own code."""
     weights = np.eye(16, 24, dtype=np.float32)
     for batch in (1, 5):
         kernel = sparsejit.compile_matrix(weights, batch=batch)
@@ -126,7 +127,7 @@ def run_some() -> None:
 
 
 def main() -> None:
-    """Write the table with all that it had."""
+    """Write the table with its old forms and the new ones."""
     warnings.simplefilter("ignore")
     run_some()
     compile_bytes()

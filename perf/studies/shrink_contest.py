@@ -1,4 +1,4 @@
-"""Dense, shrunk and foreign models in turns, for the studies of `sparsejit.shrink`."""
+"""Times of models in turns, and their zeros, for the studies of `sparsejit.shrink`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROUNDS = 60
 
 
 def onnx_runtime(model: str | bytes) -> Call:
-    """A model, or its path, as ONNX Runtime runs it on one thread: a function of all inputs."""
+    """A function of all inputs that runs a model, or its path, in ONNX Runtime on one thread."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -35,9 +35,9 @@ def onnx_runtime(model: str | bytes) -> Call:
 def least_ms(
     models: Sequence[Call], elements: Sequence[Sequence[Any]], rounds: int = ROUNDS
 ) -> list[float]:
-    """The least milliseconds of a call of each, in turns, each round on another element.
+    """The least milliseconds of a call of each model, in turns, each round on another element.
 
-    They are the thread's own: all models run on one thread, and others may share its core.
+    The clock is the thread's: all models run on one thread, and other processes may share its core.
     """
 
     def timed(model: Call) -> Callable[[int], float]:

@@ -1,8 +1,8 @@
-"""The time and the memory that shrinking large models takes, by stage; their weights are random.
+"""Time and memory of shrinking large models with random weights, by stage.
 
     python -m sparsejit.perf.studies.shrink_costs --model bert          (some hours on one core)
 
-Each model has a process of its own, whose largest resident memory is told.
+Each model has a process of its own, whose largest resident memory is printed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _shrink(model: Any, data: Sequence[torch.Tensor], speed: float) -> None:
 
 
 def _stages(told: dict[str, tuple[float, float]]) -> Callable[[str, float], None]:
-    """A progress that keeps when each stage begins, and the most memory up to then."""
+    """A progress function that records each stage's start, and the most memory up to then."""
 
     def tell(stage: str, share: float) -> None:
         told.setdefault(stage.partition(" of ")[0], (time.monotonic(), _gigabytes()))

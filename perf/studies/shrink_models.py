@@ -2,9 +2,9 @@
 
     python -m sparsejit.perf.studies.shrink_models /path/to/onnx --json figures.json
 
-The folder has the .onnx files; beside it lie `speech` (recordings) and `text`. Each model is scored
-by how its own decisions change on fresh inputs; models that are trained here, by labels too. Times
-are of one core, in turns, with ONNX Runtime on one thread.
+The folder has the .onnx files; beside it lie `speech` (recordings) and `text`. The score of a model
+is the change of its own decisions on fresh inputs; models that are trained here are also scored by
+labels. Times are of one core, in turns, with ONNX Runtime on one thread.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from sparsejit.perf.studies.shrink_trained import (
 
 FloatArray = npt.NDArray[np.float32]
 Element = tuple[Any, ...]
-# The inputs of each frame of a sound, and the decision on it.
+# Yields the inputs of each frame of a sound, and a model's result for it.
 Frames = Callable[[Call, FloatArray], Iterator[tuple[Element, Any]]]
 
 _SAMPLES, _SAMPLES_SEED, _FRESH_SEED = 128, 7, 2
 _BUDGETS, _SPEED = (0.005, 0.01, 0.02, 0.05), 2.0
-_STEP, _SILERO_CONTEXT = 512, 64  # samples that silero takes, and of those before
+_STEP, _SILERO_CONTEXT = 512, 64  # new samples that silero takes, and samples before them
 _LEAST_SCORE, _MOST_OVERLAP, _SAME_PLACE = 0.3, 0.45, 0.5  # of yolox's detections
 _DNSMOS_SAMPLES, _GTCRN_HOP = 144_160, 256
 
@@ -53,7 +53,7 @@ class StudiedModel:
     """A model, samples to shrink it by, and its decisions.
 
     decide: the decisions of a compiled model on fresh inputs
-    changes: numbers that say how other decisions differ from those of the dense model
+    changes: figures, by name, of the difference between the dense model's decisions and others
     """
 
     model: Any
@@ -80,7 +80,7 @@ class ShrunkFigures:
 
 
 def dnsmos(folder: Path) -> StudiedModel:
-    """Marks of sounds of nine seconds."""
+    """DNSMOS: marks for the quality of sounds of nine seconds."""
     speech = folder.parent / "speech"
     samples = [(x[None],) for x in sounds(speech, _SAMPLES_SEED, 48, _DNSMOS_SAMPLES)]
     fresh = sounds(speech, _FRESH_SEED, 48, _DNSMOS_SAMPLES)
@@ -103,7 +103,7 @@ def _frames_of(frames: Frames, dense: Call, some: Iterable[FloatArray]) -> list[
 
 
 def silero(folder: Path) -> StudiedModel:
-    """Whether frames of 32 ms are speech."""
+    """Silero VAD: whether frames of 32 ms are speech."""
     file, constants = folder / "silero_vad_16k_op15.onnx", {"sr": np.array(16000)}
     first = np.zeros((1, _SILERO_CONTEXT + _STEP), np.float32), np.zeros((2, 1, 128), np.float32)
     dense = sparsejit.compile(file, first, constants=constants)
@@ -130,7 +130,7 @@ def silero(folder: Path) -> StudiedModel:
 
 
 def gtcrn(folder: Path) -> StudiedModel:
-    """Speech without its noise, 16 ms at a time."""
+    """GTCRN: speech without its noise, 16 ms at a time."""
     file, window = folder / "gtcrn_simple.onnx", np.hanning(2 * _GTCRN_HOP + 1)[:-1] ** 0.5
     shapes = ((2, 1, 16, 16, 33), (2, 3, 1, 1, 16), (2, 1, 33, 16))
     first = [np.zeros(shape, np.float32) for shape in shapes]
@@ -160,14 +160,14 @@ def gtcrn(folder: Path) -> StudiedModel:
 
 
 def magika(folder: Path) -> StudiedModel:
-    """Kinds of files."""
+    """Magika: the kinds of files."""
     samples = [(x[None],) for x in files_for_magika(_SAMPLES_SEED, 2 * _SAMPLES)]
     fresh = [(x[None],) for x in files_for_magika(_FRESH_SEED, 1000)]
     return StudiedModel(folder / "magika_v3_3.onnx", samples, *_labelling(fresh))
 
 
 def yolox(folder: Path) -> StudiedModel:
-    """Boxes around things in pictures."""
+    """YOLOX: boxes around objects in pictures."""
     samples = [(x[None],) for x in pictures(_SAMPLES_SEED, 48)]
     fresh = pictures(_FRESH_SEED, 100)
 
@@ -183,7 +183,7 @@ def yolox(folder: Path) -> StudiedModel:
 
 
 def _detections(y: FloatArray) -> FloatArray:
-    """Boxes (n, 6): left, top, right, bottom, class and score, without lesser ones that overlap."""
+    """Boxes (n, 6) after non-maximum suppression: left, top, right, bottom, class and score."""
     places = [(x, row, size) for size in (8, 16, 32) for row in range(416 // size)
               for x in range(416 // size)]  # fmt: skip
     grid = np.array(places, np.float32)
@@ -199,7 +199,7 @@ def _detections(y: FloatArray) -> FloatArray:
 
 
 def _overlap(one: FloatArray, other: FloatArray) -> float:
-    """The area that two boxes share, over that of both together."""
+    """Intersection over union of two boxes."""
     sides = np.minimum(one[2:4], other[2:4]) - np.maximum(one[:2], other[:2])
     shared = float(np.prod(sides.clip(0)))
     areas = sum(float(np.prod(each[2:4] - each[:2])) for each in (one, other))
@@ -207,7 +207,7 @@ def _overlap(one: FloatArray, other: FloatArray) -> float:
 
 
 def _matches(dense: FloatArray, ours: FloatArray) -> int:
-    """How many boxes have a partner of their class at their place."""
+    """Number of boxes with a partner of the same class at the same place."""
     left, found = list(ours), 0
     for box in dense:
         for number, each in enumerate(left):
@@ -219,7 +219,7 @@ def _matches(dense: FloatArray, ours: FloatArray) -> int:
 
 
 def ppocr(folder: Path) -> StudiedModel:
-    """Rendered lines, by positions; `shrink_lines.py` scores the text."""
+    """PP-OCRv4: labels of positions on rendered lines; `shrink_lines.py` scores the text."""
     render = named_function(f"{folder / 'render_lines.py'}:lines", "function")
     samples, fresh = (render(seed, 192)[0][:, None] for seed in (_SAMPLES_SEED, 3))
     decisions = _labelling([(x,) for x in fresh])

@@ -1,6 +1,6 @@
 """Sounds, files and pictures: inputs of the models of `shrink_models.py`.
 
-An even seed and an odd one choose from other recordings and other files.
+Even and odd seeds choose from different recordings and files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FloatArray = npt.NDArray[np.float32]
 RATE = 16_000
 
 _NOISES = ("white", "brown", "hum", "babble")
-# Bytes of either end of a file that magika reads, in a block; and its number for no byte.
+# Bytes that magika takes of either end of a file, size of the block with them, and its padding.
 _END, _BLOCK, _NO_BYTE = 1024, 4096, 256
 _MOST_OF_A_SUFFIX = 4000
 _SIDE, _GREY = 416, 114  # of yolox's pictures, and the colour around them
@@ -51,7 +51,7 @@ def sounds(folder: Path, seed: int, count: int, samples: int) -> FloatArray:
 
 
 def _cut(rng: np.random.Generator, voices: list[FloatArray], samples: int) -> FloatArray:
-    """Recordings one behind the other, of deviation 1, with half a second of silence between."""
+    """Recordings of standard deviation 1 in a row, with half a second of silence between them."""
     parts: list[FloatArray] = []
     while sum(map(len, parts)) < samples + RATE:
         one = voices[rng.integers(len(voices))]
@@ -63,7 +63,7 @@ def _cut(rng: np.random.Generator, voices: list[FloatArray], samples: int) -> Fl
 def _noise(
     rng: np.random.Generator, kind: str, voices: list[FloatArray], samples: int
 ) -> FloatArray:
-    """A noise of deviation 1."""
+    """Noise of standard deviation 1."""
     white = rng.normal(size=samples)
     if kind == "babble":
         white = np.sum([_cut(rng, voices, samples) for _ in range(4)], axis=0)
@@ -76,7 +76,7 @@ def _noise(
 
 
 def files_for_magika(seed: int, count: int) -> npt.NDArray[np.int32]:
-    """Both ends of files of this machine (count, 2048), of as many kinds as there are."""
+    """Both ends of files of this machine (count, 2048), spread over all suffixes."""
     rng = np.random.default_rng(seed)
     kinds = [rng.permutation(paths[seed % 2 :: 2]) for paths in _paths_by_suffix()]
     found: list[npt.NDArray[np.int32]] = []

@@ -66,7 +66,7 @@ class CausalLayer(nn.Module):
 
 
 class CharacterModel(nn.Module):
-    """Numbers of characters (batch, places) -> (batch, places, characters) that follow."""
+    """Character ids (batch, places) -> scores of the next character (batch, places, characters)."""
 
     def __init__(self, characters: int) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def spoken_words() -> TrainedModel:
 
 
 def _words(seed: int, count: int) -> tuple[FloatArray, npt.NDArray[np.int64]]:
-    """Logarithms of spectra in bands (count, 1, bands, frames), and which word each one is.
+    """Logarithms of spectra in bands (count, 1, bands, frames), and the number of each word.
 
     A word glides through four vowels, each two formants, at a pitch, pace and noise of its own.
     """

@@ -1,4 +1,4 @@
-"""The README's picture: how much faster than a dense layer, from the newest recorded run.
+"""The README's picture: speed-up over a dense layer, from the newest recorded run.
 
 `python -m sparsejit.perf.studies.speed_chart docs/speed.png` draws it again.
 """
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from sparsejit.files import atomic_path
 from sparsejit.perf.history import RESULTS
 
-# Problems of the table in docs/notes/figures.md, with what they are.
+# Problems of the table in docs/notes/figures.md, with their labels.
 PROBLEMS = {
     "A": "256 x 256, 90 % zero",
     "B": "256 x 256, 80 % zero, 1x8 blocks",
@@ -27,7 +27,7 @@ _COLOURS = {"MKL CSR": "#9aa5b1", "sparsejit float32": "#2b6cb0", "sparsejit int
 
 
 def speed_ups(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """By series and problem: times as fast as a dense product in the same run."""
+    """Speed-up over a dense product of the same run, by series and problem."""
     found: dict[str, dict[str, float]] = {name: {} for name in _COLOURS}
     for row in rows:
         if not row["auto"] or row["isa"] != "avx512":

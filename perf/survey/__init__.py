@@ -1,1 +1,1 @@
-"""What the planner chooses and predicts, beside what is measured."""
+"""Survey of the planner: its choices and predictions beside measured times."""

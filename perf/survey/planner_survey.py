@@ -1,7 +1,7 @@
-"""What the planner chooses against the best of all kernels, and what it predicts against the clock.
+"""Compare the planner's choice with the best of all kernels, and its predictions with times.
 
-Every kernel that exists for a layer is made, held to float64 and timed, all in turn in one process.
-Those that come near the fastest are timed at more places in memory than the others.
+Every kernel that exists for a layer is made, checked against float64 and timed, in turns in one
+process. Kernels that come near the fastest are timed at more places in memory than the others.
 """
 
 from collections.abc import Callable, Iterable
@@ -29,21 +29,22 @@ from sparsejit.runtime.native_timing import aligned, clock, native_loop, time_na
 from sparsejit.runtime.program import build
 
 WITHIN = 1.5
-# Straight-line code of more takes seconds to write; left out unless the planner chooses it.
+# Larger straight-line code takes seconds to write; it is left out unless the planner chooses it.
 MOST_CODE_BYTES = 20 << 20
-# What is predicted so many times slower than the best is left out: of a batch, and where its code
-# and data alone would take longer than the best at `_FASTEST_BYTES` a cycle.
+# A kernel that is predicted to be `_HOPELESS` times slower than the best is left out: always for a
+# batch, else if its code or data alone would take longer than the best at `_FASTEST_BYTES` a cycle.
 _HOPELESS, _FASTEST_BYTES = 4.0, 64.0
-# What a first call shows to be so many times slower is not timed further, where a call can tell.
+# A kernel is not timed further if its first calls take `_FAR_BEHIND` times the least, and also more
+# than `_TOLD_BY_ONE_CALL_NS`, below which one call tells too little.
 _FAR_BEHIND, _TOLD_BY_ONE_CALL_NS = 3.0, 20_000.0
 _PLACES, _MORE_PLACES, _NEAR = 2, 3, 1.25
 _SAMPLES, _BUDGET_NS = 25, 12_000_000
-_COPIED_BYTES = 8 << 20  # beyond it, where a kernel's pages lie makes no difference
+_COPIED_BYTES = 8 << 20  # larger code is timed at one place: its pages make no difference
 
 
 @dataclass(frozen=True)
 class ContenderTime:
-    """One kernel for one layer: what was predicted of what was made, and measured; ns a call."""
+    """Nanoseconds a call of one kernel for one layer: predicted for the code made, and measured."""
 
     name: str
     predicted_ns: float
@@ -57,9 +58,9 @@ class ContenderTime:
 
 @dataclass(frozen=True)
 class SurveyRow:
-    """One layer: all its kernels, fastest first, and why others are not among them.
+    """One layer: its timed kernels, fastest first, and the reason for each skipped kernel.
 
-    `chosen` is the name of the planner's; `shape` is (out_features, in_features).
+    `chosen` is the name of the planner's choice; `shape` is (out_features, in_features).
     """
 
     layer: str
@@ -81,7 +82,7 @@ class SurveyRow:
 
     @property
     def loss(self) -> float:
-        """The time of what was chosen over that of the fastest; at least 1."""
+        """The chosen kernel's time over the fastest one's; at least 1."""
         return self.choice.ns / self.kernels[0].ns
 
     @property
@@ -99,7 +100,7 @@ def survey(
     target: Target,
     progress: Callable[[str], None] = lambda step: None,
 ) -> list[SurveyRow]:
-    """Plan each layer, and time what was chosen beside all else; raises CompileError if wrong."""
+    """Plan each layer and time its kernels; raises CompileError for a wrong output."""
     rows = []
     for layer in layers:
         progress(f"{layer.problem.name} {layer.dtype.value}, batch {layer.problem.batch}")
@@ -143,7 +144,7 @@ def kernel_name(template: Template) -> str:
 
 
 def _worth_timing(choice: Plan, job: Job) -> tuple[list[Template], dict[str, str]]:
-    """Which kernels to time, the chosen one among them, and why not the others."""
+    """Kernels to time, the chosen one among them, and the reason for each skipped one."""
     best_ns = min(candidate.cost.ns for candidate in choice.candidates)
     wanted, skipped = [], {}
     for candidate in choice.candidates:
@@ -161,13 +162,13 @@ def _worth_timing(choice: Plan, job: Job) -> tuple[list[Template], dict[str, str
 
 
 def _floor_ns(candidate: Candidate, job: Job) -> float:
-    """What its code and data would take at `_FASTEST_BYTES` a cycle, whichever takes longer."""
+    """Nanoseconds to read its code or data, whichever is larger, at `_FASTEST_BYTES` a cycle."""
     longer = max(candidate.cost.code_bytes, candidate.cost.data_bytes)
     return longer / _FASTEST_BYTES / calibrated(job.target).core.rates.cycles_per_ns
 
 
 class _Contender:
-    """One kernel at several places in memory; `ns` is what a call takes there."""
+    """One kernel at several places in memory; `ns` is the time of a call."""
 
     def __init__(self, candidate: Candidate, code: bytes, x: FloatArray, y: FloatArray) -> None:
         self.candidate, self._code, self._x, self._y = candidate, code, x, y
@@ -175,7 +176,7 @@ class _Contender:
         self._places: list[tuple[ExecutableMemory, FloatArray, FloatArray]] = []
 
     def check(self, exact: reference.Float64) -> None:
-        """Hold its output to `exact`; `ns` is what the second or third call takes."""
+        """Check its output against `exact`; set `ns` to the least of the second and third call."""
         memory, x, y = self._at(0)
         loop = native_loop([(memory.address, (x.ctypes.data, y.ctypes.data))])
         loop(1)
@@ -183,7 +184,7 @@ class _Contender:
         self.ns = float(min(_duration(loop) for _ in range(2)))
 
     def time(self, place: int) -> float:
-        """Nanoseconds of a call there, the least."""
+        """Least nanoseconds of a call at that place."""
         memory, x, y = self._at(place)
         arguments = (x.ctypes.data, y.ctypes.data)
         timing = time_native(memory.address, arguments, samples=_SAMPLES, budget_ns=_BUDGET_NS)
@@ -202,7 +203,7 @@ class _Contender:
 
 
 def _made(templates: list[Template], job: Job, choice: Plan, x: FloatArray) -> list[_Contender]:
-    """The kernels, the chosen one first, each held to float64."""
+    """Make the kernels, the chosen one first, and check each against float64."""
     exact = exact_output(job.spec, job.matrix, x)
     runs = []
     for template in sorted(templates, key=lambda one: one is not choice.chosen.template):
@@ -216,7 +217,7 @@ def _made(templates: list[Template], job: Job, choice: Plan, x: FloatArray) -> l
 
 
 def _time_in_turn(runs: list[_Contender]) -> None:
-    """Time the first run and all that may be fastest; those that nearly are at more places."""
+    """Time the chosen run, the first, and all that may be fastest; near ones at more places."""
     told = max(_TOLD_BY_ONE_CALL_NS, _FAR_BEHIND * min(run.ns for run in runs))
     chosen = runs[0]
     rounds = RoundsInTurn({run: run.time for run in runs if run is chosen or run.ns <= told})

@@ -1,4 +1,4 @@
-"""The layers that the planner's choices are judged on: every kind of zeros in every dtype."""
+"""The layers of the planner's survey: every pattern of zeros in every dtype."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from sparsejit.ir.sparse_matrix import BLOCK_1X8, BLOCK_1X16, LANE16, UNSTRUCTUR
 from sparsejit.ir.spec import DType, Layout
 from sparsejit.perf.problems import Problem
 
-# (out_features, in_features), from what fits L1 to what no L2 holds.
+# (out_features, in_features), from sizes that fit L1 to sizes that no L2 holds.
 SHAPES = (
     *((64, 64), (128, 256), (256, 256), (512, 784), (768, 256), (384, 1152), (1024, 256)),
     *((1024, 1024), (1024, 4096), (2048, 1024), (3072, 1024), (2048, 2048), (4096, 4096)),
@@ -32,8 +32,8 @@ class SurveyLayer:
 def survey_layers(batch: int = 1, dtypes: Iterable[DType] = tuple(DType)) -> list[SurveyLayer]:
     """`LAYERS_OF_EACH` layers of every pattern in every dtype, in an order drawn once for all.
 
-    Shapes and shares of zeros are dealt like cards, so that each comes up as often as the others;
-    so are the layouts of a batch. Whatever the batch and the dtypes, a layer stays the same. Raises
+    Shapes, shares of zeros and layouts of a batch are drawn without replacement, so that each comes
+    up as often as the others. A layer stays the same for any batch and any `dtypes`. Raises
     InvalidInput for a batch below 1.
     """
     if batch < 1:
@@ -56,6 +56,6 @@ def survey_layers(batch: int = 1, dtypes: Iterable[DType] = tuple(DType)) -> lis
 
 
 def _dealt(count: int, random: np.random.Generator) -> Iterator[int]:
-    """The numbers below `count` in random order, again and again."""
+    """Random permutations of the numbers below `count`, one after another, without end."""
     while True:
         yield from random.permutation(count)

@@ -1,4 +1,4 @@
-"""What a survey of the planner found, in a few figures and as tables."""
+"""Results of a survey of the planner, in a few figures and as tables."""
 
 import math
 import statistics
@@ -17,11 +17,12 @@ TOLERABLE = 1.1
 
 @dataclass(frozen=True)
 class SurveySummary:
-    """The layers of one batch size; losses are of those that had a choice of kernels.
+    """Figures of the layers of one batch size; losses are of layers with a choice of kernels.
 
-    `geometric_mean` and `worst` are of the time of what was chosen over that of the fastest; `over`
-    counts layers that lose more than `TOLERABLE`; `share_within` is of all predictions of what was
-    chosen, and `ratios` the median of predicted over measured of every kernel by dtype.
+    `geometric_mean` and `worst` are losses, the chosen kernel's time over the fastest one's; `over`
+    counts losses above `TOLERABLE`. `share_within` is the share of all chosen kernels whose
+    prediction is within a factor of `WITHIN`. `ratios` has the median of predicted over measured
+    time by kernel and dtype.
     """
 
     batch: int
@@ -101,7 +102,7 @@ def losses_table(rows: Iterable[SurveyRow]) -> Table:
 
 
 def ratios_table(found: SurveySummary) -> Table:
-    """Predicted over measured of every kernel, whether chosen or not: medians."""
+    """Table of median predicted over measured time of every kernel, chosen or not."""
     dtypes = [dtype.value for dtype in DType]
     table = table_of("", ["predicted over measured"], dtypes)
     for name, by_dtype in found.ratios.items():

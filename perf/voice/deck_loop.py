@@ -1,7 +1,7 @@
-"""The deck's network as a loop in C with AVX-512 intrinsics, compiled here: the rival by hand.
+"""The deck network as a hand-written C loop with AVX-512 intrinsics, compiled here: a peer.
 
-It does what the compiled loop does, with the same random numbers, and nothing that is folded there
-is multiplied here: neither the linear layer nor W_ih, whose products only a frame changes.
+It computes the same as the compiled loop, with the same random numbers and the same folding: the
+loop multiplies neither the linear layer nor W_ih, whose products only a frame changes.
 """
 
 import ctypes
@@ -50,18 +50,18 @@ class DeckLoop:
         self.classes = np.zeros(self.samples, np.int64)
 
     def run(self, seed: int) -> npt.NDArray[np.int64]:
-        """The classes that are drawn."""
+        """Run all frames and return the drawn classes."""
         self._call(seed, self.samples, None, None)
         return self.classes
 
     def logits(self, given: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-        """What the last layer gives, (samples, 256), for given classes."""
+        """Results of the last layer, (samples, 256), for given classes."""
         found = np.empty((len(given), 256), np.float32)
         self._call(0, len(given), given, found)
         return found
 
     def sample_us(self, seed: int) -> float:
-        """Microseconds a sample of all frames."""
+        """Run all frames and return microseconds a sample."""
         started = native_timing.clock()
         self.run(seed)
         return (native_timing.clock() - started) / 1e3 / self.samples
@@ -98,7 +98,7 @@ class DeckLoop:
 def _folded(
     wide: Mapping[str, Array], conditioning: Mapping[str, Array]
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Terms of the gates and of fc1: the last sample's column, and (frames, n)."""
+    """Folded terms of the gates and of fc1: each the last sample's column (n,) and (frames, n)."""
     mel, first, second = conditioning.values()
     joined = np.concatenate([mel, first], axis=1)
     column, linear = wide["I.weight"][:, 0], joined @ wide["I.weight"][:, 1:].T + wide["I.bias"]
@@ -110,7 +110,7 @@ def _folded(
 
 
 def _aligned(array: Array) -> Array:
-    """A copy that begins with a cache line."""
+    """A copy aligned to a cache line."""
     room = np.empty(array.nbytes + 64, np.uint8)
     start = -room.ctypes.data % 64
     copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -119,9 +119,9 @@ def _aligned(array: Array) -> Array:
 
 
 def packed_blocks(weights: Array, dtype: str) -> tuple[Array, Array, Array]:
-    """Weights in 16x1 blocks: where each group of 16 outputs begins, the inputs, the values.
+    """Weights in 16x1 blocks: the first block of each group of 16 outputs, the inputs, the values.
 
-    bfloat16 is rounded to nearest, its blocks lie in pairs; an odd one meets a block of zeros.
+    bfloat16 is rounded to nearest and its blocks lie in pairs; an odd one is paired with zeros.
     """
     short = dtype == "bfloat16"
     first, inputs, values = [0], list[int](), list[Array]()

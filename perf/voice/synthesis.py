@@ -44,15 +44,16 @@ class SynthesisTime:
 
     @property
     def speed_up(self) -> float:
-        """How many times faster than torch eager, at the medians."""
+        """Speed-up over torch eager, at the medians."""
         return self.us_torch / self.us_median
 
 
 def time_synthesis(
     voices: Sequence[WaveRNN], mel: FloatArray, repeats: int = 5
 ) -> list[SynthesisTime]:
-    """Time the whole utterance in each form of one voice, `repeats` times in turn, on one pinned
-    core, then torch eager there.
+    """Time the forms of one voice, then torch eager, on one pinned core.
+
+    Each form speaks the whole utterance `repeats` times, in turns.
     """
     network = voices[0].source
     conditioning = network.conditioning(mel)
@@ -71,7 +72,7 @@ def _voice_us(voice: WaveRNN, conditioning: LoopArrays, seed: int) -> float:
 
 
 def sample_us(sampler: Sampler, conditioning: LoopArrays) -> float:
-    """Microseconds a sample of the frames that come next."""
+    """Generate the next frames and return microseconds a sample."""
     started = native_timing.clock()
     samples = sampler.generate(conditioning)
     return (native_timing.clock() - started) / 1e3 / len(samples)

@@ -1,7 +1,7 @@
 """The networks that `bench synth` measures, each with the conditioning of some frames.
 
-Those without a trained voice have random weights: neither times nor what they are compared with
-depend on them, but on shapes, densities and patterns.
+Networks without a trained voice have random weights: our times and the peers' depend only on
+shapes, densities and patterns.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float32]
 FRAMES = 40
-# Where a checkout's neighbours keep the trained network of another project.
+# Folder, beside a checkout, with the trained network of another project.
 CHECKPOINT = Path(__file__).resolve().parents[3] / "shared" / "data" / "wavernn-16k"
 
 
@@ -73,7 +73,7 @@ class SampleNetwork:
 
     @cached_property
     def forced(self) -> SpecGraph:
-        """What gives the last layer's results for classes that are given."""
+        """Graph of the last layer's results for given classes."""
         return forced_graph(self.spec, self.tensors)
 
     @cached_property
@@ -81,7 +81,7 @@ class SampleNetwork:
         return FrameTerms(self._drawing)(self.conditioning, FRAMES)
 
     def forced_inputs(self, given: Sequence[int] | npt.NDArray[np.int64]) -> LoopArrays:
-        """Inputs of `forced`: the first samples' classes, behind which comes number 0."""
+        """Inputs of `forced`: the given classes for the first samples, class 0 for the others."""
         arrays = FrameTerms(self.forced)(self.conditioning, FRAMES)
         classes = np.zeros(FRAMES * self.spec.hop_length, np.int64)
         classes[: len(given)] = given
@@ -90,12 +90,12 @@ class SampleNetwork:
     def exact_logits(
         self, given: Sequence[int] | npt.NDArray[np.int64]
     ) -> npt.NDArray[np.float64]:
-        """What `forced` gives for the first samples' classes, by its operators in float64."""
+        """Results of `forced` for the first samples' classes, by its operators in float64."""
         turns = GraphTurns(self.forced.sample, self.forced_inputs(given), 0)
         return np.array([turns.next()[0][0] for _ in given])
 
     def step(self) -> "StepModule":
-        """A sample in torch."""
+        """A torch module that computes one sample."""
         from sparsejit.perf.voice.voice_steps import SpecStep
 
         return SpecStep(self.spec, self.tensors, self.conditioning).eval()
@@ -108,10 +108,10 @@ def voice_network(path: Path) -> SampleNetwork:
 
 
 def deck_network() -> SampleNetwork:
-    """One GRU of 1024 units, dense layers of 1024 and 256, 4 % of all in 16x1 blocks.
+    """One GRU of 1024 units, dense layers of 1024 and 256, 4 % of all weights in 16x1 blocks.
 
-    Source: the WaveRNN of A. Tulloch's and B. Maher's work on TVM at Facebook, 2019; its sparse
-    product with W_ih is none here, since nothing lies between it and the linear layer before.
+    Source: the WaveRNN of A. Tulloch's and B. Maher's work on TVM at Facebook, 2019. Its sparse
+    product with W_ih is folded here, since nothing lies between it and the linear layer before.
     """
     mel, first, second = "mel", "first features", "second features"
     layers = (
@@ -205,7 +205,7 @@ def _random_conditioning(spec: VoiceSpec, random: np.random.Generator) -> dict[s
     return {e.name: random.standard_normal((rows[e.name], e.size)) for e in spec.conditioning}
 
 
-# By the names that `--network` takes: each from the path of its files, None for where they lie.
+# By the names that `--network` takes, from the path of the files; None for their usual path.
 NETWORKS: dict[str, Callable[[Path | None], SampleNetwork]] = {
     "voice": lambda path: voice_network(path or VOICE),
     "deck": lambda path: deck_network(),
@@ -215,14 +215,14 @@ NETWORKS: dict[str, Callable[[Path | None], SampleNetwork]] = {
 
 
 def check_network(name: str) -> str:
-    """That name; raises InvalidInput where no network has it."""
+    """Return the name; raises InvalidInput where no network has it."""
     if name not in NETWORKS:
         raise InvalidInput(f"network {name!r} is unknown; use one of {', '.join(NETWORKS)}")
     return name
 
 
 def network_named(name: str, path: Path | None = None) -> SampleNetwork:
-    """A network by its name; `path` is that of the voice, or of wavernn-16k's folder.
+    """A network by its name; `path` is the voice's file, or wavernn-16k's folder.
 
     Raises InvalidInput for another name, MissingDependency where its files are not there.
     """

@@ -1,6 +1,7 @@
-"""What each part of a sample costs, stamped inside the running loop, and the bytes it touches.
+"""Time of each part of a sample, by stamps inside the running loop, and bytes that it touches.
 
-Stamps (`lowering.probes.StampProbe`) share caches with what they time; their own cost is taken off.
+Stamps (`lowering.probes.StampProbe`) share caches with the steps that they time; their own cost is
+subtracted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +24,8 @@ from sparsejit.voice.spec.sampler import Sampler
 ROUNDS = 9
 PRODUCTS, GATES, DRAW, ROWS, SIGNAL = "products", "gates", "draw", "input rows", "signal"
 
-# What the kernels of a sample belong to; products have a plan, all others are the signal's. Gates
-# add rows themselves where they can.
+# The part of each kernel of a sample. Steps with a plan are products, all others belong to the
+# signal. Gates add input rows themselves where they can.
 _PARTS = {
     "sum-of-rows": ROWS,
     "gru-step": GATES,
@@ -33,15 +34,15 @@ _PARTS = {
     "tree-draw": DRAW,
 }
 _READS_ROWS = ("sum-of-rows", "gru-step")
-# What other kernels have between the random numbers of one draw.
+# Origins of other steps that belong to a draw if they follow one of its steps.
 _DRAWN = ("sample", "bit", "component", "mixture", "parameter", "counter")
 
 
 @dataclass(frozen=True)
 class SamplePart:
-    """Nanoseconds of a part in every sample, and what the planner expected where it did.
+    """Nanoseconds a sample of one part, measured, and predicted where the planner predicts it.
 
-    group: of products all layers together, else the part itself.
+    group: `PRODUCTS` for the products of all layers, else the part's own name.
     """
 
     name: str
@@ -53,12 +54,12 @@ class SamplePart:
 
 @dataclass(frozen=True)
 class TouchedBytes:
-    """What a sample reads of memory, in bytes; each byte counts once.
+    """Bytes of memory that a sample reads; each byte counts once.
 
-    weights: values, with the zeros that a pattern pads; indices: which inputs they meet, constants
-    and tables of the draw; code: all instructions of the loop; rows: of input tables;
-    conditioning: what is of this frame or sample. States and what passes between steps is not
-    counted: it stays in L1.
+    weights: values, with the zeros that a pattern pads; indices: the inputs of weights, constants
+    and tables of the draw; code: all instructions of the loop; rows: rows of input tables;
+    conditioning: values of this frame or sample. States and values between steps are not counted:
+    they stay in L1.
     """
 
     weights: int
@@ -73,7 +74,7 @@ class TouchedBytes:
 
 
 def touched_bytes(graph: SampleGraph, loop: SampleLoop) -> TouchedBytes:
-    """Bytes that a loop which was compiled from `graph` touches."""
+    """Bytes that a sample of a loop compiled from `graph` reads."""
     image = loop.program.image
     rows = sum(s.facts.weight_bytes for s in loop.steps if s.kernel in _READS_ROWS)
     weights = sum(s.facts.weight_bytes for s in loop.steps if s.facts.plan is not None)
@@ -86,7 +87,7 @@ def touched_bytes(graph: SampleGraph, loop: SampleLoop) -> TouchedBytes:
 
 
 def _table_bytes(graph: SampleGraph, row_bytes: int) -> int:
-    """All rows of the tables of which one sample reads `row_bytes`."""
+    """Bytes of all input tables, of which one sample reads `row_bytes`."""
     read = held = 0
     for node in graph.graph.nodes:
         if type(node.op).__name__ == "SumOfRows":
@@ -99,7 +100,7 @@ def _table_bytes(graph: SampleGraph, row_bytes: int) -> int:
 def timed_parts(
     graph: SampleGraph, inputs: LoopArrays, dtype: str, rounds: int = ROUNDS
 ) -> tuple[SamplePart, ...]:
-    """Each step in the round in which it took least."""
+    """Times of the parts, from the least time of each step over all rounds."""
     loop = compile_sample_loop(graph, calibrated(Target.detect()), dtype, StampProbe)
     measured = [_stamped_ns(Sampler(loop, seed), loop, inputs) for seed in range(rounds)]
     stamp, *least = np.min(measured, axis=0).tolist()
@@ -107,20 +108,20 @@ def timed_parts(
 
 
 def _stamped_ns(sampler: Sampler, loop: SampleLoop, inputs: LoopArrays) -> list[float]:
-    """Nanoseconds a sample of a stamp behind a stamp, and of every step and its stamp, in order."""
+    """Nanoseconds a sample: overhead of an empty stamp, then each step with its stamp, in order."""
     slots = slice(loop.probe_offset, loop.probe_offset + SLOT_BYTES * (len(loop.steps) + 2))
     ticks: Array = sampler.workspace[slots].view(np.int64)
     ticks[:] = 0
     us = sample_us(sampler, inputs)
     _, *stamped = ticks.tolist()
-    # All stamps' ticks together are the time of all samples.
+    # The ticks of all stamps add up to the time of all samples.
     return [1e3 * us * each / max(sum(stamped), 1) for each in stamped]
 
 
 def sample_parts(steps: Sequence[Step], ns: Sequence[float]) -> tuple[SamplePart, ...]:
-    """Steps of `ns` each as parts: a product is one, under its layer's name.
+    """Times `ns` of steps summed by part; each product is a part under its layer's name.
 
-    What an elementwise kernel does beside a product, such as its activation, is the layer's too.
+    A layer's elementwise kernels, such as its activation, count to the product.
     """
     found: dict[str, float] = {}
     predicted: dict[str, float] = {}

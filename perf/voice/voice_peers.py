@@ -18,12 +18,12 @@ from sparsejit.perf.voice.voice_networks import SampleNetwork, network_named
 from sparsejit.perf.voice.voice_steps import exact_step
 
 STEP_PEERS = ("torch", "torchscript", "torch-compile", "onnxruntime")
-# Samples that are compared with float64; then a class may fall otherwise by rounding.
+# Number of samples compared with float64; later, rounding may change a drawn class.
 _CHECKED = 3
 
 
 class StepTask:
-    """One sample of a network as files in `folder`, and what it should compute."""
+    """One sample of a network as files in `folder`, and its exact results."""
 
     def __init__(self, name: str, path: Path | None, folder: Path) -> None:
         self.name, self._path, self._folder = name, path, folder
@@ -37,7 +37,7 @@ class StepTask:
 
     @property
     def request(self) -> dict[str, Any]:
-        """What `PeerWorker.load` is told, besides files."""
+        """Fields of the "load" request to `PeerWorker` that name the network, besides files."""
         path = None if self._path is None else str(self._path)
         return {"network": [self.name, path], "feedback": self._step.feedback}
 
@@ -50,7 +50,7 @@ class StepTask:
 
     @cached_property
     def exact(self) -> list[list[Array]]:
-        """What the first samples give, in float64."""
+        """Results of the first samples, in float64."""
         return [exact_step(self._network.step(), calls + 1) for calls in range(_CHECKED)]
 
 
@@ -62,7 +62,7 @@ def ready_peers(
     names: Iterable[str] = STEP_PEERS,
     progress: Callable[[str], None] = lambda step: None,
 ) -> tuple[list[Contestant], dict[str, str]]:
-    """Peers that run a sample as float64 has it, and why others are not there.
+    """Peers whose samples agree with float64, and the reason for each skipped peer.
 
     Their processes end with `stack`.
     """

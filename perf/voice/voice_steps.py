@@ -1,7 +1,8 @@
-"""A sample of a network as one writes it in torch: what peers of the compiled loop run.
+"""One sample of a network as plain torch code, which peers of the compiled loop run.
 
-A step is given what the one before left, so that calls of it in a row are the loop. The signal
-around a network, and what only frames change, is left out: peers do less than the compiled loop.
+A step takes results of the step before, so that calls of it in a row are the loop. The signal
+around a network, and products that only frames change, are left out: peers compute less than the
+compiled loop.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ _UNIFORM = 0.37
 
 
 class StepModule(nn.Module):
-    """Takes what `examples` has; of what it gives, `feedback` says (result, input) pairs."""
+    """One step: `examples` are its inputs; `feedback` pairs (result, input) link it to the next."""
 
     examples: tuple[Tensor, ...]
     feedback: tuple[tuple[int, int], ...]
@@ -41,7 +42,7 @@ def drawn_class(logits: Tensor, uniform: Tensor) -> Tensor:
 
 
 class GruCell(nn.Module):
-    """torch.nn.GRUCell; in its formulas where an exporter or a compiler knows no such operator."""
+    """torch.nn.GRUCell, or its formulas where an exporter or a compiler lacks the operator."""
 
     def __init__(self, *tensors: Array) -> None:
         """weight_ih, weight_hh, bias_ih and bias_hh."""
@@ -54,7 +55,7 @@ class GruCell(nn.Module):
                 parameter.copy_(torch.from_numpy(np.ascontiguousarray(array, np.float32)))
 
     def forward(self, x: Tensor | None, state: Tensor, *added: Tensor) -> Tensor:
-        """`added`: to the product with x, (3n,); None is an x without features."""
+        """`added`: terms (3n,) of the product with x; an x without features is None."""
         cell = self.cell
         if x is None:
             gates = sum(added, cell.bias_ih)
@@ -67,7 +68,7 @@ class GruCell(nn.Module):
 
 
 def gru_state(gates: Tensor, products: Tensor, state: Tensor) -> Tensor:
-    """The next state (n,) of both products (3n,), in order r-z-n."""
+    """The next state (n,) from both products (3n,), in order r-z-n."""
     input_r, input_z, input_n = gates.chunk(3)
     state_r, state_z, state_n = products.chunk(3)
     reset, update = torch.sigmoid(input_r + state_r), torch.sigmoid(input_z + state_z)
@@ -76,7 +77,7 @@ def gru_state(gates: Tensor, products: Tensor, state: Tensor) -> Tensor:
 
 
 class SpecStep(StepModule):
-    """A `VoiceSpec`'s of classes, its layers as its formulas have them.
+    """The step of a `VoiceSpec` that draws classes, its layers by their formulas.
 
     Takes the last class () or sample (1,), uniform numbers (n,), states and then conditioning;
     gives the next class or sample, states, and the last layer's results. Rows of tables are
@@ -86,7 +87,7 @@ class SpecStep(StepModule):
     def __init__(
         self, spec: VoiceSpec, tensors: Mapping[str, Array], conditioning: Mapping[str, Array]
     ) -> None:
-        """conditioning: that of frames by its name, whose first rows are the examples."""
+        """conditioning: rows of the frames by name; the first rows are the examples."""
         super().__init__()
         assert isinstance(spec.output, Categorical | BinaryTree)
         self.spec, self.output = spec, spec.output
@@ -172,7 +173,7 @@ class SpecStep(StepModule):
 def _folded(
     spec: VoiceSpec, tensors: Mapping[str, Array]
 ) -> tuple[list[Array], dict[str, Array]]:
-    """Tables times their columns of the first GRU's matrix, and tensors without those columns."""
+    """Tables times their columns of the first GRU's matrix, and tensors without these columns."""
     first = spec.layers[0]
     assert isinstance(first, GruSpec) and not first.residual
     name = f"{first.name}.weight_ih"
@@ -214,7 +215,7 @@ def _parameter(array: Array) -> nn.Parameter:
 
 
 def exact_step(step: StepModule, calls: int) -> list[Array]:
-    """What a step gives after so many calls, in float64. Leaves `step` in float64."""
+    """Results of a step after `calls` calls, in float64. Leaves `step` in float64."""
     step.double()
     inputs = [one.double() if one.is_floating_point() else one for one in step.examples]
     outputs: tuple[Tensor, ...] = ()

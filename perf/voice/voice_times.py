@@ -1,7 +1,7 @@
-"""Networks that make a sample at a time: compiled loops in every dtype, and peers, in turn.
+"""Time networks that make a sample at a time: compiled loops in every dtype, and peers, in turns.
 
-All contestants of a network meet in every round on one pinned core: our loops and the one in C in
-this process, peers each in their own, called from Python as one runs them.
+All contestants of a network run in every round on one pinned core: our loops and the C loop in this
+process, each peer in its own process, called from Python.
 """
 
 import tempfile
@@ -47,7 +47,7 @@ _CHECKED_SAMPLES = 60
 
 @dataclass(frozen=True)
 class StepPeerTime:
-    """Microseconds a sample of a rival, from Python but for the loop in C."""
+    """Microseconds a sample of a peer, called from Python except for the loop in C."""
 
     name: str
     us_min: float
@@ -58,8 +58,8 @@ class StepPeerTime:
 class VoiceTime:
     """Microseconds a sample on one core, over rounds interleaved with all others.
 
-    `touched` are the bytes of memory that each sample reads. `error` is the largest of a logit,
-    over the largest logit in float64.
+    `touched` are the bytes of memory that each sample reads. `error` is the largest error of a
+    logit over the largest logit in float64.
     """
 
     network: str
@@ -80,12 +80,12 @@ class VoiceTime:
 
     @property
     def predicted_us(self) -> float:
-        """What the planner expected of the products."""
+        """Predicted microseconds of the products."""
         return sum(part.predicted_ns or 0.0 for part in self.parts) / 1e3
 
     @property
     def products_us(self) -> float:
-        """What they took."""
+        """Measured microseconds of the products."""
         return sum(part.ns for part in self.parts if part.group == PRODUCTS) / 1e3
 
     def shares(self) -> dict[str, float]:
@@ -96,7 +96,7 @@ class VoiceTime:
         return found
 
     def speed_up(self, peer: str) -> float | None:
-        """How many times faster than that peer, at the medians; None where it was not run."""
+        """Speed-up over that peer, at the medians; None where it was not run."""
         times = {one.name: one.us_median for one in self.peers}
         return times[peer] / self.us_median if peer in times else None
 
@@ -173,17 +173,17 @@ class NetworkContest:
 
     @property
     def us(self) -> dict[str, list[float]]:
-        """Microseconds a sample of each, round after round."""
+        """Microseconds a sample of each contestant, in every round."""
         return self._turns.times
 
     def round(self, number: int) -> dict[str, float]:
-        """Microseconds a sample of each that still runs."""
+        """Run one round; return microseconds a sample of each contestant that still runs."""
         found = self._turns.round(number)
         self.skipped |= self._turns.skipped
         return found
 
     def forget(self) -> None:
-        """The rounds so far, which warmed up."""
+        """Discard the times so far, which were a warm-up."""
         self._turns.forget()
 
     def peer_times(self) -> tuple[StepPeerTime, ...]:
@@ -237,7 +237,7 @@ def time_network(
 
 
 def checked_network(network: SampleNetwork, dtype: str) -> float:
-    """The largest error of a logit for classes that are given; CompileError for too large a one."""
+    """The largest error of a logit for given classes; raises CompileError beyond LARGEST_ERROR."""
     loop = compile_sample_loop(network.forced.sample, Target.detect(), dtype)
     given = _given_classes(network)
     (found,) = Sampler(loop, 0).run(network.forced_inputs(given))

@@ -1,4 +1,4 @@
-"""Whole models to measure: plain torch modules, each with its inputs and what of it is pruned.
+"""Whole models to measure: plain torch modules, each with its inputs and its weights to prune.
 
 Weights are random, from a fixed seed: nothing here is trained.
 """

@@ -64,7 +64,7 @@ class Bert(nn.Module):
 
 
 class VisionLayer(BertLayer):
-    """The same layers, each behind a norm and added to what it reads."""
+    """The layers of `BertLayer`, each after a norm and with a residual."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm1(x)

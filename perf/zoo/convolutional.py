@@ -30,7 +30,7 @@ def temporal_convolutions() -> nn.Module:
 
 
 class Separable(nn.Module):
-    """A convolution a channel, then one across channels, each normalised, then clamped."""
+    """A depthwise and a pointwise convolution, each normalised and clamped."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Separable(nn.Module):
 
 
 def depthwise(channels: int, stride: int) -> nn.Module:
-    """(batch, channels, height, width) -> as many channels, a 3 x 3 kernel each."""
+    """(batch, channels, height, width) -> the same channels, each by its own 3 x 3 kernel."""
     return nn.Conv2d(channels, channels, 3, stride, padding=1, groups=channels)
 
 
@@ -92,7 +92,7 @@ def mobilenet_v1() -> nn.Module:
 
 
 def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    """What a residual block adds: its input, convolved where sizes differ."""
+    """The residual of a block: its input, convolved where sizes differ."""
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()
     return nn.Sequential(
@@ -154,7 +154,7 @@ def resnet_18() -> nn.Module:
 class Bottleneck(nn.Module):
     """Convolutions of 1 x 1, 3 x 3 and 1 x 1 and a residual: (batch, channels, height, width)."""
 
-    WIDER = 4  # times as many channels leave it as its 3 x 3 convolution has
+    WIDER = 4  # channels of its result over channels of its 3 x 3 convolution
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -193,7 +193,7 @@ def resnet_50() -> nn.Module:
 
 
 class InvertedResidual(nn.Module):
-    """Wider by a 1 x 1 convolution, a convolution a channel, and narrow again, not clamped."""
+    """A 1 x 1 convolution to more channels, a depthwise one, and 1 x 1 to few, not clamped."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, wider: int) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ def small_2d() -> nn.Module:
 def with_statistics(net: nn.Module, least: float = 0.2, most: float = 0.6) -> nn.Module:
     """The net with batch-norms as after training: statistics and scales that differ by channel.
 
-    Variances lie between `least` and `most`: under them signals of the pruned net keep their size.
+    Variances lie between `least` and `most`: by these, signals of the pruned net keep their size.
     """
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):

@@ -1,4 +1,4 @@
-"""EfficientNet-B0: inverted residuals whose channels are scaled by what they are on average."""
+"""EfficientNet-B0: inverted residuals with squeeze-and-excitation."""
 
 from torch import Tensor, nn
 
@@ -36,7 +36,7 @@ def _layer(
 
 
 class ScaledResidual(nn.Module):
-    """Widened, by channel, scaled, narrowed; x added where its shape is the result's."""
+    """An inverted residual with a `SqueezedScale`; x is added where its shape is the result's."""
 
     def __init__(self, inputs: int, outputs: int, wider: int, stride: int, kernel: int) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsejit.errors import MissingDependency
 
-# What DeepSparse still reads; quantised weights by channel need 13.
+# Versions that DeepSparse still reads; quantised weights by channel need opset 13.
 OPSET, _IR_VERSION = 14, 8
 
 Inputs = dict[str, np.ndarray[Any, Any]]
@@ -36,7 +36,7 @@ def quantise_file(
     per_channel: bool = True,
     activations: str = "QUInt8",
 ) -> None:
-    """Write the file with these kinds of operators quantised, or with all that can be for none.
+    """Write the file with these kinds of operators quantised, or all possible kinds if none given.
 
     Weights are int8 by channel or by tensor, activations uint8 by tensor, or "QInt8". Raises
     MissingDependency without ONNX Runtime.
@@ -71,7 +71,7 @@ def quantise_file(
 
 
 def _for_all_engines(model: Any) -> Any:
-    """The model without the versions of operators that it does not have."""
+    """The model without imports of operator domains that it does not use, for older engines."""
     used = {node.domain for node in model.graph.node}
     kept = [each for each in model.opset_import if each.domain in used]
     del model.opset_import[:]

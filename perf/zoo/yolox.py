@@ -1,4 +1,4 @@
-"""YOLOX: a darknet by halves of channels, a pyramid up and down, a head for each of three sizes."""
+"""YOLOX: a cross-stage partial darknet, a pyramid up and down, a head for each of three sizes."""
 
 from functools import partial
 from itertools import pairwise
@@ -22,7 +22,7 @@ class ConvolvedSilu(nn.Sequential):
 
 
 class DarknetBlock(nn.Module):
-    """1x1, then 3x3, and what was read added where `adds`."""
+    """A 1x1 and a 3x3 convolution; the input is added where `adds`."""
 
     def __init__(self, channels: int, adds: bool) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class DarknetBlock(nn.Module):
 
 
 class HalvedLayers(nn.Module):
-    """Half of the channels through some blocks, half past them, and both together."""
+    """Cross-stage partial layer: half of the channels through blocks, half past them, then both."""
 
     def __init__(self, inputs: int, outputs: int, blocks: int, adds: bool = True) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class HalvedLayers(nn.Module):
 
 
 class PooledPyramid(nn.Module):
-    """The largest of windows of several sizes, beside x."""
+    """Spatial pyramid pooling: max pools of several window sizes, joined with x."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -84,10 +84,10 @@ class DetectionHead(nn.Module):
 
 
 class Yolox(nn.Module):
-    """(batch, 3, height, width), in 32nds -> (batch, places, 85)."""
+    """(batch, 3, height, width), both multiples of 32 -> (batch, places, 85)."""
 
     def __init__(self, width: int, depth: int) -> None:
-        """`width`: channels of the first convolution; `depth`: a third of the deepest stages'."""
+        """`width`: channels of the first convolution; `depth`: a third of the deepest blocks."""
         super().__init__()
         sizes = [width * 2**n for n in range(5)]
         third, fourth, fifth = sizes[2:]

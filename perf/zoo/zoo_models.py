@@ -45,11 +45,11 @@ SEED = 20
 class ZooModel:
     """One model. `make` builds it, `make_inputs(batch)` its arguments, both from torch's seed.
 
-    `targets` are globs over names of weights, as `Pruner` reads them: what `pruned` prunes, each
-    gate of each by magnitude. Without any the model stays dense. `origin` says where it comes from.
-    `quantises` are kinds of operators: the model is a QDQ file in which these are quantised, all
-    that ONNX Runtime's quantiser takes for (); None for a torch module.
-    What `is_benchmark` is there to be timed, and too large or too many for every test to walk.
+    `targets` are globs over names of weights, as `Pruner` reads them: `pruned` prunes each gate of
+    each by magnitude. Without any the model stays dense. `origin` is its source. `quantises` are
+    kinds of operators: the model is a QDQ file in which these are quantised, all that ONNX
+    Runtime's quantiser takes for (); None for a torch module. Models that are `is_benchmark` are
+    timed, but too large or too many for every test.
     """
 
     name: str
@@ -105,8 +105,8 @@ def models_named(names: Iterable[str]) -> list[ZooModel]:
 def _lively(module: nn.Module) -> nn.Module:
     """The module with weights under which signals keep their size, as in a trained net.
 
-    torch's own shrink them at every layer, until outputs are hardly more than the last bias, and
-    no comparison of outputs would see an error of the first layers.
+    torch's own weights shrink signals at every layer, until outputs are hardly more than the last
+    bias, and no comparison of outputs would show an error of the first layers.
     """
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d):
@@ -332,7 +332,7 @@ _MODELS = (
         "Valin and Skoglund 2018, arXiv:1810.11846; only the large GRU is sparse, as there",
     ),
 )
-# Channels, height and width, and stride: those of MobileNet v1 and v2.
+# Channels, height and width, and stride of depthwise layers of MobileNet v1 and v2.
 _DEPTHWISE = (
     *((32, 112, 1), (96, 112, 2), (144, 56, 1), (144, 56, 2), (192, 28, 1)),
     *((192, 28, 2), (384, 14, 1), (576, 14, 1), (576, 14, 2), (960, 7, 1)),
@@ -348,7 +348,7 @@ _DEPTHWISE_MODELS = (
     )
     for channels, size, stride in _DEPTHWISE
 )
-# BERT-mini has 128 tokens; these are other lengths of its.
+# Other numbers of tokens for BERT-mini, which has 128.
 _LENGTHS = (
     ZooModel(
         f"bert-mini-{tokens}",
@@ -360,7 +360,7 @@ _LENGTHS = (
     )
     for tokens in (1, 7, 31, 384, 512)
 )
-# As ONNX files of bytes; of transformers products alone, as their quantised files are made.
+# Models as quantised ONNX files; of transformers only products are quantised, as is usual.
 _PRODUCTS = ("MatMul", "Gemm")
 _QUANTISED = {
     **dict.fromkeys(("resnet-50", "mobilenet-v1", "mobilenet-v2", "efficientnet-b0"), ()),

@@ -17,7 +17,7 @@ from sparsejit.prune.shrink.data import split
 
 # Elements of a step, and the first rate of Adam, as a share of a tensor's root mean square.
 _ELEMENTS, _RATE = 8, 1e-2
-# Steps from one look at the held elements to the next, and looks without a gain that end it.
+# Steps between measurements on the held elements, and measurements without a gain that end it.
 _LOOK, _PATIENCE = 20, 5
 
 
@@ -29,7 +29,7 @@ class Distillation:
         dense: the module, in evaluation mode
         calls: the elements, of which a part is held back
         steps: the most steps
-        tell: the progress
+        tell: reports the progress
     """
 
     dense: nn.Module
@@ -40,7 +40,8 @@ class Distillation:
     def trained(self, model: nn.Module, names: Iterable[str]) -> nn.Module:
         """A copy of a shrunk module whose tensors of these names are trained; zeros stay zeros.
 
-        The copy is the one of least error on the held elements, the given module among them.
+        The copy has the least error on the held elements of all measured states, the given one
+        included.
         """
         model = copy.deepcopy(model).eval().requires_grad_(False)
         own = dict(model.named_parameters())
@@ -105,7 +106,7 @@ def _tensor(leaf: Any) -> Any:
 
 
 def _relative(found: Tensor, wanted: Tensor) -> Tensor:
-    """The squared error over the square."""
+    """The squared error over the sum of the wanted outputs' squares."""
     return (found - wanted).square().sum() / wanted.square().sum().clamp_min(1e-20)
 
 

@@ -17,19 +17,19 @@ from sparsejit.prune.shrink.sources import Source
 from sparsejit.prune.shrink.times import LayerTimes
 
 FORECAST_AMOUNTS = (0.5, 0.75)
-# A smaller gain is within what predictions are off by.
+# A smaller gain is within the error of predictions.
 _LEAST_SPEED = 1.05
-# More take longer to price than a forecast is worth.
+# Times of more weights take longer to predict than a forecast is worth.
 _MOST_WEIGHTS = 6_000_000
 
 
 def predicted_speeds(
     model: Any, call: ExampleCall, constants: Mapping[str, Any], threads: int
 ) -> dict[float, float]:
-    """Times as fast as now, by the share of zeros in every layer that `shrink` changes.
+    """Predicted speed-up, by the share of zeros in every layer that `shrink` changes.
 
     The times are the planner's, for a call of these shapes. Empty for models without such layers,
-    for those with little to gain, and for those that take long to price. Raises as `compile` does.
+    with little to gain, or with times that take long to predict. Raises as `compile` does.
     """
     settings = ModelSettings("native", threads, tune=False, exact=False)
     compiler = ModelCompiler(model, True, False, None, constants, None, "float32", settings)

@@ -19,7 +19,7 @@ class LayerForm:
     dtype: DType
 
     def is_finer(self, other: LayerForm) -> bool:
-        """Whether zeros lie as freely as in the other form, and weights err as little."""
+        """Whether zeros lie at least as freely as in the other form, with no larger errors."""
         if _BY_ERROR.index(self.dtype) > _BY_ERROR.index(other.dtype):
             return False
         names = _PATTERNS[other.dtype]
@@ -28,8 +28,8 @@ class LayerForm:
 
 
 FINEST = "unstructured"
-# Patterns that some kernel needs, the finest first: the rows of a vector, and the four inputs of a
-# product in int8.
+# Patterns that some kernel needs, the finest first: 16 outputs fill a vector, and an int8 product
+# takes four inputs.
 _PATTERNS = {
     DType.FLOAT32: (FINEST, "1x16"),
     DType.FLOAT16: (FINEST,),

@@ -23,7 +23,7 @@ svg .name { fill: var(--ink); stroke: var(--page); stroke-width: 4; paint-order:
 """
 _WIDTH, _HEIGHT = 760, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 20, 14, 46
-# Errors outside are not shown: below, nobody minds them; above, outputs mean nothing.
+# Errors outside are not shown: smaller ones do not matter, and larger ones mean useless outputs.
 _LEAST_ERROR, _MOST_ERROR = 1e-4, 10.0
 _MOST_TICKS = 6
 _NAME_WIDTH = 130  # pixels that the name of the returned point takes, with room
@@ -31,7 +31,7 @@ _MARGIN = 1.06  # of the time axis, beyond the longest time
 
 
 class _Axes(NamedTuple):
-    """Pixels of times, linear from 0, and of errors, by their logarithms."""
+    """Coordinates in pixels: times linear from 0, errors logarithmic."""
 
     longest_ns: float
     least: float
@@ -111,7 +111,7 @@ def _grid(axes: _Axes) -> list[str]:
 
 
 def _round_step(longest: float) -> float:
-    """One, two or five times a power of ten, of which few reach the longest."""
+    """A step of 1, 2 or 5 times a power of ten, with at most `_MOST_TICKS` up to the longest."""
     power = 10.0 ** floor(log10(longest / _MOST_TICKS))
     return next(power * n for n in (1, 2, 5, 10) if longest / (power * n) <= _MOST_TICKS)
 

@@ -1,4 +1,4 @@
-"""A file with the tables of times and losses, from which shrinking goes on after it was stopped."""
+"""A file with the tables of times and losses, from which a stopped `shrink` resumes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class KeptTables:
         options: ModelOptions,
         *flags: bool,
     ) -> KeptTables:
-        """Raises InvalidInput where the file cannot be written."""
+        """The file at a path; raises InvalidInput where it cannot be written."""
         arrays = [array for each in elements for array in each]
         constants = list(graph.constants.values())
         digest = digest_of(str(graph), constants, arrays, options.target, flags)
@@ -112,7 +112,7 @@ class KeptTables:
 
 
 def _form(data: Sequence[str]) -> LayerForm:
-    """Raises ValueError for none."""
+    """The form of a pattern and a dtype; raises ValueError for unknown ones."""
     pattern, dtype = data
     if pattern not in PATTERNS:
         raise ValueError(f"{pattern!r} is no pattern")

@@ -20,7 +20,7 @@ from sparsejit.ir.ops.views import Permute, Reshape
 from sparsejit.ir.spec import DType
 from sparsejit.passes.calibrated_layers import keyed_layers, weights_of
 
-# Fewer weights take less time than a call's rounding shows.
+# Fewer weights take too little time to show in the time of a call.
 LEAST_WEIGHTS = 512
 
 
@@ -29,7 +29,7 @@ class ShrinkLayer:
     """A linear layer, a convolution, or a recurrent layer's product of its state: W x + b.
 
     Attributes:
-        key: its name, and that of its weights
+        key: its name, and the name of its weights
         node: the node of the dense graph
         shape: of the weights, (out, in, *kernel)
         bias: the constant that is added and may change, None for none
@@ -51,7 +51,7 @@ class ShrinkLayer:
 
     @property
     def reads(self) -> tuple[Value, ...]:
-        """The values that its rows are taken from: x, or the first state and those of all steps."""
+        """The values that its rows are in: x, or the first state and the states of all steps."""
         if self.is_recurrent:
             return self.node.inputs[1], self.node.outputs[0]
         return self.node.inputs[:1]
@@ -92,7 +92,7 @@ class ShrinkLayer:
         return 1 if isinstance(self.node.op, Convolution) else -1
 
     def product(self, x: Array, weights: Array) -> Array:
-        """The products of x with weights of its shape, without a bias, as y lies."""
+        """The products of x with weights of its shape, without a bias, in the layout of y."""
         given, w = torch.from_numpy(np.ascontiguousarray(x, np.float32)), torch.tensor(weights)
         if not isinstance(self.node.op, Convolution):
             return functional.linear(given, w).numpy()
@@ -122,7 +122,7 @@ class ShrinkLayer:
 def shrink_layers(graph: Graph, has_int8_gates: bool = True) -> list[ShrinkLayer]:
     """The layers of a folded graph whose weights may become zeros, in order.
 
-    Products of a state take no int8, and those of a recurrent layer's x take it only where the
+    Products of a state take no int8, and products of a recurrent layer's x take it only where the
     source `has_int8_gates`: an ONNX file has no place where their x is rounded.
 
     Depthwise and grouped convolutions, layers that share weights, and layers with few weights are

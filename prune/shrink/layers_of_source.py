@@ -21,9 +21,9 @@ from sparsejit.passes.quantised_layers import quantised_layers
 from sparsejit.prune.shrink.layers import ShrinkLayer, biases_of, with_weights
 from sparsejit.prune.shrink.sources import Source, TensorPlace
 
-# Operators behind a layer that may add its bias; and what is not rounding of a raised one.
+# Most operators after a layer to search for its bias; the least change of a bias beyond rounding.
 _MOST_OPERATORS, _LEAST_SCALE = 4, 1e-5
-_NEAR = 1e-3  # of the largest x: how far a product of x may be off
+_NEAR = 1e-3  # of the largest x: the largest error of a scaled x
 _SAME = 1e-2  # of the largest: a bias beside larger numbers in the source is rounded with them
 
 
@@ -41,9 +41,9 @@ class SourceBias:
 
 @dataclass(frozen=True, eq=False)
 class SourceLayer:
-    """A layer, and where its weights and its bias lie in the source.
+    """A layer, and the places of its weights and its bias in the source.
 
-    `scale` (out,) multiplies the source's rows in the graph. Without a `bias` the layer has none
+    The graph's rows are the source's times `scale` (out,). `bias` is None if the layer has none
     that may change.
     """
 
@@ -58,14 +58,14 @@ class SourceLayer:
         return [self.weights.name, *([] if self.bias is None else [self.bias.place.name])]
 
     def weights_in(self, made: Graph) -> Array:
-        """The source's weights for a graph's, float32 (out, in, *kernel)."""
+        """The source's weights for the weights of `made`, float32 (out, in, *kernel)."""
         rows = self.scale.reshape(-1, *(1,) * (len(self.layer.shape) - 1))
         return np.asarray(made.constants[self.layer.weights] / rows, np.float32)
 
     def put_tensors(self, found: dict[str, Array], dense: Graph, made: Graph) -> None:
-        """Add the source's tensors for the weights that a graph has where the dense one has others.
+        """Add to `found` the source's tensors of this layer, with the weights of the graph `made`.
 
-        `found` may have rows of the same tensors, which are other layers'.
+        `found` may have the same tensors, with rows of other layers.
         """
         layer, name = self.layer, self.weights.name
         found[name] = self.weights.written(self.weights_in(made), found.get(name))
@@ -78,9 +78,9 @@ class SourceLayer:
 def source_layers(
     raw: Graph, layers: Sequence[ShrinkLayer], dense: Graph, source: Source
 ) -> list[SourceLayer]:
-    """The layers whose weights lie in the source as they are, but for a scale of each row.
+    """The layers whose weights lie in the source as they are, except for a scale of each row.
 
-    `raw` is the model as it was read, `dense` the same folded, of which the layers are. A bias that
+    `raw` is the graph as it was read, `dense` the folded graph, which has the layers. A bias that
     has no tensor of its own in the source stays as it is, and so do layers that share numbers.
     """
     nodes = {key.place: node for key, node in keyed_layers(raw).items()}
@@ -117,7 +117,7 @@ def _weights_of(
 
 
 def _scale_of_rows(made: Array, own: Array) -> Array | None:
-    """(out,) such that made = own * scale; None where there is none."""
+    """Scale (out,) such that made = own * scale; None where there is none."""
     w, v = (x.reshape(len(x), -1).astype(np.float64) for x in (made, own))
     scale = (w * v).sum(1) / np.maximum((v * v).sum(1), 1e-300)
     scale[scale == 0] = 1.0  # a row of zeros stays one
@@ -128,10 +128,10 @@ def _scale_of_rows(made: Array, own: Array) -> Array | None:
 def _biases(
     raw: Graph, nodes: Mapping[ShrinkLayer, Node], dense: Graph, source: Source
 ) -> dict[ShrinkLayer, SourceBias]:
-    """The biases that the source has by themselves, with the scales that folding gives them.
+    """The biases that are tensors of the source, with the scales that folding gives them.
 
-    What may be a bias is made larger by 1 to see that: of each layer its own, or else what later
-    operators add, one after another.
+    Each candidate is raised by 1 to see whether the folded bias changes: first the layer's own
+    bias, then constants that later operators add, one after another.
     """
     readers = raw.consumers()
     left = {
@@ -141,7 +141,7 @@ def _biases(
     }
     biases: dict[ShrinkLayer, SourceBias] = {}
     while left := {x: some for x, some in left.items() if some and x not in biases}:
-        # The bias of a state's product may become a part of that of the input's product.
+        # Folding may add the bias of a state's product to the bias of the input's product.
         turn = {x for x in left if not x.is_recurrent} or left
         tried = {layer: left[layer].pop(0) for layer in turn}
         raised = {value: raw.constants[value] + np.float32(1) for value in tried.values()}
@@ -174,7 +174,7 @@ def _added(
 def _scale_of_bias(
     node: Node | None, after: Graph, layer: ShrinkLayer, dense: Graph
 ) -> Array | None:
-    """(out,) by which the graph's bias became larger; None where it did not."""
+    """Increase (out,) of the graph's bias; None where it did not change."""
     bias = next(iter(biases_of(node)), None) if node is not None else None
     if bias is None or bias not in after.constants or layer.bias is None:
         return None
@@ -186,7 +186,7 @@ def _scale_of_bias(
 def tensors_of(
     layers: Sequence[SourceLayer], dense: Graph, made: Graph
 ) -> dict[str, Array]:
-    """The source's tensors for the weights that a graph has."""
+    """The source's tensors with the weights of the graph `made`."""
     found: dict[str, Array] = {}
     for layer in layers:
         layer.put_tensors(found, dense, made)
@@ -200,9 +200,9 @@ def input_scales(
     inputs: Sequence[Array],
     options: ModelOptions,
 ) -> dict[SourceLayer, float]:
-    """The source's x over the graph's, of layers where it is one positive number.
+    """Ratio of the source's x to the graph's, for layers where it is one positive number.
 
-    A factor that the source multiplies x by may be in the graph's weights. `raw` is the model as it
+    A factor that the source multiplies x by may be in the graph's weights. `raw` is the graph as it
     was read, `inputs` are one element of the data.
     """
     nodes = {key.place: node for key, node in keyed_layers(raw).items()}
@@ -227,7 +227,7 @@ def input_scales(
 
 
 def with_weights_of(layers: Sequence[SourceLayer], again: Graph, made: Graph) -> Graph:
-    """A graph with the weights and biases of the source, read again."""
+    """The graph `made` with weights and biases of `again`, the source's graph read again."""
     nodes = {key.place: node for key, node in keyed_layers(again).items()}
     found = {}
     for each in layers:
@@ -240,7 +240,7 @@ def with_weights_of(layers: Sequence[SourceLayer], again: Graph, made: Graph) ->
 
 
 def check_same(layers: Sequence[SourceLayer], again: Graph, made: Graph) -> None:
-    """Raise InvalidInput unless the source, read again, has the weights that a graph has."""
+    """Raise InvalidInput unless the source, read again, has the weights of the graph `made`."""
     nodes = {key.place: node for key, node in keyed_layers(again).items()}
     for each in layers:
         node, layer = nodes.get(each.layer.key.place), each.layer

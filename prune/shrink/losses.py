@@ -22,9 +22,9 @@ from sparsejit.prune.shrink.reaction import Change, reactions
 from sparsejit.prune.shrink.zeros import choices_by_amount, sampled_rows, squared_error
 
 Elements = Sequence[Sequence[Array]]
-# Elements that outputs' reactions are measured on, and runs of the model in all, more or less.
+# Most and fewest elements that reactions are measured on, and about the runs of the model in all.
 _MOST_REACTING, _FEWEST_REACTING, _RUNS = 16, 4, 1000
-_TRIED = 3  # of the amounts, by which outputs' reactions to zeros are measured
+_TRIED = 3  # number of the first amount at which reactions to zeros are measured
 _LEAST_CHANGE = 1e-6  # of the products' squares: less is rounding
 _LEAST_LOSS, FORBIDDEN = 1e-12, 1e12  # the loss of forms that a layer may not take
 
@@ -59,7 +59,7 @@ class LossTable:
         forms: the forms that layers may take
         short: the short forms of each layer
         amounts: shares of zeros, the first of which is 0
-        options: of the code
+        options: options of the compiled code
     """
 
     graph: Graph
@@ -71,7 +71,7 @@ class LossTable:
     _trials: dict[ShrinkLayer, tuple[Change, float]] = field(default_factory=dict)
 
     def take(self, layer: ShrinkLayer, some: Moments, others: Moments) -> None:
-        """Choose zeros of a layer by the moments of some rows, and measure them by the others'.
+        """Choose zeros of a layer by the moments of some rows; measure them by the others' moments.
 
         A layer whose rows are zeros in all the data, such as the first state of a recurrent layer,
         is not taken in: on other data its weights may matter.
@@ -97,8 +97,8 @@ class LossTable:
     def measured(self, layers: Sequence[ShrinkLayer], elements: Elements) -> Losses:
         """The losses of the layers, by the outputs on some of these elements.
 
-        The losses of zeros grow with the layer's own error from the loss at one amount, which is
-        tried. A layer that was not taken in may have no zeros.
+        The losses of zeros are the loss at one amount, which is tried, scaled by the layer's own
+        error at each amount. A layer that was not taken in may have no zeros.
         """
         trials: dict[tuple[ShrinkLayer, DType], Change] = {
             (layer, DENSE.dtype): change for layer, (change, _) in self._trials.items()
@@ -140,7 +140,7 @@ class LossTable:
     def _change_by_zeros(
         self, layer: ShrinkLayer, rows: torch.Tensor, made: torch.Tensor, mean: torch.Tensor
     ) -> Change:
-        """The change by other rows of weights, less that of a mean x, which a bias mends."""
+        """The change by other rows of weights, less the change for a mean x, which a bias mends."""
         change = torch.zeros(layer.shape[0], layer.inputs, dtype=torch.float64)
         change[rows] = made.cpu() - torch.tensor(self._weights(layer))[rows]
         means = (change @ mean.cpu()).float().numpy()
@@ -154,7 +154,7 @@ class LossTable:
         return lambda x: layer.product(x, weights) - shift
 
     def _change_by_storage(self, layer: ShrinkLayer, form: LayerScales) -> Change:
-        """The change by rounded weights, and by an x that is rounded."""
+        """The change by rounded weights and a rounded x."""
         own = self.graph.constants[layer.weights]
         stored = stored_matrix(form, own)
         if layer.is_recurrent:
@@ -176,7 +176,7 @@ class LossTable:
 def _to_try(
     weight: torch.Tensor, held: torch.Tensor, found: Sequence[tuple[torch.Tensor, float]]
 ) -> tuple[torch.Tensor, float]:
-    """The first choice, from the usual one on, that changes the products; and its error."""
+    """The first choice from `_TRIED` on that changes the products, and its error."""
     least = _LEAST_CHANGE * squared_error(weight, torch.zeros_like(weight), held)
     some = found[_TRIED:]
     return next((each for each in some if each[1] > least), some[-1])

@@ -12,7 +12,7 @@ from sparsejit.prune.shrink.layers import ShrinkLayer
 
 # Least number of rows, in all and for each weight of an output; the most rows of one element.
 _ALL_ROWS, _TIMES, _MOST_ROWS = 16384, 16, 2048
-# Rows are summed by that share of a layer's inputs: their products are then most of the time.
+# Rows are summed once there are a layer's inputs over this number: products then take most time.
 _AT_ONCE = 4
 
 
@@ -71,11 +71,11 @@ class Moments:
 
     @property
     def are_zeros(self) -> bool:
-        """Whether no row has another number."""
+        """Whether all rows are zeros."""
         return not self._second.mean(self.count).any()
 
     def hessian(self, has_bias: bool) -> Tensor:
-        """The mean of z zT; without that of the mean, where a bias makes up for it."""
+        """The mean of z zT, less the mean's own product if a bias makes up for it."""
         second = self._second.mean(self.count)
         return second.addr_(self.mean, self.mean, alpha=-1) if has_bias else second
 
@@ -100,7 +100,7 @@ class PairedMoments(Moments):
         self.dense_mean.lerp_(x.double().mean(0).to(self.mean), len(x) / self.count)
 
     def covariance(self, has_bias: bool) -> Tensor:
-        """The mean of x zT; without the means' product, where a bias makes up for it."""
+        """The mean of x zT, less the means' product if a bias makes up for it."""
         cross = self._cross.mean(self.count)
         return cross.addr_(self.dense_mean, self.mean, alpha=-1) if has_bias else cross
 
@@ -119,7 +119,7 @@ def rows_of(layer: ShrinkLayer, x: Array, number: int, elements: int) -> Array:
 
 
 def count_of_rows(layer: ShrinkLayer, elements: int) -> int:
-    """The rows that `rows_of` has of all elements."""
+    """Number of rows that `rows_of` returns for all elements."""
     return elements * min(layer.row_count, _rows_of_element(layer, elements))
 
 

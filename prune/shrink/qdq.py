@@ -32,8 +32,8 @@ def with_short_layers(
 
     `graph` has the weights before they are rounded. Where the opset lacks an operator, or the
     tensor is not an operand of the layer itself, the tensor has float32 numbers that are rounded
-    already. `input_scales` are the model's x over the graph's: an x stays as it is without one, and
-    where its rows are measured at every call.
+    already. `input_scales` are the ratios of the model's x to the graph's. An x without one is not
+    rounded, nor an x whose rows are measured at every call.
     """
     made = type(model)()
     made.CopyFrom(model)
@@ -74,7 +74,7 @@ class _QdqWriter:
         if is_byte and scales.input_scale is not None:
             self._round_x(node, layer.weights.name, scales)
         else:
-            scales = replace(scales, factors=None)  # by which no x is divided
+            scales = replace(scales, factors=None)  # no x is divided by them
         if is_byte and self._opset >= _BY_AXIS:
             self._dequantise(node, layer, equalised_weights(scales, weights))
         else:
@@ -146,7 +146,7 @@ class _QdqWriter:
 
         holder = self._holders[name]
         holder.CopyFrom(from_array(np.ascontiguousarray(array), holder.name))
-        for each in self.model.graph.input:  # which list initialisers too in old files
+        for each in self.model.graph.input:  # old files list initialisers among inputs
             if each.name == name:
                 each.type.tensor_type.elem_type = holder.data_type
 

@@ -1,4 +1,4 @@
-"""Reactions of a model's outputs to other weights of each layer."""
+"""Reactions of a model's outputs to changed weights of each layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
 
-# The change of a layer's y by its x, or other constants of a layer whose y feeds back.
+# A function from a layer's x to the change of its y, or new constants where y feeds back.
 Change = Callable[[Array], Array] | Mapping[Value, Array]
 
 
@@ -25,8 +25,8 @@ def reactions(
 ) -> list[float]:
     """Squared relative error of the outputs when one layer's products change, for each trial.
 
-    The change of a layer's y is an input, added behind the layer, so that one function serves all
-    trials but those of recurrent layers.
+    The change of a layer's y is an input, added after the layer, so that one function serves all
+    trials except trials of recurrent layers.
     """
     layers = list(dict.fromkeys(layer for layer, change in trials if callable(change)))
     run = WatchedRun(graph, [value for layer in layers for value in layer.reads], options)
@@ -51,7 +51,7 @@ def reactions(
 
 
 def with_noise(graph: Graph, layers: Sequence[ShrinkLayer]) -> Graph:
-    """The graph with an input for each layer, behind its own, which is added to the layer's y."""
+    """The graph with one more input for each layer, which is added to the layer's y."""
     noise = {layer.y: Value(layer.y.type, Origin(f"noise {n}")) for n, layer in enumerate(layers)}
     now: dict[Value, Value] = {}
     nodes = []

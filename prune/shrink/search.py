@@ -39,18 +39,19 @@ from sparsejit.prune.shrink.shrunk import FrontierPoint
 from sparsejit.prune.shrink.times import LayerTimes, Times
 from sparsejit.prune.shrink.zeros import with_zeros
 
-# Shares of zeros whose errors are measured, and how many lie between them that layers may take.
+# Shares of zeros whose errors are measured, and the number of shares that layers may take.
 AMOUNTS = (0.0, 0.15, 0.3, 0.5, 0.65, 0.75, 0.85, 0.92)
 _STEPS = 40
 # Rows that a layer needs for each input.
 _ROWS_FOR_INPUT = 2
 # Elements that short dtypes are calibrated on.
 _CALIBRATING = 32
-# The share of the errors of layers before that a layer's weights are fitted to make up for.
+# The share of earlier layers' errors that a layer's weights are fitted to make up for.
 _MENDING = 0.8
-# An error this near the budget is good enough; the most that one try may change a choice's error.
+# Share of the budget that is near enough; largest factor between the predicted errors of two tries;
+# least error that counts.
 _NEAR, _MOST_STEP, _LEAST_ERROR = 0.9, 8.0, 1e-9
-_FASTER = 0.995  # of the time, at least, from try to try
+_FASTER = 0.995  # largest factor of the asked time from try to try
 
 
 class LayerChoice(NamedTuple):
@@ -92,7 +93,7 @@ class FormSearch:
         may_be_short: whether weights may be stored in short dtypes
         may_measure: whether rows of an int8 layer's x may be measured at every call
         options: of the models that are compiled
-        tell: the progress
+        tell: reports the progress
         kept: the file of the tables, if they are kept
         trained: trains the other weights of a graph with zeros; None where they stay as fitted
         tried: the choices that were carried out
@@ -126,7 +127,7 @@ class FormSearch:
         self.layers, self.times, self.losses = tables
 
     def _tables(self) -> ShrinkTables:
-        """The layers that the data says enough about, and the tables of their forms."""
+        """The layers that may change, given the data, and the tables of their forms."""
         fitting = [layer for layer in self.layers if layer not in self.left_out]
         layers = list(self.layers) if self.may_be_short else fitting
         if not layers:
@@ -150,9 +151,10 @@ class FormSearch:
     def _bound(
         self, short: ShortLayers, layers: Sequence[ShrinkLayer], times: Times
     ) -> tuple[int, ...]:
-        """The convolutions, by number, whose int8 is faster only with that of the next layer.
+        """Numbers of the convolutions that are faster in int8 only if the next layer is in int8.
 
-        Alone, one may stay in float32, since all that read it in bytes would have to round it.
+        Alone, such a layer may stay in float32, since readers of its result in bytes would have to
+        round it.
         """
         forms = [form for form in times.layers if form.dtype is DType.INT8]
 
@@ -181,7 +183,7 @@ class FormSearch:
         ]
 
     def _too_few(self) -> str:
-        """The refusal of data that says too little about every layer."""
+        """The error message for data with too few rows for every layer."""
         elements = len(self.fitted) + len(self.held)
         factors = (
             _ROWS_FOR_INPUT * layer.inputs / count_of_rows(layer, len(self.fitted))
@@ -193,7 +195,7 @@ class FormSearch:
         )
 
     def _take_layers(self, layers: Sequence[ShrinkLayer], losses: LossTable) -> None:
-        """Let the table have each layer's moments, of the even elements and of the odd ones."""
+        """Give the table each layer's moments, of the even elements and of the odd ones."""
         run = SegmentedRun(self.graph, self.fitted, self.options)
         done = 0
         for stage in stages(self.graph, layers):
@@ -286,9 +288,9 @@ class FormSearch:
     def _stored(
         self, graph: Graph, chosen: Mapping[ShrinkLayer, LayerChoice]
     ) -> tuple[Graph, Scales | None]:
-        """The storage of the chosen layers, whose biases take the corrections of its errors.
+        """The graph with biases that correct the errors of short storage, and the storage.
 
-        Layers that it makes slower stay in float32; None where all do.
+        Layers that short storage makes slower stay in float32; None where all do.
         """
         dtypes = {
             layer: one.form.dtype
@@ -322,7 +324,7 @@ class FormSearch:
     def _changed(
         self, layer: ShrinkLayer, choice: LayerChoice, dense: SegmentedRun, run: SegmentedRun
     ) -> dict[Value, Array]:
-        """The layer's new weights, and its bias so that the mean of its outputs stays."""
+        """The layer's new weights, and the bias that keeps the mean of its outputs."""
         if layer in self.left_out:
             return {}
         moments = PairedMoments(layer.inputs)
@@ -346,7 +348,7 @@ class FormSearch:
 def _short_dtypes(
     short: ShortLayers, layers: Sequence[ShrinkLayer]
 ) -> dict[DType, Scales]:
-    """The storage of all layers in each short dtype that can hold all that may have it."""
+    """The storage of the layers in each short dtype that all layers which may have it can take."""
     found = {}
     for dtype in SHORT:
         own = [each.stored(dtype, short.forms) for each in layers if dtype in each.dtypes]
@@ -359,9 +361,9 @@ def _short_dtypes(
 def within_error(search: FormSearch, budget: float, tries: int) -> Tried | None:
     """The fastest choice tried whose error is within the budget; None where none is.
 
-    The first is the one that is predicted to have that error. From then on a choice lies between
-    the nearest one that fits and the nearest that does not, as their errors say. An interrupt ends
-    the search where one fits already.
+    The first choice is the one predicted to have that error. Each further choice is interpolated by
+    error between the nearest one that fits and the nearest that does not. An interrupt ends the
+    search where one fits already.
     """
     losses = np.sqrt(search.choices.losses)  # falling, by rising time
     changing = losses[losses > 0]  # the dense model is no choice to try
@@ -401,7 +403,7 @@ def _tried(search: FormSearch, state: int, share: float, may_stop: bool) -> Trie
 def _between(
     budget: float, fits: tuple[float, float, Tried] | None, fails: tuple[float, float] | None
 ) -> float:
-    """The predicted error at which the measured one may be the budget."""
+    """The predicted error at which the measured error should equal the budget."""
     if fits is None or fails is None:
         (known, error, *_) = fits or fails or (budget, budget)
         return known * float(np.clip(budget / error, 1 / _MOST_STEP, _MOST_STEP))
@@ -432,10 +434,10 @@ def within_metric(search: FormSearch, fits: Callable[[Tried], bool], tries: int)
 
 
 def within_time(search: FormSearch, wanted_ns: float, tries: int) -> Tried:
-    """The choice of least error that is predicted to take no longer than that.
+    """The choice of least error whose predicted time is at most `wanted_ns`, else the fastest.
 
-    The time of a choice may be above the sum of its layers' times, where a layer in bytes does not
-    read the bytes of another. Where all tries take longer, the fastest of them.
+    The time of a choice may be above the sum of its layers' times, where an int8 layer does not
+    read the bytes of another.
     """
     found: list[Tried] = []
     asked = wanted_ns

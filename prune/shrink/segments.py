@@ -58,7 +58,7 @@ def stages(graph: Graph, layers: Sequence[ShrinkLayer]) -> list[Stage]:
 class SegmentedRun:
     """The values that the rest of the model still reads, of every element of the data.
 
-    Functions of segments that are the same in every run are `known`, by their first nodes.
+    `known` keeps functions of segments that are the same in every run, by their first nodes.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class SegmentedRun:
         return remove_dead_code(Graph(inputs, outputs, own, constants)) if outputs else None
 
     def _read_from(self, first: int) -> set[Value]:
-        """The values that nodes from that one on read, and the model's outputs."""
+        """The values that nodes from number `first` on read, and the model's outputs."""
         return {v for node in self._graph.nodes[first:] for v in node.inputs} | {
             *self._graph.outputs
         }

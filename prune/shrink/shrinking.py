@@ -1,4 +1,4 @@
-"""`sparsejit.shrink`: zeros where a trained model misses them least, by error and time."""
+"""`sparsejit.shrink`: zeros in a trained model, chosen by their error and the time they save."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ Loss = Callable[[Tried], float]
 
 BUDGET = 0.01
 _TRIES = 5
-# A share of the dense time: less is within what two measurements differ by.
+# A share of the dense time: a smaller gain is within the difference of two measurements.
 _LEAST_GAIN = 0.03
 _ROUNDS, _CALLS = 15, 5
 _FEWEST_ROUNDS, _MOST_NS = 4, 3e9  # of slow models
-# A speed is asked for again where less than this share of it is measured, so many times at most.
+# A higher speed is tried where less than this share of the asked one is measured; most tries.
 _MEASURED_AS_ASKED, _MEASURED_TRIES = 0.99, 3
 _POINTS = 48  # of the frontier that a result shows
 
@@ -87,7 +87,7 @@ def shrink(
     Each layer gets the share of zeros that costs the outputs least for the time that it saves:
     errors by second order on the samples, times as the planner predicts them for the very kernels,
     and the choice among all layers by dynamic programming. Zeros are then chosen layer by layer, on
-    inputs that the layers before them give by now, and the other weights are fitted to make up for
+    inputs from the changed layers before them, and the other weights are fitted to make up for
     them. A choice that was carried out is measured, and the next one corrected by it.
 
     Args:
@@ -143,7 +143,7 @@ def shrink(
 
 @dataclass
 class _ShrinkJob:
-    """A model with its data, on the way to a result."""
+    """The work of one call of `shrink`: a model with its data, and the search."""
 
     compiler: ModelCompiler
     call: ExampleCall
@@ -212,7 +212,7 @@ class _ShrinkJob:
         return KeptTables.at(path, search.graph, self.elements, search.options, *flags)
 
     def training(self, calls: Sequence[ExampleCall], steps: int) -> Callable[[Graph], Graph]:
-        """Training of the layers that may change, in the source, and back to the graph."""
+        """A function that trains a graph's layers in the source, and returns the trained graph."""
         search = self.search
         distillation = Distillation(self.source.model, calls, steps, search.tell)
         names = [name for each in self.tied for name in each.names]
@@ -377,7 +377,7 @@ def _within(search: FormSearch, allowed: float, loss: Loss | None) -> Tried | No
 
 
 def _at_speed(job: _ShrinkJob, speed: float) -> Shrunk | None:
-    """The choice of least error that is so fast when it is measured, or the fastest measured.
+    """The choice of least error whose measured speed is as asked, or the fastest measured.
 
     Raises InvalidInput for a speed that is out of reach.
     """
@@ -404,7 +404,7 @@ def _at_speed(job: _ShrinkJob, speed: float) -> Shrunk | None:
 def _times(models: Sequence[CompiledModel], call: ExampleCall, threads: int) -> list[float]:
     """The least nanoseconds of a call of each, in rounds that take turns.
 
-    One thread is timed by its own clock, which stands while others have the core.
+    One thread is timed by its own clock, which stops while others have the core.
     """
     clock = time.thread_time_ns if threads == 1 else time.perf_counter_ns
     best = [float("inf")] * len(models)

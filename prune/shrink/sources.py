@@ -15,7 +15,7 @@ from sparsejit.frontends.onnx.checking import all_graphs, all_nodes
 from sparsejit.frontends.torch_export import is_program
 from sparsejit.ir.graph import Array
 
-# A tensor of the source as the graph's constant lies on it, and back.
+# Ways from a tensor of the source to the graph's constant, and back: as it is, or transposed.
 _WAYS: tuple[tuple[Callable[[Array], Array], Callable[[Array, tuple[int, ...]], Array]], ...] = (
     (lambda x: x, lambda x, shape: x.reshape(shape)),
     (lambda x: x.T, lambda x, shape: x.reshape(shape[::-1]).T),
@@ -29,9 +29,9 @@ class TensorPlace:
     Attributes:
         name: the tensor's name
         tensor: its numbers as the model was read
-        write: the tensor, of a given shape, for a constant that is all of it
-        rows: the tensor's rows that the constant's are, where it has some of them in another order,
-            such as the gates of one direction of a recurrent layer
+        write: makes the tensor, of a given shape, from a constant that is all of it
+        rows: numbers of the tensor's rows in the constant, where it has some of them or another
+            order, such as the gates of one direction of a recurrent layer
     """
 
     name: str
@@ -40,13 +40,13 @@ class TensorPlace:
     rows: Array | None = None
 
     def overlaps(self, other: TensorPlace) -> bool:
-        """Whether both have some number of a tensor."""
+        """Whether both share numbers of a tensor."""
         if self.name != other.name or self.rows is None or other.rows is None:
             return self.name == other.name
         return np.intersect1d(self.rows, other.rows).size > 0
 
     def written(self, array: Array, others: Array | None = None) -> Array:
-        """The tensor for a constant; rows that the constant lacks are those of `others`."""
+        """The tensor for a constant; rows that the constant lacks are taken from `others`."""
         if self.rows is None:
             return np.ascontiguousarray(self.write(array, self.tensor.shape))
         made = np.array(self.tensor if others is None else others, array.dtype)
@@ -94,7 +94,7 @@ class Source:
 
     def written(self, tensors: Mapping[str, Array]) -> Any:
         """A copy of the model with other numbers in these tensors, of the same shapes."""
-        if is_program(self.model):  # whose deep copies lack what sparsejit reads of its nodes
+        if is_program(self.model):  # deep copies lack fields of nodes that sparsejit reads
             made = copy.copy(self.model)
             made._state_dict = copy.deepcopy(self.model.state_dict)
         else:
@@ -106,7 +106,7 @@ class Source:
 
 
 def _place_of_rows(name: str, tensor: Array, array: Array) -> TensorPlace | None:
-    """The tensor's rows that those of a matrix are; None where one is unclear."""
+    """The tensor's rows that make up a matrix; None where a row has no match or several."""
     if array.ndim != 2 or not tensor.ndim or tensor.shape[-1] != array.shape[1]:
         return None
     if tensor.dtype != array.dtype or tensor.size < array.size:
@@ -131,7 +131,7 @@ def _loaded(model: Any) -> Any:
 def tensor_holders(model: Any) -> list[tuple[str, Any]]:
     """Names and tensors: parameters and buffers, or initialisers and constant nodes.
 
-    The bodies of an ONNX model's nodes count too, but for names that several of them have.
+    The bodies of an ONNX model's nodes count too, except names that occur more than once.
     """
     if not is_onnx(model):
         state = model.state_dict

@@ -34,9 +34,9 @@ class Times:
     """Predicted nanoseconds.
 
     Attributes:
-        layers: of each layer at each of AMOUNTS (layers, amounts), by the form
-        others: of all else
-        bound: the layers, by number, whose int8 is faster only with that of the next layer
+        layers: times of each layer at each of AMOUNTS (layers, amounts), by the form
+        others: time of all else
+        bound: numbers of the layers that are faster in int8 only if the next layer is in int8
     """
 
     layers: Mapping[LayerForm, Array]
@@ -54,13 +54,13 @@ class Times:
 
 @dataclass(frozen=True, eq=False)
 class LayerTimes:
-    """The planner's times of the kernels that layers get with zeros, chosen by magnitude.
+    """The planner's times of layers with zeros, which are chosen by magnitude.
 
     Attributes:
         graph: the dense model
         layers: the layers that may have zeros
-        dtypes: the storage of all of them in one dtype, by that dtype, of which some may lack
-        options: of the code
+        dtypes: the storage of all layers in a dtype, by that dtype; some dtypes may be missing
+        options: options of the compiled code
     """
 
     graph: Graph
@@ -96,7 +96,7 @@ class LayerTimes:
                 continue
             amounts = (0.0, _TRIED) if form.pattern == FINEST else (_TRIED,)
             finer = [other for other in found if other.is_finer(form)]
-            with suppress(InvalidInput):  # of weights beyond the dtype
+            with suppress(InvalidInput):  # for weights beyond the dtype's range
                 if any(self._gains(form, finer, amount) for amount in amounts):
                     found.append(form)
         return found

@@ -16,11 +16,11 @@ from sparsejit.prune.second_order import (
 )
 
 _DAMPING = 0.01
-_SAMPLED = 128  # outputs by which the errors of a layer are told
-# Batches of columns where the error alone is asked for: 1 to 2 % more of it than with 48, in half
-# of the time (768 and 3072 inputs, 15 to 85 % of zeros).
+_SAMPLED = 128  # outputs that the errors of a layer are measured on
+# Batches of columns if the error alone is needed: it is 1 to 2 % larger than with 48, in half of
+# the time (768 and 3072 inputs, 15 to 85 % of zeros).
 _FEW_BATCHES = 16
-# Multiply-adds of an exact refit that are worth their time; beyond, the choice's own weights do.
+# Most multiply-adds of an exact refit; beyond, the weights of the choice itself are taken.
 _MOST_REFIT = 1e11
 
 
@@ -31,7 +31,7 @@ def squared_error(weight: Tensor, other: Tensor, hessian: Tensor) -> float:
 
 
 def sampled_rows(rows: int, pattern: Pattern, gates: int) -> Tensor:
-    """Some outputs, spread evenly, in whole groups of a pattern, as many of each gate: int64 (n,).
+    """Sampled outputs, int64 (n,), spread evenly in whole groups of a pattern, alike in each gate.
 
     The share of error that zeros cause in 64 rows is within 1 % of the share in 768.
     """
@@ -53,8 +53,8 @@ def choices_by_amount(
 ) -> list[tuple[Tensor, float]]:
     """Weights with each share of zeros, and the mean square of their outputs' errors, summed.
 
-    Zeros are chosen by the hessian of rows `seen`, and the error is that on rows `held` back: few
-    rows fit exactly, and say nothing of others.
+    `seen` is the Hessian of the rows that zeros are chosen by, `held` of the held-back rows that
+    errors are measured on: few rows can be fitted exactly, and say nothing of others.
     """
     factor = inverse_factor(damped(seen, _DAMPING), pattern.window)
     found = []
@@ -72,11 +72,11 @@ def with_zeros(
 ) -> Tensor:
     """The weights (out, in) with that share of zeros whose outputs are nearest the wanted ones.
 
-    `hessian` is the mean of z zT, `wanted` (out, in) that of the wanted outputs times z.
+    `hessian` is the mean of z zT, `wanted` (out, in) the mean of the wanted outputs times z.
     """
     counts = block_counts(weight, pattern, amount, gates)
     firm = damped(hessian, _DAMPING)
-    target = wanted + weight @ (firm - hessian)  # damping holds the weights
+    target = wanted + weight @ (firm - hessian)  # damping keeps the given weights
     adapted = torch.cholesky_solve(target.T, torch.linalg.cholesky(firm)).T
     if not any(counts):
         return adapted

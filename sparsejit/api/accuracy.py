@@ -1,4 +1,4 @@
-"""What a compiled model loses: its layers and outputs beside float64, on data."""
+"""Accuracy of a compiled model: errors of its layers and outputs against float64, on data."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ValueAccuracy:
-    """What one layer, or one output of the model, is off.
+    """Errors of one layer, or of one output of the model.
 
     Attributes:
-        name: of the layer in the model, or of the output
-        dtype: how the layer's weights are stored; empty for an output
+        name: the name of the layer in the model, or of the output
+        dtype: the dtype in which the layer's weights are stored; empty for an output
         largest: the largest difference from float64, over the largest value
-        mean: the root mean square of the difference, over that of the values
+        mean: the root mean square of the difference, over the root mean square of the values
         float32: `largest` with all layers in float32
     """
 
@@ -40,12 +40,14 @@ class ValueAccuracy:
 
 @dataclass(frozen=True)
 class Accuracy(Shown):
-    """Errors of layers, what came before them included, and of outputs. Print it.
+    """Errors of layers, which include the errors of the layers before them, and of outputs.
+
+    `print` shows a table.
 
     Attributes:
-        layers: those with weights, in order
-        outputs: what the model gives
-        elements: how many elements of data they are measured on
+        layers: the layers with weights, in order
+        outputs: the outputs of the model
+        elements: the number of elements of data that they are measured on
     """
 
     layers: tuple[ValueAccuracy, ...]
@@ -54,7 +56,7 @@ class Accuracy(Shown):
 
     @property
     def error(self) -> float:
-        """The largest error of the worst output, of its largest value."""
+        """The largest error of the worst output, as a share of its largest value."""
         return max((each.largest for each in self.outputs), default=0.0)
 
     @property
@@ -68,7 +70,7 @@ class Accuracy(Shown):
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return {**asdict(self), "error": self.error}
 
     def __rich__(self) -> RenderableType:
@@ -84,7 +86,7 @@ class Accuracy(Shown):
 
 
 class ModelCall(NamedTuple):
-    """A variant, the arrays of a call, and what the model gives for them."""
+    """A variant, the input arrays of a call, and the outputs for them."""
 
     variant: Variant
     inputs: Sequence[Array]
@@ -92,7 +94,7 @@ class ModelCall(NamedTuple):
 
 
 def accuracy_of(calls: Sequence[ModelCall], scales: Sequence[LayerScales]) -> Accuracy:
-    """What these calls are off; `scales` are those that layers were stored by."""
+    """Return the errors of these calls; the layers were stored with `scales`."""
     twins: dict[int, _Twins] = {}
     sums: list[_Sums] = []
     for call in calls:
@@ -108,7 +110,7 @@ def accuracy_of(calls: Sequence[ModelCall], scales: Sequence[LayerScales]) -> Ac
 
 
 class _Sums:
-    """Errors of one value, as compiled and in float32."""
+    """Error sums of one value, as compiled and in float32."""
 
     def __init__(self) -> None:
         self.short, self.plain = ErrorSums(), ErrorSums()
@@ -119,7 +121,10 @@ class _Sums:
 
 
 class _Twins:
-    """A variant with its layers' results as outputs, the same in float32, and in float64."""
+    """Three versions of a variant whose outputs include its layers' results.
+
+    They are the variant as compiled, compiled in float32, and evaluated in float64.
+    """
 
     def __init__(self, variant: Variant, scales: Sequence[LayerScales]) -> None:
         self.graph, tile = min(variant.graphs, key=lambda each: each.tile or 1)
@@ -134,14 +139,14 @@ class _Twins:
         )
 
     def described(self) -> Iterator[tuple[str, str]]:
-        """The name of each value, and the dtype of a layer."""
+        """Yield the name of each value, and its layer's dtype ("" for an output of the model)."""
         yield from ((value.origin.name, "") for value in self.graph.outputs)
         for node in self.layers:
             assert isinstance(node.op, STORING)
             yield node.outputs[0].origin.layer, node.op.dtype.value
 
     def compare(self, call: ModelCall, sums: Sequence[_Sums]) -> None:
-        """Take in what one call is off, a tile at a time."""
+        """Add the errors of one call to `sums`, a tile at a time."""
         count = len(self.graph.outputs)
         for piece, inputs in self._pieces(call.inputs):
             exact = self._exact.evaluate(inputs)
@@ -160,7 +165,7 @@ class _Twins:
         return [each[piece] for each in _batch_first(results, self._axes.outputs)]
 
     def _pieces(self, inputs: Sequence[Array]) -> Iterator[tuple[slice | None, list[Array]]]:
-        """Which samples a tile has, and its inputs, the last sample again where it is not full."""
+        """Yield the samples of each tile and its inputs; the last sample is repeated as padding."""
         if self._axes is None:
             yield None, list(inputs)
             return

@@ -1,4 +1,4 @@
-"""What would make a model faster: suggestions as data, text and a table."""
+"""Suggestions to make a model faster, as data, text and a table."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _MOST_NAMES = 4
 
 @dataclass(frozen=True)
 class Suggestion:
-    """One change to some layers.
+    """A suggested change to some layers.
 
     Attributes:
-        layers: their names
-        change: what to change, in words
-        how: the argument or call that makes it
-        saved_ns: nanoseconds of one run that it is predicted to save
+        layers: the names of the layers
+        change: the change, in words
+        how: the argument or call that makes the change
+        saved_ns: nanoseconds of one run that the change is predicted to save
         share: the same as a share of the whole's measured time, 0 to 1
-        risk: what to look at before
+        risk: the side effects to check first
     """
 
     layers: tuple[str, ...]
@@ -36,14 +36,14 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Advice:
-    """Suggestions, the greatest gain first; none where nothing is worth it. Print it.
+    """Suggestions, the greatest gain first; none where nothing is worth it. `print` shows them.
 
-    Each counts alone: those for the same layers do not add up.
+    Each gain is predicted for the change alone: gains for the same layers do not add up.
 
     Attributes:
-        suggestions: what to change
+        suggestions: the suggested changes
         whole_ns: nanoseconds of one run, measured
-        samples: how many samples one run takes
+        samples: the number of samples of one run
         least_share: gains below this share of `whole_ns` are left out
     """
 
@@ -53,7 +53,7 @@ class Advice:
     least_share: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -85,6 +85,6 @@ class Advice:
 
 
 def _names(suggestion: Suggestion) -> str:
-    """The layers; of many the first ones."""
+    """Return the names of the layers, the first four if there are more."""
     names, more = suggestion.layers[:_MOST_NAMES], len(suggestion.layers) - _MOST_NAMES
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")

@@ -1,6 +1,6 @@
-"""Finds what would make a model faster: the planner's prices of each layer as it might be.
+"""Advice to make a model faster, from the planner's prices of changed layers.
 
-A predicted gain counts as much as the layer's measured time is of its predicted time.
+A predicted gain is scaled by the ratio of the layer's measured to its predicted time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEAST_LAYER_SHARE = 0.02
 LEAST_SHARE = 0.03
 _LANES = 16
 _SPARSE = 0.1
-# Activations that are a kernel of their own, where products apply relu, tanh and sigmoid for free.
+# Activations with kernels of their own; products apply relu, tanh and sigmoid for free.
 _UNFUSED = frozenset(
     {"gelu", "silu", "mish", "elu", "selu", "celu", "softplus", "leaky_relu", "hardswish"}
 )
@@ -41,7 +41,7 @@ _RETRAIN = "accuracy: train on with the new zeros, then measure it"
 
 @dataclass(frozen=True)
 class _Idea:
-    """A change, its gain for each layer that has one, and how to make it for all of those."""
+    """A change, its gain for each layer, and `how`: the argument or call for layers that gain."""
 
     change: str
     gains: Sequence[LayerGain]
@@ -49,7 +49,7 @@ class _Idea:
     risk: str
 
     def suggestion(self, whole_ns: float) -> Suggestion:
-        """What is suggested for the layers that gain."""
+        """Return the suggestion for the layers that gain."""
         gains = [gain for gain in self.gains if gain.saved_ns > 0]
         saved = sum(gain.saved_ns for gain in gains)
         layers = tuple(dict.fromkeys(gain.layer for gain in gains))
@@ -61,9 +61,10 @@ class _Idea:
 
 
 def advice_for(variant: Variant, times: StepTimes, trainable: bool = True) -> Advice:
-    """What would save at least LEAST_SHARE of the whole; takes some seconds for large layers.
+    """Return changes that would save at least LEAST_SHARE of the whole time.
 
-    Where the model is not `trainable`, its layers and their zeros are taken as they are.
+    It takes some seconds for large layers. Changes to layers and their zeros are left out where the
+    model is not `trainable`.
     """
     advisor = _Advisor(variant, times)
     ideas = [*advisor.ideas(), *(advisor.ideas_to_train() if trainable else ())]
@@ -93,7 +94,7 @@ class _Advisor:
         ]
 
     def ideas(self) -> Iterator[_Idea]:
-        """Whatever they save."""
+        """Yield changes of options, which need no training; the caller drops small gains."""
         yield self._in_float32()
         for dtype in (DType.BFLOAT16, DType.INT8):
             yield self._storage(dtype)
@@ -102,7 +103,7 @@ class _Advisor:
         yield self._far_chains()
 
     def ideas_to_train(self) -> Iterator[_Idea]:
-        """Those that change what the model is."""
+        """Yield changes of the model, which need training."""
         layers = [timed for timed in self.layers if not timed.is_grouped]
         every: list[TimedProduct | TimedConvolution] = [*layers, *self.convolutions]
         pruned = [timed for timed in every if not timed.is_dense]
@@ -139,7 +140,7 @@ class _Advisor:
         return _Idea(change, gains, lambda chosen: self._dtype(chosen, dtype), _ACCURACY)
 
     def _in_float32(self) -> _Idea:
-        """Short layers that are slower for it."""
+        """Return the gain of float32 for layers stored in short dtypes."""
         gains = [
             timed.gain(self.prices.stored(layer, timed.matrix, DType.FLOAT32))
             for timed in self.layers
@@ -150,7 +151,7 @@ class _Advisor:
         return _Idea(change, gains, lambda chosen: self._dtype(chosen, DType.FLOAT32), risk)
 
     def _dtype(self, gains: Sequence[LayerGain], dtype: DType) -> str:
-        """The argument of `compile`; what layers are stored as now, it keeps."""
+        """Return the `dtype` argument of `compile`: new for these layers, as now for others."""
         kinds = {
             step.origin.layer: step.facts.layer.dtype.value
             for step in self.variant.steps
@@ -163,7 +164,7 @@ class _Advisor:
         return "dtype={" + ", ".join(f'"{name}": "{kind}"' for name, kind in rules.items()) + "}"
 
     def _sizes(self) -> _Idea:
-        """Sizes up to a multiple of a vector's lanes, with as many nonzeros as now."""
+        """Return the gain of sizes rounded up to a multiple of 16, with as much nnz as now."""
         gains = []
         for timed in self.layers:
             layer = timed.step.facts.layer
@@ -186,7 +187,7 @@ class _Advisor:
         target = self.variant.options.target
         gains, most = [], 1
         for timed in self.layers:
-            # The products of a recurrence run on one.
+            # The products of a recurrence run on one thread.
             if isinstance(timed.step.facts.layer, MatVec) and timed.products == 1:
                 count = worthwhile_threads(timed.ns, cores, target)
                 most = max(most, count)
@@ -196,7 +197,7 @@ class _Advisor:
         yield _Idea(f"share layers among {most} threads", gains, lambda _: f"threads={most}", risk)
 
     def _batch(self) -> Iterator[_Idea]:
-        """Where calls come in batches, but samples run one by one."""
+        """Yield the gain of a larger tile, where samples run one by one."""
         if self.variant.tiles != (1,):
             return
         gains = []
@@ -221,7 +222,7 @@ class _Advisor:
             )
 
     def _far_chains(self) -> _Idea:
-        """Elementwise kernels that wait for a far cache; fewer samples would fit a near one."""
+        """Return the gain of smaller tiles for elementwise kernels whose data exceeds L1."""
         rates = self.variant.options.target.core.rates.data
         tile, gains = (self.variant.tile or 1) if len(self.variant.tiles) == 1 else 1, []
         for step, ns in self.steps:
@@ -238,13 +239,13 @@ class _Advisor:
 
 
 def _grouped(graph: Graph) -> set[Origin]:
-    """The convolutions in groups, whose zeros between groups are no choice."""
+    """Return the convolutions in groups, whose zeros between groups cannot be pruned."""
     nodes = (n for n in graph.nodes if isinstance(n.op, Convolution) and n.op.groups > 1)
     return {node.outputs[0].origin for node in nodes}
 
 
 def _pruner(gains: Sequence[LayerGain], pattern: str) -> str:
-    """The call that prunes so; layers that keep different shares are named with theirs."""
+    """Return the call of the Pruner; where amounts differ, it has one for each layer."""
     amounts = {gain.parameter: gain.argument for gain in gains}
     targets = ", ".join(f'"{name}"' for name in amounts)
     if len(set(amounts.values())) == 1:

@@ -1,4 +1,4 @@
-"""A model as Python calls it: arguments and results nested as the model nests them."""
+"""Calls of a compiled model from Python, with arguments and results nested as in the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparsejit.ir.graph import Array
 
 
 class CalledModel(Explained):
-    """Is called as the model was: torch tensors or numpy arrays in, the same out."""
+    """A callable with the model's signature: torch tensors or numpy arrays in, the same out."""
 
     def __init__(self, input_nest: Nest, output_nest: Nest) -> None:
         self._input_nest, self._output_nest = input_nest, output_nest
@@ -28,20 +28,21 @@ class CalledModel(Explained):
     @property
     @abstractmethod
     def _input_names(self) -> list[str]:
-        """The names of the flat list of inputs."""
+        """Names of the flat list of inputs."""
 
     @abstractmethod
     def run(self, inputs: Sequence[Any]) -> list[Array]:
-        """The flat list of outputs, numpy arrays, for a flat list of inputs."""
+        """Return the flat list of outputs, numpy arrays, for a flat list of inputs."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns for these inputs, in its dtypes.
+        """Run the model, and return its outputs in the model's dtypes.
 
-        bfloat16 comes as tensors, or to a call with arrays alone as float32 arrays of such numbers.
+        bfloat16 outputs are tensors, or, where all inputs are arrays, float32 arrays of bfloat16
+        values.
 
         Args:
-            *args: torch tensors or numpy arrays, in the places in which the model takes them
-            **kwargs: those that the model takes by name
+            *args: torch tensors or numpy arrays, in the order of the model's arguments
+            **kwargs: arguments that the model takes by name
 
         Raises:
             InvalidInput: inputs that are nested, shaped or typed differently from the model's
@@ -54,7 +55,7 @@ class CalledModel(Explained):
         return results[0] if self._is_plain_result else unflatten(self._output_nest, results)
 
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The flat list of inputs. Raises InvalidInput for others than it was compiled for."""
+        """Return the flat list of inputs. Raises InvalidInput if the arguments do not fit."""
         by_place, by_name = self._input_nest.items
         if len(args) != len(by_place.items) or kwargs.keys() != set(by_name.keys):
             raise InvalidInput(
@@ -66,20 +67,20 @@ class CalledModel(Explained):
 
 
 def _arguments(count: int, names: Iterable[str]) -> str:
-    """So many by position, and those by name, in words."""
+    """Describe the number of arguments by position, and the arguments by name."""
     words = [f"{count} argument{'s' * (count != 1)} by position", *(f"{name}=" for name in names)]
     return " and ".join(words)
 
 
 def _plain_arguments(nest: Nest) -> int:
-    """How many tensors a call takes by position; -1 where it takes anything else."""
+    """Number of tensors that a call takes by position; -1 where it takes anything else."""
     args, kwargs = nest.items
     is_plain = not kwargs.items and all(item.kind is NestKind.TENSOR for item in args.items)
     return len(args.items) if is_plain else -1
 
 
 def as_tensors(results: Sequence[Array], nest: Nest) -> list[Any]:
-    """Outputs as torch tensors of the dtypes that a nest notes, bfloat16 out of float32 too."""
+    """Return outputs as torch tensors of the nest's dtypes; float32 becomes bfloat16, too."""
     torch = sys.modules["torch"]
     made = [torch.from_numpy(result) for result in results]
     for place, dtype in enumerate(dtypes(nest)):
@@ -89,7 +90,7 @@ def as_tensors(results: Sequence[Array], nest: Nest) -> list[Any]:
 
 
 def as_arrays(leaves: Sequence[Any]) -> list[Array]:
-    """Tensors as numpy arrays that share their memory; `NativeCall` checks dtypes and shapes."""
+    """Return tensors as numpy arrays that share their memory; `NativeCall` checks them."""
     return [
         leaf if isinstance(leaf, np.ndarray) else _as_array(leaf, number)
         for number, leaf in enumerate(leaves)
@@ -97,7 +98,7 @@ def as_arrays(leaves: Sequence[Any]) -> list[Array]:
 
 
 def bound_arrays(leaves: Sequence[Any]) -> list[Array]:
-    """Arrays in place of leaves; raises InvalidInput where one could only be a copy."""
+    """Return the inputs of `bind`. Raises InvalidInput for inputs that are not usable in place."""
     if not isinstance(leaves, Sequence):
         raise InvalidInput(f"inputs is a {type(leaves).__name__}; bind a list of numpy arrays")
     for number, leaf in enumerate(leaves):
@@ -118,7 +119,7 @@ def _as_array(leaf: Any, number: int) -> Array:
         )
     try:
         array: Array = leaf.numpy()
-    except (TypeError, RuntimeError):  # it is elsewhere, or wants a gradient
+    except (TypeError, RuntimeError):  # on another device, or needs a gradient
         if not leaf.is_cpu:
             raise InvalidInput(f"input {number} is on {leaf.device}; move it with .cpu()") from None
         try:

@@ -1,7 +1,7 @@
-"""Chooses how each layer is stored: short where that is faster and outputs stay within a budget.
+"""Choice of the dtype of each layer: short where faster and outputs stay within a budget.
 
-Each layer is calibrated alone, then as many are stored short as outputs allow, those first that
-save most time for the error that they cause. What counts is what the compiled code gives.
+Each layer is calibrated alone. Then layers are stored short, in the order of time saved per error,
+while the outputs of the compiled code stay within the budget.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.passes.calibrated_layers import keyed_layers
 
-# Whether outputs are good enough: a list for each element of the data.
+# Returns whether outputs are good enough; it gets a list of outputs for each element of the data.
 Judge = Callable[[list[list[Array]]], bool]
 SHORT = (DType.INT8, DType.BFLOAT16, DType.FLOAT16)
-# A share of a layer's time, and of the whole's: less is within the error of a prediction.
+# Least gain as a share of a layer's time, and of the whole time: smaller gains are within the error
+# of a prediction.
 _LEAST_GAIN, _LEAST_WHOLE_GAIN = 0.05, 0.02
-# What is left of the budget after layers that did not fit is given out so many times.
+# Rounds of the search: each continues after the first layer that did not fit in the last one.
 _MOST_ROUNDS = 3
-# Taken for a layer whose error alone nobody knows, such as a recurrence.
+# Assumed errors of a layer that cannot be calibrated alone, such as a recurrence.
 _UNKNOWN_ERROR = {DType.INT8: 1e-2, DType.BFLOAT16: 2e-3, DType.FLOAT16: 3e-4}
 
 
@@ -45,14 +46,14 @@ class _Change(NamedTuple):
 
     @property
     def worth(self) -> float:
-        """Time for error."""
+        """Time saved per squared error."""
         squares = sum(each.error**2 for each in self.scales)
         return self.saved_ns / max(squares, 1e-12)
 
 
 @dataclass
 class ChosenScales:
-    """The choice for one model and its data; `priced` is the graph that calls will run."""
+    """Chooses scales for one model and its data; `priced` is the graph that calls will run."""
 
     elements: Sequence[CalibrationInput]
     priced: Graph
@@ -62,7 +63,11 @@ class ChosenScales:
     tell: Progress
 
     def made(self) -> Scales:
-        """The best scales within the budget. Raises InvalidInput for data and budgets that fail."""
+        """Return the best scales within the budget.
+
+        Raises InvalidInput for NaN inside the model on the data, and where outputs of float32 are
+        outside the budget already.
+        """
         self._layers = ShortLayers(self.elements, self.options, self.tell)
         if not self._fits(self._layers.exact):
             raise InvalidInput("budget: outputs in float32 are not good enough either")
@@ -77,7 +82,7 @@ class ChosenScales:
     def _changes(
         self, forms: Mapping[LayerKey, Forms]
     ) -> Iterator[_Change]:
-        """The changes that are predicted to save time."""
+        """Yield the changes that are predicted to save time."""
         self._float32_ns, floats = self._times("float32")
         layers = keyed_layers(self._layers.graph)
         keys = [key for key, node in layers.items() if _is_plain(node.op)]
@@ -104,10 +109,10 @@ class ChosenScales:
     def _filled(
         self, chosen: dict[str, _Change], changes: Iterable[_Change]
     ) -> dict[str, _Change]:
-        """With as many of the changes as fit, of layers that have none yet."""
+        """Add changes within the budget, of layers that have none yet; return all chosen."""
         best = {}
         for each in sorted(changes, key=lambda one: one.worth):
-            best[each.layer] = each  # the worthier one of two dtypes comes last
+            best[each.layer] = each  # the dtype with the larger `worth` comes last
         left = [each for each in best.values() if each.layer not in chosen]
         left.sort(key=lambda one: -one.worth)
         for _ in range(_MOST_ROUNDS):
@@ -119,7 +124,7 @@ class ChosenScales:
         return chosen
 
     def _most(self, chosen: Mapping[str, _Change], left: Sequence[_Change]) -> int:
-        """How many of the first changes fit beside those that are chosen."""
+        """Return how many of the first changes in `left` fit beside the chosen ones."""
         fits, fails = 0, len(left) + 1
         count = len(left)  # often all of them do
         while fits + 1 < fails:
@@ -138,7 +143,7 @@ class ChosenScales:
         return output_error(outputs, self._layers.exact) <= self.budget
 
     def _record(self, chosen: Mapping[str, _Change]) -> Scales:
-        """The choice; none at all where it is not predicted to be faster."""
+        """Return the choice as Scales: all float32 where it is not predicted to be faster."""
         short = _layers(chosen.values())
         ns, _ = self._times(self._layers.scales(short)) if short else (self._float32_ns, {})
         if ns > (1 - _LEAST_WHOLE_GAIN) * self._float32_ns:
@@ -158,7 +163,10 @@ def _is_plain(op: Any) -> bool:
 def _form(
     forms: Mapping[LayerKey, Forms], key: LayerKey, dtype: DType
 ) -> LayerScales | None:
-    """As calibrated; a layer whose x has no steps, such as a recurrence, by its dtype alone."""
+    """Return the calibrated form of a layer in a dtype, or None where there is none.
+
+    A layer without calibrated x, such as a recurrence, gets the assumed error of the dtype.
+    """
     if key in forms:
         return forms[key].get(dtype)
     how = "each row" if dtype is DType.INT8 else ""

@@ -1,10 +1,11 @@
-"""Code of models compiled before, in a folder of the user's cache directory.
+"""Cache of the code of models compiled before, in a folder of the user's cache directory.
 
-An entry is a sealed file: machine code, and what its caller must know. It is found by a digest of
-the graph with its weights, the options, the processor's data and the compiler, so it is exactly
-what compiling would make. Only entries are used that this user alone can have written. A cache is
-never an error: what is damaged is made again, what cannot be kept is not kept. The longest unused
-entries go first where all take more than `SPARSEJIT_CODE_CACHE_MB`, by default 2048; 0 keeps none.
+An entry is a sealed file: machine code, and a header for its caller. Its key is a digest of the
+graph with its weights, the options, the processor's data and the compiler, so the code is exactly
+the code that compiling would make. Only entries that nobody but this user can have written are
+used. The cache never raises for its files: damaged entries are compiled again, and entries that
+cannot be written are left out. Where all take more than `SPARSEJIT_CODE_CACHE_MB` (default 2048;
+0 disables the cache), the longest unused entries are removed first.
 """
 
 import hashlib
@@ -38,19 +39,19 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class KeptCode(NamedTuple):
-    """What a header says, and the code that was kept with it."""
+    """The header of an entry, and its code."""
 
     about: dict[str, Any]
     program: Program
 
 
 def folder() -> Path:
-    """Where entries lie, whether it is there or not."""
+    """Return the folder of the entries, which may not exist yet."""
     return user_cache_path("sparsejit") / "code"
 
 
 def most_bytes() -> int:
-    """What all entries may take. Raises InvalidInput for a variable that is no number."""
+    """Return the limit of the cache in bytes. Raises InvalidInput if the variable is no number."""
     text = os.environ.get(VARIABLE) or str(_DEFAULT_MB)
     if not text.isdecimal():
         raise InvalidInput(f"{VARIABLE}={text}: set it to megabytes, 0 for no cache, or unset it")
@@ -58,13 +59,16 @@ def most_bytes() -> int:
 
 
 def is_kept(options: ModelOptions) -> bool:
-    """Whether code for these options is kept: it must hold no addresses of this process."""
+    """Whether code for these options is cached: it must hold no addresses of this process."""
     plain = debug_level() == 0 and dump_folder() is None
     return plain and options.threads == 1 and most_bytes() > 0
 
 
 def digest_of(*parts: object) -> str:
-    """A digest of plain data, records, mappings, sets and arrays; equal ones are equal anywhere."""
+    """Return a digest of plain data, records, mappings, sets and arrays, and of the compiler.
+
+    Equal parts have the same digest in every process.
+    """
     text = json.dumps([_compiler(), *map(_plain, parts)], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -72,18 +76,18 @@ def digest_of(*parts: object) -> str:
 def key_of(
     graphs: Sequence[tuple[Graph, int | None]], options: ModelOptions, name: str
 ) -> str | None:
-    """By what the code of graphs, each of its tile, is found; None where it cannot be kept."""
+    """Return the key of the code of graphs, each with its tile; None where it cannot be cached."""
     if not is_kept(options):
         return None
     try:
         written = [(graph_to_data(graph, _Digests()), tile) for graph, tile in graphs]
         return digest_of(written, options, name)
-    except (InvalidInput, TypeError):  # of operators that no file holds
+    except (InvalidInput, TypeError):  # from operators that cannot be saved
         return None
 
 
 def remember(key: str, about: Mapping[str, Any], image: Image | None = None) -> None:
-    """Keep a header of plain data, and code, if that is possible."""
+    """Write an entry: a header of plain data, and code; does nothing where that fails."""
     code = {} if image is None else {"code": _image_to_data(image)}
     content = memoryview(b"") if image is None else memoryview(image.content)
     with suppress(OSError, ValueError, TypeError):
@@ -96,7 +100,7 @@ def remember(key: str, about: Mapping[str, Any], image: Image | None = None) -> 
 
 
 def recall(key: str) -> dict[str, Any] | None:
-    """The header that was kept, of an entry without code."""
+    """Return the header of an entry without code; None where there is no such entry."""
     with suppress(OSError, DamagedFile), _opened(key) as reader:
         reader.read_into(memoryview(b""))
         return dict(reader.header["about"])
@@ -104,7 +108,7 @@ def recall(key: str) -> dict[str, Any] | None:
 
 
 def recall_code(key: str, name: str) -> KeptCode | None:
-    """The header and the code that were kept."""
+    """Return the header and the code of an entry; None where there is no such entry."""
     with suppress(OSError, DamagedFile, CompileError, *_MISREAD), _opened(key) as reader:
         memory = ExecutableMemory.filled(reader.size, reader.read_into)
         image = _image_from_data(reader.header["code"], memory.view(reader.size))
@@ -113,7 +117,7 @@ def recall_code(key: str, name: str) -> KeptCode | None:
 
 
 class Use(NamedTuple):
-    """The cache: its folder, entries, their bytes, and how many they may be."""
+    """Use of the cache: its folder, the number of entries, their bytes, and the limit in bytes."""
 
     folder: str
     entries: int
@@ -122,13 +126,13 @@ class Use(NamedTuple):
 
 
 def use() -> Use:
-    """What there is now."""
+    """Return the current use of the cache."""
     found = _entries()
     return Use(str(folder()), len(found), sum(size for _, size, _ in found), most_bytes())
 
 
 def clear() -> int:
-    """Remove all entries; returns how many there were."""
+    """Remove all entries, and return their number."""
     found = _entries()
     for _, _, file in found:
         with suppress(OSError):
@@ -169,7 +173,7 @@ def _plain(part: Any) -> Any:
 
 @cache
 def _compiler() -> list[Any]:
-    """The compiler, by the places, sizes and times of its files; and what it computes with."""
+    """Version of the compiler: format, numpy's version, and its files' paths, sizes and times."""
     package = Path(__file__).parents[1]
     files = []
     for room, _, names in os.walk(package, followlinks=True):
@@ -204,7 +208,7 @@ def _file(key: str) -> Path:
 
 @contextmanager
 def _opened(key: str) -> Iterator[sealed.BytesReader]:
-    """The entry of a key, marked as used. Raises OSError or DamagedFile where there is none."""
+    """Open the entry of a key, and mark it as used. Raises OSError or DamagedFile without one."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
     where = os.open(folder(), flags | os.O_DIRECTORY)
     try:
@@ -214,7 +218,7 @@ def _opened(key: str) -> Iterator[sealed.BytesReader]:
             if not safe or not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise DamagedFile("others may have written it")
             yield _reader(file, key)
-            with suppress(OSError):  # such as on what is mounted to be read
+            with suppress(OSError):  # such as on a read-only file system
                 os.utime(handle)
     finally:
         os.close(where)
@@ -228,12 +232,12 @@ def _reader(file: BinaryIO | Any, key: str) -> sealed.BytesReader:
 
 
 def _is_ours(found: os.stat_result) -> bool:
-    """Whether this user owns it, and nobody else may write to it."""
+    """Whether this user owns a file, and nobody else may write to it."""
     return found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_MAY_WRITE
 
 
 def _entries() -> list[tuple[int, int, Path]]:
-    """When each was used, its bytes, where it is; the longest unused first."""
+    """Return the time of last use, size and path of each entry, the longest unused first."""
     found = []
     for file in folder().glob(f"*{_SUFFIX}"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""`compile_matrix`: arguments checked, a kernel chosen, its code written."""
+"""`compile_matrix`: checks arguments, chooses a kernel and writes its code."""
 
 import os
 import sys
@@ -50,7 +50,7 @@ def compile_matrix(
         weights: (out_features, in_features), an array or tensor of any real dtype, dense or sparse
             (numpy, torch, scipy). Or a torch.nn.Linear, an ungrouped convolution, a state dict of
             one layer (masks of torch.nn.utils.prune included), or the path of a file with one.
-        bias: (out_features,). By default that of the layer, if it has one.
+        bias: (out_features,). By default the bias of the layer, if it has one.
         activation: "none", "relu", "relu6", "tanh" or "sigmoid".
         batch: samples a call. Above 1, x is (batch, in_features) and y is (batch, out_features).
         dtype: how weights are stored: "float32"; "bfloat16" or "float16", with float32 arithmetic;
@@ -61,19 +61,19 @@ def compile_matrix(
             batch: panels, csr, quads, dense, rows, mixed, int8-tiles. Not all exist for every dtype
             and target.
         target: "native", a level ("avx2", "avx512") or a `Target`.
-        threads: how many may share the rows, or the columns of a batch; "auto" is one a core. They
-            are used where that is predicted to save a quarter.
+        threads: the number of threads that may share the rows, or the columns of a batch; "auto" is
+            one a core. They are used where that is predicted to save a quarter of the time.
         tune: time the most promising kernels here, or recall earlier times, and take the fastest.
-        exact: only kernels that keep every weight as `dtype` holds it. Others may keep an index in
-            a weight's lowest bits, which changes it by at most 2^-17 of itself.
+        exact: use only kernels that keep every weight as `dtype` holds it. Others may keep an index
+            in a weight's lowest bits, which changes it by at most 2^-17 of itself.
         layout: "batch-major", or "feature-major", which is faster: x is then (in_features, batch)
             and y is (out_features, batch).
         input_scale: for "int8", the step by which x is quantised. By default the largest magnitude
             of x at each call, over 127.
         pitch: the length of the rows of a feature-major x and y, padding included. An odd multiple
             of 16, not less than the batch, is fastest: it needs no copies and no masks.
-        progress: a function that is told each stage as it begins, and the share of the work done by
-            then, 0 to 1.
+        progress: a function that is called at the start of each stage, with its name and the share
+            of the work done, 0 to 1.
 
     Returns:
         The compiled layer, a callable.
@@ -89,7 +89,7 @@ def compile_matrix(
 
 
 def compile_source(source: KernelSource) -> Kernel:
-    """The kernel that a source was kept of, for this machine."""
+    """Compile a kernel's source for this machine."""
     return _compiled(source.weights, source.bias, source.options)
 
 
@@ -112,7 +112,7 @@ def _compiled(
     if options.threads == AUTO and available_cores() == 1:
         alone = "'auto' is one a core; this process may use one core"
         division = replace(division, reason=alone)
-    choice = choice.record()  # a part has what was lowered
+    choice = choice.record()  # without the lowered code: the parts of `division` have it
     progress("writing the code", 0.8)
     ask_ahead = target.ask_ahead(choice.chosen.cost.all_bytes)
     emit = partial(emit_split, split=division)
@@ -128,6 +128,6 @@ def _compiled(
 
 
 def _needed_sets(strategy: str) -> frozenset[str]:
-    """All instruction sets that batch kernels of a family need, beyond those of their level."""
+    """Return the instruction sets that batch kernels of a family need beyond their level's."""
     rows = (row for row in MATMUL_TEMPLATES if row.family == strategy)
     return frozenset[str]().union(*(row.requires for row in rows))

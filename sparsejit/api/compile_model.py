@@ -110,40 +110,42 @@ def compile_model(
     exact: bool = False,
     progress: Progress | None = None,
 ) -> CompiledModel | PartedModel | CompiledEstimator:
-    """Compile a whole model to one native function; what it computes is `model.eval()`.
+    """Compile a whole model to one native function, which computes `model.eval()`.
 
     Args:
         model: a torch module, a torch.export.ExportedProgram, an ONNX model (the path of an .onnx
             file or a ModelProto), or a fitted estimator of scikit-learn, XGBoost or LightGBM.
-        example_inputs: what the model is called with, a tuple of tensors or arrays. The model is
-            compiled for their shapes; their batch is the one that reports are about. Programs and
-            estimators need none, ONNX models only for sizes that are open beside the batch.
+        example_inputs: the arguments of a call, a tuple of tensors or arrays. The model is compiled
+            for their shapes, and reports are about their batch. Programs and estimators need none,
+            ONNX models only for sizes other than the batch that the file leaves open.
         example_kwargs: arguments of a torch model by name.
-        dynamic_shapes: which sizes may change, by argument and axis: {"x": {0: "batch", 1:
-            "time"}}, with a torch.export.Dim, which has bounds, for a name if you like. The name
-            that begins with "batch" is the batch, on any axis; without one, that of axis 0 of the
-            first input. Another size compiles the model once more, at its first use or by
+        dynamic_shapes: the sizes that may change, by argument and axis: {"x": {0: "batch", 1:
+            "time"}}. A size is a name, or a torch.export.Dim, which has bounds. A name that begins
+            with "batch" is the batch, on any axis; without one, the name of axis 0 of the first
+            input is. Another size compiles the model once more, at its first use or by
             `prepare(time=9)`.
-        free_batch: without names, whether samples that are computed apart may be any number.
+        free_batch: without names, whether the batch may have any length, if the model computes its
+            samples apart.
         free_shapes: without names, whether other shapes compile the model once more.
         constants: numbers or arrays for inputs of an ONNX model by their names: {"sr": 16000}. The
-            model has these inputs no more; what depends on them alone is computed now.
+            compiled model has no such inputs; values that depend on them alone are computed now.
         fallback: "onnxruntime" leaves nodes of an ONNX model that cannot be compiled to ONNX
             Runtime. Where there are any, a PartedModel is made, whose batch is the example's.
-        dtype: how weights are stored, as in `compile_matrix`; a dict from patterns of layers'
-            names ("encoder.*") to that, of which the last that matches counts; what `quantise`
-            returned; or "auto", which chooses as `quantise` does, on the example inputs, within 1 %
-            of the largest output. With `exact`, in estimators and in parts "auto" stays float32.
+        dtype: how weights are stored: a name as in `compile_matrix`; a dict from patterns of names
+            of layers ("encoder.*") to names of dtypes, where the last pattern that matches counts;
+            the Scales that `quantise` returned; or "auto", which chooses as `quantise` does, on the
+            example inputs, within 1 % of the largest output. With `exact`, in estimators and in
+            parts "auto" stays float32.
         target: as in `compile_matrix`.
-        threads: how many may share a call, or "auto" for one a core.
+        threads: the number of threads that may share a call, or "auto" for one a core.
         tune: as in `compile_matrix`, for every layer.
         exact: as in `compile_matrix`, for every layer. Also keeps one tile, so that a sample has
             the same bits in any batch, and rules out Winograd's algorithm.
-        progress: a function that is told each stage as it begins, and the share of the work done by
-            then, 0 to 1.
+        progress: a function that is called at the start of each stage, with its name and the share
+            of the work done, 0 to 1.
 
     Returns:
-        A callable that takes and returns what the model does.
+        A callable with the arguments and results of the model.
 
     Raises:
         UnsupportedOperator: the model has operators that sparsejit does not know; it lists them
@@ -178,33 +180,34 @@ def quantise(
     threads: int | str = 1,
     progress: Progress | None = None,
 ) -> Scales:
-    """Choose how each layer is stored, from examples of a trained model's inputs.
+    """Choose the dtype of each layer's weights, from examples of a trained model's inputs.
 
     Nothing is trained. A layer becomes int8, bfloat16 or float16 only where that is predicted to be
-    faster. As many do as the budget allows, by what the compiled code gives on the data. With int8
-    the range of x is fixed where that costs least error, or measured for each row of x at every
-    call, where that is clearly better. Takes as long as compiling some ten times.
+    faster, and only while the outputs of the compiled code on the data stay within the budget. With
+    int8 the range of x is fixed where that costs least error, or measured for each row of x at
+    every call, where that is clearly better. It takes as long as compiling some ten times.
 
     Args:
         model: as for `compile`, without estimators
-        data: examples of what it is called with, some tens: arrays or tensors, tuples of several
-            arguments, or dicts of those by name
-        budget: the error that outputs may have, of the largest one; or a function that gets a list
-            of outputs, one for each element of the data, and says whether they are good enough
-        example_inputs: a tuple of the arguments that calls will be like, for what is faster then;
-            by default the first element of the data, whose batch may be another
+        data: examples of the model's inputs, some tens: arrays or tensors, tuples of several
+            arguments, or dicts of arguments by name
+        budget: the error that outputs may have, as a share of the largest one; or a function that
+            gets a list of outputs, one for each element of the data, and returns whether they are
+            good enough
+        example_inputs: a tuple of the arguments of a typical call: times are predicted for their
+            shapes; by default the first element of the data, whose batch may differ
         constants: as for `compile`
         target: as for `compile`
         threads: as for `compile`
         progress: as for `compile`
 
     Returns:
-        What `compile(model, ..., dtype=scales)` takes, and `print` shows.
+        Scales for `compile(model, ..., dtype=scales)`; `print` shows them.
 
     Raises:
         UnsupportedOperator: the model has operators that sparsejit does not know; it lists them
-        InvalidInput: an argument makes no sense, the data has NaN inside the model, or outputs of
-            float32 are not good enough for the budget
+        InvalidInput: an argument makes no sense, NaN appears inside the model on the data, or
+            outputs of float32 are not good enough for the budget
     """
     if is_estimator(model):
         raise InvalidInput("quantise takes networks; an estimator stays float32")
@@ -230,9 +233,9 @@ def _check_constants(constants: Any) -> None:
 def _arguments(
     model: Any, inputs: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the model is called with; an exported program has its own examples.
+    """Return the example arguments by position and by name; an exported program has its own.
 
-    Raises InvalidInput for what is no tuple, and no mapping.
+    Raises InvalidInput for `inputs` other than a tuple or list, and `kwargs` other than a mapping.
     """
     if inputs is None and not kwargs and (own := exported_examples(model)) is not None:
         return own
@@ -260,7 +263,10 @@ def _sizes(
     kwargs: Mapping[str, Any],
     constants: Mapping[str, Any],
 ) -> NamedSizes | None:
-    """Those that were named, or that an exported program leaves open beside the batch."""
+    """Return the sizes named in `dynamic_shapes`, or by an exported program.
+
+    The sizes of a program count only where one besides the batch is open.
+    """
     if given is not None:
         return named_sizes(given, arguments_by_name(model, args, kwargs, constants))
     if not is_program(model) or kwargs:

@@ -1,4 +1,4 @@
-"""An ONNX model in parts: what sparsejit compiles, and what ONNX Runtime runs in its stead."""
+"""An ONNX model in parts: nodes that sparsejit compiles, and nodes left to ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ONNXRUNTIME = "onnxruntime"
 
 
 def check_fallback(fallback: str | None, model: Any) -> None:
-    """Raise InvalidInput for what is no engine that nodes of this model can be left to."""
+    """Raise InvalidInput for an unknown fallback, or one that does not apply to this model."""
     if fallback not in (None, ONNXRUNTIME):
         raise InvalidInput(f"fallback={fallback!r}; give {ONNXRUNTIME!r} or None")
     if fallback is not None and not is_onnx(model):
@@ -46,9 +46,9 @@ def compile_in_parts(
     progress: Progress,
     free_shapes: bool,
 ) -> PartedModel:
-    """An ONNX model whose nodes that cannot be compiled are left to ONNX Runtime.
+    """Compile an ONNX model; nodes that cannot be compiled are left to ONNX Runtime.
 
-    Raises as `import_onnx` does for a file and examples, and as `PartCompiler.compile` does.
+    Raises the errors of `import_onnx` for a file and examples, and of `PartCompiler.compile`.
     """
     model = read_model(source)
 
@@ -68,7 +68,7 @@ def compile_in_parts(
 
 
 class _Refused(Exception):
-    """A part does not compile: the nodes at fault, and why."""
+    """A part does not compile; `reasons` has the reason for each node, by its first result."""
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
         super().__init__(reasons)
@@ -89,9 +89,9 @@ class PartCompiler:
         self.options = self.settings.resolved()
 
     def compile(self, given: GivenModel) -> PartChain:
-        """The parts of a model. Nodes that turn out not to compile are left as well.
+        """Compile a model in parts. Nodes that fail to compile are left to ONNX Runtime as well.
 
-        Raises UnsupportedOperator for nodes that nothing runs, MissingDependency without ONNX
+        Raises UnsupportedOperator for nodes that no engine runs, MissingDependency without ONNX
         Runtime, and InvalidInput for options that fit no kernel.
         """
         patterns = parsed_dtypes(self.dtypes)
@@ -138,9 +138,9 @@ class PartCompiler:
         return make_variant(graph, self.options, self.dtypes, None, self.name, tell, is_part=True)
 
     def _at_fault(self, model: DividedModel, part: GraphPart, error: Exception) -> dict[str, str]:
-        """The fewest nodes without which a part compiles, by their first results, and why.
+        """Return the fewest nodes that keep a part from compiling, by first results, and why.
 
-        Raises the error where float32 compiles all: then options are at fault, not nodes.
+        Raises the error where all nodes compile in float32: then options are at fault, not nodes.
         """
         plain = replace(self, dtypes="float32", settings=replace(self.settings, exact=False))
 
@@ -159,7 +159,7 @@ class PartCompiler:
 
 
 def _said(error: Exception) -> SparseJitError:
-    """The error; a fault of ours as one that says so."""
+    """Return the error; one of another type becomes a CompileError that asks for a report."""
     if isinstance(error, SparseJitError):
         return error
     return CompileError(f"a part cannot be compiled: {error!r}; report it")
@@ -168,7 +168,7 @@ def _said(error: Exception) -> SparseJitError:
 def _found_by_halves(
     places: Sequence[int], fault: Callable[[Sequence[int]], str]
 ) -> Iterator[tuple[int, str]]:
-    """The places at fault and why; all of them, where each half alone is without fault."""
+    """Yield the places at fault and why; all places where each half alone is without fault."""
     reason = fault(places)
     if not reason:
         return

@@ -1,4 +1,4 @@
-"""What all compiled things share: how they show themselves, explain, and leave for C."""
+"""Base classes of compiled objects: display, explanation, saving, and export to C."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ PathLike = str | os.PathLike[str]
 
 
 class Explained(SharedCode):
-    """Machine code that says what it is and what it costs."""
+    """Machine code with a title and a report."""
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """What it is, in a line."""
+        """A description in one line."""
 
     @abstractmethod
     def explain(self, *, measure: bool = False) -> Report:
-        """What every layer costs and why; `measure` runs it for about a second."""
+        """Report the cost of every layer and why; `measure` runs the code for about a second."""
 
     def __repr__(self) -> str:
         return f"<{self.title}>"
@@ -44,24 +44,24 @@ class Explained(SharedCode):
 
 
 class Compiled(Explained):
-    """Something with weights as machine code. Thread-safe.
+    """A kernel, model or estimator as machine code with its weights. Thread-safe.
 
-    It never changes: a copy is the thing itself. Pickling keeps what `save` keeps, and compiles it
-    anew where it is loaded.
+    It never changes: a copy is the object itself. A pickle has the contents of a file of `save`,
+    and is compiled again where it is loaded.
     """
 
     @property
     @abstractmethod
     def program(self) -> Program:
-        """The native function that `pointer` is the address of."""
+        """The native function; `pointer` is its address."""
 
     @abstractmethod
     def _exported(self, name: str) -> ExportedFunction:
-        """The function as C calls it. Raises InvalidInput for one on several threads."""
+        """Return the function for C. Raises InvalidInput for one on several threads."""
 
     @abstractmethod
     def _saved(self) -> sealed.SealedFile:
-        """All that it is compiled from. Raises InvalidInput for what no file can hold."""
+        """Return the data to compile it from. Raises InvalidInput if no file can hold them."""
 
     @property
     def pointer(self) -> int:
@@ -74,15 +74,16 @@ class Compiled(Explained):
         return self.program.image
 
     def disassemble(self) -> str:
-        """The instructions as emitted, with the literals they read."""
+        """Return the instructions as emitted, with the literals they read."""
         return "\n".join(self.image.listing())
 
     def save(self, path: PathLike) -> None:
         """Write weights, graphs and options, for `sparsejit.load` to compile where it runs.
 
-        A target of "native" is that of the machine that loads. A model keeps the sizes that it was
-        compiled for by then; no others can be added after loading. No class of yours is kept: what
-        returned a dataclass returns a dict after loading, and a named tuple is of a new class.
+        A target of "native" becomes the machine that loads the file. A model keeps the sizes that
+        it has been compiled for so far; no others can be added after loading. Your own classes are
+        not kept: a dataclass that the model returns becomes a dict, and a named tuple has a new
+        class.
 
         Args:
             path: the file to write, usually with the suffix .sjit
@@ -96,15 +97,15 @@ class Compiled(Explained):
         return compiled_anew, (*self._saved(),)
 
     def export(self, path: PathLike, header: PathLike | None = None) -> None:
-        """Write `int NAME_run(...)` for C; NAME is the file's, without its suffix.
+        """Write `int NAME_run(...)` for C; NAME is the name of the file, without its suffix.
 
-        The function gives the same bits as a call, from any number of threads at once. It returns
-        0; -1 having done nothing where the processor lacks an instruction set that it uses; a
-        positive number where an index was out of range.
+        The function computes the same bits as a call, from any number of threads at once. It
+        returns 0; or -1, without an effect, where the processor lacks an instruction set that it
+        uses; or a positive number where an index was out of range.
 
-        A kernel's is `NAME_run(const float *x, float *y)`. A model's is `NAME_run(inputs, outputs,
-        workspace)` for the shapes of the example inputs, with a workspace for each thread. Where
-        the batch is free, a last parameter `long samples` says how many there are.
+        For a kernel it is `NAME_run(const float *x, float *y)`, for a model `NAME_run(inputs,
+        outputs, workspace)` for the shapes of the example inputs, with a workspace for each thread.
+        Where the batch is free, a last parameter `long samples` is its length.
 
         Args:
             path: an object file (.o) to link, or a shared object (.so), which needs a linker on
@@ -120,7 +121,7 @@ class Compiled(Explained):
 
 
 def compiled_anew(kind: str, header: dict[str, Any], tensors: sealed.Tensors) -> Compiled:
-    """What was pickled, for this machine."""
+    """Compile a pickled object for this machine."""
     from sparsejit.api.load import restored  # which knows every kind
 
     return restored(sealed.SealedFile(kind, header, tensors))

@@ -1,4 +1,4 @@
-"""A fitted estimator of scikit-learn as native code: each of its methods one function."""
+"""A fitted estimator of scikit-learn as native code, one function for each of its methods."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from sparsejit.runtime.program import Program
 
 
 def _silent(stage: str, share: float) -> None:
-    """Told of progress, says nothing."""
+    """Ignore progress."""
 
 
 _FLOAT32 = np.dtype(np.float32)
 
 
 class Estimator(Protocol):
-    """What all estimators of scikit-learn have."""
+    """The methods that all estimators of scikit-learn have."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]: ...
 
@@ -53,21 +53,21 @@ class Estimator(Protocol):
 
 
 def is_estimator(model: Any) -> bool:
-    """Whether a model is of scikit-learn, XGBoost or LightGBM, told without importing them."""
+    """Whether a model is from scikit-learn, XGBoost or LightGBM; does not import them."""
     return type(model).__module__.split(".")[0] in LIBRARIES
 
 
 class CompiledEstimator(Compiled):
-    """The methods of an estimator that predict or transform, by the names that they have there.
+    """A compiled estimator, with the methods of the original that predict or transform.
 
-    `predict`, `predict_proba`, `predict_log_proba`, `decision_function`, `score_samples` or
-    `transform`, as far as the estimator has them; each is compiled at its first use.
+    They are `predict`, `predict_proba`, `predict_log_proba`, `decision_function`, `score_samples`
+    and `transform`, as far as the estimator has them; each is compiled at its first use.
 
-    X is (samples, n_features_in_), an array of numbers or what numpy makes one of, such as a
-    DataFrame; a Series is one row. It is compared, and scaled, in float64 where the library does
-    so. Results are those of the estimator to float32's precision, as float32, labels as they are.
-    What is missing or infinite goes where the library sends it, or is refused as there. Categories
-    are whole numbers, in frames too. scikit-learn's clone of it is the estimator itself.
+    X is (samples, n_features_in_), an array of numbers or an object that numpy converts to one,
+    such as a DataFrame; a Series is one row. It is compared, and scaled, in float64 where the
+    library does so. Results are float32 and equal the estimator's to float32's precision; labels
+    are the same. Missing and infinite values are treated, or refused, as in the library. Categories
+    are whole numbers, in frames too. scikit-learn's `clone` returns the compiled estimator itself.
     """
 
     def __init__(self, source: EstimatorSource, progress: Progress = _silent) -> None:
@@ -91,14 +91,14 @@ class CompiledEstimator(Compiled):
 
     @property
     def title(self) -> str:
-        """What it was, and its methods, in a line."""
+        """The name of the estimator, and its methods, in one line."""
         return f"sparsejit {self._input.name}: {', '.join(self.methods)}"
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.methods]
 
     def __getattr__(self, name: str) -> Callable[[Any], Array]:
-        """The method of that name. Raises AttributeError where the estimator has none."""
+        """Return the method of that name. Raises AttributeError where the estimator has none."""
         known = self.__dict__.get("methods", ())
         if name not in known:
             raise AttributeError(
@@ -107,7 +107,7 @@ class CompiledEstimator(Compiled):
         return partial(self.run, name)
 
     def explain(self, method: str = "", *, measure: bool = False) -> Report:
-        """What every layer of a method costs and why, as `CompiledModel.explain` says it.
+        """Report the cost of every layer of a method and why, as `CompiledModel.explain` does.
 
         Args:
             method: a name in `methods`; by default the first
@@ -117,8 +117,10 @@ class CompiledEstimator(Compiled):
         return report_of(variant, self.title, statistics_of(variant), measure)
 
     def advise(self, method: str = "") -> Advice:
-        """What would make a method faster without fitting it again, as `CompiledModel.advise` says
-        it.
+        """Suggest how to make a method faster without fitting it again: see `CompiledModel.advise`.
+
+        Args:
+            method: a name in `methods`; by default the first
         """
         variant = self.variant(method or self.methods[0])
         return advice_for(variant, measured_times(variant), trainable=False)
@@ -126,12 +128,12 @@ class CompiledEstimator(Compiled):
     def variant(
         self, method: str, dtype: np.dtype[Any] = _FLOAT32, is_sparse: bool = False
     ) -> Variant:
-        """A method as it was compiled for X of a dtype.
+        """Return the native function of a method for X of a dtype, compiled at its first use.
 
         Args:
             method: a name in `methods`
             dtype: float32, or float64 where the estimator reads that
-            is_sparse: for a sparse X, where the estimator has functions of their own for it
+            is_sparse: for a sparse X, where the estimator has separate functions for it
 
         Raises:
             InvalidInput: there is no such method, or X is of no such kind
@@ -174,7 +176,7 @@ class CompiledEstimator(Compiled):
     ) -> None:
         """Write a method for C, as `CompiledModel.export` does.
 
-        X is float32. `predict` of a classifier gives places in `classes_`, as int64.
+        X is float32. `predict` of a classifier returns indices into `classes_`, as int64.
 
         Args:
             path: an object file (.o) or a shared object (.so)
@@ -185,14 +187,14 @@ class CompiledEstimator(Compiled):
         export(exported_model(c_name(path), variant), path, header)
 
     def bind(self, X: Array, result: Array, method: str = "") -> Callable[[], None]:
-        """A function without arguments that computes a method from X, as it is by then.
+        """Return a function without arguments that computes a method from the current values of X.
 
         Values that the estimator refuses raise nothing. Otherwise it is as `CompiledModel.bind`.
 
         Args:
             X: (samples, n_features_in_), float32, or float64 where the estimator reads that
-            result: of the shape that the method returns, float32. For `predict` of a classifier
-                int64, places in `classes_`, or bool for several labels.
+            result: float32, with the shape of the method's result. For `predict` of a classifier
+                int64, indices into `classes_`, or bool for several labels.
             method: a name in `methods`; by default the first
         """
         if not isinstance(X, np.ndarray):
@@ -201,14 +203,14 @@ class CompiledEstimator(Compiled):
         return self.variant(method or self.methods[0], dtype).call.bind([X], [result])
 
     def run(self, method: str, X: Any) -> Array:
-        """What a method returns for X.
+        """Return a method's result for X.
 
         Args:
             method: a name in `methods`
             X: (samples, n_features_in_)
 
         Raises:
-            InvalidInput: X is what the estimator refuses
+            InvalidInput: the estimator refuses X
         """
         x = self._input.read(X)
         key = method, x.dtype, x.shape[1] != self.n_features_in_
@@ -227,7 +229,7 @@ class CompiledEstimator(Compiled):
         return variant.call.run, finish
 
 
-# A native function, and what becomes of its result where that is not returned as it is.
+# A native function, and a conversion of its result, or None.
 _Call = tuple[Callable[..., Any], Callable[[Array], Array] | None]
 
 
@@ -246,7 +248,7 @@ def compile_estimator(
     dtypes: NamedDtypes,
     progress: Progress,
 ) -> CompiledEstimator:
-    """The estimator compiled for batches like the example: an array, or a tuple of one."""
+    """Compile an estimator for batches like the example: an array, or a tuple of one."""
     if isinstance(example, tuple):
         if len(example) != 1:
             raise InvalidInput(f"example_inputs has {len(example)} arrays; give X alone")

@@ -1,4 +1,4 @@
-"""What a convolution of a graph would cost with other zeros: lowered by itself, never emitted."""
+"""Predicted cost of a graph's convolution with other zeros: lowered alone, never emitted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ class ConvolutionPrice:
 
 
 def convolution_graph(op: Convolution, x: TensorType, weights: Array) -> Graph:
-    """A convolution alone, its weights constant; a bias costs next to nothing and is left out."""
+    """Return a graph of the convolution alone, with constant weights and without a bias.
+
+    The cost of a bias is negligible.
+    """
     build = GraphBuilder()
     image = build.input(x, Origin("x"))
     filters = build.constant(weights, Origin("weight"))
@@ -30,14 +33,17 @@ def convolution_graph(op: Convolution, x: TensorType, weights: Array) -> Graph:
 
 
 class ConvolutionPrices:
-    """Prices of convolutions as they might be; those that are alike share one."""
+    """Predicted costs of convolutions with other weights; each is computed once."""
 
     def __init__(self, options: ModelOptions) -> None:
         self._options = replace(options, threads=1, tune=False)
         self._known: dict[object, ConvolutionPrice | None] = {}
 
     def with_zeros(self, node: Node, pattern: str, density: float) -> ConvolutionPrice | None:
-        """With random zeros of a pattern, drawn over (out, everything else); None without code."""
+        """Return the cost with random zeros of a pattern, drawn over (out, everything else).
+
+        It is None where no kernel exists.
+        """
         x, weights = node.inputs[0].shape, node.inputs[1].shape
         question = node.op, x, weights, pattern, f"{density:.2g}"
         if question not in self._known:
@@ -47,7 +53,7 @@ class ConvolutionPrices:
         return self._known[question]
 
     def of(self, node: Node, weights: Array) -> ConvolutionPrice | None:
-        """With these weights."""
+        """Return the cost with these weights; None where no kernel exists."""
         assert isinstance(node.op, Convolution)
         try:
             graph = convolution_graph(node.op, node.inputs[0].type, weights)

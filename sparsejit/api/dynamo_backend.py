@@ -1,4 +1,4 @@
-"""`torch.compile(model, backend="sparsejit")`: what torch finds under that name."""
+"""The backend of `torch.compile(model, backend="sparsejit")`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def dynamo_backend(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """Compile what dynamo captured, in parts; what cannot be compiled is torch's.
+    """Compile a module that dynamo captured, in parts; torch runs the rest.
 
-    options: as `compile_model` takes them: dtype, target, threads, tune, exact. Patterns of layers
-        that a graph does not have are passed over, for a model may be captured as several.
+    options: dtype, target, threads, tune and exact, as in `compile_model`. Patterns that match no
+        layer of a graph are ignored, because a model may be captured as several graphs.
 
-    Raises InvalidInput for other options, and for modes, which are those of torch's own backend.
+    Raises InvalidInput for other options, and for a mode, which only torch's own backend has.
     """
     if mode is not None:
         raise InvalidInput(f"mode={mode!r} is not known to sparsejit; give options instead")

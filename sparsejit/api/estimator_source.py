@@ -1,4 +1,4 @@
-"""What a compiled estimator is made from: read of a fitted one, and as a file.
+"""The source of a compiled estimator: read from a fitted one, and stored in a file.
 
     {"name": ..., "library": ..., "settings": record, "dtypes": name, or names by patterns,
      "tile": ..., "shared": ..., "float64": bool, "names": [name, ...] or null, "flags": name,
@@ -8,7 +8,7 @@
      "classes": labels, "labels": labels, "columns": labels,
      "methods": [{"dtype": of X, "method": name, "graph": ...}, ...]}
 
-The dtype is followed by " sparse" for a sparse X; files of 1.0 have no "left_out" and no "frames".
+"dtype" ends with " sparse" for a sparse X; files of 1.0 have no "left_out" and no "frames".
 Labels are null or {"dtype": ..., "values": [...]}; NaN among them is null.
 """
 
@@ -40,19 +40,19 @@ METHODS = (
     *("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples"),
     "transform",
 )
-_KINDS = "biufU"  # of numpy's dtypes, those of labels
+_KINDS = "biufU"  # kinds of numpy dtypes that labels may have
 _FLAGS = ("int64", "float64")
 _SPARSE = " sparse"
-_NEWER = ("left_out", "frames")  # than files of 1.0
+_NEWER = ("left_out", "frames")  # fields that files of 1.0 lack
 
 
 @dataclass(frozen=True, eq=False)
 class EstimatorSource:
-    """All that a compiled estimator is made from.
+    """The data from which an estimator is compiled.
 
-    `graphs` are its methods' before all passes, by what `x_kind` says of X and the method's name,
-    for `tile` samples. `labels` are what `predict` makes of places in `classes`, `flags` the dtype
-    that it has for several labels.
+    `graphs` are the methods' graphs before all passes, for `tile` samples, by the `x_kind` of X and
+    the method's name. `predict` returns `labels` by index; for several labels, `flags` is the dtype
+    of its result.
     """
 
     input: EstimatorInput
@@ -68,15 +68,15 @@ class EstimatorSource:
 
 
 def x_kind(dtype: str, is_sparse: bool) -> str:
-    """The name of an X of a dtype that has graphs of its own."""
+    """Return the key of `EstimatorSource.graphs` for an X of this dtype."""
     return f"{dtype}{_SPARSE}" if is_sparse else dtype
 
 
 def source_of(
     estimator: Any, settings: ModelSettings, dtypes: NamedDtypes, example: Any
 ) -> EstimatorSource:
-    """A fitted estimator, for batches like the example. Raises InvalidInput for one unknown."""
-    # Who stores weights in fewer bits gives up those of X.
+    """Read a fitted estimator, for batches like the example. Raises InvalidInput if unknown."""
+    # With weights in short dtypes, X is read in float32 only.
     in_full = dtypes == DType.FLOAT32.value
     read = read_estimator(estimator)
     given = read.input if in_full else replace(read.input, reads_float64=False)
@@ -100,7 +100,7 @@ def source_of(
 
 
 def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]:
-    """Header and tensors. Raises InvalidInput for labels and names that cannot be saved."""
+    """Return header and tensors. Raises InvalidInput for labels and names that cannot be saved."""
     writer = ArrayWriter()
     methods = [
         {"dtype": dtype, "method": name, "graph": graph_to_data(graph, writer)}
@@ -133,7 +133,10 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
 
 
 def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorSource:
-    """What `estimator_to_data` took apart. Raises DamagedFile, without the file's name."""
+    """Return the source that `estimator_to_data` wrote.
+
+    Raises DamagedFile, without the file's name, for other data.
+    """
     wanted = {
         "name": str, "library": str, "settings": dict, "tile": int, "shared": bool,
         "float64": bool, "flags": str, "no_nan": list, "no_infinity": list, "known": list,
@@ -180,7 +183,7 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
 def _graphs_from_data(
     methods: list[Any], tile: int, more: tuple[bool, bool], tensors: Mapping[str, Array]
 ) -> dict[str, dict[str, Graph]]:
-    """The graphs of float32; with `more` those of float64, and those of sparse X."""
+    """Return the graphs by dtype and method: float32 and, with `more`, float64 and sparse X."""
     reader = ArrayReader(tensors)
     graphs: dict[str, dict[str, Graph]] = {}
     for data in methods:

@@ -1,4 +1,4 @@
-"""Data as calls of a model: what `quantise` and `accuracy` are given."""
+"""Calls of a model, from the data of `quantise` and `accuracy`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ExampleCall(NamedTuple):
 
 
 def calls_of(data: Iterable[Any]) -> list[ExampleCall]:
-    """The elements of data as calls.
+    """Return the elements of data as calls.
 
-    Raises InvalidInput for none, for a tensor alone, and for an input without elements.
+    Raises InvalidInput for empty data, for a single tensor, and for an input without elements.
     """
     if hasattr(data, "shape") or isinstance(data, str | Mapping) or not _is_iterable(data):
         raise InvalidInput(

@@ -1,4 +1,4 @@
-"""The graph that is lowered: after all passes, its layers stored as was asked for."""
+"""The graph that is lowered: after all passes, with its layers in the dtypes of the options."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ Dtypes = NamedDtypes | Scales
 def final_graph(
     graph: Graph, options: ModelOptions, dtypes: Dtypes, is_part: bool = False
 ) -> Graph:
-    """The graph that is lowered.
+    """Return the graph to lower: all passes run, layers in `dtypes`.
 
-    Where it `is_part` of a model, `dtypes` may name layers that it does not have. Raises as
-    `with_dtypes` does.
+    Where the graph `is_part` of a model, `dtypes` may name layers that it lacks. Raises the errors
+    of `with_dtypes`.
     """
     layers = quantised_layers(graph)
     if isinstance(dtypes, Scales):
@@ -47,7 +47,7 @@ def final_graph(
 
 
 def kept_scales(graph: Graph, options: ModelOptions, scales: Scales) -> Scales:
-    """The scales without int8 for convolutions that it would make slower, which stay in float32."""
+    """Return the scales with float32 for convolutions that int8 would make slower."""
     _, kept = _in_bytes(folded(quantised_layers(graph)), options, scales)
     places = {each.place for each in kept.layers}
     layers = (
@@ -66,13 +66,13 @@ def _is_made_in_steps(node: Node | None) -> bool:
 def _in_bytes(
     graph: Graph, options: ModelOptions, calibrated: Scales
 ) -> tuple[Graph, Scales]:
-    """The graph with layers as calibrated, without int8 for convolutions that it makes slower.
+    """Return the graph with calibrated layers, without int8 for convolutions that it makes slower.
 
-    The scales are those of layers and sums that are left.
+    The second result has the scales of the layers and sums that are still short.
 
-    A convolution in float32 stays among those calibrated where it reads what others make in bytes:
-    their steps are its. Where x would have to be rounded for it, nothing is gained, and neither is
-    by rounding what a sum in float32 adds.
+    A calibrated convolution that is computed in float32 keeps its scales where a convolution with
+    a byte output produces its x: the steps of that output are the steps of x. Where x would have to
+    be rounded separately, int8 gains nothing, nor does rounding the operands of a sum in float32.
     """
     scales: Sequence[LayerScales] = calibrated.layers
     sums: Sequence[SumScales] = calibrated.sums

@@ -1,4 +1,4 @@
-"""The compiled layer: a callable, and the record of what was built and why."""
+"""The compiled layer: a callable, with a record of its kernel and the reasons for it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Kernel(Compiled):
 
     @property
     def title(self) -> str:
-        """Sizes, dtype, zeros and the kernel chosen, in a line."""
+        """Sizes, dtype, share of zeros and the kernel, in one line."""
         spec, threads = self.spec, len(self.split.parts)
         batch = f", batch {spec.batch} {spec.layout.value}" if isinstance(spec, MatMul) else ""
         return (
@@ -103,9 +103,10 @@ class Kernel(Compiled):
     def stats(self) -> dict[str, Any]:
         """Shape, nnz, density, block fill, strategy, isa, threads, bytes of code and pool, time.
 
-        `padding_bytes` are those of the pool that are never read (`asm_templates.shared.padding`).
+        `padding_bytes` are bytes of the pool that are never read (`asm_templates.shared.padding`).
         Permute kernels on one thread also have `steps` and `lane_use`, the share of a step's lanes
-        that do not idle; where rows are grouped, `least_steps_ungrouped` is what they had needed.
+        that do not idle; where rows are grouped, also `least_steps_ungrouped`, the least number of
+        steps without grouping.
         """
         image = self.image
         return {
@@ -123,7 +124,7 @@ class Kernel(Compiled):
         """Compute y from x. An x that is not contiguous is copied.
 
         Args:
-            x: float32, of the shape that the kernel was compiled for
+            x: float32, with the shape that the kernel was compiled for
             out: float32, contiguous; y is written there. By default a new array.
 
         Returns:
@@ -141,7 +142,7 @@ class Kernel(Compiled):
         return self._call.run
 
     def bind(self, x: FloatArray, out: FloatArray) -> Callable[[], None]:
-        """A function without arguments that computes out from x, as they are when it is called.
+        """Return a function without arguments that computes out from the current values of x.
 
         It adds some 15 ns to the native time, holds both arrays, and keeps the interpreter lock.
 
@@ -155,15 +156,15 @@ class Kernel(Compiled):
         return self._call.bind([x], [out])
 
     def explain(self, *, measure: bool = False) -> Report:
-        """What was built and why, and every candidate with its predicted cost.
+        """Report the kernel, the reason for it, and every candidate with its predicted cost.
 
         Args:
             measure: run the kernel on random x for up to half a second
 
         Returns:
             A report to print. `weights_change_by` in its `facts` is the most by which the kernel
-                changes a weight, as a share of itself; `rates` says whose speeds the predictions
-                assume.
+                changes a weight, as a share of the weight; `rates` is the origin of the speeds that
+                the predictions assume.
         """
         check_flags(measure=measure)
         ns = self._measured_ns() if measure else None
@@ -204,7 +205,7 @@ class Kernel(Compiled):
 def _steps(
     matrix: SparseMatrix, choice: Plan, division: Split, program: Program
 ) -> dict[str, float]:
-    """What a kernel on one thread counted, and its share of lanes in use; {} if it counts none."""
+    """Return the counts of a kernel on one thread, and its `lane_use`; {} if it has no steps."""
     template, counts = choice.chosen.template, program.image.counts
     if len(division.parts) > 1 or template.family not in STEP_KINDS or not counts.get("steps"):
         return {}

@@ -1,4 +1,4 @@
-"""A kernel as a file: weights, bias and options; its code is made anew where it is loaded."""
+"""A kernel as a file: weights, bias and options; it is compiled again where it is loaded."""
 
 from typing import Any
 
@@ -14,14 +14,17 @@ _RECORDS = RecordCodec((Options,))
 
 
 def kernel_to_data(source: KernelSource) -> tuple[dict[str, Any], sealed.Tensors]:
-    """Header and tensors. Raises InvalidInput for what cannot be saved."""
+    """Return header and tensors. Raises InvalidInput for options that cannot be saved."""
     writer, given = ArrayWriter(), {"weights": source.weights, "bias": source.bias}
     arrays = {name: writer.add(array) for name, array in given.items() if array is not None}
     return {"options": _RECORDS.encode(source.options), "arrays": arrays}, writer.tensors
 
 
 def read_kernel(header: Any, tensors: sealed.Tensors) -> KernelSource:
-    """What `kernel_to_data` took apart. Raises DamagedFile, without the file's name, for others."""
+    """Return the source that `kernel_to_data` wrote.
+
+    Raises DamagedFile, without the file's name, for other data.
+    """
     described, arrays = fields_of(header, options=dict, arrays=dict)
     options: Options = _RECORDS.decode(described)
     reader = ArrayReader(tensors)

@@ -1,4 +1,4 @@
-"""A kernel's report: what was asked for, what was built, and what it was chosen over."""
+"""A kernel's report: its options, its code, and the candidates that it was chosen from."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def kernel_report(
     stats: Mapping[str, Any],
     measured_ns: float | None = None,
 ) -> Report:
-    """The one layer that a kernel is, as data and in words; `measured_ns` of a run, if it was."""
+    """Return the report of a kernel, a single layer; `measured_ns` is the time of a run."""
     about = {**stats, **_described(spec, facts, division, target)}
     names = [part.plan.chosen.template.name for part in division.parts]
     ns = measured_ns
@@ -36,7 +36,7 @@ def kernel_report(
 
 
 def _described(spec: Layer, facts: Facts, division: Split, target: Target) -> dict[str, Any]:
-    """What was asked for and what runs it, as plain data; times in ns."""
+    """Return the options and the kernels that run them, as plain data; times in ns."""
     each = spec.each if isinstance(spec, MatMul) else spec
     assert facts.plan is not None
     return {
@@ -70,7 +70,7 @@ def _described(spec: Layer, facts: Facts, division: Split, target: Target) -> di
 
 
 def _weight_change(division: Split, target: Target) -> float:
-    """The most by which a weight differs from what its dtype holds, as a share of itself."""
+    """Largest difference of a weight from its value in its dtype, as a share of the value."""
     parts = division.parts
     return max(part.plan.chosen.template.weight_change(part.matrix, target) for part in parts)
 
@@ -88,7 +88,7 @@ def _lines(about: Mapping[str, Any]) -> list[str]:
 
 
 def _grouping(about: Mapping[str, Any]) -> list[str]:
-    """What the report counts of steps, in words."""
+    """Return a line about steps and lane use, if they are counted."""
     if "lane_use" not in about:
         return []
     steps, ungrouped = about["steps"], about.get("least_steps_ungrouped", about["steps"])

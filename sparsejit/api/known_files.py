@@ -1,7 +1,7 @@
 """Models whose files were compiled before: found by the file's bytes, without reading the model.
 
-An entry of the cache of code says what the file becomes: its arguments, its options, and the keys
-of its code. The file stays open, so that its graph can be read when it is asked for.
+An entry of the code cache has the model's arguments and options, and the keys of its code. The file
+stays open, so that the graph can be read when it is needed.
 """
 
 import hashlib
@@ -23,9 +23,9 @@ from sparsejit.api.model_file import (
 from sparsejit.api.variant import TiledGraph, kept_variant
 from sparsejit.errors import DamagedFile, InvalidInput, SparseJitError
 
-# How the format of ONNX begins an entry that names a file with tensors beside its own.
+# Bytes of an ONNX file before the name of an external file of tensors.
 _BESIDE = b"\n\x08location\x12"
-# A file may be written again within one tick of the clock of its system.
+# A file may be written twice within one tick of the file system's clock.
 _SETTLED_NS = 2_000_000_000
 _PIECE_BYTES = 4 << 20
 _UNREADABLE = (OSError, ValueError, TypeError, AttributeError, ImportError)
@@ -35,10 +35,10 @@ Graphs = Callable[["OpenFile"], Sequence[Sequence[TiledGraph]]]
 
 
 class OpenFile:
-    """A file that is held open; `path` leads to it whatever becomes of its name."""
+    """A file that is held open; `path` leads to it even if it is renamed or removed."""
 
     def __init__(self, name: str | os.PathLike[str]) -> None:
-        """Raises OSError where it cannot be read."""
+        """Open the file. Raises OSError where it cannot be read."""
         self.name = str(name)
         self._handle = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         weakref.finalize(self, os.close, self._handle)
@@ -48,9 +48,9 @@ class OpenFile:
         return Path(f"/proc/self/fd/{self._handle}")
 
     def digest(self) -> str | None:
-        """The digest of its bytes; None for a file that is empty, or has more beside it.
+        """Return the digest of its bytes; None for an empty file, or one with external tensors.
 
-        As by git, a file is taken to hold what it held while its times and its size are the same.
+        As in git, a file counts as unchanged while its times and its size are the same.
         """
         found = os.fstat(self._handle)
         seen = code_cache.digest_of(
@@ -68,7 +68,7 @@ class OpenFile:
         return digest or None
 
     def _digest(self) -> str:
-        """The digest of all bytes; empty for a file that names others."""
+        """Return the digest of all bytes; "" for a file that names external files."""
         seen, end = hashlib.sha256(), b""
         with self.path.open("rb", buffering=0) as content:
             while piece := content.read(_PIECE_BYTES):
@@ -85,11 +85,11 @@ def compiled_once(
     make: Callable[[], Made],
     graphs: Graphs,
 ) -> Made | CompiledModel:
-    """What a file becomes: a model from the cache of code, or compiled and then kept there.
+    """Return a file's model from the code cache, or compile it with `make` and cache it.
 
-    asked: says all else that it depends on, as `code_cache.digest_of` takes it.
-    graphs: reads the graphs of its variants again, each for its tiles.
-    Raises what `make` raises.
+    asked: returns everything else that the model depends on, for `code_cache.digest_of`.
+    graphs: reads the graphs of the model's variants again, each for its tiles.
+    Raises the errors of `make`.
     """
     source = key = digest = None
     if code_cache.most_bytes():
@@ -97,7 +97,7 @@ def compiled_once(
             source = OpenFile(file)
             digest = source.digest()
             key = digest and code_cache.digest_of("file", Path(file).stem, digest, asked())
-        except _UNREADABLE:  # `make` says what is wrong
+        except _UNREADABLE:  # `make` raises the error
             key = None
     if source is None or not key:
         return make()
@@ -112,7 +112,7 @@ def compiled_once(
 
 
 def _about(model: CompiledModel) -> dict[str, Any] | None:
-    """What is kept of a model; None where its code is not."""
+    """Return the header of a model for the code cache; None where its code is not cached."""
     variants, inputs, outputs, settings = model.parts
     keys = [variant.key for variant in variants]
     if None in keys:
@@ -162,7 +162,7 @@ class _Again:
         self._read, self._number = graphs, number
 
     def graphs(self) -> Sequence[TiledGraph]:
-        """Raises InvalidInput where the file is not what was compiled."""
+        """Return the graphs. Raises InvalidInput where the file has changed since compilation."""
         remedy = f"{self._source.name} was changed after it was compiled; compile it again"
         if self._source.digest() != self._digest:
             raise InvalidInput(remedy)

@@ -1,4 +1,4 @@
-"""Reports of layers, from the facts of their kernels and the times that they were measured at."""
+"""Reports of layers, from the facts of their kernels and their measured times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from sparsejit.machine.target import Target
 from sparsejit.planner.limits import limit_ns
 from sparsejit.runtime.step_timing import ModelTimer, ProbedFunction, StepTimes, wants_prefixes
 
-# A layer is named that takes more times its prediction, if it takes such a share of the whole.
+# The report names a layer that takes more than this multiple of its predicted time, if it takes at
+# least this share of the whole.
 _MOST_TIMES_PREDICTED, _LEAST_SHARE = 1.5, 0.01
 
 
@@ -34,7 +35,7 @@ def report_of(
     measure: bool,
     accuracy: Accuracy | None = None,
 ) -> Report:
-    """The report of one native function; `measure` runs it, on random inputs, for a second."""
+    """Return the report of one native function; `measure` runs it, on random inputs, for 1 s."""
     check_flags(measure=measure)
     times = measured_times(variant) if measure else None
     target = variant.options.target
@@ -54,7 +55,7 @@ def report_of(
 
 
 def _with_errors(layers: Iterable[LayerReport], accuracy: Accuracy) -> Iterator[LayerReport]:
-    """With the error of each; layers of one name have the largest."""
+    """Add the error of each layer; layers with the same name share the largest."""
     errors: dict[str, float] = {}
     for each in accuracy.layers:
         errors[each.name] = max(each.largest, errors.get(each.name, 0.0))
@@ -76,7 +77,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
 
 
 def _batch_lines(variant: Variant) -> list[str]:
-    """What lies where, if the batch is not axis 0 of all inputs and outputs."""
+    """Return a line about batch axes, if the batch is not axis 0 of all inputs and outputs."""
     if variant.axes is None:
         return []
     values = (*variant.inputs, *variant.outputs)
@@ -102,7 +103,7 @@ def _measured_lines(ns: float | None, samples: int, layers: Sequence[LayerReport
 
 
 def unexpected_lines(whole_ns: float, layers: Sequence[LayerReport]) -> Iterator[str]:
-    """Layers that matter and take clearly longer than predicted."""
+    """Yield a line for each layer that matters and takes clearly longer than predicted."""
     for layer in layers:
         measured, predicted = layer.measured_ns or 0.0, layer.predicted_ns or 0.0
         times = measured / predicted if predicted else 0.0
@@ -111,13 +112,14 @@ def unexpected_lines(whole_ns: float, layers: Sequence[LayerReport]) -> Iterator
 
 
 def groups_of(steps: Sequence[Step]) -> list[list[int]]:
-    """The places of steps of one operator, in the order of their first.
+    """Group the indices of steps by operator, in the order of their first steps.
 
-    They follow each other but where operators run in turn, band by band. Those with other weights
-    are apart, such as the two products of a recurrent layer.
+    The steps of an operator are consecutive, except where operators run in turn, band by band.
+    Steps with other weights are a group of their own, such as the two products of a recurrent
+    layer.
     """
     groups: list[list[int]] = []
-    of_origin: dict[Origin, list[int]] = {}  # the latest group
+    of_origin: dict[Origin, list[int]] = {}  # the latest group of each operator
     for number, step in enumerate(steps):
         group = of_origin.get(step.origin)
         if group is not None and _has_weights_of(step, [steps[place] for place in group]):
@@ -129,7 +131,7 @@ def groups_of(steps: Sequence[Step]) -> list[list[int]]:
 
 
 def _has_weights_of(step: Step, others: Sequence[Step]) -> bool:
-    """Whether a step has no weights, or those that the others have."""
+    """Whether a step has no weights, or the same weights as the others."""
     weights = {other.facts.zeros for other in others if other.facts.weights}
     return not step.facts.weights or not weights or step.facts.zeros in weights
 
@@ -137,7 +139,7 @@ def _has_weights_of(step: Step, others: Sequence[Step]) -> bool:
 def layers_of(
     steps: Sequence[Step], target: Target, times: StepTimes | None = None
 ) -> list[LayerReport]:
-    """What each operator costs that these steps, in their order, compute."""
+    """Return a report for each operator that these steps compute, in their order."""
     all_bytes = sum(step.facts.weight_bytes for step in steps)
     total = 0.0 if times is None else sum(times.steps) + (times.call or 0.0)
     layers = []
@@ -160,7 +162,11 @@ def layer_report(
     ns: float | None = None,
     total: float = 0.0,
 ) -> LayerReport:
-    """One operator's kernels, measured at `ns` of a `total`, in a model with `other_bytes` more."""
+    """Return the report of one operator.
+
+    Its kernels take `ns` of the model's `total` nanoseconds, if measured. `other_bytes` are the
+    bytes of all other weights of the model.
+    """
     main = max(facts, key=lambda each: (each.weights, each.predicted_ns or 0.0))
     numbers = Counter(kernels)
     predicted = [each.predicted_ns for each in facts if each.predicted_ns is not None]
@@ -199,7 +205,7 @@ def layer_report(
 
 
 def _call(ns: float, total: float) -> LayerReport:
-    """What is no operator's: registers saved and restored, arguments fetched."""
+    """Return the report of the call itself: registers saved and restored, arguments fetched."""
     return LayerReport(
         layer="(call)",
         reason="entering and leaving the function",
@@ -209,9 +215,10 @@ def _call(ns: float, total: float) -> LayerReport:
 
 
 def measured_times(variant: Variant) -> StepTimes:
-    """Runs the model on random inputs for about a second, the caller's thread pinned to one core.
+    """Measure the times of steps; takes about a second, with this thread pinned to one core.
 
-    The time of a wave that threads share is divided among its steps as predicted.
+    The inputs are random. The time of a wave is divided among its steps in proportion to their
+    predicted times.
     """
     arrays = example_arrays(variant.graph)
     samples = variant.tile or 1
@@ -227,7 +234,7 @@ def measured_times(variant: Variant) -> StepTimes:
 
 
 def _by_step(variant: Variant, wave_ns: list[float]) -> list[float]:
-    """Times of steps from those of waves."""
+    """Divide the times of waves among their steps."""
     times = [0.0] * len(variant.steps)
     for wave, ns in zip(variant.waves, wave_ns, strict=True):
         predicted = sum(each.step.ns for each in wave.steps)
@@ -238,7 +245,7 @@ def _by_step(variant: Variant, wave_ns: list[float]) -> list[float]:
 
 
 def example_arrays(graph: Graph) -> tuple[list[Array], list[Array]]:
-    """Random inputs that the graph takes, and arrays for its outputs."""
+    """Return random inputs that fit the graph, and arrays for its outputs."""
     rng = np.random.default_rng(0)
     inputs = [_random(value, graph, rng) for value in graph.inputs]
     return inputs, [np.zeros(v.shape, v.type.element.value) for v in graph.outputs]
@@ -255,13 +262,13 @@ def _random(value: Value, graph: Graph, rng: np.random.Generator) -> Array:
 
 
 def _is_offsets(value: Value, graph: Graph) -> bool:
-    """Whether a value says where bags begin."""
+    """Whether a value has the offsets of bags."""
     bags = (node for node in graph.nodes if isinstance(node.op, EmbeddingBag))
     return any(value in node.inputs[2:] for node in bags)
 
 
 def _rows_of_tables(value: Value, graph: Graph) -> int:
-    """How many rows the smallest table has that a value may index, through views too."""
+    """Return the least number of rows of the tables that a value may index, through views too."""
     reached, rows = {value}, []
     for node in graph.nodes:
         if not reached.intersection(node.inputs):

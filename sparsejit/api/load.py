@@ -1,6 +1,6 @@
-"""`sparsejit.load`: what was saved, compiled anew; the kind that a file says picks how.
+"""`sparsejit.load`: reads a saved file of any kind, and compiles it again.
 
-Nothing is compiled of a model whose code was kept.
+A model whose code is in the code cache is not compiled.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Loaded = Kernel | CompiledModel | PartedModel | CompiledEstimator | scales_file.
 
 
 class Loader(NamedTuple):
-    """How one kind of file becomes an object.
+    """The functions that turn one kind of file into an object.
 
-    `read` takes header and tensors apart, and raises DamagedFile, without the file's name, where
-    they are not what was written; `compile` then makes the object for this machine, and raises it
-    where there is no code for them.
+    `read` turns header and tensors into a source; `compile` makes the object for this machine. Both
+    raise DamagedFile, without the file's name: `read` for contents that were never written,
+    `compile` where no code can be made for them.
     """
 
     read: Callable[[dict[str, Any], sealed.Tensors], Any]
@@ -46,13 +46,13 @@ LOADERS: dict[str, Loader] = {
 
 
 def restored(file: sealed.SealedFile) -> Any:
-    """What a file's contents were saved of. Raises DamagedFile, without the file's name."""
+    """Compile the object that was saved. Raises DamagedFile, without the file's name."""
     loader = LOADERS[file.kind]
     return loader.compile(loader.read(file.header, file.tensors))
 
 
 def load(path: str | os.PathLike[str]) -> Loaded:
-    """Load what `save` wrote, compiled for this machine. No code of the file is run.
+    """Load a file that `save` wrote, and compile it for this machine. No code of the file is run.
 
     Args:
         path: a .sjit file
@@ -62,7 +62,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
 
     Raises:
         InvalidInput: there is no such file
-        DamagedFile: the file is not exactly what was saved, or has another format
+        DamagedFile: the file was changed after it was saved, or has another format
         UnsupportedTarget: it was made for a target that this machine lacks
     """
 
@@ -78,7 +78,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
 
 
 def _saved_graphs(source: OpenFile) -> list[Sequence[TiledGraph]]:
-    """The graphs of a model's file, by variant."""
+    """Return the graphs of a model's file, by variant."""
     file = sealed.read(source.path, (model_file.KIND,))
     saved = model_file.read_model(file.header, file.tensors)
     return [graphs for graphs, _ in saved.variants]

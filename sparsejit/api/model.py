@@ -1,4 +1,4 @@
-"""The compiled model: a callable, and the record of what was built and why."""
+"""The compiled model: a callable, with a record of its kernels and the reasons for them."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from sparsejit.ir.graph import Array, Graph
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.runtime.program import Program
 
-_MOST_BYTES = 256 << 20  # for sizes that were not the example's
+_MOST_BYTES = 256 << 20  # of variants for sizes other than the example's
 
 
 class ModelParts(NamedTuple):
-    """Native functions by the shapes of inputs, what calls give and return, and the options."""
+    """The variants of a model, the nests of its inputs and outputs, and the options."""
 
     variants: tuple[Variant, ...]
     input_nest: Nest
@@ -54,10 +54,10 @@ class CompiledModel(CalledModel, Compiled):
 
     Attributes:
         batch_is_free: whether the batch may have any length
-        batch_axes: on which axis each input and output has it
-        tile: how many samples run at a time where the batch is free and like the example's
+        batch_axes: the axis of the batch in each input and output
+        tile: the number of samples that run at a time for a free batch like the example's
         stats: counts of layers and weights, sizes in bytes, the time to compile in milliseconds
-        graph: what is computed, after all passes
+        graph: the computation, after all passes
         pointer: the address of `int run(inputs, outputs, workspace, samples)`, whose arrays have
             samples on axis 0 wherever the model has them
     """
@@ -85,7 +85,7 @@ class CompiledModel(CalledModel, Compiled):
 
     @property
     def title(self) -> str:
-        """How much it holds, in a line."""
+        """Counts of layers, weights and kernels, in one line."""
         stats = self.stats
         batch = "any batch" if self.batch_is_free else "a fixed batch"
         return (
@@ -95,7 +95,7 @@ class CompiledModel(CalledModel, Compiled):
 
     @property
     def parts(self) -> ModelParts:
-        """What it was made of."""
+        """The variants, nests and options that the model was made from."""
         variants = tuple(self._variants.values())
         return ModelParts(variants, self._input_nest, self._output_nest, self._settings)
 
@@ -104,7 +104,7 @@ class CompiledModel(CalledModel, Compiled):
         return self._first.program
 
     def disassemble(self) -> str:
-        """The instructions, with the literals they read; the model is lowered again for it."""
+        """Return the instructions, with the literals they read; lowers the model again."""
         return "\n".join(self._first.listing())
 
     @property
@@ -113,7 +113,7 @@ class CompiledModel(CalledModel, Compiled):
 
     @property
     def graph(self) -> Graph:
-        """What is computed, after all passes; as text it reads like the model."""
+        """The computation, after all passes; as text it reads like the model."""
         return self._first.graph
 
     @property
@@ -123,15 +123,15 @@ class CompiledModel(CalledModel, Compiled):
 
     @property
     def batch_axes(self) -> BatchAxes | None:
-        """The axis of each input and output that is the batch where that is free.
+        """The batch axis of each input and output; None where the batch is fixed.
 
-        It is None for an input that has none: what that holds is the same for all samples.
+        The axis is None for an input without a batch, whose values all samples share.
         """
         return self._first.batch_axes
 
     @property
     def tile(self) -> int | None:
-        """How many samples run at a time where the batch is free and like the example's."""
+        """The number of samples that run at a time for a free batch like the example's."""
         return self._first.tile
 
     @property
@@ -140,7 +140,7 @@ class CompiledModel(CalledModel, Compiled):
         return statistics_of(self._first)
 
     def run(self, inputs: Sequence[Any]) -> list[Array]:
-        """The flat list of outputs, numpy arrays, for a flat list of inputs.
+        """Return the flat list of outputs, numpy arrays, for a flat list of inputs.
 
         Outputs have the model's dtypes, float32 in place of bfloat16.
 
@@ -157,9 +157,9 @@ class CompiledModel(CalledModel, Compiled):
     def prepare(self, **sizes: int) -> None:
         """Compile for these sizes now, by the names that `dynamic_shapes` gave them.
 
-        Sizes left out are as in the example. A batch needs nothing: code is the same for any. Where
-        the code of other sizes takes more than 256 MiB, what was made first goes. May be called
-        from several threads, also while others run the model.
+        Sizes left out are as in the example. A batch needs no preparation: the same code runs any
+        length. Where the code of other sizes takes more than 256 MiB, the oldest is dropped. It may
+        be called from several threads, also while others run the model.
 
         Args:
             **sizes: whole numbers by name, such as time=128
@@ -176,7 +176,7 @@ class CompiledModel(CalledModel, Compiled):
         self._variant_for([np.zeros(shape, value.type.element.value) for shape, value in shapes])
 
     def explain(self, *, measure: bool = False) -> Report:
-        """What every layer costs and why.
+        """Report the cost of every layer and why.
 
         Args:
             measure: run the model for about a second, and time every layer
@@ -187,17 +187,18 @@ class CompiledModel(CalledModel, Compiled):
         return report_of(self._first, self.title, self.stats, measure, self._accuracy)
 
     def accuracy(self, data: Iterable[Any]) -> Accuracy:
-        """What layers and outputs are off on data, beside float64 and the same in float32.
+        """Measure the errors of layers and outputs on data, against float64.
 
-        `explain()` shows it from then on. An element takes as long as numpy takes for the model in
-        float64. A model that was loaded is compared with what its file says: there the ranges and
-        corrections of `Scales` are part of the model.
+        The errors of the model in float32 are measured beside them. `explain()` shows the errors
+        from then on. An element takes as long as numpy takes for the model in float64. A loaded
+        model is compared with the model of its file, which includes the ranges and corrections of
+        `Scales`.
 
         Args:
             data: as for `quantise`
 
         Raises:
-            InvalidInput: data that is not a list, or not what the model takes
+            InvalidInput: data is not a list, or an element does not fit the model's inputs
         """
         checked = []
         for call in calls_of(data):
@@ -208,25 +209,26 @@ class CompiledModel(CalledModel, Compiled):
         return self._accuracy
 
     def advise(self) -> Advice:
-        """What would make the model faster on this processor, and by how much.
+        """Suggest changes that would make the model faster on this processor, with their gains.
 
-        Runs the model for about a second, then predicts its layers as they might be: some seconds
-        for large ones. Gains are predictions; what a change does to results is yours to measure.
+        Runs the model for about a second, then predicts the times of changed layers, which takes
+        some seconds for large ones. Gains are predictions; measure yourself how a change affects
+        results.
         """
         return advice_for(self._first, measured_times(self._first))
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
-        """A function without arguments that computes outputs from inputs, as they are by then.
+        """Return a function without arguments that computes outputs from the current inputs.
 
         It holds all arrays, adds some 20 ns to the native time and keeps the interpreter lock. One
         thread may call it at a time. A divisor of 0, or an index out of range, raises nothing.
         Arrays whose batch lies behind other axes are copied at every call: some microseconds.
-        Outputs whose sizes a call decides have their largest size, and those sizes follow as
+        Outputs whose sizes depend on the inputs have their largest size; the actual sizes follow as
         further outputs, int64 without axes.
 
         Args:
             inputs: a flat list of contiguous numpy arrays, all whole numbers as int64, all floats
-                as float32, which are read as they are
+                as float32; they are read in place
             outputs: the same, for the results
 
         Raises:
@@ -242,7 +244,7 @@ class CompiledModel(CalledModel, Compiled):
         return exported_model(name, self._first, (self._input_nest, self._output_nest))
 
     def source(self) -> ModelSource:
-        """What it is made from."""
+        """Return the data from which the model is compiled."""
         made = self._variants.values()
         variants = [SavedVariant(each.graphs, each.options.shares_tiles) for each in made]
         name = self._first.program.name
@@ -265,7 +267,7 @@ class CompiledModel(CalledModel, Compiled):
         return self._first if variant is None else variant
 
     def _forget_oldest(self) -> None:
-        """Let go what was made first for other sizes than the example's, where all take much."""
+        """Drop the oldest variants for other sizes than the example's while they exceed 256 MiB."""
         _, *others = self._variants.items()
         room = sum(variant.bytes for _, variant in others)
         for shapes, variant in others[:-1]:
@@ -276,9 +278,9 @@ class CompiledModel(CalledModel, Compiled):
 
 
 def compile_saved(source: ModelSource) -> CompiledModel:
-    """The model that a source was kept of, for this machine.
+    """Compile a model's source for this machine.
 
-    Raises DamagedFile, without the file's name, where it has no kernels for what the source says,
+    Raises DamagedFile, without the file's name, where no kernel exists for a graph of the source,
     and UnsupportedTarget for a target that cannot run here.
     """
     options = source.settings.resolved()

@@ -1,4 +1,4 @@
-"""Compiles one model, once for inputs of some shapes and again for those of others."""
+"""Compiles one model, for the shapes of the example and again for other shapes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ModelCompiler:
     fallback: str | None
     dtype: Dtypes
     settings: ModelSettings
-    axes: InputAxes | None = None  # of the batch, where they are known
+    axes: InputAxes | None = None  # batch axes of the inputs, where they are known
     name: str = ""
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class ModelCompiler:
     def once(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tell: Progress
     ) -> CompiledModel | PartedModel:
-        """What `compiled` makes, or made of the same file before."""
+        """Return the model of `compiled`, or from the code cache for a file compiled before."""
         check_fallback(self.fallback, self.model)
         make = partial(self.compiled, args, kwargs, tell)
         is_file = is_onnx(self.model) and isinstance(self.model, str | Path)
@@ -76,7 +76,7 @@ class ModelCompiler:
     def compiled(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tell: Progress
     ) -> CompiledModel | PartedModel:
-        """The model for inputs like these; in parts, where it must be and may be."""
+        """Compile the model for inputs like these; in parts if it needs and has a `fallback`."""
         kept = _kept_weights() if self._may_share else None
         plain = self.dtype if self.dtype != AUTO else "float32"
         try:
@@ -108,7 +108,7 @@ class ModelCompiler:
         tell: Progress,
         like: ExampleCall | None = None,
     ) -> Scales:
-        """How layers are stored best, by what the model does on these calls."""
+        """Choose scales, calibrated on these calls; predicted times are for calls `like` that."""
         def priced(call: ExampleCall) -> Graph:
             _, graphs, _ = self._read(call.args, call.kwargs)
             return graphs[0].graph
@@ -116,13 +116,13 @@ class ModelCompiler:
         return ScalesFinder(self.read, priced, self.options).scales(calls, budget, tell, like)
 
     def read(self, call: ExampleCall) -> ReadModel:
-        """The model's graph for inputs of a call's shapes, before any pass."""
+        """Return the model's graph and nests for the shapes of a call, before any pass."""
         found = replace(self, free_batch=False)._graphs(call.args, call.kwargs)
         return ReadModel(found.graph(None), found.input_tree, found.output_tree)
 
     @property
     def _may_share(self) -> bool:
-        """Whether code for other sizes may read the weights of the first."""
+        """Whether code for other sizes may read the weights of the first variant."""
         return self.sizes is not None and self.sizes.has_others
 
     def make(
@@ -132,10 +132,10 @@ class ModelCompiler:
         progress: Progress,
         kept: KeptWeights | None = None,
     ) -> tuple[tuple[Nest, Nest], Variant]:
-        """Read the model's graph and compile it for inputs like these; and what calls take, give.
+        """Read and compile the model for inputs like these; return the nests and the variant.
 
-        What was read is let go first: it may hold the weights once more. `kept` takes what code
-        for other sizes needs of the weights.
+        The exported model is freed before compilation, because it may hold a copy of the weights.
+        `kept` stores the data about weights that code for other sizes needs.
         """
         progress("exporting the model", 0.0)
         trees, graphs, options = self._read(args, kwargs)
@@ -144,9 +144,10 @@ class ModelCompiler:
         return trees, make_variant(first.graph, *given, others=others, kept=kept)
 
     def asked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """All that the code of an ONNX file depends on but the file, as data of which digests are.
+        """Return all that the code of an ONNX file depends on, except the file, for a digest.
 
-        Raises AttributeError, TypeError, ValueError or ImportError for what is refused later.
+        Raises AttributeError, TypeError, ValueError or ImportError for arguments that compilation
+        refuses later.
         """
         assert not isinstance(self.dtype, Scales)
         rules = self.dtype if isinstance(self.dtype, str) else list(self.dtype.items())
@@ -156,7 +157,7 @@ class ModelCompiler:
         return version("onnx"), self.settings, self.free_batch, *given
 
     def graphs_of(self, args: tuple[Any, ...], file: OpenFile) -> list[list[TiledGraph]]:
-        """What `make` lowers of an ONNX file, which may have another name by now."""
+        """Return the graphs that `make` lowers for an ONNX file, which may have been renamed."""
         from onnx import load
 
         _, graphs, options = replace(self, model=load(str(file.path)))._read(args, {})
@@ -165,9 +166,9 @@ class ModelCompiler:
     def _read(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: Sequence[int] | None = None
     ) -> tuple[tuple[Nest, Nest], list[TiledGraph], ModelOptions]:
-        """The model's nests, its graphs for tiles of samples, the main one first, and options.
+        """Return the model's nests, its graphs for each tile, the main one first, and the options.
 
-        The tiles are those `wanted`, or those that serve the model best.
+        The tiles are `wanted`, or by default the best ones for the model.
         """
         exported = self._graphs(args, kwargs)
         trees = exported.input_tree, exported.output_tree
@@ -200,9 +201,9 @@ class ModelCompiler:
     def other_sizes(
         self, inputs: Nest, first: Variant, args: Any, kwargs: Any, kept: KeptWeights | None
     ) -> OtherSizes:
-        """What compiles the model for flat inputs of other shapes, nested as before.
+        """Return an object that compiles the model for inputs of other shapes, with the same nest.
 
-        The batch stays on its axes: other sizes may let it be on others.
+        The batch axes are fixed to the first variant's: other sizes could allow other axes.
         """
         axes = first.batch_axes
         compiler = replace(self, axes=None if axes is None else axes.inputs)
@@ -222,7 +223,7 @@ class ModelCompiler:
 
 
 def _kept_weights() -> KeptWeights | None:
-    """None where the system does not grant the addresses."""
+    """Return an empty KeptWeights, or None where the system refuses the addresses."""
     try:
         return KeptWeights()
     except CompileError:

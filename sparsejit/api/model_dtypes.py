@@ -1,7 +1,7 @@
-"""Dtypes of a model's inputs and outputs where its graph computes with others.
+"""Conversion of inputs and outputs between the dtypes of a model and of its graph.
 
-A graph has float16, bfloat16 and float64 as float32, whole numbers as int64, and complex numbers as
-pairs of float32 on a last axis.
+A graph computes float16, bfloat16 and float64 as float32, whole numbers as int64, and complex
+numbers as pairs of float32 on a last axis.
 """
 
 import sys
@@ -21,9 +21,9 @@ _INT64 = np.dtype(np.int64)
 
 
 class ModelDtypes:
-    """The inputs and outputs of a graph whose dtypes its model has otherwise.
+    """The inputs and outputs whose dtypes in the model differ from the graph's.
 
-    values: the graph's inputs; inputs, outputs: those of the model.
+    values: the graph's inputs. inputs, outputs: the nests of the model.
     """
 
     def __init__(self, values: Sequence[Value], inputs: Nest, outputs: Nest) -> None:
@@ -36,11 +36,11 @@ class ModelDtypes:
         self.outputs = [(n, dtype_named(each)) for n, each in enumerate(dtypes(outputs)) if each]
 
     def arrays(self, leaves: Sequence[Any]) -> list[Array]:
-        """The tensors or arrays of a call as the graph takes them.
+        """Convert the tensors or arrays of a call to the dtypes of the graph.
 
-        Whole numbers become int64, floats of the model's dtype float32; float32 in their place is
-        rounded to it. Raises InvalidInput for whole numbers that the model's dtype does not hold,
-        and for real numbers in the place of complex ones.
+        Whole numbers become int64, floats of the model's dtype float32; a float32 array is rounded
+        to the model's dtype. Raises InvalidInput for whole numbers that the model's dtype does not
+        hold, and for real numbers in the place of complex ones.
         """
         given = list(leaves)
         for place, _, dtype in self.inputs:  # numpy has no such dtype
@@ -69,7 +69,7 @@ class ModelDtypes:
                 arrays[place] = array.astype(_INT64)
 
     def as_given(self, arrays: Sequence[Array]) -> list[Any]:
-        """Widened inputs as the model takes them; those of bfloat16 as tensors."""
+        """Convert widened inputs back to the model's dtypes; bfloat16 inputs become tensors."""
         found: list[Any] = list(arrays)
         for place, _, dtype in self.inputs:
             if dtype.kind == "c":
@@ -81,7 +81,7 @@ class ModelDtypes:
         return found
 
     def shapes(self, arrays: Sequence[Array]) -> list[tuple[int, ...]]:
-        """Those that the model has of widened inputs: complex ones lack the axis of the pairs."""
+        """Return the model's shapes of widened inputs: complex ones lack the axis of the pairs."""
         found = [array.shape for array in arrays]
         for place, _, dtype in self.inputs:
             if dtype.kind == "c":
@@ -89,7 +89,7 @@ class ModelDtypes:
         return found
 
     def narrowed(self, results: list[Array]) -> list[Array]:
-        """Outputs as the model gives them; bfloat16 stays float32."""
+        """Convert outputs to the model's dtypes; bfloat16 stays float32."""
         for place, dtype in self.outputs:
             if dtype.kind == "c":
                 results[place] = from_pairs(results[place], np.dtype(dtype.name))
@@ -110,7 +110,7 @@ def _as_float32(tensor: Any) -> Any:
 
 
 def check_held(array: Array, name: str, dtype: Any) -> None:
-    """Raises InvalidInput for whole numbers that a dtype does not hold."""
+    """Raise InvalidInput for whole numbers that a dtype does not hold."""
     if array.dtype.kind not in "iu" or np.can_cast(array.dtype, dtype) or not array.size:
         return
     limits = np.iinfo(dtype)

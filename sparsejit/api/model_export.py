@@ -1,4 +1,4 @@
-"""A model as C calls it."""
+"""The function of a model for C, and the contents of its header."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ from sparsejit.x86.operands import rcx
 
 
 def exported_model(name: str, variant: Variant, nests: Sequence[Nest] = ()) -> ExportedFunction:
-    """`int NAME_run(inputs, outputs, workspace)`, and `long samples` where the batch is free.
+    """Return `int NAME_run(inputs, outputs, workspace)`; with `long samples` for a free batch.
 
-    `nests` are those of the model's inputs and outputs, whose dtypes the header names. Raises
+    `nests` are the nests of the model's inputs and outputs, whose dtypes the header names. Raises
     InvalidInput for a model on several threads.
     """
     graph, is_fixed = variant.graph, variant.tile is None
@@ -38,12 +38,12 @@ def exported_model(name: str, variant: Variant, nests: Sequence[Nest] = ()) -> E
     )
 
 
-# What a caller should know of numbers whose dtype in the model is another.
+# Notes for callers about numbers whose dtype in the model is another.
 _ASKED = {"input": "read as they are", "output": "such as it holds"}
 
 
 def _noted(nests: Sequence[Nest]) -> dict[tuple[str, int], str]:
-    """The dtypes that nests note, by side and place."""
+    """Return the dtypes that nests note, by side and position."""
     return {
         (side, place): dtype
         for side, nest in zip(_ASKED, nests, strict=False)
@@ -58,9 +58,9 @@ def _pointee(values: Sequence[Value]) -> str:
 
 
 class _Array(NamedTuple):
-    """One of "input" or "output", its place in the table, what it holds, the model's batch axis.
+    """An array: "input" or "output", its index in the table, its value, and the model's batch axis.
 
-    That is None where the batch is fixed, and for an input that is the same for all samples.
+    The axis is None where the batch is fixed, and for an input that all samples share.
     """
 
     side: str
@@ -123,7 +123,7 @@ def _about(variant: Variant, prefix: str, noted: Mapping[tuple[str, int], str]) 
 
 
 def _about_indices(variant: Variant, prefix: str) -> list[str]:
-    """What a positive result says, of a model that can return one."""
+    """Return lines about positive results, for a model that can return one."""
     if not any(isinstance(node.op, Embedding | EmbeddingBag) for node in variant.graph.nodes):
         return []
     return [
@@ -134,5 +134,5 @@ def _about_indices(variant: Variant, prefix: str) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    """A name that ends no comment."""
+    """Return a name that cannot end a C comment."""
     return re.sub(r"[^\w.]", "_", name)

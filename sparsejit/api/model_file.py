@@ -1,10 +1,10 @@
-"""A model as a file: its graphs as they are lowered; its code is made anew where it is loaded.
+"""A model as a file: its graphs after all passes; it is compiled again where it is loaded.
 
     {"name": ..., "settings": record, "inputs": nest, "outputs": nest,
      "variants": [{"shared": bool, "graphs": [{"tile": ..., "graph": ...}, ...]}, ...]}
 
-A variant is the model for inputs of certain shapes, where the batch is free for one or more tiles,
-the main one first; tile 0 says that its batch is fixed.
+A variant is the model for inputs of certain shapes. Where the batch is free it has graphs for one
+or more tiles, the main one first; tile 0 means a fixed batch.
 """
 
 import json
@@ -30,7 +30,7 @@ _NAMES = ("native", *ISA_LEVELS)
 
 
 class SavedVariant(NamedTuple):
-    """Graphs after all passes, each of its tile or None; whether threads take turns with tiles."""
+    """Graphs after all passes, each with its tile or None; whether threads share the tiles."""
 
     graphs: Sequence[TiledGraph]
     shares_tiles: bool
@@ -38,7 +38,7 @@ class SavedVariant(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ModelSource:
-    """All that a model is made from."""
+    """The data from which a model is compiled."""
 
     name: str
     settings: ModelSettings
@@ -48,7 +48,7 @@ class ModelSource:
 
 
 def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
-    """Header and tensors. Raises InvalidInput for nests and graphs that cannot be saved."""
+    """Return header and tensors. Raises InvalidInput for nests and graphs that cannot be saved."""
     writer = ArrayWriter()
     variants = [
         {
@@ -70,9 +70,10 @@ def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
 
 
 def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
-    """What `model_to_data` took apart. Raises DamagedFile, without the file's name, for the rest.
+    """Return the source that `model_to_data` wrote.
 
-    Every shape that the code relies on is checked here, but not whether there is a kernel for it.
+    Raises DamagedFile, without the file's name, for other data. It checks every shape that the code
+    relies on, but not whether a kernel exists for it.
     """
     name, settings, inputs, outputs, variants = fields_of(
         header, name=str, settings=dict, inputs=dict, outputs=dict, variants=list
@@ -107,7 +108,7 @@ def _graph_from_data(data: Any, reader: ArrayReader) -> TiledGraph:
 
 
 def _check_interfaces(variants: Sequence[SavedVariant], given: Nest, made: Nest) -> None:
-    """Raises DamagedFile unless all graphs take and make what the nests hold, a tile at a time."""
+    """Raise DamagedFile unless the inputs and outputs of all graphs fit the nests and the tile."""
     shapes = set()
     kinds = set()
     for place, (graph, tile) in ((n, one) for n, each in enumerate(variants) for one in each[0]):
@@ -136,12 +137,12 @@ def _free(kind: TensorType, tile: int | None) -> tuple[int, ...]:
 
 
 def settings_to_data(settings: ModelSettings) -> dict[str, Any]:
-    """The options of a model or an estimator, for its header."""
+    """Return the options of a model or an estimator, for its header."""
     return _RECORDS.encode(settings)
 
 
 def settings_from_data(data: Any) -> ModelSettings:
-    """What `settings_to_data` wrote. Raises DamagedFile for what are no options."""
+    """Return the options that `settings_to_data` wrote. Raises DamagedFile for invalid options."""
     settings: ModelSettings = _RECORDS.decode(data)
     if isinstance(settings.target, str) and settings.target not in _NAMES:
         raise DamagedFile(f"has target {settings.target!r}")
@@ -157,7 +158,7 @@ def tensors_in(nest: Nest) -> int:
 
 
 def nest_to_data(nest: Nest, where: str) -> dict[str, Any]:
-    """A nest for a header. Raises InvalidInput for what would not come back as it is."""
+    """Return a nest for a header. Raises InvalidInput for one that JSON does not preserve."""
     data = to_json(nest)
     try:
         kept = from_json(json.loads(json.dumps(data, allow_nan=False)), where) == nest
@@ -172,7 +173,7 @@ def nest_to_data(nest: Nest, where: str) -> dict[str, Any]:
 
 
 def nest_from_data(data: Any, where: str) -> Nest:
-    """What `nest_to_data` wrote. Raises DamagedFile for anything else."""
+    """Return the nest that `nest_to_data` wrote. Raises DamagedFile for anything else."""
     try:
         return from_json(data, where)
     except DamagedFile as error:

@@ -1,4 +1,4 @@
-"""Things that `compile` is given in place of a model, refused by name."""
+"""Check that the argument of `compile` is a model, with a remedy for common other objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparsejit.frontends.onnx import is_onnx
 from sparsejit.frontends.torch_export import is_program
 
 _WEIGHTS = "give the module with these weights; compile_matrix takes a file with one layer"
-# What to give in place of a file, by its suffix.
+# Remedies for a file in place of a model, by its suffix.
 _FILES = {
     ".sjit": "sparsejit.load({path!r}) compiles what `save` wrote",
     ".pt2": "give torch.export.load({path!r})",
@@ -23,7 +23,7 @@ _MODELS = "give a torch.nn.Module, an .onnx file or a fitted estimator"
 
 
 def check_model(model: Any) -> None:
-    """Raise InvalidInput for what is no torch module or program and no ONNX model."""
+    """Raise InvalidInput unless `model` is a torch module or program, or an ONNX model."""
     if is_onnx(model) or is_program(model) or _is_module(model):
         return
     if isinstance(model, str | os.PathLike):
@@ -38,6 +38,6 @@ def check_model(model: Any) -> None:
 
 
 def _is_module(model: Any) -> bool:
-    """Whether it is a module of torch, told without importing torch."""
+    """Whether it is a module of torch; does not import torch."""
     nn = sys.modules.get("torch.nn")
     return nn is not None and isinstance(model, nn.Module)

@@ -1,4 +1,4 @@
-"""Which axes of a model's inputs may have other lengths than the example's, by name."""
+"""Named sizes: axes of a model's inputs that may have other lengths than in the example."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from sparsejit.frontends.onnx import declared_inputs, is_onnx
 from sparsejit.frontends.torch_export import OpenSize, names_of_places, sizes_of_program
 
 Shape = tuple[int, ...]
-# By argument, or in their order: sizes by axis, each a name or a torch.export.Dim.
+# For each argument, by name or in order: sizes by axis, each a name or a torch.export.Dim.
 DynamicShapes = Mapping[str, Any] | Sequence[Any]
 _UNBOUNDED = 1 << 62
 
 
 @dataclass(frozen=True)
 class NamedSize:
-    """A size that may change: `least` and `most` bound it."""
+    """A size that may change, from `least` to `most` elements."""
 
     name: str
     least: int = 0
@@ -27,19 +27,19 @@ class NamedSize:
 
     @property
     def largest(self) -> int | None:
-        """None where there is no bound."""
+        """The upper bound; None where there is none."""
         return None if self.most == _UNBOUNDED else self.most
 
     @property
     def bounds(self) -> str:
-        """In words."""
+        """The bounds, in words."""
         largest = self.largest
         return f"at least {self.least}" if largest is None else f"{self.least} to {largest}"
 
 
 @dataclass(frozen=True)
 class NamedInput:
-    """An input by its name, its shape in the example, and which of its axes are named."""
+    """An input: its name, its shape in the example, and its named axes."""
 
     name: str
     shape: Shape
@@ -49,23 +49,23 @@ class NamedInput:
 class NamedSizes:
     """The sizes that `dynamic_shapes` names, for the flat list of a model's inputs.
 
-    One name is one size, wherever it stands.
+    All axes with the same name have the same length.
     """
 
     def __init__(self, inputs: Sequence[NamedInput]) -> None:
-        """Raises InvalidInput where the example does not fit what is declared of it."""
+        """Raise InvalidInput where the example's shapes do not fit the declared sizes."""
         self.inputs = tuple(inputs)
         self.check([each.shape for each in self.inputs])
 
     def in_order(self, names: Sequence[str]) -> NamedSizes:
-        """With the inputs of these names last, in this order."""
+        """Return the same sizes, with the inputs of these names last, in this order."""
         last = {each.name: each for each in self.inputs if each.name in names}
         first = [each for each in self.inputs if each.name not in names]
         return NamedSizes([*first, *(last[name] for name in names)])
 
     @property
     def batch_axes(self) -> tuple[int | None, ...] | None:
-        """Where each input has the size that is the batch; None where no name is the batch's."""
+        """The batch axis of each input; None where no named size is the batch."""
         return named_axes(
             [
                 SizedInput(each.shape, {axis: size.name for axis, size in each.axes.items()})
@@ -75,13 +75,13 @@ class NamedSizes:
 
     @property
     def has_others(self) -> bool:
-        """Whether any other size than the batch may change."""
+        """Whether a size other than the batch may change."""
         batch = self.batch_axes or (None,) * len(self.inputs)
         pairs = zip(self.inputs, batch, strict=True)
         return any(axis != own for each, own in pairs for axis in each.axes)
 
     def lengths(self, shapes: Sequence[Shape]) -> dict[str, int]:
-        """The sizes other than the batch where inputs have these shapes."""
+        """Return the named sizes, except the batch, of inputs with these shapes."""
         batch = self.batch_axes or (None,) * len(self.inputs)
         return {
             size.name: shape[axis]
@@ -91,24 +91,24 @@ class NamedSizes:
         }
 
     def largest(self, name: str) -> int | None:
-        """The bound of a size; None where there is none."""
+        """Return the upper bound of a size; None where there is none."""
         sizes = (size for each in self.inputs for size in each.axes.values() if size.name == name)
         return min((size.largest for size in sizes if size.largest is not None), default=None)
 
     def like(self, shapes: Sequence[Shape]) -> NamedSizes:
-        """The same sizes, with these shapes as the example. Raises InvalidInput for others."""
+        """Return the same sizes, with these shapes as the example. Raises as `check`."""
         pairs = zip(self.inputs, shapes, strict=True)
         return NamedSizes([NamedInput(each.name, shape, each.axes) for each, shape in pairs])
 
     def open_sizes(self) -> list[dict[int, OpenSize]]:
-        """The sizes that may change, for each input by axis."""
+        """Return the sizes that may change, for each input by axis."""
         return [
             {axis: OpenSize(size.name, size.least, size.largest) for axis, size in axes.items()}
             for axes in (each.axes for each in self.inputs)
         ]
 
     def check(self, shapes: Sequence[Shape]) -> None:
-        """Raise InvalidInput, which names input, axis, size and bounds, for shapes that differ."""
+        """Raise InvalidInput for shapes that do not fit; it names input, axis, size and bounds."""
         found: dict[str, tuple[int, str]] = {}
         for each, shape in zip(self.inputs, shapes, strict=True):
             if len(shape) != len(each.shape):
@@ -141,9 +141,9 @@ class NamedSizes:
             )
 
     def shapes_for(self, sizes: Mapping[str, int]) -> list[Shape]:
-        """The shapes of all inputs where these sizes are so, and all others as in the example.
+        """Return the shapes of all inputs for these sizes, with all others as in the example.
 
-        Raises InvalidInput for names that are not declared, and sizes out of bounds.
+        Raises InvalidInput for undeclared names, and for sizes out of bounds.
         """
         known = {size.name for each in self.inputs for size in each.axes.values()}
         for name, length in sizes.items():
@@ -168,10 +168,10 @@ def _resized(each: NamedInput, sizes: Mapping[str, int]) -> Shape:
 def arguments_by_name(
     model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: Container[str]
 ) -> dict[str, Any]:
-    """What a model is called with, by the names that it has for them, in the order of a call.
+    """Return the example arguments by the model's names for them, in the order of a call.
 
-    Raises InvalidInput for a model whose arguments have none, and without examples. A call
-    does not give the inputs of an ONNX model that are `known`.
+    The inputs of an ONNX model that are `known` are left out, as in a call. Raises InvalidInput for
+    a model whose arguments have no names, and without examples.
     """
     if is_onnx(model):
         names = [each.name for each in declared_inputs(model) if each.name not in known]
@@ -191,13 +191,13 @@ def arguments_by_name(
 
 
 def named_sizes(given: DynamicShapes, examples: Mapping[str, Any]) -> NamedSizes:
-    """What `dynamic_shapes` says of the arguments of a model, as torch.export spells it.
+    """Read `dynamic_shapes`, in the notation of torch.export.
 
-    given: by argument, or in their order, a dict from axes to sizes, or a list with one for each
-        axis; None where nothing changes. A size is a name, or a torch.export.Dim.
+    given: for each argument, by name or in order, a dict from axes to sizes, or a list with a size
+        for each axis; None where nothing changes. A size is a name, or a torch.export.Dim.
     examples: the arguments by name, all tensors or arrays.
 
-    Raises InvalidInput for what is neither, and arguments and axes that there are not.
+    Raises InvalidInput for other types, and for arguments and axes that do not exist.
     """
     if not isinstance(given, Mapping):
         if not isinstance(given, Sequence) or isinstance(given, str):
@@ -224,9 +224,9 @@ def named_sizes(given: DynamicShapes, examples: Mapping[str, Any]) -> NamedSizes
 
 
 def sizes_of_exported(program: Any, args: Sequence[Any]) -> NamedSizes | None:
-    """The sizes that an exported program leaves open, by their symbols; None where others are.
+    """Return the open sizes of an exported program, by their symbols.
 
-    Only of programs whose arguments are tensors given by position.
+    It is None unless all arguments are tensors passed by position.
     """
     names = list(program.graph_signature.user_inputs)
     if len(names) != len(args) or not all(hasattr(each, "shape") for each in args):

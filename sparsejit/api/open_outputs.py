@@ -1,4 +1,4 @@
-"""Outputs whose sizes a call decides: arrays of the largest size, cut to the size that it has."""
+"""Outputs whose sizes depend on the inputs: arrays of the largest size, cut to the actual size."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sparsejit.ir.graph import Array, Element, OpenAxis, TensorType, Value
 
 
 def cut(results: Sequence[Array], axes: Sequence[OpenAxis]) -> list[Array]:
-    """The outputs without the elements behind their sizes, which further results have.
+    """Return the outputs, cut to their actual sizes, which are further results of the call.
 
-    Where nothing is behind them, an output stays the array that the call wrote.
+    An output that has its largest size is returned without a copy.
     """
     first_count = min((axis.size for axis in axes), default=len(results))
     found = list(results[:first_count])
@@ -23,7 +23,7 @@ def cut(results: Sequence[Array], axes: Sequence[OpenAxis]) -> list[Array]:
 
 
 def check_open_axes(axes: Sequence[OpenAxis], outputs: Sequence[Value]) -> None:
-    """Raises DamagedFile, without the file's name, for axes that the outputs do not have."""
+    """Raise DamagedFile, without the file's name, for axes that the outputs do not have."""
     for output, axis, inner, count in axes:
         fits = output < count < len(outputs) and axis < len(outputs[output].shape) and inner
         if not fits or outputs[count].type != TensorType((), Element.INT64):

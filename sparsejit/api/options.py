@@ -1,4 +1,4 @@
-"""What was asked for: kept by a kernel or a model, so that it can be compiled again."""
+"""Options of a kernel or a model, kept so that it can be compiled again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Options:
         check_flags(tune=self.tune, exact=self.exact)
 
     def layer(self, matrix: SparseMatrix, bias: npt.NDArray[Any] | None) -> Layer:
-        """What is to be computed. Raises InvalidInput where the dtype cannot hold the weights."""
+        """Return the layer to compute. Raises InvalidInput if its dtype cannot hold the weights."""
         each = MatVec(
             matrix.out_features,
             matrix.in_features,
@@ -57,7 +57,10 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class KernelSource:
-    """All that a kernel is made from: float32 (out_features, in_features), (out_features,)."""
+    """The data from which a kernel is compiled.
+
+    `weights` are float32 (out_features, in_features), `bias` is float32 (out_features,).
+    """
 
     weights: FloatArray | CompressedRows
     bias: FloatArray | None
@@ -66,9 +69,9 @@ class KernelSource:
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """The keyword arguments of `compile_model` that count for a graph, as they were given.
+    """The keyword arguments of `compile_model` that affect compiling a graph, as they were given.
 
-    `any_length`: whether any size but the batch has a name.
+    `any_length`: whether a size other than the batch has a name.
     """
 
     target: str | Target
@@ -81,9 +84,10 @@ class ModelSettings:
         check_flags(tune=self.tune, exact=self.exact)
 
     def resolved(self) -> ModelOptions:
-        """What they mean on this machine.
+        """Return the options for this machine.
 
-        Raises InvalidInput for what makes no sense, UnsupportedTarget for what cannot run here.
+        Raises InvalidInput for invalid options, UnsupportedTarget for a target that cannot run
+        here.
         """
         target, threads = calibrated(Target.resolve(self.target)), parse_threads(self.threads)
         own = self.tune, self.exact

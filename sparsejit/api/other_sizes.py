@@ -1,7 +1,7 @@
-"""A model with named sizes, compiled for lengths that it was not compiled for.
+"""Compiles a model with named sizes for further lengths.
 
-A torch module is exported once for all of them. Its graphs at three lengths say how one at any
-length looks (`ir.sized_graph`); another length costs the code around the weights alone.
+A torch module is exported once for all lengths. The graph of any length follows from the graphs of
+three lengths (`ir.sized_graph`), so another length needs only the code around the shared weights.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.tiles import ENOUGH_ROWS, batch_tiles, share_tiles
 
 Array = np.ndarray[Any, Any]
-# Compiles a model, or the program that it was exported to, for arguments; and only its graphs.
+# Compiles a model, or the program that it was exported to, for example arguments.
 Compile = Callable[[Any, Any, Mapping[str, Any]], Variant]
-# The tiles are given, or None: then they are those that serve the model best.
+# Returns the graphs of a model or a program, for example arguments and tiles; None: the best tiles.
 ReadGraphs = Callable[[Any, Any, Mapping[str, Any], Sequence[int] | None], list[TiledGraph]]
-_TELLING = 3  # graphs, of which the third must be as the other two say
-_LONG = 2048  # up to so many a model is read for eight times the first length: masks are squares
+_TELLING = 3  # graphs for a rule: two determine it, the third must confirm it
+# The model is read at eight times the first length, up to this length: masks grow with the square.
+_LONG = 2048
 
 
 class OtherSizes:
-    """Calls compile for flat inputs of other shapes than the first variant's."""
+    """A callable that compiles the model for flat inputs of other shapes than the first's."""
 
     def __init__(
         self,
@@ -47,20 +48,20 @@ class OtherSizes:
         compile_it: Compile,
         read_graphs: ReadGraphs,
     ) -> None:
-        """`examples` are the tensors, or arrays, of the first call."""
+        """Take a model and its first variant; `examples` are that variant's flat inputs."""
         self._model, self._inputs, self._first = model, inputs, first
         self._sizes = None if sizes is None else sizes.in_order(inputs.items[1].keys)
         self._compile, self._read = compile_it, read_graphs
         self._kept, self._program = kept, _OpenProgram(model, self._sizes)
         shapes = [tuple(each.shape) for each in examples]
         self._lengths = {} if self._sizes is None else self._sizes.lengths(shapes)
-        # By size and tile; None where there is none.
+        # By size and tile; None for a tile without a rule.
         self._rules: dict[str, dict[int | None, _Rule | None]] = {}
         if self._kept is not None:
             self._learn(examples)
 
     def __call__(self, leaves: Sequence[Array]) -> Variant:
-        """The variant for inputs like these. Raises as compiling does."""
+        """Return the variant for inputs like these. Raises the errors of `compile_it`."""
         args, kwargs = unflatten(self._inputs, list(leaves))
         program = self._program.of(args, kwargs, leaves)
         model = self._model if program is None else program
@@ -73,14 +74,14 @@ class OtherSizes:
         return self._compile(self._model, args, kwargs)
 
     def _by_program(self, program: Any, leaves: Sequence[Array]) -> Variant | None:
-        """With weights of its own; None where the batch would lie on other axes."""
+        """Compile a variant with its own weights; None where the batch would be on other axes."""
         variant = self._compile(program, *unflatten(self._inputs, list(leaves)))
         return variant if variant.batch_axes == self._first.batch_axes else None
 
     def _beside_first(self, model: Any, leaves: Sequence[Array]) -> Variant | None:
-        """By reading the model, or its program, for this length, with the weights of the first.
+        """Read the model, or its program, for this length, and share the first variant's weights.
 
-        None where samples would run otherwise, or weights are not to be shared.
+        Returns None where samples would need other tiles, or weights are not to be shared.
         """
         if self._kept is None:
             return None
@@ -90,7 +91,7 @@ class OtherSizes:
         return self._lowered(finals) if self._runs_alike(finals) else None
 
     def _by_rule(self, program: Any, leaves: Sequence[Array]) -> Variant | None:
-        """From the graphs of other lengths; None where only reading the model does."""
+        """Derive the graphs from other lengths' graphs; None where the model must be read."""
         assert self._sizes is not None
         lengths = self._sizes.lengths([leaf.shape for leaf in leaves])
         others = [name for name, length in lengths.items() if length != self._lengths[name]]
@@ -103,9 +104,9 @@ class OtherSizes:
     def _finals(
         self, name: str, length: int, program: Any, leaves: Sequence[Array]
     ) -> list[TiledGraph]:
-        """The graphs of the tiles that serve this length best.
+        """Return the graphs of the best tiles for this length.
 
-        None without a rule, or where samples would run otherwise.
+        They are [] without a rule, or where samples would need other tiles.
         """
         how = name, length, program, leaves
         smallest = min(self._first.graphs, key=_tile).tile
@@ -118,21 +119,24 @@ class OtherSizes:
     def _graph(
         self, tile: int | None, name: str, length: int, program: Any, leaves: Sequence[Array]
     ) -> Graph | None:
-        """By the rule of a tile, which is found, or found once more, where it does not reach."""
+        """Return the graph of a tile by its rule; None where there is no rule.
+
+        The rule is found first, or found again for a length that it does not reach.
+        """
         rules = self._rules[name]
         if tile not in rules:
-            rules[tile] = None  # unless there is one
+            rules[tile] = None  # stays if `_rule` raises
             rules[tile] = self._rule(program, name, leaves, tile)
         rule = rules[tile]
         graph = None if rule is None else rule.sized.at(length)
         if rule is None or graph is not None or length <= rule.longest:
             return graph
-        rules[tile] = rule._replace(longest=length)  # unless there is a longer one
+        rules[tile] = rule._replace(longest=length)  # stays if `_rule` raises
         rules[tile] = rule = self._rule(program, name, leaves, tile)
         return rule.sized.at(length)
 
     def _tiles_for(self, graph: Graph, smallest: int | None) -> list[int | None]:
-        """Those in which samples of such a graph run, the main one first."""
+        """Return the tiles in which samples of this graph run best, the main one first."""
         if smallest != 1 or self._has_one_tile:
             return [tile for _, tile in self._first.graphs]
         return [*batch_tiles(graph, self._first.tile or 1, threads=1, one_tile=False).samples]
@@ -146,12 +150,12 @@ class OtherSizes:
         return lowered_variant(finals, options, title, kept=self._kept)
 
     def _runs_alike(self, finals: Sequence[TiledGraph]) -> bool:
-        """Whether samples of these graphs run as those of the first's."""
+        """Whether samples of these graphs run in the same tiles as the first variant's."""
         first, smallest = (min(each, key=_tile).graph for each in (self._first.graphs, finals))
         return first.batch_axes == smallest.batch_axes and share_tiles(first, smallest)
 
     def _learn(self, examples: Sequence[Any]) -> None:
-        """Find the rules of all lengths that have one, so that no call waits for it."""
+        """Find the rules of all named sizes that have one, so that no call waits for them."""
         assert self._sizes is not None
         for name, length in self._lengths.items():
             with suppress(SparseJitError, *GRAPH_REFUSALS):
@@ -166,10 +170,11 @@ class OtherSizes:
     def _rule(
         self, program: Any, name: str, leaves: Sequence[Array], tile: int | None
     ) -> _Rule:
-        """How the graph of a tile grows with a length, from these inputs and others.
+        """Return the rule by which the graph of a tile grows with a size.
 
-        A tile that the first has not is one for short lengths. Raises ValueError where graphs
-        differ by more than a length.
+        It is found from the lengths of these inputs and others. A tile that the first variant lacks
+        is for short lengths only. Raises ValueError where the graphs of two lengths differ in more
+        than sizes.
         """
         assert self._sizes is not None
         own = self._sizes.lengths([leaf.shape for leaf in leaves])[name]
@@ -190,31 +195,31 @@ class OtherSizes:
     def _read_at(
         self, program: Any, name: str, length: int, leaves: Sequence[Array], tile: int | None
     ) -> Graph:
-        """The graph of a tile. Raises LookupError where the model has other tiles at the length."""
+        """Read the graph of a tile at a length. Raises LookupError where there is no such tile."""
         args, kwargs = unflatten(self._inputs, self._resized(leaves, {name: length}))
         wanted = None if self._has_one_tile else [tile or 1]
         return {its: g for g, its in self._read(program, args, kwargs, wanted)}[tile]
 
     def _with_weights(self, graph: Graph) -> Graph:
-        """With the first's constants in place of those that have the same bits."""
+        """Replace constants of the graph by the first variant's where they have the same bits."""
         return with_constants_of(self._first.graphs[0].graph, graph)
 
     def _resized(self, leaves: Sequence[Array], sizes: Mapping[str, int]) -> list[Array]:
-        """Zeros for these sizes, all others as they are. Raises InvalidInput out of bounds."""
+        """Return zeros in these sizes, all others unchanged. Raises InvalidInput out of bounds."""
         assert self._sizes is not None
         shapes = self._sizes.like([leaf.shape for leaf in leaves]).shapes_for(sizes)
         return [_zeros(shape, leaf) for shape, leaf in zip(shapes, leaves, strict=True)]
 
 
 class _Rule(NamedTuple):
-    """The graph of any length, and the longest that it was made of."""
+    """The graph of any length, and the longest length that it was made from."""
 
     sized: SizedGraph
     longest: int
 
 
 def _lengths_to_read(first: int, own: int, largest: int | None) -> list[int]:
-    """Those that tell how a model grows, the longest first: constants are as long as these."""
+    """Return lengths to read for a rule, the longest first: it limits the length of constants."""
     most = max(first, own)
     wanted = [max(2 * most, min(8 * most, _LONG)), 4 * most, 2 * most]
     if largest is not None:
@@ -224,7 +229,7 @@ def _lengths_to_read(first: int, own: int, largest: int | None) -> list[int]:
 
 
 class _OpenProgram:
-    """A torch module exported once for all its named sizes; or a file."""
+    """A torch module exported once for all its named sizes, or an ONNX model."""
 
     def __init__(self, model: Any, sizes: NamedSizes | None) -> None:
         self._model, self._sizes = model, sizes
@@ -232,9 +237,9 @@ class _OpenProgram:
         self._is_tried = sizes is None or self._program is not None or not _is_module(model)
 
     def of(self, args: Any, kwargs: Mapping[str, Any], leaves: Sequence[Any]) -> Any:
-        """The program, for inputs of these sizes; None where each size is exported by itself.
+        """Return the program for inputs of these sizes; None where it does not serve them.
 
-        A size of 1 is: torch may compute otherwise for it.
+        It serves no size of 1, for which torch may compute differently.
         """
         if self._sizes is None:
             return None
@@ -246,13 +251,13 @@ class _OpenProgram:
 
 
 def _is_known(program: Any) -> bool:
-    """Whether three lengths tell of all."""
+    """Whether the sizes of the program are polynomials, so that three lengths determine all."""
     is_known = file_has_polynomial_sizes if is_onnx(program) else has_polynomial_sizes
     return is_known(program)
 
 
 def _zeros(shape: Sequence[int], like: Any) -> Any:
-    """Zeros of the kind and dtype of a tensor or an array."""
+    """Return a tensor or an array of zeros, with the type and dtype of `like`."""
     sizes = tuple(shape)
     return like.new_zeros(sizes) if is_tensor(like) else np.zeros(sizes, like.dtype)
 

@@ -1,4 +1,4 @@
-"""The error of values against exact ones, as one number."""
+"""The error of values against exact values, as one number."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sparsejit.ir.graph import Array
 
 
 class ErrorSums:
-    """The error of one value, whose arrays come one after the other.
+    """The error of one value, over several arrays of it.
 
     Attributes:
         largest: the largest difference, over the largest exact value
-        mean: the root mean square of the difference, over that of the exact values
+        mean: the root mean square of the difference, over the root mean square of the exact values
 
-    Both are the share that differs where the exact values are whole numbers or bool.
+    Where the exact values are whole numbers or bool, both are the share of elements that differ.
     """
 
     def __init__(self) -> None:
@@ -24,14 +24,14 @@ class ErrorSums:
         self._wrong = self._count = 0
 
     def add(self, found: Array, exact: Array) -> None:
-        """Take in an array, and what it should be."""
+        """Add an array and its exact values."""
         if exact.dtype.kind != "f":
             self._wrong += int(np.count_nonzero(found != exact))
             self._count += exact.size
             return
         exact = exact.astype(np.float64, copy=False)
         with np.errstate(invalid="ignore"):
-            off = np.where(found == exact, 0.0, found - exact)  # infinities may be right
+            off = np.where(found == exact, 0.0, found - exact)  # equal infinities are no error
         finite = exact[np.isfinite(exact)]
         self._most_off = float(np.fmax(self._most_off, np.abs(off).max(initial=0.0)))
         if np.isnan(off).any():
@@ -52,13 +52,13 @@ class ErrorSums:
 
 
 class OutputErrors:
-    """The errors of a model's outputs, one element of the data after the other."""
+    """The errors of a model's outputs, over several elements of the data."""
 
     def __init__(self) -> None:
         self._sums: list[ErrorSums] = []
 
     def add(self, found: Sequence[Array], exact: Sequence[Array]) -> None:
-        """Take in the outputs of an element, and the exact ones."""
+        """Add the outputs of an element, and the exact ones."""
         self._sums = self._sums or [ErrorSums() for _ in exact]
         for one, *pair in zip(self._sums, found, exact, strict=True):
             one.add(*pair)
@@ -75,12 +75,15 @@ class OutputErrors:
 
 
 def output_error(found: Sequence[Sequence[Array]], exact: Sequence[Sequence[Array]]) -> float:
-    """The largest error of the worst output; both have a list for each element of the data."""
+    """Return the largest error of the worst output.
+
+    Both arguments have a list of outputs for each element of the data.
+    """
     return _errors(found, exact).largest
 
 
 def mean_output_error(found: Sequence[Sequence[Array]], exact: Sequence[Sequence[Array]]) -> float:
-    """The mean error of the worst output, of lists as `output_error` takes them."""
+    """Return the mean error of the worst output; the arguments are as in `output_error`."""
     return _errors(found, exact).mean
 
 

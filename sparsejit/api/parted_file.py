@@ -1,10 +1,10 @@
-"""A model of several parts as a file: graphs of native functions, ONNX of the others.
+"""A model of several parts as a file: graphs of compiled parts, ONNX models of the others.
 
     {"settings": record, "inputs": nest, "outputs": nest, "chains": [record, ...],
      "models": [header of a native function, ...]}
 
-Parts take models, and tensors of ONNX, in their order. Tensors: "constant.N" of the Nth constant,
-"onnx.N" of the Nth session, "N/..." of the Nth model.
+The parts, in order, use the "models" and the ONNX tensors in order. Tensors: "constant.N" of the
+Nth constant, "onnx.N" of the Nth session, "N/..." of the Nth model.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SavedInput:
 
 @dataclass(frozen=True)
 class SavedPart:
-    """A part: so many nodes as a native function, or those that ONNX Runtime runs."""
+    """A part: `nodes` nodes as a native function, or the nodes `left` to ONNX Runtime."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -65,7 +65,7 @@ class SavedPart:
 
 @dataclass(frozen=True)
 class SavedChain:
-    """Parts in order. Every value is named once, and made before it is read."""
+    """Parts in order. Raises ValueError unless each value has one name and is made before reads."""
 
     inputs: tuple[SavedInput, ...]
     outputs: tuple[str, ...]
@@ -87,7 +87,7 @@ _RECORDS = RecordCodec((SavedChain,))
 
 @dataclass(frozen=True, eq=False)
 class PartedSource:
-    """All that a model of parts is made from."""
+    """The data from which a model of parts is made."""
 
     settings: ModelSettings
     input_nest: Nest
@@ -96,7 +96,7 @@ class PartedSource:
 
 
 def parted_to_data(source: PartedSource) -> tuple[dict[str, Any], Tensors]:
-    """Header and tensors. Raises InvalidInput for graphs that cannot be saved."""
+    """Return header and tensors. Raises InvalidInput for graphs that cannot be saved."""
     tensors: Tensors = {}
     models: list[dict[str, Any]] = []
     sessions, constants = count(), count()
@@ -129,9 +129,9 @@ def _saved(chain: PartChain) -> SavedChain:
 
 
 def read_parted(header: Any, tensors: Mapping[str, Array]) -> PartedSource:
-    """What `parted_to_data` took apart, compiled anew.
+    """Return the source that `parted_to_data` wrote, with its parts compiled again.
 
-    Raises DamagedFile, without the file's name, for the rest, MissingDependency without ONNX
+    Raises DamagedFile, without the file's name, for other data, MissingDependency without ONNX
     Runtime, and UnsupportedTarget as `compile_saved` does.
     """
     settings, inputs, outputs, chains, models = fields_of(
@@ -158,13 +158,13 @@ class _PartReader:
         self._numbers = {kind: count() for kind in ("constant", "onnx", "model")}
 
     def chain(self, saved: SavedChain) -> PartChain:
-        """The parts for inputs of certain shapes."""
+        """Return the parts for inputs of certain shapes."""
         inputs = [ArrayType(each.dtype, each.shape, each.name) for each in saved.inputs]
         constants = {name: self._tensor("constant") for name in saved.constants}
         return PartChain(inputs, saved.outputs, constants, [*map(self._part, saved.parts)])
 
     def finish(self) -> None:
-        """Raises DamagedFile for what no part took."""
+        """Raise DamagedFile for tensors and models that no part has read."""
         if self._left or next(self._numbers["model"]) < len(self._models):
             raise DamagedFile("has tensors or models of no part")
 

@@ -1,4 +1,4 @@
-"""A model of several parts: the same calls as a compiled model has, as far as they make sense."""
+"""A model of several parts, with the methods of a compiled model where they apply."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from sparsejit.ir.graph import Array
 class PartedModel(CalledModel):
     """An ONNX model of which ONNX Runtime runs the nodes that are not compiled. Thread-safe.
 
-    Its batch is that of the example, since nodes of ONNX Runtime may mix samples. Call it as a
-    `CompiledModel`: it has `run`, `bind`, `explain`, `advise`, `stats` and `save`, and is pickled
-    and copied as that is. It has no single function to point at, and is not exported.
+    It has the batch of the example, since nodes of ONNX Runtime may mix samples. Call it as a
+    `CompiledModel`: it has `run`, `bind`, `explain`, `advise`, `stats` and `save`, and can be
+    pickled and copied in the same way. It is no single function, so it has no `pointer` and cannot
+    be exported.
 
     Attributes:
-        parts: sparsejit's and ONNX Runtime's, in the order in which they run
-        stats: sums over the compiled parts, and how many nodes ONNX Runtime runs
+        parts: the parts of sparsejit and of ONNX Runtime, in the order in which they run
+        stats: sums over the compiled parts, and the number of nodes that ONNX Runtime runs
     """
 
     batch_is_free = False
@@ -51,7 +52,7 @@ class PartedModel(CalledModel):
 
     @property
     def title(self) -> str:
-        """How much it holds, in a line."""
+        """Counts of layers, weights, kernels and parts, in one line."""
         stats = self.stats
         return (
             f"sparsejit model: {stats['layers']} layers, {stats['nnz']} nonzeros of "
@@ -61,12 +62,12 @@ class PartedModel(CalledModel):
 
     @property
     def parts(self) -> tuple[OwnPart | LeftPart, ...]:
-        """In the order in which they run, for the shapes of the example."""
+        """The parts for the shapes of the example, in the order in which they run."""
         return self._first.parts
 
     @property
     def stats(self) -> dict[str, Any]:
-        """Sums of what native functions have, and the nodes that ONNX Runtime runs."""
+        """Sums over the compiled parts, and the number of nodes that ONNX Runtime runs."""
         return parted_statistics(self._first)
 
     @property
@@ -74,18 +75,18 @@ class PartedModel(CalledModel):
         return [each.name for each in self._first.inputs]
 
     def run(self, inputs: Sequence[Any]) -> list[Array]:
-        """The flat list of outputs, numpy arrays, for a flat list of inputs.
+        """Return the flat list of outputs, numpy arrays, for a flat list of inputs.
 
-        They have the dtypes of the file. An output of ONNX Runtime has the sizes that it gives it.
+        They have the dtypes of the file. ONNX Runtime decides the sizes of its own outputs.
         """
         arrays = as_arrays(inputs)
         return self._chain_for(arrays).run(arrays)
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
-        """A function without arguments that computes outputs from inputs, as they are by then.
+        """Return a function without arguments that computes outputs from the current inputs.
 
-        It holds all arrays. What crosses between parts has one buffer each, which they use in
-        place. One thread may call it at a time.
+        It holds all arrays. Each value between parts has one buffer, which both parts use in place.
+        One thread may call it at a time.
 
         Args:
             inputs: a flat list of contiguous numpy arrays
@@ -99,30 +100,30 @@ class PartedModel(CalledModel):
         return self._chain_for(arrays).bind(arrays, list(outputs))
 
     def explain(self, *, measure: bool = False) -> Report:
-        """The parts, what ONNX Runtime runs and why, and what every layer of the others costs.
+        """Report the parts, the nodes of ONNX Runtime with reasons, and the cost of other layers.
 
         `measure` runs each part for some tenths of a second, on random inputs.
         """
         return parted_report(self._first, self.title, measure)
 
     def advise(self) -> Advice:
-        """What would make the compiled parts faster, as `CompiledModel.advise` says it."""
+        """Suggest how to make the compiled parts faster, as `CompiledModel.advise` does."""
         return advice_of_parts(self._first)
 
     def disassemble(self) -> str:
-        """The instructions of all native functions."""
+        """Return the instructions of all native functions."""
         own = (part for part in self.parts if isinstance(part, OwnPart))
         return "\n".join(part.model.disassemble() for part in own)
 
     def save(self, path: PathLike) -> None:
-        """Write all parts, those of ONNX Runtime as ONNX, for `sparsejit.load`.
+        """Write all parts, for `sparsejit.load`; parts of ONNX Runtime are written as ONNX.
 
-        What loads it needs onnxruntime and onnx. Else as `CompiledModel.save`.
+        Loading needs onnxruntime and onnx. Otherwise it is as `CompiledModel.save`.
         """
         sealed.write(path, *self._saved())
 
     def export(self, path: PathLike, header: PathLike | None = None) -> NoReturn:
-        """Not possible: no C code holds what ONNX Runtime runs.
+        """Raise InvalidInput: C code cannot contain the nodes that ONNX Runtime runs.
 
         Args:
             path: as for `CompiledModel.export`
@@ -142,7 +143,7 @@ class PartedModel(CalledModel):
         return compiled_anew, (*self._saved(),)
 
     def source(self) -> PartedSource:
-        """What it is made from."""
+        """Return the data from which the model is made."""
         nests = self._input_nest, self._output_nest
         return PartedSource(self._settings, *nests, tuple(self._chains.values()))
 
@@ -161,5 +162,5 @@ class PartedModel(CalledModel):
 
 
 def load_parted(source: PartedSource) -> PartedModel:
-    """The model that a source was kept of."""
+    """Return the model of a source."""
     return PartedModel(source.chains, source.input_nest, source.output_nest, source.settings)

@@ -1,4 +1,4 @@
-"""What parts of a model are, hold and take: the reports of native functions, and sessions."""
+"""Report of a model in parts: the layers of native functions, and the sessions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SUMS = (
 
 
 def parted_statistics(chain: PartChain) -> dict[str, Any]:
-    """Sums of what native functions have, and who runs how many nodes."""
+    """Return sums over native functions, and counts of parts and of nodes in ONNX Runtime."""
     own = [part.model.stats for part in chain.parts if isinstance(part, OwnPart)]
     sums = {name: sum(each[name] for each in own) for name in _SUMS}
     left = sum(part.nodes for part in chain.parts if isinstance(part, LeftPart))
@@ -42,7 +42,7 @@ def parted_statistics(chain: PartChain) -> dict[str, Any]:
 
 
 def parted_report(chain: PartChain, title: str, measure: bool) -> Report:
-    """What each part runs and takes; layers of native functions, and sessions as one each."""
+    """Return the report of all parts: the layers of native functions, a session as one layer."""
     check_flags(measure=measure)
     values = chain.values(_example_inputs(chain.inputs)) if measure else []
     layers: list[LayerReport] = []
@@ -70,7 +70,7 @@ def parted_report(chain: PartChain, title: str, measure: bool) -> Report:
 
 
 def _described(part: OwnPart | LeftPart, layers: list[LayerReport], ns: float | None) -> Any:
-    """A part as plain data."""
+    """Return a part as plain data."""
     predicted = None
     if isinstance(part, OwnPart):
         predicted = sum(layer.predicted_ns or 0.0 for layer in layers)
@@ -112,7 +112,7 @@ def _lines(
 
 
 def _session_layer(name: str, part: LeftPart, ns: float | None) -> LayerReport:
-    """The nodes of a session, those of one operator and reason together."""
+    """Return the report of a session; its reason groups nodes by operator and reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for node in part.left:
         groups.setdefault((node.operator, node.reason), []).append(node.name)
@@ -124,7 +124,7 @@ def _session_layer(name: str, part: LeftPart, ns: float | None) -> LayerReport:
 
 
 def _example_inputs(kinds: tuple[ArrayType, ...]) -> list[Array]:
-    """Random floats and truths; zeros for whole numbers, which may be places."""
+    """Return random floats and bools; zeros for whole numbers, which may be indices."""
     rng = np.random.default_rng(0)
     arrays = []
     for kind in kinds:
@@ -136,7 +136,7 @@ def _example_inputs(kinds: tuple[ArrayType, ...]) -> list[Array]:
 
 
 def _ns_of(call: Callable[[], Any]) -> float:
-    """The median nanoseconds of a call from Python."""
+    """Return the median nanoseconds of a call from Python."""
 
     def loop(count: int) -> None:
         for _ in range(count):
@@ -146,7 +146,7 @@ def _ns_of(call: Callable[[], Any]) -> float:
 
 
 def advice_of_parts(chain: PartChain) -> Advice:
-    """The suggestions for native functions, their shares those of the whole call."""
+    """Return the suggestions for native functions, with shares of the whole call's time."""
     advices = [part.model.advise() for part in chain.parts if isinstance(part, OwnPart)]
     whole = parted_report(chain, "", measure=True).whole_ns or 1.0
     found = [

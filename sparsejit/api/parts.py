@@ -1,6 +1,6 @@
 """Parts of a model in the order in which they run: native functions, and sessions of ONNX Runtime.
 
-values:   [inputs of the call | constants | what part 1 makes | what part 2 makes | ...]
+values:   [inputs of the call | constants | outputs of part 1 | outputs of part 2 | ...]
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 class PartTypes(NamedTuple):
-    """The arrays that a part takes and makes where it uses them in place."""
+    """The types of the arrays that a part reads and writes in place."""
 
     inputs: list[ArrayType]
     outputs: list[ArrayType]
@@ -51,7 +51,7 @@ class OwnPart(SharedCode):
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         graph = model.graph
         self._types = PartTypes([*map(_type_of, graph.inputs)], [*map(_type_of, graph.outputs)])
-        # Whole numbers of any width, and other floats of the file, the model takes as they are.
+        # The model accepts whole numbers of any width, and the file's other floats, unconverted.
         noted = dtypes(model.parts.input_nest)
         self._wanted = [
             dtype if (dtype := np.dtype(kind.dtype)).kind == "f" and not own else None
@@ -59,20 +59,20 @@ class OwnPart(SharedCode):
         ]
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
-        """What the nodes make."""
+        """Return the outputs of the nodes."""
         return self.model.run(_in_dtypes(arrays, self._wanted))
 
     def types(self) -> PartTypes:
-        """The types of `bind`."""
+        """Return the types of arrays for `bind`."""
         return self._types
 
     def bind(self, arrays: Sequence[Array], results: Sequence[Array]) -> Bound:
-        """A call without arguments, for arrays of `types`."""
+        """Return a call without arguments, for arrays of `types`."""
         return self.model.bind(arrays, results)
 
 
 class LeftPart(SharedCode):
-    """Nodes in a session of ONNX Runtime. `onnx` is their model as a file's bytes."""
+    """Nodes in a session of ONNX Runtime. `onnx` has the bytes of their ONNX model."""
 
     engine = "onnxruntime"
 
@@ -84,7 +84,7 @@ class LeftPart(SharedCode):
         left: Sequence[LeftNode],
         threads: int,
     ) -> None:
-        """Raises as `open_session` does."""
+        """Open the session. Raises the errors of `open_session`."""
         self.onnx, self.left = onnx, tuple(left)
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
         self._session = open_session(onnx, threads)
@@ -96,11 +96,11 @@ class LeftPart(SharedCode):
 
     @property
     def nodes(self) -> int:
-        """How many it runs."""
+        """Number of nodes in the session."""
         return len(self.left)
 
     def run(self, arrays: Sequence[Any]) -> list[Any]:
-        """What the nodes make. Raises InvalidInput, in ONNX Runtime's words, where they cannot."""
+        """Return the outputs of the nodes. Raises InvalidInput with ONNX Runtime's own message."""
         given = dict(zip(self.inputs, _in_dtypes(arrays, self._wanted), strict=True))
         try:
             return list(self._session.run(self._names, given))
@@ -111,7 +111,7 @@ class LeftPart(SharedCode):
             ) from error
 
     def types(self) -> PartTypes:
-        """The types of `bind`. Raises InvalidInput for what has other sizes at every call."""
+        """Return the types for `bind`. Raises InvalidInput for sizes unknown before a run."""
         found = [*self._taken, *self._made]
         unknown = of_unknown_rank(self.onnx)
         for name, kind in zip((*self.inputs, *self.outputs), found, strict=True):
@@ -125,7 +125,7 @@ class LeftPart(SharedCode):
         return PartTypes(kinds[:split], kinds[split:])
 
     def bind(self, arrays: Sequence[Array], results: Sequence[Array]) -> Bound:
-        """A call without arguments, for arrays of `types`."""
+        """Return a call without arguments, for arrays of `types`."""
         binding = self._session.io_binding()
         for name, array in zip(self.inputs, arrays, strict=True):
             binding.bind_cpu_input(name, array)
@@ -147,7 +147,8 @@ Part = OwnPart | LeftPart
 class PartChain(SharedCode):
     """All parts of a model, for inputs of certain shapes.
 
-    inputs, outputs: of the model, by name. constants: outputs that no call changes.
+    inputs, outputs: types of the model's inputs, names of its outputs. constants: arrays of outputs
+    that are the same in every call, by name.
     """
 
     def __init__(
@@ -168,14 +169,14 @@ class PartChain(SharedCode):
         self._given = [(np.dtype(each.dtype), each.shape, each) for each in self.inputs]
         given = len(self.inputs) + len(self.constants)
         self._results = [slots[name] for name in self.outputs]
-        # An array that others hold is returned as a copy, also where an output stands twice.
+        # Inputs, constants, and an array that is another output already are returned as copies.
         self._copied = [
             slot < given or slot in self._results[:number]
             for number, slot in enumerate(self._results)
         ]
 
     def run(self, arrays: Sequence[Array]) -> list[Any]:
-        """The outputs. Raises InvalidInput for others than `inputs`."""
+        """Return the outputs. Raises InvalidInput for arrays that do not fit `inputs`."""
         values = self.values(arrays)
         return [
             values[slot].copy() if copied else values[slot]
@@ -183,7 +184,7 @@ class PartChain(SharedCode):
         ]
 
     def values(self, arrays: Sequence[Array]) -> list[Any]:
-        """All that is computed."""
+        """Return all values: inputs, constants, and the outputs of each part."""
         if len(arrays) != len(self._given):
             require_number("inputs", len(arrays), self.inputs)
         values: list[Any] = [
@@ -196,11 +197,11 @@ class PartChain(SharedCode):
         return values
 
     def operands(self, values: Sequence[Any], part: int) -> list[Any]:
-        """What a part reads of `values`."""
+        """Return the values that a part reads."""
         return [values[slot] for slot in self._reads[part]]
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Bound:
-        """A call without arguments. Raises InvalidInput for arrays that are not used in place."""
+        """Return a call without arguments. Raises InvalidInput for arrays not usable in place."""
         require_number("inputs", len(inputs), self.inputs)
         if len(outputs) != len(self.outputs):
             raise InvalidInput(f"{len(outputs)} outputs given; the model has {len(self.outputs)}")
@@ -244,7 +245,7 @@ def _type_of(value: Value) -> ArrayType:
 
 
 def _in_dtypes(arrays: Sequence[Any], wanted: Sequence[np.dtype[Any] | None]) -> list[Any]:
-    """Arrays in the dtypes that a part wants; those that are so already are not copied."""
+    """Convert arrays to the dtypes of a part; arrays that have them already are not copied."""
     return [
         x if dtype is None or x.dtype is dtype else x.astype(dtype, copy=False)
         for x, dtype in zip(arrays, wanted, strict=True)
@@ -252,9 +253,9 @@ def _in_dtypes(arrays: Sequence[Any], wanted: Sequence[np.dtype[Any] | None]) ->
 
 
 def _given(array: Array, kind: ArrayType) -> Array:
-    """An input of a call in the dtype that the file declares.
+    """Convert an input of a call to the dtype that the file declares.
 
-    Wider whole numbers are taken where they fit, and float32 for all floats.
+    Wider whole numbers are accepted if their values fit, and float32 for all floats.
     """
     dtype = np.dtype(kind.dtype)
     if array.shape != kind.shape:
@@ -277,7 +278,7 @@ def _empty(kind: ArrayType) -> Array:
 
 
 def _copied(array: Array, kind: ArrayType, steps: list[Bound]) -> Array:
-    """The array, or where its dtype is another one, which a step copies it to."""
+    """Return the array, or for another dtype a new array; a step is added that converts to it."""
     if array.dtype == kind.dtype:
         return array
     other = _empty(kind)

@@ -1,4 +1,4 @@
-"""The planner's times of a model's layers."""
+"""Predicted times of a model's layers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sparsejit.lowering.model import lower_model
 def predicted_times(
     graph: Graph, dtypes: Dtypes, options: ModelOptions
 ) -> tuple[float, dict[str, dict[str, float]]]:
-    """Predicted nanoseconds of a run, and of the steps of each layer by the weights they multiply.
+    """Predict the nanoseconds of a run, and of each layer's steps by the name of their weights.
 
-    Steps without weights of their own have the name "". Raises as `final_graph` does.
+    The name is "" for steps without weights. Raises the errors of `final_graph`.
     """
     lowered = lower_model(final_graph(graph, options, dtypes), options)
     times: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))

@@ -1,4 +1,4 @@
-"""`sparsejit.quantise`: how a trained model is stored short, from examples of its inputs."""
+"""`sparsejit.quantise`: chooses dtypes for a trained model, from examples of its inputs."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ Budget = float | Callable[[list[Any]], bool]
 
 
 class ReadModel(NamedTuple):
-    """A graph for inputs of certain shapes, batch and all as the model has it, and its nests."""
+    """A graph for inputs of certain shapes, with the model's own batch and axes, and its nests."""
 
     graph: Graph
     inputs: Nest
     outputs: Nest
 
     def arrays(self, call: ExampleCall) -> list[Array]:
-        """The inputs of a call as the graph takes them."""
+        """Convert the inputs of a call to the arrays of the graph."""
         leaves = flatten(self.inputs, (call.args, dict(call.kwargs)), "data")
         return ModelDtypes(self.graph.inputs, self.inputs, self.outputs).arrays(leaves)
 
     def returned(self, outputs: list[Array], has_tensors: bool = False) -> Any:
-        """Outputs of the graph as the model returns them: arrays, or tensors."""
+        """Convert outputs of the graph to the model's nest of arrays, or of tensors."""
         results: list[Any] = cut(outputs, open_axes(self.outputs))
         if has_tensors:
             results = as_tensors(results, self.outputs)
@@ -45,7 +45,7 @@ class ReadModel(NamedTuple):
 
 
 def checked_budget(budget: Any) -> Budget:
-    """Raise InvalidInput for a budget that is neither an error nor a function."""
+    """Return the budget. Raises InvalidInput for one that is neither an error nor a function."""
     is_number = isinstance(budget, int | float | np.floating) and not isinstance(budget, bool)
     if callable(budget):
         return budget
@@ -59,7 +59,7 @@ def checked_budget(budget: Any) -> Budget:
 
 @dataclass
 class ScalesFinder:
-    """Chooses scales: `read` gives the graph of the data, `priced` the graph that calls run."""
+    """Chooses scales. `read` returns the model's graph; `priced` the graph that calls execute."""
 
     read: Callable[[ExampleCall], ReadModel]
     priced: Callable[[ExampleCall], Graph]
@@ -73,7 +73,10 @@ class ScalesFinder:
         tell: Progress,
         like: ExampleCall | None = None,
     ) -> Scales:
-        """The choice, for calls `like` that or else the first. Raises as `ChosenScales` does."""
+        """Return the choice; predicted times are for calls like `like`, by default the first call.
+
+        Raises the errors of `ChosenScales.made`.
+        """
         elements = [self._element(call) for call in calls]
         first = next(iter(self._known.values()))
         leaves = [*calls[0].args, *calls[0].kwargs.values()]
@@ -95,7 +98,7 @@ class ScalesFinder:
 
 
 def _shape_of(leaf: Any) -> Any:
-    """A key of the graph that a leaf needs; anything but a tensor stands for itself."""
+    """Return the shape and dtype of a tensor, or the value of another leaf, as a key of graphs."""
     if isinstance(leaf, tuple | list):
         return tuple(map(_shape_of, leaf))
     if isinstance(leaf, Mapping):

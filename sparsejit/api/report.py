@@ -1,4 +1,4 @@
-"""What was built and why, layer by layer, and where the time goes: of a kernel and of a model."""
+"""Reports of a kernel and of a model: the kernel of each layer, its reason, and its time."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CandidateReport:
-    """A kernel that a layer might have had.
+    """A candidate for the kernel of a layer.
 
     Attributes:
         kernel: dtype, family and level, such as "f32-lookup-avx512"
-        family: as `compile_matrix(strategy=...)` lists them
-        steps: how many a run takes
+        family: the family, as listed in `compile_matrix(strategy=...)`
+        steps: the number of steps in a run
         code_bytes: bytes of code
         data_bytes: bytes of weights, indices and padding
-        predicted_ns: nanoseconds of one run
-        measured_ns: the same as `tune` timed it, else None
-        bound: what limits it, such as "data from L2"
-        is_lowered: whether the prediction is of what was made, not of what its zeros let expect
+        predicted_ns: predicted nanoseconds of one run
+        measured_ns: nanoseconds of one run as `tune` timed it, else None
+        bound: the limit of its speed, such as "data from L2"
+        is_lowered: whether the prediction is of the lowered kernel, not estimated from the zeros
     """
 
     kernel: str
@@ -46,24 +46,25 @@ class LayerReport:
     Attributes:
         layer: the name of the layer in the model
         kernel: dtype, family and level of its main kernel
-        source: the module and the line of your code that it came from
-        code: which part of the image holds it
-        nnz: weights that are not zero
-        weights: all weights
+        source: the line of your code that it came from, as `file:line`
+        code: the text of that line
+        nnz: the number of weights that are not zero
+        weights: the number of all weights
         weight_bytes: bytes of the stored weights
-        predicted_ns: nanoseconds of one run of the native function, as predicted
+        predicted_ns: predicted nanoseconds in one run of the native function
         measured_ns: the same, measured within the model; None where nothing was measured
-        share: of the measured times of all layers, 0 to 1; None where nothing was measured
-        effective_gflops: operations a nanosecond with zeros counted, of the measured time or else
-            of the predicted
+        share: the share of the measured times of all layers, 0 to 1; None where nothing was
+            measured
+        effective_gflops: operations a nanosecond with zeros counted, by the measured time or else
+            by the predicted time
         real_gflops: the same without zeros
         share_of_limit: the least time that the processor could take, over the time taken; None
             where nothing was measured or nothing is computed
-        reason: why this kernel
+        reason: the reason for this kernel
         error: the largest difference from float64, over the layer's largest value, on the data that
             `accuracy` was given last; None where nothing was measured
         shape: (out_features, in_features) of a product's main kernel
-        candidates: what that was chosen from, in order of predicted time
+        candidates: the candidates for the main kernel, in order of predicted time
     """
 
     layer: str
@@ -92,16 +93,18 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class Report(Shown):
-    """All kernels in order, and the whole as it was measured without time stamps in it. Print it.
+    """All kernels in order, and the time of the whole, measured without time stamps in it.
+
+    `print` shows tables.
 
     Attributes:
-        title: what it is about, in a line
+        title: the title, in one line
         lines: `facts` in words
         layers: one report a layer
         facts: sizes, options and origins as plain data
         whole_ns: nanoseconds of one run, measured; else None
-        samples: how many samples one run takes
-        schedule: which thread runs what, a line each; empty for one thread
+        samples: the number of samples of one run
+        schedule: lines with the steps of each thread; for one thread, of samples that share steps
     """
 
     title: str
@@ -113,7 +116,7 @@ class Report(Shown):
     schedule: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON; `facts` hold the `stats` of what is reported."""
+        """Return plain data, for JSON; `facts` include the `stats` of the kernel or model."""
         return {
             "layers": [asdict(layer) for layer in self.layers],
             "whole_ns": self.whole_ns,
@@ -128,20 +131,20 @@ class Report(Shown):
         return as_tables(self)
 
     def brief(self) -> RenderableType:
-        """Within 80 columns: every layer's kernel, its time in microseconds, and its share."""
+        """Return a table within 80 columns: each layer's kernel, its time in us, and its share."""
         from sparsejit.api.report_page import as_brief
 
         return as_brief(self)
 
     def html(self) -> str:
-        """One self-contained page."""
+        """Return one self-contained HTML page."""
         from sparsejit.api.report_page import as_page
 
         return as_page(self)
 
 
 def candidates_of(plan: Plan) -> tuple[CandidateReport, ...]:
-    """What a plan chose from."""
+    """Return the candidates of a plan."""
     return tuple(
         CandidateReport(
             candidate.template.name,

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Column(NamedTuple):
-    """A heading, what it shows of a row, and whether that is text, set flush left."""
+    """A column: its heading, the function of its cells, and whether they are text, flush left."""
 
     heading: str
     cell: Callable[[Any], str]
     is_text: bool = False
 
 
-# Shown where `accuracy` has measured it.
+# Shown only after `accuracy` has measured it.
 _ERROR = Column("error", lambda layer: "" if layer.error is None else f"{layer.error:.1e}")
 _LAYERS = (
     Column("layer", lambda layer: layer.layer, True),
@@ -53,7 +53,7 @@ _CANDIDATES = (
     Column("bound by", lambda candidate: candidate.bound, True),
 )
 
-# Two such columns and two of figures take 80.
+# Characters of a name: two such columns and two of figures take 80.
 _BRIEF_NAME = 27
 
 _BARS = """
@@ -66,12 +66,12 @@ _BARS = """
 
 @cache
 def page_style() -> str:
-    """The style sheet that every page written here begins with: colours, light and dark; tables."""
+    """Return the start of every page's style sheet: colours, light and dark, and tables."""
     return Path(__file__).with_name("page.css").read_text()
 
 
 def as_tables(report: Report) -> RenderableType:
-    """The facts, the layers, of a single one its candidates, and who runs what."""
+    """Return the facts, the layers, the candidates of a single layer, and the schedule."""
     from rich.console import Group
     from rich.text import Text
 
@@ -81,7 +81,7 @@ def as_tables(report: Report) -> RenderableType:
 
 
 def as_brief(report: Report) -> RenderableType:
-    """Layer, kernel, time and share, measured where that is known, within 80 columns."""
+    """Return layer, kernel, time (measured, or else predicted) and share, within 80 columns."""
     from rich.console import Group
     from rich.text import Text
 
@@ -103,14 +103,14 @@ def as_brief(report: Report) -> RenderableType:
 
 
 def _cut(name: str, head: int) -> str:
-    """So many letters of its head, and as many of its end as there is room for."""
+    """Shorten a name to `_BRIEF_NAME` characters: its first `head`, an ellipsis, and its end."""
     if len(name) <= _BRIEF_NAME:
         return name
     return f"{name[:head]}…{name[head + 1 - _BRIEF_NAME :]}"
 
 
 def _tables(report: Report) -> list[tuple[Sequence[Column], Sequence[Any]]]:
-    """The columns and rows of each."""
+    """Return the columns and rows of each table of a report."""
     seen = any(layer.error is not None for layer in report.layers)
     columns = [each for each in _LAYERS if seen or each is not _ERROR]
     tables: list[tuple[Sequence[Column], Sequence[Any]]] = [(columns, report.layers)]
@@ -125,7 +125,7 @@ def rich_table(
     notes: Iterable[str] = (),
     frame: Frame = "none",
 ) -> Table:
-    """The rows for a terminal, with notes below."""
+    """Return the rows as a table for a terminal, with notes below."""
     from rich.text import Text
 
     table = table_of("", notes=notes, frame=frame)
@@ -137,7 +137,7 @@ def rich_table(
 
 
 def html_table(columns: Sequence[Column], rows: Sequence[Any]) -> str:
-    """The rows for a page, escaped."""
+    """Return the rows as an HTML table, escaped."""
     starts = ['{} class="text"' if column.is_text else "{}" for column in columns]
 
     def line(tag: str, cells: Iterable[str]) -> str:
@@ -153,9 +153,9 @@ def html_table(columns: Sequence[Column], rows: Sequence[Any]) -> str:
 
 
 def html_page(title: str, heading: str, facts: Sequence[str], body: str, style: str) -> str:
-    """HTML that needs nothing else: a heading, facts as a list, and a body that is HTML.
+    """Return a self-contained HTML page: a heading, facts as a list, and a body that is HTML.
 
-    `style` is CSS beside that of all pages.
+    `style` is CSS added to the style sheet of all pages.
     """
     listed = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
     return (
@@ -168,7 +168,7 @@ def html_page(title: str, heading: str, facts: Sequence[str], body: str, style: 
 
 
 def as_page(report: Report) -> str:
-    """HTML that needs nothing else: a bar of where the time goes, and the table."""
+    """Return a self-contained HTML page: a bar of the layers' shares of time, and the tables."""
     bars = "".join(map(_segment, enumerate(report.layers)))
     tables = "".join(html_table(columns, rows) for columns, rows in _tables(report))
     body = f'<div class="bar">{bars}</div>{tables}{_schedule(report)}'
@@ -177,13 +177,13 @@ def as_page(report: Report) -> str:
 
 
 def _schedule(report: Report) -> str:
-    """Which thread runs what, where there are several."""
+    """Return the schedule as HTML; "" for a report without one."""
     lines = escape("\n".join(report.schedule))
     return f"<h2>Who runs what</h2><pre>{lines}</pre>" if lines else ""
 
 
 def _segment(numbered: tuple[int, LayerReport]) -> str:
-    """A layer's part of the bar, as wide as its share, in a colour of its layer."""
+    """Return a layer's part of the bar, as wide as its share, in a colour of its own."""
     number, layer = numbered
     if not layer.share:
         return ""

@@ -1,4 +1,4 @@
-"""What `sparsejit.quantise` returns: how each layer of a model is stored, and what that costs."""
+"""The result of `sparsejit.quantise`: dtype and scales of each layer, and their error."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _RECORDS = RecordCodec((LayerScales, SumScales))
 
 @dataclass(frozen=True, eq=False)
 class Scales(Shown):
-    """How each layer of a model is stored: `compile(model, ..., dtype=scales)` takes it. Print it.
+    """Dtype and scales of each layer, for `compile(model, ..., dtype=scales)`. `print` shows them.
 
     Attributes:
-        layers: one record a layer with weights, those that stay float32 too, in the model's order
+        layers: one record for each layer with weights, float32 layers too, in the model's order
         error: the largest error of an output over its largest value, on the data
-        budget: what `error` may be; None where a function decided
-        predicted_ns: nanoseconds of one run, stored so
+        budget: the limit of `error`; None where a function decided
+        predicted_ns: predicted nanoseconds of one run with these dtypes
         float32_ns: the same, all in float32
         sums: the steps of sums between convolutions in bytes
     """
@@ -46,7 +46,7 @@ class Scales(Shown):
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """The dtype of each layer that is not float32, by its name, without scales."""
+        """The dtype of each layer that is not float32, by the layer's name."""
         return {
             each.layer: each.dtype.value
             for each in self.layers
@@ -85,7 +85,7 @@ class Scales(Shown):
 
 
 def _range(each: LayerScales) -> str:
-    """What x may be, in words."""
+    """Describe the range of x and its origin."""
     if each.input_scale is None or each.input_shift is None:
         return each.how
     least, largest = ((end - each.input_shift) * each.input_scale for end in (-128, 127))
@@ -93,7 +93,7 @@ def _range(each: LayerScales) -> str:
 
 
 def scales_to_data(scales: Scales) -> tuple[dict[str, Any], dict[str, Array]]:
-    """Header and tensors."""
+    """Return header and tensors."""
     writer = ArrayWriter()
     layers = [
         {
@@ -117,7 +117,10 @@ def scales_to_data(scales: Scales) -> tuple[dict[str, Any], dict[str, Array]]:
 
 
 def read_scales(header: Any, tensors: Mapping[str, Array]) -> Scales:
-    """What `scales_to_data` took apart. Raises DamagedFile, without the file's name."""
+    """Return the scales that `scales_to_data` wrote.
+
+    Raises DamagedFile, without the file's name, for other data.
+    """
     layers, sums, *numbers = fields_of(
         header,
         **dict.fromkeys(("layers", "sums"), list),

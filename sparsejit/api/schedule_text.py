@@ -1,4 +1,4 @@
-"""Which thread runs what, drawn: a bar for each thread of a wave, as long as it is busy.
+"""Schedule of threads as text: a bar for each thread of a wave, as long as the thread is busy.
 
     wave 3   51.2 us   0 ######################## linear_1 (columns 0 to 15), gelu ...
                        1 ######################## linear_1 (columns 16 to 31), gelu ...
@@ -16,7 +16,7 @@ _BAR, _LABEL = 24, 90  # characters
 
 
 def schedule_lines(variant: Variant) -> list[str]:
-    """What `explain` says of threads, and of what samples have in common."""
+    """Return lines of `explain` about threads, and about steps that samples share."""
     threads = variant.options.threads
     if threads == 1:
         return [*_turn_lines(variant), *_end_lines(variant)]
@@ -77,7 +77,7 @@ def _bar(steps: Sequence[ScheduledStep], wave_ns: float) -> str:
 
 
 def _label(steps: Sequence[ScheduledStep]) -> str:
-    """The steps by their names in the model, each once."""
+    """Return the names of the steps in the model, each once, cut to `_LABEL` characters."""
     names = dict.fromkeys(
         f"{step.origin.name} ({step.share})" if step.share else step.origin.name
         for _, step in steps

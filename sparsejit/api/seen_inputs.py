@@ -1,4 +1,4 @@
-"""The x of a model's layers while it runs on data: some rows of each, and its range."""
+"""Records of the x of each layer while a model runs on data: some of its rows, and its range."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from sparsejit.passes.calibrated_layers import keyed_layers
 from sparsejit.passes.calibrated_sums import sums_of_images
 from sparsejit.passes.default import run_passes
 
-# Rows of x that are kept of a layer: what its error is measured on.
+# Rows of x that are kept for each layer; its error is measured on them.
 _MOST_ROWS = 256
-_FEWEST_ROWS = 16  # of each element of the data
-_TAKES_FACTORS = Linear | Convolution | Pointwise | Chain  # into weights, or a step of a chain
-_MOST_FACTOR = 64.0  # of a channel, to the geometric mean
-_FEWEST_VALUES = 256  # of a channel, to tell its range
-_ELEMENTS_A_ROW = 16  # kept of a value that no layer multiplies
+_FEWEST_ROWS = 16  # for each element of the data
+# Operators whose output can be scaled by channel: in their weights, or by a step of a chain.
+_TAKES_FACTORS = Linear | Convolution | Pointwise | Chain
+_MOST_FACTOR = 64.0  # largest factor of a channel, relative to the geometric mean
+_FEWEST_VALUES = 256  # values of a channel from which its range is known
+_ELEMENTS_A_ROW = 16  # elements kept in place of a row, of a value that no layer multiplies
 
 
 class SeenValues:
@@ -34,8 +35,8 @@ class SeenValues:
 
     Attributes:
         rows: float32 (n, 1)
-        least: the least value, 0 included, for zeros are padded
-        largest: the largest value, 0 included
+        least: the least value, at most 0, because padding is 0
+        largest: the largest value, at least 0
     """
 
     def __init__(self, seed: int) -> None:
@@ -48,7 +49,7 @@ class SeenValues:
         return np.concatenate(self._rows)
 
     def add(self, x: Array, most: int) -> None:
-        """Take in the value of one run, and keep that many of its rows."""
+        """Add the value of one run, and keep at most `most` of its rows."""
         self.least = min(self.least, float(x.min(initial=0.0)))
         self.largest = max(self.largest, float(x.max(initial=0.0)))
         self._rows.append(self._some_rows(x, most))
@@ -62,8 +63,8 @@ class SeenInput(SeenValues):
     """The x of one layer, of which whole rows are kept.
 
     Attributes:
-        weights: float32 (out, in), an output's weights as rows of x meet them
-        rows: float32 (n, in), some of those that were multiplied
+        weights: float32 (out, in), the weights of each output in the order of a row of x
+        rows: float32 (n, in), some of the rows of x that the layer multiplied
     """
 
     def __init__(self, node: Node, weights: Array, seed: int) -> None:
@@ -71,8 +72,8 @@ class SeenInput(SeenValues):
         self._op = node.op
         self._shape = weights.shape
         self._axis = 1 if isinstance(node.op, Convolution) else -1
-        self._ranges = np.zeros((2, weights.shape[1]), np.float32)  # of each channel
-        self._values = 0  # of a channel
+        self._ranges = np.zeros((2, weights.shape[1]), np.float32)  # least, largest by channel
+        self._values = 0  # number of values seen of each channel
         self.weights = weights.reshape(len(weights), -1)
 
     def add(self, x: Array, most: int) -> None:
@@ -85,12 +86,12 @@ class SeenInput(SeenValues):
 
     @property
     def knows_channels(self) -> bool:
-        """Whether enough was seen of each channel to tell how large it becomes."""
+        """Whether enough values of each channel were seen to know its range."""
         return self._values >= _FEWEST_VALUES
 
     @property
     def factors(self) -> Array:
-        """Divisors of the channels of x, so that neither x nor its weights have few steps."""
+        """Divisors of the channels of x that balance the ranges of x and of its weights."""
         weights = np.abs(self.weights.reshape(self._shape))
         of_weights = weights.max(axis=tuple(np.delete(np.arange(weights.ndim), 1)))
         of_x = np.abs(self._ranges).max(axis=0)
@@ -101,7 +102,7 @@ class SeenInput(SeenValues):
         return np.asarray(factors.clip(1 / _MOST_FACTOR, _MOST_FACTOR), np.float32)
 
     def equalised(self) -> SeenInput:
-        """The same with x divided, and weights multiplied, by `factors`."""
+        """Return a copy with x divided, and weights multiplied, by `factors`."""
         factors = self.factors
         twin = copy(self)
         twin._ranges = (self._ranges / factors).astype(np.float32)
@@ -113,7 +114,7 @@ class SeenInput(SeenValues):
 
     @property
     def has_own_rows(self) -> bool:
-        """Whether a row is a sample's or a token's own, which may have a step of its own."""
+        """Whether a row of x belongs to one sample or token, and so may have its own step."""
         return isinstance(self._op, Linear)
 
     def _some_rows(self, x: Array, most: int) -> Array:
@@ -123,9 +124,9 @@ class SeenInput(SeenValues):
 def multiplied_rows(
     op: Operator, shape: Sequence[int], x: Array, most: int, rng: np.random.Generator
 ) -> Array:
-    """Rows (n, in) of x that a layer with weights of this shape multiplies, `most` at most.
+    """Choose at most `most` rows (n, in) of x that a layer with weights of this shape multiplies.
 
-    The same generator chooses the same places in another x.
+    A generator in the same state chooses the same positions in another x.
     """
     kernel, inputs = tuple(shape[2:]), int(np.prod(shape[1:]))
     rows = _windows_of(op, x, kernel) if isinstance(op, Convolution) else x
@@ -140,13 +141,13 @@ def multiplied_rows(
 
 
 def _windows_of(op: Convolution, x: Array, kernel: Sequence[int]) -> Array:
-    """Views (batch, in, *positions, *kernel) of the windows that a convolution reads."""
+    """Return a view (batch, in, *positions, *kernel) of the windows that a convolution reads."""
     padded = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in op.padding)])
     return windows(padded, tuple(kernel), op.stride, op.dilation)
 
 
 def takes_steps(node: Node, graph: Graph) -> bool:
-    """Whether a layer is float32 of known weights, and its x may have a step fixed."""
+    """Whether a layer is float32 with constant weights, and its x may have a fixed step."""
     op, weights = node.op, node.inputs[1]
     if not isinstance(op, Linear | Convolution) or op.dtype is not DType.FLOAT32:
         return False
@@ -157,19 +158,19 @@ def takes_steps(node: Node, graph: Graph) -> bool:
 
 
 class WatchedModel:
-    """A model in float32 that also gives values for steps: x of layers, operands of sums.
+    """A model in float32 that also returns values to quantise: x of layers, operands of sums.
 
     Attributes:
-        graph: what it runs
-        layers: those whose x may have steps
-        sums: those of images
-        run: the outputs, and the values that layers and sums read
-        alone: layers that alone read what a product or a function of elements makes: another scale
-            of it costs nothing, or a step of a chain
+        graph: the graph that runs
+        layers: the layers whose x may have steps
+        sums: the sums of images
+        run: a function that returns the outputs, and the values that layers and sums read
+        alone: layers that are the only reader of an output of a product or an elementwise function:
+            scaling that output costs nothing, or a step of a chain
     """
 
     def __init__(self, graph: Graph, options: ModelOptions) -> None:
-        """`graph` is folded, and its batch fixed."""
+        """Take a folded graph with a fixed batch."""
         self.graph = graph
         self.layers = {
             key: node for key, node in keyed_layers(graph).items() if takes_steps(node, graph)
@@ -193,7 +194,7 @@ def _op_of(node: Node | None) -> Operator | None:
 
 
 class WatchedRun:
-    """A function of a graph with its batch fixed: its outputs, and values inside it."""
+    """The compiled function of a graph with a fixed batch, which also returns inner values."""
 
     def __init__(self, graph: Graph, values: Iterable[Value], options: ModelOptions) -> None:
         self._outputs = len(graph.outputs)
@@ -205,12 +206,12 @@ class WatchedRun:
         self._call = lowered_variant(tiled, options, "watched", is_cached=False).call
 
     def __call__(self, inputs: Sequence[Array]) -> tuple[list[Array], dict[Value, Array]]:
-        """The outputs for inputs in order, and the values."""
+        """Return the outputs for inputs in order, and the inner values."""
         results = self._call.run(*inputs)
         found = {value: results[place] for value, place in self._places.items()}
         return results[: self._outputs], found
 
 
 def rows_each(elements: int) -> int:
-    """The number of rows of x to keep of each element of the data."""
+    """Number of rows of x to keep for each element of the data."""
     return max(_FEWEST_ROWS, _MOST_ROWS // max(elements, 1))

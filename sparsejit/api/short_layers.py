@@ -1,6 +1,6 @@
 """Errors of a model's layers and outputs in short dtypes, from examples of its inputs.
 
-Each layer is calibrated alone; outputs are those of the compiled code.
+Each layer is calibrated alone; outputs are computed by the compiled code.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ class ShortLayers:
 
     Attributes:
         elements: the data
-        options: of the code that is compiled
-        tell: the progress
+        options: options of the compiled code
+        tell: the progress callback
         may_equalise: whether channels of x may be scaled before they are rounded
         may_measure: whether each row of x may be measured at every call
         forms: the best form in each short dtype of each layer whose x may have steps
-        exact: the outputs in float32, of each element
+        exact: the outputs in float32, for each element
         sums: the steps of sums of images
     """
 
@@ -75,15 +75,15 @@ class ShortLayers:
 
     @property
     def graph(self) -> Graph:
-        """The folded graph of the first element, whose layers these are."""
+        """The folded graph of the first element, which has all layers."""
         return self._first.graph
 
     def scales(self, layers: Iterable[LayerScales]) -> Scales:
-        """Scales of these layers and of sums, without figures."""
+        """Return Scales of these layers and of sums, without error and times."""
         return Scales(tuple(layers), 0.0, None, 0.0, 0.0, self.sums)
 
     def all_layers(self, short: Iterable[LayerScales]) -> tuple[LayerScales, ...]:
-        """A record for each layer with weights, in float32 where it is not among the short ones."""
+        """Return a record for each layer with weights: from `short`, or else in float32."""
         by_place = {each.place: each for each in short}
         return tuple(
             replace(
@@ -94,13 +94,13 @@ class ShortLayers:
         )
 
     def outputs(self, scales: Dtypes) -> list[list[Array]]:
-        """The outputs of the compiled code, of each element."""
+        """Return the outputs of the compiled code for each element."""
         return outputs_of(self.elements, scales, self.options)
 
     def _seen(
         self,
     ) -> tuple[dict[LayerKey, SeenInput], dict[str, tuple[SeenValues, SeenValues]]]:
-        """The inputs of layers, and the operands of sums."""
+        """Run the data; return the inputs of layers, and the operands of sums."""
         layers: dict[LayerKey, SeenInput] = {}
         sums: dict[str, tuple[SeenValues, SeenValues]] = {}
         most = rows_each(len(self.elements))
@@ -124,7 +124,7 @@ class ShortLayers:
 
     @cached_property
     def _watched(self) -> dict[int, WatchedModel]:
-        """By the graph, of which elements of the same shapes have the same one."""
+        """Watched models by the id of the graph; elements of the same shapes share a graph."""
         graphs = {id(each.graph): each.graph for each in self.elements}
         return {
             key: WatchedModel(folded(quantised_layers(graph)), self.options)
@@ -138,7 +138,7 @@ class ShortLayers:
     def _of_one_x(
         self, layers: Mapping[LayerKey, SeenInput]
     ) -> Iterable[dict[LayerKey, SeenInput]]:
-        """Layers that read the same value, together."""
+        """Group the layers by the value that they read."""
         groups: dict[Value, dict[LayerKey, SeenInput]] = defaultdict(dict)
         for key, node in self._first.layers.items():
             if key in layers:
@@ -149,7 +149,7 @@ class ShortLayers:
 def outputs_of(
     elements: Sequence[CalibrationInput], dtypes: Dtypes, options: ModelOptions
 ) -> list[list[Array]]:
-    """The outputs of the compiled code, of each element, with layers stored so."""
+    """Return the outputs of the compiled code for each element, with layers in these dtypes."""
     variants: dict[int, Variant] = {}
     results = []
     for graph, inputs in elements:

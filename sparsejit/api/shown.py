@@ -1,4 +1,4 @@
-"""Reports and tables as text for `print`, and as HTML for notebooks."""
+"""Text of reports and tables for `print`, and their HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 Frame = Literal["box", "rule", "none"]
 
-# Wide enough that no column of our tables is folded.
+# Characters of a line: enough that no column is folded.
 _COLUMNS = 2000
 _HTML = '<pre style="line-height: normal; white-space: pre; font-family: monospace">{code}</pre>'
 
 
 class Shown:
-    """A class with `__rich__`: `print` shows its tables, and so does a notebook."""
+    """Base of classes with `__rich__`, whose tables `print` and notebooks show."""
 
     def __rich__(self) -> RenderableType:
         raise NotImplementedError
@@ -32,7 +32,7 @@ class Shown:
 
 
 def _recorded(shown: Shown) -> Console:
-    """A console that it was printed to."""
+    """Print an object to a recording console, and return that."""
     from rich.console import Console
 
     console = Console(record=True, file=StringIO(), width=_COLUMNS, highlight=False)
@@ -50,10 +50,10 @@ def table_of(
     lines: bool = False,
     footer: bool = False,
 ) -> Table:
-    """A table without rows yet: columns of words, then of figures, and notes below.
+    """Return a table without rows: columns of words, then of figures, and notes below.
 
-    Its caller may add others. frame: around all cells, a rule below the headings, or none. lines:
-    whether rows are ruled off. footer: whether those of columns are shown.
+    The caller may add columns. frame: "box" around all cells, "rule" below the headings, or "none".
+    lines: whether lines separate rows. footer: whether the footers of columns are shown.
     """
     table = _framed(frame)
     table.title, table.title_justify, table.caption_justify = title or None, "left", "left"

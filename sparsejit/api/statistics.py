@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def sizes_of(steps: Sequence[Step]) -> dict[str, int]:
-    """Layers, kernels, weights, nnz and flops of the steps of a model."""
+    """Return counts of layers, kernels, weights, nnz and flops of the steps of a model."""
     facts = [step.facts for step in steps]
-    # An operator that runs band by band, or sample by sample, has its weights once.
+    # Weights count once for an operator that runs band by band, or sample by sample.
     layers = {
         (step.origin, step.facts.zeros): step.facts for step in steps if step.facts.weights
     }.values()
@@ -29,7 +29,7 @@ def sizes_of(steps: Sequence[Step]) -> dict[str, int]:
 
 
 def statistics_of(variant: Variant) -> dict[str, Any]:
-    """`sizes_of` its steps; bytes of code, literals and workspace; milliseconds."""
+    """Return `sizes_of` its steps, the bytes of code, literals and workspace, and compile time."""
     image = variant.program.image
     return {
         **variant.sizes,

@@ -1,4 +1,4 @@
-"""The steps of a layer's x and the error that they cause, from the rows that it multiplied."""
+"""Choice of the steps of a layer's x by the error that they cause, on rows that it multiplied."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from sparsejit.ir.reference import stored_weights
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, OVERFLOWS_AT, SMALLEST_SCALE, DType
 
-# What is left of the range of x, where cutting it may cost less than coarse steps do.
+# Shares of the range of x to try: clipping may cost less error than coarse steps.
 _SHARES = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 _PERCENTILES = (99.99, 99.9, 99.0)
-# A step for each row costs a look at x: one for all rows may have so many times its error.
+# A step for each row costs a pass over x, so one step for all rows may have up to this multiple of
+# its error.
 _MOST_TIMES = 1.1
-# So few rows do not tell what others are like.
+# Fewer rows than this do not represent others.
 _FEWEST_ROWS = 64
-# Equalised channels may have this share of the error at most.
+# Channels are equalised only if that leaves less than this share of the error.
 _EQUALISED_GAIN = 0.95
-# A correction is kept where rows that it was not made from lose at least this share of their error.
+# A correction is kept if it removes at least this share of the squared error of other rows.
 _LEAST_GAIN = 0.005
 
 
 class _InputSteps(NamedTuple):
-    """Integers of x, (x / scale) + shift."""
+    """Quantisation of x to integers, (x / scale) + shift; `how` is the origin of the range."""
 
     scale: float
     shift: int
     how: str
 
     def of(self, x: Array) -> Array:
-        """x in these steps."""
+        """Return x, rounded to these steps."""
         integers = np.rint(x * np.float32(1 / self.scale)) + np.float32(self.shift)
         clipped = integers.clip(-LARGEST_INT8 - 1, LARGEST_INT8) - np.float32(self.shift)
         return np.asarray(clipped * np.float32(self.scale), np.float32)
@@ -50,10 +51,10 @@ Forms = Mapping[DType, LayerScales]
 def short_forms(
     layers: Mapping[LayerKey, SeenInput], may_equalise: bool = False, may_measure: bool = True
 ) -> dict[LayerKey, Forms]:
-    """The best that each short dtype can do for layers of one x, which have one step for it.
+    """Return the best form of each layer in each short dtype; all layers read one x in one step.
 
-    A dtype that cannot hold the weights is left out. Channels are equalised where they may be, and
-    that is clearly better. So is each row measured at every call, where it may be.
+    A dtype that cannot hold the weights is left out. Channels are equalised, and each row is
+    measured at every call, only where allowed and clearly better.
     """
     ((key, seen), *_) = layers.items()
     if may_equalise and seen.knows_channels:
@@ -72,7 +73,7 @@ def short_forms(
 
 
 def stored_x(layer: LayerScales, x: Array, axis: int) -> Array:
-    """x as a layer multiplies it, whose channels lie on that axis."""
+    """Return x as a layer multiplies it: divided by its factors and rounded; channels on `axis`."""
     if layer.factors is not None:
         around = (1,) * (x.ndim - 1 - axis % x.ndim)
         x = x / layer.factors.reshape(-1, *around)
@@ -84,21 +85,21 @@ def stored_x(layer: LayerScales, x: Array, axis: int) -> Array:
 
 
 def equalised_weights(layer: LayerScales, weights: Array) -> Array:
-    """Weights (out, in, *kernel) times the factors by which the layer's x is divided."""
+    """Return weights (out, in, *kernel) times the factors by which the layer's x is divided."""
     if layer.factors is None:
         return weights
     return weights * layer.factors.reshape(-1, *(1,) * (weights.ndim - 2))
 
 
 def stored_matrix(layer: LayerScales, weights: Array) -> Array:
-    """Weights (out, in, *kernel) as a layer stores them, in float32."""
+    """Return weights (out, in, *kernel) as a layer stores them, in float32."""
     weights = equalised_weights(layer, weights)
     matrix = SparseMatrix(weights.reshape(len(weights), -1).astype(np.float32))
     return stored_weights(matrix, layer.dtype).astype(np.float32).reshape(weights.shape)
 
 
 class _LayerErrors:
-    """What roundings change in the outputs of one layer; as shares of their mean square."""
+    """Squared errors of one layer's outputs by rounding, as shares of their mean square."""
 
     def __init__(self, key: LayerKey, seen: SeenInput) -> None:
         self.key, self.seen = key, seen
@@ -108,7 +109,7 @@ class _LayerErrors:
         self._int8 = stored_weights(self._matrix, DType.INT8).astype(np.float32).T
 
     def of_steps(self, steps: _InputSteps) -> float:
-        """With int8, and x in these steps."""
+        """Return the error with int8 weights, and x in these steps."""
         return self._square(self._off(steps))
 
     def _off(self, steps: _InputSteps) -> Array:
@@ -120,7 +121,7 @@ class _LayerErrors:
     def forms(
         self, steps: _InputSteps, may_measure: bool
     ) -> Iterator[tuple[DType, LayerScales]]:
-        """The layer in each short dtype that can hold it, with these steps in int8."""
+        """Yield the layer's form in each short dtype that can hold it, with these steps in int8."""
         yield DType.INT8, self._as_int8(steps, may_measure)
         largest = float(np.abs(self.seen.weights).max(initial=0.0))
         for dtype in (DType.BFLOAT16, DType.FLOAT16):
@@ -130,7 +131,7 @@ class _LayerErrors:
                 yield dtype, LayerScales(*self.key, dtype, error=sqrt(square))
 
     def _as_int8(self, steps: _InputSteps, may_measure: bool) -> LayerScales:
-        """With one step for x, or one a row where that is better or safer."""
+        """Return the int8 form: one step for x, or one a row where that is better or safer."""
         off = self._off(steps)
         correction = _correction(off)
         square = self._square(off if correction is None else off + correction)
@@ -147,7 +148,7 @@ class _LayerErrors:
 
 
 def steps_of_values(seen: SeenValues) -> QuantisedSteps:
-    """The steps of a value in which it errs least itself."""
+    """Return the steps with the least rounding error of the value itself."""
     rows = seen.rows
     best = min(
         _choices(seen), key=lambda steps: float(np.square(steps.of(rows) - rows).mean())
@@ -166,7 +167,7 @@ def _choices(seen: SeenValues) -> Iterator[_InputSteps]:
 
 
 def _between(least: float, largest: float, how: str) -> _InputSteps:
-    """All 256 integers for least <= 0 to largest >= 0; 0 is one of them."""
+    """Return steps that spread all 256 integers over least <= 0 to largest >= 0; 0 is exact."""
     scale = max((largest - least) / (2 * LARGEST_INT8 + 1), SMALLEST_SCALE)
     scale = float(np.float32(scale))
     shift = round(-LARGEST_INT8 - 1 - least / scale)
@@ -174,14 +175,17 @@ def _between(least: float, largest: float, how: str) -> _InputSteps:
 
 
 def _by_rows(x: Array) -> Array:
-    """x in steps of its own for each row, as kernels measure them."""
+    """Return x, rounded to a step for each row, as kernels measure it."""
     largest = np.maximum(np.abs(x).max(axis=1, keepdims=True), np.float32(SMALLEST_SCALE))
     scale = largest * np.float32(1 / LARGEST_INT8)
     return np.asarray(np.rint(x * (np.float32(LARGEST_INT8) / largest)) * scale, np.float32)
 
 
 def _correction(off: Array) -> Array | None:
-    """Less the mean error of each output, where half of the rows tells that of the others."""
+    """Return the negated mean error of each output, or None.
+
+    It is kept only if the mean over half of the rows reduces the error of the other half.
+    """
     if len(off) < _FEWEST_ROWS:
         return None
     from_some, on_others = off[::2].mean(axis=0), off[1::2]

@@ -1,6 +1,6 @@
-"""Layers of a model as they were timed, and what each would save by a change.
+"""Timed layers of a model, and the time that each would save by a change.
 
-A predicted gain counts as much as the layer's measured time is of its predicted time.
+A predicted gain is scaled by the ratio of the layer's measured to its predicted time.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from sparsejit.planner.plan import Candidate
 from sparsejit.runtime.step_timing import StepTimes
 
 _LANES = "lane16"
-_DENSE = 0.5  # from this density on, pruning has not been tried
-# Where a layer takes so many times what was predicted, something that has no price takes the time.
+_DENSE = 0.5  # a layer of a higher density counts as not pruned
+# Above this ratio of measured to predicted time, a cost that is not in the prediction dominates.
 _MOST_UNEXPLAINED = 6
-_FULL = 0.95  # blocks so full on average are the layer's pattern
+_FULL = 0.95  # a layer has a pattern of blocks if these are fuller than this on average
 
 
 @dataclass(frozen=True)
 class LayerGain:
-    """What one layer would save by a change, and what goes into the call that makes it."""
+    """The time that one layer would save by a change, and arguments of the call that makes it."""
 
     layer: str
     saved_ns: float
     argument: str = ""
-    parameter: str = ""  # that a call which prunes names
-    new_kernel: str = ""  # where another kind than now would be used
+    parameter: str = ""  # name of the weights, for the Pruner
+    new_kernel: str = ""  # name of the kernel, if of another family than now
 
 
 @dataclass(frozen=True)
 class TimedProduct:
-    """A step that multiplies by weights, and what it takes."""
+    """A step that multiplies by weights, and its measured time."""
 
     step: Step
     ns: float
@@ -56,49 +56,49 @@ class TimedProduct:
 
     @cached_property
     def matrix(self) -> SparseMatrix:
-        """Ones where the layer has weights that are not zero."""
+        """A matrix with the layer's zeros, and random nonzeros."""
         layer = self.step.facts.layer
         assert layer is not None
         shape = layer.out_features, layer.in_features
         bits = np.unpackbits(np.frombuffer(self.step.facts.zeros, np.uint8), count=prod(shape))
-        # Not ones: some kernels keep an index in a weight's lowest bits.
+        # Random values, not ones: some kernels keep an index in a weight's lowest bits.
         values = np.random.default_rng(0).uniform(0.5, 1, shape).astype(np.float32)
         return SparseMatrix(values * (bits.reshape(shape) == 0))
 
     @cached_property
     def pattern(self) -> str:
-        """In which the layer was pruned, as far as its zeros tell."""
+        """The pattern in which the layer was pruned, inferred from its zeros."""
         choice = self.step.facts.plan
         is_lane = choice is not None and _LANES in choice.chosen.template.name
         return _blocks(self.matrix) or (_LANES if is_lane else "unstructured")
 
     @property
     def is_dense(self) -> bool:
-        """Whether it can be called pruned."""
+        """Whether the layer counts as not pruned."""
         return self.matrix.density > _DENSE
 
     @property
     def products(self) -> int:
-        """How many the step makes: one, or one a time step of a recurrence."""
+        """Number of products in the step: 1, or one for each time step of a recurrence."""
         facts, layer = self.step.facts, self.step.facts.layer
         columns = layer.batch if isinstance(layer, MatMul) else 1
         return facts.flops // max(2 * facts.nnz * columns, 1)
 
     @property
     def cost_ns(self) -> float:
-        """Predicted, of one product."""
+        """Predicted nanoseconds of one product."""
         choice = self.step.facts.plan
         assert choice is not None
         return choice.chosen.cost.ns
 
     def if_pruned(self, pattern: str, density: float) -> LayerGain:
-        """What other zeros would save."""
+        """Return the gain of other zeros."""
         assert self.step.facts.layer is not None
         price = self.prices.with_zeros(self.step.facts.layer, pattern, density)
         return self.gain(price, _amount(density))
 
     def gain(self, other: Candidate | None, argument: str = "", batch: int = 1) -> LayerGain:
-        """What another kernel would save, for a `batch` of samples where this is for one."""
+        """Return the gain of another kernel, which computes `batch` samples where this has one."""
         parameter = self.step.facts.parameter
         if other is None:
             return LayerGain(self.name, 0.0, argument, parameter)
@@ -108,7 +108,7 @@ class TimedProduct:
         return LayerGain(self.name, saved_ns, argument, parameter, name if is_new else "")
 
     def _saved(self, alternative_ns: float) -> float:
-        """Nanoseconds of the step, if a product cost so much."""
+        """Nanoseconds that the step would save if one product took `alternative_ns`."""
         facts = self.step.facts
         if not facts.predicted_ns:
             return 0.0
@@ -120,7 +120,7 @@ class TimedProduct:
 
 @dataclass(frozen=True)
 class TimedConvolution:
-    """One that no product computes but kernels of its own, over windows, and what these take."""
+    """A convolution computed by kernels over windows, not by a product, and its measured time."""
 
     node: Node
     filters: Array
@@ -134,23 +134,23 @@ class TimedConvolution:
 
     @cached_property
     def pattern(self) -> str:
-        """In which the layer was pruned, as far as its zeros tell."""
+        """The pattern in which the layer was pruned, inferred from its zeros."""
         return _blocks(self.matrix) or "unstructured"
 
     @property
     def is_dense(self) -> bool:
-        """Whether it can be called pruned."""
+        """Whether the layer counts as not pruned."""
         return self.matrix.density > _DENSE
 
     @cached_property
     def price(self) -> ConvolutionPrice | None:
-        """As it is."""
+        """The predicted cost with its current weights."""
         return self.prices.of(self.node, self.filters)
 
     def if_pruned(self, pattern: str, density: float) -> LayerGain:
-        """What other zeros would save: as much of the measured time as of the price.
+        """Return the gain of other zeros: the same share of the measured as of the predicted time.
 
-        Nothing in lanes, which no kernel over windows makes use of.
+        It is 0 for pattern lane16, which no kernel over windows uses.
         """
         name, parameter = self.node.output.origin.layer, self.node.inputs[1].origin.name
         if pattern == _LANES:
@@ -164,7 +164,7 @@ class TimedConvolution:
 
 
 def timed_convolutions(variant: Variant, times: StepTimes) -> Iterator[TimedConvolution]:
-    """Those that kernels over windows compute, in all of their steps."""
+    """Yield the convolutions that kernels over windows compute, each with its steps' time."""
     prices = ConvolutionPrices(variant.options)
     for node in variant.graph.nodes:
         if not isinstance(node.op, Convolution):
@@ -178,7 +178,7 @@ def timed_convolutions(variant: Variant, times: StepTimes) -> Iterator[TimedConv
 
 
 def _blocks(matrix: SparseMatrix) -> str:
-    """The pattern of blocks that the zeros keep to; none for others."""
+    """Return the block pattern of the zeros, or "" for others."""
     for name, rows in (("1x16", 16), ("1x8", 8)):
         if matrix.block_fill(rows) > _FULL:
             return name
@@ -186,5 +186,5 @@ def _blocks(matrix: SparseMatrix) -> str:
 
 
 def _amount(density: float) -> str:
-    """The share that is pruned, in steps of 1 %, or where less than 2 % is left of 0.1 %."""
+    """Return the pruned share as text, rounded to 1 %, or to 0.1 % where less than 2 % is left."""
     return f"{round(1 - density, 3 if density < 0.02 else 2):g}"

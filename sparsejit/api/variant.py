@@ -1,4 +1,4 @@
-"""A model made for inputs of certain shapes: its graph, its native function, its record."""
+"""A variant: a model compiled for inputs of certain shapes, with its graphs and its record."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.program import Program
 
 Shapes = tuple[tuple[int, ...], ...]
-_RECORD_BYTES = 1 << 19  # of BERT-base; of few models more
-# What lowering may raise for a graph that no frontend and no passes ever made. An AssertionError is
-# a fault of ours, and to be seen as one.
+_RECORD_BYTES = 1 << 19  # of the record of BERT-base; few models have a larger one
+# Errors that lowering may raise for a graph that no frontend and no passes ever made. No
+# AssertionError: that is a bug of the compiler, and must stay visible.
 GRAPH_REFUSALS = (CompileError, ValueError, TypeError, LookupError, ArithmeticError)
 
 
 class TiledGraph(NamedTuple):
-    """A graph of `tile` samples, or of inputs whose batch is fixed where that is None."""
+    """A graph for `tile` samples, or, where that is None, for a fixed batch."""
 
     graph: Graph
     tile: int | None
 
 
 class Planned(NamedTuple):
-    """The record of a variant's kernels in order, which thread runs them when, and its memory.
+    """The record of a variant: its kernels in order, their schedule on threads, and its memory.
 
-    `turns` says which of them samples take turns with, if they do; `end` which stand for several
-    samples at once.
+    `turns` are the steps in which samples take turns, if they do; `end` are the last steps, if
+    these are computed for several samples at once.
     """
 
     steps: tuple[Step, ...]
@@ -67,7 +67,7 @@ class Planned(NamedTuple):
 
     @classmethod
     def of(cls, lowered: LoweredModel) -> Planned:
-        """Without weights and code."""
+        """Return the record of a lowered model, without weights and code."""
         records = {step: step.without_code() for step in lowered.steps}
         waves = tuple(wave.without_code(records) for wave in lowered.waves)
         steps = tuple(records[step] for step in lowered.steps)
@@ -79,12 +79,12 @@ class Planned(NamedTuple):
 class Variant(SharedCode):
     """One native function of a model.
 
-    Where the batch is free it has one or more tiles: `tile` is the one that it was compiled for
-    above all, which reports are about, and `tiles` are all; it lies on `axes` of what a call gives
-    and gets, or on axis 0 of all where they are None. `inputs` and `outputs` are those of that
-    tile's graph; `call` calls the function with numpy arrays. `sizes` are those of
-    `statistics.sizes_of`. `key` is by what the cache of code has it, if it does: then its graphs
-    are made, and planned, when they are asked for.
+    Where the batch is free it has one or more tiles: `tiles` are all, and `tile` is the main one,
+    which reports are about. The batch lies on `axes` of a call's inputs and outputs, or on axis 0
+    of all where that is None. `inputs` and `outputs` are the values of the main tile's graph.
+    `call` calls the function with numpy arrays. `sizes` are from `statistics.sizes_of`. `key` is
+    the key in the code cache, if it is cached. `make_graphs` makes its graphs when they are needed;
+    they are planned again where `known_plan` is None.
     """
 
     inputs: tuple[Value, ...]
@@ -105,7 +105,7 @@ class Variant(SharedCode):
 
     @cached_property
     def graphs(self) -> list[TiledGraph]:
-        """What was lowered, after all passes, for each of `tiles`."""
+        """The lowered graphs, after all passes, one for each of `tiles`."""
         made = self.make_graphs()
         return [each for each in made if each.tile in self.tiles]
 
@@ -116,19 +116,19 @@ class Variant(SharedCode):
 
     @cached_property
     def planned(self) -> Planned:
-        """Its record, made anew where it is not known."""
+        """The record; the graph is lowered again where it is not known."""
         return self.known_plan or Planned.of(self.lowered_again(_may_join(self.tiles)))
 
     @cached_property
     def batch_axes(self) -> BatchAxes | None:
-        """Where calls have the batch; None where it is fixed."""
+        """The batch axes of a call's inputs and outputs; None where the batch is fixed."""
         if self.tile is None or self.axes is not None:
             return self.axes
         return BatchAxes((0,) * len(self.inputs), (0,) * len(self.outputs))
 
     @property
     def input_shapes(self) -> Shapes:
-        """As calls give them, without the batch where that is free."""
+        """Shapes of a call's inputs, without a free batch."""
         axes = self.batch_axes
         if axes is None:
             return tuple(value.shape for value in self.inputs)
@@ -136,41 +136,41 @@ class Variant(SharedCode):
         return tuple(v.shape if axis is None else v.shape[1:] for v, axis in pairs)
 
     def without_batch(self, shapes: Sequence[tuple[int, ...]]) -> Shapes:
-        """Shapes of a call's inputs as `input_shapes` has them."""
+        """Remove a free batch from the shapes of a call's inputs, as in `input_shapes`."""
         axes = self.batch_axes
         if axes is None:
             return tuple(shapes)
-        pairs = zip(shapes, axes.inputs, strict=False)  # the call says where a number is wrong
+        pairs = zip(shapes, axes.inputs, strict=False)  # the call reports a wrong number of inputs
         return tuple(s if axis is None else (*s[:axis], *s[axis + 1 :]) for s, axis in pairs)
 
     @property
     def bytes(self) -> int:
-        """About what memory it takes, with its graph."""
+        """Approximate size in memory, with its graph."""
         return self.program.image.size + _RECORD_BYTES
 
     @property
     def steps(self) -> tuple[Step, ...]:
-        """The record of its kernels in order."""
+        """The records of its kernels, in order."""
         return self.planned.steps
 
     @property
     def waves(self) -> tuple[Wave, ...]:
-        """The record of which thread runs them when."""
+        """The record of the schedule: the steps of each thread, wave by wave."""
         return self.planned.waves
 
     @property
     def memory(self) -> MemoryPlan:
-        """Where its buffers lie."""
+        """The memory plan: the offsets of its buffers in the workspace."""
         return self.planned.memory
 
     def listing(self) -> Iterator[str]:
-        """The lines of `Image.listing`, from code written anew."""
+        """Return the lines of `Image.listing`; the code is written again for it."""
         joins, graphs = _may_join(self.tiles), self.graphs
         forms = [lower_model(one, self.options, tile=tile, joins=joins) for one, tile in graphs]
         return build_function(paying(forms), self.program.name, listed=True).image.listing()
 
     def lowered_again(self, joins: bool = False) -> LoweredModel:
-        """What it has for `tile`, with last layers for several samples if it `joins` them."""
+        """Lower the graph of `tile` again; with `joins`, last layers may take several samples."""
         return lower_model(self.graph, self.options, tile=self.tile, joins=joins)
 
 
@@ -185,11 +185,11 @@ def make_variant(
     others: Sequence[TiledGraph] = (),
     kept: KeptWeights | None = None,
 ) -> Variant:
-    """Compile a graph. Raises InvalidInput or CompileError for what no kernel can do.
+    """Compile a graph. Raises InvalidInput or CompileError where no kernel exists for it.
 
-    Where the graph `is_part` of a model, `dtypes` may name layers that it does not have. `others`
-    are graphs of the model for other tiles, which stay where they serve some batch better. `kept`
-    is as in `lowered_variant`.
+    Where the graph `is_part` of a model, `dtypes` may name layers that it lacks. `others` are
+    graphs of the model for other tiles; each is kept if it is faster for some batch. `kept` is as
+    in `lowered_variant`.
     """
     started = time.perf_counter()
     progress("rewriting the graph", 0.0)
@@ -209,11 +209,10 @@ def lowered_variant(
     kept: KeptWeights | None = None,
     is_cached: bool = True,
 ) -> Variant:
-    """Compile a model that has been through all passes, the graph of its main tile first.
+    """Compile graphs after all passes, the graph of the main tile first.
 
-    `kept` is what has been made of the weights for other sizes, or takes what is made of them now
-    for those to come. The cache of code has no such thing: it has code that `is_cached` of models
-    for one length. Raises as `make_variant` does.
+    `kept` has the matrices and shared weights of earlier sizes, or stores them for later ones. Code
+    with `kept` is not cached; other code is if `is_cached`. Raises as `make_variant` does.
     """
     started = time.perf_counter()
     if kept is not None and kept.is_there:
@@ -226,7 +225,7 @@ def lowered_variant(
     forms, program = _written(finals, options, name, progress, kept)
     size = _bytes_of_one(program, forms) - unread_bytes(finals[0].graph)
     if forms[0].options.weight_bytes <= options.planner.l3_bytes < size:
-        # What was priced as if it came from L3 does not fit there.
+        # The prices assumed that weights come from L3, but code and literals do not fit there.
         if kept is not None:
             kept.begin_anew()
         again = replace(options, weight_bytes=size)
@@ -243,7 +242,7 @@ def lowered_variant(
 def _beside_others(
     finals: Sequence[TiledGraph], options: ModelOptions, name: str, kept: KeptWeights
 ) -> Variant:
-    """A variant that reads the weights of the first; the cache of code has it not."""
+    """Compile a variant that reads the weights of the first one; it is not cached."""
     started = time.perf_counter()
     forms, program = _written(finals, options, name, lambda stage, share: None, kept)
     made = _of_forms(forms, finals[0].tile, program, None, started)
@@ -253,7 +252,7 @@ def _beside_others(
 
 
 def _bytes_of_one(program: Program, forms: Sequence[LoweredModel]) -> int:
-    """About the code and literals that a run of one form reads."""
+    """Approximate bytes of code and literals that a run of one form reads."""
     return program.image.size // len(forms)
 
 
@@ -289,13 +288,13 @@ def _of_forms(
 
 
 def _put_away(finals: Sequence[TiledGraph]) -> Callable[[], Sequence[TiledGraph]]:
-    """What gives the graphs when they are asked for; it does not hold the user's weights."""
+    """Pack the graphs, so that the user's weights may be freed; return a function that unpacks."""
     packed = [(PackedGraph(graph), tile) for graph, tile in finals]
     return lambda: [TiledGraph(one.graph, tile) for one, tile in packed]
 
 
 def _settled(finals: Sequence[TiledGraph], kept: KeptWeights) -> Callable[[], Sequence[TiledGraph]]:
-    """As `_put_away`, with the weights where `kept` has them."""
+    """Return a function of the graphs, like `_put_away`, with weights in the memory of `kept`."""
     graphs = kept.settle([graph for graph, _ in finals])
     made = [TiledGraph(one, tile) for one, (_, tile) in zip(graphs, finals, strict=True)]
     return lambda: made
@@ -304,7 +303,7 @@ def _settled(finals: Sequence[TiledGraph], kept: KeptWeights) -> Callable[[], Se
 def kept_variant(
     key: str, options: ModelOptions, name: str, make_graphs: Callable[[], Sequence[TiledGraph]]
 ) -> Variant | None:
-    """What the cache of code has by that key; None where it has nothing."""
+    """Return the variant with this key in the code cache; None where there is none."""
     started = time.perf_counter()
     entry = code_cache.recall_code(key, name)
     if entry is None:
@@ -359,12 +358,12 @@ def _from_data(
 
 
 def _may_join(tiles: Sequence[int | None]) -> bool:
-    """Whether samples run one after another, so that they may have last layers in common."""
+    """Whether samples run one after another, so that several may run the last layers together."""
     return list(tiles) == [1]
 
 
 def _since(started: float) -> float:
-    """Milliseconds."""
+    """Milliseconds since `started`."""
     return 1e3 * (time.perf_counter() - started)
 
 

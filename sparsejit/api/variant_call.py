@@ -1,4 +1,4 @@
-"""The call of a native function with arrays as the model has them."""
+"""Calls of a model's native function with arrays in the model's layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ def native_call(
     workspace_bytes: int,
     tile: int | None,
 ) -> NativeCall | MovedCall:
-    """What calls the code with arrays as the model has them, of which a graph has the types."""
+    """Return an object that calls the program with arrays in the model's layout.
+
+    The types of the arrays are the types of the graph's inputs and outputs.
+    """
     shared = set(filter(graph.is_shared, range(len(graph.inputs))))
     taken = [
         _array_type(value, None if number in shared else tile)

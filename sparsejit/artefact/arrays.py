@@ -1,11 +1,11 @@
-"""Arrays as numbered tensors of a file, equal ones once, every bit kept.
+"""Arrays as numbered tensors of a file. Equal arrays are stored once; every bit is kept.
 
 An array is described by {"element": ..., "shape": [...], "form": ..., "tensors": [number, ...]}:
 
-    whole    itself
-    packed   float32 with many zeros: a bit an element, and the elements whose bit is set; where any
-             is -0.0, as masked weights have many, a bit an element which zeros are
-    rows     float32 of hardly any elements: starts, columns and values of compressed rows
+    whole    the array
+    packed   float32 with many zeros: a bit mask of the nonzeros, and their values; where there are
+             elements of -0.0, as in masked weights, also a bit mask of these
+    rows     float32 with very few nonzeros: starts, columns and values of compressed rows
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,12 +25,12 @@ _WHOLE, _PACKED, _ROWS = "whole", "packed", "rows"
 
 
 def type_to_data(kind: TensorType) -> dict[str, Any]:
-    """Element and shape."""
+    """Return the element type and the shape as JSON data."""
     return {"element": kind.element.value, "shape": list(map(int, kind.shape))}
 
 
 def type_from_data(element: Any, shape: Any) -> TensorType:
-    """Raises DamagedFile for what no tensor can be."""
+    """Return the tensor type. Raises DamagedFile for an impossible element type or shape."""
     if not all(type(size) is int for size in shape):
         raise DamagedFile(f"has a value of shape {shape}")
     if element not in {member.value for member in Element}:
@@ -49,7 +49,7 @@ class ArrayWriter:
         self._numbers: dict[tuple[str, tuple[int, ...], bytes], int] = {}
 
     def add(self, array: Array | CompressedRows) -> dict[str, Any]:
-        """What describes an array."""
+        """Add an array, and return its description for the header."""
         if isinstance(array, CompressedRows):
             if array.is_vast:
                 return self._described(array.shape, Element.FLOAT32, _ROWS, array.arrays)
@@ -79,21 +79,21 @@ def _packed(array: Array) -> list[Array]:
 
 
 class ArrayReader:
-    """Puts arrays together again. Raises DamagedFile where a tensor is not as described."""
+    """Reads arrays by their descriptions. Raises DamagedFile where a tensor is not as described."""
 
     def __init__(self, tensors: Mapping[str, Array]) -> None:
         self._tensors = tensors
         self._unread = set(tensors)
 
     def read(self, data: Any) -> Array:
-        """The array that `ArrayWriter.add` described."""
+        """Return the array that `ArrayWriter.add` described."""
         found = self.matrix(data)
         if isinstance(found, CompressedRows):
             raise DamagedFile("has compressed rows where an array belongs")
         return found
 
     def matrix(self, data: Any) -> Array | CompressedRows:
-        """The array or the compressed rows that `ArrayWriter.add` described."""
+        """Return the array or the compressed rows that `ArrayWriter.add` described."""
         element, shape, form, numbers = fields_of(
             data, element=str, shape=list, form=str, tensors=list
         )
@@ -107,7 +107,7 @@ class ArrayReader:
         raise DamagedFile(f"has {kind} as {form!r} of {len(numbers)} tensors")
 
     def finish(self) -> None:
-        """Raises DamagedFile for tensors that nothing read."""
+        """Raise DamagedFile for tensors that were never read."""
         if self._unread:
             raise DamagedFile(f"has tensors that nothing reads: {', '.join(sorted(self._unread))}")
 

@@ -1,4 +1,4 @@
-"""What is exported: finished code, and how C calls it. Object files and headers are made of it."""
+"""An exported function: finished code and its C signature, for object files and headers."""
 
 import os
 import re
@@ -12,12 +12,12 @@ from sparsejit.machine.target import Target
 from sparsejit.x86.image import Image
 from sparsejit.x86.operands import Register
 
-# What `run` returns; the code itself may return positive numbers.
+# Status codes of `run`; the image may return positive ones.
 OK, UNSUPPORTED_CPU = 0, -1
 
 
 class Macro(NamedTuple):
-    """A number in the C header; the function's name stands before it there."""
+    """A `#define` of a number in the C header; the function's name is its prefix there."""
 
     name: str
     value: int
@@ -26,13 +26,13 @@ class Macro(NamedTuple):
 
 @dataclass(frozen=True)
 class ExportedFunction:
-    """`int NAME_run(parameters)` around an image, and what its header says.
+    """`int NAME_run(parameters)` around an image, and the contents of its header.
 
     `image` begins with a System V function that takes `parameters` and then `fixed` numbers in
     registers, four in all at most, and returns an int, or nothing where `returns_status` is false.
-    It keeps callee-saved registers and calls nothing outside itself.
-    `target` is what it was emitted for. `about` describes it, line by line. Raises InvalidInput for
-    code on several `threads`.
+    It keeps callee-saved registers and calls nothing outside itself. `target` is the target of the
+    code. `about` describes the function, line by line. Raises InvalidInput for code on several
+    `threads`.
     """
 
     name: str
@@ -59,14 +59,14 @@ class ExportedFunction:
 
     @property
     def instruction_sets(self) -> frozenset[str]:
-        """What a processor must have: all of the level, and what else the code uses."""
+        """Instruction sets that a processor needs: all of the level, and others of the code."""
         return self.target.level_sets | self.image.instruction_sets
 
 
 def c_name(path: str | os.PathLike[str]) -> str:
-    """The name that the file's name gives to the function: `model` of folder/model.o.
+    """Return the function's name in C, from the file's name: `model` for folder/model.o.
 
-    Raises InvalidInput for a name that C does not take.
+    Raises InvalidInput for a name that is no C identifier.
     """
     stem = checked_path(path).stem
     if not re.fullmatch("[A-Za-z][A-Za-z0-9_]*", stem):

@@ -7,9 +7,10 @@ number. Its outputs have the next numbers, so every value has one producer, whic
      "nodes": [{"op": record, "inputs": [number, ...], "outputs": [value, ...]}, ...],
      "outputs": [number, ...], "notes": [text, ...], "batch_axes": [[axis, ...], [axis, ...]]}
 
-with value = {"element": ..., "shape": [...], "origin": [name, module, source, code]}; `arrays` says
-what describes an array. Notes are left out where there are none, and so are the axes of inputs and
-outputs that are the batch where that is axis 0 of all; -1 says that an input has none.
+with value = {"element": ..., "shape": [...], "origin": [name, module, source, code]}; the module
+`arrays` has the description of an array. "notes" is left out where there are none. "batch_axes" has
+the batch axis of each input and each output, -1 for an input without a batch; it is left out where
+the batch is axis 0 of all.
 """
 
 from collections.abc import Sequence
@@ -30,13 +31,13 @@ OPERATOR_RECORDS = RecordCodec(OPERATORS.values())
 
 
 class DescribesArrays(Protocol):
-    """Takes arrays, and returns what stands for each in the header."""
+    """Takes arrays, and returns the description of each for the header."""
 
     def add(self, array: Array | CompressedRows) -> dict[str, Any]: ...
 
 
 def graph_to_data(graph: Graph, writer: DescribesArrays) -> Data:
-    """The header of a graph. Raises InvalidInput for an operator that cannot be saved."""
+    """Return the header of a graph. Raises InvalidInput for an operator that cannot be saved."""
     numbers = {value: number for number, value in enumerate(graph.values())}
     constants = [
         {"origin": list(astuple(value.origin)), "array": writer.add(array)}
@@ -61,10 +62,10 @@ def graph_to_data(graph: Graph, writer: DescribesArrays) -> Data:
 
 
 def graph_from_data(header: Any, reader: ArrayReader) -> Graph:
-    """The graph that `graph_to_data` took apart.
+    """Return the graph of a header that `graph_to_data` wrote.
 
-    Checks all of it: that each operator takes its operands and makes what the file says. Raises
-    DamagedFile, without the file's name, for anything else than a graph.
+    Checks for every node that the operator takes its operands and makes outputs of the types in
+    the file. Raises DamagedFile, without the file's name, for anything else than a graph.
     """
     absent: Data = {"notes": [], "batch_axes": []}
     whole = {**absent, **header} if isinstance(header, dict) else header
@@ -84,7 +85,7 @@ def graph_from_data(header: Any, reader: ArrayReader) -> Graph:
 
 
 def axes_to_data(axes: BatchAxes | None) -> list[list[int]]:
-    """Which axes are the batch, -1 where none is; nothing where it is axis 0 of all."""
+    """Return the batch axes, -1 for an input without one; [] where the batch is axis 0 of all."""
     if axes is None:
         return []
     return [[-1 if axis is None else axis for axis in side] for side in axes]
@@ -93,7 +94,7 @@ def axes_to_data(axes: BatchAxes | None) -> list[list[int]]:
 def axes_from_data(
     data: Any, inputs: Sequence[Value], outputs: Sequence[Value]
 ) -> BatchAxes | None:
-    """What `axes_to_data` wrote. Raises DamagedFile for axes that these values do not have."""
+    """Return the axes that `axes_to_data` wrote. Raises DamagedFile for axes out of range."""
     if data == []:
         return None
     ranks = [[len(value.shape) for value in side] for side in (inputs, outputs)]
@@ -131,7 +132,7 @@ def _constant_from_data(data: Any, reader: ArrayReader) -> tuple[Value, Array]:
 
 
 def _node_from_data(data: Any, known: list[Value]) -> Node:
-    """The node; its outputs are appended to the values known so far."""
+    """Return the node, and append its outputs to the values known so far."""
     op_data, inputs, outputs = fields_of(data, op=dict, inputs=list, outputs=list)
     op = OPERATOR_RECORDS.decode(op_data)
     operands = _at(inputs, known)

@@ -4,7 +4,7 @@ from sparsejit.artefact.exported import OK, UNSUPPORTED_CPU, ExportedFunction, M
 
 
 def c_header(function: ExportedFunction) -> str:
-    """The text of the .h file."""
+    """Return the text of the .h file."""
     prefix = function.name.upper()
     codes = (
         Macro("OK", OK, "run has written its outputs"),

@@ -2,7 +2,7 @@
 
     .text             entry (`support_check`), then the image: code and its literals
     .data             the state, in a cache line of its own, which nothing else writes
-    .rela.text        where .text names the state
+    .rela.text        relocations: the places in .text that address the state
     .note.GNU-stack   empty: the linker needs make no stack executable
     .symtab, .strtab  the names of the state, of the function, and of sections
 
@@ -18,7 +18,7 @@ from sparsejit.artefact.support_check import entry
 _LINE_BYTES = 64
 _HEADER_BYTES = 64
 _SYMBOL_BYTES = 24
-# Types of sections, and what the loader does with them.
+# Types of sections, and their flags.
 _PROGBITS, _SYMTAB, _STRTAB, _RELA = 1, 2, 3, 4
 _WRITE, _ALLOCATE, _EXECUTE, _LINK_INFO = 1, 2, 4, 64
 # Symbols: binding in the upper four bits, type in the lower.
@@ -40,7 +40,7 @@ class _Section(NamedTuple):
 
 
 class _Names:
-    """Strings that end in zero, one after the other, and where each begins."""
+    """A string table: zero-terminated strings, one after the other."""
 
     def __init__(self) -> None:
         self.content = b"\0"
@@ -52,14 +52,14 @@ class _Names:
 
 
 def object_file(function: ExportedFunction) -> bytes:
-    """The contents of the .o file; its one global symbol is `function.symbol`."""
+    """Return the contents of the .o file; its one global symbol is `function.symbol`."""
     start = entry(function)
     text, data = start.code + function.image.data, bytes(_LINE_BYTES)
     names = _Names()
     symbols = bytes(_SYMBOL_BYTES)  # number 0 is no symbol
     symbols += _symbol(names.add(f"{function.name}_state"), _LOCAL_OBJECT, _DATA, len(data))
     symbols += _symbol(names.add(function.symbol), _GLOBAL_FUNCTION, _TEXT, len(text))
-    # The processor counts from the end of the four bytes.
+    # A rip-relative offset counts from the end of its four bytes, hence the addend -4.
     places = b"".join(pack("<QQq", at, _STATE << 32 | _PC32, -4) for at in start.state_fields)
     sections = [
         _Section("", 0, 0, b"", 0),
@@ -74,12 +74,12 @@ def object_file(function: ExportedFunction) -> bytes:
 
 
 def _symbol(name: int, kind: int, section: int, size: int) -> bytes:
-    """A symbol that fills its section."""
+    """Return the table entry of a symbol that fills its section."""
     return pack("<IBBHQQ", name, kind, 0, section, 0, size)
 
 
 def _assembled(sections: list[_Section], names: _Names) -> bytes:
-    """The file: its header, what is in the sections, the table of sections."""
+    """Return the file: its header, the contents of the sections, the table of sections."""
     titles = [names.add(section.name) for section in sections]
     titles.append(names.add(".strtab"))
     sections = [*sections, _Section(".strtab", _STRTAB, 0, names.content, 1)]

@@ -1,9 +1,9 @@
 """Frozen records as plain JSON data and back: {"record": name of the class, field: value, ...}.
 
 Fields are numbers, strings, choices, other records, tuples and sets of these, or None where their
-type says so; of a microarchitecture its key. Reading takes only what writing makes: classes that
-are known, every field there, but for those newer than the file, and of its type, and it makes each
-record through its constructor, which checks ranges. Nothing is run.
+type allows it; a microarchitecture is stored by its key. Reading accepts only known classes, with
+every field (except fields newer than the file) present and of its type. Each record is made by its
+constructor, which checks ranges. No code of a file is run.
 """
 
 import math
@@ -25,13 +25,13 @@ _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 
 
 class RecordCodec:
-    """Writes and reads records of the given classes, and of no other but those that they hold."""
+    """Writes and reads records of the given classes, and of the classes of their fields only."""
 
     def __init__(self, classes: Iterable[type[Any]]) -> None:
         self._classes = {record.__name__: record for record in classes}
 
     def encode(self, record: Any) -> dict[str, Any]:
-        """A record as data that JSON can hold.
+        """Return a record as data that JSON can hold.
 
         Raises InvalidInput for a class that is not known, NaN, and a value not of its field's type.
         """
@@ -45,7 +45,7 @@ class RecordCodec:
             raise InvalidInput(f"{record} cannot be saved: {error}") from error
 
     def decode(self, data: Any) -> Any:
-        """The record that `encode` wrote. Raises DamagedFile for anything else."""
+        """Return the record that `encode` wrote. Raises DamagedFile for anything else."""
         name = data.get("record") if isinstance(data, dict) else None
         if not isinstance(name, str) or name not in self._classes:
             raise DamagedFile(f"has {_shown(data)} where a record belongs")
@@ -60,7 +60,7 @@ def _record_to_data(record: Any) -> dict[str, Any]:
 
 
 def _record_from_data(data: Any, kind: Any) -> Any:
-    """Raises DamagedFile for what is no record of that class."""
+    """Return a record of that class. Raises DamagedFile for any other data."""
     name, hints = kind.__name__, _hints(kind)
     if not isinstance(data, dict) or data.get("record") != name:
         raise DamagedFile(f"has {_shown(data)} where a {name} belongs")
@@ -76,7 +76,10 @@ def _record_from_data(data: Any, kind: Any) -> Any:
 
 
 def _to_data(value: Any, hint: Any) -> Any:
-    """Raises TypeError or ValueError where a value is not of the hint's type."""
+    """Return a field's value as JSON data.
+
+    Raises TypeError or ValueError where the value is not of the hint's type.
+    """
     if _is_union(hint):
         return _first_that_fits(value, hint, _to_data)
     if get_origin(hint) in (tuple, frozenset):
@@ -97,7 +100,10 @@ def _to_data(value: Any, hint: Any) -> Any:
 
 
 def _from_data(data: Any, hint: Any) -> Any:
-    """Raises TypeError or ValueError (such as DamagedFile) for what `_to_data` never makes."""
+    """Return a field's value from JSON data.
+
+    Raises TypeError or ValueError (such as DamagedFile) for data that `_to_data` never makes.
+    """
     if _is_union(hint):
         return _first_that_fits(data, hint, _from_data)
     origin = get_origin(hint)
@@ -119,9 +125,9 @@ def _from_data(data: Any, hint: Any) -> Any:
 
 
 def fields_of(data: Any, **wanted: type) -> list[Any]:
-    """The fields of an object that has these, of these types, and no other, in this order.
+    """Return the values of the `wanted` fields of a JSON object, in this order.
 
-    Raises DamagedFile for anything else.
+    Raises DamagedFile unless the object has exactly these fields, of these types.
     """
     fields_found = data if isinstance(data, dict) else {}
     if {name: type(value) for name, value in fields_found.items()} != wanted:
@@ -136,7 +142,7 @@ def _core(key: Any) -> Core:
 
 
 def _within(op: Any) -> Operator:
-    """An operator of a body, which has no body itself. Raises TypeError for anything else."""
+    """Return an operator of a body, which has no body itself. Raises TypeError for others."""
     if OPERATORS.get(type(op).__name__) is not type(op) or isinstance(op, Turns):
         raise TypeError(f"{_shown(op)} is no operator of a body")
     return op
@@ -151,7 +157,7 @@ def _operator_from_data(data: Any) -> Operator:
 
 
 def _newer(record: type[Any]) -> set[str]:
-    """The fields that files of older versions lack: those marked so, which have a default."""
+    """Return the fields that files of older versions lack: marked "newer", with a default."""
     return {field.name for field in fields(record) if "newer" in field.metadata}
 
 
@@ -179,7 +185,7 @@ def _first_that_fits(value: Any, hint: Any, convert: Callable[[Any, Any], Any]) 
 
 
 def _paired(items: list[Any], hint: Any) -> Iterable[tuple[Any, Any]]:
-    """Each item with its type: tuple[X, ...] and frozenset[X] have one for all."""
+    """Pair each item with its type; tuple[X, ...] and frozenset[X] have one type for all."""
     kinds = get_args(hint)
     if get_origin(hint) is frozenset or kinds[-1] is Ellipsis:
         return [(item, kinds[0]) for item in items]
@@ -187,7 +193,7 @@ def _paired(items: list[Any], hint: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _exactly(value: Any, kind: Any) -> Any:
-    """The value if it is of that kind and of no derived one: True is no whole number."""
+    """Return the value if its type is exactly `kind`, not derived: True is no whole number."""
     if type(value) is not kind:
         raise TypeError(f"{_shown(value)} is no {kind.__name__}")
     return value

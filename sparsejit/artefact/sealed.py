@@ -1,8 +1,8 @@
-"""safetensors files under one SHA-256 digest: every byte is covered, the header's too.
+"""safetensors files under one SHA-256 digest, which covers every byte, the header's too.
 
 The digest is the metadata entry "sha256"; it is taken over the file with zeros in that place.
-`write` and `read` add what a file of the compiler says of itself: its kind, the version of its
-format, and a header of plain JSON data. Reading runs nothing of a file.
+`write` and `read` add metadata of the compiler: the file's kind, the version of its format, and a
+header of plain JSON data. Reading runs no code of a file.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _BLANK = b"0" * 64
 _BYTES = "bytes"  # the only tensor of `write_bytes`
 _PIECE_BYTES = 4 << 20
 
-# Written into every file; a change that older readers would misread makes it one more.
+# Written into every file; incremented by a change that older readers would misread.
 FORMAT_VERSION = 3
 _FORMAT = "sparsejit"
 REMEDY = "copy it again, or save the kernel or model again"
@@ -38,7 +38,7 @@ Tensors = dict[str, npt.NDArray[Any]]
 
 
 class SealedFile(NamedTuple):
-    """What `read` returns: what kind of thing it is, plain JSON data, arrays."""
+    """The contents of a file: the kind of object in it, plain JSON data, and arrays."""
 
     kind: str
     header: dict[str, Any]
@@ -51,7 +51,7 @@ def write(
     header: Mapping[str, Any],
     tensors: Mapping[str, npt.NDArray[Any]],
 ) -> None:
-    """Write a header of plain JSON data and tensors, whole or not at all.
+    """Write a header of plain JSON data and tensors atomically.
 
     Raises InvalidInput where the file cannot be written.
     """
@@ -59,9 +59,9 @@ def write(
 
 
 def write_bytes(path: Path, kind: str, header: Mapping[str, Any], data: memoryview) -> None:
-    """Write a header and one tensor of bytes, which is not copied, for this user alone.
+    """Write a header and one tensor of bytes, which is not copied.
 
-    Raises OSError where the file cannot be written.
+    Only this user may read the file. Raises OSError where it cannot be written.
     """
     metadata = {**_metadata(kind, header), "sha256": _BLANK.decode()}
     tensor = {"dtype": "U8", "shape": [len(data)], "data_offsets": [0, len(data)]}
@@ -76,9 +76,9 @@ def write_bytes(path: Path, kind: str, header: Mapping[str, Any], data: memoryvi
 
 
 class BytesReader:
-    """What `write_bytes` wrote, from an open file: its `header`, and `size` bytes to read.
+    """Reads an open file that `write_bytes` wrote: its `header`, and `size` bytes.
 
-    Raises DamagedFile for another kind or format, and while reading if a single bit differs.
+    Raises DamagedFile for another kind or format, and in `read_into` if a single bit differs.
     """
 
     def __init__(self, file: BinaryIO, kind: str) -> None:
@@ -100,7 +100,7 @@ class BytesReader:
         self._digest = place
 
     def read_into(self, room: memoryview) -> None:
-        """All bytes, while a thread looks at those that were read before."""
+        """Read all bytes, while another thread digests the pieces already read."""
         place = self._digest
         seen = hashlib.sha256(self._start[: place.start(1)] + _BLANK)
         seen.update(self._start[place.end(1) :])
@@ -115,10 +115,10 @@ class BytesReader:
 
 
 def read(path: str | os.PathLike[str], kinds: Collection[str]) -> SealedFile:
-    """What `write` wrote, if it is of one of these kinds.
+    """Read a file that `write` wrote, of one of these kinds.
 
     Raises InvalidInput if there is no file, and DamagedFile, with the path and the remedy, if a
-    single bit differs, if it is of another kind, or of another format.
+    single bit differs, or if the file has another kind or format.
     """
     file = checked_path(path)
     if not file.is_file():
@@ -141,9 +141,9 @@ def read(path: str | os.PathLike[str], kinds: Collection[str]) -> SealedFile:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give a DamagedFile that says what is wrong with a file's contents the path and the remedy.
+    """Add the path and the remedy to a DamagedFile that is raised inside.
 
-    Asking for more memory than there is counts as wrong.
+    A MemoryError becomes a DamagedFile as well.
     """
     try:
         yield
@@ -193,8 +193,8 @@ def _no_number(text: str) -> NoReturn:
 def write_sealed(
     path: Path, tensors: Mapping[str, npt.NDArray[Any]], metadata: Mapping[str, str]
 ) -> None:
-    """Write tensors and metadata whole or not at all; the same ones give the same bytes."""
-    # safetensors writes an array's memory as it lies, whatever its strides.
+    """Write tensors and metadata atomically; the same contents give the same bytes."""
+    # safetensors writes an array's memory without regard to strides.
     rows = {name: np.require(array, requirements="C") for name, array in tensors.items()}
     content = _in_order(save(rows, {**metadata, "sha256": _BLANK.decode()}))
     (place,) = _DIGEST.finditer(content, 0, _header_end(content))
@@ -204,9 +204,9 @@ def write_sealed(
 
 
 def read_sealed(path: Path, remedy: str) -> tuple[Tensors, dict[str, str]]:
-    """Return tensors and metadata of a file as `write_sealed` wrote it.
+    """Return tensors and metadata of a file that `write_sealed` wrote.
 
-    Raises DamagedFile, which ends with `remedy`, if a single bit differs.
+    Raises DamagedFile, whose message ends with `remedy`, if a single bit differs.
     """
     try:
         content = path.read_bytes()
@@ -227,7 +227,7 @@ def read_sealed(path: Path, remedy: str) -> tuple[Tensors, dict[str, str]]:
 
 
 def _in_order(content: bytes) -> bytes:
-    """The file with its metadata sorted by name: safetensors orders them anew each time."""
+    """Return the file with its metadata sorted by name: safetensors' order varies."""
     end = _header_end(content)
     header = json.loads(content[8:end])
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
@@ -241,5 +241,5 @@ def _with_length(header: Mapping[str, Any]) -> bytes:
 
 
 def _header_end(content: bytes) -> int:
-    """Where the JSON header ends: its length is the first eight bytes, little-endian."""
+    """Offset of the end of the JSON header: the first eight bytes are its length, little-endian."""
     return min(8 + int.from_bytes(content[:8], "little"), len(content))

@@ -1,4 +1,4 @@
-"""A shared object, made of the object file by the system's linker, without libc."""
+"""A shared object, linked from the object file by the system's linker, without libc."""
 
 import shutil
 import subprocess
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from sparsejit.errors import CompileError, MissingDependency
 
-# Each takes the options below.
+# All of these take the options below.
 LINKERS = ("ld", "ld.lld", "ld.gold", "mold")
 
 
 def shared_object(object_code: bytes, soname: str) -> bytes:
-    """The contents of the .so file, whose global symbols are those of the object file.
+    """Return the contents of the .so file; it has the global symbols of the object file.
 
     Raises MissingDependency where there is no linker, and CompileError where it fails.
     """
@@ -35,7 +35,7 @@ def shared_object(object_code: bytes, soname: str) -> bytes:
 
 
 def _find_linker() -> str:
-    """The path of the system's linker. Raises MissingDependency where there is none."""
+    """Return the path of the system's linker. Raises MissingDependency where there is none."""
     for name in LINKERS:
         path = shutil.which(name)
         if path is not None:

@@ -1,6 +1,6 @@
-"""The entry of exported code: asks the processor once, then runs the image.
+"""The entry of exported code: checks the processor once, then runs the image.
 
-    NAME_run:  mov eax, [state]         0: not asked yet, 1: runs here, -1: does not
+    NAME_run:  mov eax, [state]         0: not checked yet, 1: supported, -1: unsupported
                test eax, eax
                jle ask
     go:        call the image; its int is the result, or 0
@@ -11,7 +11,7 @@
                jg go
     done:      ret
 
-Threads that ask at once find the same answer and store it whole, so no lock is needed.
+Threads that check at the same time store the same answer, in one write, so no lock is needed.
 """
 
 from typing import NamedTuple
@@ -41,14 +41,14 @@ SUPPORTED = 1
 _REGISTERS = {"eax": rax, "ebx": rbx, "ecx": rcx, "edx": rdx}
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA): see runtime/tiles.py.
 _ASK_FOR_TILES = ((rax, 158), (rdi, 0x1023), (rsi, 18))
-# CPUID writes these; where they lie meanwhile.
+# Registers that CPUID overwrites, and the registers that hold their values meanwhile.
 _KEPT = ((rbx, r11), (rdx, r10), (rcx, r9))
 
 
 class Entry(NamedTuple):
-    """Code to stand right before the image, and where in it the state's 32-bit addresses belong.
+    """Code for the bytes right before the image, and the offsets in it of the state's addresses.
 
-    The fields hold `state - end of field`.
+    Each of these 32-bit fields must hold `state - end of field`.
     """
 
     code: bytes
@@ -56,7 +56,7 @@ class Entry(NamedTuple):
 
 
 def entry(function: ExportedFunction) -> Entry:
-    """The entry of a function, a multiple of 64 bytes long."""
+    """Return the entry of a function; its length is a multiple of 64 bytes."""
     asm = Assembler(function.target)
     ask, go, done, image = (asm.label(name) for name in ("ask", "go", "done", "image"))
     asm.emit("mov", dword(rax), Literal(0))
@@ -93,7 +93,7 @@ def _run(asm: Assembler, function: ExportedFunction, image: Label) -> None:
 
 
 def _ask(asm: Assembler, instruction_sets: frozenset[str]) -> None:
-    """Set eax to SUPPORTED or UNSUPPORTED_CPU; keeps what the image's arguments lie in."""
+    """Set eax to SUPPORTED or UNSUPPORTED_CPU; keep the registers of the image's arguments."""
     lacks, end = asm.label("lacks"), asm.label("end")
     for register, free in _KEPT:
         asm.emit("mov", free, register)
@@ -109,7 +109,7 @@ def _ask(asm: Assembler, instruction_sets: frozenset[str]) -> None:
         for question, mask in masks.items():
             if (question.leaf, question.subleaf) == (leaf, subleaf):
                 _require(asm, _REGISTERS[question.name], mask, lacks)
-        if leaf == 1:  # which says whether XGETBV exists
+        if leaf == 1:  # it has the bit for XGETBV
             asm.emit("xor", dword(rcx), dword(rcx))
             asm.emit("xgetbv")
             _require(asm, rax, saved_state(instruction_sets), lacks)
@@ -125,7 +125,7 @@ def _ask(asm: Assembler, instruction_sets: frozenset[str]) -> None:
 
 
 def _ask_for_tiles(asm: Assembler, lacks: Label) -> None:
-    """Jump to `lacks` where Linux refuses. A system call also writes rcx and r11."""
+    """Jump to `lacks` where Linux refuses AMX tiles. A system call also writes rcx and r11."""
     kept = (rdi, rsi, r11)
     push(asm, kept)
     for register, number in _ASK_FOR_TILES:

@@ -111,7 +111,7 @@ def recorded(
 
 @bench.command()
 def padding(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
-    """Time loads from L2 by how many lines are read before one is left out."""
+    """Time loads from L2 for several numbers of lines that are read before one is left out."""
     from sparsejit.perf.stride_padding import KILOBYTES, SPACINGS, compare
 
     check_outputs(out)

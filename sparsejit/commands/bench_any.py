@@ -1,4 +1,4 @@
-"""`sparsejit bench MODEL`: whether we are faster for a model of your own, on this machine."""
+"""`sparsejit bench MODEL`: a user's model timed beside other engines on this machine."""
 
 import shlex
 from dataclasses import replace
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
     from sparsejit.perf.any_model import AnyComparison
     from sparsejit.perf.call_latency import LatencyReport
 
-# Calls a second: what a loop in real time does.
+# Calls a second, as of a loop in real time.
 _RATE = 100.0
 _NAME = "model"
 _SHARES = {0.5: "half of the weights zero", 0.75: "three quarters"}
 
 
 class ModelsToo(TyperGroup):
-    """Takes what is no command of `bench` for a model: a path, or file.py:factory."""
+    """The group `bench`, which takes a path or file.py:factory in place of a command as a model."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """With the command's name where a model stands in its place."""
+        """Insert the name of the command `model` where a model stands in its place."""
         first = next((word for word in args if not word.startswith("-")), "")
         is_model = first not in self.commands and any(mark in first for mark in ".:/")
         return list(super().parse_args(ctx, [_NAME, *args] if is_model else args))
@@ -114,7 +114,7 @@ def model(
 
 
 def _pace(latency: float | None, rate: float | None) -> tuple[float, float] | None:
-    """Seconds, and calls a second; None without --latency. Raises InvalidInput for a rate alone."""
+    """Seconds and calls a second; None without --latency. Raises InvalidInput for a rate alone."""
     if rate is not None and latency is None:
         raise InvalidInput(f"--rate {rate:g} is of no use alone; give --latency SECONDS")
     return None if latency is None else (latency, rate or _RATE)
@@ -128,7 +128,7 @@ def _show(found: "AnyComparison") -> None:
 
 
 def _speeds_by_zeros(source: NamedModel, threads: int) -> dict[float, float]:
-    """Predicted for `shrink`; empty for a model that it does not take."""
+    """Speeds predicted for `shrink`, by share of zeros; empty for a model it does not take."""
     if isinstance(source.model, CompiledModel) or source.fallback is not None:
         return {}
     try:
@@ -155,7 +155,7 @@ def _forecast_line(asked: ModelRequest, speeds: dict[float, float]) -> str:
 
 
 def _source(asked: ModelRequest, data: Path | None) -> NamedModel:
-    """The model, of a .sjit file as compiled, and inputs. Raises InvalidInput for no model."""
+    """The model, compiled already in a .sjit file, and inputs. Raises InvalidInput otherwise."""
     if not is_compiled(asked.model):
         source = read_source(
             asked.model,
@@ -197,7 +197,7 @@ def _table(found: "AnyComparison") -> Table:
 
 
 def _latency_table(found: "LatencyReport") -> Table:
-    """A line an engine; histograms lie above each other, bins of one column are the same."""
+    """A row for each engine; histograms in the last column have the same bins."""
     notes = [f"{name} skipped: {why}" for name, why in found.skipped.items()]
     if found.engines:
         span = f"{found.edges[0]:,.1f} to {found.edges[-1]:,.1f} us"

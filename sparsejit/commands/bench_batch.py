@@ -1,4 +1,4 @@
-"""`sparsejit bench batch` and `sparsejit bench sweep`: batches beside rivals, and as they grow."""
+"""`sparsejit bench batch` and `sparsejit bench sweep`: batches beside rivals, and of all sizes."""
 
 from typing import Annotated
 
@@ -83,7 +83,7 @@ def sweep(
     out: JsonFileOption = None,
     record: RecordOption = False,
 ) -> None:
-    """Time one layer at growing batch sizes, which should cost no larger batch's time."""
+    """Time one layer at growing batch sizes; none should take longer than a larger one."""
     require("torch", "scipy", "threadpoolctl")
     from sparsejit.perf import batch_sweep
     from sparsejit.perf.problems import PROBLEMS, problems_named

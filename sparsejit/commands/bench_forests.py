@@ -1,4 +1,4 @@
-"""`sparsejit bench forests`: decision trees, and who else compiles or runs them."""
+"""`sparsejit bench forests`: decision trees beside other libraries that compile or run them."""
 
 from typing import TYPE_CHECKING, Annotated
 

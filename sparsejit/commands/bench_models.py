@@ -1,4 +1,4 @@
-"""`sparsejit bench models` and `sparsejit bench peers`: whole models and who runs them."""
+"""`sparsejit bench models` and `sparsejit bench peers`: whole models, and engines that run them."""
 
 from typing import TYPE_CHECKING, Annotated
 

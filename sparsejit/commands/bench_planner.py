@@ -1,4 +1,4 @@
-"""`sparsejit bench planner`: the planner's choices and predictions held to measurement."""
+"""`sparsejit bench planner`: the planner's choices and predictions against measurements."""
 
 from dataclasses import replace
 from typing import Annotated

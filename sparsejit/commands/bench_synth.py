@@ -1,4 +1,4 @@
-"""`sparsejit bench synth`: what a sample of a network costs, part by part, and what rivals take."""
+"""`sparsejit bench synth`: the time of a network's sample, part by part, and the rivals' time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,7 +77,7 @@ def synth(
 def _timed(
     name: str, path: Path | None, dtypes: Sequence[str], peers: Sequence[str]
 ) -> "list[VoiceTime]":
-    """None where the network's files are not there, which is told."""
+    """Time a network; print a message and return no times where its files are not there."""
     from sparsejit.perf.voice.voice_times import time_network
 
     try:
@@ -98,7 +98,7 @@ def _show(found: "Sequence[VoiceTime]") -> None:
 
 
 def _times(found: "Sequence[VoiceTime]") -> Table:
-    """Memory in KiB: weights, indices and constants, code, table rows, conditioning."""
+    """Times and memory in KiB: weights, indices and constants, code, table rows, conditioning."""
     first = found[0]
     title = f"{first.network}: a sample on one {Target.detect().core.key} core"
     figures = ("us least", "us median", "times real time", "products", "predicted", "KiB")
@@ -124,7 +124,7 @@ def _times(found: "Sequence[VoiceTime]") -> Table:
 
 
 def _parts(found: "Sequence[VoiceTime]") -> Table:
-    """Nanoseconds and shares, and in parentheses what was predicted of products."""
+    """Nanoseconds and shares of parts; predicted times of products in parentheses."""
     table = table_of("its parts, ns", ["part"], (one.dtype for one in found))
     by_name = [{part.name: part for part in one.parts} for one in found]
     for name in dict.fromkeys(name for parts in by_name for name in parts):

@@ -1,4 +1,4 @@
-"""`sparsejit cache`: code of models compiled before, and how much there is of it."""
+"""`sparsejit cache`: the kept code of compiled models, and its size."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all that is kept.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say where the code of compiled models is kept, and how much of it; or remove it."""
+    """Print the folder and the size of the kept code of compiled models; or remove it."""
     removed = code_cache.clear() if clear else 0
     use = code_cache.use()
     if hand_over({**use._asdict(), "removed": removed}, as_json, None):

@@ -1,4 +1,4 @@
-"""`sparsejit calibrate`: measure what the planner reckons with."""
+"""`sparsejit calibrate`: measure the rates that the planner predicts with."""
 
 from dataclasses import asdict
 
@@ -16,7 +16,7 @@ from sparsejit.planner.calibration import calibrate as measure
 
 
 def calibrate(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
-    """Measure how fast this processor is, and keep that for the planner."""
+    """Measure the speed of this processor, and keep the rates for the planner."""
     check_outputs(out)
     core = measure(Target.detect())
     steps = {" ".join(key): price.cycles for key, price in core.steps.items()}

@@ -49,9 +49,9 @@ def options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Refuse, before any command works, an environment in which it would fail later.
+    """Raise InvalidInput, before any command works, where the environment would fail it later.
 
-    `_print_version` has acted on the option already.
+    `_print_version` has handled the option already.
     """
     dump_folder()
 

@@ -1,4 +1,4 @@
-"""What the commands share: the terminal, the options for JSON, the packages they need."""
+"""Code that commands share: the terminal, the options for JSON, checks of needed packages."""
 
 import json
 import os
@@ -32,7 +32,7 @@ RecordOption = Annotated[
 
 
 def say(line: str, style: str | None = None) -> None:
-    """Print a line as it is: no path in it is broken, or read as markup."""
+    """Print a line unchanged: no path in it is broken, or read as markup."""
     console.print(line, style=style, soft_wrap=True, markup=False)
 
 
@@ -42,7 +42,7 @@ def print_json(value: Any) -> None:
 
 
 def write_json(file: Path, value: Any) -> None:
-    """Write `value` to a file as JSON; `check_outputs` has passed before the work."""
+    """Write `value` to a file as JSON; call `check_outputs` before the work."""
     with atomic_path(file) as path:
         path.write_text(json.dumps(value, indent=2) + "\n")
 
@@ -58,7 +58,7 @@ def check_outputs(*files: Path | None) -> None:
 
 
 def hand_over(value: Any, as_json: bool, out: Path | None) -> bool:
-    """Write `value` as JSON to a file, to stdout, or both, as asked; whether stdout has it."""
+    """Write `value` as JSON to a file, to stdout, or both, as asked; return whether to stdout."""
     if out is not None:
         write_json(out, value)
     if as_json:
@@ -67,7 +67,7 @@ def hand_over(value: Any, as_json: bool, out: Path | None) -> bool:
 
 
 def record_rows(record: bool, name: str, rows: Sequence[dict[str, Any]]) -> None:
-    """Where that is asked for, append rows to the recordings of that name, and say where."""
+    """With `record`, append rows to the recordings of that name, and print their file."""
     if record:
         from sparsejit.perf import history
         from sparsejit.perf.machine import machine_limits
@@ -76,7 +76,7 @@ def record_rows(record: bool, name: str, rows: Sequence[dict[str, Any]]) -> None
         error_console.print(f"recorded in {file}")
 
 
-# The extra that brings a package, by the name that it is imported by.
+# The extra that brings a package, by the package's import name.
 EXTRAS = {
     "torch": "torch",
     "soundfile": "voice",

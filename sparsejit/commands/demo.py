@@ -89,7 +89,7 @@ def _prune(seed: int, quiet: bool) -> dict[str, float]:
 
 
 def _prune_view(points: "list[PrunePoint]", showcase: "Showcase") -> Group:
-    """Two rows of bars over the steps, and the losses that the pruned one is judged by."""
+    """Two rows of bars over the steps, and the losses to compare the pruned network's with."""
     density = _bars([point.density for point in points], 0.0, 1.0)
     losses = [point.loss for point in points]
     loss = _bars(losses, min(losses) - 1e-9, max(losses))
@@ -124,7 +124,7 @@ def _draw(path: Path, voice: WaveRNN, mel: FloatArray, audio: FloatArray, text: 
 def _measure(
     voices: list[WaveRNN], mel: FloatArray
 ) -> "tuple[list[Comparison], list[SynthesisTime]]":
-    """The layers of the first form of a voice, and each form as a whole."""
+    """Time the layers of the first form of a voice, and each form as a whole."""
     from sparsejit.perf.kernels import run
     from sparsejit.perf.voice.synthesis import layer_matrices, time_synthesis
 
@@ -138,7 +138,7 @@ def _measure(
 
 
 def _takes(voice: WaveRNN, dense: FloatArray, audio: FloatArray, short: FloatArray) -> "list[Take]":
-    """What the page plays: the recording, and what was spoken from its mel."""
+    """The recordings on the page: the original, and speech from its mel."""
     from sparsejit.perf.demo.listening_page import Take
 
     rate = voice.sample_rate
@@ -183,7 +183,7 @@ def _write_page(
 
 
 def _density(voice: WaveRNN) -> float:
-    """The share of the weights used once a sample that pruning left."""
+    """The density of the layers that run once a sample."""
     return sum(la.nnz for la in voice.layers) / sum(la.weights for la in voice.layers)
 
 

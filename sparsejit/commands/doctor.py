@@ -16,7 +16,7 @@ from sparsejit.commands.console import (
 from sparsejit.commands.machine_report import Diagnosis, Finding, examine
 from sparsejit.machine.target import Target
 
-# Which extras a user needs for what; each is of one purpose (`tests/cli/test_cli.py`).
+# Extras by a user's purpose; each is of one purpose (`tests/cli/test_cli.py`).
 PURPOSES = {
     "run": ("core",),
     "compile models": ("torch", "onnx", "onnxruntime", "sklearn", "forests"),
@@ -26,7 +26,7 @@ PURPOSES = {
 
 
 def doctor(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
-    """Say what this machine offers, what is missing and the remedy; fail if nothing can run."""
+    """Report on this machine, missing parts and their remedies; fail if nothing can run."""
     check_outputs(out)
     diagnosis = examine()
     if not hand_over(diagnosis.as_dict(), as_json, out):
@@ -58,7 +58,7 @@ def _print(diagnosis: Diagnosis) -> None:
 
 
 def _order(finding: Finding) -> tuple[int, str]:
-    """By purpose, and what one command brings side by side."""
+    """Sort key: by purpose, then by remedy, so that findings of one remedy are together."""
     extras = [extra for each in PURPOSES.values() for extra in each]
     return extras.index(finding.needed_by), finding.remedy
 

@@ -1,4 +1,4 @@
-"""`sparsejit explain` and `sparsejit disasm`: what a model, or a matrix, becomes, and why."""
+"""`sparsejit explain` and `sparsejit disasm`: the kernels of a model or matrix, and reasons."""
 
 from pathlib import Path
 from typing import Annotated
@@ -63,7 +63,7 @@ def explain(
         Path | None, typer.Option(dir_okay=False, help="File to write the report to, as JSON.")
     ] = None,
 ) -> None:
-    """Say which kernels a model, or a matrix of shape (out, in), gets, what they cost and why."""
+    """Report the kernels of a model, or of a matrix of shape (out, in), their cost, and reasons."""
     check_outputs(out, html)
     asked = ModelRequest(
         *(model, shape, constant, batch, dtype, target, threads, tune, exact, fallback)

@@ -1,4 +1,4 @@
-"""What this machine and this Python offer sparsejit, and the remedy for what they lack."""
+"""Report on this machine and this Python: findings that sparsejit needs, and remedies."""
 
 import operator
 import platform
@@ -32,10 +32,10 @@ _TARGET_FIELDS = ("isa", "l1d_bytes", "l1i_bytes", "l2_bytes", "l3_bytes", "mode
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked for. `found` is None where it is missing; `needed_by` says by what.
+    """One requirement that was looked for; `found` is None where it is missing.
 
     `needed_by` is "core" or the name of an extra; only the core is needed to run at all. `fits`:
-    whether what was found is of a version that will do.
+    whether the version found is sufficient.
     """
 
     name: str
@@ -53,8 +53,7 @@ class Finding:
 class Diagnosis:
     """Everything `sparsejit doctor` reports. `target` is None on an unsupported processor.
 
-    `rates` says what the planner reckons with and where that is from, `cache` where measurements
-    are kept.
+    `rates` is the origin of the planner's rates, `cache` the folder where measurements are kept.
     """
 
     target: Target | None
@@ -84,7 +83,7 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """Look at the processor, PeachPy and every package that the project declares.
+    """Examine the processor, PeachPy and every package that the project declares.
 
     Measures nothing and writes nothing.
     """
@@ -119,7 +118,7 @@ def _processor() -> tuple[Target | None, Finding]:
 
 
 def _peachpy() -> Finding:
-    """What encodes instructions whose forms do not ship: those of new kernels."""
+    """Look for PeachPy, which encodes instructions of new kernels, whose forms do not ship."""
     try:
         return Finding("peachpy", find_working(), "dev")
     except RouteFailed as failure:
@@ -128,7 +127,7 @@ def _peachpy() -> Finding:
 
 
 def _kernel(target: Target | None) -> Finding:
-    """For the level, not for this very processor, which a first compile would measure."""
+    """Compile a kernel for the level, not this very processor, which would then be measured."""
     weights = np.eye(16, dtype=np.float32)
     x = np.arange(16, dtype=np.float32)
     try:
@@ -172,13 +171,13 @@ def _package(requirement: str) -> Finding:
 
 
 def _fits(version: str, wanted: str) -> bool:
-    """Whether a version is one that a requirement such as torch<3,>=2.9 allows."""
+    """Whether a requirement such as torch<3,>=2.9 allows a version."""
     limits = re.findall(r"([<>=!]=|[<>])\s*([\d.]+)", wanted)
     return all(_COMPARE[sign](_numbers(version), _numbers(limit)) for sign, limit in limits)
 
 
 def _numbers(version: str) -> list[int]:
-    """Those that a version begins with, without zeros at their end: 2.13.0+cpu is 2, 13."""
+    """The numbers that a version begins with, without zeros at their end: 2.13.0+cpu is 2, 13."""
     begin = re.match(r"\d+(\.\d+)*", version)
     numbers = [int(part) for part in begin.group().split(".")] if begin else []
     while numbers and not numbers[-1]:

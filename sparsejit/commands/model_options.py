@@ -1,4 +1,4 @@
-"""The options of commands that take any model, each declared once, and what they ask for."""
+"""The options of commands that take any model, each declared once, and the request they make."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -62,7 +62,7 @@ HtmlOption = Annotated[
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """A model as a command line names it, and how it is to be compiled; fields are options."""
+    """A model as a command line names it, and its options for compiling; fields are options."""
 
     model: str
     shape: list[str] | None = None
@@ -77,19 +77,19 @@ class ModelRequest:
 
 
 def is_compiled(reference: str) -> bool:
-    """Whether that is a file of ours, of something compiled."""
+    """Whether the argument names a .sjit file."""
     return reference.endswith(".sjit")
 
 
 def is_model(reference: str) -> bool:
-    """Whether that is a model in any of its forms, not a matrix in a file."""
+    """Whether the argument names a model in any form, not a matrix in a file."""
     return reference.endswith((".onnx", ".pt2", ".sjit")) or ":" in reference
 
 
 def load_or_compile(
     asked: ModelRequest, show: Progress
 ) -> Kernel | CompiledModel | PartedModel | CompiledEstimator:
-    """What a .sjit file holds, or the model compiled. Raises as `load` and `compile` do."""
+    """Load a .sjit file, or compile the model. Raises as `load` and `compile` do."""
     if is_compiled(asked.model):
         _refuse_options(asked)
         found = load(asked.model)
@@ -114,7 +114,7 @@ def load_or_compile(
 
 
 def _refuse_options(asked: ModelRequest) -> None:
-    """Raise InvalidInput for an option: a .sjit file was compiled with its own."""
+    """Raise InvalidInput for any option: a .sjit file was compiled with options of its own."""
     bare = ModelRequest(asked.model)
     for field in fields(asked):
         if getattr(asked, field.name) != getattr(bare, field.name):

@@ -72,7 +72,7 @@ def compile_command(
     html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compile a whole model, save it, and say where its time goes."""
+    """Compile a whole model, save it, and report the time of its layers."""
     _check_outputs(out, export, header, html)
     with ProgressBar() as bar:
         compiled = load_or_compile(
@@ -125,7 +125,7 @@ def check_command(
 
 
 def _parts(asked: ModelRequest) -> list[str]:
-    """Those that nodes would be compiled and left in, a line each, and the nodes that are left."""
+    """A line for each part in which nodes would be compiled or left, and for each node left."""
     source = read_source(asked.model, asked.shape, asked.constant, batch=asked.batch)
     model = divided_onnx(source.model, source.args, source.constants)
     lines = []
@@ -139,7 +139,7 @@ def _parts(asked: ModelRequest) -> list[str]:
 
 
 def _nodes(asked: ModelRequest) -> int:
-    """How many a model's graph has. Raises UnsupportedOperator, which lists what is missing."""
+    """Number of nodes in a model's graph. Raises UnsupportedOperator, which lists missing ones."""
     if is_compiled(asked.model):
         compiled = load_or_compile(asked, lambda stage, share: None)
         return len(compiled.graph.nodes) if isinstance(compiled, CompiledModel) else 1
@@ -180,7 +180,7 @@ def run_command(
 
 
 def _check_outputs(out: Path, export: Path | None, header: Path | None, html: Path | None) -> None:
-    """Raise InvalidInput for outputs that cannot be, before the work."""
+    """Raise InvalidInput for invalid output paths, before the work."""
     if out.suffix != ".sjit":
         raise InvalidInput(f"{out} is not a .sjit path; name the output so")
     if export is not None:

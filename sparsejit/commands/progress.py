@@ -1,4 +1,4 @@
-"""The progress of a command on stderr: a bar on a terminal, elsewhere nothing, or some lines."""
+"""The progress of a command on stderr: a bar on a terminal, elsewhere nothing or a few lines."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from sparsejit.commands.console import error_console
 class ProgressBar(Progress):
     """One bar.
 
-    seconds_a_line: how often a line is printed where nothing can be drawn; None is never.
+    seconds_a_line: seconds between printed lines where no bar can be drawn; None prints none.
     """
 
     def __init__(self, seconds_a_line: float | None = None) -> None:
@@ -28,15 +28,15 @@ class ProgressBar(Progress):
         self._printed = -math.inf
 
     def begin(self, what: str, total: float | None = None) -> None:
-        """Start over, for so many steps, or for an unknown number of them."""
+        """Start over, with `total` steps, or None for an unknown number of steps."""
         self.reset(self._bar, description=what, total=total)
 
     def step(self, done: int = 1) -> None:
-        """So many more are done."""
+        """Add `done` steps."""
         self.advance(self._bar, done)
 
     def show(self, text: str, done: float, total: float | None = 1.0) -> None:
-        """What is done now, and how much of all."""
+        """Show a text and the share done; without a terminal, print the text where it is due."""
         self.update(self._bar, description=text, completed=done, total=total)
         if self._drawn or self._seconds_a_line is None:
             return

@@ -65,7 +65,7 @@ def prune(
         load_weights(workload.model, weights)
     with ProgressBar() as bar:
         result = _carry_out(plan, workload, checkpoint, bar)
-        # Before anything is timed: where that fails, the training is not lost.
+        # Save before anything is timed: a failure there does not lose the training.
         with atomic_path(out) as path:
             save_model(result.model, str(path))
         if checkpoint is not None:
@@ -107,7 +107,7 @@ def _report(
 def _carry_out(
     plan: "Recipe", workload: "Workload", checkpoint: Path | None, bar: ProgressBar
 ) -> "PruningResult":
-    """Run the recipe; Ctrl-C exits with status 130 where the checkpoint can be gone on from."""
+    """Run the recipe; Ctrl-C exits with status 130 where there is a checkpoint to go on from."""
     from sparsejit.prune import run_recipe
 
     if checkpoint is not None and checkpoint.exists():

@@ -31,7 +31,7 @@ from sparsejit.selftest.tally import Tally
 
 _DEFAULT_MINUTES = 1.0
 _SECONDS_BETWEEN_LINES = 60.0
-_INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
+_INTERRUPTED = 130  # exit status of a command that Ctrl-C ended, as in shells
 
 
 def selftest(
@@ -114,7 +114,7 @@ def _surroundings() -> dict[str, object]:
 
 
 def _print_failure(tally: Tally, verdict: Verdict) -> None:
-    """What failed, how, and the command that repeats it, on stderr and at once."""
+    """Print the failed kernel, its problem and the command that repeats it, on stderr at once."""
     case = derive(tally.seed, verdict.number)
     for line in (
         f"kernel {verdict.number} {verdict.problem}",

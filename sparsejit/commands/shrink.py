@@ -108,14 +108,14 @@ def shrink(
 
 
 def _save(result: "Shrunk", out: Path) -> None:
-    """Write the model, and beside a torch model the storage of its layers."""
+    """Write the model, and beside a torch model the dtypes and scales of its layers."""
     result.save(out)
     if result.scales is not None and out.suffix != ".onnx":
         result.scales.save(out.with_name(f"{out.stem}-scales.sjit"))
 
 
 def _check_paths(model: str, out: Path, report: Path | None) -> None:
-    """Raise InvalidInput for paths that cannot be written, or do not end as they should."""
+    """Raise InvalidInput for paths that cannot be written, or have the wrong suffix."""
     from sparsejit.prune.shrink.sources import suffix_of
 
     wanted = suffix_of(model)
@@ -127,7 +127,7 @@ def _check_paths(model: str, out: Path, report: Path | None) -> None:
 
 
 def _aims(budget: str | None, speed: str | None, metric: str | None) -> dict[str, Any]:
-    """The arguments of `shrink` for these options. Raises InvalidInput for texts without sense."""
+    """The arguments of `shrink` for these options. Raises InvalidInput for invalid texts."""
     return {
         "budget": None if budget is None else parsed_number(budget, "--budget", "%", 0.01),
         "speed": None if speed is None else parsed_number(speed, "--speed", "x", 1.0),
@@ -142,7 +142,7 @@ def _beside_peers(
     options: dict[str, Any],
     bar: ProgressBar,
 ) -> "Shrunk":
-    """The result with the times of the engines that are installed; says why one has none."""
+    """The result with the times of the installed engines; print why one has none."""
     from sparsejit.perf.shrunk_contest import compare_shrunk, installed_peers
 
     rivals = installed_peers()
@@ -174,7 +174,7 @@ def _hand_over(result: "Shrunk", report: Path | None, as_json: bool) -> None:
 
 
 def _source(model: str, constants: list[str] | None) -> NamedModel:
-    """The model; the data says the sizes of an ONNX file."""
+    """Read the model; the sizes of an ONNX file's inputs come from the data."""
     if model.endswith(".onnx"):
         inputs = tuple(declared_inputs(model))
         return NamedModel(model, model, (), {}, constants_of(constants), inputs)
@@ -182,7 +182,7 @@ def _source(model: str, constants: list[str] | None) -> NamedModel:
 
 
 def parsed_number(text: str, option: str, suffix: str, unit: float) -> float:
-    """A number, in units where it ends with the suffix. Raises InvalidInput for anything else."""
+    """Parse a number, in `unit`s where it ends with the suffix. Raises InvalidInput otherwise."""
     has_suffix = text.endswith(suffix)
     try:
         return float(text.removesuffix(suffix)) * (unit if has_suffix else 1.0)

@@ -26,14 +26,14 @@ from sparsejit.voice.spec.trained import TrainedNetwork
 
 @dataclass(frozen=True)
 class FolderOptions:
-    """Options that are of a folder alone."""
+    """Options that apply to a folder only."""
 
     overwrite: bool = False
     workers: int | None = None
     ray: str | None = None
 
     def crew(self, manner: Manner) -> AbstractContextManager[Crew]:
-        """Who speaks."""
+        """The crew that speaks the folder."""
         if self.ray is not None:
             return ray_cluster(manner, self.ray)
         return worker_processes(manner, self.workers or available_cores())
@@ -46,8 +46,8 @@ def synth_folder(
     if options.workers is not None and options.ray is not None:
         raise InvalidInput("--workers and --ray exclude each other; a cluster knows its cores")
     tasks = tasks_of(folder, out)
-    # Here first: a voice that cannot be spoken with is found, and where this processor was never
-    # measured, that is done once and without others beside it.
+    # Compile here first: an unusable voice is found, and a processor that was never measured is
+    # measured once, without workers beside it.
     speaker = manner.compile()
     started = native_timing.clock()
     report = _speak(tasks, manner, options, speaker.source)

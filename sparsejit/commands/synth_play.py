@@ -9,13 +9,13 @@ from typing import Any
 from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.voice.features import FloatArray
 
-# Pieces that are made but not played: half a minute at most, whatever the length of the whole.
+# Most pieces that wait to be played: half a minute, however long the whole is.
 _MOST_WAITING = 48
 
 
 @contextmanager
 def player(rate: int) -> Iterator[Callable[[FloatArray], None]]:
-    """Yield what plays the next samples, float32 in [-1, 1]; the block ends when all are heard.
+    """Yield a function that plays samples, float32 in [-1, 1]; the block ends when all are heard.
 
     If the block raises, the sound ends at once. Raises MissingDependency where sounddevice or its
     library is not installed, InvalidInput where no device plays at `rate` or it stops doing so.
@@ -27,7 +27,7 @@ def player(rate: int) -> Iterator[Callable[[FloatArray], None]]:
     def write() -> None:
         while (samples := waiting.get()) is not None:
             if failures:
-                continue  # what is left is taken all the same, or its maker would wait for ever
+                continue  # empty the queue all the same, or `play` would wait for ever
             try:
                 stream.write(samples[:, None])
             except device_error as error:
@@ -58,7 +58,7 @@ def player(rate: int) -> Iterator[Callable[[FloatArray], None]]:
 
 
 def _open_device(rate: int) -> tuple[Any, type[Exception]]:
-    """A started stream to the default device, and what it raises."""
+    """A started stream to the default device, and the exception type of its errors."""
     try:
         import sounddevice
     except ImportError as error:

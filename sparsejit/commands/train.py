@@ -11,7 +11,7 @@ from sparsejit.commands.progress import ProgressBar
 if TYPE_CHECKING:
     from sparsejit.voice.train.trainer import TrainingPlan, TrainingProgress
 
-# How often a line goes to a log, where there is no terminal to draw a bar on.
+# Seconds between printed lines where there is no terminal to draw a bar on.
 _SECONDS_A_LINE = 10.0
 
 

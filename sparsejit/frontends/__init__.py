@@ -1,1 +1,1 @@
-"""Weights as people have them: tensors, sparse matrices, layers, state dicts and files."""
+"""Readers of users' weights and models: tensors, files, torch, ONNX and fitted estimators."""

@@ -1,6 +1,6 @@
-"""Numpy arrays out of tensors and sparse matrices, which are recognised by what they can do.
+"""Conversion of tensors and sparse matrices to numpy arrays.
 
-Neither torch nor scipy is imported: whoever gives a tensor has imported torch already.
+Types are recognised by their attributes, so that neither torch nor scipy is imported here.
 """
 
 from typing import Any
@@ -13,20 +13,20 @@ from sparsejit.ir.compressed_rows import CompressedRows
 
 Array = npt.NDArray[Any]
 
-# Properties of a torch tensor that holds no plain values, what that is called, and the remedy.
+# Attribute of a torch tensor without plain values, its description in messages, and the remedy.
 _UNREADABLE = (
     ("is_quantized", "is quantised", "give its dequantize()"),
     ("is_meta", "is on the meta device, which holds no values", "load the weights first"),
     ("is_nested", "is a nested tensor", "give one matrix of it"),
 )
-# Layouts of torch that hold elements one by one.
+# Sparse layouts of torch that index single elements, not blocks.
 _ELEMENTWISE = ("torch.sparse_coo", "torch.sparse_csr", "torch.sparse_csc")
 # Dtypes of torch, or of ml_dtypes, that numpy cannot compute with; float32 holds all their values.
 _WIDENED = ("bfloat16", "float8_")
 
 
 def to_matrix(values: Any, name: str) -> Array | CompressedRows:
-    """As `to_array`, but two-dimensional sparse ones, of scipy and torch, as their nonzeros."""
+    """As `to_array`, but return a two-dimensional sparse matrix as its nonzeros."""
     try:
         found = _compressed(values, name)
     except InvalidInput:
@@ -44,8 +44,8 @@ def to_array(values: Any, name: str, takes_bools: bool = False) -> Array:
     """`values` as a dense numpy array of integers or floats, in their own shape.
 
     They may be an array, nested sequences of numbers, a torch tensor of any layout and on any
-    device, or a scipy sparse matrix. bfloat16 and float8 become float32, bools, where they are
-    taken, 0 and 1. `name` is that of the argument, for messages. Raises InvalidInput for a tensor
+    device, or a scipy sparse matrix. bfloat16 and float8 become float32; with `takes_bools`, bools
+    become 0 and 1. `name` is the argument's name, for messages. Raises InvalidInput for a tensor
     that is quantised, complex, nested or on the meta device, and for anything else that does not
     hold real numbers.
     """
@@ -71,7 +71,7 @@ def _unreadable(values: Any, name: str, error: Exception) -> InvalidInput:
 
 
 def is_tensor(values: Any) -> bool:
-    """Whether these are a torch tensor."""
+    """Whether `values` is a torch tensor."""
     return hasattr(values, "detach") and hasattr(values, "layout")
 
 

@@ -1,7 +1,7 @@
-"""Whether the samples of a batch stay apart, so that a batch may be of any size.
+"""Check that no operator mixes the samples of a batch, so that the batch may have any size.
 
-The batch is followed from an axis of each input that has it through every operator to one of every
-output.
+The batch is followed from an axis of each input that has it, through every operator, to an axis of
+every output.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from sparsejit.ir.graph import Array, Graph, Node, Value
 from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Expand, Permute, Reshape, Slice
 
-# Two primes, so that no other size is taken for the batch's.
+# Batch sizes of the two compared graphs: primes, so that no other size is mistaken for the batch.
 PROBES = (101, 103)
-# A part of the largest number of a constant.
+# Tolerance of compared constants, relative to the largest element.
 _ROUNDING = 4 * float(np.finfo(np.float32).eps)
-# Each choice of axes that is looked into takes a reading of the whole model, or two.
+# Most choices of axes for a batch of one; each try reads the whole model once or twice.
 _MOST_TRIES = 4
-# Where an axis has one element, one view may do for another, or none.
+# Views are not compared for one batch size: where an axis has one element, views may differ.
 _VIEWS = (Reshape, Permute, Expand, Slice)
 
 
 class GraphsBySize:
-    """The graphs of a model by the size of its batch, each made once; None is the example's length.
+    """Cache of a model's graphs by batch size; None is the size in the example.
 
-    Graphs of the sizes PROBES are made to be compared alone, and are not kept.
+    Graphs of the sizes in PROBES are only compared, and are not kept.
     """
 
     def __init__(self) -> None:
         self._kept: dict[int | None, Graph] = {}
 
     def with_example_alone(self) -> GraphsBySize:
-        """The example's graph, where the batch lies on another axis than before."""
+        """A cache of the example's graph alone, for a batch on another axis than before."""
         other = GraphsBySize()
         other._kept = {size: graph for size, graph in self._kept.items() if size is None}
         return other
 
     def get(self, batch: int | None, make: Callable[[int | None], Graph]) -> Graph:
-        """The graph for that batch; `make` makes it where there is none yet."""
+        """Return the graph for that batch; `make` makes it if it is not in the cache."""
         if batch in self._kept:
             return self._kept[batch]
         graph = make(batch)
@@ -55,7 +55,7 @@ class GraphsBySize:
 
 
 class FreeBatch(NamedTuple):
-    """A batch of any size: where the model has it, and its graph for the first probe."""
+    """A batch of any size: its axes, and the model's graph for the first probe."""
 
     axes: BatchAxes
     few: Graph
@@ -64,10 +64,10 @@ class FreeBatch(NamedTuple):
 def free_batch_of(
     graph_of: Callable[[int], Graph], example_batch: int | None, axes: InputAxes
 ) -> FreeBatch:
-    """What a model's batch is on these axes of its inputs. Raises SamplesMixed where it is none.
+    """Return the free batch on these axes of the inputs. Raises SamplesMixed if it is not free.
 
-    `graph_of` makes the graph for a batch of that size; it is asked for each size once. A size that
-    it refuses, such as one beyond the model's own tables, says that the batch is not any size.
+    `graph_of` makes the graph for a batch of a given size, and is called once for each size. If it
+    refuses a size, such as one beyond the model's own tables, the batch is not free.
     """
 
     def made(batch: int) -> Graph:
@@ -86,9 +86,9 @@ def free_batch_of(
 
 
 def checked_axes(few: Graph, many: Graph, axes: InputAxes) -> BatchAxes:
-    """Where the batch lies, from the model's graphs for both probes.
+    """Return the axes of the batch, from the model's graphs for both probes.
 
-    Raises SamplesMixed where it cannot be of any size.
+    Raises SamplesMixed if the batch cannot have any size.
     """
     found = follow_from_inputs(few, PROBES[0], axes)
     _check_same(few, many, found.places)
@@ -96,10 +96,10 @@ def checked_axes(few: Graph, many: Graph, axes: InputAxes) -> BatchAxes:
 
 
 def why_not_alike(wanted: Graph, found: Graph, batch: int | None = None) -> str:
-    """How a graph differs from one of the same model, or nothing.
+    """Describe how `found` differs from `wanted`, a graph of the same model; empty if it does not.
 
-    A batch is the length of axis 0 that `found` should have in place of the other's; then views
-    are not compared.
+    `batch` is the length of axis 0 that `found` should have in place of the length in `wanted`;
+    views are not compared then.
     """
     for role in ("inputs", "outputs"):
         values, twins = getattr(wanted, role), getattr(found, role)
@@ -131,9 +131,9 @@ def why_not_alike(wanted: Graph, found: Graph, batch: int | None = None) -> str:
 
 
 def follow_from_inputs(graph: Graph, batch: int, axes: InputAxes) -> Follower:
-    """Where the batch lies in each value that has one, from these axes of the inputs.
+    """Follow the batch from these axes of the inputs to every value that has it.
 
-    Raises SamplesMixed, which says why, where samples do not stay apart.
+    Raises SamplesMixed, with the reason, where an operator mixes samples.
     """
     follower = Follower(graph, batch)
     for value, axis in zip(graph.inputs, axes, strict=True):
@@ -155,7 +155,7 @@ def follow_from_inputs(graph: Graph, batch: int, axes: InputAxes) -> Follower:
 
 
 def likely_axes(graph: Graph) -> Iterator[tuple[int | None, ...]]:
-    """Where the batch may lie, as far as one graph tells, likelier choices first."""
+    """Yield axes of the inputs that may be the batch, judged from one graph, likelier first."""
     of_one = []
     for axes in axes_by_sizes(graph):
         pairs = zip(graph.inputs, axes, strict=True)
@@ -165,13 +165,13 @@ def likely_axes(graph: Graph) -> Iterator[tuple[int | None, ...]]:
             of_one.append((not is_apart, _oddness(graph, axes), axes))
         elif is_apart:
             yield axes
-    # A graph of one sample tells little, since sizes of 1 stand anywhere.
+    # A graph of one sample tells little, since any axis may have size 1.
     of_one.sort(key=lambda each: each[:2])
     yield from (axes for _, _, axes in of_one[:_MOST_TRIES])
 
 
 def _oddness(graph: Graph, axes: InputAxes) -> tuple[int, int, int]:
-    """Inputs without batch; those of one shape with several axes; how many axes there are."""
+    """Sort key, likelier first: inputs without batch, extra axes for one shape, distinct axes."""
     shapes = {value.shape for value in graph.inputs}
     pairs = {(value.shape, axis) for value, axis in zip(graph.inputs, axes, strict=True)}
     return sum(axis is None for axis in axes), len(pairs) - len(shapes), len(set(axes))
@@ -186,7 +186,7 @@ def _seem_apart(graph: Graph, batch: int, axes: InputAxes) -> bool:
 
 
 def _follow_shared(follower: Follower, node: Node) -> None:
-    """Note what depends on inputs without batch; as often as there are samples it has one."""
+    """Mark results that depend on inputs without batch; an Expand to its size has the batch."""
     if follower.given.isdisjoint(node.inputs):
         return
     if isinstance(node.op, Expand):
@@ -201,7 +201,7 @@ def _follow_shared(follower: Follower, node: Node) -> None:
 
 
 def output_axes(graph: Graph, found: Follower) -> tuple[int, ...]:
-    """Where the batch lies in each output. Raises SamplesMixed for one where it does not."""
+    """Return the batch axis of each output. Raises SamplesMixed for an output without one."""
     axes = []
     for number, value in enumerate(graph.outputs):
         place = found.places.get(value)
@@ -213,7 +213,7 @@ def output_axes(graph: Graph, found: Follower) -> tuple[int, ...]:
 
 
 def _words(node: Node) -> str:
-    """The user's line, or what there is instead."""
+    """The user's line of code and its place, or the name of the node's result without them."""
     origin = node.outputs[0].origin
     words = f"`{origin.code}`" if origin.code else origin.name
     return f"{words} ({origin.source})" if origin.source else words
@@ -237,7 +237,7 @@ def _check_same(few: Graph, many: Graph, places: dict[Value, BatchPlace]) -> Non
 
 
 def _moves(node: Node, other: Node, places: dict[Value, BatchPlace]) -> bool:
-    """Whether a slice of another axis than the batch's lies elsewhere for another batch."""
+    """Whether a slice of an axis other than the batch's depends on the batch size."""
     if not isinstance(node.op, Slice) or node.op == other.op:
         return False
     place, axes = places.get(node.inputs[0]), len(node.inputs[0].shape)
@@ -245,14 +245,14 @@ def _moves(node: Node, other: Node, places: dict[Value, BatchPlace]) -> bool:
 
 
 def _other_sizes(value: Value, place: BatchPlace) -> list[int]:
-    """All sizes but that of the axis with the batch."""
+    """The value's sizes without the batch axis."""
     return [n for axis, n in enumerate(value.shape) if axis != place.axis]
 
 
 class _SameNumbers:
-    """Whether constants of two graphs are equal: each pair is compared once.
+    """Comparison of constants of two graphs; each pair is compared once.
 
-    Constants as long as the batch are equal if they would be with as many rows.
+    Constants whose lengths differ are equal if their common part is.
     """
 
     def __init__(self, few: Graph, many: Graph) -> None:
@@ -266,13 +266,13 @@ class _SameNumbers:
 
 
 def _are_same(one: Array, other: Array) -> bool:
-    if one.__array_interface__ == other.__array_interface__:  # one memory, as shared weights are
+    if one.__array_interface__ == other.__array_interface__:  # one memory, such as shared weights
         return True
     if one.ndim != other.ndim:
         return False
     common = tuple(slice(0, min(sizes)) for sizes in zip(one.shape, other.shape, strict=True))
     if one.dtype.kind != "f":
         return bool(np.array_equal(one[common], other[common]))
-    # Products of constants are rounded by their sizes.
+    # The rounding of a product of constants depends on its size.
     bound = _ROUNDING * np.abs(one[common][np.isfinite(one[common])]).max(initial=0.0)
     return bool(np.allclose(one[common], other[common], rtol=0, atol=bound, equal_nan=True))

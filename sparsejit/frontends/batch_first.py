@@ -1,7 +1,7 @@
-"""A model's batch put first in its graph, and the axes on which a model may have it.
+"""Graphs with the batch on axis 0, and the axes on which a model may have its batch.
 
-What is lowered takes and makes samples on axis 0, whatever the model has: a permutation is a view.
-The call moves axes, as `Graph.batch_axes` say.
+Lowered graphs take and return samples on axis 0. If the model has them on another axis, the graph
+permutes its inputs and outputs, which is a view, and a call moves axes by `Graph.batch_axes`.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.views import Permute
 
-# For each input the axis that is the batch, or None where it has none.
+# The batch axis of each input, or None for an input without batch.
 InputAxes = Sequence[int | None]
-# Choices from sizes alone, of which most are refused by one look at the graph.
+# Most choices of axes by size alone; one look at the graph refuses most of them.
 _MOST_BY_SIZES = 64
-# How the names begin that people give to the size of a batch.
+# Beginning of the names that people give to the batch size.
 _BATCH = "batch"
 
 
 class SizedInput(NamedTuple):
-    """An input's sizes in the example, and the names of those axes that have one."""
+    """An input's sizes in the example, and the names of its named axes."""
 
     shape: tuple[int, ...]
     names: Mapping[int, str] = {}
 
 
 def batch_first(graph: Graph, axes: BatchAxes) -> Graph:
-    """The graph as it takes and makes samples on axis 0, where the model has them on `axes`."""
+    """Return the graph with samples on axis 0; the model has them on `axes`."""
     if axes.are_first:
         return graph
     inputs, before = [], []
@@ -64,15 +64,15 @@ def _permuted(value: Value, order: Sequence[int]) -> Value:
 
 
 def common_axes(inputs: Sequence[SizedInput]) -> tuple[int, ...] | None:
-    """Axis 0 of all inputs, where it is one size."""
+    """Axis 0 of every input if it has the same length in all, else None."""
     sizes = {each.shape[:1] for each in inputs}
     return (0,) * len(inputs) if len(sizes) == 1 and sizes != {()} else None
 
 
 def named_axes(inputs: Sequence[SizedInput]) -> tuple[int | None, ...] | None:
-    """The axes that have the name of the batch: one that says so, or that of axis 0 of the first.
+    """Return the axes with the batch's name; None if no axis has one.
 
-    None where no name is the batch's.
+    The batch's name begins with `batch`, or else is the name of axis 0 of the first input.
     """
     names = [name for each in inputs for name in each.names.values()]
     name = next((name for name in names if name.lower().startswith(_BATCH)), None)
@@ -82,7 +82,7 @@ def named_axes(inputs: Sequence[SizedInput]) -> tuple[int | None, ...] | None:
 
 
 def axes_of_name(inputs: Sequence[SizedInput], name: str) -> tuple[int | None, ...]:
-    """The first axis of each input that has the name."""
+    """The first axis of each input with this name; None for an input without it."""
     return tuple(
         min((axis for axis, each in one.names.items() if each == name), default=None)
         for one in inputs
@@ -90,11 +90,11 @@ def axes_of_name(inputs: Sequence[SizedInput], name: str) -> tuple[int | None, .
 
 
 def axes_by_sizes(graph: Graph) -> Iterator[tuple[int | None, ...]]:
-    """What the sizes of the example's graph let be the batch, likelier choices first.
+    """Yield axes that may be the batch by the sizes in the example's graph, likelier ones first.
 
-    That is axis 0 of an input and axes of the others that are as long, axis 0 before others; and
-    axis 1 of an input, as recurrent layers and attention may have time on axis 0, and look-ups of
-    several codes the codes.
+    Axis 0 of an input is tried together with axes of the other inputs that are as long, axis 0
+    before others. Axis 1 is tried too if recurrent layers or attention may have time on axis 0, or
+    look-ups of several codes the codes.
     """
     shapes = [value.shape for value in graph.inputs]
     ops = [node.op for node in graph.nodes]
@@ -112,7 +112,7 @@ def axes_by_sizes(graph: Graph) -> Iterator[tuple[int | None, ...]]:
 def _with_base(
     shapes: Sequence[tuple[int, ...]], base: int, axis: int
 ) -> Iterator[tuple[int | None, ...]]:
-    """Choices where that axis of that input is the batch."""
+    """Yield choices of axes in which axis `axis` of input `base` is the batch."""
     batch = shapes[base][axis]
     options: list[list[int | None]] = [
         [axis]

@@ -1,10 +1,10 @@
-"""Calibrated probabilities, as scikit-learn's `calibration.py` makes them of scores.
+"""Calibrated probabilities, computed from scores z as in scikit-learn's `calibration.py`.
 
     sigmoid       1 / (1 + exp(a z + b)), for each class
-    isotonic      a line through points, level beyond them, for each class
+    isotonic      linear between points, constant beyond them, for each class
     temperature   softmax(beta z), of (-z, z) for two classes
 
-and of more than two classes, but for the last, shares of their sum.
+For more than two classes, sigmoid and isotonic results are divided by their sum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.ir.ops.row_chains import softmax
 
-_ROUNDING = 2.0**-23  # of scores in float32, of their largest
-_CLOSE = 5e-7  # how far probabilities may be off for that
+_ROUNDING = 2.0**-23  # error of scores in float32, relative to the largest score
+_CLOSE = 5e-7  # largest error of a probability that this may cause
 
 
 def calibrated(pair: Any, methods: Mapping[str, Write]) -> Write:
-    """What writes the probabilities (batch, classes) of a classifier with its calibrators.
+    """Return the function that writes a calibrated classifier's probabilities (batch, classes).
 
-    Raises InvalidInput where rounded scores would give others.
+    Raises InvalidInput where rounding the scores would change the probabilities.
     """
     classes, own = list(pair.classes), list(held(pair.estimator).classes_)
     names = ("decision_function", "predict_proba")
@@ -73,7 +73,7 @@ def calibrated(pair: Any, methods: Mapping[str, Write]) -> Write:
 
 
 def _product(writer: EstimatorWriter, x: Value, weights: Array, bias: Array) -> Value:
-    """In float64, rounded to float32: steep functions make much of the last bit of scores."""
+    """x weights^T + bias in float64, rounded to float32: steep functions amplify the last bit."""
     operands = [
         writer.constant(array, f"calibration.{what}", Element.FLOAT64)
         for what, array in (("weights", weights), ("bias", bias))
@@ -89,7 +89,7 @@ def _sigmoids(writer: EstimatorWriter, calibrators: Sequence[Any], scores: Value
 
 
 def _lines(writer: EstimatorWriter, calibrators: Sequence[Any], scores: Value) -> Value:
-    """In float64: the first point of each class, and what each line adds as far as it is passed."""
+    """Isotonic curves in float64: the first y of each class, plus the rise of each line up to x."""
     sources, numbers, owners, first = [], [], [], []
     for number, calibrator in enumerate(calibrators):
         x, y = _points(calibrator)
@@ -111,7 +111,7 @@ def _lines(writer: EstimatorWriter, calibrators: Sequence[Any], scores: Value) -
 
 
 def _points(calibrator: Any) -> tuple[Array, Array]:
-    """Two at least, of a rising line."""
+    """x and y of the points of a rising curve, at least two."""
     x = np.asarray(calibrator.X_thresholds_, np.float64)
     y = np.asarray(calibrator.y_thresholds_, np.float64)
     if len(x) < 2:
@@ -120,12 +120,12 @@ def _points(calibrator: Any) -> tuple[Array, Array]:
 
 
 def _check_slopes(pair: Any) -> None:
-    """Raise InvalidInput where scores of float32 would be taken too far along a curve."""
+    """Raise InvalidInput where rounding scores to float32 moves probabilities by over `_CLOSE`."""
     for calibrator in pair.calibrators:
         if pair.method == "isotonic":
             x, y = _points(calibrator)
             steepest = np.abs(x).max() * (np.diff(y) / np.diff(x)).max()
-        else:  # a quarter of the factor in a sigmoid, of scores around 1
+        else:  # a sigmoid is at most a quarter of its factor steep; scores are around 1
             factor = calibrator.a_ if pair.method == "sigmoid" else calibrator.beta_
             steepest = abs(float(factor)) / 4
         apart = _ROUNDING * steepest
@@ -141,7 +141,7 @@ def _temperature(scores: Write, beta: float) -> Write:
     def write(writer: EstimatorWriter) -> Value:
         found = scores(writer)
         count = found.shape[1]
-        # softmax takes what they have in common for nothing: it would only round the rest.
+        # Subtract the mean: softmax ignores it, and it would only round the rest.
         weights = np.eye(count) - 1 / count if count > 1 else np.array([[-1.0], [1.0]])
         scaled = _product(writer.at("temperature"), found, beta * weights, np.zeros(len(weights)))
         return writer.one(softmax(scaled.shape), scaled)

@@ -1,4 +1,4 @@
-"""Warnings that name the line of the user's that called, however deep we are."""
+"""Warnings that name the user's line, at any depth of calls within this package."""
 
 import contextlib
 import sys

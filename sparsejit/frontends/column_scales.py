@@ -1,7 +1,7 @@
-"""What scalers and steps that keep columns apart make of X: each column of one of its own.
+"""Columnwise steps, such as scalers, composed into one: each result column reads one column of X.
 
-Scalers in turn are one: clip(scale (x - centre) + shift, low, high), composed in float64. What NaN
-becomes goes through them beside it.
+Scalers in a row become clip(scale (x - centre) + shift, low, high), composed in float64. The number
+that replaces NaN goes through the same scalers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from sparsejit.frontends.column_steps import SELECTORS, filling_of, kept_categor
 from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.columns import CENTRE, HIGH, IS_CATEGORY, LOW, MISSING, SCALE, SHIFT
 
-_NEUTRAL = (0.0, 1.0, 0.0, -np.inf, np.inf, 0.0, np.nan)  # by row of numbers
+_NEUTRAL = (0.0, 1.0, 0.0, -np.inf, np.inf, 0.0, np.nan)  # one for each row of numbers
 
 
 @dataclass(frozen=True, eq=False)
 class ColumnScales:
-    """The feature of each column, and seven numbers: what a `ScaledColumns` computes.
+    """The source feature of each column, and its seven numbers, as `ScaledColumns` reads them.
 
-    Where the last is NaN, nothing is filled in. `dtype` is that of X, to which steps round.
+    Where the last number is NaN, NaN is not replaced. `dtype` is X's, to which steps round.
     """
 
     source: Array
@@ -32,7 +32,7 @@ class ColumnScales:
 
     @classmethod
     def of(cls, features: int, dtype: np.dtype[Any]) -> ColumnScales:
-        """X itself."""
+        """Columns that are X itself."""
         numbers = np.tile(np.array(_NEUTRAL)[:, None], features)
         return cls(np.arange(features), numbers, dtype)
 
@@ -53,13 +53,16 @@ class ColumnScales:
 
     @property
     def is_affine(self) -> bool:
-        """Whether nothing is clipped or filled in, and no column is that of a category."""
+        """Whether no column is clipped, filled in, or compared with a category."""
         rows = (LOW, HIGH, IS_CATEGORY)
         plain = all(bool(np.all(self.numbers[row] == _NEUTRAL[row])) for row in rows)
         return plain and bool(np.isnan(self.numbers[MISSING]).all())
 
     def folded(self, weights: Array, bias: Array, features: int) -> tuple[Array, Array]:
-        """Weights (out, columns) and bias as those of X, where all is affine."""
+        """Weights (out, columns) and bias turned into weights (out, features) and bias of X.
+
+        All columns must be affine.
+        """
         scaled = weights * self.numbers[SCALE]
         offset = self.numbers[SHIFT] - self.numbers[SCALE] * self.numbers[CENTRE]
         whole = np.zeros((len(weights), features))
@@ -70,7 +73,7 @@ class ColumnScales:
         return replace(self, source=self.source[columns], numbers=self.numbers[:, columns])
 
     def behind(self, step: Any) -> ColumnScales:
-        """With a step behind what there is. Raises InvalidInput for an encoder behind a scaler."""
+        """Append a step. Raises InvalidInput for an encoder behind a scaler."""
         kind = type(step).__name__
         if kind == "ColumnTransformer":
             return self._in_parts(step)
@@ -104,7 +107,7 @@ class ColumnScales:
         filled, marks = self.take(filling.kept), self.take(filling.marked)
         missing = filled.numbers[MISSING]
         missing[:] = np.where(np.isnan(missing), values, missing)
-        # A category that X, which has nothing infinite, never shows; 1 where something is missing.
+        # Columns that are 1 for NaN that was not filled in before, else 0: X never equals infinity.
         is_there = np.isnan(marks.numbers[MISSING])
         marks.numbers[:] = np.array(_NEUTRAL)[:, None]
         marks.numbers[CENTRE], marks.numbers[IS_CATEGORY] = np.inf, 1
@@ -112,7 +115,7 @@ class ColumnScales:
         return self._joined([filled, marks])
 
     def _encoded(self, encoder: Any) -> ColumnScales:
-        """1 where a column holds a category, else 0; what is no category has none."""
+        """1 where a column equals the category, else 0; an unknown value gives zeros."""
         plain = ColumnScales.of(len(self.source), self.dtype)
         if not np.array_equal(self.numbers[:MISSING], plain.numbers[:MISSING]):
             raise InvalidInput("a OneHotEncoder stands behind a scaler; let it take X itself")
@@ -144,7 +147,7 @@ class ColumnScales:
     def _affine(self, middle: Any, factor: Any, shift: float) -> ColumnScales:
         """factor (v - middle) + shift of the values v so far.
 
-        What is subtracted from X itself moves into the centre, where it is exact.
+        A number that is subtracted from X itself moves into the centre, where it is exact.
         """
         centre, scale, before, low, high, is_category, missing = self.numbers
         moves = (is_category == 0) & (scale != 0)

@@ -1,8 +1,8 @@
-"""What stands before an estimator and keeps columns apart.
+"""Columnwise steps before an estimator.
 
-A ColumnTransformer is a list of parts, each some columns and the steps that they go through; its
-result is what the parts give, side by side. A OneHotEncoder compares a column with each category. A
-SimpleImputer fills in for NaN, and may say of more columns where it did; selectors leave some out.
+A ColumnTransformer is a list of parts, each some columns and the steps that they go through; it
+returns the parts' results side by side. A OneHotEncoder compares a column with each category. A
+SimpleImputer replaces NaN, and may append columns that mark where; selectors drop columns.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ColumnPart:
 
 
 def parts_of(transformer: Any, features: int) -> list[ColumnPart]:
-    """The parts of a fitted ColumnTransformer, in the order of what it gives."""
+    """The parts of a fitted ColumnTransformer, in the order of its results."""
     parts = []
     for _, step, columns in transformer.transformers_:
         numbers = _numbers(columns, features, getattr(transformer, "feature_names_in_", None))
@@ -44,7 +44,7 @@ def parts_of(transformer: Any, features: int) -> list[ColumnPart]:
 
 
 def each_step(steps: Sequence[Any]) -> list[Any]:
-    """All steps, with those inside of ColumnTransformers."""
+    """All steps, and the steps inside of ColumnTransformers."""
     found = []
     for step in steps:
         found.append(step)
@@ -56,9 +56,9 @@ def each_step(steps: Sequence[Any]) -> list[Any]:
 
 
 def computed_together(steps: Sequence[Any], features: Array) -> list[Array]:
-    """The features that steps compute with as one array, in the dtype that these have in X.
+    """Groups of features that steps compute with as one array, in the dtype of these columns of X.
 
-    An encoder gives float64 whatever it takes; selectors and what passes columns do not compute.
+    An encoder returns float64 for any dtype; selectors and predicting steps do not count.
     """
     computing = [step for step in steps if _computes(step)]
     if not computing or type(steps[0]).__name__ == "OneHotEncoder":
@@ -78,7 +78,7 @@ def _computes(step: Any) -> bool:
 def kept_categories(encoder: Any) -> list[Array]:
     """The categories that have a column of their own, for each column of a OneHotEncoder, float64.
 
-    Raises InvalidInput where they are no numbers, and where rare ones share a column.
+    Raises InvalidInput where categories are not numbers, and where rare categories share a column.
     """
     if getattr(encoder, "min_frequency", None) or getattr(encoder, "max_categories", None):
         raise InvalidInput(
@@ -101,7 +101,7 @@ def kept_categories(encoder: Any) -> list[Array]:
 
 @dataclass(frozen=True)
 class Filling:
-    """What a SimpleImputer does: the columns that it keeps, what for NaN, and those it marks."""
+    """A SimpleImputer's kept columns, their values for NaN, and the columns that it marks."""
 
     kept: Array
     values: Array
@@ -109,7 +109,7 @@ class Filling:
 
 
 def filling_of(imputer: Any) -> Filling:
-    """Raises InvalidInput for one that fills in for others than NaN, or fills in no numbers."""
+    """Read a SimpleImputer. Raises InvalidInput unless it fills in numbers for NaN."""
     missing = imputer.missing_values
     if not (isinstance(missing, float) and np.isnan(missing)):
         raise InvalidInput(
@@ -130,7 +130,7 @@ def filling_of(imputer: Any) -> Filling:
 
 
 def _steps(step: Any) -> tuple[Any, ...]:
-    """The steps of a pipeline inside, none of what passes columns through."""
+    """The steps of an inner pipeline, without steps that pass columns through."""
     if isinstance(step, str) and step == "passthrough":
         return ()
     kind = type(step).__name__
@@ -142,7 +142,7 @@ def _steps(step: Any) -> tuple[Any, ...]:
 
 
 def _numbers(columns: Any, features: int, names: Any) -> Array:
-    """Columns as fit took them, as numbers."""
+    """The numbers of columns that were given to fit as numbers, names, a slice or a mask."""
     every = np.arange(features)
     if isinstance(columns, slice) and not isinstance(columns.start or columns.stop, str):
         return every[columns]

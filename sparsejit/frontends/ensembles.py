@@ -1,6 +1,6 @@
-"""What estimators of estimators make of what these predict: votes, means, calibrated probabilities.
+"""Ensembles of estimators: votes, means, stacks and calibrated probabilities.
 
-Labels are places in `classes_` throughout: what stands inside was fitted to places.
+Labels are places in `classes_` throughout: the inner estimators were fitted to places.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +17,18 @@ from sparsejit.frontends.writing.arranging import joined, reshaped, sliced
 from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.selection import ArgMax
 
-# The methods of an estimator behind steps, from X on.
+# Returns the methods of an estimator behind the steps before it, each from X on.
 MethodsOf = Callable[[Any, Sequence[Any]], Mapping[str, Write]]
-_MOST_WEIGHTED = 12  # estimators whose votes are all tried
+_MOST_WEIGHTED = 12  # estimators for which all combinations of votes are tried
 
 
 def ensemble_methods(
     estimator: Any, before: Sequence[Any], methods_of: MethodsOf
 ) -> Mapping[str, Write]:
-    """What writes each method. Raises InvalidInput for what cannot be as the library has it."""
+    """Return the functions that write each method.
+
+    Raises InvalidInput where results would differ from the library's.
+    """
     kind = type(estimator).__name__
     if kind in STACKS:
         found = _stacked(estimator, before, methods_of)
@@ -37,7 +40,7 @@ def ensemble_methods(
 
 
 def _columns(writer: EstimatorWriter, write: Write) -> Value:
-    """What a method returns as (batch, columns) of float32."""
+    """A method's result as float32 (batch, columns)."""
     found = writer.floats(write(writer))
     return reshaped(writer, found, (writer.batch, 1)) if len(found.shape) == 1 else found
 
@@ -118,13 +121,13 @@ def _side_by_side(writes: Sequence[Write]) -> Write:
 
 
 def _weights(estimator: Any) -> list[float]:
-    """By fitted part; those that are dropped have none."""
+    """The weight of each fitted part; dropped parts have none."""
     found = estimator._weights_not_none
     return [1.0] * len(estimator.estimators_) if found is None else [float(w) for w in found]
 
 
 def _sum(writer: EstimatorWriter, writes: Sequence[Write], weights: Sequence[float]) -> Value:
-    """The weighted sum of what parts return, (batch, columns): exact where theirs is."""
+    """The weighted sum of the parts' results, (batch, columns)."""
     values = [_columns(writer, write) for write in writes]
     f = writer.at("votes").formula("votes")
     total: Any = None
@@ -142,7 +145,7 @@ def _mean(writer: EstimatorWriter, writes: Sequence[Write], weights: Sequence[fl
 def _hard_vote(
     writer: EstimatorWriter, writes: Sequence[Write], weights: Sequence[float], count: int
 ) -> Value:
-    """The class with the most votes, the first of equals."""
+    """The class with the most votes, the first among equals."""
     places = [_columns(writer, write) for write in writes]
     classes = np.arange(count, dtype=np.float32)[None]
     f = writer.at("votes").formula("votes")
@@ -155,7 +158,7 @@ def _hard_vote(
 
 
 def _check_votes(weights: Sequence[float]) -> None:
-    """Raise InvalidInput where sums of float32 would elect others than sums of float64."""
+    """Raise InvalidInput where sums in float32 could elect another class than sums in float64."""
     if all(w == int(w) and abs(w) < 1 << 16 for w in weights):
         return
     if len(weights) <= _MOST_WEIGHTED:

@@ -1,9 +1,9 @@
-"""What estimators take for X, and X as native code reads it.
+"""Rules for an estimator's X, and conversion of X to the array that native code reads.
 
-scikit-learn keeps float32 and makes all other numbers float64, by itself for each part of a
+scikit-learn keeps float32 and converts all other numbers to float64, separately for each part of a
 ColumnTransformer; its scalers compute in float16 where X has it, which is refused here. LightGBM
-keeps both and makes whole numbers float32 outside of frames; XGBoost makes everything float32.
-Infinite and missing values are refused where the steps that meet them refuse them.
+keeps both and converts whole numbers to float32 outside of frames; XGBoost converts everything to
+float32. Infinite and missing values are refused where they reach a step that refuses them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sparsejit.runtime.rows_check import rows_check
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _NUMBERS = "biuf"
 _SHORT = "X has dtype float16, in which scalers lose digits; give X.astype(np.float32)"
-# The last steps that scikit-learn gives infinite values too.
+# Estimators of scikit-learn that accept infinite values.
 _TAKES_INFINITY = (
     *("HistGradientBoostingClassifier", "HistGradientBoostingRegressor", "IsolationForest"),
 )
@@ -40,10 +40,11 @@ _TAKES_INFINITY = (
 
 @dataclass(frozen=True, eq=False)
 class Refusals:
-    """What the steps of an estimator refuse of X.
+    """Values of X that the steps of an estimator refuse.
 
-    `no_nan` and `no_infinity` are masks of features; `known` has the features of which an encoder
-    must have seen every number, and these; `together` the features of which a step makes one array.
+    `no_nan` and `no_infinity` are masks of features. `known` has features of which an encoder must
+    have seen every number, with the numbers that it has seen. `together` has the groups of features
+    with which a step computes as one array.
     """
 
     no_nan: Array
@@ -53,7 +54,7 @@ class Refusals:
 
     @classmethod
     def of(cls, chains: Sequence[Sequence[Any]], features: int) -> Refusals:
-        """What chains of steps refuse, each from X to what predicts or ends in a stack."""
+        """Refusals of chains of steps, each from X to an estimator that predicts."""
         none, every = np.zeros(features, bool), np.ones(features, bool)
         found = cls(none.copy(), none.copy(), [], [])
         for steps in chains:
@@ -107,7 +108,7 @@ class Refusals:
 
 
 class _Columns(NamedTuple):
-    """By column the feature that it is of, and whether NaN, infinity, and its numbers get there."""
+    """The feature of each column, and whether NaN, infinity, and the feature's numbers reach it."""
 
     source: Array
     nan: Array
@@ -116,19 +117,19 @@ class _Columns(NamedTuple):
 
     @classmethod
     def computed(cls, count: int) -> _Columns:
-        """Columns of no feature, in which nothing is missing."""
+        """Computed columns, without NaN, infinity or numbers of a feature."""
         return cls(np.zeros(count, np.int64), *(np.zeros(count, bool) for _ in range(3)))
 
     def take(self, which: Any) -> _Columns:
         return _Columns(*(each[which] for each in self))
 
     def beside(self, others: _Columns) -> _Columns:
-        """These, then the others."""
+        """These columns, followed by the others."""
         return _Columns(*map(np.concatenate, zip(self, others, strict=True)))
 
 
 def _columns_of(stack: Stack, features: int) -> int:
-    """How many columns the predictions are."""
+    """The number of columns of a stack's predictions."""
     taken = int(held(stack.estimator.final_estimator_).n_features_in_)
     return taken - features * stack.passes_x
 
@@ -149,8 +150,8 @@ def _takes(step: Any) -> tuple[bool, bool]:
 class EstimatorInput:
     """The rules for X (samples, features) of one estimator.
 
-    `reads_float64`: results depend on what float32 does not hold; `left_out`: what is read for
-    zeros that a sparse X leaves out; `takes_frames`: whether columns of a frame are numbers.
+    `reads_float64`: results depend on digits that float32 does not hold; `left_out`: the reading of
+    zeros that a sparse X leaves out; `takes_frames`: whether a frame can be read as numbers.
     """
 
     name: str
@@ -163,9 +164,9 @@ class EstimatorInput:
     takes_frames: bool = True
 
     def read(self, X: Any) -> Array:
-        """X as float32, or float64 where that matters; a sparse X may be twice as wide.
+        """Return X as float32, or float64 where that matters; a sparse X may get twice as wide.
 
-        Raises InvalidInput for what is refused.
+        Raises InvalidInput for an X that the estimator refuses.
         """
         array: Array = X
         if not self._is_plain(X):
@@ -181,11 +182,11 @@ class EstimatorInput:
 
     @cached_property
     def _is_plain(self) -> Callable[[object], bool]:
-        """Whether X can be taken as it is, told in native code: most X can."""
+        """Native check whether X can be read without conversion, as most X can."""
         return rows_check(self.features, self._dtypes, self._refuses)
 
     def _converted(self, X: Any) -> Array:
-        """X (samples, features) of one of the dtypes; a Series is one row of a frame."""
+        """X (samples, features) in one of `_dtypes`; a Series is one row of a frame."""
         if getattr(X, "ndim", 0) == 1 and hasattr(X, "to_frame"):
             X = X.to_frame().T
         array = X if type(X) is np.ndarray else self._array_of(X)
@@ -202,7 +203,7 @@ class EstimatorInput:
 
     @cached_property
     def _dtypes(self) -> tuple[np.dtype[Any], ...]:
-        """Those that X is read in."""
+        """The dtypes of X that native code reads."""
         return (_FLOAT32, _FLOAT64) if self.reads_float64 else (_FLOAT32,)
 
     @cached_property
@@ -212,7 +213,7 @@ class EstimatorInput:
 
     @cached_property
     def _keeps_dtypes(self) -> bool:
-        """Whether steps compute in dtypes that columns of X have."""
+        """Whether steps compute in the dtypes of X's columns."""
         return self.reads_float64 and bool(self.refusals.together)
 
     def _array_of(self, X: Any) -> Array:
@@ -233,7 +234,7 @@ class EstimatorInput:
             )
         if hasattr(X, "toarray"):
             return dense(X, self.name, self.left_out)
-        # pandas' own kinds of columns, which may lack values, and booleans beside numbers.
+        # Columns of pandas' own dtypes, which may lack values, or booleans beside numbers.
         if hasattr(X, "to_numpy") and np.asarray(X).dtype.kind == "O":
             try:
                 return np.asarray(X.to_numpy(dtype=np.float64, na_value=np.nan))
@@ -242,14 +243,14 @@ class EstimatorInput:
         return np.asarray(X)
 
     def _check_columns(self, columns: Any) -> None:
-        """Raise InvalidInput for other names than those of the fit; numbers are no names."""
+        """Raise InvalidInput unless columns have the names of the fit; numbers are no names."""
         named = self.library == "xgboost" or any(isinstance(name, str) for name in columns)
         if self.names is None or not named:
             return
         several = getattr(columns, "nlevels", 1) > 1
         given = [" ".join(map(str, name)) if several else str(name) for name in columns]
         known = list(map(str, self.names))
-        space = "_" if "lightgbm" in self.library else " "  # which writes them so
+        space = "_" if "lightgbm" in self.library else " "  # LightGBM writes "_"
         if [n.replace(" ", space) for n in given] != [n.replace(" ", space) for n in known]:
             raise InvalidInput(f"X has the columns {given}; give {known}, in this order")
 
@@ -272,7 +273,7 @@ class EstimatorInput:
             raise InvalidInput(f"X has dtype {array.dtype}; give numbers ({error})") from error
 
     def _as_computed(self, array: Array, X: Any) -> Array:
-        """The array of a frame in the one dtype that steps compute in, each by its columns' own."""
+        """A frame's array in the dtype in which steps compute; InvalidInput where theirs differ."""
         kinds = [kind if isinstance(kind, np.dtype) else _FLOAT64 for kind in X.dtypes]
         groups = self.refusals.together
         computed = {np.result_type(*(kinds[number] for number in group)) for group in groups}

@@ -1,9 +1,9 @@
-"""Estimators that are made of others, as chains: steps in turn from X on, the last one predicts.
+"""Estimators that contain others, as chains of steps from X to an estimator that predicts.
 
     Pipeline([scaler, VotingClassifier([a, Pipeline([PCA, b])])])  ->  [scaler, a], [scaler, PCA, b]
 
-Steps that mix columns end what can be said of X column by column: a decomposition, and the
-predictions that a stacking estimator's last one takes, which is the step `Stack`.
+Behind a step that mixes columns, no column depends on one column of X alone. Such steps are
+decompositions, and `Stack`: the predictions that a stacking estimator's final estimator reads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STACKS = frozenset({"StackingClassifier", "StackingRegressor"})
 CALIBRATED = frozenset({"CalibratedClassifierCV"})
 ENSEMBLES = VOTES | STACKS | CALIBRATED
 DECOMPOSITIONS = frozenset({"IncrementalPCA", "PCA", "TruncatedSVD"})
-# Those that predict as one that they hold does.
+# Estimators that predict with an inner estimator, and its attribute.
 _HOLDERS = {
     "FrozenEstimator": "estimator",
     **dict.fromkeys(
@@ -34,10 +34,10 @@ _HOLDERS = {
 
 @dataclass(frozen=True, eq=False)
 class Stack:
-    """The predictions of a stacking estimator's first ones, behind which its last one stands.
+    """A step from X to the predictions of a stacking estimator's first estimators.
 
-    `writes` write them, each (batch, columns) as float32, from X on; `before` is what its own
-    columns of X go through, where it passes these on.
+    `writes` write the predictions, each float32 (batch, columns), from X on; `before` are the steps
+    between X and the columns of X that it passes on.
     """
 
     estimator: Any
@@ -55,12 +55,12 @@ def is_pipeline(estimator: Any) -> bool:
 
 
 def is_mixing(step: Any) -> bool:
-    """Whether columns behind a step are not of one column before it."""
+    """Whether a column of the step's result may depend on several columns."""
     return isinstance(step, Stack) or _kind(step) in DECOMPOSITIONS
 
 
 def held(estimator: Any) -> Any:
-    """What an estimator predicts with: itself, or the one that a search found."""
+    """The estimator that predicts: this one, or the one that a search or FrozenEstimator holds."""
     while (name := _HOLDERS.get(_kind(estimator))) is not None:
         if not hasattr(estimator, name):
             raise InvalidInput(
@@ -71,7 +71,7 @@ def held(estimator: Any) -> Any:
 
 
 def parts_of_ensemble(estimator: Any) -> list[Any]:
-    """The fitted estimators that read what an ensemble is given. Raises InvalidInput for none."""
+    """The fitted estimators that read an ensemble's X. Raises InvalidInput if it is not fitted."""
     name = "calibrated_classifiers_" if _kind(estimator) in CALIBRATED else "estimators_"
     if not hasattr(estimator, name):
         raise InvalidInput(f"the {_kind(estimator)} is not fitted; call its fit(X, y) first")
@@ -80,7 +80,7 @@ def parts_of_ensemble(estimator: Any) -> list[Any]:
 
 
 def steps_of(pipeline: Any) -> tuple[list[Any], Any]:
-    """The steps of a pipeline, those inside of pipelines too, and what stands last."""
+    """The steps before the last of a pipeline, with the steps of inner pipelines, and the last."""
     stages = [held(stage) for _, stage in pipeline.steps if stage not in (None, "passthrough")]
     if not stages:
         raise InvalidInput("the Pipeline has no steps; add a scaler or an estimator")
@@ -92,9 +92,9 @@ def steps_of(pipeline: Any) -> tuple[list[Any], Any]:
 
 
 def chains_of(estimator: Any) -> list[list[Any]]:
-    """Every way from X to what predicts, also inside of stacks.
+    """Every chain of steps from X to an estimator that predicts, also inside of stacks.
 
-    Raises InvalidInput for what is not fitted.
+    Raises InvalidInput for an estimator that is not fitted.
     """
     estimator = held(estimator)
     if is_pipeline(estimator):
@@ -110,9 +110,9 @@ def chains_of(estimator: Any) -> list[list[Any]]:
 
 
 def linear_map(step: Any) -> tuple[Array, Array]:
-    """A decomposition as weights (components, features) and what is added, float64.
+    """A decomposition's weights (components, features) and bias, float64.
 
-    As `_base.py` and `_truncated_svd.py` of sklearn.decomposition have it.
+    Computed as in `_base.py` and `_truncated_svd.py` of sklearn.decomposition.
     """
     weights = np.asarray(step.components_, np.float64)
     bias = np.zeros(len(weights))
@@ -126,6 +126,6 @@ def linear_map(step: Any) -> tuple[Array, Array]:
 
 
 def _kind(estimator: Any) -> str:
-    """The name of a class of scikit-learn; empty for those of others."""
+    """The name of the estimator's class; empty for libraries other than scikit-learn."""
     kind = type(estimator)
     return kind.__name__ if kind.__module__.split(".")[0] == "sklearn" else ""

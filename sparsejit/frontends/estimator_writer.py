@@ -16,16 +16,17 @@ from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import Activation
 
-MOST_DOUBLES = 1 << 20  # weights of a product in float64
+MOST_DOUBLES = 1 << 20  # most weights of a product in float64
 _DOUBLE = np.dtype(np.float64)
-_LARGE = 2.0**20  # float32 rounds products with such weights by a tenth
-_FEW_SCORES = 8  # a product in float64 that takes no longer than making columns
+_LARGE = 2.0**20  # float32 rounds products with weights of this size by a tenth
+_FEW_SCORES = 8  # scores for which a product in float64 takes no longer than scaling the columns
 
 
 class EstimatorWriter(Writer):
-    """Writes what methods of an estimator compute of X (batch, features).
+    """Writes the methods of an estimator as graphs of X (batch, features).
 
-    A sparse X is (batch, 2 features): with zeros for what it leaves out, then with NaN.
+    A sparse X is (batch, 2 features): first with zeros for elements that it leaves out, then with
+    NaN.
     """
 
     def __init__(self, x: TensorType, is_sparse: bool = False) -> None:
@@ -36,7 +37,7 @@ class EstimatorWriter(Writer):
         self.begin(())
 
     def begin(self, steps: Sequence[Any], is_whole: bool = False) -> None:
-        """X through steps is what is read from here on; if `is_whole` with both halves."""
+        """Make X behind steps the current columns; `is_whole` keeps both halves of a sparse X."""
         x = self._given
         dtype = np.dtype(x.type.element.value)
         self._read(x, dtype)
@@ -47,17 +48,17 @@ class EstimatorWriter(Writer):
             self.transform(step)
 
     def _read(self, x: Value, dtype: np.dtype[Any] = _DOUBLE) -> None:
-        """Columns are those of x, not written yet, which the library has as a dtype."""
+        """Make the columns of x the current columns; the library has x in this dtype."""
         self.x, self._columns = x, ColumnScales.of(x.shape[1], dtype)
         self._beside: tuple[Value, ColumnScales] | None = None
 
     def at(self, name: str) -> "EstimatorWriter":
-        """The same, naming what is written from here on."""
+        """Give values written from here on this name, and return self."""
         self.origin = Origin(name)
         return self
 
     def transform(self, step: Any) -> None:
-        """What a step does to the columns so far."""
+        """Apply a step to the current columns."""
         if not is_mixing(step):
             self._columns = self._columns.behind(step)
             return
@@ -70,7 +71,7 @@ class EstimatorWriter(Writer):
         self._read(write(weights, bias, "components"))
 
     def _stack(self, stack: Stack) -> None:
-        """What was predicted, with columns of X beside it where these are passed on."""
+        """Make predictions the current columns, with columns of X beside them if passed on."""
         predicted = joined(self, [write(self) for write in stack.writes], 1)
         self.begin(stack.before)
         x, columns = self.x, self._columns
@@ -79,7 +80,7 @@ class EstimatorWriter(Writer):
             self._beside = (x, columns)
 
     def columns(self, element: Element = Element.FLOAT32) -> Value:
-        """The columns that steps have made of X so far."""
+        """Write the current columns as one value (batch, columns)."""
         if self._beside is not None:
             predicted = self._besides()
             self._read(joined(self, [predicted, self.columns()], 1))
@@ -96,7 +97,7 @@ class EstimatorWriter(Writer):
         return self.one(ScaledColumns(x.type.element, element), x, *constants)
 
     def _besides(self) -> Value:
-        """Read the columns of X that stand beside what was predicted, which is returned."""
+        """Make the columns of X beside the predictions current, and return the predictions."""
         assert self._beside is not None
         predicted = self.x
         self.x, self._columns = self._beside
@@ -104,10 +105,11 @@ class EstimatorWriter(Writer):
         return predicted
 
     def scores(self, weights: Array, bias: Array, name: str) -> Value:
-        """The columns by weights: in float64 where X is, where that takes no longer, and where the
-        weights are so large that their products only make sense where they cancel.
+        """Multiply the current columns by weights (scores, columns) and add the bias.
 
-        Weights are not many; and of columns that must be made of X in float64 they make few scores.
+        The product is in float64 if x is, if columns are scaled and the scores are few, so that it
+        takes no longer, or if weights are so large that only sums that cancel make sense; but never
+        for more than MOST_DOUBLES weights.
         """
         if self._beside is not None:
             return self._scores_of_both(weights, bias, name)
@@ -121,7 +123,7 @@ class EstimatorWriter(Writer):
         return self.product(weights, bias, name, Element.FLOAT32)
 
     def _scores_of_both(self, weights: Array, bias: Array, name: str) -> Value:
-        """The scores of what was predicted, and of X by itself, which may be far from zero."""
+        """Scores of predictions and of X as two products, since X may be far from zero."""
         predicted = self._besides()
         count = predicted.shape[1]
         own = self.scores(weights[:, count:], bias, f"{name}.x")
@@ -132,7 +134,7 @@ class EstimatorWriter(Writer):
     def product(
         self, weights: Array, bias: Array, name: str, result: Element = Element.FLOAT64
     ) -> Value:
-        """The columns by weights, in float64."""
+        """Multiply the current columns by weights in float64, and add the bias."""
         if self._beside is not None:
             self.columns()
         x, columns = self.x, self._columns
@@ -163,14 +165,14 @@ class EstimatorWriter(Writer):
 
 
 def row_shares(f: Formula, p: Operand, columns: int) -> FormulaStep:
-    """p by the sum of its row; a row of zeros is uniform."""
+    """p divided by the sum of its row; a row of zeros becomes uniform."""
     total = f("row_sum", p)
     is_zero = f("equal", total, 0.0)
     shares = f("where", is_zero, 1.0, p)
     return f("div", shares, f("where", is_zero, float(columns), total))
 
 
-# What a method computes.
+# Writes the result of one method.
 Write: TypeAlias = Callable[[EstimatorWriter], Value]
 # The name under which scores that calibrators read are written in float64, (batch, scores).
 WIDE = "scores in float64"

@@ -12,10 +12,10 @@ from sparsejit.errors import InvalidInput, suggest
 
 
 def call_factory(reference: str) -> Any:
-    """What "path/to/file.py:factory" or "package.module:factory" returns; it is imported and run.
+    """Import and call "path/to/file.py:factory" or "package.module:factory"; return its result.
 
-    Raises InvalidInput where file, module or factory do not exist, and for a factory that wants
-    arguments; what its own code raises comes through.
+    Raises InvalidInput where file, module or factory do not exist, and for a factory that needs
+    arguments; exceptions of its own code come through.
     """
     factory = named_function(reference, "factory")
     try:

@@ -18,17 +18,17 @@ from sparsejit.frontends.layers import factors, layer_names, product
 from sparsejit.frontends.short_floats import SHORT_FLOATS
 
 _FORMATS = ".npy, .safetensors, .pt or .pth"
-# What reads one tensor when it is asked for; the others of the file are left alone.
+# Functions by tensor name, each of which reads only that tensor of a file.
 _Readers = dict[str, Callable[[], Array]]
 
 
 def read_matrix(path: str | PathLike[str], tensor: str | None = None) -> Array:
     """The array in a .npy file, or one tensor of a .safetensors file or a torch state dict.
 
-    Without `tensor`, that of a file which holds one tensor, or one layer's weights and bias.
-    bfloat16 and float8 become float32; a tensor that torch.nn.utils.prune has masked goes by its
-    plain name. Raises DamagedFile for a file that does not hold what its name says, and
-    InvalidInput where `tensor` is missing, ambiguous, misspelt or of a dtype that cannot be read.
+    `tensor` may be left out for a file of one tensor, or of one layer's weights and bias. bfloat16
+    and float8 become float32; a tensor that torch.nn.utils.prune has masked goes by its plain name.
+    Raises DamagedFile for a file that is not of its suffix's format, and InvalidInput where
+    `tensor` is missing, ambiguous, misspelt or of a dtype that cannot be read.
     """
     parameters = _parameters(Path(path))
     only = layer_names(parameters)
@@ -40,7 +40,7 @@ def read_matrix(path: str | PathLike[str], tensor: str | None = None) -> Array:
 
 
 def read_layer(path: str | PathLike[str]) -> dict[str, Array]:
-    """The weights in a file, and the bias if there is one, by name: a file that holds one layer.
+    """The weights in a file of one layer, and the bias if there is one, by name.
 
     Raises InvalidInput for a file of several layers, else as `read_matrix` does.
     """
@@ -69,9 +69,9 @@ def read_tensors(path: str | PathLike[str]) -> dict[str, Array]:
 
 
 def read_torch_file(path: str | PathLike[str], remedy: str) -> Any:
-    """What torch.save wrote, read on the CPU without running code.
+    """Read a file of torch.save on the CPU, without running code from it.
 
-    Raises DamagedFile, with the remedy, if it cannot be, and MissingDependency without torch.
+    Raises DamagedFile, with the remedy, if that fails, and MissingDependency without torch.
     """
     try:
         import torch
@@ -104,7 +104,7 @@ def read_npz(file: Path) -> dict[str, Array]:
 
 
 def _parameters(file: Path) -> _Readers:
-    """The parameters in a file, what torch.nn.utils.prune has parted being one."""
+    """The parameters in a file; the weight and mask of torch.nn.utils.prune are one parameter."""
     readers = _readers(file)
 
     def read(parts: tuple[str, ...]) -> Array:
@@ -182,7 +182,7 @@ def _read_safetensor(file: Path, name: str) -> Array:
 
 
 def _read_short_floats(file: Path, name: str) -> Array:
-    """A tensor that safetensors cannot give to numpy, by its place in a file that it has checked.
+    """Read a tensor of a dtype that numpy lacks from its offset; safetensors has checked the file.
 
     The format: eight bytes of the header's length, the header as JSON, the tensors.
     """

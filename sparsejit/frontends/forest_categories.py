@@ -1,7 +1,7 @@
 """Categories as intervals of x, by the library that fitted a forest.
 
     XGBoost                         c is c <= x < c + 1
-    LightGBM                        so too, but 0 is -1 < x < 1: x is cut to a whole number
+    LightGBM                        the same, but 0 is -1 < x < 1: x is truncated
     histogram gradient boosting     c is x == c, and any other x is missing
 """
 
@@ -23,8 +23,8 @@ from sparsejit.ir.graph import Array
 class Categories:
     """The categories of a forest's features.
 
-    `known` has by feature all numbers that are categories, where trees name them by their places;
-    `is_cut` says whether x is cut to a whole number.
+    `known` has all categories of each feature, as numbers, if trees name categories by their
+    places; `is_cut` says whether x is truncated to a whole number.
     """
 
     known: Mapping[int, Array]
@@ -32,7 +32,7 @@ class Categories:
 
     @classmethod
     def of(cls, estimator: Any) -> Categories:
-        """Raises InvalidInput for categories that are no numbers."""
+        """Read an estimator's categories. Raises InvalidInput where they are no numbers."""
         is_cut = type(estimator).__module__.startswith("lightgbm")
         encoder = _encoder_of(estimator)
         if encoder is None:
@@ -52,10 +52,9 @@ class Categories:
     def add_search(
         self, nodes: Nodes, row: Array, members: Array, right_list: bool
     ) -> tuple[float, Array]:
-        """Threshold and row of the root of a search for membership; adds what is below.
+        """Add the nodes below the root of a search for membership; return its threshold and row.
 
-        `row` is that of the node with its list: x that is a member goes to the child that owns the
-        list.
+        `row` is the row of the categorical node. A member goes to the child that owns the list.
         """
         feature, left, right, goes_left = map(int, row)
         other, matched = (left, right) if right_list else (right, left)
@@ -79,7 +78,7 @@ class Categories:
 
 
 def with_places(estimator: Any) -> Any:
-    """An estimator of scikit-learn whose categories are their own places, as trees name them."""
+    """The estimator with categories replaced by their places, as its trees name them."""
     encoder = _encoder_of(estimator)
     if encoder is None:
         return estimator

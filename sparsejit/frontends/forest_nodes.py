@@ -1,7 +1,7 @@
 """Nodes of trees as they are added, and searches among intervals of x.
 
-A step function of x is a search among its bounds, a tree of tests `x <= threshold`. Membership in a
-set of categories is one; so is a test of what a step makes of x.
+A step function of x is a search among its bounds, a tree of tests `x <= threshold`. Two examples
+are membership in a set of categories, and a test of a number that a step computes from x.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Nodes:
     count: int = 0
 
     def add(self, thresholds: Array, rows: Array) -> int:
-        """Add nodes; the number of the first."""
+        """Add nodes, and return the number of the first."""
         self.thresholds.append(np.asarray(thresholds, np.float64))
         self.rows.append(np.asarray(rows, np.int64).reshape(-1, 4))
         self.count += len(thresholds)
@@ -34,13 +34,13 @@ class Nodes:
 def add_search(
     nodes: Nodes, feature: int, bounds: Array, goes_to: Sequence[int], missing_to: int
 ) -> tuple[float, Array]:
-    """Threshold and row of the root of a search; adds the nodes below it.
+    """Add the nodes below the root of a search; return the root's threshold and row.
 
-    `bounds` are the greatest x of each interval but the last, ascending; `goes_to` the child of
-    each interval, `missing_to` that of missing x.
+    `bounds` are the greatest x of each interval but the last, ascending; `goes_to` is the child of
+    each interval, `missing_to` the child of missing x.
     """
     children = np.asarray(goes_to)
-    last = np.append(np.flatnonzero(np.diff(children)), len(children) - 1)  # of intervals alike
+    last = np.append(np.flatnonzero(np.diff(children)), len(children) - 1)  # of equal children
     children, thresholds = children[last], np.asarray(bounds, np.float64)[last[:-1]]
 
     def child(first: int, end: int) -> int:

@@ -1,10 +1,10 @@
-"""Forests behind transformers that keep features apart: their tests, seen from X.
+"""Forests behind columnwise transformers, rewritten as forests of X.
 
-A transformer that never decreases, rounding included, leaves `transform(x) <= t` true up to some x
-and false from there on. That x, found by bisection with the transformer itself over all numbers of
-x's element, takes the place of t: so the pipeline is the forest alone, and exact. An imputer sends
-NaN where its number goes; a selector renames features. Where some x are missing to the forest, or
-are a category, a test becomes a search among intervals.
+For a transformer that never decreases, rounding included, `transform(x) <= t` is true up to some x
+and false above it. That x takes the place of t; bisection with the transformer itself finds it
+among all numbers of x's element. So a forest alone stands for the pipeline, exactly. NaN goes where
+an imputer's number goes; a selector renumbers features. Where some x count as missing for the
+forest, or are a category, a test becomes a search among intervals.
 """
 
 import copy
@@ -39,9 +39,9 @@ BEFORE_FORESTS = SELECTORS | MONOTONE
 def behind(
     steps: Sequence[Any], x: TensorType, forest: ReadForest, is_sparse: bool = False
 ) -> ReadForest:
-    """The forest of X itself, without the steps before it; its thresholds are of X's element.
+    """Return the forest of X itself, without the steps; its thresholds are of X's element.
 
-    With a sparse X it takes features twice: with zeros, then with NaN for zeros that X leaves out.
+    With a sparse X it reads features twice: with zeros, then with NaN for zeros that X leaves out.
     """
     rounds = forest.rounds_x and x.element is Element.FLOAT64
     found = _without_steps(steps, x, forest, is_sparse) if steps or rounds or is_sparse else forest
@@ -80,8 +80,8 @@ def _without_steps(
 class _Outputs:
     """The outputs of steps, which are the features of the forest behind them.
 
-    `source` is the feature of X that each is made of; `category` the one that it stands for, NaN
-    for none; `is_mark` is true where it says whether x is NaN, as an imputer's indicator does.
+    `source` is the feature of X behind each output; `category` the category that an encoder's
+    output stands for, else NaN; `is_mark` is true for an imputer's indicator of NaN.
     """
 
     source: Array
@@ -101,7 +101,7 @@ class _Outputs:
         )
 
     def behind(self, steps: Sequence[Any]) -> "_Outputs":
-        """The outputs of steps that take these."""
+        """The outputs of further steps that read these."""
         found, is_scaled = self, False
         for step in steps:
             found = found._stepped(step, is_scaled)
@@ -132,12 +132,13 @@ class _Outputs:
 
 @dataclass(frozen=True, eq=False)
 class _Tests:
-    """The nodes of a forest, and what its features are of x.
+    """The nodes of a forest, and the values that its features have for chosen x.
 
-    `thresholds` are those of x where a feature rises with x; `gaps` the x for which it does not, by
-    feature; `others` and `own` are of x that is none of a feature's category, and of the category;
-    `numbers` of x that is no NaN, where a feature is a mark; `left_out` of zeros that a sparse X
-    leaves out.
+    `compared` are the forest's own thresholds; `thresholds` are of x, for features that rise with
+    x; `gaps` are the intervals of x in which such a feature counts as missing or is left out. The
+    features' values are `missing` for NaN, `others` for x unlike a feature's category, `own` for
+    the category, `numbers` for x other than NaN, where a feature is a mark, and `left_out` for
+    zeros that a sparse X leaves out.
     """
 
     probes: Probes
@@ -171,7 +172,7 @@ class _Tests:
         )
 
     def seen_from_x(self) -> tuple[Array, Array]:
-        """Thresholds and rows of nodes that test x; the first are in the places of the old."""
+        """Thresholds and rows of nodes that test x; the first replace the old nodes in place."""
         feature = self.rows[:, 0]
         rows, thresholds = self.rows.copy(), self.thresholds.copy()
         rows[:, 0] = self.outputs.source[feature]
@@ -187,7 +188,7 @@ class _Tests:
         return np.concatenate([thresholds, *more.thresholds]), np.concatenate([rows, *more.rows])
 
     def _search(self, nodes: Nodes, node: int) -> tuple[float, Array]:
-        """Threshold and row of the root of a search that stands for a node."""
+        """Add a search that replaces a node; return the threshold and row of its root."""
         feature = int(self.outputs.source[self.rows[node, 0]])
         bounds, goes_to = self._intervals(node)
         missing_to = self._child(node, self.missing)
@@ -202,7 +203,7 @@ class _Tests:
         return add_search(nodes, self.probes.features + feature, bounds, goes_to, missing_to)
 
     def _intervals(self, node: int) -> tuple[Array, list[int]]:
-        """The greatest x of each interval but the last, and the child that each goes to."""
+        """The greatest x of each interval but the last, and the child of each interval."""
         output = self.rows[node, 0]
         category, (left, right) = self.outputs.category[output], self.rows[node, 1:3].tolist()
         if self.outputs.is_mark[output]:
@@ -220,7 +221,7 @@ class _Tests:
         return edges, goes_to.tolist()
 
     def _child(self, node: int, seen: Seen) -> int:
-        """Where a row that is seen goes from a node."""
+        """The child of a node to which a row of feature values goes."""
         output, left, right, missing_left = self.rows[node].tolist()
         if seen.is_missing[0, output]:
             return left if missing_left else right
@@ -228,7 +229,7 @@ class _Tests:
 
 
 def _forgiving(steps: Sequence[Any]) -> list[Any]:
-    """Copies that refuse nothing: an unknown category is none, and a sparse X may be negative."""
+    """Copies of steps that accept any X: unknown categories, and negative numbers if sparse."""
     copied = copy.deepcopy(list(steps))
     for step in each_step(copied):
         if type(step).__name__ == "OneHotEncoder":

@@ -1,8 +1,8 @@
-"""Results of fitted steps for chosen X, and the numbers that a forest compares of them.
+"""Results of fitted steps for chosen X, and the numbers in them that a forest compares.
 
-A matrix between two steps is dense or sparse, as the step before returns it: a OneHotEncoder, a
-ColumnTransformer and whatever keeps a sparse X sparse. Zeros that a sparse matrix leaves out are
-missing to XGBoost, and zeros to all others.
+A matrix between two steps is dense or sparse, as the earlier step returns it. A OneHotEncoder, a
+ColumnTransformer, and steps that keep a sparse X sparse, may return sparse matrices. Zeros that a
+sparse matrix leaves out are missing for XGBoost, and zeros for all other forests.
 """
 
 import warnings
@@ -20,10 +20,10 @@ from sparsejit.ir.graph import Array
 
 @dataclass(frozen=True)
 class Made:
-    """A matrix that steps make of x, dense or sparse as the last of them returns it.
+    """The matrix that steps return for x, dense or sparse as the last step returns it.
 
-    `signs` (rows, columns) are of the dense numbers from which a sparse matrix was made,
-    infinite where none was: where a sign is 0 the sparse matrix leaves a zero out.
+    `signs` (rows, columns) are the signs of dense numbers that a step has made sparse, infinite
+    for other numbers: where a sign is 0 the sparse matrix leaves a zero out.
     """
 
     matrix: Any
@@ -59,14 +59,14 @@ class Seen:
         return cls(np.zeros((1, outputs)), np.zeros((1, outputs), bool))
 
     def take(self, outputs: Array, other: "Seen", rows: Array) -> None:
-        """Put outputs of others in the only row, each of a row of its own."""
+        """Copy outputs of `other` into the only row, each from its own row."""
         self.values[0, outputs] = other.values[rows, outputs]
         self.is_missing[0, outputs] = other.is_missing[rows, outputs]
 
 
 @dataclass(frozen=True)
 class Gap:
-    """An interval of x, above a number up to the last, and what a forest sees of it."""
+    """The interval above < x <= last, and the numbers that a forest compares there."""
 
     above: float
     last: float
@@ -75,10 +75,11 @@ class Gap:
 
 @dataclass(frozen=True)
 class Probes:
-    """Numbers of X's element in their order, through steps to a forest.
+    """Runs chosen numbers of X's element through steps, and finds the numbers that a forest reads.
 
-    `rounds`: it rounds to float32 first; `missing`: a number that counts as missing, NaN for none;
-    `skips_zeros`: so does what a sparse matrix leaves out; `is_sparse`: X is a sparse matrix.
+    `rounds`: the forest rounds to float32 first; `missing`: a number that counts as missing, NaN
+    for none; `skips_zeros`: zeros that a sparse matrix leaves out count as missing; `is_sparse`: X
+    is a sparse matrix.
     """
 
     steps: Sequence[Any]
@@ -94,14 +95,14 @@ class Probes:
         return self.compared(np.full((1, self.features), np.nan))
 
     def left_out_row(self) -> Seen:
-        """The results of one row that a sparse X leaves out."""
+        """The results of one row of a sparse X that stores nothing."""
         from scipy.sparse import csr_matrix
 
         nothing = csr_matrix((1, self.features), dtype=self.dtype)
         return self._seen(transformed(self.steps, nothing))
 
     def category_rows(self, source: Array, category: Array) -> tuple[Seen, Seen]:
-        """Two rows: results of x that is not the category of an output, and of x that is.
+        """Two rows of results: for x other than each output's category, and for the category.
 
         Outputs without a category are zeros.
         """
@@ -146,15 +147,15 @@ class Probes:
     def greatest(
         self, source: Array, outputs: Array, limits: Array, of_signs: bool = False
     ) -> Array:
-        """For each of some outputs the greatest x that the steps bring no higher than a limit.
+        """The greatest x for which each of `outputs` is no greater than its limit, as float64.
 
-        As float64, where no zero is left out. `source` is the feature of each output of the steps,
-        `of_signs` whether their signs are compared.
+        No matrix leaves a zero out meanwhile. `source` is the feature of each output of the steps;
+        with `of_signs` the limits are of the outputs' signs.
         """
         found = np.empty(len(outputs))
         repeats = _repeats(source)
         for repeat in range(repeats.max(initial=-1) + 1):
-            own = repeats == repeat  # of outputs with the same source one at a time
+            own = repeats == repeat  # one output of each source at a time
             which = own[outputs]
             if which.any():
                 wanted = outputs[which], limits[which]
@@ -185,7 +186,7 @@ class Probes:
         return np.where(low == self._largest, np.inf, found)[row, output]
 
     def gaps(self, source: Array, outputs: Array) -> dict[int, list["Gap"]]:
-        """By output the x for which steps leave a zero out, or make a number that is missing."""
+        """Intervals of x, by output, where steps leave a zero out or return a missing number."""
         found: dict[int, list[Gap]] = {}
         if self._made(np.zeros((1, self.features))).leaves_out:
             self._add_gaps(found, source, outputs, (-1.0, 0.0), of_signs=True)
@@ -203,7 +204,7 @@ class Probes:
         edges: tuple[float, float],
         of_signs: bool,
     ) -> None:
-        """Add the interval of x between two results."""
+        """Add the interval of x for which an output lies above the first edge up to the second."""
         limits = np.repeat(edges, len(outputs))
         low, high = self.greatest(source, np.tile(outputs, 2), limits, of_signs).reshape(2, -1)
         for output, above, last in zip(outputs.tolist(), low, high, strict=True):
@@ -220,11 +221,11 @@ class Probes:
 
     @property
     def _largest(self) -> int:
-        """The number of the largest that is finite."""
+        """The number, as in `_numbered`, of the largest finite value."""
         return int(np.array(np.finfo(self.dtype).max).view(f"i{self.dtype.itemsize}"))
 
     def _numbered(self, number: Array) -> Array:
-        """In their order: 0 is zero, 1 the least above it, -1 the greatest below."""
+        """Floats by number, ascending: 0 is zero, 1 the least above it, -1 the greatest below."""
         size = np.minimum(np.abs(number), self._largest)
         value = size.astype(f"i{self.dtype.itemsize}").view(self.dtype)
         return np.where(number < 0, -value, value)
@@ -240,21 +241,21 @@ def _stored(x: Array) -> Any:
 
 
 def _repeats(source: Array) -> Array:
-    """How often each output's feature came before."""
+    """The number of earlier outputs with the same source, for each output."""
     return np.array([np.count_nonzero(source[:n] == one) for n, one in enumerate(source)], int)
 
 
 def transformed(steps: Sequence[Any], x: Any, keeps_zeros: bool = False) -> Made:
-    """The matrix that steps make of x (rows, features).
+    """Apply steps to x (rows, features).
 
-    With `keeps_zeros` sparse matrices that are made of dense ones store zeros.
+    With `keeps_zeros`, a sparse matrix that is made from a dense one stores zeros.
     """
     return _transformed(steps, Made(x, np.full(x.shape, np.inf)), keeps_zeros)
 
 
 def _transformed(steps: Sequence[Any], made: Made, keeps_zeros: bool) -> Made:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # of names of features, which x has not
+        warnings.simplefilter("ignore")  # about feature names, which x lacks
         for step in steps:
             made = _stepped(step, made, keeps_zeros)
             made = Made(_finite(made.matrix), made.signs)
@@ -274,15 +275,15 @@ def _finite(x: Any) -> Any:
 
 def _stepped(step: Any, made: Made, keeps_zeros: bool) -> Made:
     kind, x = type(step).__name__, made.matrix
-    if kind in SELECTORS:  # most refuse NaN
+    if kind in SELECTORS:  # most of these refuse NaN
         return made.take(step.get_support(indices=True))
-    if kind == "ColumnTransformer":  # one of names takes frames alone
+    if kind == "ColumnTransformer":  # with names of columns it takes frames only
         parts = [
             _transformed(part.steps, made.take(part.columns), keeps_zeros)
             for part in parts_of(step, x.shape[1])
         ]
         return _side_by_side(step, parts, keeps_zeros)
-    with _without_checks():  # a PowerTransformer refuses what its own powers make infinite
+    with _without_checks():  # a PowerTransformer refuses infinities that its powers make
         found = step.transform(x.copy())
     found = found.tocsr() if hasattr(found, "toarray") else np.asarray(found)
     return Made(found, _signs_behind(step, made.signs, found.shape))
@@ -296,7 +297,7 @@ def _without_checks() -> AbstractContextManager[None]:
 
 
 def _signs_behind(step: Any, signs: Array, shape: tuple[int, ...]) -> Array:
-    """Each column's own, infinite for columns that a step adds."""
+    """The signs of each column behind a step, infinite for columns that the step adds."""
     kept: Any = slice(None)
     if type(step).__name__ == "SimpleImputer":
         kept = filling_of(step).kept
@@ -307,7 +308,10 @@ def _signs_behind(step: Any, signs: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _side_by_side(transformer: Any, parts: list[Made], keeps_zeros: bool) -> Made:
-    """As `_hstack` of `_column_transformer.py`: a sparse matrix leaves out zeros of dense parts."""
+    """Join parts as `_hstack` of `_column_transformer.py` does.
+
+    A sparse result leaves out zeros of dense parts, unless `keeps_zeros`.
+    """
     signs = [each.signs for each in parts]
     if not transformer.sparse_output_:
         return Made(np.hstack([each.dense for each in parts]), np.hstack(signs))

@@ -1,8 +1,8 @@
-"""Ensembles of trees as treelite reads them, as the operands of a Forest.
+"""Ensembles of trees, read through treelite, as the operands of a Forest.
 
-Every test becomes `x <= threshold` in float64, exactly: `x < t` is `x <=` the number below t. Where
-x is float32 a threshold may be rounded down to it. A test for membership in a set of categories
-becomes a search among intervals of x, as `Categories` has them.
+Every test becomes `x <= threshold` in float64, exactly: `x < t` is `x <=` the next number below t.
+If x is float32, a threshold may be rounded down to float32. A test for membership in a set of
+categories becomes a search among the intervals of x that `Categories` defines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import treelite
 
 _LESS, _LESS_EQUAL, _GREATER, _GREATER_EQUAL = 2, 3, 4, 5  # treelite's numbers of comparisons
-_CATEGORICAL = 2  # its number of such a node
+_CATEGORICAL = 2  # treelite's number of a categorical node
 _SINGLE_TREES = {
     "DecisionTreeClassifier": "RandomForestClassifier",
     "DecisionTreeRegressor": "RandomForestRegressor",
@@ -34,12 +34,12 @@ _SINGLE_TREES = {
 
 @dataclass(frozen=True, eq=False)
 class ReadForest:
-    """A forest as its library has it: the operands of a Forest, and what becomes of the sums.
+    """A forest as its library has it: the operands of a Forest, and the function of the sums.
 
-    `postprocessor` is treelite's name of that, `alpha` the factor of its sigmoid. Thresholds are
-    float64; the library compares with them what it was given, or rounds that to float32 before.
-    `missing` counts as NaN, and with `skips_zeros` what a sparse matrix leaves out does too. `rest`
-    is what rounding leaves and base to float32 took from them.
+    `postprocessor` is treelite's name of the function, `alpha` the factor of its sigmoid.
+    Thresholds are float64; with `rounds_x` the library rounds x to float32 before it compares.
+    `missing` counts as NaN, and with `skips_zeros` so do zeros that a sparse matrix leaves out.
+    `rest` are the remainders of leaves and base behind their rounding to float32.
     """
 
     features: int
@@ -58,7 +58,7 @@ class ReadForest:
 
 
 def read_forest(estimator: Any) -> ReadForest:
-    """What treelite makes of an estimator or booster.
+    """Read an estimator or booster through treelite.
 
     Raises MissingDependency without treelite, and InvalidInput for a model that it cannot read.
     """
@@ -95,13 +95,13 @@ def read_forest(estimator: Any) -> ReadForest:
 
 
 def _rounds_x(estimator: Any) -> bool:
-    """Whether the library rounds x to float32, whatever it is given, before it compares."""
+    """Whether the library rounds x of any dtype to float32 before it compares."""
     library, kind = type(estimator).__module__.split(".")[0], type(estimator).__name__
     return library != "lightgbm" and not kind.startswith("HistGradientBoosting")
 
 
 def _missing_of(estimator: Any) -> float:
-    """What counts as missing besides NaN; NaN for nothing."""
+    """The number that counts as missing besides NaN; NaN for none."""
     missing = getattr(estimator, "missing", None)
     return np.nan if missing is None else float(missing)
 
@@ -136,10 +136,10 @@ def _xgboost_booster(estimator: Any) -> Any:
 
 
 def _check_zeros(booster: Any) -> None:
-    """Raise InvalidInput where LightGBM takes zeros for missing: treelite does not say so."""
+    """Raise InvalidInput if zeros count as missing for LightGBM: treelite does not report this."""
     for line in booster.model_to_string().splitlines():
         name, _, numbers = line.partition("=")
-        # Bits 2 and 3 are what counts as missing: nothing, zero or NaN.
+        # Bits 2 and 3 are the value that counts as missing: none, zero or NaN.
         if name == "decision_type" and any(int(n) >> 2 & 3 == 1 for n in numbers.split()):
             raise InvalidInput(
                 "the LightGBM model has zero_as_missing=True, which is not read; train it with "
@@ -148,13 +148,13 @@ def _check_zeros(booster: Any) -> None:
 
 
 def _split(numbers: Array) -> tuple[Array, Array]:
-    """Numbers as float32, and what that takes from them."""
+    """Numbers rounded to float32, and the remainders, in float32 too."""
     rounded = numbers.astype(np.float32)
     return rounded, (numbers - rounded).astype(np.float32)
 
 
 def _array(accessor: Any, name: str) -> Array:
-    """A field of a model or tree, all of which but names are arrays."""
+    """A field of a model or tree, other than a name, as an array."""
     return np.asarray(accessor.get_field(name))
 
 
@@ -211,7 +211,7 @@ class _Reader:
         )
 
     def _tree(self, number: int) -> int:
-        """Add a tree; the number of its root, or ~its leaf."""
+        """Add a tree; return the number of its root, or ~number of its only leaf."""
         tree = self.model.get_tree_accessor(number)
         left, right = _array(tree, "cleft"), _array(tree, "cright")
         right_lists = _array(tree, "category_list_right_child")
@@ -260,7 +260,7 @@ def _categories(tree: Any, number: int) -> Array:
 def _inclusive_thresholds(
     thresholds: Array, comparisons: Array, categorical: Array
 ) -> tuple[Array, Array]:
-    """The greatest float64 that goes left, and whether the children change places for that."""
+    """The greatest float64 that goes left, and whether the children are swapped for that."""
     known = np.isin(comparisons, (_LESS, _LESS_EQUAL, _GREATER, _GREATER_EQUAL))
     if not np.all(known | categorical):
         raise InvalidInput("a tree tests for equality; give one whose tests are <, <=, > or >=")
@@ -271,7 +271,7 @@ def _inclusive_thresholds(
 
 
 def _around_zero(thresholds: Array) -> Array:
-    """LightGBM takes numbers no greater than its kZeroThreshold (meta.h) for zero."""
+    """Move thresholds near zero: LightGBM takes |x| up to its kZeroThreshold (meta.h) for zero."""
     least = float(np.float32(1e-35))
     below = (thresholds >= -least) & (thresholds < 0)
     above = (thresholds >= 0) & (thresholds < least)
@@ -279,7 +279,7 @@ def _around_zero(thresholds: Array) -> Array:
 
 
 def rounded_down(thresholds: Array) -> Array:
-    """The greatest float32 that is no greater."""
+    """The greatest float32 that is no greater than each threshold."""
     with np.errstate(over="ignore"):
         rounded = thresholds.astype(np.float32)
     return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)

@@ -1,4 +1,4 @@
-"""What the methods of estimators made of trees compute from the sums of leaves."""
+"""The methods of estimators made of trees, computed from the sums of leaves."""
 
 import json
 from dataclasses import replace
@@ -17,7 +17,7 @@ from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.row_chains import log_softmax, softmax
 from sparsejit.ir.ops.selection import ArgMax
 
-_SOFTMAX = "multi:softmax"  # whose predictions are classes
+_SOFTMAX = "multi:softmax"  # XGBoost's objective whose predictions are classes
 
 _AVERAGES = frozenset(
     """
@@ -50,7 +50,7 @@ def is_forest(estimator: Any) -> bool:
 
 
 def features_of(estimator: Any) -> int:
-    """How many features X has. Raises InvalidInput for an estimator that is not fitted."""
+    """The number of features of X. Raises InvalidInput for an estimator that is not fitted."""
     for name in ("num_features", "num_feature"):  # boosters of XGBoost and LightGBM
         if type(estimator).__name__ == "Booster" and hasattr(estimator, name):
             return int(getattr(estimator, name)())
@@ -63,9 +63,9 @@ def features_of(estimator: Any) -> int:
 
 
 def forest_methods(estimator: Any, forest: ReadForest) -> dict[str, Write]:
-    """What writes each method of an estimator, or `predict` of a booster, from its forest of X.
+    """The functions that write an estimator's methods, or a booster's `predict`, from its forest.
 
-    Raises InvalidInput for what has no graph.
+    Raises InvalidInput for several outputs of classes.
     """
     if np.ndim(getattr(estimator, "n_classes_", 1)):
         raise InvalidInput(
@@ -91,7 +91,7 @@ def _has_one_axis(estimator: Any) -> bool:
 def forest_sum(
     writer: EstimatorWriter, forest: ReadForest, result: Element = Element.FLOAT32
 ) -> Value:
-    """The sums of leaves, (batch, outputs)."""
+    """Write the sums of leaves, (batch, outputs)."""
     x = writer.x
     if not np.isnan(forest.missing):
         is_missing = writer.at("missing").pointwise("equal", x, forest.missing)
@@ -105,9 +105,9 @@ def forest_sum(
 
 
 def wide_scores(estimator: Any, forest: ReadForest) -> dict[str, Write]:
-    """What writes the scores that calibrators read, in float64: of two means the second.
+    """The function that writes the scores for calibrators in float64; of two means the second.
 
-    Nothing for forests whose library rounds them, and for several scores of one leaf each.
+    Empty for forests whose library rounds scores, and for several scores if a leaf has one number.
     """
     kind, (*_, leaves, _, base) = type(estimator).__name__, forest.operands
     is_average = kind in _AVERAGES and hasattr(estimator, "predict_proba")
@@ -132,7 +132,7 @@ def wide_scores(estimator: Any, forest: ReadForest) -> dict[str, Write]:
 
 
 def _averages(forest: ReadForest) -> dict[str, Write]:
-    """Means of what the leaves hold of each class."""
+    """Methods of forests whose predictions are means of the leaves' numbers for each class."""
 
     def logarithms(writer: EstimatorWriter) -> Value:
         means = forest_sum(writer, forest)
@@ -150,19 +150,19 @@ def _averages(forest: ReadForest) -> dict[str, Write]:
 
 
 def _scores(writer: EstimatorWriter, forest: ReadForest) -> Value:
-    """Sums that are not averaged: what LightGBM calls raw, of random forests too."""
+    """Sums that are not averaged: LightGBM's raw scores, also for its random forests."""
     sums = forest_sum(writer, replace(forest, scale=1.0))
     return reshaped(writer, sums, (writer.batch,)) if forest.outputs == 1 else sums
 
 
 def _raw_scores(forest: ReadForest) -> dict[str, Write]:
-    """What LightGBM returns for an objective of the user's own, whatever is asked."""
+    """LightGBM's methods for an objective of the user's own: each returns raw scores."""
     names = ("predict", "predict_proba", "decision_function")
     return dict.fromkeys(names, lambda writer: _scores(writer, forest))
 
 
 def has_several_labels(estimator: Any) -> bool:
-    """Whether an XGBClassifier says of each label whether it is there."""
+    """Whether an XGBClassifier predicts several labels, each 0 or 1."""
     if type(estimator).__name__ not in ("XGBClassifier", "XGBRFClassifier"):
         return False
     model = _learner(estimator.get_booster())["learner_model_param"]
@@ -170,9 +170,9 @@ def has_several_labels(estimator: Any) -> bool:
 
 
 def labels_of(estimator: Any) -> tuple[Array | None, type[Any]]:
-    """What `predict` makes of places in `classes_`, and the dtype that it has for several labels.
+    """The classes that `predict` returns, by place, and its dtype for several labels.
 
-    scikit-learn says 0 and 1 for several labels as int64, XGBoost as float64.
+    The 0 and 1 of several labels are int64 in scikit-learn and float64 in XGBoost.
     """
     classes = getattr(estimator, "classes_", None)
     if classes is not None and getattr(estimator, "objective", "") == _SOFTMAX:
@@ -181,17 +181,17 @@ def labels_of(estimator: Any) -> tuple[Array | None, type[Any]]:
 
 
 def _learner(booster: Any) -> dict[str, Any]:
-    """What XGBoost says of a booster."""
+    """The `learner` part of a booster's configuration."""
     return dict(json.loads(booster.save_config())["learner"])
 
 
 def _classifier(estimator: Any, forest: ReadForest) -> dict[str, Write]:
     """Boosted trees: a score for each class, or one for the second of two."""
     each_label = has_several_labels(estimator)
-    # XGBoost compares what it calls a probability with a half, also where it is a raw score.
+    # XGBoost compares its "probability" with 0.5, even where that is a raw score.
     second_from = 0.5 if getattr(estimator, "objective", "") == "binary:logitraw" else 0.0
     if type(estimator).__name__ == "GradientBoostingClassifier":
-        # The first of equals wins: with a score just below 0, zero is for the second class.
+        # The first class wins a tie: a bound just below 0 gives a score of 0 to the second class.
         second_from = float(np.nextafter(np.float32(0), np.float32(-1)))
 
     def choose(writer: EstimatorWriter) -> Value:
@@ -223,7 +223,7 @@ def _classifier(estimator: Any, forest: ReadForest) -> dict[str, Write]:
 
 
 def _log_probabilities(writer: EstimatorWriter, estimator: Any, forest: ReadForest) -> Value:
-    """In a form that keeps small probabilities; for two classes log sigmoid of -z and z."""
+    """Logarithms that stay precise for small probabilities; log sigmoid of -z and z for two."""
     sums = forest_sum(writer, forest)
     writer.at("log")
     if forest.outputs > 1:
@@ -234,7 +234,7 @@ def _log_probabilities(writer: EstimatorWriter, estimator: Any, forest: ReadFore
 
 
 def _link(estimator: Any, forest: ReadForest) -> str:
-    """How scores become probabilities."""
+    """The name of the function from scores to probabilities."""
     is_exponential = getattr(estimator, "loss", "") == "exponential"
     return "sigmoid of twice" if is_exponential else forest.postprocessor
 
@@ -251,7 +251,7 @@ def _predict(writer: EstimatorWriter, estimator: Any, forest: ReadForest, flat: 
 
 
 def _post_process(writer: EstimatorWriter, sums: Value, link: str, alpha: float) -> Value:
-    """What treelite calls so (its page "Post-processor functions"), and one more."""
+    """Apply a function of treelite's page "Post-processor functions", or "sigmoid of twice"."""
     writer.at(link)
     if link in ("sigmoid", "multiclass_ova", "sigmoid of twice"):
         factor = 2.0 if link == "sigmoid of twice" else alpha
@@ -275,7 +275,7 @@ def _post_process(writer: EstimatorWriter, sums: Value, link: str, alpha: float)
 
 
 def _is_booster_of_classes(estimator: Any) -> bool:
-    """Whether it is a Booster of XGBoost that predicts classes."""
+    """Whether the estimator is a Booster of XGBoost that predicts classes."""
     library, kind = type(estimator).__module__.split(".")[0], type(estimator).__name__
     if (library, kind) != ("xgboost", "Booster"):
         return False

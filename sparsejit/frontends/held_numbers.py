@@ -1,4 +1,4 @@
-"""Numbers of a fitted estimator that results in float32 cannot hold."""
+"""Check that float32 can hold the numbers of a fitted estimator."""
 
 from typing import Any
 

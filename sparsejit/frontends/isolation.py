@@ -1,11 +1,11 @@
-"""Isolation forests: how deep a sample lies in trees, as scikit-learn's `_iforest.py` scores it.
+"""Isolation forests: the depth of a sample in trees, scored as in scikit-learn's `_iforest.py`.
 
-    score_samples = -2 ^ -(depth / (trees * c))        c: the mean depth among so many samples
+    score_samples = -2 ^ -(depth / (trees * c))        c: the mean depth among `_max_samples`
     predict       = 1 where score_samples >= offset_, else -1
 
-Depths are float64 there. What is compared is their sum less that from which on samples are in: in
-two sums of float32, of what the depths round to and of what that leaves, so that a sample whose
-score is the offset itself stays in.
+Depths are float64 there. `predict` compares the sum of depths minus the least sum of an inlier with
+0, in two sums of float32: of the rounded depths, and of the remainders of rounding. So a sample
+whose score is the offset itself stays an inlier.
 """
 
 from dataclasses import replace
@@ -19,13 +19,13 @@ from sparsejit.frontends.forests import forest_sum
 from sparsejit.frontends.writing.arranging import at, reshaped
 from sparsejit.ir.graph import Array, Value
 
-_DEEP = 1e6  # mean depths of trees, which no sample reaches
+_DEEP = 1e6  # in mean depths of trees; no sample is this deep
 _HALVINGS = 200
-_SLACK = 1e-11  # of a sum of depths: how far the order of its terms takes it
+_SLACK = 1e-11  # relative difference of sums of depths by the order of their terms
 
 
 def read_isolation(estimator: Any) -> ReadForest:
-    """The trees, each with its features as those of X; leaves are depths, and what float32 left."""
+    """Read the trees; features are numbered as in X, leaves are depths and their remainders."""
     thresholds, nodes, depths, roots = [np.zeros(0)], [np.zeros((0, 4), np.int64)], [], []
     inner = leaves = 0
     for number, (each, features) in enumerate(
@@ -59,7 +59,7 @@ def read_isolation(estimator: Any) -> ReadForest:
 
 
 def isolation_methods(estimator: Any, forest: ReadForest) -> dict[str, Write]:
-    """What writes each method."""
+    """The function that writes each method."""
     unit = _unit(estimator)
     thresholds, nodes, leaves, trees, _ = forest.operands
     least = _least_depth(estimator, unit) if unit else 0.0
@@ -102,12 +102,12 @@ def _unit(estimator: Any) -> float:
 
 
 def _is_in(estimator: Any, depth: float | Array) -> Any:
-    """Whether samples of a depth, in units, are in, by the same functions in the same order."""
+    """Whether samples of a depth, in units, are inliers, computed in the library's order."""
     return -(2 ** -np.float64(depth)) - estimator.offset_ >= 0
 
 
 def _least_depth(estimator: Any, unit: float) -> float:
-    """The least sum of depths that is in, less what sums differ by; found by bisection."""
+    """The least sum of depths of an inlier, reduced by `_SLACK`; found by bisection."""
     low, high = 0.0, _DEEP * unit
     if _is_in(estimator, 0.0):
         return -1.0

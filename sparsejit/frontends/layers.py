@@ -1,4 +1,4 @@
-"""One layer's matrix and bias out of a module or a state dict, with masks multiplied in."""
+"""One layer's matrix and bias from a module or a state dict, with masks multiplied in."""
 
 from collections.abc import Iterable, Mapping
 from functools import reduce
@@ -10,19 +10,19 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import Array, is_tensor, to_array, to_matrix
 from sparsejit.ir.compressed_rows import CompressedRows
 
-# Modules that multiply by one matrix: torch's, and whatever is derived from them.
+# Modules of torch that multiply by one matrix; classes derived from them count too.
 _MATRIX_MODULES = frozenset({"Linear", "Conv1d", "Conv2d", "Conv3d"})
-# How torch.nn.utils.prune names the two factors of a pruned parameter.
+# Suffixes of the two factors of a parameter that torch.nn.utils.prune has pruned.
 _MASKED = ("_orig", "_mask")
 
 
 def weights_and_bias(weights: Any, bias: Any = None) -> tuple[Array | CompressedRows, Array | None]:
-    """A matrix (out_features, in_features) and a bias, or None, out of what a user has.
+    """Read a matrix (out_features, in_features) and a bias, or None, from a user's objects.
 
-    `weights` are anything that `to_array` takes, of two dimensions or more, where all after the
-    first count as one: those of a convolution are (out, rest). Or they are a torch.nn.Linear or an
-    ungrouped convolution, or a state dict of one such layer; these bring a bias of their own,
-    which one that is given replaces. Raises InvalidInput for anything else.
+    `weights` may be anything that `to_array` takes, of two dimensions or more; all after the first
+    are flattened, so that a convolution's weights are (out, rest). Or they may be a torch.nn.Linear
+    or an ungrouped convolution, or a state dict of one such layer; these have a bias of their own,
+    which `bias` replaces if it is given. Raises InvalidInput for anything else.
     """
     own_bias = None
     if isinstance(weights, Mapping) and not hasattr(weights, "toarray"):  # scipy's dok is a dict
@@ -53,12 +53,12 @@ def factors(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 
 
 def product(arrays: Iterable[Array]) -> Array:
-    """What `factors` named, multiplied; a zero of a mask gives zero whatever it hides."""
+    """The product of a parameter's factors; a zero of the mask gives 0 even for NaN."""
     return reduce(lambda value, mask: np.where(mask != 0, value, 0) * mask, arrays)
 
 
 def layer_names(names: Iterable[str]) -> tuple[str, str | None] | None:
-    """Which parameters are the weights and the bias if there is but one layer, else None."""
+    """The names of the weights and of the bias if there is only one layer, else None."""
     left = set(names)
     weights = [name for name in left if name.split(".")[-1].startswith("weight")]
     if len(left) == 1:

@@ -1,4 +1,4 @@
-"""Zeros that a sparse X leaves out: missing to XGBoost where they reach it, zeros to all others."""
+"""Zeros that a sparse X leaves out: missing for XGBoost where they reach it, else zeros."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from sparsejit.frontends.forest_probes import transformed
 from sparsejit.frontends.forests import is_forest
 from sparsejit.ir.graph import Array
 
-# Steps that make other numbers of a sparse matrix: they multiply by the reciprocal of the scale, to
-# other last bits; quantiles are those of stored numbers alone.
+# Steps whose results differ for a sparse matrix: they multiply by the reciprocal of the scale, to
+# other last bits; quantiles are of stored numbers alone.
 _OTHER_NUMBERS = ("MaxAbsScaler", "QuantileTransformer", "RobustScaler", "StandardScaler")
 _DENSE_ALONE = ("HistGradientBoostingClassifier", "HistGradientBoostingRegressor")
 
 
 class LeftOut(Enum):
-    """What graphs read for zeros that X leaves out.
+    """The reading of zeros that X leaves out.
 
     BOTH is (samples, 2 features), with ZERO in the first half and MISSING, NaN, in the second.
-    REFUSED and ROUNDED take no sparse X: steps or estimators do not, or a forest compares sums of
-    numbers that steps round otherwise in a sparse matrix.
+    REFUSED and ROUNDED take no sparse X: with REFUSED a step or estimator takes none, with ROUNDED
+    a forest compares sums of numbers that steps round differently in a sparse matrix.
     """
 
     ZERO = "zero"
@@ -38,7 +38,7 @@ class LeftOut(Enum):
 
 
 def left_out_of(chains: Sequence[Sequence[Any]], features: int) -> LeftOut:
-    """The reading that chains of steps need, each from X to what predicts."""
+    """The reading that chains of steps need, each from X to an estimator that predicts."""
     kinds = {_of_chain(chain, features) for chain in chains}
     for none in (LeftOut.REFUSED, LeftOut.ROUNDED):
         if none in kinds:
@@ -64,16 +64,16 @@ def _of_chain(chain: Sequence[Any], features: int) -> LeftOut:
 
 
 def _stays_sparse(steps: Sequence[Any], features: int) -> bool:
-    """Whether steps make a sparse matrix of one. Raises TypeError or ValueError if one cannot."""
+    """Whether steps return a sparse matrix for one; TypeError or ValueError if one takes none."""
     from scipy.sparse import csr_matrix
 
     return transformed(steps, csr_matrix((1, features))).is_sparse
 
 
 def dense(X: Any, name: str, reading: LeftOut) -> Array:
-    """A sparse X (samples, features) as graphs read it; for BOTH as zeros.
+    """A sparse X (samples, features) as graphs read it; for BOTH the half with zeros.
 
-    Raises InvalidInput where the estimator `name` refuses it, and for entries that are there twice.
+    Raises InvalidInput where the estimator `name` refuses it, and for duplicate entries.
     """
     if reading is LeftOut.REFUSED:
         raise InvalidInput(f"X is sparse, which the {name} does not take; give X.toarray()")
@@ -90,7 +90,7 @@ def dense(X: Any, name: str, reading: LeftOut) -> Array:
 
 
 def both(X: Any, zeros: Array) -> Array:
-    """The two halves that graphs read for BOTH, from the first."""
+    """The two halves that graphs read for BOTH; `zeros` is the first."""
     missing = np.where(_is_stored(X), zeros, np.nan).astype(zeros.dtype)
     return np.concatenate([zeros, missing], axis=1)
 

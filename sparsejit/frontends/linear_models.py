@@ -1,9 +1,9 @@
-"""Linear models and perceptrons of scikit-learn: scores of columns, and what methods make of them.
+"""Linear models and perceptrons of scikit-learn: scores of columns, and methods of the scores.
 
-    columns -> hidden layers of a perceptron -> scores -> what the method makes of it
+    columns -> hidden layers of a perceptron -> scores -> result of the method
 
-`predict` of a classifier gives places in its `classes_`, since labels may be anything; of one with
-several labels it gives a bool for each. Parameters are rounded to float32.
+`predict` of a classifier returns places in `classes_`, since labels may have any type; for several
+labels it returns a bool for each. Parameters are rounded to float32.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from sparsejit.ir.spec import Activation
 
 _Floats = npt.NDArray[np.float64]
 
-# predict is X coef_.T + intercept_, through exp for those whose link is the logarithm.
+# predict is X coef_.T + intercept_, or its exp for regressors whose link is the logarithm.
 _REGRESSORS = frozenset(
     """
     ARDRegression BayesianRidge ElasticNet ElasticNetCV HuberRegressor Lars LarsCV Lasso LassoCV
@@ -63,7 +63,7 @@ _PROBABILITIES = ("predict_proba", "predict_log_proba")
 class _Scores:
     """The last product: weights (rows, in) and bias (rows,), behind hidden layers.
 
-    `dtype` is that of the library's.
+    `dtype` is the dtype of the library's weights.
     """
 
     weights: _Floats
@@ -82,18 +82,18 @@ class _Scores:
 
     @property
     def is_wide(self) -> bool:
-        """Whether the library sums them in float64, and so can we."""
+        """Whether the library computes scores in float64, and a graph can do so too."""
         return not self.hidden and self.dtype == np.float64 and self.weights.size <= MOST_DOUBLES
 
     def against(self, row: int) -> "_Scores":
-        """With a first row for the other class: `row` times the only one, 0 or -1."""
+        """Scores with a first row for the other class: the only row times `row`, 0 or -1."""
         weights = np.concatenate([row * self.weights, self.weights])
         bias = np.concatenate([row * self.bias, self.bias])
         return replace(self, weights=weights, bias=bias)
 
 
 def linear_methods(estimator: Any) -> dict[str, Write]:
-    """What writes each method of an estimator, of the columns that steps made."""
+    """The function that writes each method of an estimator, from the current columns."""
     kind = type(estimator).__name__
     scores = _perceptron(estimator) if kind in PERCEPTRONS else _linear_model(estimator)
     if not hasattr(estimator, "classes_"):
@@ -143,18 +143,18 @@ def _regress(writer: EstimatorWriter, estimator: Any, scores: _Scores) -> Value:
 
 
 def _flat(writer: EstimatorWriter, scores: Value) -> Value:
-    """(batch,) where there is one score a sample."""
+    """The scores as (batch,) if there is one for each sample."""
     return scores if scores.shape[1] > 1 else reshaped(writer, scores, (writer.batch,))
 
 
 def _has_labels(estimator: Any) -> bool:
-    """Whether classes are labels, of which an example may have any number."""
+    """Whether a sample may have any number of the labels."""
     binarizer = getattr(estimator, "_label_binarizer", None)
     return binarizer is not None and binarizer.y_type_.startswith("multilabel")
 
 
 def _choose(writer: EstimatorWriter, estimator: Any, scores: _Scores) -> Value:
-    """The first of the largest; of two classes the second only if its score is above 0."""
+    """The first class of the largest score; of two the second only if its score is above 0."""
     if _has_labels(estimator):
         found = scores.write(writer)
         return writer.at("predict").pointwise("greater", found, 0.0)
@@ -163,7 +163,7 @@ def _choose(writer: EstimatorWriter, estimator: Any, scores: _Scores) -> Value:
 
 
 def _probabilities(estimator: Any, scores: _Scores, logarithm: bool) -> Write:
-    """Writes predict_proba, or its logarithm in a form that keeps small probabilities."""
+    """The function that writes predict_proba, or a logarithm that keeps small probabilities."""
     link, has_labels = _link(estimator), _has_labels(estimator)
     binary = len(scores.weights) == 1 and not has_labels
     both = scores.against(-1) if binary else scores
@@ -184,13 +184,13 @@ def _probabilities(estimator: Any, scores: _Scores, logarithm: bool) -> Write:
 
 
 def _link(estimator: Any) -> str:
-    """How scores become probabilities: "softmax", "logistic" or "modified_huber"."""
+    """The function from scores to probabilities: "softmax", "logistic" or "modified_huber"."""
     kind = type(estimator).__name__
     if kind == "SGDClassifier":
         return "logistic" if estimator.loss == "log_loss" else "modified_huber"
     if kind in PERCEPTRONS:
         return str(estimator.out_activation_)
-    # Before scikit-learn 1.8 logistic regression could be asked for either (its _logistic.py).
+    # Before scikit-learn 1.8 logistic regression had an option for either (its _logistic.py).
     asked = getattr(estimator, "multi_class", "auto")
     if asked in ("auto", "deprecated"):
         each_alone = len(estimator.classes_) == 2 or getattr(estimator, "solver", "") == "liblinear"
@@ -200,7 +200,7 @@ def _link(estimator: Any) -> str:
 
 
 def _clipped(writer: EstimatorWriter, scores: Value, normalised: bool) -> Value:
-    """(clip(z, -1, 1) + 1) / 2, by the sum of each row if asked; a row of zeros is uniform."""
+    """(clip(z, -1, 1) + 1) / 2; `normalised` divides by each row's sum, zeros become uniform."""
     f = writer.formula("modified_huber")
     p = f("mul", f("add", f("minimum", f("maximum", scores, -1.0), 1.0), 1.0), 0.5)
     if normalised:

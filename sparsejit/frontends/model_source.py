@@ -20,13 +20,13 @@ _DEVIATION, _MOST_WHOLE = 0.5, 50  # of random inputs
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model as `sparsejit.compile` takes it, and what it is called with.
+    """A model as `sparsejit.compile` takes it, and its example inputs.
 
     model: the path of an ONNX file, an ExportedProgram, a torch module or an estimator.
-    args, kwargs: example inputs; none of an ONNX file whose sizes are those that it has itself.
+    args, kwargs: example inputs; none for an ONNX file that keeps its own sizes.
     constants: numbers in place of inputs of an ONNX file.
-    inputs: all that an ONNX file declares, these among them.
-    fallback: what runs nodes of an ONNX file that are not compiled.
+    inputs: all inputs that an ONNX file declares, `constants` among them.
+    fallback: the engine that runs nodes of an ONNX file that are not compiled.
     """
 
     reference: str
@@ -39,7 +39,7 @@ class NamedModel:
 
     @contextmanager
     def advising(self) -> Iterator[None]:
-        """Tells whoever cannot compile the model which inputs might be constants."""
+        """Add to an UnsupportedOperator error the inputs that might be constants."""
         single = [
             each.name
             for each in self.inputs
@@ -65,9 +65,9 @@ def read_source(
     data: Path | None = None,
     always_inputs: bool = False,
 ) -> NamedModel:
-    """The model of a command line; of an ONNX file its inputs, at random or from a .npz file.
+    """Read a command line's model; inputs of an ONNX file are random or from a .npz file.
 
-    Raises InvalidInput for sizes and numbers that are none, or that the model has no input for.
+    Raises InvalidInput for malformed sizes and numbers, and for names that no input has.
     """
     numbers = constants_of(constants)
     if is_onnx(reference):
@@ -97,7 +97,7 @@ def read_source(
 
 
 def constants_of(texts: Sequence[str] | None) -> dict[str, Any]:
-    """Numbers by name, of texts such as sr=16000. Raises InvalidInput for another text."""
+    """Numbers by name, from texts such as sr=16000. Raises InvalidInput for malformed texts."""
     return dict(_named(text, "--constant", _numbers) for text in texts or ())
 
 
@@ -108,7 +108,7 @@ def _onnx_inputs(
     data: Path | None,
     always: bool,
 ) -> tuple[Any, ...]:
-    """Arrays for the inputs that are left; none where nothing is asked and nothing needed."""
+    """Example arrays for these inputs; none if no option asks for them and no size is open."""
     sizes = dict(_named(text, "--shape", _sizes) for text in shapes or ())
     if not (sizes or batch or data or always or any(map(_is_open, inputs))):
         return ()
@@ -125,7 +125,7 @@ def example_arrays(
     batch: int | None = None,
     data: Path | None = None,
 ) -> tuple[Any, ...]:
-    """What a .npz file has for each input by its name, or random numbers of its sizes.
+    """An array for each input: from a .npz file, by name, or random numbers of its sizes.
 
     Raises InvalidInput for sizes that stay open, and for names in the file that no input has.
     """
@@ -143,12 +143,12 @@ def example_arrays(
 
 
 def _is_open(declared: DeclaredInput) -> bool:
-    """Whether a size is open beside the batch."""
+    """Whether a size other than the batch is open."""
     return any(not isinstance(size, int) for size in declared.shape[1:])
 
 
 def _check_sizes(inputs: Sequence[DeclaredInput]) -> None:
-    """Raise InvalidInput where sizes of these are open beside the batch."""
+    """Raise InvalidInput where an input has an open size other than the batch."""
     asked = {}
     for each in filter(_is_open, inputs):
         sizes = [size or "?" for size in each.shape]
@@ -168,7 +168,7 @@ def _random(
     sizes: Mapping[str, tuple[int, ...]],
     batch: int | None,
 ) -> np.ndarray[Any, Any]:
-    """Normal with a deviation of 0.5; whole numbers below 50; truths."""
+    """Random numbers: normal with a deviation of 0.5, whole from 0 to 49, or bools."""
     shape = sizes.get(declared.name)
     if shape is None:
         given = (size if isinstance(size, int) else batch or 1 for size in declared.shape)
@@ -198,6 +198,6 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _numbers(text: str) -> float | list[float]:
-    """A number, or several with commas between, whole ones as such."""
+    """A number, or a list of several between commas; whole numbers are int."""
     numbers = [int(part) if part.lstrip("-").isdigit() else float(part) for part in text.split(",")]
     return numbers[0] if len(numbers) == 1 else numbers

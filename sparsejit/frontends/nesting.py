@@ -1,6 +1,7 @@
 """Tensors in nests of tuples, lists and dicts: taken out in one order, and put back.
 
-A nest is described without torch, and as JSON, so that a saved model knows its arguments.
+The description of a nest needs no torch, and can be JSON, so that a saved model has the form of its
+arguments.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sparsejit.ir.spec import Choice
 
 
 class NestKind(Choice):
-    """What stands at one place of a nest."""
+    """The kind of object at one place of a nest."""
 
     TENSOR = "tensor"
     CONSTANT = "constant"
@@ -31,13 +32,13 @@ class NestKind(Choice):
 
 @dataclass(frozen=True)
 class Nest:
-    """A place and what it holds: `items` in order, with `keys` for a dict or a named tuple.
+    """A place of a nest with its content: `items` in order, `keys` for a dict or a named tuple.
 
-    A constant is None, a bool, a number or a string, and the same at every call. `dtype` is that
-    of a tensor where its numbers are computed as another: int64, float32, or pairs of float32.
-    `open_axes` are those of a tensor whose sizes a call decides. `rebuild` makes an object of the
-    user's own class out of items; read from JSON there is none, and a dict, a list or a new class
-    of named tuples is made.
+    A constant is None, a bool, a number or a string, and the same at every call. `dtype` is a
+    tensor's dtype if graphs compute it in another: int64, float32, or pairs of float32. `open_axes`
+    are a tensor's axes whose sizes a call decides. `rebuild` makes an object of the user's own
+    class from items; a nest read from JSON has none, and gives a dict, a list or a named tuple of
+    a new class.
     """
 
     kind: NestKind
@@ -54,12 +55,12 @@ TENSOR = Nest(NestKind.TENSOR)
 
 
 def tensor_of(dtype: str) -> Nest:
-    """A tensor of a dtype by numpy's name, which is noted where no element is it."""
+    """A tensor of a dtype, by numpy's name; noted only if graphs compute it in another dtype."""
     return Nest(NestKind.TENSOR, dtype=dtype) if dtype in NOTED | COMPLEX else TENSOR
 
 
 class Opened(NamedTuple):
-    """What lies in a container of a class that only its owner knows, and what makes one again.
+    """The items of a container of an unknown class, and the function that rebuilds it from items.
 
     `keys` are empty where items have no names.
     """
@@ -75,10 +76,10 @@ def describe(
     where: str,
     opened: Callable[[Any], Opened | None] = lambda _: None,
 ) -> Nest:
-    """The nest's form; what stands for a tensor may have the name of its `dtype`.
+    """Return the form of a nest; an object in place of a tensor may have a name as `dtype`.
 
-    `opened` is asked about containers of classes that are unknown here. Raises InvalidInput for
-    those that it does not know.
+    `opened` takes containers of classes that are unknown here, and returns None if it does not know
+    them either. Raises InvalidInput then.
     """
 
     def each(items: Iterable[Any], keys: Sequence[Any]) -> tuple[Nest, ...]:
@@ -110,13 +111,13 @@ def describe(
 
 
 def _fields(nest: tuple[Any, ...]) -> tuple[str, ...]:
-    """The names in a named tuple, or in what torch's own functions return."""
+    """The field names of a named tuple, or of a tuple that torch's own functions return."""
     own: Any = type(nest)
     return tuple(getattr(own, "_fields", own.__match_args__ if hasattr(own, "n_fields") else ()))
 
 
 def flatten(form: Nest, nest: Any, where: str) -> list[Any]:
-    """The tensors of a nest of this form, in order; what stands for a tensor is not looked at.
+    """The tensors of a nest of this form, in order; their own type is not checked further.
 
     Raises InvalidInput, naming the place, where the nest has another form.
     """
@@ -150,14 +151,14 @@ def _tensors(form: Nest, nest: Any, where: str) -> Iterator[Any]:
 
 
 def _is_same(found: Any, wanted: Any) -> bool:
-    """Whether a constant is the one compiled for; nan is itself here."""
+    """Whether a constant equals the constant at compile time; NaN equals NaN here."""
     if type(found) is not type(wanted):
         return False
     return bool(found == wanted or (found != found and wanted != wanted))
 
 
 def dtypes(form: Nest) -> list[str]:
-    """Those that are noted of the tensors, in order; nothing for others."""
+    """The noted dtype of each tensor, in order; empty for a tensor without one."""
     if form.kind is NestKind.TENSOR:
         return [form.dtype]
     return [dtype for item in form.items for dtype in dtypes(item)]
@@ -217,7 +218,7 @@ def _named_tuple(name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
 
 
 def to_json(form: Nest) -> dict[str, Any]:
-    """What json.dumps writes, for `from_json`."""
+    """A form as a dict that json.dumps can write and `from_json` reads."""
     if form.kind is NestKind.TENSOR:
         noted = {"dtype": form.dtype, "open_axes": list(map(list, form.open_axes))}
         return {"kind": form.kind.value, **{key: value for key, value in noted.items() if value}}
@@ -232,7 +233,7 @@ def to_json(form: Nest) -> dict[str, Any]:
 
 
 def from_json(described: Any, where: str) -> Nest:
-    """A form out of JSON. Raises DamagedFile, naming `where`, for what is none."""
+    """Read a form from JSON. Raises DamagedFile, naming `where`, if it is malformed."""
     try:
         return _parsed(described)
     except (KeyError, TypeError, ValueError, RecursionError) as error:

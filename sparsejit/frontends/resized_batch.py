@@ -1,4 +1,4 @@
-"""A graph that was written for one batch, for a batch of another size: sizes and shapes follow."""
+"""Rewrites a graph of one batch size for another size: sizes and shapes follow."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from sparsejit.ir.ops.views import Expand, Reshape
 
 
 class SizedBatch:
-    """A graph whose samples stay apart, these axes of its inputs being the batch.
+    """A graph that does not mix samples, with its batch on these axes of the inputs.
 
-    Raises SamplesMixed, which says why, for any other graph.
+    Raises SamplesMixed, with the reason, for any other graph.
     """
 
     def __init__(self, graph: Graph, axes: InputAxes) -> None:
@@ -32,17 +32,17 @@ class SizedBatch:
         self._found = follow_from_inputs(graph, batch, axes)
         self.axes = BatchAxes(tuple(axes), output_axes(graph, self._found))
         self._made: dict[int, Graph] = {}
-        self.graph(1)  # so that what cannot be made is said now
+        self.graph(1)  # raises now if the graph cannot be made
 
     def graph(self, batch: int) -> Graph:
-        """With that batch. Raises SamplesMixed where an operator cannot do with it."""
+        """The graph for that batch. Raises SamplesMixed where an operator does not allow it."""
         if batch not in self._made:
             self._made[batch] = _Resized(self._graph, self._found, batch).graph()
         return self._made[batch]
 
 
 class _Resized:
-    """Makes the graph, node after node."""
+    """Makes the graph for one batch size, node after node."""
 
     def __init__(self, graph: Graph, found: Follower, batch: int) -> None:
         self._old, self._found, self._batch = graph, found, batch
@@ -72,7 +72,7 @@ class _Resized:
         return Node(op, inputs, outputs)
 
     def _kept(self, node: Node) -> Node:
-        """One that depends on no sample. What others need of it in another size is a constant."""
+        """Keep a node that depends on no sample; results that must be resized become constants."""
         known = self._old.constants
         self._constants.update({value: known[value] for value in node.inputs if value in known})
         shared = self._found.shared
@@ -116,7 +116,7 @@ class _Resized:
         return self._new[value]
 
     def _array(self, value: Value) -> Array:
-        """A constant, that of one sample as often as there are samples where it has all."""
+        """A constant's array; if it has a copy for every sample, a copy for each of the batch."""
         place = self._found.shared.get(value)
         if place is None:
             return self._old.constants[value]

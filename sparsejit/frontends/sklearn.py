@@ -1,10 +1,10 @@
 """Fitted estimators of scikit-learn as graphs, one for each method that predicts.
 
-    steps of a pipeline -> hidden layers of a perceptron -> scores -> what the method makes of it
+    steps of a pipeline -> hidden layers of a perceptron -> scores -> result of the method
 
-Ensembles of them write their parts, each from X on, and what they make of these.
-`predict` of a classifier gives places in its `classes_`, since labels may be anything; of one with
-several labels it gives a bool for each. Parameters are rounded to float32.
+Ensembles write their parts, each from X on, and combine the parts' results. `predict` of a
+classifier returns places in `classes_`, since labels may have any type; for several labels it
+returns a bool for each. Parameters are rounded to float32.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ from sparsejit.ir.graph import Element, Graph, TensorType, Value
 _SCALERS = frozenset({"MaxAbsScaler", "MinMaxScaler", "RobustScaler", "StandardScaler"})
 _KNOWN = LINEAR | _SCALERS
 _ISOLATION = "IsolationForest"
-# What may stand before them, with columns apart, and what has a graph of its own besides.
+# Steps that may stand before them, columnwise ones first; each has a graph of its own too.
 _APART = _SCALERS | SELECTORS | COLUMN_STEPS | {"SimpleImputer"}
 _STEPS = _APART | DECOMPOSITIONS
 
@@ -54,10 +54,10 @@ XKind: TypeAlias = tuple[Element, bool]
 
 @dataclass(frozen=True, eq=False)
 class ReadEstimator:
-    """What there is to know of a fitted estimator: it may be fitted anew without changing this.
+    """Everything that graphs need of a fitted estimator; fitting it again does not change this.
 
-    `input` says what X is. `writes` write its methods for X of either element, from X on, and
-    where `input` reads a sparse X twice those for it.
+    `input` has the rules for X. `writes` has functions that write the methods, from X on, for X of
+    each element that `input` reads, and for a sparse X if `input` reads it twice.
     """
 
     input: EstimatorInput
@@ -67,9 +67,9 @@ class ReadEstimator:
         """A graph for each method that predicts, or transforms, by its name.
 
         The input X (batch, n_features_in_) is of that element, float32 or, if `input` reads it,
-        float64; a sparse X is twice as wide. Outputs have the shapes of the method's, as float32,
-        but `predict` of a classifier: int64 places in `classes_` (batch,), or bool (batch, labels)
-        for several labels; of an isolation forest int64 1 or -1 (batch,).
+        float64; a sparse X is twice as wide. Outputs have the shapes of the method's results, as
+        float32, except for `predict`: a classifier returns int64 places in `classes_` (batch,), or
+        bool (batch, labels) for several labels; an isolation forest int64 1 or -1 (batch,).
         """
         graphs = {}
         for method, write in self.writes[element, is_sparse].items():
@@ -79,7 +79,7 @@ class ReadEstimator:
 
 
 def read_estimator(estimator: Any) -> ReadEstimator:
-    """Raises InvalidInput for an estimator that is not fitted, or that has no graph."""
+    """Read an estimator. Raises InvalidInput if it is not fitted, or has no graph."""
     estimator = held(estimator)
     chains = chains_of(estimator)
     forests: _Forests = {}
@@ -115,7 +115,7 @@ _Forests = dict[int, ReadForest]
 
 
 def _forest_of(chain: Sequence[Any]) -> ReadForest:
-    """What a chain ends in. Raises InvalidInput behind columns that are not exact enough."""
+    """Read a chain's forest. Raises InvalidInput behind columns that are not exact enough."""
     *before, last = chain
     kind = type(last).__name__
     forest = read_isolation(last) if kind == _ISOLATION else read_forest(last)
@@ -141,14 +141,17 @@ def _forest_of(chain: Sequence[Any]) -> ReadForest:
 
 
 def _reads_float64(chain: Sequence[Any], forests: _Forests) -> bool:
-    """Sums of large numbers that cancel need float64; those of a perceptron do not cancel so."""
+    """Whether results depend on float64, as sums of large numbers that cancel do.
+
+    The sums of a perceptron do not cancel so.
+    """
     *before, last = chain
     rounds = is_forest(last) and forests[id(last)].rounds_x
     return bool(before) or not (rounds or type(last).__name__ in PERCEPTRONS)
 
 
 def _methods_behind(forests: _Forests, x: TensorType, is_sparse: bool) -> MethodsOf:
-    """What gives the methods of an estimator behind steps that take x."""
+    """The function that returns the methods of an estimator behind steps; X has the type x."""
 
     def methods_of(estimator: Any, before: Sequence[Any]) -> Mapping[str, Write]:
         estimator = held(estimator)
@@ -164,7 +167,7 @@ def _methods_behind(forests: _Forests, x: TensorType, is_sparse: bool) -> Method
         kind = x
         if mixing:
             kind = TensorType((1, len(before[first - 1].components_)), Element.FLOAT64)
-        whole = is_sparse and not mixing  # behind others X is dense
+        whole = is_sparse and not mixing  # behind a mixing step X is dense
         forest = behind(before[first:], kind, forests[id(estimator)], whole)
         if type(estimator).__name__ == _ISOLATION:
             return _behind(before[:first], isolation_methods(estimator, forest), whole)
@@ -184,7 +187,7 @@ def graph_of_estimator(
 def _behind(
     steps: Sequence[Any], methods: Mapping[str, Write], is_whole: bool = False
 ) -> dict[str, Write]:
-    """Methods of the last estimator, with what stands before it."""
+    """Methods of the last estimator, with the steps before it."""
 
     def behind_all(write: Write) -> Write:
         def whole(writer: EstimatorWriter) -> Value:
@@ -197,7 +200,7 @@ def _behind(
 
 
 def _names_of(estimator: Any) -> tuple[Any, ...] | None:
-    """The names of columns that the estimator was fitted on; LightGBM has made up some for none."""
+    """The column names of the fit; None if there were none, or LightGBM made them up."""
     names = getattr(estimator, "feature_names_in_", None)
     if names is None or [*names] == [f"Column_{n}" for n in range(len(names))]:
         return None
@@ -205,7 +208,7 @@ def _names_of(estimator: Any) -> tuple[Any, ...] | None:
 
 
 def _check_chain(chain: Sequence[Any]) -> None:
-    """Raise InvalidInput for what has no graph where it stands."""
+    """Raise InvalidInput for a step or estimator that has no graph at its place in the chain."""
     *before, last = chain
     kind, known = type(last).__name__, type(last).__module__.split(".")[0] == "sklearn"
     if not is_forest(last) and (not known or kind not in _KNOWN | _STEPS):
@@ -226,7 +229,7 @@ def _check_chain(chain: Sequence[Any]) -> None:
 
 
 def _inside(steps: Sequence[Any]) -> list[Any]:
-    """The steps inside of others."""
+    """The steps inside of ColumnTransformers."""
     own = [step for step in steps if not isinstance(step, Stack)]
     return [step for step in each_step(own) if not any(step is each for each in own)]
 
@@ -259,7 +262,7 @@ def _no_graph(estimator: Any) -> InvalidInput:
 
 
 def _own_methods(estimator: Any) -> dict[str, Write]:
-    """What writes each method, of the columns that stand before."""
+    """The function that writes each method, from the current columns."""
     kind = type(estimator).__name__
     if kind in DECOMPOSITIONS and not getattr(estimator, "whiten", False):
         check_held(estimator, "its results", np.sqrt(estimator.explained_variance_))

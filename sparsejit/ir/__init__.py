@@ -1,1 +1,1 @@
-"""What is to be computed: specs, matrices, and the float64 reference of each."""
+"""Descriptions of computations: graphs, specs, matrices, and float64 references."""

@@ -1,4 +1,4 @@
-"""Where the batch lies in values: followed from operator to operator, each by its own rule."""
+"""The batch's place in each value, followed from operator to operator by the operators' rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class SamplesMixed(Exception):
 
 
 class BatchPlace(NamedTuple):
-    """The batch on an axis of outer * batch * inner elements: the index is (o, sample, i)."""
+    """The batch within an axis of outer * batch * inner elements, with indices (o, sample, i)."""
 
     axis: int
     outer: int = 1
@@ -23,10 +23,10 @@ class BatchPlace(NamedTuple):
 
 
 class Follower:
-    """The places found so far. What has none is the same for all samples.
+    """The batch's places found so far. A value without a place is the same for all samples.
 
-    Some of that is as long as the batch all the same: `shared` has the place. `given` depends on
-    inputs without batch, so that its numbers are not known.
+    Such a value may still have an axis as long as the batch: `shared` has its place. Values in
+    `given` depend on inputs without batch, so that their numbers are not known.
     """
 
     def __init__(self, graph: Graph, batch: int) -> None:
@@ -38,17 +38,18 @@ class Follower:
         self._known: dict[Value, Array] = dict(graph.constants)
 
     def know(self, value: Value, array: Array) -> None:
-        """What an input without batch holds, where that is known."""
+        """Note the array of an input without batch, where it is known."""
         self._known[value] = array
 
     def put(self, node: Node, place: BatchPlace) -> None:
-        """The same place in all outputs."""
+        """Set the same place in all outputs."""
         self.places.update(dict.fromkeys(node.outputs, place))
 
     def common(self, node: Node, from_end: bool = True) -> BatchPlace:
-        """The place in operands that broadcast, its axis counted from the end if asked (-1 ...).
+        """Return the place that all operands of a broadcast share.
 
-        Operands without place must be the same along that axis.
+        With `from_end` its axis is counted from the end (-1 ...). Operands without a place must be
+        the same for all samples along that axis.
         """
         found = {
             place._replace(axis=place.axis - len(value.shape)) if from_end else place
@@ -66,7 +67,7 @@ class Follower:
         return place
 
     def put_from_end(self, node: Node, place: BatchPlace) -> None:
-        """A place counted from the end, in all outputs that are as long there."""
+        """Set a place, counted from the end, in all outputs whose axis has its length."""
         length = place.outer * self.batch * place.inner
         for value in node.outputs:
             axis = len(value.shape) + place.axis
@@ -92,7 +93,7 @@ class Follower:
             raise SamplesMixed("reads one array in two ways")
 
     def array(self, value: Value) -> Array:
-        """What a value holds that depends on no input."""
+        """The array of a value that depends on constants and noted inputs alone."""
         if value not in self._known:
             node = self._producers[value]
             results = node.op.reference(*(self.array(operand) for operand in node.inputs))

@@ -1,4 +1,4 @@
-"""Which axes of a model's inputs and outputs are its batch."""
+"""The batch axes of a model's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 
 class BatchAxes(NamedTuple):
-    """The axis of each input and of each output on which samples lie; None: on none.
+    """The batch axis of each input and of each output; None for an input without batch.
 
-    What an input without batch holds is the same for all samples. Every output has the batch.
+    An input without batch is the same for all samples. Every output has the batch.
     """
 
     inputs: tuple[int | None, ...]
@@ -21,16 +21,16 @@ class BatchAxes(NamedTuple):
 
     @property
     def are_moved(self) -> bool:
-        """Whether any lies elsewhere than on axis 0."""
+        """Whether any batch axis is not axis 0."""
         return any((*self.inputs, *self.outputs))
 
 
 def to_first(axis: int, rank: int) -> tuple[int, ...]:
-    """What permutes an array so that this axis lies first, the others as they were."""
+    """The permutation that moves an axis to the front and keeps the order of the others."""
     return (axis, *(each for each in range(rank) if each != axis))
 
 
 def from_first(axis: int, rank: int) -> tuple[int, ...]:
-    """What permutes it back."""
+    """The inverse of the permutation `to_first`."""
     places = to_first(axis, rank)
     return tuple(places.index(each) for each in range(rank))

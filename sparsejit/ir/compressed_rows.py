@@ -1,4 +1,4 @@
-"""Nonzeros of a matrix, row after row, and how many different places some of them have."""
+"""Matrices as compressed sparse rows, and the distinct numbers of an array."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,15 +11,15 @@ from sparsejit.errors import InvalidInput
 
 IntArray = npt.NDArray[np.int64]
 
-# A matrix of more elements than this, and of more than so many for each nonzero, is vast.
+# A vast matrix has more elements than the first number, and more a nonzero than the second.
 _SMALL, _ELEMENTS_A_NONZERO = 1 << 24, 512
-_AT_ONCE = 1 << 22  # elements of a dense array that are looked at together
-_MARKS_A_NUMBER = 8  # places looked through for each number, before sorting them is quicker
+_AT_ONCE = 1 << 22  # elements of a dense array that are scanned together
+_MARKS_A_NUMBER = 8  # most marks scanned for each number; above that, sorting the numbers is faster
 
 
 @dataclass(frozen=True, eq=False)
 class CompressedRows:
-    """The nonzeros of row r are numbers `starts[r]` up to `starts[r + 1]`.
+    """A matrix by its nonzeros; `starts[r]` up to `starts[r + 1]` are the nonzeros of row r.
 
     `shape` is (rows, columns). `starts` is int64 (rows + 1,), `columns`, int64, and `values` are
     (nonzeros,), the columns of a row ascending.
@@ -55,7 +55,7 @@ class CompressedRows:
 
     @property
     def is_vast(self) -> bool:
-        """See the function."""
+        """Whether zeros are too many to store or scan; see the function `is_vast`."""
         return is_vast(self.shape[0] * self.shape[1], len(self))
 
     @property
@@ -77,18 +77,18 @@ class CompressedRows:
         return np.repeat(np.arange(self.shape[0]), np.diff(self.starts))
 
     def place(self, number: int) -> tuple[int, int]:
-        """Row and column of a nonzero."""
+        """Row and column of nonzero `number`."""
         return int(self.rows[number]), int(self.columns[number])
 
     def some_rows(self, first: int, end: int) -> "CompressedRows":
-        """The rows `first` up to `end`, which share this memory."""
+        """The rows `first` to `end` - 1, which share this memory."""
         starts = self.starts[first : end + 1]
         own = slice(int(starts[0]), int(starts[-1]))
         shape = len(starts) - 1, self.shape[1]
         return CompressedRows(shape, starts - starts[0], self.columns[own], self.values[own])
 
     def with_values(self, values: npt.NDArray[Any]) -> "CompressedRows":
-        """Other values at the same places; what became zero is left out."""
+        """Other values at the same places; values of zero are left out."""
         kept = values != 0
         if kept.all():
             return CompressedRows(self.shape, self.starts, self.columns, values)
@@ -96,7 +96,7 @@ class CompressedRows:
         return CompressedRows(self.shape, before[self.starts], self.columns[kept], values[kept])
 
     def dense(self) -> npt.NDArray[Any]:
-        """All elements, zeros among them."""
+        """The matrix as an array, zeros included."""
         array = np.zeros(self.shape, self.dtype)
         array[self.rows, self.columns] = self.values
         return array
@@ -118,7 +118,7 @@ class CompressedRows:
     def of_places(
         cls, shape: tuple[int, ...], rows: IntArray, columns: IntArray, values: npt.NDArray[Any]
     ) -> "CompressedRows":
-        """Elements in any order; those of one place add up, as scipy has it."""
+        """Make rows from elements in any order; elements of one place are added, as in scipy."""
         order = np.lexsort((columns, rows))
         rows, columns, values = rows[order], columns[order], values[order]
         new = np.ones(len(rows), bool)
@@ -134,13 +134,13 @@ class CompressedRows:
     def of_numbers(
         cls, shape: tuple[int, int], numbers: IntArray, values: npt.NDArray[Any]
     ) -> "CompressedRows":
-        """Elements by their numbers in the whole matrix, ascending."""
+        """Make rows from nonzeros by their row-major numbers in the matrix, ascending."""
         row, column = np.divmod(numbers, shape[1])
         return cls(shape, np.searchsorted(row, np.arange(shape[0] + 1)), column, values)
 
     @classmethod
     def of(cls, array: npt.NDArray[Any]) -> "CompressedRows":
-        """What is not zero in an array (rows, columns), NaN among it."""
+        """The nonzeros of an array (rows, columns), NaN among them."""
         rows, columns = array.shape
         at_once = max(1, _AT_ONCE // columns)
         parts = []
@@ -155,12 +155,12 @@ class CompressedRows:
 
 
 def is_vast(elements: int, nonzeros: int) -> bool:
-    """Whether so few are not zero that nothing may take time or room for the others."""
+    """Whether nonzeros are so few that zeros may take neither time nor memory."""
     return elements > max(_SMALL, _ELEMENTS_A_NONZERO * nonzeros)
 
 
 def distinct(numbers: IntArray, below: int) -> tuple[IntArray, IntArray]:
-    """The different ones of numbers from 0 up to `below`, ascending; where each of all is there."""
+    """Distinct numbers, ascending, of numbers in 0 .. `below` - 1; the place of each in them."""
     if _are_few(numbers, below):
         order = np.argsort(numbers, kind="stable")
         new = _changes(numbers[order])
@@ -172,7 +172,7 @@ def distinct(numbers: IntArray, below: int) -> tuple[IntArray, IntArray]:
 
 
 def count_distinct(numbers: IntArray, below: int) -> int:
-    """How many different ones of numbers from 0 up to `below` there are."""
+    """Count of distinct numbers among numbers in 0 .. `below` - 1."""
     if _are_few(numbers, below):
         return int(np.count_nonzero(_changes(np.sort(numbers))))
     return int(np.count_nonzero(_marks(numbers, below)))
@@ -183,7 +183,7 @@ def _are_few(numbers: IntArray, below: int) -> bool:
 
 
 def _changes(ascending: IntArray) -> npt.NDArray[np.bool_]:
-    """Which differ from the one before."""
+    """Whether each number differs from the one before."""
     return np.diff(ascending, prepend=-1) != 0
 
 

@@ -1,4 +1,4 @@
-"""A product of two dense matrices: what to compute, never how."""
+"""The spec of a product of two dense matrices."""
 
 from dataclasses import dataclass
 
@@ -14,14 +14,14 @@ class DenseProduct:
         rows: of A and C
         columns: of B and C
         depth: columns of A, rows of B
-        a_pitch: bytes from row to row of A as it is stored, at least those of a row
+        a_pitch: bytes from row to row of A as it is stored, at least the bytes of a row
         b_pitch: the same of B as it is stored
         c_pitch: the same of C
         transposed: whether B is stored as (columns, depth)
-        scale: times the product
+        scale: factor of the product
         activation: applied to each element of C
         added_pitch: bytes from row to row of an operand (rows, columns) that is added to C before
-            the activation, which may be C itself; None where nothing is. A is constant then.
+            the activation, which may be C itself; None without one. With one, A is constant.
         a_transposed: whether A is stored as (depth, rows)
 
     Raises:
@@ -73,7 +73,7 @@ class DenseProduct:
         scale: float = 1.0,
         activation: Activation = Activation.NONE,
     ) -> "DenseProduct":
-        """One whose operands have no gaps between rows."""
+        """A product whose operands have no gaps between rows."""
         b_pitch = 4 * (depth if transposed else columns)
         sizes = (rows, columns, depth)
         return cls(*sizes, 4 * depth, b_pitch, 4 * columns, transposed, scale, activation)

@@ -1,4 +1,4 @@
-"""Dtypes that a model has of its values, where elements of a graph are float32 or int64.
+"""Dtypes of values in a user's model, which a graph holds as float32 or int64.
 
 A graph holds float16, bfloat16 and float64 as float32, and whole numbers as int64.
 """
@@ -14,7 +14,7 @@ from sparsejit.ir.reference import round_to_bfloat16
 
 
 class BFloat16:
-    """bfloat16, which numpy lacks, with the attributes of a numpy dtype that are asked for."""
+    """bfloat16, which numpy lacks, with the attributes of a numpy dtype that callers use."""
 
     name, kind, itemsize = "bfloat16", "f", 2
 
@@ -28,7 +28,7 @@ FLOAT16 = np.dtype(np.float16)
 LARGEST = float(np.finfo(np.float32).max)
 # Floats shorter than float32, by name.
 SHORT_FLOATS: dict[str, Dtype] = {"float16": FLOAT16, "bfloat16": BFLOAT16}
-# Dtypes that no element is, by name.
+# Dtypes without an `Element` of their own, by name.
 NOTED: dict[str, Dtype] = {
     **{
         name: np.dtype(name)
@@ -36,7 +36,7 @@ NOTED: dict[str, Dtype] = {
     },
     **SHORT_FLOATS,
 }
-# Dtypes of tensors that a graph has as pairs of float32 on a last axis of two, by name.
+# Dtypes of tensors that a graph holds as pairs of float32 on a last axis of two, by name.
 COMPLEX: dict[str, np.dtype[Any]] = {
     name: np.dtype(name) for name in ("complex64", "complex128")
 }
@@ -51,7 +51,7 @@ def dtype_named(name: Any) -> Dtype:
 
 
 def rank_of(dtype: Dtype) -> int:
-    """The place of its kind: bool, then whole numbers, then floats."""
+    """Rank of the dtype's kind: 0 for bool, 1 for whole numbers, 2 for floats."""
     return _RANKS[dtype.kind]
 
 
@@ -72,7 +72,7 @@ def promoted_dtype(first: Dtype, second: Dtype) -> Dtype:
 
 
 def rounded(array: npt.NDArray[Any], dtype: Dtype) -> npt.NDArray[np.float32]:
-    """Floats rounded to float32, and from there to a shorter dtype; float32 again.
+    """Round floats to float32, and from there to a shorter dtype; return float32.
 
     To the nearest, ties to even. Numbers beyond the range become infinite; NaN and denormal numbers
     are kept.
@@ -97,9 +97,9 @@ def from_pairs(pairs: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any
 
 
 def within_float32(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """float64 as float32, whose largest number stands for larger ones; others as they are.
+    """Convert float64 to float32, with finite numbers clipped; return other arrays unchanged.
 
-    The least number of float64, which masks have, stays a number: sums with it are no NaN.
+    The least number of float64, which masks contain, stays finite: sums with it are no NaN.
     """
     if array.dtype != np.float64:
         return array
@@ -108,7 +108,7 @@ def within_float32(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def largest_of(dtype: Dtype) -> float:
-    """The largest finite number of floats of that dtype, float32's where it holds larger ones."""
+    """The largest finite number of a float dtype, at most float32's."""
     if isinstance(dtype, np.dtype):
         return min(LARGEST, float(np.finfo(dtype).max))
     return 2.0**128 - 2.0**120

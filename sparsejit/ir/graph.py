@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# Bytes of one tensor: more is a mistake in its sizes.
+# Most bytes of one tensor: more is a mistake in its sizes.
 MOST_BYTES = 1 << 43
 
 
 class Element(Choice):
-    """What a tensor holds. Only operators that say so take float64."""
+    """Type of a tensor's elements. Only operators that declare it take float64."""
 
     FLOAT32 = "float32"
     FLOAT64 = "float64"
@@ -53,7 +53,7 @@ class TensorType:
     element: Element = Element.FLOAT32
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput for sizes that no memory holds."""
+        """Raise InvalidInput for sizes below 0, or more than MOST_BYTES."""
         # numpy refuses an empty tensor too, if its other axes alone would be too large.
         bytes_ = prod(max(length, 1) for length in self.shape) * self.element.bytes
         if min(self.shape, default=0) < 0 or bytes_ > MOST_BYTES:
@@ -78,7 +78,7 @@ class TensorType:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value came from: its name, the module's path, the user's line as `file:line`."""
+    """Source of a value: its name, the module's path, the user's line as `file:line`."""
 
     name: str
     module: str = ""
@@ -87,7 +87,7 @@ class Origin:
 
     @property
     def layer(self) -> str:
-        """The path of the module, or where the value has none its own name."""
+        """The path of the module; without a module, the value's own name."""
         return self.module or self.name
 
 
@@ -136,11 +136,11 @@ class OpenAxis(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A model. `constants` holds the arrays of those values that are known at compile time.
+    """A model. `constants` holds the arrays of values that are known at compile time.
 
-    `notes` say what a model's user should know of how it was read. `batch_axes` say where the model
-    has its batch, which lies on axis 0 in the graph; None says so of everything with a batch.
-    `open_axes` are those of outputs, as a model was read; passes drop them.
+    `notes` tell the user how the model was read. `batch_axes` are the batch's axes in the user's
+    model (in the graph the batch lies on axis 0); None means axis 0 of everything with a batch.
+    `open_axes` are the open axes of outputs of a model as it was read; passes drop them.
     """
 
     inputs: tuple[Value, ...]
@@ -160,11 +160,11 @@ class Graph:
         return self.batch_axes is not None and self.batch_axes.inputs[number] is None
 
     def producers(self) -> dict[Value, Node]:
-        """The node that makes a value, for all that nodes make."""
+        """The node that makes each value, for all results of nodes."""
         return {value: node for node in self.nodes for value in node.outputs}
 
     def consumers(self) -> dict[Value, list[Node]]:
-        """The nodes that read a value, each as often as it does; none for unread values."""
+        """The nodes that read each value, once for each operand; no nodes for unread values."""
         readers: dict[Value, list[Node]] = {value: [] for value in self.values()}
         for node in self.nodes:
             for value in node.inputs:
@@ -172,12 +172,12 @@ class Graph:
         return readers
 
     def values(self) -> list[Value]:
-        """Inputs, constants, and what nodes make, in that order."""
+        """Inputs, constants and results of nodes, in that order."""
         made = (value for node in self.nodes for value in node.outputs)
         return [*self.inputs, *self.constants, *made]
 
     def evaluate(self, inputs: Sequence[Array]) -> list[Array]:
-        """The outputs in float64, as the operators' references say."""
+        """The outputs in float64, by the operators' references."""
         known: dict[Value, Array] = {
             value: _wide(array) for value, array in self.constants.items()
         }
@@ -216,7 +216,7 @@ class GraphBuilder:
     ) -> Value:
         """A value known at compile time; floating-point numbers are rounded to `floats`.
 
-        Raises InvalidInput for a dtype that no element is.
+        Raises InvalidInput for a dtype without an element.
         """
         array = np.asarray(array)  # numpy computes with arrays of no axes and returns scalars
         if array.dtype.kind == "f":
@@ -241,11 +241,11 @@ class GraphBuilder:
         return value
 
     def is_constant(self, value: Value) -> bool:
-        """Whether it is known at compile time."""
+        """Whether a value is known at compile time."""
         return value in self._constants
 
     def array(self, value: Value) -> Array:
-        """What a constant holds."""
+        """The array of a constant."""
         return self._constants[value]
 
     def add(self, op: Operator, *inputs: Value, origin: Origin) -> tuple[Value, ...]:

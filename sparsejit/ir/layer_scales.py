@@ -1,4 +1,4 @@
-"""What calibration says of one layer: how its weights are stored, and the steps of its x."""
+"""Result of calibrating one layer: the dtype of its weights, and the steps of its x."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sparsejit.ir.spec import DType
 
 
 class LayerKey(NamedTuple):
-    """Names a layer of a model. Its weights, and which of several that share them, tell it apart.
+    """Key of a layer: its weights, and its number among the layers that share them, identify it.
 
-    Its own name may change: a sum inside a convolution gives it the sum's.
+    Its own name may change: a convolution that takes in a sum gets the sum's name.
     """
 
     layer: str
@@ -23,7 +23,7 @@ class LayerKey(NamedTuple):
 
     @property
     def place(self) -> tuple[str, int]:
-        """What passes leave as it is."""
+        """The part of the key that passes do not change."""
         return self.weights, self.number
 
 
@@ -34,17 +34,17 @@ class LayerScales:
     Attributes:
         layer: its name in the model, as `explain()` has it
         weights: the name of its weights
-        number: which it is of the layers that have these weights, from 0
-        dtype: how its weights are to be stored
+        number: its number among the layers that have these weights, from 0
+        dtype: the dtype in which its weights are to be stored
         input_scale: with int8, the step of x; None where each row of x is measured at every call
         input_shift: the zero point of x, -128 to 127; None without a step
-        how: where the step is from: "range" (all values seen), "percentile" or "least squares" (cut
+        how: the origin of the step: "range" (all values seen), "percentile" or "least squares" (cut
             where that costs least), "each row" (measured at every call); empty without int8
-        error: root mean square of its error, of the outputs' root mean square, on the data, alone
-        saved_ns: nanoseconds a run that it is predicted to save, with others of this name
-        correction: added to the bias, (out,): less the mean error; None for none
-        factors: by which channels of x are divided and their weights multiplied, (in,), before both
-            are rounded, so that no channel has few steps; None for none
+        error: root mean square of its error, relative to its outputs', on the data, on its own
+        saved_ns: predicted nanoseconds saved a run, together with other layers of this name
+        correction: added to the bias, (out,), to remove the mean error; None without one
+        factors: channels of x are divided by them and weights multiplied, (in,), before both are
+            rounded, so that no channel has few steps; None without them
         shape: the shape of its weights, (out, in, *kernel); empty where it is not known
     """
 
@@ -62,7 +62,7 @@ class LayerScales:
     shape: tuple[int, ...] = field(default=(), metadata={"newer": True})
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput for steps that cannot be, or that are of another dtype."""
+        """Raise InvalidInput for steps that are out of range, incomplete, or with another dtype."""
         if (self.input_scale is None) is not (self.input_shift is None):
             raise InvalidInput(f"{self.layer}: give input_scale and input_shift, or neither")
         if self.input_scale is not None:
@@ -72,21 +72,21 @@ class LayerScales:
 
     @property
     def place(self) -> tuple[str, int]:
-        """As of its key."""
+        """The part of its key that passes do not change."""
         return self.key.place
 
     @property
     def key(self) -> LayerKey:
-        """What tells it from the model's other layers."""
+        """The key that identifies the layer in the model."""
         return LayerKey(self.layer, self.weights, self.number)
 
 
 @dataclass(frozen=True)
 class SumScales:
-    """The steps of what a sum of images adds, so that it may stay in bytes.
+    """The steps of the operands of a sum of images, so that the sum may stay in bytes.
 
     Attributes:
-        name: of the sum's result
+        name: name of the sum's result
         first: the steps of its first operand, where no layer reads that in steps
         second: the steps of its second operand, likewise
     """

@@ -1,4 +1,4 @@
-"""An array put away: where it is mostly zeros, only what is not zero."""
+"""Arrays in less memory: an array of mostly zeros keeps only its nonzeros."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-# What packing leaves, at most, of what an array takes; else it is copied as it is.
+# Largest size of a packed array relative to the array; a larger one is not packed.
 _WORTH_IT = 0.75
 
 
 @dataclass(frozen=True, eq=False)
 class PackedArray:
-    """What is not zero in an array, where that is, and which zeros are -0.0, as masks leave them.
+    """Nonzeros of an array, their places, and the places of -0.0, which masks leave.
 
-    Places are bits, as np.packbits has them.
+    Places are bits, a bit for each element, as np.packbits packs them.
     """
 
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class PackedArray:
 
 
 def packed(array: Array) -> Array | PackedArray:
-    """The array in memory of its own, packed where that pays."""
+    """Copy an array, packed where that takes less memory."""
     whole = np.ascontiguousarray(array).reshape(-1)
     is_set = whole != 0
     left = np.count_nonzero(is_set) * whole.itemsize + whole.size / 4

@@ -1,4 +1,4 @@
-"""A graph put away: of constants that are mostly zeros, only what is not zero."""
+"""A graph in less memory: constants of mostly zeros keep only their nonzeros."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparsejit.ir.packed_array import packed, unpacked
 
 
 class PackedGraph:
-    """Holds a graph in memory of its own: what the constants were made of may change afterwards."""
+    """Holds a graph with copies of its constants, whose source arrays may change afterwards."""
 
     def __init__(self, graph: Graph) -> None:
         self._bare = replace(graph, constants={})
@@ -18,7 +18,7 @@ class PackedGraph:
 
     @cached_property
     def graph(self) -> Graph:
-        """The graph, its constants laid out again; with the same values and nodes as before."""
+        """The graph with its constants unpacked, and the same values and nodes as before."""
         constants = {value: unpacked(kept) for value, kept in self._constants.items()}
         self._constants = {}
         return replace(self._bare, constants=constants)

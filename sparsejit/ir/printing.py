@@ -9,7 +9,7 @@ from sparsejit.ir.ops.pointwise import Chain, Pointwise
 
 
 def as_text(graph: Graph) -> str:
-    """One line a node: `name: type = op(operands)  # module, file:line`."""
+    """The graph with a line for each node: `name: type = op(operands)  # module, file:line`."""
     names = _names(graph)
     lines = [f"input  {names[value]}: {value.type}" for value in graph.inputs]
     lines += [f"weight {names[value]}: {value.type}" for value in graph.constants]
@@ -26,7 +26,7 @@ def _line(node: Node, names: dict[Value, str]) -> str:
 
 
 def _op_text(op: Any) -> str:
-    """What the operator is, with those of its fields that are not as usual."""
+    """The operator's name, with the fields that differ from their defaults."""
     if isinstance(op, Pointwise):
         return op.kind
     if isinstance(op, Chain):
@@ -45,7 +45,7 @@ def _plain(value: Any) -> Any:
 
 
 def _names(graph: Graph) -> dict[Value, str]:
-    """A name for each value: its origin's, with a number where that is taken."""
+    """A name for each value: its origin's name, with a number where that is taken."""
     taken: dict[str, int] = {}
     names = {}
     for value in graph.values():

@@ -1,4 +1,4 @@
-"""Steps of a scale around a zero point, in which quantised models have their values."""
+"""Scale and zero point of the values of quantised models."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from sparsejit.ir.spec import LARGEST_INT8, LARGEST_SCALE, SMALLEST_SCALE
 
 @dataclass(frozen=True)
 class QuantisedSteps:
-    """Numbers that are (q - shift) * scale, of integers q among -128 .. 127."""
+    """The numbers (q - shift) * scale of integers q in -128 .. 127."""
 
     scale: float
     shift: int
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput for what can be neither."""
+        """Raise InvalidInput for a scale or a zero point out of range."""
         if not fits_steps(self.scale, self.shift):
             raise InvalidInput(
                 f"steps of {self.scale!r} around {self.shift}; give a scale of "
@@ -23,6 +23,6 @@ class QuantisedSteps:
 
 
 def fits_steps(scale: float, shift: int) -> bool:
-    """Whether there are such steps."""
+    """Whether a scale and a zero point are in range."""
     in_range = SMALLEST_SCALE <= scale <= LARGEST_SCALE
     return in_range and -LARGEST_INT8 - 1 <= shift <= LARGEST_INT8

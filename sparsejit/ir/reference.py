@@ -1,4 +1,4 @@
-"""Slow, obvious numpy for every spec, in float64: the oracle that every kernel is held to."""
+"""Slow, obvious numpy in float64 for every spec: the reference that kernels are checked against."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,7 +44,7 @@ ACTIVATIONS: dict[Activation, Callable[[Float64], Float64]] = {
 
 
 def stored_weights(matrix: SparseMatrix, dtype: DType) -> Float64:
-    """The weights (out, in) as a kernel stores them: rounded to nearest, ties to even."""
+    """The weights (out, in) after rounding to the stored dtype, to nearest, ties to even."""
     if dtype is DType.INT8:
         integers, scales = quantised_weights(matrix)
         return integers.astype(np.float64) * scales[:, None]
@@ -62,12 +62,12 @@ def _as_float(weights: npt.NDArray[np.float32], dtype: DType) -> Float64:
 def _integers(
     weights: npt.NDArray[np.float32], steps: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.int64]:
-    """What `quantised_weights` says, of weights whose steps are broadcast to them."""
+    """Weights as integers in -127 .. 127, to nearest, ties to even; `steps` broadcast to them."""
     return np.rint(weights / steps).clip(-LARGEST_INT8, LARGEST_INT8).astype(np.int64)
 
 
 def round_to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """The nearest numbers of bfloat16, the upper 16 bits of float32; ties to even, NaN is kept."""
+    """Round to bfloat16, the upper 16 bits of float32: to nearest, ties to even; NaN is kept."""
     bits = values.view(np.uint32)
     halfway = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     rounded = ((bits + halfway) & np.uint32(0xFFFF0000)).view(np.float32)
@@ -87,7 +87,7 @@ def quantised_weights(
 
 
 def _product(matrix: SparseMatrix, dtype: DType, x: Float64) -> Float64:
-    """W x, x (in_features,); of a vast matrix from its nonzeros alone."""
+    """W x for x (in_features,); a vast matrix is multiplied by its nonzeros alone."""
     if not matrix.is_vast:
         return stored_weights(matrix, dtype) @ x
     nonzeros = matrix.nonzeros
@@ -106,7 +106,7 @@ def quantised_input(
 
     All in float32: integer = x * reciprocal to nearest, ties to even. Fixed step: reciprocal =
     1 / input_scale. Dynamic: m = max(largest magnitude of x, 2^-100), reciprocal = 127 / m, and
-    the step is m * (1 / 127). With an `input_shift` that is added, and -128 is the least.
+    the step is m * (1 / 127). An `input_shift` is added to the integers, whose least is then -128.
     """
     if spec.input_scale is not None:
         scale = np.float32(spec.input_scale)
@@ -121,13 +121,13 @@ def quantised_input(
 
 
 def on_steps(x: Float64, scale: float, shift: int) -> Float64:
-    """What x becomes as integers of a zero point, -128 .. 127, as a number again."""
+    """Quantise x to integers -128 .. 127 with a scale and a zero point, and dequantise it again."""
     integers = np.rint(x / np.float64(np.float32(scale))) + shift
     return (integers.clip(-LARGEST_INT8 - 1, LARGEST_INT8) - shift) * np.float64(np.float32(scale))
 
 
 def on_own_steps(x: Float64) -> Float64:
-    """Each row (..., n) in 255 steps from its least number, or 0, to its largest.
+    """Quantise each row (..., n) in 255 steps over its range, 0 included, and dequantise it again.
 
     scale = (max(x, 0) - min(x, 0)) / 255, at least 2^-100, and zero = round(-min(x, 0) / scale);
     q = clip(round(x / scale) + zero, 0, 255) becomes (q - zero) * scale.
@@ -158,7 +158,7 @@ def matmul(
 ) -> Float64:
     """`matvec` for every column of the batch; x and the result in the layout of the spec.
 
-    Padding columns of x are passed over; those of the result are NaN. `added` (out_features,
+    Padding columns of x are ignored; padding columns of the result are NaN. `added` (out_features,
     `added_pitch`), where the spec has one, is added before the activation.
     """
     if added is None:
@@ -195,7 +195,7 @@ def batch_error_scale(spec: MatMul, matrix: SparseMatrix, x: npt.NDArray[Any]) -
 
 
 def error_scale(spec: MatVec, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
-    """Per output, sum |w x| + |bias|: what a float32 sum's rounding error is relative to.
+    """sum |w x| + |bias| of each output: the scale of a float32 sum's rounding error.
 
     A dot product's error is bounded by n * eps * sum |w x| (Higham, Accuracy and Stability of
     Numerical Algorithms, 2nd ed., eq. 3.5), whatever the order of summation.
@@ -210,7 +210,7 @@ def dense_product(
     b: npt.NDArray[Any],
     bias: npt.NDArray[Any] | None = None,
 ) -> Float64:
-    """activation(scale * A B + bias): a and b as stored, bias for each element of C."""
+    """activation(scale * A B + bias): a and b as stored, with a bias for each element of C."""
     left, right = a.T if spec.a_transposed else a, b.T if spec.transposed else b
     product = spec.scale * (left.astype(np.float64) @ right.astype(np.float64))
     return ACTIVATIONS[spec.activation](product if bias is None else product + bias)
@@ -251,7 +251,7 @@ def lstm_update(
 def rnn_update(
     spec: RnnUpdate, input_gates: npt.NDArray[Any], recurrent_gates: npt.NDArray[Any]
 ) -> Float64:
-    """New state (hidden,) from two products of that shape."""
+    """New state (hidden,) from two products (hidden,)."""
     gates = input_gates.astype(np.float64) + recurrent_gates.astype(np.float64)
     return ACTIVATIONS[spec.activation](gates)
 
@@ -265,7 +265,7 @@ def categorical_draw(spec: CategoricalDraw, logits: npt.NDArray[Any], uniform: f
 
 
 def categorical_margin(spec: CategoricalDraw, logits: npt.NDArray[Any], uniform: float) -> float:
-    """How far uniform * total is from the nearest partial sum, relative to the total.
+    """Distance of uniform * total from the nearest partial sum, relative to the total.
 
     Two implementations whose partial sums are off by less may draw different classes: such a
     difference is a rounding tie, not an error.

@@ -1,4 +1,4 @@
-"""Rows of an attention mask that are computed side by side, and the keys any of them may see."""
+"""Groups of rows of an attention mask that are computed side by side, and their keys."""
 
 from dataclasses import dataclass, replace
 
@@ -8,19 +8,19 @@ import numpy.typing as npt
 _BoolArray = npt.NDArray[np.bool_]
 _IntArray = npt.NDArray[np.int64]
 
-# Beyond so many comparisons of a key in two rows, rows are only taken in their own order.
+# Most comparisons of a key in two rows; above that, rows are only grouped in their own order.
 _MOST_COMPARISONS = 1 << 30
-# What a group costs beside its keys, and one that adds to another, in keys.
+# Cost of a group beside its keys, and of a group that adds to another, in keys.
 _GROUP_KEYS, _ADDED_KEYS = 8, 16
-# So many neighbouring rows must see a key for it to count with them where others may take it.
+# Least rows of a group that see a key, if the group is to take it and not an added one.
 _SHARED_BY = (2, 4, 8)
 
 
 @dataclass(frozen=True, eq=False)
 class RowGroup:
-    """Rows, the keys that any of them may see, and which may see which: (keys, rows).
+    """Rows, the keys that any of them may see, and the mask of both, (keys, rows).
 
-    `adds`: another group, before, has the same rows with other keys.
+    `adds`: earlier groups have these rows with other keys.
     """
 
     rows: _IntArray
@@ -30,15 +30,16 @@ class RowGroup:
 
 
 def row_groups(mask: _BoolArray, size: int) -> list[RowGroup]:
-    """Groups of at most `size` rows of a mask (queries, keys) that together are the mask.
+    """Divide a mask (queries, keys) into groups of at most `size` rows.
 
-    The cheapest of: rows in their own order; in the order in which a group grows from the row of
-    most keys by the row that adds the fewest; and the first for keys that neighbours share with
-    the second, added, for all others. A band and a stride are each cheap in one of these orders.
+    The cheapest of three: rows in their own order; groups that grow from the row of most keys by
+    the row that adds the fewest keys; and groups of the first kind for keys that neighbouring rows
+    share, with groups of the second kind added for all other keys. A band and a stride are each
+    cheap in one of these orders.
     """
     own = _cut(np.arange(len(mask)), size)
     choices = [[_group(mask, rows) for rows in own]]
-    if mask.all():  # any order costs as much, and adding more
+    if mask.all():  # all orders cost the same, and added groups more
         return choices[0]
     if len(mask) * mask.size <= _MOST_COMPARISONS:
         choices.append([_group(mask, rows) for rows in _cut(_alike(mask, size), size)])
@@ -75,7 +76,7 @@ def _group(mask: _BoolArray, rows: _IntArray) -> RowGroup:
 
 
 def _alike(mask: _BoolArray, size: int) -> _IntArray:
-    """Rows so ordered that those of a group see the same keys."""
+    """The rows in an order in which each group of `size` rows sees similar keys."""
     numbers, counts = mask.astype(np.float32), mask.sum(axis=1)
     left, order = np.ones(len(mask), bool), []
     while left.any():

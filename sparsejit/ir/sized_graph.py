@@ -1,8 +1,8 @@
-"""One graph for all lengths of a size: what differs between the graphs of three lengths, as a rule.
+"""One graph for all lengths of a size, derived from the graphs of three lengths.
 
-Every whole number in them must be the same, or grow in proportion to the length; two lengths say
-how, the third is compared. Constants that grow must begin alike. That is no proof: who makes a
-`SizedGraph` knows that the model's sizes are polynomials of the length.
+Every whole number in the graphs must be equal, or a linear function of the length: two lengths
+give the function, the third checks it. Constants that grow must begin alike. That is no proof: the
+caller must know that the model's sizes are polynomials of the length.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import numpy as np
 from sparsejit.ir.graph import Array, Graph, Node, TensorType, Value
 from sparsejit.ir.ops.views import Slice
 
-_COMPARED = 3  # constants of the first that each of another graph is compared with
+_COMPARED = 3  # constants of the first graph with which each constant of another is compared
 
 
 class _DiffersError(Exception):
-    """No rule says how the graphs differ."""
+    """The graphs differ by more than a length."""
 
 
 class _Proportion(NamedTuple):
@@ -36,14 +36,14 @@ class _Proportion(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Record:
-    """A dataclass of which some fields depend on the length; alike ones are one."""
+    """A dataclass with fields that depend on the length; equal records are one object."""
 
     example: Any
     changed: Mapping[str, Any]
 
 
 class _SizedConstant(NamedTuple):
-    """The longest array that was seen; shorter ones are its beginning. `example` has `shape`."""
+    """A constant that grows: its array for a length is the beginning of `longest`."""
 
     example: Array
     longest: Array
@@ -61,14 +61,14 @@ class SizedGraph:
     """A graph whose sizes depend on one length."""
 
     def __init__(self, graphs: Sequence[Graph], lengths: Sequence[int]) -> None:
-        """Three graphs of different lengths; constants of the first stay what they are there.
+        """Compare graphs of three lengths; constants that do not grow are the first graph's.
 
-        Raises ValueError where no rule says how they differ.
+        Raises ValueError where the graphs differ by more than a length.
         """
         self._first = graphs[0]
         self._lengths = tuple(lengths)
         self._types: dict[Value, Any] = {}
-        self._twins: dict[Value, Value] = {}  # of the others' values to those of the first
+        self._twins: dict[Value, Value] = {}  # values of the other graphs to values of the first
         self._constants: dict[Value, _SizedConstant] = {}
         self._records: dict[Hashable, _Record] = {}
         try:
@@ -77,9 +77,9 @@ class SizedGraph:
             raise ValueError("the graphs differ by more than a length") from error
 
     def at(self, length: int) -> Graph | None:
-        """The graph of a length; None where only the model says how it is.
+        """The graph of a length; None where it must be made from the model.
 
-        A constant may be longer than any that was seen, and a slice beyond the end.
+        That is so where a constant is longer than the longest seen, or a slice leaves its axis.
         """
         known: dict[Value, Value] = {}
         constants: dict[Value, tuple[Value, Array]] = {}
@@ -161,7 +161,7 @@ class SizedGraph:
             self._constants[value] = _SizedConstant(arrays[0], longest.copy(), shape)
 
     def _sized(self, examples: Sequence[Any]) -> Any:
-        """What all are an example of: the first where they are equal."""
+        """The rule that gives all examples by the length; the first example where all are equal."""
         first, *others = examples
         if any(type(other) is not type(first) for other in others):
             raise _DiffersError
@@ -192,11 +192,11 @@ class SizedGraph:
         return self._one_of(_Record(first, changed)) if changed else first
 
     def _one_of(self, record: _Record) -> _Record:
-        """The record, or one that is the same in all."""
-        try:  # what is left out of comparisons stands in the text
+        """This record, or an equal one that was made before."""
+        try:  # the text has the fields that comparisons leave out
             key = record.example, repr(record.example), tuple(record.changed.items())
             return self._records.setdefault(key, record)
-        except TypeError:  # it holds arrays
+        except TypeError:  # the record holds arrays, which cannot be hashed
             return record
 
     def _line(self, numbers: Sequence[int]) -> int | _Proportion:
@@ -211,9 +211,9 @@ class SizedGraph:
 
 
 def with_constants_of(first: Graph, graph: Graph) -> Graph:
-    """A graph in which constants that have the bits of one of the first's are that one.
+    """The graph, with each constant that equals one of `first` bit for bit replaced by that one.
 
-    Constants of the same shape and element are compared in their order, with a few each.
+    Constants of the same shape and element are compared in their order, each with a few.
     """
     left: dict[TensorType, list[Value]] = {}
     for value in first.constants:
@@ -236,7 +236,7 @@ def with_constants_of(first: Graph, graph: Graph) -> Graph:
 
 
 class _Joined(Mapping[Value, Array]):
-    """Some constants of the first graph, read when they are asked for, and others."""
+    """Some constants of the first graph, read on access, and others."""
 
     def __init__(
         self, first: Mapping[Value, Array], taken: frozenset[Value], others: Mapping[Value, Array]
@@ -257,7 +257,7 @@ class _Joined(Mapping[Value, Array]):
 
 
 class _Constants(Mapping[Value, Array]):
-    """Constants of the first graph, read when they are asked for; `own` stand in place of some."""
+    """Constants of the first graph, read on access, of which `own` replace some."""
 
     def __init__(
         self, fixed: Mapping[Value, Array], own: Mapping[Value, tuple[Value, Array]]
@@ -278,7 +278,7 @@ class _Constants(Mapping[Value, Array]):
 
 
 def _at(sized: Any, length: int) -> Any:
-    """What it is at a length."""
+    """Evaluate a rule at a length."""
     if isinstance(sized, _Proportion):
         return sized.at(length)
     if isinstance(sized, _Record):
@@ -290,7 +290,7 @@ def _at(sized: Any, length: int) -> Any:
 
 
 def _is_within(node: Node) -> bool:
-    """Whether it is no slice, or one of what there is."""
+    """Whether a node is no slice, or a slice within its axis."""
     op = node.op
     if not isinstance(op, Slice):
         return True
@@ -298,7 +298,7 @@ def _is_within(node: Node) -> bool:
 
 
 def _is_fixed(sized: Any) -> bool:
-    """Whether nothing in it depends on the length."""
+    """Whether no part of a rule depends on the length."""
     if isinstance(sized, _Proportion | _Record):
         return False
     if type(sized) is tuple:
@@ -311,7 +311,7 @@ def _beginning(array: Array, shape: Sequence[int]) -> Array:
 
 
 def _alike(array: Array, other: Array) -> bool:
-    """Whether all bits are equal."""
+    """Whether shapes, dtypes and all bits are equal."""
     if array.shape != other.shape or array.dtype != other.dtype:
         return False
     own, its = array.__array_interface__, other.__array_interface__

@@ -1,7 +1,7 @@
-"""A pruned weight matrix and what its zeros look like.
+"""A pruned weight matrix and the statistics of its zeros.
 
-Cost follows nonzeros, not area: where hardly any weight is not zero, there are compressed rows
-alone. Any other matrix makes the dense view when it is asked for.
+Time and memory follow the number of nonzeros: a matrix with hardly any nonzeros (a vast one) is
+held as compressed rows alone. Any other matrix makes its dense array on first use.
 """
 
 from collections.abc import Callable, Hashable
@@ -27,11 +27,11 @@ FloatArray = npt.NDArray[np.float32]
 _Made = TypeVar("_Made")
 _NOT_MADE = object()
 
-# How far a weight may be from a whole number of steps, in steps: what float32 leaves of 127 times
-# a scale, divided by it again.
+# Largest distance of a weight from a whole number of steps, in steps: the float32 rounding error of
+# 127 times a scale, divided by the scale again.
 _OFF_STEP = 4e-5
-_FEW = 32  # parts of a row that are counted one by one
-_SAMPLE = 16  # weights of a row that are looked at before all are
+_FEW = 32  # with fewer parts to a row, one numpy call counts each part
+_SAMPLE = 16  # weights of a row that are tested before all are
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ UNSTRUCTURED = BlockShape("unstructured", 1, 1)
 # One input, eight (sixteen) consecutive outputs of weight[out, in].
 BLOCK_1X8 = BlockShape("1x8", 8, 1)
 BLOCK_1X16 = BlockShape("1x16", 16, 1)
-# As 1x16, but in every row the input may be any other of the same sixteen.
+# As 1x16, but each row has an input of its own among the same sixteen.
 LANE16 = BlockShape("lane16", 16, 1)
 
 
 class SparseMatrix:
     """Weights of shape (out_features, in_features), float32, most of them zero.
 
-    Made of an array, which is copied, or of compressed rows. Negative zeros count as zeros.
+    Made from an array, which is copied, or from compressed rows. Negative zeros count as zeros.
     Raises InvalidInput for anything but finite real numbers of a non-empty 2-d shape.
     """
 
@@ -83,17 +83,17 @@ class SparseMatrix:
 
     @classmethod
     def of_rows(cls, rows: CompressedRows) -> "SparseMatrix":
-        """What stands at these places, whatever it is, for its statistics."""
+        """A matrix of values of any dtype, unchecked, for its statistics."""
         return cls._of(rows)
 
     @property
     def held(self) -> "FloatArray | CompressedRows":
-        """The weights as they were given, but without the zeros where there is nothing else."""
+        """The weights as they are stored: an array, or compressed rows."""
         return self._held
 
     @property
     def _held(self) -> "FloatArray | CompressedRows":
-        whole = self._whole  # another thread may put it away
+        whole = self._whole  # read once: `put_away` of another thread may set it to None
         if whole is None:
             assert self._packed is not None
             whole = self._whole = unpacked(self._packed)
@@ -101,7 +101,7 @@ class SparseMatrix:
         return whole
 
     def put_away(self) -> None:
-        """Take less memory until the weights are asked for again; statistics stay known."""
+        """Pack the weights into less memory until they are next used; keep the statistics."""
         whole = self._whole
         if isinstance(whole, np.ndarray):
             self._shape = whole.shape
@@ -119,36 +119,36 @@ class SparseMatrix:
         return {}
 
     def once(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
-        """What was made of the weights under this key, now or before."""
+        """Return the object made from the weights under this key; call `make` the first time."""
         made = self._made.get(key, _NOT_MADE)
         if made is _NOT_MADE:
             made = self._made[key] = make()
         return cast("_Made", made)
 
     def has_made(self, key: Hashable) -> bool:
-        """Whether something was made under this key."""
+        """Whether `once` has made an object under this key."""
         return key in self._made
 
-    stays = False  # whether other code of the model will be made of the same matrix
+    stays = False  # whether later functions of the model will read the same matrix
 
     @property
     def made_count(self) -> int:
-        """How many things were made of the weights."""
+        """Number of objects that `once` has made."""
         return len(self._made)
 
     @property
     def families_made(self) -> frozenset[str]:
-        """What the keys begin with under which something was made."""
+        """The first parts (kernel families) of the keys under which `once` has made objects."""
         return frozenset(str(key[0]) for key in self._made if isinstance(key, tuple))
 
     def replace_made(self, change: Callable[[Any], Any]) -> None:
-        """Keep what `change` makes of all that `once` made."""
+        """Replace every object that `once` has made by `change` of it."""
         for key, value in self._made.items():
             self._made[key] = change(value)
 
     @cached_property
     def dense(self) -> FloatArray:
-        """All weights, read-only (out_features, in_features); refused for a vast matrix."""
+        """All weights, read-only (out_features, in_features); CompileError for a vast matrix."""
         if not isinstance(self._held, CompressedRows):
             return self._held
         if self.is_vast:
@@ -168,17 +168,17 @@ class SparseMatrix:
 
     @cached_property
     def is_vast(self) -> bool:
-        """Whether nothing may take time or room for zeros; see `compressed_rows.is_vast`."""
+        """Whether zeros are too many to store or scan; see `compressed_rows.is_vast`."""
         return is_vast(self.size, self.nnz)
 
     def rows(self, first: int, end: int) -> "SparseMatrix":
-        """The outputs `first` up to `end`, which share this matrix's memory."""
+        """The outputs `first` to `end` - 1, which share this matrix's memory."""
         if isinstance(self._held, CompressedRows):
             return SparseMatrix._of(self._held.some_rows(first, end))
         return SparseMatrix._of(self._held[first:end])
 
     def with_values(self, change: Callable[[FloatArray], FloatArray]) -> "SparseMatrix":
-        """The matrix of which each weight is changed so; zeros must stay zeros."""
+        """The matrix with `change` applied to its weights; zeros must stay zeros."""
         if isinstance(self._held, CompressedRows):
             return SparseMatrix._of(self._held.with_values(change(self._held.values)))
         return SparseMatrix._of(change(self._held))
@@ -209,7 +209,7 @@ class SparseMatrix:
 
     @cached_property
     def _blocks(self) -> dict[int, tuple[IntArray, IntArray]]:
-        """What `blocks` found, by rows."""
+        """Results of `blocks` so far, by rows."""
         return {}
 
     @cached_property
@@ -221,7 +221,7 @@ class SparseMatrix:
         return np.count_nonzero(held, axis=1)
 
     def counts_by_inputs(self, inputs: int) -> npt.NDArray[np.uint16]:
-        """Nonzeros of each output among so many inputs after so many: (out_features, any)."""
+        """Nonzeros of each output by groups of `inputs` inputs side by side: (outputs, groups)."""
         registers = -(-self.in_features // inputs)
         if not isinstance(self._held, CompressedRows):
             if registers < _FEW:
@@ -236,7 +236,7 @@ class SparseMatrix:
         return counts.astype(np.uint16).reshape(self.out_features, registers)
 
     def count_inputs(self, firsts: IntArray) -> int:
-        """Inputs that outputs use from each of `firsts` up to the next, added up."""
+        """Number of inputs that each group of outputs uses, added up; groups begin at `firsts`."""
         if not self.is_vast:
             return int(np.logical_or.reduceat(self.dense != 0, firsts, axis=0).sum())
         part = np.searchsorted(firsts, self.nonzeros.rows, side="right") - 1
@@ -244,7 +244,7 @@ class SparseMatrix:
         return count_distinct(numbers, len(firsts) * self.in_features)
 
     def words(self, inputs: int) -> "SparseMatrix":
-        """Which so many inputs side by side have a weight of an output; values mean nothing."""
+        """Zero pattern by groups of `inputs` inputs side by side; its values mean nothing."""
         if inputs == 1:
             return self
         columns = -(-self.in_features // inputs)
@@ -260,8 +260,8 @@ class SparseMatrix:
     def int8_steps(self) -> FloatArray:
         """The step of each row as int8, (out_features,): at least its largest magnitude / 127.
 
-        Rows that are whole numbers of a coarser step, as those of a network that was quantised with
-        one scale for all, keep it.
+        A row of multiples of a coarser step keeps that step, as in a network that was quantised
+        with one scale for all rows.
         """
         nonzeros = self.nonzeros
         largest = nonzeros.largest_by_row(np.abs(nonzeros.values))
@@ -276,18 +276,18 @@ class SparseMatrix:
 
     @cached_property
     def is_whole_steps(self) -> bool:
-        """Whether int8 holds all weights, but for rounding of float32."""
+        """Whether int8 holds all weights exactly, up to the rounding of float32."""
         return bool(self._are_whole(self.int8_steps).all())
 
     def _are_whole(self, steps: FloatArray) -> npt.NDArray[np.bool_]:
-        """Which rows are whole numbers of their steps, (out_features,)."""
+        """Whether each row consists of whole numbers of its step, (out_features,)."""
         numbers = self.nonzeros.values / steps[self.nonzeros.rows]
         return self.nonzeros.largest_by_row(np.abs(numbers - np.rint(numbers))) < _OFF_STEP
 
     def check_fits(self, spec: MatVec) -> None:
         """Raise InvalidInput where weights are beyond the dtype of `spec`.
 
-        With int8 and an `input_scale`, where the scale of weights times that of x overflows.
+        With int8 and an `input_scale`, also where their product with the weights' scale overflows.
         """
         if spec.holds_any_weight:
             return
@@ -306,7 +306,7 @@ class SparseMatrix:
         return float(nonzeros.values[place]), *where
 
     def block_mask(self, rows: int) -> npt.NDArray[np.bool_]:
-        """Which (rows, 1) blocks hold a nonzero: shape (ceil(out / rows), in_features)."""
+        """Whether each (rows, 1) block holds a nonzero: shape (ceil(out / rows), in_features)."""
         padded = np.zeros((-(-self.out_features // rows) * rows, self.in_features), bool)
         padded[: self.out_features] = self.dense != 0
         return np.any(padded.reshape(-1, rows, self.in_features), axis=1)
@@ -319,13 +319,13 @@ class SparseMatrix:
                 numbers = nonzeros.rows // rows * self.in_features + nonzeros.columns
                 found, _ = distinct(numbers, self.size)
             else:
-                found = np.flatnonzero(self.block_mask(rows))  # `nonzero` is slow in 2-d
+                found = np.flatnonzero(self.block_mask(rows))  # `np.nonzero` is slow in 2-d
             block_row, column = np.divmod(found, self.in_features)
             self._blocks[rows] = block_row, column
         return self._blocks[rows]
 
     def block_count(self, rows: int) -> int:
-        """How many (rows, 1) blocks hold a nonzero."""
+        """Number of (rows, 1) blocks that hold a nonzero."""
         return len(self.blocks(rows)[0])
 
     def block_fill(self, rows: int) -> float:
@@ -359,7 +359,7 @@ class SparseMatrix:
 
 
 def _finite(weights: "npt.NDArray[Any] | CompressedRows") -> "FloatArray | CompressedRows":
-    """A copy as float32. Raises InvalidInput for what that cannot hold."""
+    """A copy as float32. Raises InvalidInput for values that float32 cannot hold."""
     given = weights.values if isinstance(weights, CompressedRows) else weights
     with np.errstate(over="ignore"):
         values = np.array(given, np.float32, order="C")
@@ -378,7 +378,7 @@ def _finite(weights: "npt.NDArray[Any] | CompressedRows") -> "FloatArray | Compr
 
 
 def _coarser_step(weights: FloatArray, largest: np.float32) -> np.float32 | None:
-    """The finest step of which a row's are whole numbers, at most 126; None where none is."""
+    """The finest step of which all weights are multiples, at most 126; None where none is."""
     steps = largest / np.arange(LARGEST_INT8 - 1, 0, -1, dtype=np.float32)
     for part in (weights[:_SAMPLE], weights):
         numbers = part / steps[:, None]

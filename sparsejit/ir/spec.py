@@ -1,4 +1,4 @@
-"""What to compute, never how: frozen descriptions that the reference and the templates share."""
+"""Specs: frozen descriptions of computations that the reference and the templates share."""
 
 import math
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Choice(str, Enum):
 
 
 class Activation(Choice):
-    """The function fused behind a matrix product."""
+    """The activation fused behind a matrix product."""
 
     NONE = "none"
     RELU = "relu"
@@ -45,9 +45,9 @@ class Activation(Choice):
 
 
 class DType(Choice):
-    """How weights are stored. x, y and the bias are float32.
+    """Storage of weights. x, y, the bias and all sums are float32.
 
-    So are all sums, except with int8: there x is quantised too, and sums are int32.
+    With int8, x is quantised too, and sums are int32.
     """
 
     FLOAT32 = "float32"
@@ -56,7 +56,7 @@ class DType(Choice):
     INT8 = "int8"
 
 
-# From here on a weight would round to infinity: halfway from a dtype's largest value to the next.
+# Least weight that rounds to infinity: halfway from a dtype's largest value to the next.
 OVERFLOWS_AT = {DType.FLOAT16: 65520.0, DType.BFLOAT16: 2.0**128 - 2.0**119}
 
 # int8: the largest quantised magnitude, so that -128 never occurs; and the least step, so that its
@@ -70,20 +70,20 @@ LARGEST_SCALE = 1 / SMALLEST_SCALE
 class MatVec:
     """y = activation(W x + bias) for one x: float32 (in_features,) to (out_features,).
 
-    The weights travel beside the spec as a SparseMatrix and count as rounded to `dtype`.
+    The weights are passed beside the spec as a SparseMatrix, and are rounded to `dtype`.
 
     Attributes:
         out_features: rows of W
         in_features: columns of W
         bias: float32 (out_features,), or none
         activation: applied to each output
-        dtype: how weights are stored
-        input_scale: with int8, that of x; None is x's largest magnitude / 127
+        dtype: storage of the weights
+        input_scale: with int8, the scale of x; None is x's largest magnitude / 127
         input_shift: added to the integers of x, which then lie in -128 .. 127, for x that is mostly
-            positive. The product is that of the shifted integers; the bias must make up for it.
+            positive. The product takes the shifted integers; the bias must correct for the shift.
 
     Raises:
-        InvalidInput: input_scale or input_shift cannot be one, or belongs to another dtype
+        InvalidInput: input_scale or input_shift is out of range, or given with another dtype
     """
 
     out_features: int
@@ -118,13 +118,13 @@ class MatVec:
 
     @property
     def holds_any_weight(self) -> bool:
-        """Whether no float32 is too large."""
+        """Whether every float32 weight is within the range of the dtype."""
         return self.dtype not in OVERFLOWS_AT and self.input_scale is None
 
     def check_largest_weight(self, weight: float, name: str) -> None:
         """Raise InvalidInput where the weight of largest magnitude is beyond the dtype.
 
-        With int8 and an `input_scale`, where the scale of weights times that of x overflows.
+        With int8 and an `input_scale`, also where their product with the weights' scale overflows.
         """
         largest = abs(weight)
         if largest >= OVERFLOWS_AT.get(self.dtype, math.inf):
@@ -145,7 +145,7 @@ class MatVec:
 
     @property
     def least_integer(self) -> int:
-        """The least number that x becomes in int8."""
+        """The least integer of quantised x."""
         return -LARGEST_INT8 - (self.input_shift is not None)
 
     @property
@@ -158,7 +158,7 @@ class MatVec:
 
     @cached_property
     def case(self) -> str:
-        """All but the sizes, in words."""
+        """All fields but the sizes, in words."""
         words = f"{self.dtype.value} {self.activation.value} bias={self.bias is not None}"
         scale = "" if self.input_scale is None else f" input_scale={self.input_scale}"
         shift = "" if self.input_shift is None else f" input_shift={self.input_shift}"
@@ -166,13 +166,13 @@ class MatVec:
 
 
 class Layout(Choice):
-    """Which index of a batch's x and y runs slowest: x (batch, in) or x (in, batch)."""
+    """Order of axes of a batch's x and y: x (batch, in) or x (in, batch)."""
 
     BATCH_MAJOR = "batch-major"
     FEATURE_MAJOR = "feature-major"
 
 
-# Bytes of x, and of y: offsets within them are signed 32-bit displacements.
+# Most bytes of x, and of y: offsets within them are signed 32-bit displacements.
 MOST_BYTES = 2**31 - 1
 
 
@@ -185,14 +185,14 @@ class MatMul:
     subnormal numbers there may cost time; y's may be written.
 
     Attributes:
-        each: what happens to a column
-        batch: columns
-        layout: of x, and of y unless `result_layout` says otherwise
+        each: the spec of each column
+        batch: number of columns
+        layout: layout of x, and of y without `result_layout`
         padded_to: the pitch, in elements; None is the batch
-        part_of: the product of which this is some outputs or columns, in its rows
-        result_layout: of y, where it is another
+        part_of: the larger product of which this one is some outputs or columns, in its arrays
+        result_layout: layout of y, where it differs from x's
         added_pitch: elements from one feature to the next of an operand that is added to W x + bias
-            before the activation; None where nothing is. It has y's padding where that is y's pitch
+            before the activation; None without one. With y's pitch the operand has y's padding
 
     Raises:
         InvalidInput: x or y longer than `MOST_BYTES`, or a pitch below the batch or batch-major
@@ -261,12 +261,12 @@ class MatMul:
 
     @property
     def room(self) -> int:
-        """The columns from the first of x and y on that may be touched."""
+        """Number of columns of x and y that may be accessed, padding included."""
         return self.batch if self.padded_to is None else self.padded_to
 
     @property
     def added_room(self) -> int:
-        """The columns from its first on that may be read of what is added, if anything is."""
+        """Number of columns of an added operand that may be read, padding included."""
         return self.room if self.added_pitch in (None, self.pitch) else self.batch
 
     @property

@@ -1,6 +1,6 @@
-"""From a graph to one native function: kernels in order, one workspace, one image.
+"""Lower a graph to one native function: kernels in order, one workspace, one image.
 
-All of it is imported at once, so that what lowers an operator is registered (`registry.py`).
+All submodules are imported at once, so that all lowering functions are registered (`registry.py`).
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""A model for several tiles as one function, which serves any batch with the tiles that fit it.
+"""One function with a model's code for several tiles, which runs any batch in tiles that fit it.
 
     int run(const void *const *inputs, void *const *outputs, void *workspace, int64 samples)
 
@@ -6,7 +6,8 @@
     if 6 or more are left: run a tile of 16 once more (`batch_rest`)
     while a sample is left: run a tile of 1
 
-A sample's sums have another order in another tile. Where that must not be, there is one tile.
+The order in which a sample's terms are summed depends on the tile. Where a sample must have the
+same bits in any batch, there is only one tile.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sparsejit.runtime.common_weights import CommonWeights
 from sparsejit.runtime.program import Program, build
 from sparsejit.x86.assembler import Assembler
 
-# A larger tile stays if a sample takes at most so much of what it takes in smaller ones.
+# A larger tile is kept if it takes less than this share of the time of smaller tiles.
 _MOST_OF_SMALLER = 0.9
 
 
@@ -34,7 +35,7 @@ def paying(forms: Sequence[LoweredModel]) -> list[LoweredModel]:
 
 
 def _least_ns(samples: int, forms: Sequence[LoweredModel]) -> float:
-    """What so many samples take in some forms, the smallest tile first, one more tile included."""
+    """Nanoseconds of samples in `forms`, smallest first; one more largest tile may run the rest."""
     whole, rest = divmod(samples, forms[-1].tile)
     if not rest:
         return whole * forms[-1].ns
@@ -43,7 +44,7 @@ def _least_ns(samples: int, forms: Sequence[LoweredModel]) -> float:
 
 
 def fewest_samples(form: LoweredModel, smaller: Sequence[LoweredModel]) -> int:
-    """From how many samples on a whole tile takes less than smaller ones, the largest first."""
+    """Fewest samples for which a whole tile beats the `smaller` forms, given largest first."""
     if not smaller:
         return 1
     others = smaller[::-1]
@@ -66,7 +67,7 @@ def build_forms(
 
 
 def forms_workspace_bytes(forms: Sequence[LoweredModel]) -> int:
-    """What a call needs."""
+    """Bytes of workspace that a call needs."""
     return _room(forms) + max(rest.room_bytes for rest in _rests(forms))
 
 
@@ -89,7 +90,7 @@ class _FormsCode:
         self._rests = _rests(forms)
 
     def emit(self, asm: Assembler) -> None:
-        """The whole function but for its `vzeroupper` and return."""
+        """Append the whole function, except its `vzeroupper` and return."""
         first = self._codes[0]
         first.enter(asm)
         self._rests[0].begin(asm)

@@ -1,9 +1,9 @@
-"""Samples of a batch that fill no tile: one tile more, which has the bits of any other.
+"""Run the samples left after the last whole tile as one more tile, with the same bits as any tile.
 
     the batch has a tile or more    the tile that ends where the batch ends; some samples run again
-    it has less                     a tile of copies, the last sample as often as samples lack
+    it has less                     a tile of copies, in which the last sample fills the places left
 
-Copies lie in a room behind the workspace, and with them what the tile computes:
+Copies of inputs, and the outputs computed from them, lie in a copy buffer behind the workspace:
 
     the caller's addresses of outputs | inputs | outputs
 """
@@ -20,19 +20,19 @@ from sparsejit.lowering.model import move_by_samples
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import Memory, Register, dword, rax, rcx, rdi, rdx, rsi, xmm, ymm
 
-_BLOCK = 32  # bytes of a vector that moves copies
+_BLOCK = 32  # bytes of a vector that copies samples
 
 
 @dataclass(frozen=True)
 class BatchRest:
-    """Code around that of a tile, for the samples that are left behind the last whole tile.
+    """Code around a tile's code, which runs the samples left after the last whole tile.
 
-    inputs, outputs: bytes a sample takes in each operand; 0 where all samples have it in common.
+    inputs, outputs: bytes of a sample in each operand; 0 for an operand that all samples share.
     tile: samples of a run.
-    fewest: how many of them must be left for a run to pay; fewer are for a smaller tile.
+    fewest: the least number of samples left that this tile runs; a smaller tile runs fewer.
     left: the word of the workspace that counts the samples left.
-    whole, copied: words that keep how many samples the batch has, and how many of a tile are real.
-    room: where the copies begin, in bytes from the workspace.
+    whole, copied: words with the number of samples in the batch, and copied to a tile (else 0).
+    room: offset of the copy buffer from the workspace, in bytes.
     """
 
     inputs: Sequence[int]
@@ -46,7 +46,7 @@ class BatchRest:
 
     @classmethod
     def of(cls, lowered: LoweredModel, fewest: int, room: int) -> BatchRest:
-        """The rest of a model which is run a tile at a time."""
+        """The code for the rest of a model's batch, with its copy buffer at offset `room`."""
         left, whole, copied = (
             Memory(WORKSPACE, place)
             for place in (lowered.left_offset, lowered.loop_offset, lowered.loop_offset + POINTER)
@@ -56,12 +56,12 @@ class BatchRest:
 
     @property
     def room_bytes(self) -> int:
-        """What copies take behind the workspace."""
+        """Bytes of the copy buffer."""
         return self._places[-1] - self.room
 
     @property
     def _places(self) -> list[int]:
-        """Where copies of operands begin, inputs first, and where the last ends."""
+        """Offsets of the copies of operands, inputs first, and of the end of the last one."""
         place = aligned(self.room + POINTER * len(self.outputs))
         places = [place]
         for each in (*self.inputs, *self.outputs):
@@ -70,13 +70,13 @@ class BatchRest:
         return places
 
     def begin(self, asm: Assembler) -> None:
-        """Zero what says that nothing is copied. rcx: the samples of the batch. Clobbers rax."""
+        """Store the batch's number of samples, in rcx; zero the number of copies. Clobbers rax."""
         asm.emit("mov", self.whole, rcx)
         asm.emit("xor", dword(rax), dword(rax))
         asm.emit("mov", self.copied, rax)
 
     def prepare(self, asm: Assembler, run: Label) -> None:
-        """Where enough samples are left, have a tile of them ready and jump to `run`.
+        """If `fewest` samples or more are left, prepare a tile of them and jump to `run`.
 
         Clobbers rax, rcx, rdx, rsi, rdi, vector 0.
         """
@@ -99,9 +99,9 @@ class BatchRest:
         asm.bind(few)
 
     def finish(self, asm: Assembler) -> None:
-        """Behind the last tile: bring what was computed of copies to where the caller wants it.
+        """After the last tile: copy outputs computed from copies to the caller's arrays.
 
-        Clobbers what `prepare` does.
+        Clobbers the registers that `prepare` clobbers.
         """
         in_place = asm.label("in place")
         asm.emit("mov", rdx, self.copied)
@@ -118,7 +118,7 @@ class BatchRest:
         asm.bind(in_place)
 
     def _copy(self, asm: Assembler) -> None:
-        """rax samples of every input, and as many copies of the last as a tile lacks."""
+        """Copy rax samples of every input; repeat the last to fill the tile; redirect outputs."""
         asm.emit("mov", self.copied, rax)
         for number, size in enumerate(self.inputs):
             slot = Memory(WORKSPACE, POINTER * number)
@@ -142,9 +142,9 @@ class BatchRest:
 
 
 def copy_samples(asm: Assembler, size: int) -> None:
-    """rdx > 0 samples of `size` bytes from rsi to rdi, both of which move on.
+    """Copy rdx > 0 samples of `size` bytes from rsi to rdi, and advance both registers.
 
-    A sample may be read that was written just before. Clobbers rax, rcx, rdx, vector 0.
+    The source may be a sample that this loop has just written. Clobbers rax, rcx, rdx, vector 0.
     """
     again = asm.label("next sample")
     asm.bind(again)

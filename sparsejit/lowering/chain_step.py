@@ -1,4 +1,4 @@
-"""A step of elementwise functions between views, and what is known of it before it runs."""
+"""A step of elementwise functions between views, with its predicted cost and its code key."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ def chain_step(
     origin: Origin,
     target: Target,
 ) -> Step:
-    """A chain between views; `scalars` are the values of operands known at compile time."""
+    """The step of a chain; `scalars` are the values of operands known at compile time."""
     given = tuple((view.place, view.type.element) for view in reads)
     taken = tuple((view.place, view.type.element) for view in writes)
     numbers = tuple(scalars), tuple(map(repr, scalars))
@@ -56,7 +56,7 @@ def chain_step(
         emit,
         facts,
         lowered.scratch_bytes,
-        # What broadcasts over rows is read again after the first row is written.
+        # An operand that broadcasts over rows is read again after the first row is written.
         in_place=0 if reads and prod(reads[0].shape[:-1]) == prod(chain.shape[:-1]) else None,
         divide=divide,
         code_key=key,
@@ -76,9 +76,9 @@ def _planned(
     writes: tuple[_Typed, ...],
     target: Target,
 ) -> tuple[LoweredChain, Facts, CodeKey]:
-    """The chain lowered, what is known of it, and what its code depends on.
+    """The lowered chain, its facts and its code key.
 
-    `texts` are those of the scalars, as 0.0 and -0.0 are equal.
+    `texts` are the scalars as text, because 0.0 and -0.0 are equal.
     """
     operands = [
         Strided(_broadcast(place, chain.shape), element, scalar)
@@ -91,19 +91,19 @@ def _planned(
 
 
 def _reduced_axes(chain: Chain) -> int:
-    """How many of the last axes stay whole: rows that are reduced."""
+    """Number of last axes that must stay whole: 1 where the chain reduces rows, else 0."""
     return 1 if chain.reduces else 0
 
 
 def _broadcast(place: StridedShape, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Byte strides along every axis of a shape; 0 where it repeats."""
+    """Byte strides of `place` along every axis of `shape`; 0 where it repeats."""
     missing = (0,) * (len(shape) - len(place.shape))
     own = zip(place.shape, place.strides, strict=True)
     return (*missing, *(0 if length == 1 else stride for length, stride in own))
 
 
 def _chain_facts(lowered: LoweredChain, target: Target) -> Facts:
-    """As priced, and what it computes."""
+    """Description and predicted cost of a chain."""
     chain, cost = lowered.chain, chain_cost(lowered, target)
     fused = "fused: " if "+" in chain.title else ""
     what = f"{fused}{chain.title.replace('+', ', ')} of {list(chain.shape)}"

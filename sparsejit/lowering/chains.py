@@ -17,7 +17,7 @@ from sparsejit.passes.chain_steps import as_chain
 
 @lowers(Chain, Pointwise)
 def lower_chain_node(low: Lowering, node: Node) -> None:
-    """One kernel from strided operands to strided results; a function is a chain of one step."""
+    """Append one kernel between strided views; a single function is a chain of one step."""
     if is_scaled_column(node) and only_gates_read(low, node):
         low.sums_for_gates[node.output] = node
         return
@@ -28,12 +28,12 @@ def lower_chain_node(low: Lowering, node: Node) -> None:
 
 @lowers(Cast)
 def lower_cast(low: Lowering, node: Node) -> None:
-    """A chain without functions, whose result is converted."""
+    """Append a chain without functions, which converts its operand to the result's type."""
     _lower(low, node, Chain(node.output.shape, 1, (), (0,), "cast"))
 
 
 def _lower(low: Lowering, node: Node, chain: Chain) -> None:
-    if 0 in chain.shape:  # or nothing would be there that has elements
+    if 0 in chain.shape:  # elements are made of no elements: rows of length 0 are reduced
         raise InvalidInput(f"{chain.title} reduces rows of {chain.shape}; give them elements")
     if node in low.feature_major.chains:
         _lower_by_column(low, node, chain)
@@ -51,12 +51,12 @@ def _lower(low: Lowering, node: Node, chain: Chain) -> None:
 
 
 def _lower_by_column(low: Lowering, node: Node, chain: Chain) -> None:
-    """Over matrices (features, columns), up to the last whole vector: padding is computed too."""
+    """Append a chain over matrices (features, columns), in whole vectors that include padding."""
     columns, features = prod(chain.shape[:-1]), chain.shape[-1]
     whole = -(-columns // low.target.lanes) * low.target.lanes
 
     def turned(matrix: View) -> View:
-        """Rows are what a chain reduces; others are cut by features, which are far apart."""
+        """Features last for a reduction; else first, so that parts of features lie far apart."""
         return matrix.permuted((1, 0)) if chain.reduces else matrix
 
     def read(value: Value) -> View:
@@ -76,7 +76,7 @@ def _lower_by_column(low: Lowering, node: Node, chain: Chain) -> None:
 
 
 def _common_order(low: Lowering, node: Node, chain: Chain) -> tuple[int, ...] | None:
-    """The order of axes that all operands have, if it is not row-major; numbers beside them."""
+    """The order of axes that operands other than numbers share; None if row-major or unequal."""
     images = [value for value in node.inputs if value.type.size > 1]
     if not images or chain.reduces or any(value in low.wanted for value in node.outputs):
         return None

@@ -1,8 +1,8 @@
-"""Attention of columns: which attentions lie between products, with nothing but views on the way.
+"""Attention of columns: find the attentions that only views separate from the products around them.
 
     linear -> reshape -> permute -> attention -> permute -> reshape -> linear
 
-Where products make and read columns, scores are computed with queries in the lanes.
+Where these products write and read columns, scores are computed with queries in the lanes.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _MOST_LANES = 16
 
 
 def padded_type(value: Value, pitch_of: Callable[[int], int] = spread_pitch) -> TensorType:
-    """The matrix (features, columns and padding) that a value is."""
+    """Type of a value's padded matrix (features, columns and padding)."""
     *rows, features = value.shape
     return replace(value.type, shape=(features, pitch_of(prod(rows))))
 
 
 def columns_of(matrix: View, value: Value) -> View:
-    """A value, of which a column of a padded matrix is a row."""
+    """The value that a padded matrix holds: each column is a row of the value."""
     rows = prod(value.shape[:-1])
     view = matrix.sliced(1, 0, rows).permuted((1, 0)).reshaped(value.shape)
     assert view is not None
@@ -37,9 +37,10 @@ def columns_of(matrix: View, value: Value) -> View:
 
 @dataclass(frozen=True)
 class ColumnAttention:
-    """An attention, what its query, key and value are views of, and what its result is a view of.
+    """An attention, with the views before and after it.
 
-    `paths` are the views on the way to an operand, `way_out` those behind the result.
+    Query, key and value are views of `roots`, through the view operators of `paths`. The view
+    operators of `way_out` turn the result into `sink`.
     """
 
     node: Node
@@ -50,12 +51,12 @@ class ColumnAttention:
 
     @property
     def between(self) -> tuple[Node, ...]:
-        """All the views."""
+        """All view operators of `paths` and `way_out`."""
         return (*(node for path in self.paths for node in path), *self.way_out)
 
     @property
     def tokens(self) -> int:
-        """Queries of one sample."""
+        """Number of queries of one sample."""
         return self.node.output.shape[-2]
 
     @property
@@ -64,14 +65,14 @@ class ColumnAttention:
         return prod(self.sink.shape[:-1]) == self.tokens
 
     def operand(self, number: int, matrix: View) -> View | None:
-        """The query, key or value in the matrix of its root; None where no strides can say so."""
+        """The query, key or value in its root's matrix; None where no strides describe it."""
         view: View | None = columns_of(matrix, self.roots[number])
         for node in self.paths[number]:
             view = None if view is None else _behind(node, view)
         return view
 
     def result(self, matrix: View) -> View | None:
-        """The same of the attention's result."""
+        """The attention's result in the matrix of `sink`; None where no strides describe it."""
         view: View | None = columns_of(matrix, self.sink)
         for node in reversed(self.way_out):
             view = None if view is None else _before(node, view)
@@ -85,7 +86,7 @@ def column_attention(
     is_wanted: Callable[[Value], bool],
     target: Target,
 ) -> ColumnAttention | None:
-    """An attention that may be of columns: one whose scores stay in L2, without masks."""
+    """The attention of a node, if it can run on columns: unmasked, with scores that stay in L2."""
     if not isinstance(node.op, Attention) or len(node.inputs) > 3:
         return None
     paths = tuple(_path(value, producers) for value in node.inputs)
@@ -105,7 +106,7 @@ def column_attention(
 
 
 def _path(value: Value, producers: Mapping[Value, Node]) -> tuple[Node, ...]:
-    """The views that lead to a value, the first first."""
+    """The view operators that lead to a value, in the order in which they apply."""
     path: list[Node] = []
     while (node := producers.get(value)) and isinstance(node.op, Reshape | Permute | Slice):
         path.insert(0, node)
@@ -139,7 +140,7 @@ def _fits(found: ColumnAttention, target: Target) -> bool:
 
 
 def _views(found: ColumnAttention) -> list[View | None]:
-    """Operands and result, wherever they lie."""
+    """Views of operands and result in matrices of their own."""
 
     def matrix(value: Value) -> View:
         return View.whole(Buffer(padded_type(value).bytes), padded_type(value))
@@ -157,7 +158,7 @@ def _are_columns(view: View | None) -> bool:
 
 
 def _behind(node: Node, view: View) -> View | None:
-    """What a view operator makes of a view."""
+    """The view that a reshape, permutation or slice makes of `view`."""
     if isinstance(node.op, Reshape):
         return view.reshaped(node.op.shape)
     if isinstance(node.op, Permute):
@@ -168,7 +169,7 @@ def _behind(node: Node, view: View) -> View | None:
 
 
 def _before(node: Node, view: View) -> View | None:
-    """What a reshape or a permutation makes a view of."""
+    """The view from which a reshape or a permutation makes `view`."""
     if isinstance(node.op, Reshape):
         return view.reshaped(node.inputs[0].shape)
     assert isinstance(node.op, Permute)

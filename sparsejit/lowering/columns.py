@@ -1,4 +1,4 @@
-"""What is computed in float64 from columns of x: scalers, categories, scores of linear models."""
+"""Functions of x's columns, computed in float64: scalers, categories, scores of linear models."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ from sparsejit.x86.assembler import Assembler
 
 @lowers(ScaledColumns)
 def lower_scaled_columns(low: Lowering, node: Node) -> None:
-    """Raises InvalidInput for a column that x does not have."""
+    """Append one kernel. Raises InvalidInput for a column that x does not have."""
     assert isinstance(node.op, ScaledColumns)
     x, columns, numbers = node.inputs
     rows, features = x.shape
@@ -36,7 +36,7 @@ def lower_scaled_columns(low: Lowering, node: Node) -> None:
 
 @lowers(DoubleProduct)
 def lower_double_product(low: Lowering, node: Node) -> None:
-    """Every row by itself."""
+    """Append one kernel, which computes the sums row after row."""
     assert isinstance(node.op, DoubleProduct)
     x, weights, bias = node.inputs
     operands = low.constant(weights), low.constant(bias)
@@ -65,7 +65,7 @@ def _add(
     work: tuple[int, int],
     body: Body,
 ) -> None:
-    """Append a kernel that takes x in rdi and y in rsi; `work`: its instructions, and bytes."""
+    """Append a kernel that takes x in rdi and y in rsi; `work`: instructions, and bytes moved."""
     instructions, moved = work
     cost = vector_cost(instructions, moved, low.target)
     reads, into = (low.contiguous(node.inputs[0]),), low.dense_result(node.output)

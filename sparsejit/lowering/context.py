@@ -1,4 +1,4 @@
-"""What lowering an operator needs: where its operands lie, and a list to append kernels to."""
+"""State of lowering a graph: the view of every value, and the list of kernels so far."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -23,14 +23,17 @@ from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.layer_planner import LayerPlanner
 
-# Weights that code for one sample and for several read, and their matrices once these are made.
+# Weights that code for one sample and for several share: their matrices, None until these are made.
 CommonMatrices = dict[Value, SparseMatrix | None]
-# Told each stage as it begins, and the share of the work done by then, 0 to 1.
+# Called as each stage begins, with its name and the share of the work done by then, 0 to 1.
 Progress = Callable[[str, float], None]
 
 
 def told(progress: Progress | None) -> Progress:
-    """What is told of progress; None is told nothing. Raises InvalidInput for no function."""
+    """The function to call with progress; for None, one that ignores it.
+
+    Raises InvalidInput for anything that cannot be called.
+    """
     if progress is None:
         return lambda stage, share: None
     if not callable(progress):
@@ -40,12 +43,12 @@ def told(progress: Progress | None) -> Progress:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How a model is compiled; `compile_matrix` says what each means.
+    """Options of compiling a model; `compile_matrix` documents the ones that it has as well.
 
     Products that read more than `part_bytes` of weights are made in parts (`Step.parts`).
-    `weight_bytes` are those of the whole model, as code or data: 0 until they are estimated.
+    `weight_bytes` is the size of the whole model's weights, as code or data; 0 until estimated.
     `shares_tiles`: threads take turns with the tiles of a batch, instead of sharing the kernels of
-    each. `any_length`: others are to come, whose code shall read the same weights.
+    each. `any_length`: code for other lengths will follow, and shall read the same weights.
     """
 
     target: Target
@@ -71,13 +74,13 @@ class ModelOptions:
 
     @property
     def threads_a_tile(self) -> int:
-        """How many threads share the kernels of one tile."""
+        """Number of threads that share the kernels of one tile."""
         return 1 if self.shares_tiles else self.threads
 
 
 @dataclass(frozen=True)
 class ByteImage:
-    """An image in bytes, each 128 more than the integer of its step."""
+    """An image in bytes: each byte is an integer of `steps`, plus 128."""
 
     view: View
     planes: BytePlanes
@@ -99,17 +102,17 @@ class Lowering:
         self.target = options.target
         self.steps: list[Step] = []
         self.wanted = destinations(graph)
-        self._by_feature: dict[Value, View] = {}  # (features, columns and padding), all of it
-        self.orders: dict[Buffer, tuple[int, ...]] = {}  # of axes, as `result_in_order` has them
-        self.lowered: set[Node] = set()  # before their turn, with a node that they read
-        self.sums_for_gates: dict[Value, Node] = {}  # that a GRU's gates add up themselves
-        self.attention_forms: dict[Hashable, str] = {}  # by what they were chosen for
+        self._by_feature: dict[Value, View] = {}  # whole matrices (features, columns and padding)
+        self.orders: dict[Buffer, tuple[int, ...]] = {}  # of axes, from `result_in_order`
+        self.lowered: set[Node] = set()  # ahead of their turn, with a node whose result they read
+        self.sums_for_gates: dict[Value, Node] = {}  # sums that a GRU's gates compute themselves
+        self.attention_forms: dict[Hashable, str] = {}  # the form chosen for each case
         self._views: dict[Value, View] = {}
         self._copies: dict[Value, View] = {}
-        self._arrays: dict[Value, View] = {}  # of constants, when they are first read
+        self._arrays: dict[Value, View] = {}  # of constants, made when they are first read
         self._later: dict[Value, Callable[[], View]] = {}
         self.byte_images: dict[tuple[Value, QuantisedSteps], ByteImage] = {}
-        self.byte_fours: dict[View, View] = {}  # images whose channels lie by four as well
+        self.byte_fours: dict[View, View] = {}  # copies of images with their channels by four
         for number, value in enumerate(graph.inputs):
             self._views[value] = View.whole(InputBuffer(value.type.bytes, number), value.type)
 
@@ -120,7 +123,7 @@ class Lowering:
 
     @cached_property
     def feature_major(self) -> FeatureMajor:
-        """What lies feature-major."""
+        """The values that lie feature-major, and the nodes that read or write them so."""
         takes_panels = TakesPanels(self.options.planner, self.matrix, self._nonzeros)
         return feature_major(self.graph, self.readers, self.wanted, takes_panels, self.target)
 
@@ -130,7 +133,7 @@ class Lowering:
         return int(np.count_nonzero(self.constant(value)))
 
     def view(self, value: Value) -> View:
-        """Where to read a value, with any strides: its copy in order if it has one."""
+        """The view from which to read a value, with any strides: its row-major copy, if any."""
         if value in self._later:
             self.bind(value, self._later.pop(value)())
         return self._copies.get(value) or self._own_view(value)
@@ -144,11 +147,11 @@ class Lowering:
         return self._arrays[value]
 
     def is_in(self, value: Value, place: View) -> bool:
-        """Whether a value was written there."""
+        """Whether a value was written to this view."""
         return self._own_view(value) == place
 
     def trial(self, values: Sequence[Value]) -> "Lowering":
-        """An empty list of kernels for what reads some values, which `adopt` may take over."""
+        """A lowering without kernels, for nodes that read some values; `adopt` can take it over."""
         nothing = Graph((), (), (), self.graph.constants)
         trial = Lowering(nothing, self.options, self.kept, self.common)
         trial.wanted, trial._arrays = self.wanted, self._arrays
@@ -157,25 +160,25 @@ class Lowering:
         return trial
 
     def adopt(self, trial: "Lowering") -> None:
-        """Append the kernels of a trial, and know where it put what it made."""
+        """Append the kernels of a trial, and take over the views of the values it computed."""
         self.steps += trial.steps
         self._views = trial._views | self._views
         self._copies = trial._copies | self._copies
 
     def bind(self, value: Value, view: View) -> None:
-        """Say where a value lies from here on."""
+        """Set the view of a value, from here on."""
         self._views[value] = view
 
     def bind_later(self, value: Value, make: Callable[[], View]) -> None:
-        """Have a value written, where `make` says, when somebody wants to read it."""
+        """Put off writing a value until it is read: `make` then writes it and returns its view."""
         self._later[value] = make
 
     def is_open(self, value: Value) -> bool:
-        """Whether a value is to be written when somebody wants to read it."""
+        """Whether a value is still to be written, by `bind_later`, when it is read."""
         return value in self._later
 
     def contiguous(self, value: Value) -> View:
-        """Where to read a value in row-major order; it is copied there if need be."""
+        """A row-major view of a value, which is copied if need be."""
         view = self.view(value)
         if view.is_contiguous:
             return view
@@ -185,7 +188,7 @@ class Lowering:
         return copied
 
     def constant(self, value: Value) -> Array:
-        """What a value known at compile time holds. Raises UnsupportedOperator for any other."""
+        """The array of a value known at compile time. Raises UnsupportedOperator for any other."""
         if value not in self.graph.constants:
             raise UnsupportedOperator(
                 f"{value.origin.name} is the weight of an operator that takes known weights only; "
@@ -194,13 +197,13 @@ class Lowering:
         return self.graph.constants[value]
 
     def matrix(self, value: Value) -> SparseMatrix:
-        """The weights that a constant holds. Raises UnsupportedOperator as `constant` does."""
+        """The matrix of a constant's weights. Raises UnsupportedOperator as `constant` does."""
         if self.kept is not None and value in self.graph.constants:
             return self.kept.matrix(value, self.graph.constants)
         return self.laid_out(value, lambda weights: weights)
 
     def laid_out(self, value: Value, matrix_of: Callable[[Array], Array]) -> SparseMatrix:
-        """The matrix that is made of a constant. Raises UnsupportedOperator as `constant` does."""
+        """The matrix that `matrix_of` makes of a constant. Raises errors as `constant` does."""
         made = self.common.get(value)
         if made is None:
             made = SparseMatrix(matrix_of(self.constant(value)))
@@ -220,9 +223,9 @@ class Lowering:
         return View.whole(Buffer(kind.bytes), kind)
 
     def result(self, value: Value, fits: Callable[[View], bool] = lambda view: True) -> View:
-        """Where a kernel puts a value: where it is wanted if that fits, else in the workspace.
+        """The view to which a kernel writes a value: its destination if that fits, else new memory.
 
-        `fits` says whether the kernel can write to a view; it must take every row-major one.
+        `fits` says whether the kernel can write to a view; it must accept every row-major one.
         """
         wanted = self.wanted.get(value)
         view = wanted if wanted and fits(wanted) else self.temporary(value.type)
@@ -239,7 +242,7 @@ class Lowering:
 
     @property
     def pitch_of(self) -> Callable[[int], int]:
-        """How far apart rows of so many columns lie: code for other lengths may need the same."""
+        """Function from the number of columns to the pitch; with `any_length`, lengths share it."""
         return pitch_of_lengths if self.options.any_length else spread_pitch
 
     def by_feature(self, value: Value) -> View:
@@ -259,13 +262,13 @@ class Lowering:
         return matrix
 
     def _turned_back(self, value: Value) -> View:
-        """A copy in order of what lies feature-major."""
+        """A row-major copy of a value that lies feature-major."""
         copied = self.temporary(value.type)
         self.copy(columns_of(self._by_feature[value], value), copied, value.origin)
         return copied
 
     def dense_result(self, value: Value) -> View:
-        """Where a kernel that writes row-major results only puts a value."""
+        """The view to which a kernel writes a value if it can write row-major results only."""
         return self.result(value, lambda view: view.is_contiguous)
 
     def add(self, step: Step) -> None:
@@ -278,7 +281,7 @@ class Lowering:
         self.add_chain(chain, [source], [None], [destination], origin)
 
     def fill(self, destination: View, value: float, origin: Origin) -> None:
-        """Append what sets all elements of a view."""
+        """Append a kernel that sets all elements of a view."""
         element = destination.type.element
         array = np.array(value, element.value)
         number = View.whole(ConstantBuffer.of(array), TensorType((), element))
@@ -303,7 +306,7 @@ class Lowering:
         value: float,
         origin: Origin,
     ) -> None:
-        """Append what copies a view into the middle of another, `value` being around it."""
+        """Append kernels that copy `middle` into `whole`, and set the elements around it."""
         inner = whole
         for axis, (before, after) in enumerate(widths):
             length = inner.shape[axis]

@@ -1,4 +1,4 @@
-"""How each layer's weights are stored: one dtype for all, or by patterns of layers' names."""
+"""Dtypes in which layers store their weights: one for all, or by patterns of layers' names."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -28,7 +28,7 @@ def with_dtypes(graph: Graph, dtypes: str | Mapping[str, str], is_part: bool = F
 
 
 def parsed_dtypes(dtypes: str | Mapping[str, str]) -> dict[str, DType]:
-    """Patterns of layers' names, and what they say. Raises InvalidInput for what says nothing."""
+    """The dtype of each pattern of layers' names. Raises InvalidInput for unknown dtypes."""
     if not isinstance(dtypes, str | Mapping) or not all(isinstance(key, str) for key in dtypes):
         raise InvalidInput(f"dtype={dtypes!r}; give a name, or a dict from patterns to names")
     rules = {"*": dtypes} if isinstance(dtypes, str) else dict(dtypes)
@@ -47,7 +47,7 @@ def check_matches(patterns: Iterable[str], layers: Iterable[str]) -> None:
 
 
 def layers_with_weights(graph: Graph) -> list[str]:
-    """The names of those that a dtype is for."""
+    """Names of the layers whose weights have a dtype."""
     return [node.outputs[0].origin.layer for node in graph.nodes if _stores_weights(node)]
 
 
@@ -63,7 +63,7 @@ def _stored(node: Node, kinds: dict[str, DType]) -> Node:
 
 
 def _stored_as(op: Operator, dtype: DType) -> Operator:
-    """An operator with its weights in a dtype, or with those of its body."""
+    """The operator with its weights, or its body's weights, in a dtype."""
     if isinstance(op, Turns):
         nodes = tuple(replace(each, op=_stored_as(each.op, dtype)) for each in op.nodes)
         return replace(op, nodes=nodes)

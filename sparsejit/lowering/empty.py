@@ -1,4 +1,4 @@
-"""Tensors without elements: nothing computes them; few operators take them."""
+"""Tensors without elements: no kernel computes them, and few operators take them."""
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Node
@@ -6,9 +6,9 @@ from sparsejit.lowering.context import Lowering
 
 
 def is_empty(low: Lowering, node: Node) -> bool:
-    """Whether a node makes no elements at all; then its results have their places.
+    """Whether a node's results have no elements; if so, bind each to an empty view.
 
-    Raises InvalidInput for one that makes elements out of an empty operand.
+    Raises InvalidInput for an operator that makes elements but does not take empty operands.
     """
     if all(0 in value.type.shape for value in node.outputs):
         for value in node.outputs:

@@ -1,11 +1,11 @@
-"""Which values lie feature-major: what panels make or read, and what chains compute in between.
+"""Choose the values that lie feature-major: x and y of panels, and values of chains between them.
 
-    linear -> gelu -> linear                   no product transposes what lies between them
-    linear -> add, layer norm -> 3 x linear    the residual lies so too
+    linear -> gelu -> linear                   no product transposes the values between them
+    linear -> add, layer norm -> 3 x linear    the residual lies feature-major too
     3 x linear -> attention -> linear          scores have queries in the lanes
 
-A value may lie both ways, by a copy, where others read it. Chains and attentions are tried both
-ways, those that hand on to each other together, for as few elements as possible to be transposed.
+A value may lie both ways, by a copy, where it has other readers. Chains and attentions are tried
+both ways, connected ones together, so that as few elements as possible are transposed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from sparsejit.machine.target import Target
 from sparsejit.passes.chain_steps import as_chain
 from sparsejit.planner.layer_planner import LayerPlanner
 
-# What a copy takes, of what a product takes to transpose as many elements: 1.0 to 1.8.
+# Cost of copying an element, relative to a product's cost of transposing one: 1.0 to 1.8.
 _COPY = 2
 
 
 @dataclass(frozen=True)
 class FeatureMajor:
-    """Values that are made, and that can be read, feature-major, and who makes and reads them.
+    """Values that are `made`, and that can be `read`, feature-major, and the nodes that use them.
 
-    `panels` are the linear layers that take panels, `chains` those that run over columns.
-    `attentions` do too, and read and write what views are `between` of as it lies.
+    `panels` are linear layers that take panels; `chains` and `attentions` run over columns.
+    View operators `between` an attention and its feature-major values are not computed.
     """
 
     panels: frozenset[Node]
@@ -49,7 +49,7 @@ _NOTHING = FeatureMajor(frozenset(), frozenset(), {}, frozenset(), frozenset(), 
 
 
 class _Lying(NamedTuple):
-    """What is transposed, in elements, and how a value lies then."""
+    """A way for a value to lie, and its cost: the number of elements that are transposed."""
 
     cost: int
     is_made: bool
@@ -63,7 +63,7 @@ def feature_major(
     takes_panels: Callable[[Node], bool],
     target: Target,
 ) -> FeatureMajor:
-    """What should lie so; `wanted` are values that have a place already, batch-major."""
+    """The values that should lie feature-major; `wanted` have a batch-major place already."""
     panels = frozenset(node for node in graph.nodes if takes_panels(node))
     if not panels:
         return _NOTHING
@@ -71,7 +71,7 @@ def feature_major(
 
 
 def is_by_column(node: Node) -> bool:
-    """Whether a node is a chain of float32 over columns: operands are whole, by feature, or one."""
+    """Whether a node is a float32 chain over columns: operands are whole, a row, or a number."""
     if not isinstance(node.op, Pointwise | Chain):
         return False
     chain = as_chain(node).op
@@ -107,8 +107,8 @@ def _fits(value: Value, chain: Chain) -> bool:
 class TakesPanels:
     """Whether a node is a linear layer of several rows for which panels are clearly best.
 
-    Layers of one shape and about as many zeros have one answer, as it takes longer than to choose a
-    kernel whose matrix is known.
+    Layers of one shape and about equal density share one answer, because finding it takes longer
+    than choosing a kernel for a known matrix.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class TakesPanels:
 
 
 class _Sides:
-    """Nodes that may work either way, and those that are to work on columns."""
+    """Nodes that may run on rows or columns, and the choice of the nodes that run on columns."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class _Sides:
     ) -> None:
         self.readers, self.producers = dict(readers), graph.producers()
         self.panels, self.wanted = panels, wanted
-        self.values: dict[Node, list[Value]] = {}  # of those that may: what may lie so
+        self.values: dict[Node, list[Value]] = {}  # of such a node: may lie feature-major
         self.attentions: dict[Node, ColumnAttention] = {}
         self.columns: set[Node] = set()
         for node in graph.nodes:
@@ -162,7 +162,7 @@ class _Sides:
                 self._add(attention)
 
     def _add(self, attention: ColumnAttention) -> None:
-        """Views on its way are as if they were not there."""
+        """Add an attention as if the views around it did not exist."""
         node = attention.node
         self.attentions[node] = attention
         self.values[node] = [*dict.fromkeys(attention.roots), attention.sink]
@@ -170,7 +170,7 @@ class _Sides:
         self.producers[attention.sink] = node
 
     def chosen(self) -> FeatureMajor:
-        """Who works on columns at last, and what lies so."""
+        """Choose the nodes that run on columns, and the values that lie feature-major."""
         for group in self._groups():
             self._choose(group)
         values = dict.fromkeys(v for node in self.panels for v in (node.inputs[0], node.output))
@@ -187,7 +187,7 @@ class _Sides:
         )
 
     def _groups(self) -> list[list[Node]]:
-        """Nodes that hand values to each other, or read the same."""
+        """Groups of connected nodes: one reads the other's value, or both read the same value."""
         groups: list[list[Node]] = []
         left = dict.fromkeys(self.values)
         while left:
@@ -205,7 +205,7 @@ class _Sides:
         return groups
 
     def _choose(self, group: list[Node]) -> None:
-        """Some of a group, by the cheaper of what all and what none lead to."""
+        """Choose nodes of a group: improve the choice of none and of all, and take the cheaper."""
         values = list(dict.fromkeys(v for node in group for v in self.values[node]))
         found = []
         for start in (set[Node](), set(group)):
@@ -218,7 +218,7 @@ class _Sides:
         self.columns |= best
 
     def _improve(self, group: list[Node]) -> None:
-        """Turn single nodes over as long as one gains."""
+        """Change single nodes to the other way as long as that lowers the cost."""
         gains = True
         while gains:
             gains = False
@@ -232,7 +232,7 @@ class _Sides:
                     self.columns ^= {node}
 
     def _lying(self, value: Value) -> _Lying:
-        """How a value lies best, the others being as they are."""
+        """The cheapest way for a value to lie, given the nodes chosen so far."""
         producer, readers = self.producers.get(value), self.readers[value]
         by_panels = producer in self.panels
         ways = [producer in self.columns]

@@ -12,7 +12,7 @@ from sparsejit.x86.operands import rdx
 
 @lowers(Forest)
 def lower_forest(low: Lowering, node: Node) -> None:
-    """The kernel that the planner predicts to be fastest. Raises InvalidInput for odd trees."""
+    """Append the kernel predicted to be fastest. Raises InvalidInput as `Trees` does."""
     assert isinstance(node.op, Forest)
     x, *constants = node.inputs
     y_bytes = node.output.type.element.bytes

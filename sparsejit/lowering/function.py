@@ -1,4 +1,4 @@
-"""The native function of a model, whichever way it runs a batch."""
+"""Build the native function of a model, for either way to run a batch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def build_function(
     listed: bool = False,
     common: CommonWeights | None = None,
 ) -> Program:
-    """The function of forms for one or more tiles. `listed` and `common` are as in `build`."""
+    """Build the function of forms for one or more tiles. `listed`, `common` are as in `build`."""
     if forms[0].options.shares_tiles:
         return build_shared_tiles(forms[0], name, listed, common)
     return build_forms(forms, name, listed, common)
 
 
 def function_workspace_bytes(forms: Sequence[LoweredModel]) -> int:
-    """What a call of it needs."""
+    """Bytes of workspace that a call of the function needs."""
     if forms[0].options.shares_tiles:
         return shared_workspace_bytes(forms[0])
     return forms_workspace_bytes(forms)

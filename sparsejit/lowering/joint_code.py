@@ -1,8 +1,9 @@
-"""The code of a model whose last layers several samples have in common (`joint_end`).
+"""The code of a model whose last layers run once for several samples (`joint_end`).
 
     while samples are left:
-        as many as fit: trunk, or where they are few the whole model, one sample after another
-        unless they are few: the end, once
+        take the samples left, at most `end.samples`
+        fewer than `end.fewest`: the whole model, one sample after another
+        otherwise: the trunk, one sample after another; then the end, once
 """
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
@@ -16,13 +17,13 @@ from sparsejit.x86.operands import Memory, Register, dword, rax, rcx, rdi, rdx, 
 
 
 def code_of(lowered: LoweredModel) -> "ModelCode | JointCode":
-    """What appends the code of a model."""
+    """The object that appends the code of a model."""
     each = TurnsCode(lowered) if lowered.turns else ModelCode(lowered, None)
     return each if lowered.end is None else JointCode(each, lowered.end)
 
 
 class JointCode:
-    """Appends the function's code; `each` has that of one sample after another."""
+    """Appends the function's code; `each` appends the code of one sample after another."""
 
     def __init__(self, each: ModelCode, end: JointEnd) -> None:
         self._each, self._end = each, end
@@ -33,7 +34,7 @@ class JointCode:
         self.enter, self.leave = each.enter, each.leave
 
     def run_tiles(self, asm: Assembler, start: Label) -> None:
-        """Every sample that is left."""
+        """Append a loop over all samples left."""
         done = asm.label("no more samples")
         asm.emit("mov", rax, self._left)
         asm.emit("mov", self._to_come, rax)
@@ -50,7 +51,7 @@ class JointCode:
         asm.bind(done)
 
     def _begin(self, asm: Assembler, done: Label) -> None:
-        """How many samples come next, whether they have the end in common, where it reads them."""
+        """Set the number of the next samples, whether they run the end, and its input pointers."""
         fits, few = asm.label("all that are left"), asm.label("few samples")
         asm.emit("mov", rax, self._to_come)
         asm.emit("cmp", rax, 1)
@@ -75,7 +76,7 @@ class JointCode:
             asm.emit("mov", Memory(WORKSPACE, POINTER * (first + number)), rax)
 
     def _fill(self, asm: Assembler) -> None:
-        """Copies of the last sample for those that the end lacks."""
+        """Fill the places of missing samples of the end with copies of the last sample."""
         full = asm.label("no sample lacks")
         asm.emit("mov", rax, self._joint)
         asm.emit("cmp", rax, self._end.samples)
@@ -90,7 +91,7 @@ class JointCode:
         asm.bind(full)
 
     def _run_end(self, asm: Assembler) -> None:
-        """All of it in a workspace of its own."""
+        """Append the steps of the end, which run in a workspace of their own."""
         several, offset = self._several, self._lowered.end_offset + self._end.places[-1]
         asm.emit("lea", WORKSPACE, Memory(WORKSPACE, offset))
         for number, place in enumerate(self._end.places[:-1]):
@@ -100,7 +101,7 @@ class JointCode:
         asm.emit("lea", WORKSPACE, Memory(WORKSPACE, -offset))
 
     def _bring_results(self, asm: Assembler) -> None:
-        """To where the caller wants them; its pointers are behind these samples already."""
+        """Copy results to the caller's outputs, whose pointers are past these samples already."""
         inputs, made = len(self._lowered.input_bytes), len(self._end.copies)
         for place, number in enumerate(self._end.outputs):
             size = self._lowered.output_bytes[number]
@@ -111,11 +112,11 @@ class JointCode:
             copy_samples(asm, size)
 
     def _place(self, number: int) -> Memory:
-        """Where an operand of the end begins, inputs first."""
+        """Memory operand at the start of an operand of the end, inputs first."""
         return Memory(WORKSPACE, self._lowered.end_offset + self._end.places[number])
 
     def _move(self, asm: Assembler, register: Register, size: int) -> None:
-        """A pointer by the samples at hand, of so many bytes. Clobbers rcx."""
+        """Advance a pointer by the samples of this end, `size` bytes each. Clobbers rcx."""
         asm.emit("mov", rcx, self._joint)
         asm.emit("imul", rcx, rcx, size)
         asm.emit("add", register, rcx)

@@ -1,10 +1,10 @@
-"""The last layers of a model of one sample, run for several samples at once where there are some.
+"""The last layers of a model of one sample, run once for several samples where a batch has several.
 
-    sample 0: trunk, what the end reads      sample 1: trunk, what the end reads ...
-    the end of all samples
+    sample 0: trunk, copies of the end's inputs      sample 1: trunk, copies of the end's inputs ...
+    the end, for all samples
 
-What the end reads of each sample is copied side by side; what samples lack is copies of the last
-one. A sample alone has steps of its own for its last layers, as before.
+The end's inputs of all samples lie side by side; copies of the last one stand in for missing
+samples. A single sample runs steps of its own for its last layers, as without an end.
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ from sparsejit.lowering.step import Step
 from sparsejit.lowering.tiles import ENOUGH_ROWS
 from sparsejit.passes.last_layers import LastLayers, last_layers, weights_behind
 
-# The share of a sample's time that must be saved: the end is there twice, but for weights as data.
+# Least share of a sample's time to save: the end's code, but not weights as data, exists twice.
 _LEAST_SAVED = 0.02
 
-# Lowers the graph of so many samples.
+# Lowers a graph of a given number of samples.
 LowerSeveral = Callable[[Graph, int], LoweredModel]
 
 
 class EndSize(NamedTuple):
-    """How many samples share layers in which a sample has fewer rows than these."""
+    """Number of `samples` that share the layers in which a sample has fewer than `rows` rows."""
 
     rows: int
     samples: int
 
 
 _NARROW = EndSize(ENOUGH_ROWS, ENOUGH_ROWS)
-# Where code comes from memory, images of so few positions need it for several samples. More of
-# these would exceed L2.
+# Where code comes from memory, several samples share it for images with fewer positions than this.
+# More samples would exceed L2.
 _FAR = EndSize(256, 4)
 
 
 def _sizes(options: ModelOptions) -> list[EndSize]:
-    """Those worth a try."""
+    """The sizes that are worth a try."""
     is_far = options.weight_bytes > options.planner.l3_bytes
     return [_NARROW, _FAR] if is_far else [_NARROW]
 
 
 def common_matrices(graph: Graph, options: ModelOptions) -> CommonMatrices:
-    """Room for the matrices of all layers that an end may have."""
+    """Entries, still None, for the matrices of all layers that an end may have."""
     rows = max(size.rows for size in _sizes(options))
     return dict.fromkeys(weights_behind(graph, rows))
 
 
 def joint_end(low: Lowering, lower: LowerSeveral) -> JointEnd | None:
-    """The end of a model whose steps are lowered; None where that is not to be, or gains little."""
+    """The end of a model whose steps are lowered; None if it has none, or one that saves little."""
     found = [end for size in _sizes(low.options) if (end := _end(low, lower, size)) is not None]
     best = max(found, key=lambda end: _saved_ns(low, end), default=None)
     whole_ns = sum(step.ns for step in low.steps)
@@ -63,7 +63,7 @@ def joint_end(low: Lowering, lower: LowerSeveral) -> JointEnd | None:
 
 
 def _saved_ns(low: Lowering, end: JointEnd) -> float:
-    """What a sample gains."""
+    """Nanoseconds that a sample saves."""
     return _alone_ns(low, end.first) - end.lowered.ns / end.samples
 
 
@@ -72,7 +72,7 @@ def _alone_ns(low: Lowering, first: int) -> float:
 
 
 def _end(low: Lowering, lower: LowerSeveral, size: EndSize) -> JointEnd | None:
-    """None where the graph has no such end."""
+    """The end of a given size; None where the graph has none."""
     found = last_layers(low.graph, size.samples, size.rows)
     views = None if found is None else _views(low, found)
     if found is None or views is None:
@@ -86,20 +86,20 @@ def _end(low: Lowering, lower: LowerSeveral, size: EndSize) -> JointEnd | None:
 
 
 def _views(low: Lowering, found: LastLayers) -> list[View] | None:
-    """Where the trunk leaves what the end reads; None where it leaves that to its readers."""
+    """Views of the end's inputs; None if one of them is not written until it is read."""
     if any(low.is_open(value) for value in found.read):
         return None
     return [low.view(value) for value in found.read]
 
 
 def _are_read(views: Sequence[View], steps: Sequence[Step]) -> bool:
-    """Whether all that the end reads is still there where its steps begin."""
+    """Whether all inputs of the end still exist where its steps begin: these steps read them."""
     read = {view.buffer for step in steps for view in step.reads}
     return all(view.buffer in read for view in views)
 
 
 def _first(steps: Sequence[Step], views: Sequence[View], found: LastLayers, outputs: int) -> int:
-    """The step behind the last that the end's inputs, or outputs of the trunk, depend on."""
+    """Number of the step after the last that the end's inputs or the trunk's outputs depend on."""
     needed = {view.buffer for view in views}
     own = set(range(outputs)) - set(found.outputs)
     first = 0
@@ -116,7 +116,7 @@ def _is_needed(buffer: Buffer, needed: set[Buffer], outputs: set[int]) -> bool:
 
 
 def _copies(low: Lowering, found: LastLayers, views: Sequence[View]) -> tuple[Step, ...]:
-    """Pointers of the end's inputs follow those of the model's outputs."""
+    """Steps that copy the end's inputs, to pointers behind the pointers of the model's outputs."""
     own = len(low.steps)
     for number, (value, view) in enumerate(zip(found.read, views, strict=True)):
         place = OutputBuffer(value.type.bytes, len(low.graph.outputs) + number)

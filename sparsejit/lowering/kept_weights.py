@@ -1,6 +1,6 @@
-"""What code of a model for one set of sizes made of its weights, for code for others.
+"""Weights as code of a model for one set of sizes prepared them, kept for code for other sizes.
 
-Matrices stay with their statistics and streams, arrays in the memory of the first function. So
+Matrices keep their statistics and streams; arrays stay in the memory of the first function. So
 code for another length is chosen and written without going through the weights again.
 """
 
@@ -19,15 +19,18 @@ from sparsejit.runtime.common_weights import CommonWeights
 
 
 class KeptWeights:
-    """Matrices by the constants that they are of. Raises CompileError as `CommonWeights` does."""
+    """The matrix of each constant, and the weights that functions share.
+
+    Raises CompileError as `CommonWeights` does.
+    """
 
     def __init__(self) -> None:
         self.common = CommonWeights()
         self._matrices: dict[Value, SparseMatrix] = {}
-        self._made_count = 0  # of things made of them, when these were last looked for
+        self._made_count = 0  # objects derived from matrices, when `_read_made` last found more
 
     def begin_anew(self) -> None:
-        """Forget what was built: it is written once more."""
+        """Forget the functions built so far: they are to be written again."""
         self.common = CommonWeights()
 
     @property
@@ -43,19 +46,19 @@ class KeptWeights:
         return self._matrices[value]
 
     def settle(self, graphs: Iterable[Graph]) -> list[Graph]:
-        """The graphs with constants in memory that this holds, once the first function is built."""
+        """Graphs with constants in memory held here; call it after building the first function."""
         settled = [replace(graph, constants=self._settled(graph.constants)) for graph in graphs]
         self._read_made()
         self.put_away()
         return settled
 
     def share_new(self) -> None:
-        """Have in common what the newest function has of weights that no other had."""
+        """Share the newest function's weights that no earlier function had."""
         if self._read_made() or self.common.literals.new_routines:
             self.common.keep()
 
     def _read_made(self) -> bool:
-        """Have what was made of matrices where the newest function has it; whether any is there."""
+        """Let arrays derived from matrices view the newest function's memory; True if any do."""
         made = sum(matrix.made_count for matrix in self._matrices.values())
         if made == self._made_count:
             return False
@@ -72,7 +75,7 @@ class KeptWeights:
         return found
 
     def put_away(self) -> None:
-        """Take less memory until the weights are asked for again."""
+        """Keep weights compressed, in less memory, until they are read again."""
         for matrix in self._matrices.values():
             matrix.put_away()
 
@@ -97,7 +100,7 @@ def _is_all_of(matrix: SparseMatrix, array: Array) -> bool:
 
 
 class _ReadLater(Mapping[Value, Array]):
-    """Constants, each made when it is asked for."""
+    """Constants, each made when it is looked up."""
 
     def __init__(self, suppliers: Mapping[Value, Callable[[], Array]]) -> None:
         self._suppliers = suppliers
@@ -116,7 +119,7 @@ class _ReadLater(Mapping[Value, Array]):
 
 
 def _with_arrays(made: Any, change: Callable[[Array], Array]) -> Any:
-    """A record with other arrays in place of its own."""
+    """A record in which `change` has replaced every array."""
     if isinstance(made, np.ndarray):
         return change(made)
     if is_dataclass(made) and not isinstance(made, type):

@@ -1,21 +1,22 @@
-"""A lowered graph as the body of a loop: one turn a sample, `hop` turns a frame, for any streams.
+"""A lowered graph as the body of a loop: a turn for each sample, `hop` turns for each frame.
 
     int run(void *first, int64 samples)
 
-Every stream has a workspace, which says where its operands are (`StreamHeader`); they form a ring.
-A turn makes a sample of each: a product, or part of one, runs for all streams before what follows,
-so that its weights are still near. A stream's samples do not depend on who else is in the ring.
+The loop runs one or more streams. Every stream has a workspace with the addresses of its operands'
+tables (`StreamHeader`); the workspaces form a ring. A turn computes a sample of each stream: a
+product, or a part of one, runs for all streams before the next step, so that its weights are still
+in the cache. A stream's samples do not depend on the other streams in the ring.
 
-What an operand is decides where it lies in the next turn:
+The role of an operand decides its address in the next turn:
 
-    CALL     where it lay
-    FRAME    a frame on, once in `hop` turns
-    SAMPLE   a sample on
-    STATE    an input and an output that change places: what was written is read in the next turn
+    CALL     the same
+    FRAME    advanced by a frame, once in `hop` turns
+    SAMPLE   advanced by a sample
+    STATE    an input and an output swap addresses: the next turn reads the state just written
 
-At the end the function leaves the addresses of states in the tables of each stream, so that the
-next call goes on from there. The result is that of `model`, of the last stream that has one but 0.
-Denormal numbers are zero within it; MXCSR is as before when it returns.
+At the end the function writes the addresses of states to the tables of each stream, so that the
+next call continues from there. It returns the status (as in `model`) of the last stream whose
+status is not 0, else 0. Denormal numbers count as zero within it; it restores MXCSR.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,16 +37,16 @@ from sparsejit.x86.stack import pop, push
 
 _FIRST = r12  # the workspace of the first stream, throughout
 
-# MXCSR: flush results, and take operands, that are denormal as zero (Intel SDM 1, 10.2.3).
+# MXCSR: denormal results and operands become zero (Intel SDM 1, 10.2.3).
 _FLUSH_TO_ZERO = 1 << 15 | 1 << 6
 
 
 @dataclass(frozen=True)
 class StreamHeader:
-    """Where a caller writes what into a stream's workspace: bytes from its first.
+    """Offsets in a stream's workspace of the addresses that a caller writes, in bytes.
 
-    `inputs`, `outputs`: the address of the stream's table of operands' addresses; `next`: that of
-    the next stream's workspace, the last having the first's.
+    `inputs`, `outputs`: for the address of the stream's table of operands' addresses; `next`: for
+    the address of the next stream's workspace; the first's follows the last's.
     """
 
     inputs: int
@@ -54,12 +55,12 @@ class StreamHeader:
 
 
 def stream_header(lowered: LoweredModel) -> StreamHeader:
-    """Where it lies in the workspaces of a lowered graph."""
+    """Offsets of the header in the workspaces of a lowered graph."""
     return StreamHeader(*(lowered.loop_offset + POINTER * slot for slot in range(3)))
 
 
 class Role(Choice):
-    """What an operand of the graph is to the loop."""
+    """Role of an operand of the graph in the loop."""
 
     CALL = "call"
     FRAME = "frame"
@@ -76,7 +77,7 @@ class GraphLoop:
     outputs: tuple[Role, ...]
 
     def states(self) -> Iterator[tuple[int, int]]:
-        """Numbers of an input and of the output that changes places with it."""
+        """The number of each state's input, with the number of the output it swaps with."""
         reads, writes = (
             [number for number, role in enumerate(roles) if role is Role.STATE]
             for roles in (self.inputs, self.outputs)
@@ -87,7 +88,7 @@ class GraphLoop:
 def build_loop(
     lowered: LoweredModel, loop: GraphLoop, name: str, probe: Probe | None = None
 ) -> Program:
-    """The native function. Raises CompileError for states of two types."""
+    """Build the native function. Raises CompileError if a state's input and output types differ."""
     graph = lowered.graph
     for read, written in loop.states():
         before, after = graph.inputs[read], graph.outputs[written]
@@ -97,7 +98,7 @@ def build_loop(
 
 
 class _LoopCode(ModelCode):
-    """Appends the function's code: tiles are samples. The first stream keeps what all share."""
+    """Appends the function's code; a tile is a sample. The first workspace has the counters."""
 
     def __init__(self, lowered: LoweredModel, loop: GraphLoop, probe: Probe | None) -> None:
         super().__init__(lowered, probe)
@@ -109,7 +110,7 @@ class _LoopCode(ModelCode):
         self.flushing = Memory(WORKSPACE, slots[-1] + POINTER // 2)
 
     def emit(self, asm: Assembler) -> None:
-        """The whole function but for its `vzeroupper` and return."""
+        """Append the whole function, except its `vzeroupper` and return."""
         push(asm, SAVED)
         asm.emit("mov", _FIRST, rdi)
         asm.emit("mov", WORKSPACE, _FIRST)
@@ -135,7 +136,7 @@ class _LoopCode(ModelCode):
         pop(asm, SAVED)
 
     def _for_streams(self, asm: Assembler, body: Callable[[], None]) -> None:
-        """Code that runs for every stream, from the first on, and ends at the first."""
+        """Append code that runs `body` for every stream; rbp is the first workspace afterwards."""
         again = asm.label("next stream")
         asm.bind(again)
         body()
@@ -144,7 +145,7 @@ class _LoopCode(ModelCode):
         asm.jump("jne", again)
 
     def _turn(self, asm: Assembler, end: Label) -> None:
-        """A sample of every stream."""
+        """Append the steps that compute a sample of every stream."""
         self._probe(asm, 0, end)
         for _, group in groupby(range(len(self.lowered.steps)), self._loop_of):
             numbers = list(group)
@@ -155,10 +156,10 @@ class _LoopCode(ModelCode):
             self._probe(asm, numbers[-1] + 1, end)
 
     def _loop_of(self, number: int) -> int:
-        """Which loop over streams a step is in: that of its number, or -1.
+        """Key of the loop over streams that a step is in: its own number, or -1.
 
-        What stands between products is small and runs together, so that what one step leaves for
-        the next stays near; but for a probe, which times each.
+        Consecutive steps between products are small and share a loop, so that a step's results are
+        still in the cache for the next. A probe times each step, which then has its own loop.
         """
         is_product = self.lowered.steps[number].facts.plan is not None
         return number if is_product or self.probe is not None else -1
@@ -169,7 +170,7 @@ class _LoopCode(ModelCode):
             self.bodies.run(asm, step, self._locations(asm, number, step))
 
     def _product_in_parts(self, asm: Assembler, number: int) -> None:
-        """A stream alone runs the whole product where that has the same bits: it is planned so."""
+        """Append a product in parts; a single stream runs it whole if that gives the same bits."""
         step = self.lowered.steps[number]
         at = self._locations(asm, number, step)
         several, end = asm.label("several streams"), asm.label("end of product")
@@ -191,7 +192,7 @@ class _LoopCode(ModelCode):
         asm.emit("ldmxcsr", self.flushing)
 
     def _take_operands(self, asm: Assembler) -> None:
-        """Bring a stream's pointers to where kernels look for them."""
+        """Copy a stream's pointers to its workspace, and set its status to 0."""
         asm.emit("mov", rdi, self.inputs)
         asm.emit("mov", rsi, self.outputs)
         self.copy_pointers(asm)
@@ -228,7 +229,7 @@ class _LoopCode(ModelCode):
                 self.move_on(asm, number)
 
     def _leave_states(self, asm: Assembler) -> None:
-        """A stream's states to its tables; rcx = its status, where that is not 0."""
+        """Write a stream's state addresses to its tables; rcx = its status, where that is not 0."""
         asm.emit("mov", rdi, self.inputs)
         asm.emit("mov", rsi, self.outputs)
         for read, written in self.loop.states():

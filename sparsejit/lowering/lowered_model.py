@@ -1,7 +1,7 @@
-"""A graph of which all kernels are chosen: what is left is to emit them.
+"""A lowered graph: all kernels are chosen, and have only to be emitted.
 
-The workspace begins with the pointers of inputs and outputs, and words that `model` names; then
-come the buffers, and what last layers for several samples have for themselves.
+The workspace begins with the pointers of inputs and outputs and the int64 words of the functions
+in `model`, `loop` and others; then come the buffers, and the memory of the joint end.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _JOINT_SLOTS = 2
 
 @dataclass(frozen=True)
 class LoweredModel:
-    """What is left to emit. A run of it takes `tile` samples, 1 where the batch is fixed.
+    """A lowered graph. A run computes `tile` samples; `tile` is 1 where the batch is fixed.
 
-    Where there is a `turns`, that many samples take turns with the last steps (`sample_turns`);
-    where there is an `end`, several samples have last steps in common (`joint_end`).
+    With `turns`, several samples take turns with each of the last steps (`sample_turns`); with
+    `end`, the last steps can run once for several samples (`joint_end`).
     """
 
     graph: Graph
@@ -43,12 +43,12 @@ class LoweredModel:
 
     @property
     def ns(self) -> float:
-        """What a tile should take."""
+        """Predicted nanoseconds of a tile."""
         return sum(wave.ns for wave in self.waves)
 
     @property
     def input_bytes(self) -> list[int]:
-        """What a sample takes in each input; 0 where all samples have it in common."""
+        """Bytes of a sample in each input; 0 for an input that all samples share."""
         return [
             0 if self.graph.is_shared(number) else value.type.bytes // self.tile
             for number, value in enumerate(self.graph.inputs)
@@ -56,68 +56,68 @@ class LoweredModel:
 
     @property
     def output_bytes(self) -> list[int]:
-        """What a sample takes in each output."""
+        """Bytes of a sample in each output."""
         return [value.type.bytes // self.tile for value in self.graph.outputs]
 
     @cached_property
     def operand_bytes(self) -> list[int]:
-        """What a sample takes where each pointer points: inputs, outputs, what the end reads."""
+        """Bytes of a sample at each pointer: inputs, outputs, inputs of the joint end."""
         handed = [] if self.end is None else self.end.lowered.input_bytes
         return [*self.input_bytes, *self.output_bytes, *handed]
 
     @cached_property
     def header_bytes(self) -> int:
-        """Before the first buffer: pointers, samples, status, what loops and probes keep."""
+        """Bytes before the first buffer: pointers, samples left, status, slots of loops, probes."""
         return header_bytes(self.graph, self.waves, self.end)
 
     @cached_property
     def end_offset(self) -> int:
-        """Where the end for several samples keeps what it reads and makes."""
+        """Offset of the joint end's inputs, outputs and workspace."""
         return aligned(self.header_bytes + self.memory.bytes)
 
     @property
     def workspace_bytes(self) -> int:
-        """What a thread needs that runs a tile, 64-byte aligned."""
+        """Bytes of workspace of a thread that runs a tile; it is aligned to 64 bytes."""
         return self.end_offset + (0 if self.end is None else self.end.bytes)
 
     @property
     def ask_ahead(self) -> int:
-        """How far ahead its code is to be asked for: not where it stays in L2 from call to call."""
+        """Distance in bytes at which its code is prefetched; 0 if it stays in L2 between calls."""
         return self.options.target.ask_ahead(self.options.weight_bytes)
 
     @cached_property
     def left_offset(self) -> int:
-        """Where the number of samples left is kept, as int64."""
+        """Offset of the number of samples left, an int64."""
         return POINTER * len(self.operand_bytes)
 
     @cached_property
     def status_offset(self) -> int:
-        """Where the function leaves its result as int64."""
+        """Offset of the function's result, an int64."""
         return self.left_offset + POINTER
 
     @cached_property
     def loop_offset(self) -> int:
-        """Where `LOOP_SLOTS` int64 slots begin, for `loop`."""
+        """Offset of `LOOP_SLOTS` int64 slots, for `loop` and `batch_rest`."""
         return self.status_offset + POINTER
 
     @cached_property
     def operand_offset(self) -> int:
-        """Where steps that share code leave the addresses of their operands."""
+        """Offset of the slots for operands' addresses of steps that share code."""
         return self.loop_offset + POINTER * LOOP_SLOTS
 
     @cached_property
     def joint_offset(self) -> int:
-        """Where it says how many samples have the end in common, and how many are to come."""
+        """Offset of two int64: samples that run the joint end (0: none), and samples to come."""
         return self.operand_offset + POINTER * OPERAND_SLOTS
 
     @property
     def probe_offset(self) -> int:
-        """Where they begin."""
+        """Offset of the probes' slots."""
         return self.joint_offset + POINTER * _JOINT_SLOTS
 
 
 def header_bytes(graph: Graph, waves: Sequence[Wave], end: JointEnd | None) -> int:
-    """Bytes of what lies before the first buffer."""
+    """Bytes of the workspace before the first buffer."""
     probe_slots = len(waves) + 2
     fixed = 2 + LOOP_SLOTS + OPERAND_SLOTS + _JOINT_SLOTS + (len(end.copies) if end else 0)
     slots = len(graph.inputs) + len(graph.outputs) + fixed + probe_slots
@@ -127,9 +127,9 @@ def header_bytes(graph: Graph, waves: Sequence[Wave], end: JointEnd | None) -> i
 class EndRecord(NamedTuple):
     """A joint end without its code.
 
-    first, fewest: as of `JointEnd`.
-    samples: how many run at once.
-    ns: what these should take.
+    first, fewest: as in `JointEnd`.
+    samples: number of samples that run at once.
+    ns: predicted nanoseconds of these samples.
     """
 
     first: int
@@ -140,13 +140,13 @@ class EndRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class JointEnd:
-    """What a function needs to run the last layers of several samples at once.
+    """The last layers of a model for several samples at once.
 
-    first: the step of one sample from which on it stands in their place.
-    fewest: from how many samples on it is faster.
-    copies: what leaves a sample's values where the end reads them, each at a pointer of its own.
-    lowered: the end, for `samples`.
-    outputs: the numbers of the model's outputs that it makes.
+    first: the first of the steps for one sample that the end replaces.
+    fewest: the least number of samples for which the end is faster.
+    copies: steps that copy one sample's values to the end's inputs, each at a pointer of its own.
+    lowered: the end, for `samples` samples.
+    outputs: the numbers of the model's outputs that the end computes.
     """
 
     first: int
@@ -157,17 +157,17 @@ class JointEnd:
 
     @property
     def samples(self) -> int:
-        """How many it runs, at most and always."""
+        """Number of samples of each run; copies stand in for missing samples."""
         return self.lowered.tile
 
     @property
     def record(self) -> EndRecord:
-        """What reports say of it."""
+        """The end without its code, for reports."""
         return EndRecord(self.first, self.fewest, self.samples, self.lowered.ns)
 
     @property
     def places(self) -> list[int]:
-        """Bytes from its first to each input, to each output, and to its workspace."""
+        """Offsets of its inputs, outputs and workspace from its first byte."""
         graph = self.lowered.graph
         places = [0]
         for value in (*graph.inputs, *graph.outputs):
@@ -176,5 +176,5 @@ class JointEnd:
 
     @property
     def bytes(self) -> int:
-        """What it takes behind the workspace of a sample."""
+        """Bytes that it takes behind the workspace of a sample."""
         return self.places[-1] + self.lowered.workspace_bytes

@@ -1,14 +1,14 @@
-"""Offsets in one workspace, by lifetime: buffers that are never alive together share bytes.
+"""Plan offsets in one workspace by lifetime: buffers that are never alive together share bytes.
 
 Largest first, each at the lowest place that is free for as long as it lives (the greedy-by-size
 order of Pisarchyk and Lee, "Efficient memory management for deep neural net inference", 2020).
 
-What one thread alone touches lies in an arena of that thread, where it lives by the thread's own
-steps; what several touch lies in another, where it lives by waves. So memory that one core alone
-writes stays in that core's caches.
+A buffer that only one thread touches lies in that thread's arena, where lifetimes count the
+thread's own steps; a buffer that several touch lies in another arena, where lifetimes count waves.
+So memory that only one core writes stays in that core's caches.
 
-Where samples take turns with the last steps (`sample_groups`), each has a region for what these
-touch, and behind the regions of all lies what the others touch, the same for every sample.
+Where samples take turns with the last steps (`sample_turns`), each sample has a region for the
+buffers of these steps; behind all regions lie the buffers of the other steps, which samples share.
 """
 
 from bisect import insort
@@ -25,9 +25,9 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Byte offsets of buffers, and of each step's scratch memory, from the workspace's first.
+    """Byte offsets of buffers, and of each step's scratch memory, in the workspace.
 
-    `bytes` is what the workspace needs; `sum_bytes` what it needed if nothing shared.
+    `bytes` is the workspace's size; `sum_bytes` would be its size if buffers shared no bytes.
     """
 
     offsets: Mapping[Buffer, int]
@@ -38,9 +38,9 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class SampleRegions:
-    """Places where `samples` take turns, each `stride` bytes behind the one before.
+    """Regions of `samples` that take turns, each `stride` bytes behind the one before.
 
-    `plan.bytes` is what all of them need.
+    `plan.bytes` is the size of all of them.
     """
 
     plan: MemoryPlan
@@ -56,7 +56,7 @@ class _Lifetime:
 
 
 class _PlacedBuffer(NamedTuple):
-    """Bytes from `start` to `end` that a buffer has from time `first` to `last`."""
+    """Bytes from `start` to `end` that a buffer occupies from time `first` to `last`."""
 
     start: int
     end: int
@@ -66,7 +66,7 @@ class _PlacedBuffer(NamedTuple):
 
 @dataclass(frozen=True)
 class _TimedStep:
-    """A step in a wave on a thread, the `place`th of what that runs; its scratch memory."""
+    """A step of a wave, number `place` of all steps that its thread runs; its scratch memory."""
 
     step: Step
     wave: int
@@ -82,9 +82,9 @@ class _TimedStep:
 
 
 def plan_memory(waves: Sequence[Sequence[Sequence[Step]]]) -> MemoryPlan:
-    """Places for all buffers that steps write and read, and for their scratch memory.
+    """Plan memory for all buffers that steps write and read, and for their scratch memory.
 
-    waves: what each thread runs, one after another; all end before the next wave begins.
+    waves: the steps of each thread, in order; all threads end before the next wave begins.
     """
     runs = _runs(waves)
     owners = _owners(runs)
@@ -106,10 +106,10 @@ def plan_regions(
     most_bytes: int,
     most_samples: int,
 ) -> SampleRegions:
-    """Places where samples take turns from step `first` on, on one thread.
+    """Plan memory for samples that take turns from step `first` on, on one thread.
 
-    A region has a header, and what these steps touch but their scratch memory. There are as many as
-    `most_bytes` hold, and at most `most_samples`.
+    A region has a header, and the buffers of these steps without their scratch memory. The number
+    of regions is limited by `most_bytes` and `most_samples`, but at least 1.
     """
     runs = _runs(waves)
     kept = {buffer for run in runs[first:] for buffer in run.buffers}
@@ -129,7 +129,7 @@ def plan_regions(
 
 
 def live_bytes(steps: Sequence[Step]) -> list[int]:
-    """What buffers that hold something take while each of some steps runs, one after another."""
+    """Bytes of the buffers that are alive during each of some steps, which run in order."""
     runs = _runs([[steps]])
     arena = _Arena(runs, dict.fromkeys(_owners(runs), 0), 0)
     live = [0] * len(steps)
@@ -140,7 +140,7 @@ def live_bytes(steps: Sequence[Step]) -> list[int]:
 
 
 def _runs(waves: Sequence[Sequence[Sequence[Step]]]) -> list[_TimedStep]:
-    """All, wave by wave and thread by thread."""
+    """All steps with their waves and threads, wave by wave and thread by thread."""
     runs: list[_TimedStep] = []
     places: dict[int, int] = {}
     for number, wave in enumerate(waves):
@@ -153,7 +153,7 @@ def _runs(waves: Sequence[Sequence[Sequence[Step]]]) -> list[_TimedStep]:
 
 
 def _owners(runs: Sequence[_TimedStep]) -> dict[Buffer, int | None]:
-    """The thread that alone touches a buffer; None for several."""
+    """The thread that alone touches each buffer; None if several threads do."""
     owners: dict[Buffer, int | None] = {}
     for run in runs:
         for buffer in run.buffers:
@@ -172,7 +172,7 @@ class _Arena:
     ) -> None:
         self.lives: dict[Buffer, _Lifetime] = {}
         self._steps: list[tuple[int, Step]] = []
-        self._touches: dict[tuple[int, Buffer], int] = {}  # at a time, of a buffer
+        self._touches: dict[tuple[int, Buffer], int] = {}  # by time and buffer
         for run in runs:
             if owner not in (None, run.thread):
                 continue
@@ -195,9 +195,9 @@ class _Arena:
         return sum(aligned(buffer.bytes) for buffer in self.lives)
 
     def placed(self) -> tuple[dict[Buffer, int], int]:
-        """Offsets from the first byte of the arena, and how many it needs."""
+        """Offsets of buffers from the first byte of the arena, and the arena's size."""
         taken = self._shared_in_place()
-        placed: list[_PlacedBuffer] = []  # by where they start
+        placed: list[_PlacedBuffer] = []  # sorted by start
         offsets: dict[Buffer, int] = {}
         merged = _merged(list(self.lives.values()), taken)
         for life in sorted(merged, key=lambda life: (-life.buffer.bytes, life.first)):
@@ -209,7 +209,7 @@ class _Arena:
         return offsets, max((each.end for each in placed), default=0)
 
     def _shared_in_place(self) -> dict[Buffer, Buffer]:
-        """Written buffers that take over that of an operand which ends with the step."""
+        """Written buffers that reuse the buffer of an operand whose life ends with the step."""
         taken: dict[Buffer, Buffer] = {}
         for time, step in self._steps:
             if step.in_place is None:
@@ -236,7 +236,7 @@ def _root(buffer: Buffer, taken: Mapping[Buffer, Buffer]) -> Buffer:
 
 
 def _merged(lives: list[_Lifetime], taken: Mapping[Buffer, Buffer]) -> list[_Lifetime]:
-    """One life for all that follow each other in the same memory."""
+    """Lifetimes in which buffers that reuse each other's memory are one."""
     merged: dict[Buffer, _Lifetime] = {}
     for life in lives:
         root = _root(life.buffer, taken)
@@ -261,5 +261,5 @@ def _lowest(size: int, life: _Lifetime, placed: list[_PlacedBuffer]) -> int:
 
 
 def aligned(size: int) -> int:
-    """So many bytes, rounded up to whole cache lines."""
+    """Round a number of bytes up to whole cache lines."""
     return -(-size // ALIGNMENT) * ALIGNMENT

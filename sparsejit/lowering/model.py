@@ -1,12 +1,12 @@
-"""A graph lowered: kernels in order, one workspace; and all of it as one native function.
+"""Lower a graph to kernels in order and one workspace; build all of it as one native function.
 
     int run(const void *const *inputs, void *const *outputs, void *workspace, int64 samples)
 
 The workspace begins with the pointers of inputs and outputs, then the number of samples left; where
-the batch is free, each tile moves the pointers on. rbp holds the workspace throughout.
+the batch is free, each tile advances the pointers. rbp holds the workspace throughout.
 
-The result, which the workspace holds behind the samples too, is 0, or 1 + the number of a step that
-found an index out of range; what outputs hold then means nothing.
+The function returns its status, which the workspace holds after the number of samples: 0, or 1 +
+the number of a step that found an index out of range; outputs are undefined then.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ def lower_model(
 ) -> LoweredModel:
     """Choose a kernel for every node and a place for every buffer.
 
-    The graph is of `tile` samples where the batch is free; `kept` is what other code of the model
-    made of its weights. A function of one sample that `joins` has last layers for several, if
-    these gain; both have matrices in `common`. Raises InvalidInput or CompileError for what no
-    kernel can do.
+    The graph is of `tile` samples where the batch is free; `kept` holds weights as other code of
+    the model prepared them. If `joins`, a function of one sample also gets last layers for several
+    samples, if these gain; both share the matrices in `common`. Raises InvalidInput or CompileError
+    for a node that no kernel can compute.
     """
     if not options.weight_bytes:
         matrices = [array for array in graph.constants.values() if array.ndim > 1]
@@ -101,7 +101,7 @@ def lower_model(
     for number, node in enumerate(graph.nodes):
         progress(f"choosing a kernel for {node.outputs[0].origin.name}", number / len(graph.nodes))
         if node in low.feature_major.between:
-            if not low.is_open(node.output):  # as the result of an attention of columns is
+            if not low.is_open(node.output):  # the result of an attention of columns is
                 low.bind_later(node.output, partial(_view_of, low, node))
         elif not is_empty(low, node):
             LOWERINGS[type(node.op)](low, node)
@@ -125,7 +125,7 @@ def lower_model(
 
 
 def _view_of(low: Lowering, node: Node) -> View:
-    """What a view operator makes, where somebody reads it after all."""
+    """Lower a view operator whose result is read after all, and return the result's view."""
     LOWERINGS[type(node.op)](low, node)
     return low.view(node.output)
 
@@ -138,7 +138,7 @@ def _end_of(low: Lowering) -> JointEnd | None:
 
 
 def _is_there(view: View, number: int) -> bool:
-    """Whether a value lies in the caller's array for that output already, all of it in order."""
+    """Whether a view is the caller's whole array for an output already, in row-major order."""
     buffer = view.buffer
     return isinstance(buffer, OutputBuffer) and buffer.number == number and view.is_whole
 
@@ -146,7 +146,7 @@ def _is_there(view: View, number: int) -> bool:
 def build_model(
     lowered: LoweredModel, name: str, probe: Probe | None = None, listed: bool = False
 ) -> Program:
-    """The native function for whole tiles; with a probe, one for timing its steps.
+    """Build the native function for whole tiles; with a probe, one for timing its steps.
 
     `listed` is as in `build`.
     """
@@ -155,9 +155,9 @@ def build_model(
 
 
 class ModelCode:
-    """Appends the function's code, which `loop` has otherwise."""
+    """Appends the function's code; subclasses change it for loops, turns and shared tiles."""
 
-    tile_step = 1  # from a tile to the next that the same code runs
+    tile_step = 1  # distance between two tiles that the same thread runs, in tiles
 
     def __init__(
         self, lowered: LoweredModel, probe: Probe | None, beside: Sequence[Step] = ()
@@ -179,7 +179,7 @@ class ModelCode:
         return len(self.graph.inputs) + len(self.graph.outputs)
 
     def emit(self, asm: Assembler) -> None:
-        """The whole function but for its `vzeroupper` and return."""
+        """Append the whole function, except its `vzeroupper` and return."""
         self.enter(asm)
         self.run_tiles(asm, asm.label("tiles"))
         self.leave(asm)
@@ -190,7 +190,7 @@ class ModelCode:
         pop(asm, SAVED)
 
     def run_tiles(self, asm: Assembler, start: Label) -> None:
-        """Every whole tile of the samples left; who jumps to `start` knows that there is one."""
+        """Append a loop over the whole tiles left; jump to `start` only if at least one is left."""
         end, done = asm.label("end of tile"), asm.label("done")
         asm.emit("mov", rax, self.left)
         asm.emit("cmp", rax, self.lowered.tile)
@@ -210,12 +210,12 @@ class ModelCode:
         asm.bind(done)
 
     def run_steps(self, asm: Assembler) -> None:
-        """All steps of one tile, on one thread, with pointers and samples as they are."""
+        """Append all steps of one tile, on one thread; pointers and samples left do not change."""
         for wave in self.lowered.waves:
             self._run(asm, wave.steps)
 
     def enter(self, asm: Assembler) -> None:
-        """Save registers, and bring the pointers to where kernels look for them."""
+        """Save registers; store pointers, samples left and a status of 0 in the workspace."""
         push(asm, SAVED)
         asm.emit("mov", WORKSPACE, rdx)
         self.copy_pointers(asm)
@@ -224,7 +224,7 @@ class ModelCode:
         asm.emit("mov", self.status, rax)
 
     def copy_pointers(self, asm: Assembler) -> None:
-        """Those in the tables at rdi and rsi into the workspace. Clobbers rax."""
+        """Copy the pointers in the tables at rdi and rsi to the workspace. Clobbers rax."""
         for number in range(self._pointers):
             inputs = len(self.graph.inputs)
             table, place = (rdi, number) if number < inputs else (rsi, number - inputs)
@@ -232,7 +232,7 @@ class ModelCode:
             asm.emit("mov", Memory(WORKSPACE, POINTER * number), rax)
 
     def _repeat(self, asm: Assembler, again: Label) -> None:
-        """Count a tile; begin the next where one is left. Clobbers rax."""
+        """Subtract the tile from the samples left; if a tile is left, repeat. Clobbers rax."""
         tile = self.lowered.tile
         asm.emit("mov", rax, self.left)
         asm.emit("sub", rax, self.tile_step * tile)
@@ -241,7 +241,7 @@ class ModelCode:
         asm.jump("jge", again)
 
     def hand_over(self, asm: Assembler, number: int, behind: Label) -> None:
-        """Before the last steps: where others stand for these, leave what they read and jump."""
+        """Before step `end.first`: if the joint end replaces it, copy the end's inputs and jump."""
         end = self.lowered.end
         if end is None or number != end.first:
             return
@@ -254,19 +254,19 @@ class ModelCode:
         asm.bind(alone)
 
     def copy_for_end(self, asm: Assembler, end: JointEnd) -> None:
-        """Leave what the end for several samples reads of a sample."""
+        """Copy one sample's inputs of the joint end to where it reads them."""
         for step in end.copies:
             status = StatusWord(self.lowered.status_offset, 0)
             places = self._places(asm, step.reads), self._places(asm, step.writes)
             step.emit(asm, Locations(*places, InWorkspace(0), status))
 
     def _advance(self, asm: Assembler) -> None:
-        """Move inputs and outputs on to the next tile."""
+        """Advance the pointers of inputs and outputs to the next tile."""
         for number in range(len(self.lowered.operand_bytes)):
             self.move_on(asm, number, self.tile_step)
 
     def move_on(self, asm: Assembler, number: int, tiles: int = 1) -> None:
-        """The pointer of an operand, inputs first, by so many tiles. Clobbers rax."""
+        """Advance the pointer of an operand, inputs first, by some tiles. Clobbers rax."""
         sample_bytes = self.lowered.operand_bytes[number]
         asm.emit("mov", rax, self._slot(number))
         asm.emit("add", rax, tiles * self.lowered.tile * sample_bytes)
@@ -284,7 +284,7 @@ class ModelCode:
             self.bodies.run(asm, step, self._locations(asm, number, step))
 
     def _share(self, asm: Assembler, number: int) -> None:
-        """A wave as a function that hands out its threads' steps."""
+        """Append a wave as a function that starts the steps of each thread."""
         waves = self.lowered.waves
         saved_ns = sum(wave.alone_ns - wave.ns for wave in waves[number:])
         emit_wave(asm, waves[number], self._locations, self.bodies, saved_ns)
@@ -317,7 +317,7 @@ class ModelCode:
 
 
 def move_by_samples(asm: Assembler, operand_bytes: Sequence[int]) -> None:
-    """The pointers of operands that take so many bytes a sample, by rax samples. Clobbers rcx."""
+    """Advance operands' pointers by rax samples, given each one's bytes a sample. Clobbers rcx."""
     for number, size in enumerate(operand_bytes):
         slot = Memory(WORKSPACE, POINTER * number)
         asm.emit("mov", dword(rcx), size)

@@ -1,4 +1,4 @@
-"""What the planner chose, as code."""
+"""Append the code of kernels that the planner chose."""
 
 from sparsejit.errors import CompileError
 from sparsejit.planner.plan import Plan

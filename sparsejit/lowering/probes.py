@@ -1,7 +1,7 @@
-"""What a native function does besides its steps where their times are wanted.
+"""Probes: code between the steps of a native function, for measuring their times.
 
-Both keep int64 slots in the workspace; neither changes what the function computes but that steps
-may be left out.
+Both probes keep int64 slots in the workspace; neither changes results, except that `PrefixProbe`
+can leave steps out.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ SLOT_BYTES = 8
 
 
 class Probe(Protocol):
-    """Code before the first step (`number` 0) and behind each, which may use rax, rcx and rdx."""
+    """Code before the first step (`number` 0) and after each; it may clobber rax, rcx and rdx."""
 
     def emit(self, asm: Assembler, number: int, end: Label) -> None: ...
 
@@ -24,8 +24,9 @@ class Probe(Protocol):
 class StampProbe:
     """Adds the ticks of step n, counted from 1, to slot 1 + n.
 
-    Slot 0 has the tick of the last stamp, slot 1 the ticks of a stamp behind a stamp. The counter
-    is read without waiting for earlier instructions, so that steps overlap as they do otherwise.
+    Slot 0 holds the tick of the last stamp, slot 1 the overhead of an empty probe, in ticks. The
+    counter is read without waiting for earlier instructions, so that steps overlap as they do
+    without probes.
     """
 
     first_slot: int
@@ -53,7 +54,7 @@ def _read_counter(asm: Assembler) -> None:
 
 @dataclass(frozen=True)
 class PrefixProbe:
-    """Leaves the steps out behind as many as slot 0 says."""
+    """Stops after the number of steps in slot 0."""
 
     first_slot: int
 

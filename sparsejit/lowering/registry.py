@@ -1,4 +1,4 @@
-"""What lowers every operator: functions that register beside their code."""
+"""Registry of the functions that lower operators; each registers beside its definition."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sparsejit.ir.ops.operator import Operator
 if TYPE_CHECKING:
     from sparsejit.lowering.context import Lowering
 
-# Appends the kernels of a node to what is lowered.
+# Appends the kernels of a node.
 Lower: TypeAlias = "Callable[[Lowering, Node], None]"
 
 LOWERINGS: dict[type[Operator], Lower] = {}
 
 
 def lowers(*operators: type[Operator]) -> Callable[[Lower], Lower]:
-    """Registers a function as what lowers these operators."""
+    """Register a function that lowers these operators."""
 
     def register(lower: Lower) -> Lower:
         LOWERINGS.update(dict.fromkeys(operators, lower))

@@ -1,13 +1,13 @@
-"""Which steps of a model several samples go through one after another, so that weights come once.
+"""Choose the steps that several samples run in turn, so that weights are read from memory once.
 
-A model whose code and weights L3 does not hold reads them from memory for every sample. Its last
-layers often have most of them and small activations: there samples take turns with each step.
-Layers whose weights are data gain nothing: they are asked for ahead, in order.
+A model whose code and weights exceed L3 reads them from memory for every sample. Its last layers
+often have most of the weights and small activations: there, samples take turns with each step.
+Layers whose weights are data gain nothing: their weights are prefetched in order.
 
     sample 0: step 0, step 1, step 2      sample 1: step 0, step 1, step 2
     step 3: sample 0, sample 1            step 4: sample 0, sample 1 ...
 
-A sample runs the same code whoever takes turns with it, so its bits do not depend on that.
+A sample runs the same code whichever samples take turns with it, so its bits do not depend on them.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from sparsejit.lowering.step import Step
 
 MOST_IN_TURN = 8
 _FEWEST_IN_TURN = 4
-# The share that activations may take of what L3 holds for a process: weights pass through it too.
+# Share of a process's part of L3 that activations may take: weights pass through L3 too.
 _SHARE = 0.5
 
 
@@ -27,7 +27,7 @@ _SHARE = 0.5
 class SampleTurns:
     """From step `first` on `samples` take turns; regions of the workspace are `stride` bytes apart.
 
-    samples: at most; a batch may end with fewer.
+    samples: the greatest number; a batch may end with fewer.
     """
 
     first: int
@@ -36,14 +36,14 @@ class SampleTurns:
 
 
 def bytes_of_turns(options: ModelOptions) -> int:
-    """What the regions of all samples that take turns may take."""
+    """Most bytes that the regions of all samples in turn may take."""
     return int(_SHARE * options.planner.l3_bytes)
 
 
 def first_of_turns(steps: Sequence[Step], options: ModelOptions) -> int | None:
     """The step from which on samples take turns; None where they do not.
 
-    All that is alive from there on must be small, and its code more than L2 holds.
+    From there on, live buffers must be small, and code must exceed L2.
     """
     if options.threads > 1 or options.weight_bytes <= options.planner.l3_bytes:
         return None

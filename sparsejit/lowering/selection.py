@@ -1,4 +1,4 @@
-"""Rows of tables by index, bags of them, and the places of large elements."""
+"""Lookups of table rows by index, bags of rows, and the positions of the largest elements."""
 
 from math import prod
 
@@ -37,7 +37,7 @@ _FLOAT, _INDEX = 4, 8
 
 @lowers(Embedding)
 def lower_embedding(low: Lowering, node: Node) -> None:
-    """Copies of rows, straight to where they are wanted if one pitch can say it."""
+    """Append copies of rows, which go straight to their destination if its rows have one pitch."""
     assert isinstance(node.op, Embedding)
     indices, table = node.inputs
     rows, features = _table_shape(table)
@@ -62,7 +62,7 @@ def lower_embedding(low: Lowering, node: Node) -> None:
 
 @lowers(OwnRows)
 def lower_own_rows(low: Lowering, node: Node) -> None:
-    """Copies of rows, table after table; r11 collects whether an index was out of range."""
+    """Append copies of rows, table after table; r11 collects whether an index was out of range."""
     indices, tables = node.inputs
     batch, count, features = node.output.shape
     rows, floats = tables.shape[1], features * tables.type.element.bytes // _FLOAT
@@ -92,7 +92,7 @@ def lower_own_rows(low: Lowering, node: Node) -> None:
 
 @lowers(PlacedRows)
 def lower_placed_rows(low: Lowering, node: Node) -> None:
-    """A copy of the tables, then one row after another."""
+    """Append a copy of the tables, then the update of one row after another."""
     assert isinstance(node.op, PlacedRows)
     indices, updates, tables = node.inputs
     batch, rows, features = node.output.shape
@@ -122,7 +122,7 @@ def lower_placed_rows(low: Lowering, node: Node) -> None:
 
 @lowers(EmbeddingBag)
 def lower_embedding_bag(low: Lowering, node: Node) -> None:
-    """A loop over bags."""
+    """Append a loop over bags."""
     op = node.op
     assert isinstance(op, EmbeddingBag)
     indices, table, *_ = node.inputs
@@ -148,14 +148,14 @@ def lower_embedding_bag(low: Lowering, node: Node) -> None:
 
 @lowers(ArgMax)
 def lower_argmax(low: Lowering, node: Node) -> None:
-    """The largest element of each row."""
+    """Append a search for the largest element of each row."""
     assert isinstance(node.op, ArgMax)
     _lower_largest(low, node, 1, False)
 
 
 @lowers(TopK)
 def lower_topk(low: Lowering, node: Node) -> None:
-    """The largest elements of each row, one after another."""
+    """Append a search for the largest (or least) elements of each row, one after another."""
     assert isinstance(node.op, TopK)
     _lower_largest(low, node, node.op.count, node.op.least)
 
@@ -190,7 +190,7 @@ def _lower_largest(low: Lowering, node: Node, count: int, least: bool) -> None:
 
 @lowers(TruePlaces)
 def lower_true_places(low: Lowering, node: Node) -> None:
-    """One pass over the mask."""
+    """Append one pass over the mask."""
     (mask,) = node.inputs
     into = tuple(low.dense_result(value) for value in node.outputs)
 
@@ -211,7 +211,7 @@ def _table_shape(table: Value) -> tuple[int, int]:
 
 
 def _row_result(low: Lowering, value: Value, count: int) -> View:
-    """Where a kernel puts `count` rows at any pitch, as a view (count, features)."""
+    """The view (count, features) to which a kernel writes rows at any pitch."""
     shape = (count, value.shape[-1])
 
     def fits(view: View) -> bool:
@@ -224,7 +224,7 @@ def _row_result(low: Lowering, value: Value, count: int) -> View:
 
 
 def unread_bytes(graph: Graph) -> int:
-    """Bytes of tables that are only looked up in, about what a call does not touch."""
+    """Estimate of the bytes of lookup tables that a call does not touch."""
     readers: dict[Value, list[Node]] = {value: [] for value in graph.constants}
     for node in graph.nodes:
         for value in node.inputs:

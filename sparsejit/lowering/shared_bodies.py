@@ -1,7 +1,7 @@
-"""Code that several steps have in common, once in a function: each of them calls it.
+"""Code that several steps share: a function contains it once, and each step calls it.
 
-A step with a `body` hands over two addresses in registers. One with a `code_key` leaves those of
-all its operands in the workspace, where the code finds them as it finds inputs.
+A step with a `body` passes addresses in registers, as `point` sets them. A step with a `code_key`
+stores the addresses of all its operands in the workspace, where the code finds them like inputs.
 """
 
 from collections import Counter
@@ -13,16 +13,16 @@ from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rax
 from sparsejit.x86.routines import call_routine
 
-OPERAND_SLOTS = 8  # in the workspace: what a step with more operands has, it has for itself
-# Handing over takes some nanoseconds: a step that takes less than so many has its own code.
+OPERAND_SLOTS = 8  # in the workspace: a step with more operands has its own code
+# A call takes some nanoseconds: a step that takes less than this has its own code.
 _LEAST_NS = 1000.0
 
 
 class SharedBodies:
-    """The bodies, and the codes with keys, that more than one of some steps have.
+    """The bodies and the code with keys that two or more of some steps share.
 
-    `slots` is where the workspace has `OPERAND_SLOTS` pointers; None where threads share it. What
-    runs `beside` these steps in the same function has other slots, but bodies may be the same.
+    `slots` is the workspace offset of `OPERAND_SLOTS` pointers; None where threads share the
+    workspace. Steps `beside` these in the same function have other slots, but may share bodies.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SharedBodies:
         return len(step.reads) + len(step.writes) + 1 <= OPERAND_SLOTS
 
     def run(self, asm: Assembler, step: Step, at: Locations) -> None:
-        """Append a step."""
+        """Append a step: its own code, or a call of the shared code."""
         if step.body is not None and step.body in self._shared:
             point(asm, at, step.scratch_bytes > 0)
             call_routine(asm, step.body, step.body)

@@ -3,9 +3,9 @@
     thread 0   tile 0, tile 2, tile 4 ...        workspace of thread 0
     thread 1   tile 1, tile 3, tile 5 ...        workspace of thread 1
 
-No thread reads what another writes, and all run the same code: a tile has the bits that it has on
-one thread. The workspace that a caller gives has those of the threads one behind another. What
-fills no tile is left to thread 0.
+No thread reads memory that another writes, and all run the same code: a tile has the same bits as
+on one thread. The caller's workspace holds the workspaces of the threads, one behind another.
+Thread 0 runs the samples that fill no tile.
 """
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
@@ -20,7 +20,7 @@ from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import Memory, dword, r12, r13, r14, rax, rbx, rcx, rdi, rdx, rsi
 from sparsejit.x86.stack import pop, push
 
-# The caller's tables, and how many samples the batch has, while threads run tiles.
+# The caller's tables, and the batch's number of samples, while threads run tiles.
 _INPUTS, _OUTPUTS, _SAMPLES = r12, r13, r14
 
 
@@ -30,7 +30,7 @@ def build_shared_tiles(
     listed: bool = False,
     common: CommonWeights | None = None,
 ) -> Program:
-    """`int run(inputs, outputs, workspace, samples)` with the workspaces of all threads.
+    """Build `int run(inputs, outputs, workspace, samples)`; all threads use parts of the workspace.
 
     `listed` and `common` are as in `build`.
     """
@@ -39,7 +39,7 @@ def build_shared_tiles(
 
 
 def shared_workspace_bytes(lowered: LoweredModel) -> int:
-    """What a call needs."""
+    """Bytes of workspace that a call needs."""
     return _threads_bytes(lowered) + _rest_of(lowered).room_bytes
 
 
@@ -52,7 +52,7 @@ def _rest_of(lowered: LoweredModel) -> BatchRest:
 
 
 class _SharedTiles(ModelCode):
-    """Appends the function's code: main fills all workspaces, one function runs tiles in each."""
+    """Appends the function's code: it sets up all workspaces; an inner function runs the tiles."""
 
     def __init__(self, lowered: LoweredModel) -> None:
         super().__init__(lowered, None)
@@ -61,7 +61,7 @@ class _SharedTiles(ModelCode):
         self.workspaces = [size * number for number in range(self.tile_step)]
 
     def emit(self, asm: Assembler) -> None:
-        """The whole function but for its `vzeroupper` and return."""
+        """Append the whole function, except its `vzeroupper` and return."""
         dispatch, thread, alone, done, end = map(
             asm.label, ("dispatch", "thread", "alone", "done", "end of model")
         )
@@ -86,7 +86,7 @@ class _SharedTiles(ModelCode):
         asm.bind(end)
 
     def _fill_workspaces(self, asm: Assembler) -> None:
-        """Operands of each thread, and the samples from its first tile on."""
+        """Store each thread's operand pointers, and the samples left from its first tile on."""
         for number, offset in enumerate(self.workspaces):
             asm.emit("lea", WORKSPACE, Memory(rbx, offset))
             self.copy_pointers(asm)
@@ -98,7 +98,7 @@ class _SharedTiles(ModelCode):
             asm.emit("mov", self.status, rax)
 
     def _run_rest(self, asm: Assembler, thread: Label) -> None:
-        """What fills no tile, in the first workspace."""
+        """Run the samples that fill no tile, in the first workspace."""
         run, done, rest = asm.label("run rest"), asm.label("no rest"), _rest_of(self.lowered)
         asm.emit("mov", WORKSPACE, rbx)
         asm.emit("mov", rdi, _INPUTS)
@@ -123,7 +123,7 @@ class _SharedTiles(ModelCode):
         asm.bind(done)
 
     def _gather_status(self, asm: Assembler) -> None:
-        """rax = that of the first thread that found an index out of range, or 0."""
+        """rax = the status of the first thread that found an index out of range, or 0."""
         asm.emit("xor", dword(rax), dword(rax))
         for offset in reversed(self.workspaces):
             fine = asm.label("indices in range")

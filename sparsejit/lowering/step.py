@@ -1,4 +1,4 @@
-"""One kernel of a model: what it reads and writes, its code, and what is known of its cost."""
+"""A step: one kernel of a model, with its operands, its code and its predicted cost."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from sparsejit.x86.operands import Memory, Register, dword, rax, rdi, rdx, rsi
 
 @dataclass(frozen=True)
 class StatusWord:
-    """The word of the workspace that becomes the function's result: 0, or a step's `code`."""
+    """The word of the workspace that the function returns: 0, or a step's `code`."""
 
     offset: int
     code: int
 
     def report(self, asm: Assembler) -> None:
-        """Have the function return this step's code. Clobbers rax."""
+        """Store this step's code as the function's result. Clobbers rax."""
         asm.emit("mov", dword(rax), self.code)
         asm.emit("mov", Memory(WORKSPACE, self.offset), rax)
 
     def report_where(self, asm: Assembler, missing: Register) -> None:
-        """The same where `missing` is not 0: an index was out of range."""
+        """Store this step's code if `missing` is not 0, because an index was out of range."""
         fine = asm.label("indices in range")
         asm.emit("test", dword(missing), dword(missing))
         asm.jump("jz", fine)
@@ -37,7 +37,7 @@ class StatusWord:
 
 @dataclass(frozen=True)
 class Locations:
-    """Where a step's views begin when it runs, in the order of its lists."""
+    """Locations of a step's views when it runs, in the order of its `reads` and `writes`."""
 
     reads: Sequence[Location]
     writes: Sequence[Location]
@@ -45,7 +45,7 @@ class Locations:
     status: StatusWord
 
     def point(self, asm: Assembler) -> None:
-        """rdi = where the first read begins, rsi = the first write, as most kernels take them."""
+        """rdi = address of the first read, rsi = of the first write, as most kernels take them."""
         self.reads[0].point(asm, rdi)
         self.writes[0].point(asm, rsi)
 
@@ -54,7 +54,7 @@ Body = Callable[[Assembler], None]
 
 
 def between(body: Body, scratch: bool = False) -> Callable[[Assembler, Locations], None]:
-    """What appends a body with registers pointing to what it takes, as `point` has them."""
+    """An `emit` function that sets registers to the operands with `point`, then appends `body`."""
 
     def emit(asm: Assembler, at: Locations) -> None:
         point(asm, at, scratch)
@@ -74,13 +74,13 @@ def point(asm: Assembler, at: Locations, scratch: bool) -> None:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a step computes and what it should cost; figures are of one run of it.
+    """Description and predicted cost of a step; figures are of one run of it.
 
-    `effective_flops` count every weight of the layer, `flops` those that are not zero. `plan` is
-    the record of the planner's choice, where it made one, for `layer`; `zeros` has a bit for every
-    weight of it that is zero, rows one after the other, as numpy.packbits has them; `parameter` is
-    what the user's model calls the weights. `code_bytes` are those of code in which weights are
-    literals. `moved_bytes` are those that an elementwise kernel reads and writes.
+    `effective_flops` count every weight of the layer, `flops` only nonzero weights. `plan` is the
+    record of the planner's choice for `layer`, where it made one; `zeros` has a bit for every
+    weight, 1 where it is zero, row after row, as numpy.packbits packs them; `parameter` is the name
+    of the weights in the user's model. `code_bytes` counts code in which weights are literals;
+    `moved_bytes`, the bytes that an elementwise kernel reads and writes.
     """
 
     reason: str
@@ -116,17 +116,19 @@ class CodeKey:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A kernel between views. `emit` may clobber all but rbx, rbp, rsp and r12 to r15.
+    """A kernel between views. `emit` may clobber all registers except rbx, rbp, rsp and r12 to r15.
 
-    `in_place`: of which read the first write may take the memory where nobody else wants it.
-    `parts`: the same code in parts, each of which a loop may run for all its streams before the
-    next, so that its weights are still near. Unless they are `exact`, results may differ from those
-    of `emit` by rounding.
-    `divide(n)`: ways to do the same by up to n steps that may run at once, the best guess first.
-    `share`: which part of the whole such a step is, in words.
-    `body`: what `emit` appends behind pointing registers as `point` does; steps that have the same
-    one may share its code.
-    `code_key`: steps that have an equal one append the same code, but for where their views lie.
+    `in_place`: the number of the read whose memory the first write may reuse, if no other step
+    needs it.
+    `parts`: the same code in parts; a loop may run each part for all its streams before the next,
+    so that its weights are still in the cache. Unless `parts_are_exact`, their results may differ
+    from the results of `emit` by rounding.
+    `divide(n)`: ways to divide the work into up to n steps that may run at once, the best guess
+    first.
+    `share`: the part of the whole that a divided step computes, in words.
+    `body`: the code that `emit` appends after it has set registers with `point`; steps with the
+    same body may share its code.
+    `code_key`: steps with equal keys append the same code, except for the locations of their views.
     """
 
     kernel: str
@@ -146,11 +148,11 @@ class Step:
 
     @property
     def ns(self) -> float:
-        """What it should take; 0 where nothing is known."""
+        """Predicted nanoseconds; 0 without a prediction."""
         return self.facts.predicted_ns or 0.0
 
     def without_code(self) -> Step:
-        """A record of it: what it holds of weights and code is let go."""
+        """A record of the step that holds neither views nor code, so that weights can be freed."""
         return Step(
             self.kernel,
             self.origin,

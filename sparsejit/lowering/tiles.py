@@ -1,4 +1,4 @@
-"""How many samples of a free batch run at a time."""
+"""Choose the tiles of a free batch: the number of samples that run at a time."""
 
 from math import ceil, prod
 from typing import NamedTuple
@@ -9,19 +9,19 @@ from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
 
 MOST_SAMPLES = 64
-# Rows of x from which a product gains nothing by more of them: a vector's lanes.
+# Rows of x beyond which a product gains nothing by more rows: a vector's lanes.
 ENOUGH_ROWS = 16
-# What a model of narrow layers may have, of which those stay that pay (`batch_forms`).
+# Tiles that a model of narrow layers may have; the ones that pay are kept (`batch_forms`).
 _TILES = (1, ENOUGH_ROWS, MOST_SAMPLES)
-# Code for every tile is made of models of so many weights; larger ones have two tiles.
+# Models with at most this number of weights get code for every tile; larger ones have two tiles.
 _MOST_WEIGHTS = 4_000_000
 
 
 class BatchTiles(NamedTuple):
-    """How many samples run at a time, and whether threads take turns with tiles.
+    """The tiles, in samples, and whether threads take turns with tiles.
 
-    `samples` are the tiles that there may be, the one for the example's batch first. Where threads
-    do not take turns they share each tile's kernels.
+    `samples` are the tiles that a model may have, the one for the example's batch first. Where
+    threads do not take turns they share each tile's kernels.
     """
 
     samples: tuple[int, ...]
@@ -29,10 +29,10 @@ class BatchTiles(NamedTuple):
 
 
 def batch_tiles(single: Graph, batch: int, threads: int, one_tile: bool) -> BatchTiles:
-    """For a model, given as it is for one sample, and the batch of its example.
+    """Tiles of a model, given as its graph for one sample, and of the batch of its example.
 
-    Threads take turns with tiles where each has enough of a tile's work for itself. On several
-    threads, or if there must be `one_tile`, a sample has the same bits in any batch.
+    Threads take turns with tiles where a tile of each thread has enough work. On several threads,
+    or with `one_tile`, a sample has the same bits in any batch.
     """
     each = samples_a_tile(single, ceil(batch / threads))
     if threads > 1 and batch >= threads and (each >= ENOUGH_ROWS or _is_wide(single)):
@@ -45,10 +45,10 @@ def batch_tiles(single: Graph, batch: int, threads: int, one_tile: bool) -> Batc
 
 
 def samples_a_tile(single: Graph, batch: int) -> int:
-    """The tile for a model, given as it is for one sample, and the batch it should be fastest at.
+    """The tile of a model, given as its graph for one sample, that is fastest for a batch.
 
-    One sample where each has work enough to fill vectors, since its data then stay in near caches;
-    otherwise equal tiles of at most MOST_SAMPLES.
+    The tile is one sample if that has enough work to fill vectors, since its data then stay in near
+    caches; otherwise tiles are equal and have at most MOST_SAMPLES.
     """
     if batch == 1 or _is_wide(single):
         return 1
@@ -58,7 +58,7 @@ def samples_a_tile(single: Graph, batch: int) -> int:
 def share_tiles(first: Graph, other: Graph) -> bool:
     """Whether a model that is given at two lengths should have the same tiles at both.
 
-    A large one does: each tile of a narrow one has all weights once more.
+    A large model should: each further tile of a narrow model has all weights once more.
     """
     return _is_wide(first) == _is_wide(other) or _is_large(first)
 
@@ -68,7 +68,7 @@ def _is_large(single: Graph) -> bool:
 
 
 def _is_wide(single: Graph) -> bool:
-    """Whether one sample has rows enough for every product, or is an image of many positions."""
+    """Whether one sample has enough rows for every product, or is an image of many positions."""
     ops = [node.op for node in single.nodes]
     windows = [node for node in single.nodes if isinstance(node.op, Convolution | Pooling)]
     if any(prod(node.output.shape[2:]) >= ENOUGH_ROWS for node in windows):

@@ -1,11 +1,11 @@
-"""Turns of a body: its kernels in a loop within the model's function, with their own workspace.
+"""Turns: the kernels of a body, in a loop within the model's function, with their own workspace.
 
-    states change places         a turn reads what the one before left
-    sequences, stacked results   move on by a part
-    all else                     stays where it is
+    states                       swap buffers: a turn reads the states that the last one wrote
+    sequences, stacked results   advance by the part of one turn
+    other operands               stay where they are
 
-The body's workspace lies in the scratch memory of the step. Registers held across a turn: rbp that
-workspace, r12 the model's, rbx turns left.
+The body's workspace lies in the scratch memory of the step. Registers held across a turn: rbp: the
+body's workspace; r12: the model's; rbx: turns left.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OUTSIDE, _INSIDE = r12, r13
 
 @lowers(Turns)
 def lower_turns(low: Lowering, node: Node) -> None:
-    """One step, in which the kernels of the body are, and copies of the initial states before."""
+    """Append copies of the initial states, then one step that contains the body's kernels."""
     op = node.op
     assert isinstance(op, Turns)
     body = run_passes(op.body(node, low.graph.constants))
@@ -54,14 +54,14 @@ def lower_turns(low: Lowering, node: Node) -> None:
 
 
 def _inputs(low: Lowering, op: Turns, node: Node) -> list[Value]:
-    """The operands that are inputs of the body."""
+    """The operands that are inputs of the body: states, sequences and others not constant."""
     lead, known = op.states + op.sequences, low.graph.constants
     pairs = enumerate(node.inputs)
     return [value for number, value in pairs if number < lead or value not in known]
 
 
 def _state(low: Lowering, value: Value) -> tuple[View, View]:
-    """Two places for a state, the first with the initial one."""
+    """Two buffers for a state; the initial state is copied to the first."""
     first, second = low.temporary(value.type), low.temporary(value.type)
     low.copy(low.view(value), first, value.origin)
     return first, second
@@ -85,7 +85,7 @@ def _facts(op: Turns, inside: LoweredModel) -> Facts:
 
 @dataclass(frozen=True)
 class _BodyCode:
-    """The loop; `parts` are the bytes of a turn's part of each sequence, and of each result."""
+    """The loop. `parts`, `parts_made`: bytes of each sequence, and stacked result, for one turn."""
 
     inside: LoweredModel
     op: Turns
@@ -93,7 +93,7 @@ class _BodyCode:
     parts_made: tuple[int, ...]
 
     def emit(self, asm: Assembler, at: Locations) -> None:
-        """Append all turns."""
+        """Append the loop over all turns."""
         code = ModelCode(self.inside, None)
         push(asm, _SAVED)
         at.scratch.point(asm, _INSIDE)

@@ -1,6 +1,6 @@
 """The code of a model whose samples take turns with its last steps (`sample_turns`).
 
-    rbp = the region of a sample, r12 of the first, r13 behind that of the last
+    rbp = region of the current sample, r12 = first region, r13 = end of the last region
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class TurnsCode(ModelCode):
         self.turns: SampleTurns = lowered.turns
 
     def run_tiles(self, asm: Assembler, start: Label) -> None:
-        """Every sample that is left, as many at a time as may take turns."""
+        """Append a loop over all samples left, at most `turns.samples` of them at a time."""
         done = asm.label("done")
         asm.emit("mov", _FIRST, WORKSPACE)
         asm.emit("mov", rax, self.left)
@@ -44,14 +44,14 @@ class TurnsCode(ModelCode):
         asm.bind(done)
 
     def _begin(self, asm: Assembler) -> None:
-        """_END, from the samples left."""
+        """Set _END from the number of samples left."""
         self._count(asm)
         asm.emit("mov", dword(rcx), self.turns.stride)
         asm.emit("imul", rcx, rax)
         asm.emit("lea", _END, Memory(_FIRST, 0, rcx, 1))
 
     def _count(self, asm: Assembler) -> None:
-        """rax = how many samples take turns, of those left."""
+        """rax = number of samples that take turns now."""
         fewer = asm.label("fewer samples")
         asm.emit("mov", rax, self.left)
         asm.emit("cmp", rax, self.turns.samples)
@@ -60,7 +60,7 @@ class TurnsCode(ModelCode):
         asm.bind(fewer)
 
     def _run_apart(self, asm: Assembler) -> None:
-        """The first steps, sample by sample; each hands the next its pointers, a sample on."""
+        """Append the first steps, run sample by sample; each sets the next sample's pointers."""
         again, behind = asm.label("next sample"), asm.label("samples are through")
         operands = self.lowered.operand_bytes
         asm.bind(again)
@@ -80,7 +80,7 @@ class TurnsCode(ModelCode):
         asm.emit("mov", WORKSPACE, _FIRST)
 
     def _run_in_turn(self, asm: Assembler) -> None:
-        """Each of the last steps with weights, and what stands between them, for all samples."""
+        """Append the last steps, by group, for all samples: one with weights, or those between."""
         behind = asm.label("end of turn")
         for _, group in groupby(self._last_steps(), self._turn_of):
             steps = list(group)
@@ -92,18 +92,18 @@ class TurnsCode(ModelCode):
         return [step for wave in self.lowered.waves[self.turns.first :] for step in wave.steps]
 
     def _turn_of(self, each: ScheduledStep) -> tuple[int, bool]:
-        """What is alike for steps that a sample runs one after another."""
+        """Key of the group of a step; steps of a group run one after another for a sample."""
         number, step = each
         end = self.lowered.end
         is_end = end is not None and number >= end.first
         return (1 + number if step.facts.weights else 0), is_end
 
     def copy_for_end(self, asm: Assembler, end: JointEnd) -> None:
-        """Leave what the end for several samples reads of all that take turns."""
+        """Copy the inputs of the joint end for all samples that take turns."""
         self._for_samples(asm, partial(super().copy_for_end, asm, end))
 
     def _for_samples(self, asm: Assembler, body: Callable[[], None]) -> None:
-        """Code that runs in the region of every sample, and ends in the first."""
+        """Append code that runs in the region of every sample, and ends in the first region."""
         again = asm.label("next in turn")
         asm.bind(again)
         body()
@@ -112,12 +112,12 @@ class TurnsCode(ModelCode):
         asm.emit("mov", WORKSPACE, _FIRST)
 
     def _next(self, asm: Assembler) -> None:
-        """The next sample's region, and flags: below _END, or not."""
+        """Go to the next sample's region; set flags: below _END, or not."""
         asm.emit("add", WORKSPACE, self.turns.stride)
         asm.emit("cmp", WORKSPACE, _END)
 
     def _gather_status(self, asm: Assembler) -> None:
-        """Into the first region, that of a sample that found an index out of range."""
+        """Copy to the first region the status of a sample that found an index out of range."""
         again, fine = asm.label("next status"), asm.label("indices in range")
         asm.bind(again)
         asm.emit("mov", rax, self.status)
@@ -130,7 +130,7 @@ class TurnsCode(ModelCode):
         asm.emit("mov", WORKSPACE, _FIRST)
 
     def _end(self, asm: Assembler) -> None:
-        """Pointers and samples left, behind the samples of this turn; flags say if any are left."""
+        """Move pointers and the count past the samples of this turn; flags tell if any are left."""
         self._count(asm)
         asm.emit("mov", rcx, self.left)
         asm.emit("sub", rcx, rax)

@@ -1,4 +1,4 @@
-"""Views, which cost nothing where strides can say them, and what must move elements after all."""
+"""Lower view operators, which cost nothing where strides describe the result, else a copy."""
 
 from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
@@ -9,7 +9,7 @@ from sparsejit.lowering.registry import lowers
 
 @lowers(Reshape)
 def lower_reshape(low: Lowering, node: Node) -> None:
-    """A view; a copy only of what is not in order."""
+    """A view; elements are copied only if no strides describe it."""
     assert isinstance(node.op, Reshape)
     (x,) = node.inputs
     view = low.view(x).reshaped(node.op.shape) or low.contiguous(x).reshaped(node.op.shape)
@@ -42,7 +42,7 @@ def lower_expand(low: Lowering, node: Node) -> None:
 
 @lowers(Concat)
 def lower_concat(low: Lowering, node: Node) -> None:
-    """Copies of those operands that could not be written to their part at once."""
+    """Copies of the operands that were not written straight to their part of the result."""
     assert isinstance(node.op, Concat)
     view = low.result(node.output)
     for part, operand in zip(concat_parts(node, view), node.inputs, strict=True):
@@ -52,7 +52,7 @@ def lower_concat(low: Lowering, node: Node) -> None:
 
 @lowers(Pad)
 def lower_pad(low: Lowering, node: Node) -> None:
-    """The operand copied into the middle, and the value written around it, axis by axis."""
+    """Append a copy of the operand to the middle; write the value around it, axis by axis."""
     op, (x,) = node.op, node.inputs
     assert isinstance(op, Pad)
     view, origin = low.result(node.output), node.output.origin

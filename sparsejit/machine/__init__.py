@@ -1,1 +1,1 @@
-"""What the processor offers."""
+"""The processor: its instruction sets, its caches, and the cost of work on it."""

@@ -1,4 +1,4 @@
-"""What is known of a design of core, as data: what it gains from, and what work costs on it.
+"""Data of a design of core: the techniques that it gains from, and the cost of work on it.
 
 Every number here was measured on such a core, or is marked as assumed, in the data module that
 holds it (`processors`). Nothing else in the compiler knows a processor's name.
@@ -21,13 +21,13 @@ from sparsejit.machine.prices import (
 )
 from sparsejit.machine.rates import Rates
 
-_MULTIPLIERS = 2  # of 512 bits, that prices of unknown kinds assume
+_MULTIPLIERS = 2  # multipliers of 512 bits that default cycles assume
 # By kind of step, level and the dtype in which weights are stored, such as "avx512", "float32".
 StepPrices = Mapping[tuple[str, str, str], StepPrice]
 
 
 class FoldingRule(NamedTuple):
-    """Matrices of at least so many nonzeros and such a density run their code so often."""
+    """Code for at least `nnz` nonzeros, at a density of at least `density`, runs `times` times."""
 
     nnz: int
     density: float
@@ -36,56 +36,57 @@ class FoldingRule(NamedTuple):
 
 @dataclass(frozen=True)
 class Core:
-    """A design of core: what it is, what kernels are made by, and what they cost.
+    """A design of core: its identity, the choices that kernels make for it, and their costs.
 
-    By level is by that of instructions: "avx512" or "avx2".
+    Levels are levels of instructions: "avx512" or "avx2".
 
-    key: its name, as that of its module of data.
-    data_of: the key of the core whose numbers these are.
-    products: what has it, in words.
-    vendor, family, models: by CPUID; no models for a core that only names itself.
+    key: its name, which is also the name of its module of data.
+    data_of: the key of the core on which these numbers were measured.
+    products: products with this core, in words.
+    vendor, family, models: by CPUID; no models for a core that can only be named.
     isa: the highest level of instructions that its products have.
-    caches: bytes of "l1d", "l1i", "l2" and "l3" of a product that has it, by its data sheet.
+    caches: bytes of "l1d", "l1i", "l2" and "l3" of one product, by its data sheet.
     assumed: whether its numbers were not measured on it.
-    measured: where those numbers are from that were measured on the machine that this is.
-    unused: what was kept of such a measurement, and why it is not used.
+    measured: the source of numbers that were measured on this machine.
+    unused: the reason why a stored measurement of this machine is not used.
 
     padding: whether a stream from L2 arrives faster with unread lines in it.
     redirects: whether long code runs faster with jumps in it.
     placement: whether longer code runs faster at the ends of pages.
     halves_share_loads: whether two blocks of eight outputs that share a line of weights load it
-        once, or each for itself.
-    widened: by family and dtype, the farthest cache, "L1" or "L2", from which short weights come
-        best as float32.
-    shared_panel_loads: by level, how many weights of panels come four with a load and are spread by
-        permutation, for 1, 2, 3 and more panels; the last is for all beyond.
-    shared_window_loads: the same of sparse windows, whose x lies across lines.
-    folding: by level and whether weights are short, when the code of a permute kernel runs several
-        times; of rules that hold, the last.
-    ask_ahead: bytes ahead of which straight code from beyond L2 asks for the code to come.
+        once for both, or once each.
+    widened: by family and dtype, the farthest cache, "L1" or "L2", from which short weights are
+        faster stored as float32.
+    shared_panel_loads: by level, the share of panels' weights that are loaded by four and spread by
+        permutation, for 1, 2, 3 and more panels; the last is for all larger numbers.
+    shared_window_loads: the same for sparse windows, whose x lies across lines.
+    folding: by level and whether weights are short, rules for running the code of a permute kernel
+        several times; the last rule that holds applies.
+    ask_ahead: distance in bytes at which straight-line code from beyond L2 is prefetched.
 
     rates: cycles a nanosecond, and bytes a cycle by cache.
     steps: cycles, by kind of step, level and stored dtype.
-    code_rates: by kind of step, times as fast as `rates` say that its code arrives, for longer
-        instructions carry more.
+    code_rates: by kind of step, the rate at which its code arrives, over the rate in `rates`:
+        longer instructions carry more.
     data_rates: the same for its weights from L2.
-    shared_way: the share that code adds to data that comes from L2 as well, or data to code.
+    shared_way: the share of the shorter transfer, of code or data, that adds to the other one where
+        both come from L2.
     shared_far: the same beyond L2.
     unhidden: the share of each other resource that adds to the one that takes longest.
-    l2_ways: lines a set of L2 has, where pages at random crowd some sets before L2 is full; 0 where
-        it is taken to hold whatever is no larger.
+    l2_ways: lines in a set of L2, where pages at random crowd some sets before L2 is full; 0 where
+        L2 is assumed to miss nothing until it is full.
     l3_share: the share of L3 that a process can count on.
     multipliers: vectors multiplied and added a cycle.
     reduction_cycles: cycles to add up the lanes of a vector.
     gate_cycles: cycles of a hidden unit, by recurrent cell and level.
-    batch: what the parts of a batch cost.
-    csr: by level and arithmetic, "floats", "pairs" and the others.
-    forest: decision trees.
-    attention: by level.
-    sharing: what it costs to share work with another core.
-    layouts: what templates weigh when they lay a layer out.
-    quads: products of bytes.
-    loops: all else.
+    batch: costs of the parts of a batch.
+    csr: costs of compressed rows, by level and arithmetic, "floats", "pairs" and the others.
+    forest: costs of decision trees.
+    attention: costs of attention, by level.
+    sharing: costs of sharing work with another core.
+    layouts: figures by which templates choose layouts.
+    quads: costs of products of bytes.
+    loops: costs of all other loops.
     """
 
     key: str
@@ -133,8 +134,9 @@ class Core:
         return hash((self.key, self.data_of, self.measured, self.unused))
 
     def step_cycles(self, key: tuple[str, str, str], default: float) -> float:
-        """Cycles of a step of kind, level and stored dtype; `default` where two vectors of 512
-        bits are multiplied in one.
+        """Return the cycles of a step, by its kind, level and stored dtype.
+
+        `default` is for a kind without cycles, on a core with two multipliers of 512 bits.
         """
         if key in self.steps:
             return self.steps[key].cycles
@@ -142,17 +144,17 @@ class Core:
 
     @property
     def origin(self) -> str:
-        """Whose prices these are, in words."""
+        """The source of these costs, in words."""
         assumed = " (assumed)" if self.assumed else ""
         known = self.measured or f"data of {self.data_of}{assumed}"
         return f"{known}, because {self.unused}" if self.unused else known
 
 
 def models(*parts: int | range) -> frozenset[int]:
-    """Model numbers, and ranges of them."""
+    """Return a set of model numbers, from numbers and ranges."""
     return frozenset(one for part in parts for one in ([part] if isinstance(part, int) else part))
 
 
 def caches(l1d: int, l1i: int, l2: int, l3: int) -> dict[str, int]:
-    """Bytes by cache of sizes in KiB; L1 and L2 are those of one core."""
+    """Return bytes by cache, from KiB; L1 and L2 are per core."""
     return {"l1d": l1d << 10, "l1i": l1i << 10, "l2": l2 << 10, "l3": l3 << 10}

@@ -1,4 +1,4 @@
-"""How CPUID tells of instruction sets, for code that must ask by itself where it runs.
+"""Bits of CPUID for instruction sets, for code that must check the processor by itself.
 
 Source: Intel Software Developer's Manual, volume 2A, CPUID; volume 1, 13.3 for XCR0.
 """
@@ -20,13 +20,13 @@ _1C = CpuidRegister(1, 0, "ecx")
 _7B, _7C, _7D = (CpuidRegister(7, 0, name) for name in ("ebx", "ecx", "edx"))
 _71A = CpuidRegister(7, 1, "eax")
 
-# The highest leaf that is asked; CPUID's leaf 0 says in eax how far a processor's leaves go.
+# The highest leaf in use; CPUID's leaf 0 returns a processor's highest leaf in eax.
 HIGHEST_LEAF = 7
 # The operating system lets XGETBV run, which tells whether it saves the vector registers.
 OSXSAVE = (_1C, 27)
 # XCR0: xmm and ymm; for AVX-512 also k registers, upper halves of zmm0-15, and zmm16-31.
 YMM_STATE, ZMM_STATE = 0x06, 0xE6
-TILE_STATE = 0x60000  # of AMX: the tiles' configuration, and the tiles
+TILE_STATE = 0x60000  # AMX: the tiles' configuration, and the tiles
 
 CPUID_BITS: dict[str, tuple[CpuidRegister, int]] = {
     "avx": (_1C, 28),
@@ -57,7 +57,7 @@ assert CPUID_BITS.keys() == INSTRUCTION_SETS
 
 
 def questions(instruction_sets: frozenset[str]) -> dict[CpuidRegister, int]:
-    """The bits that must be set in each register where all of these sets are there."""
+    """Return the bits that must be set in each register if all of these sets are there."""
     masks: dict[CpuidRegister, int] = {}
     for register, bit in (OSXSAVE, *(CPUID_BITS[name] for name in instruction_sets)):
         masks[register] = masks.get(register, 0) | 1 << bit
@@ -65,6 +65,6 @@ def questions(instruction_sets: frozenset[str]) -> dict[CpuidRegister, int]:
 
 
 def saved_state(instruction_sets: frozenset[str]) -> int:
-    """The bits of XCR0 that must be set."""
+    """Return the bits of XCR0 that must be set for these sets."""
     state = ZMM_STATE if any(name.startswith("avx512") for name in instruction_sets) else YMM_STATE
     return state | (TILE_STATE if "amx_tile" in instruction_sets else 0)

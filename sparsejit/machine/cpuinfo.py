@@ -1,4 +1,4 @@
-"""What Linux tells of the processor: /proc/cpuinfo and /sys, read once."""
+"""The processor's description by Linux, in /proc/cpuinfo and /sys, read once."""
 
 import platform
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from sparsejit.errors import UnsupportedTarget
 
 
 def first_processor(cpuinfo: str) -> dict[str, str]:
-    """The fields of the first processor in the text of /proc/cpuinfo."""
+    """Return the fields of the first processor in the text of /proc/cpuinfo."""
     fields: dict[str, str] = {}
     for line in cpuinfo.strip().splitlines():
         if not line.strip():
@@ -20,14 +20,14 @@ def first_processor(cpuinfo: str) -> dict[str, str]:
 
 
 def parse_cache_size(text: str) -> int:
-    """Bytes in a size as /sys writes it, such as "48K" or "32768K"."""
+    """Return the bytes of a size in /sys, such as "48K" or "32768K"."""
     text = text.strip()
     scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)
     return int(text.rstrip("KMG")) * scale
 
 
 def read_caches(cpu_directory: Path) -> dict[str, int]:
-    """Cache sizes in bytes of one processor, from its directory under /sys."""
+    """Return cache sizes in bytes of one processor, from its directory under /sys."""
     letters = {"Data": "d", "Instruction": "i", "Unified": ""}
     sizes = {}
     for index in sorted(cpu_directory.glob("cache/index*")):
@@ -43,7 +43,7 @@ def read_caches(cpu_directory: Path) -> dict[str, int]:
 
 @lru_cache(maxsize=1)
 def read_machine() -> tuple[str, dict[str, int]]:
-    """The text of /proc/cpuinfo, and cache sizes. Raises UnsupportedTarget elsewhere."""
+    """Return the text of /proc/cpuinfo, and cache sizes. Raises UnsupportedTarget without it."""
     try:
         cpuinfo = Path("/proc/cpuinfo").read_text()
     except OSError as error:
@@ -54,13 +54,13 @@ def read_machine() -> tuple[str, dict[str, int]]:
 
 
 def numbers_of(fields: Mapping[str, str]) -> tuple[str, int, int]:
-    """Vendor, family and model number of a processor's fields; "" and 0 for what is not told."""
+    """Return vendor, family and model number from a processor's fields; "" and 0 if missing."""
     family, model = (int(fields.get(name, 0)) for name in ("cpu family", "model"))
     return fields.get("vendor_id", ""), family, model
 
 
 def processor_numbers() -> tuple[str, int, int]:
-    """This processor's vendor, family and model number, as CPUID gives them.
+    """Return this processor's vendor, family and model number, as CPUID gives them.
 
     Raises UnsupportedTarget where it is not x86-64 Linux.
     """

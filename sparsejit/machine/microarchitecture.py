@@ -1,7 +1,7 @@
-"""Which design of core a processor has, by the numbers that CPUID gives.
+"""Designs of core, by the vendor, family and model numbers that CPUID gives.
 
 Models follow Linux: arch/x86/include/asm/intel-family.h for Intel, arch/x86/kernel/cpu/amd.c for
-AMD. Cores that differ in nothing a kernel here would notice share a key.
+AMD. Cores whose differences do not matter to any kernel here share a key.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ def _kin(
     isa: str,
     sizes: dict[str, int],
 ) -> Core:
-    """A core that nothing was measured on: known by name, priced as any other."""
+    """Return a core without measurements: known by name, with the costs of GENERIC."""
     return replace(
         GENERIC,
         key=key,
@@ -92,15 +92,15 @@ MICROARCHITECTURES = tuple(_BY_KEY)
 
 
 def core_of(vendor: str, family: int, model: int) -> Core:
-    """The core with these numbers; the generic one where they are not known."""
+    """Return the core with these numbers; the generic one where they are not known."""
     return _BY_NUMBERS.get((vendor, family, model), GENERIC)
 
 
 def core_named(key: str) -> Core:
-    """The core with this key, one of `MICROARCHITECTURES`. Raises KeyError for another."""
+    """Return the core with this key, one of `MICROARCHITECTURES`. Raises KeyError for another."""
     return _BY_KEY[key]
 
 
 def detect() -> str:
-    """The key of this machine's core. Raises UnsupportedTarget where it is not x86-64 Linux."""
+    """Return the key of this machine's core. Raises UnsupportedTarget if not on x86-64 Linux."""
     return core_of(*processor_numbers()).key

@@ -1,6 +1,6 @@
-"""What work costs on a design of core, as records: their values are data of `processors`.
+"""Records of the cost of work on a design of core; their values are data of `processors`.
 
-By level is by that of instructions: "avx512" or "avx2".
+Levels are levels of instructions: "avx512" or "avx2".
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class StepPrice(NamedTuple):
-    """Cycles that one step of a kernel takes in L1, and where the figure comes from."""
+    """Cycles that one step of a kernel takes in L1, and the source of the figure."""
 
     cycles: float
     source: str
@@ -18,29 +18,29 @@ class StepPrice(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchPrices:
-    """What the parts of a batch cost.
+    """Costs of the parts of a batch.
 
-    loads, products: how many start in a cycle.
+    loads, products: the number that starts in a cycle.
     store_cycles: cycles to store a vector of outputs.
-    l2_code, l3_code: times the rate that `Rates` has for code from L2 and L3, at which the long
-        instructions of batches come.
-    far_code: bytes a cycle at which code comes that takes more than `near_l3` of L3.
+    l2_code, l3_code: rate of the batch's code from L2 and L3, over the rate in `Rates`: its
+        instructions are longer.
+    far_code: bytes a cycle of code that takes more than `near_l3` of L3.
     near_l3: a share of L3.
     square: by level, (cycles, cycles a column) to transpose lanes of features by n columns.
     feature_major_square: the same where x and y are feature-major.
-    repeated: times its price that a kernel takes for each column, run on column after column.
-    copy: by level, cycles to bring a vector of x into line.
-    into_integers: times `CsrPrices.into_panel` that a panel's x takes to become integers.
+    repeated: slowdown of a kernel that is repeated for every column, relative to one call.
+    copy: by level, cycles to copy a vector of x into a panel.
+    into_integers: cycles to convert a panel's x to integers, over `CsrPrices.into_panel`.
     dense_fetch: the share of fetching weights from beyond L2 that dense code does not hide.
-    spreading: by level, products whose place a weight takes that comes by a shared load.
-    late_inputs, late_stores: how many times as long as L2's rate says what is read, and what is
-        written, takes beside the products, where x and y exceed L1.
-    unhidden_code: the share of the lesser of these that adds to the other, of panels too few to ask
-        for code ahead: the products of the first one, and fetching its code from beyond L2.
-    from_memory: cycles a byte of code and weights of panels that come from memory takes beside the
-        products: it drives x from L2 on its way.
-    windows: how many times as long as those of panels products of windows over a padded image
-        take, whose vectors lie across lines.
+    spreading: by level, the cost, in products, of a weight that comes by a shared load.
+    late_inputs, late_stores: time that reading, and writing, takes beside the products where x and
+        y exceed L1, over the time by L2's rate.
+    unhidden_code: for panels too few to prefetch code, the share of the shorter of two times that
+        adds to the other: the first panel's products, and fetching its code from beyond L2.
+    from_memory: cycles that a byte of panels' code and weights from memory takes beside the
+        products: it evicts x from L2.
+    windows: time of products of windows over a padded image, whose vectors lie across lines, over
+        the time of panels' products.
     """
 
     loads: float
@@ -67,12 +67,12 @@ class BatchPrices:
 class CsrPrices(NamedTuple):
     """Cycles of a batch by a loop over compressed rows; with bytes, a weight means four.
 
-    weight: to load one and its offset.
-    product: to multiply one by a vector of x in L1.
-    far_product: what more that takes where the vector comes from L2.
+    weight: to load a weight and its offset.
+    product: to multiply a weight by a vector of x in L1.
+    far_product: additional cycles of a product where the vector comes from L2.
     sums: to load and store a vector of sums.
     group: to change over to rows with another number of weights.
-    into_panel: to bring a vector of x into the panel, as integers where the arithmetic is theirs;
+    into_panel: to copy a vector of x into the panel, as integers for integer arithmetic;
         feature-major, batch-major.
     to_y: to write a vector of y; feature-major, batch-major.
     fetch: the share of fetching weights from beyond L2 that is not hidden.
@@ -91,15 +91,15 @@ class CsrPrices(NamedTuple):
 class QuadPrices(NamedTuple):
     """Cycles of products of bytes, four inputs at a time, for 64 positions.
 
-    By the number of rows that share them, 1 and 2.
+    Pairs are by the number of rows that share the inputs, 1 and 2.
 
-    quad: four inputs whose vectors lie in line.
+    quad: four inputs whose vectors lie within cache lines.
     shifted: the same where they lie across lines.
-    far: what more that takes where what windows meet at once comes from L2.
+    far: additional cycles across lines, where x under the windows of one vector exceeds L1.
     fours: as quad and shifted, where x lies by fours.
     making: to bring four channels side by side.
     row: to start and end a row of the matrix.
-    added: what more that takes where bytes are added.
+    added: additional cycles of a row where bytes are added.
     """
 
     quad: tuple[float, float]
@@ -112,9 +112,9 @@ class QuadPrices(NamedTuple):
 
 
 class ForestPrices(NamedTuple):
-    """Cycles of decision trees; `rank` to `group` are of the kernel of blocks alone.
+    """Cycles of decision trees; `rank` to `group` apply to the kernel of blocks only.
 
-    By bytes is by those of a number of x: 4 or 8.
+    Bytes are the size of a number of x: 4 or 8.
 
     gather: by level, to gather a vector of 32-bit numbers in L1.
     rank: a step of the search for one x.
@@ -122,10 +122,10 @@ class ForestPrices(NamedTuple):
     pair: the same, whose blocks are anywhere in L1.
     group: to lead 32 trees on to their next blocks.
     leaf: to add a vector of outputs.
-    row: what else a row takes.
-    farther: by cache, times as long that gathers and pairs take.
+    row: all other work of a row.
+    farther: by cache, the time of gathers and pairs over their time in L1.
     level_gathers: by bytes, gathers for a level of a vector of trees or rows: thresholds, x and
-        the next nodes. One of doubles takes 0.6 of one of floats for half as many.
+        the next nodes. A gather of doubles takes 0.6 of one of floats, for half the numbers.
     search: by bytes, ranks that a search of sixteen thresholds takes: nine instructions for
         doubles, seven for floats.
     """
@@ -149,10 +149,10 @@ class AttentionPrices(NamedTuple):
     wide_score: the same, where it has two.
     value: the same for values.
     power: a vector of scores raised.
-    square: as many elements of a tile's queries as there are lanes, transposed.
+    square: a square of lanes by lanes of a tile's queries, transposed.
     result: a vector of results written.
-    copy: a vector of values brought to where others are.
-    apart: times as long as priced by themselves that two products around a softmax take.
+    copy: a vector of values copied beside the others.
+    apart: time of two products around a softmax, over their costs as separate steps.
     """
 
     score: float
@@ -166,13 +166,12 @@ class AttentionPrices(NamedTuple):
 
 
 class SharingPrices(NamedTuple):
-    """What it costs to share work with another core.
+    """Costs of sharing work with another core.
 
-    barrier_ns: nanoseconds to hand it a part and to hear of its end.
-    crossing_bytes: bytes a nanosecond at which it gets what another core wrote last.
-    torn_line_bytes: as long as so many bytes take, a cache line passes back and forth of which two
-        cores write a part each.
-    least_gain: times faster than on one thread that work must be predicted to be.
+    barrier_ns: nanoseconds to start its part and to await the end.
+    crossing_bytes: bytes a nanosecond that a core reads of data that another core wrote last.
+    torn_line_bytes: cost of a cache line of which two cores write a part each, in crossing bytes.
+    least_gain: predicted speedup over one thread from which work is shared.
     """
 
     barrier_ns: float
@@ -182,25 +181,25 @@ class SharingPrices(NamedTuple):
 
 
 class LoopPrices(NamedTuple):
-    """What plain loops over vectors take: on every core alike, as far as was measured.
+    """Costs of plain loops over vectors: the same on every core, as far as was measured.
 
-    instructions: of vectors, in a cycle.
+    instructions: vector instructions in a cycle.
     transposed: instructions to transpose a vector: a load, four exchanges of lanes, a store.
-    across_lines: by level, the loads that one counts for where all but one in `lanes` touch two
-        cache lines.
-    gathered: cycles of an element of gathered columns, whose rows are short: of windows one apart,
+    across_lines: by level, the cost of a load, in loads within lines, where all but one load in
+        `lanes` touch two cache lines.
+    gathered: cycles of an element of gathered columns, whose rows are short: for windows one apart,
         and farther.
     tile: cycles to begin and end a tile of a dense product, beside starting and storing its sums.
     far_load: cycles more for a vector of its second matrix, which mostly comes from L2.
     far_element: by level, the same for an element of its first, which may come from farther.
     csr_call: cycles of a loop over compressed rows to save registers and make room.
-    csr_near: the share of L1 up to which its panel of x comes from there.
+    csr_near: size of its panel of x, over L1, up to which the panel comes from L1.
     winograd: cycles to bring a vector of tiles of an image into Winograd's form, a channel, and
         a vector of products out of it.
-    by_tap: by level, times the price of sparse windows where each tap of a row has planes of its
-        own, for windows one apart and two: more lines to keep in L1, but none across rows.
-    panels_from: times the next family's price from which panels are taken for a layer that changes
-        layouts: it has nothing else to fall back to.
+    by_tap: by level, time of sparse windows with planes for each tap of a row, over their predicted
+        cost, for windows one apart and two: more lines to keep in L1, but none across rows.
+    panels_from: cost of panels, over the next family's, below which a layer changes its layouts for
+        panels: it has no other family to fall back to.
     """
 
     instructions: float = 2.0
@@ -220,33 +219,34 @@ class LoopPrices(NamedTuple):
 
 
 class LayoutPrices(NamedTuple):
-    """What templates weigh when they lay a layer out: on every core alike, as far as was measured.
+    """Figures by which templates choose layouts: the same on every core, as far as was measured.
 
-    Steps are those of the kernel.
+    Steps are steps of the kernel.
 
     square: by level, cycles to transpose a square of lanes by lanes of a dense product.
-    lane_sums: by level, cycles to add the lanes of as many sums.
-    products: by level, how many of a dense product start in a cycle; loads: the same of its loads.
+    lane_sums: by level, cycles to reduce a register of partial sums for each lane to one vector.
+    products, loads: of a dense product, the number that starts in a cycle; products by level.
     window_load: cycles of a load of dense windows: half of one, more where it touches two lines.
     exchange: steps that an exchange of rows takes, 1.55 cycles where a step takes 0.85.
-    int8_exchange: the same of int8, within L1; beyond it larger blocks save more than the bound of
-        the steps can tell, about so much more.
+    int8_exchange: the same in int8, within L1; beyond it none, for larger blocks save about that
+        much more than the bound of the steps shows.
     staged_trip: steps to bring the inputs of a trip together.
     staged_group: steps to start, to leave and to finish a group.
     move: steps to move the outputs of a vector.
     loop_ends: steps to start and to leave a loop, the misprediction included.
-    halves: times as long as one that two block rows in a register take.
-    dot_end: rows that take as long as what ends any group of inner products.
-    pushed: the share of weights in what is pushed from which pushing several at a time is quicker.
-    decoded_loads: the share of weights of shared inputs that come by fours where code of a single
-        panel stays decoded: loads bind there, code elsewhere.
-    csr_far: the share of L2 beyond which a loop over compressed rows asks for weights ahead.
+    halves: time of a vector of two block rows, over the time of a vector of one.
+    dot_end: cost of the end of a group of inner products, in rows.
+    pushed: the share of weights in pushed blocks from which pushing several at a time is quicker.
+    decoded_loads: the share of weights that are loaded by four where the code of a single panel
+        stays decoded: loads bind there, code elsewhere.
+    csr_far: the share of L2 beyond which a loop over compressed rows prefetches weights.
     csr_block: the share of L1 that the inputs of its block may take.
-    quads_block: the same of bytes, four at a time: L2 delivers them nearly as fast.
-    windows_near: the share of L1 that code takes, and inputs, of a part of sparse windows.
-    bands_near: times L2, what two neighbouring images of a band of rows may take.
-    panels_spread: by level, times L1, the sets of it that the lines of a panel may fall into where
-        x stays as it lies; from there on it is copied into line.
+    quads_block: the same for bytes, four at a time: L2 delivers them nearly as fast.
+    windows_near: the share of L1 that the code, and the inputs, of a part of sparse windows may
+        take.
+    bands_near: the share of L2 that two neighbouring images of a band of rows may take.
+    panels_spread: by level, the bytes over which a panel's lines may spread in the sets of L1, as a
+        multiple of L1's size, where x stays in place; from there on x is copied.
     """
 
     square: Mapping[str, float] = MappingProxyType({"avx512": 57.0, "avx2": 27.0})

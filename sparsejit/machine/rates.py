@@ -1,14 +1,14 @@
-"""How fast a core is, as a record: measured by `sparsejit calibrate`, or from its data."""
+"""Record of a core's speed: measured by `sparsejit calibrate`, or from the core's data."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Rates:
-    """How fast a core is: cycles a nanosecond, and bytes a cycle by where they come from.
+    """Speed of a core: cycles a nanosecond, and bytes a cycle by the cache that they come from.
 
-    `data` and `code` have the keys L1, L2, L3 and memory, and `data` padded L2, where padding lines
-    lie in between.
+    `data` and `code` have the keys L1, L2, L3 and memory. `data` also has padded L2, for streams
+    with padding lines in between.
     """
 
     cycles_per_ns: float

@@ -1,4 +1,4 @@
-"""What the processor offers: the only place that asks.
+"""Targets of code: a processor's instruction sets, caches and core, which only this module detects.
 
 Everything else takes a `Target` and never tests the processor itself, so any kernel can be
 chosen, emitted and disassembled for a processor that is not here.
@@ -22,7 +22,7 @@ MAX_ISA_VARIABLE = "SPARSEJIT_MAX_ISA"
 _AVX2_SETS = frozenset({"avx", "avx2", "fma"})
 _AVX512_SETS = _AVX2_SETS | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 
-# Names are those of the flags line in Linux's /proc/cpuinfo.
+# Names as in the flags line of Linux's /proc/cpuinfo.
 INSTRUCTION_SETS = _AVX512_SETS | {
     "amx_bf16",
     "amx_int8",
@@ -57,7 +57,7 @@ _LEVELS = {
 }
 ISA_LEVELS = tuple(_LEVELS)
 
-# Levels that exist but are below what any kernel here is written for.
+# Levels that exist, but are too low for any kernel here.
 _TOO_OLD = frozenset({"sse", "sse2", "sse3", "ssse3", "sse4", "sse4.1", "sse4.2", "avx"})
 
 
@@ -73,8 +73,8 @@ class Target:
         l2_bytes: bytes of a core's second-level cache
         l3_bytes: bytes of the cache that cores share
         model: the processor's name as the system gives it
-        core: what is known of its microarchitecture
-        between_bytes: bytes of code and weights of others that run between two calls of a kernel
+        core: data of its microarchitecture
+        between_bytes: bytes of other kernels' code and weights between two calls of a kernel
     """
 
     isa: str
@@ -88,20 +88,20 @@ class Target:
     between_bytes: int = 0
 
     def __hash__(self) -> int:
-        """By what tells targets of one machine apart: prices are looked up by them."""
+        """Hash of the fields that differ between targets of one machine, for caches of costs."""
         return hash((self.model, self.isa, self.between_bytes))
 
     @property
     def alone(self) -> "Target":
-        """The same, with nothing between two calls of a kernel."""
+        """The same target, with nothing between two calls of a kernel."""
         return _beside(self, 0) if self.between_bytes else self
 
     def beside(self, between_bytes: int) -> "Target":
-        """The same, with `between_bytes` of others between two calls of a kernel."""
+        """Return the same target, with `between_bytes` of others between two calls of a kernel."""
         return _beside(self, between_bytes)
 
     def ask_ahead(self, all_bytes: int) -> int:
-        """Bytes ahead of which code asks for more: 0 where all of it, and its data, stay in L2."""
+        """Return the distance, in bytes, at which code is prefetched; 0 if `all_bytes` fit L2."""
         return self.core.ask_ahead if all_bytes > self.l2_bytes else 0
 
     @cached_property
@@ -154,7 +154,7 @@ class Target:
 
     @staticmethod
     def check_allowed(instruction_sets: frozenset[str]) -> None:
-        """Check that the system lets processes use what the processor has.
+        """Check that the system lets this process use these sets of the processor.
 
         Raises:
             UnsupportedTarget: the processor has one of these sets, but the system refuses it
@@ -165,7 +165,7 @@ class Target:
 
     @classmethod
     def named(cls, name: str) -> "Target":
-        """The target called "native" (this machine), "avx2" or "avx512".
+        """Return the target called "native" (this machine), "avx2" or "avx512".
 
         The last two are the same everywhere: a level's required instruction sets, and
         caches and costs of a Zen 5 core, so that choices can be tested on any machine.
@@ -189,7 +189,7 @@ class Target:
 
     @classmethod
     def resolve(cls, target: "str | Target") -> "Target":
-        """The target that an argument means.
+        """Return the target for an argument.
 
         Args:
             target: "native", a level's name, or a Target itself
@@ -217,9 +217,9 @@ class Target:
 def parse_target(cpuinfo: str, caches: Mapping[str, int], max_isa: str | None = None) -> Target:
     """Build a Target from the text of /proc/cpuinfo.
 
-    `caches` maps "l1d", "l1i", "l2" and "l3" to bytes; what it lacks, as /sys may in containers, is
-    taken from what is known of the core.
-    `max_isa` is a level's name or None. Raises UnsupportedTarget as `Target.detect` does.
+    `caches` maps "l1d", "l1i", "l2" and "l3" to bytes; missing sizes, as /sys may lack in
+    containers, come from the core's data. `max_isa` is a level's name or None. Raises
+    UnsupportedTarget as `Target.detect` does.
     """
     fields = first_processor(cpuinfo)
     found = INSTRUCTION_SETS & set(fields.get("flags", "").split())
@@ -278,7 +278,7 @@ def _beside(target: Target, between_bytes: int) -> Target:
 
 @lru_cache(maxsize=8)
 def _processor(max_isa: str | None) -> Target:
-    """Whatever the system allows of it."""
+    """Return the processor with all its instruction sets, even if the system refuses some."""
     cpuinfo, caches = read_machine()
     return parse_target(cpuinfo, caches, max_isa)
 

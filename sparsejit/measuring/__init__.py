@@ -1,1 +1,1 @@
-"""How fast this machine is, by native code that is timed."""
+"""Measure the speed of this machine by timing native code."""

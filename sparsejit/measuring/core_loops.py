@@ -1,4 +1,4 @@
-"""Short loops of machine code that tell how fast a core is: its clock, its caches, its decoders."""
+"""Short loops of machine code that measure a core's clock, caches and decoders."""
 
 from collections.abc import Callable, Sequence
 
@@ -21,7 +21,7 @@ from sparsejit.x86.placement import Placement
 
 CHAIN_CYCLES = 4096
 _LOADS = 16
-# As kernels have them: so many instructions between jumps, and where code of a page lies.
+# As in kernels: number of instructions between jumps, and placement of code within a page.
 _REDIRECTED = 48
 _PLACED = Placement(32 << 10, 1024)
 _XOR_BYTES = 5
@@ -33,14 +33,14 @@ def cycles_per_ns(target: Target) -> float:
 
 
 def dependent_additions(asm: Assembler) -> None:
-    """`CHAIN_CYCLES` of them: each waits for the one before, one cycle each."""
+    """Append `CHAIN_CYCLES` additions; each takes one cycle and waits for the one before."""
     asm.stamp(CHAIN_CYCLES, [line("add", rax, rcx)])
 
 
 def padded_l2_bandwidth(target: Target, places: int = 1, spaced: bool = False) -> float:
-    """Bytes a nanosecond from L2 at the padding that kernels give their pools on this target.
+    """Bytes a nanosecond from L2, with the stride padding of kernels' pools on this target.
 
-    If `spaced`, at that which they give them where a core gains by it.
+    If `spaced`, with the padding that pools have where a core gains by it.
     """
     size = target.l2_bytes // 4
     space = PADDED if spaced else stride_padding(size, target)
@@ -50,12 +50,13 @@ def padded_l2_bandwidth(target: Target, places: int = 1, spaced: bool = False) -
 def load_bandwidth(
     target: Target, size: int, passes: int = 1, places: int = 1, space: StridePadding = DENSE
 ) -> float:
-    """Bytes a nanosecond when `size` bytes are read over and over, where they lie best.
+    """Bytes a nanosecond when `size` bytes are read over and over, in the fastest buffer.
 
-    `passes` are made in each call, in each of `places` buffers. `space` is that of the vectors.
+    `places` is the number of buffers, `passes` the number of passes in each call, `space` the
+    stride padding of the vectors.
     """
     register = zmm if target.isa == "avx512" else ymm
-    # One run a trip: in steps of 1 KB, four runs a trip, padded lines come at 44 bytes a cycle.
+    # One run of lines a trip: with four runs (1 KB) a trip, padded lines come at 44 bytes a cycle.
     loads = _LOADS if space == DENSE else space.run
     offsets = space.place(np.arange(loads)) * target.vector_bytes
     step, trips = space.room(loads) * target.vector_bytes, size // (loads * target.vector_bytes)
@@ -82,8 +83,8 @@ def code_bandwidth(
 ) -> float:
     """Bytes a nanosecond of straight-line code of independent five-byte instructions.
 
-    With `redirects`, jumps to the next instruction lie among them; if `placed`, they lie as a
-    kernel's do that shall stay decoded.
+    With `redirects`, jumps to the next instruction lie among them; if `placed`, the code lies as in
+    a kernel that shall stay decoded.
     """
 
     def body(asm: Assembler) -> None:
@@ -102,9 +103,9 @@ def code_bandwidth(
 
 
 def shared_way(target: Target, code_rate: float, data_rate: float) -> float:
-    """What code adds to data that comes from L2 as well, as a share of the faster of the two.
+    """Time of code and data from L2 beyond the slower of the two, as a share of the faster: 0 to 1.
 
-    Rates in bytes a nanosecond. As in kernels, 20 bytes of code come with a vector of data.
+    Rates are in bytes a nanosecond. As in kernels, 20 bytes of code come with a vector of data.
     """
     register = zmm if target.isa == "avx512" else ymm
     count = target.l2_bytes // 3 // (target.vector_bytes + 4 * _XOR_BYTES)
@@ -124,7 +125,7 @@ def shared_way(target: Target, code_rate: float, data_rate: float) -> float:
 def least_ns_reading(
     target: Target, body: Callable[[Assembler], None], size: int, places: int
 ) -> float:
-    """The shortest time of a function over buffers of `size` bytes, each aligned to a line."""
+    """The shortest time of a function over `places` buffers of `size` bytes, aligned to a line."""
     buffers = [np.ones(size + CACHE_LINE_BYTES, np.uint8) for _ in range(places)]
     starts = [buffer.ctypes.data + -buffer.ctypes.data % CACHE_LINE_BYTES for buffer in buffers]
     return least_ns(target, body, starts)
@@ -133,14 +134,14 @@ def least_ns_reading(
 def least_ns(
     target: Target, body: Callable[[Assembler], None], arguments: Sequence[int] = (0,)
 ) -> float:
-    """The shortest time of a function over the arguments it may be given."""
+    """The shortest time of a function, in nanoseconds, over the given arguments."""
     memory = function_of(target, body)
     timings = (time_native(memory.address, (one,), samples=50) for one in arguments)
     return min(timing.min_ns for timing in timings)
 
 
 def function_of(target: Target, body: Callable[[Assembler], None]) -> ExecutableMemory:
-    """A native function of what `body` appends."""
+    """A native function with the code that `body` appends."""
     asm = Assembler(target)
     body(asm)
     asm.emit("vzeroupper")

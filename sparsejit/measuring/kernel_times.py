@@ -1,4 +1,4 @@
-"""How long kernels take that a template made: one at several places, or many in turn."""
+"""Time kernels of templates: one kernel at several places in memory, or many kernels in turn."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ _PLACES, _SAMPLES = 3, 40
 _CHAIN_CALLS = 16
 _ROUNDS, _MOST_ROUNDS = 12, 48
 _SAMPLE_NS = 150_000.0
-# Cycles in one half of the rounds to those in the other: beyond, other work disturbed them.
+# Greatest ratio of cycles in two halves of the rounds: beyond it, other work disturbed one half.
 _MOST_DIFFERENCE = 1.08
 
 
 def kernel_ns(
     template: Template, lowered: Any, spec: Layer, target: Target, all_bytes: int
 ) -> float:
-    """Median over places in memory of the least nanoseconds a call; `all_bytes`: code and data."""
+    """Median over places in memory of the least nanoseconds a call; `all_bytes`: code + data."""
 
     def emit(asm: Assembler) -> None:
         if isinstance(spec, MatMul) and spec.added_pitch is not None:
@@ -79,10 +79,10 @@ class _Timed:
 
 
 def least_cycles(kernels: Sequence[SmallKernel], target: Target) -> list[float]:
-    """Cycles of a call of each; a chain of additions beside each tells the clock.
+    """Cycles of a call of each kernel; a chain of additions beside each tells the clock.
 
-    What other work kept disturbing counts as well: with one kernel at a measured price and its
-    rival at an assumed one, choices are worse than with both a little too dear.
+    Kernels that other work kept disturbing count as well: choices are worse if one kernel has a
+    measured cost and its rival an assumed one than if both costs are a little too high.
     """
     timed = [_Timed(kernel, target) for kernel in kernels]
     memory = function_of(target, dependent_additions)

@@ -1,10 +1,10 @@
-"""What meeting another core costs here: a barrier, and bytes that the other core wrote.
+"""Measure the costs of working with another core: a barrier, and bytes that the other core wrote.
 
     barrier    two parts of additions at once, and one of them alone
     crossing   two parts that each read and write a block: always its own, and both in turn
 
-Each pair of loops takes turns, so that a change of clock passes for neither; virtual cores move in
-their host within milliseconds, now nearer, now farther apart, so there are many turns.
+The two loops of a pair take turns, so that a change of clock affects both; virtual cores move in
+their host within milliseconds, nearer or farther apart, so there are many turns.
 """
 
 import statistics
@@ -25,7 +25,7 @@ from sparsejit.x86.operands import Memory, rax, rcx, ymm
 _CHAIN = 8192
 _BLOCK = 64 << 10  # bytes; two of them fit L2
 _CALLS, _TURNS, _TRIES = 16, 400, 3
-# A share of a part: where a barrier takes longer, the other core had other work.
+# Longest barrier, as a share of a part: where it takes longer, the other core had other work.
 _MOST_BARRIER = 0.5
 _VECTORS = 16
 _Emit = Callable[[Assembler], None]
@@ -38,7 +38,7 @@ def barrier_ns(target: Target, threads: int = 2) -> float:
 
 
 def sharing(target: Target) -> tuple[float, float] | None:
-    """Nanoseconds of a barrier, and bytes a nanosecond that cross; None where no core came."""
+    """Nanoseconds of a barrier, and bytes a nanosecond that cross; None if no core was free."""
     most = _MOST_BARRIER * least_ns(target, _chain)
     for _ in range(_TRIES):
         before, crossing, behind = barrier_ns(target), _crossing_bytes(target), barrier_ns(target)
@@ -48,7 +48,7 @@ def sharing(target: Target) -> tuple[float, float] | None:
 
 
 def _crossing_bytes(target: Target) -> float:
-    """At which each of two cores gets what the other wrote last, beside what its own would take."""
+    """Bytes a nanosecond at which a core fetches a block that the other core wrote last."""
     blocks = np.zeros(2 * _BLOCK + 64, np.uint8)
     start = blocks.ctypes.data + -blocks.ctypes.data % 64
     first, second = (partial(_touch, start=start + at) for at in (0, _BLOCK))

@@ -1,1 +1,1 @@
-"""Memory for machine code, and calls into it: what both writing code and running it need."""
+"""Executable memory and calls into it, for the code writer and the runtime."""

@@ -1,4 +1,4 @@
-"""What copy, deepcopy and pickle make of objects that hold machine code, or addresses."""
+"""Behaviour of copy, deepcopy and pickle for objects that hold machine code or addresses."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class NotCopied:
-    """An object with addresses of its own, or a place in a stream, that a copy would share.
+    """Base of objects that refuse copy and pickle: a copy would share addresses or a stream.
 
     Raises:
-        NotCopyable: a TypeError, with `instead_of_copying`, which is what to do
+        NotCopyable: a TypeError; its message ends with the remedy, `instead_of_copying`
     """
 
     instead_of_copying = "pickle what it was compiled from, and compile that again"
@@ -23,7 +23,7 @@ class NotCopied:
         self.refuse_a_copy()
 
     def refuse_a_copy(self) -> NoReturn:
-        """What copy and pickle come to."""
+        """Raise NotCopyable, for copy and for pickle."""
         raise NotCopyable(
             f"a {type(self).__name__} holds addresses of this process and cannot be copied or "
             f"pickled; {self.instead_of_copying}"
@@ -31,10 +31,10 @@ class NotCopied:
 
 
 class SharedCode(NotCopied):
-    """An object with machine code, which never changes: its copies are the object itself.
+    """Base of objects with machine code, which never changes: a copy is the object itself.
 
-    So the code lives as long as any of them. Pickling is refused, but where `__reduce__` says what
-    it is compiled from.
+    So the code lives as long as any reference. Pickling is refused, except in classes whose
+    `__reduce__` returns the data to compile from.
     """
 
     def __copy__(self) -> Self:

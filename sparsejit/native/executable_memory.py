@@ -22,7 +22,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PROT_NONE, _PROT_READ, _PROT_WRITE, _PROT_EXEC = 0, 1, 2, 4
 _MAP_PRIVATE, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x02, 0x20, 0x4000
 _HUGE_PAGE, _MADV_DONTNEED, _MADV_HUGEPAGE = 2 << 20, 4, 14
-_WITHIN_REACH = (1 << 31) - (4 << 20)  # bytes: of any two places, one is 32 bits from the other
+_WITHIN_REACH = (1 << 31) - (4 << 20)  # bytes: any two addresses are a signed 32-bit offset apart
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -41,22 +41,25 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Neighbourhood(NotCopied):
-    """Addresses for images that read each other's literals; no memory until an image takes it.
+    """A reserved address range for images that read each other's literals.
 
-    What an image leaves is taken again; all addresses are free when the last image in it dies.
+    It takes no memory until an image is placed there. The addresses of a dead image are used
+    again. Images hold the range, which is unmapped when the last reference to it is gone.
     """
 
     def __init__(self) -> None:
-        """Raises CompileError where the system does not grant so many addresses."""
+        """Reserve the range. Raises CompileError where the system refuses it."""
         flags = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE
         self.first = _mapped(_WITHIN_REACH, _PROT_NONE, flags)
         self._lock = threading.Lock()
-        self._free = [(self.first, _WITHIN_REACH)]  # by address, none beside another
-        self._returned: deque[tuple[int, int]] = deque()  # whoever dies may hold the lock
+        self._free = [(self.first, _WITHIN_REACH)]  # by address; no two ranges touch
+        # Ranges of dead images. A finaliser may run while its thread holds the lock, so it only
+        # appends here.
+        self._returned: deque[tuple[int, int]] = deque()
         weakref.finalize(self, _libc.munmap, self.first, _WITHIN_REACH).atexit = False
 
     def take(self, size: int) -> int | None:
-        """The address of so many bytes that may be written to; None where none are left."""
+        """Return the address of `size` writable bytes, or None where no range is large enough."""
         page = PAGE_BYTES if size < _HUGE_PAGE else _HUGE_PAGE
         with self._lock:
             while self._returned:
@@ -72,13 +75,13 @@ class Neighbourhood(NotCopied):
         return address
 
     def give_back(self, address: int, size: int) -> None:
-        """The memory of an image that `take` gave, and its addresses."""
+        """Free the memory and the addresses of an image that `take` placed."""
         _libc.madvise(address, size, _MADV_DONTNEED)
         _libc.mprotect(address, size, _PROT_NONE)
         self._returned.append((address, size))
 
     def _lowest(self, size: int, page: int) -> int | None:
-        """Take so many bytes out of the first free range that holds them from a page on."""
+        """Take `size` bytes, aligned to `page`, from the first free range that holds them."""
         for number, (first, room) in enumerate(self._free):
             address = -(-first // page) * page
             behind = first + room - (address + size)
@@ -90,7 +93,7 @@ class Neighbourhood(NotCopied):
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges by address, those that touch as one."""
+    """Sort ranges (address, size) by address, and merge ranges that touch."""
     joined: list[tuple[int, int]] = []
     for address, size in sorted(ranges):
         if joined and sum(joined[-1]) == address:
@@ -103,7 +106,8 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 class ExecutableMemory(SharedCode):
     """An image mapped read-only and executable; unmapped when the object dies.
 
-    `address` is the first byte. Raises CompileError where the system refuses the mapping.
+    `address` is the address of the first byte. Raises CompileError where the system refuses the
+    mapping.
     """
 
     def __init__(self, data: bytes | memoryview) -> None:
@@ -117,10 +121,10 @@ class ExecutableMemory(SharedCode):
         within: Neighbourhood | None = None,
         beside: "ExecutableMemory | None" = None,
     ) -> "ExecutableMemory":
-        """An image of so many bytes, which `fill` writes; what it raises is passed on.
+        """Map an image of `size` bytes, which `fill` writes; its exceptions are passed on.
 
-        It lies `within` a neighbourhood, which must have room for it, and keeps alive what it lies
-        `beside`, since it reads that.
+        The image lies `within` a neighbourhood, which must have room for it. It keeps the image
+        `beside` it alive, since it reads that.
         """
         memory = cls.__new__(cls)
         memory._within, memory._beside = within, beside
@@ -152,9 +156,10 @@ class ExecutableMemory(SharedCode):
             raise _refused("make it executable (mprotect)", self.size)
 
     def view(self, size: int, address: int | None = None) -> memoryview:
-        """The first so many bytes, to be read; it holds this memory alive.
+        """Return a read-only view of `size` bytes; the view holds this memory alive.
 
-        Those from another `address`, which may be in what this lies beside.
+        It starts at `address`, which may lie in the image beside this one; by default at the first
+        byte.
         """
         start = self.address if address is None else address
         held: Any = (ctypes.c_ubyte * size).from_address(start)
@@ -164,10 +169,10 @@ class ExecutableMemory(SharedCode):
     def function(
         self, arguments: int, offset: int = 0, *, with_status: bool = False
     ) -> Callable[..., Any]:
-        """A ctypes function of `arguments` pointers or 64-bit integers.
+        """Return the code at `offset` as a ctypes function of `arguments` pointers or integers.
 
-        It returns nothing, or its int `with_status`. It holds this memory alive. The interpreter
-        lock is released during the call.
+        Integers have 64 bits. The function returns an int `with_status`, else nothing. It holds
+        this memory alive. The interpreter lock is released during the call.
         """
         result = ctypes.c_int if with_status else None
         prototype = ctypes.CFUNCTYPE(result, *[ctypes.c_void_p] * arguments)
@@ -179,8 +184,8 @@ class ExecutableMemory(SharedCode):
 def write_perf_map(address: int, code_bytes: int, name: str) -> None:
     """Name a piece of code for Linux's `perf` (/tmp/perf-PID.map: start, size, symbol).
 
-    Anybody may put a file or a link there before us. Raises InvalidInput unless it is a file of
-    this user's alone.
+    Another user may have put a file or a link there. Raises InvalidInput unless it is a regular
+    file that this user owns, without other links.
     """
     path = f"/tmp/perf-{os.getpid()}.map"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -203,16 +208,16 @@ def _not_ours(path: str, reason: str) -> InvalidInput:
 
 
 def _map(size: int) -> int:
-    """Fresh memory; from two megabytes on in huge pages, where the system grants them."""
+    """Map fresh memory; from 2 MiB on in huge pages, where the system grants them."""
     if size < _HUGE_PAGE:
         return _mapped(size)
-    # A huge page begins at a multiple of its size: what lies before and behind is given back.
+    # A huge page begins at a multiple of its size: the memory before and behind is unmapped.
     whole = _mapped(size + _HUGE_PAGE)
     address = -(-whole // _HUGE_PAGE) * _HUGE_PAGE
     for first, end in ((whole, address), (address + size, whole + size + _HUGE_PAGE)):
         if first < end:
             _libc.munmap(first, end - first)
-    _libc.madvise(address, size, _MADV_HUGEPAGE)  # a system without them refuses: all the same
+    _libc.madvise(address, size, _MADV_HUGEPAGE)  # a system without huge pages refuses: ignored
     return address
 
 
@@ -237,7 +242,7 @@ def _refused(action: str, size: int) -> CompileError:
 
 
 class BoundCall(NotCopied):
-    """What a built-in function needs for as long as it lives."""
+    """Objects that a built-in function keeps alive, such as its definition and its code."""
 
     instead_of_copying = "pickle the kernel or model, and bind that again"
 
@@ -257,9 +262,9 @@ class _MethodDefinition(ctypes.Structure):
 
 
 def builtin(name: str, address: int, flags: int, keep: object) -> Callable[..., Any]:
-    """Native code as a built-in function; the function holds `keep` alive.
+    """Return native code as a built-in function, which holds `keep` alive.
 
-    `flags` are CPython's METH_ constants and say how the code takes its arguments.
+    `flags` are CPython's METH_ constants: how the code takes its arguments.
     """
     definition = _MethodDefinition(name.encode(), address, flags, None)
     make = ctypes.pythonapi.PyCFunction_NewEx

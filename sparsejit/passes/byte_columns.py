@@ -1,12 +1,12 @@
-"""Turns what lies between quantised linear layers around, so that features are channels.
+"""Transposes values between quantised linear layers, so that features are channels.
 
-    y = linear[int8](x, W, b)                    x' = x turned to (1, features, columns)
+    y = linear[int8](x, W, b)                    x' = x transposed to (1, features, columns)
     z = layer_norm(rounded(y) + c + r)     ->    y' = conv[int8](x', W, b)
                                                  z' = normalised[c](y' in steps, r')
-                                                 z  = z' turned back
+                                                 z  = z' transposed back
 
-What is elementwise is turned with it, and attention in steps is one operator. Turning back and
-forth is views, which vanish between two that are turned.
+Elementwise functions between them are transposed too, and attention in steps becomes one operator.
+Transposing back and forth takes views, which vanish between two transposed operators.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ from sparsejit.ir.spec import LARGEST_SCALE, SMALLEST_SCALE, DType
 from sparsejit.passes.quantised_values import steps_of
 from sparsejit.passes.rewriter import Site, rewrite
 
-# How a value (samples, tokens, features) lies whose features are heads and features of each: as it
-# is, as (samples, tokens, heads, each), heads before tokens, and tokens last.
+# Forms of a value (samples, tokens, features) whose features are heads * each: as it is, as
+# (samples, tokens, heads, each), as (samples, heads, tokens, each), (samples, heads, each, tokens).
 _ROWS, _SPLIT, _HEADS, _TURNED = "rows", "split", "heads", "turned"
 _PERMUTED: dict[tuple[str, tuple[int, ...]], str] = {
     (_SPLIT, (0, 2, 1, 3)): _HEADS,
@@ -41,14 +41,14 @@ _AXES = {_HEADS: (0, 2, 1, 3), _TURNED: (0, 2, 3, 1)}
 
 
 class _Turned(NamedTuple):
-    """A value's columns, and how it lies itself."""
+    """A value's columns, and the form of the value itself."""
 
     columns: Value
     form: str
 
 
 def byte_columns(graph: Graph, wins: Callable[[Node], bool]) -> Graph:
-    """The graph with int8 layers for which `wins` is true, and what is between, turned."""
+    """The graph with int8 layers for which `wins` is true, and values between them, transposed."""
     readers = graph.consumers()
     rounded = _rounded_soon(graph, readers)
     found = (node for node in graph.nodes if _is_layer(node) and node.output in rounded)
@@ -68,7 +68,7 @@ def _is_layer(node: Node) -> bool:
 
 
 def _rounded_soon(graph: Graph, readers: dict[Value, list[Node]]) -> set[Value]:
-    """What all read in steps, once numbers are added or it is seen in another shape."""
+    """Values that all readers read in steps, directly or behind sums and Reshapes."""
     numbers = {v: a.flat[0].item() for v, a in graph.constants.items() if a.size == 1}
     rounded: set[Value] = set()
     for node in reversed(graph.nodes):
@@ -87,7 +87,7 @@ def _passes_on(node: Node, rounded: set[Value]) -> bool:
 
 
 class _Turning:
-    """What has been turned; `layers` are outputs of layers to turn, `wanted` what they read."""
+    """Transposes nodes: `layers` are outputs of layers to transpose, `wanted` their operands."""
 
     def __init__(self, layers: set[Value], wanted: set[Value]) -> None:
         self._layers, self._wanted = layers, wanted
@@ -114,7 +114,7 @@ class _Turning:
         return site.one(Permute((0, 2, 1)), flat)
 
     def _back(self, site: Site, columns: Value, form: str) -> tuple[Value]:
-        """Columns as the site has its result."""
+        """Columns transposed back to the site's result."""
         shape = site.output.shape
         if form in _AXES:
             shape = tuple(np.array(shape)[np.argsort(_AXES[form])].tolist())
@@ -151,7 +151,7 @@ class _Turning:
         return kept
 
     def _elementwise(self, site: Site) -> Sequence[Value] | None:
-        """The same of columns, where an operand is turned; others may be numbers by feature."""
+        """The site's function of columns, if an operand is transposed; others may be by feature."""
         forms = {self._turned[v].form for v in site.inputs if v in self._turned}
         if len(forms) != 1 or not _is_float(site):
             return None
@@ -178,7 +178,7 @@ class _Turning:
         return self._back(site, columns, form)
 
     def _with_bias(self, site: Site, operands: list[Value]) -> Value | None:
-        """A layer and the sum behind it, which is its bias if nobody else reads the layer."""
+        """A layer and a constant added behind it as the bias, if nothing else reads the layer."""
         if not isinstance(site.op, Pointwise) or site.op.kind != "add":
             return None
         for place, columns in enumerate(operands):
@@ -192,7 +192,7 @@ class _Turning:
         return None
 
     def _norm(self, site: Site) -> Sequence[Value] | None:
-        """A layer norm, what is added before it included."""
+        """A layer norm, with the additions before it."""
         op, shape = site.op, site.output.shape
         assert isinstance(op, Chain)
         x, *numbers = site.inputs
@@ -216,7 +216,7 @@ class _Turning:
         return self._back(site, columns, _ROWS)
 
     def _summands(self, site: Site, x: Value) -> tuple[list["_Summand"], Array]:
-        """What x is a sum of, two operands at most, and a number for each feature."""
+        """The summands of x, two at most, and the sum of its constants for each feature."""
         added, more = [x], np.zeros(x.shape[1], np.float64)
         for number in range(2):
             while number < len(added) and (parts := _parts_of_sum(site, added[number])):
@@ -317,7 +317,7 @@ def _unmasked(site: Site, value: Value) -> tuple[Value, Value | None]:
 
 
 def _by_key(site: Site, value: Value) -> Value | None:
-    """The same for one query, if it is the same for all of them; None where it may not be."""
+    """The value for one query if it is the same for all queries; None where it may differ."""
     if len(value.shape) < 2 or value.shape[-2] == 1:
         return value
     array, node = site.array(value), site.producer(value)
@@ -342,7 +342,7 @@ def _is_float(site: Site) -> bool:
 
 
 def _form_of(op: Reshape | Permute, form: str, shape: tuple[int, ...]) -> str | None:
-    """How a view of what lies in a form lies."""
+    """The form of a view of a value in a form; None for a view to any other form."""
     if isinstance(op, Permute):
         return _PERMUTED.get((form, op.axes))
     if form == _ROWS:
@@ -356,7 +356,7 @@ def _form_of(op: Reshape | Permute, form: str, shape: tuple[int, ...]) -> str | 
 
 
 def _by_feature(array: Array, shape: tuple[int, ...], form: str) -> Array | None:
-    """Numbers that broadcast to rows (*, features), as they broadcast to columns."""
+    """Numbers that broadcast to rows (*, features), reshaped to broadcast to columns, else None."""
     if array.size == 1:
         return array.reshape(())
     is_vector = array.size == array.shape[-1] == shape[-1]

@@ -1,4 +1,4 @@
-"""What is done to one byte, whatever it is written as: a table of 256, or a number by channel.
+"""Elementwise functions of a byte, as a table of 256, or as numbers added by channel.
 
     s = sigmoid(x)
     y = mul(x, s)          of x in steps, y read in steps      ->      y = table[x]
@@ -22,14 +22,14 @@ _MOST_NODES = 32
 
 @dataclass(frozen=True, eq=False)
 class ByteFunction:
-    """Nodes in order that make `last` of one value and constants."""
+    """Nodes, in order, that compute `last` from `value` and constants."""
 
     value: Value
     last: Value
     nodes: tuple[Node, ...]
 
     def constants(self) -> list[Value]:
-        """What the nodes read besides the value and each other."""
+        """The values that the nodes read besides `value` and each other's results."""
         made = {self.value, *(node.output for node in self.nodes)}
         return [value for node in self.nodes for value in node.inputs if value not in made]
 
@@ -39,9 +39,9 @@ class ByteFunction:
         result: QuantisedSteps,
         number_of: Callable[[Value], float | None],
     ) -> tuple[int, ...] | None:
-        """What -128 to 127 of the value's steps become in those of the result.
+        """Results for -128 to 127 in the value's steps `own`, as integers in the steps `result`.
 
-        None where a constant is not one number.
+        None where a constant is not one number, or a result is NaN.
         """
         numbers = {value: number_of(value) for value in self.constants()}
         if None in numbers.values():
@@ -57,7 +57,7 @@ class ByteFunction:
         return tuple(int(n) for n in integers.clip(_LEAST, _LARGEST))
 
     def added_by_channel(self, constants: Mapping[Value, Array]) -> Array | None:
-        """The numbers (channels,) that are added to the value, if that is all that is done."""
+        """The numbers (channels,) that the function adds; None if it does anything else."""
         (node, *others) = self.nodes
         if others or not isinstance(node.op, Pointwise) or node.op.kind != "add":
             return None
@@ -72,14 +72,14 @@ class ByteFunction:
 
 
 class ByteFunctions:
-    """The functions of one value that a graph has."""
+    """Finds elementwise functions of one value in a graph."""
 
     def __init__(self, graph: Graph, readers: Mapping[Value, Sequence[Node]]) -> None:
         self._graph, self._readers = graph, readers
         self._place = {node: number for number, node in enumerate(graph.nodes)}
 
     def behind(self, value: Value) -> Iterator[ByteFunction]:
-        """Functions of a value of whose results one alone is read elsewhere, farthest first."""
+        """Yield functions of a value with only one result that is read elsewhere, longest first."""
         nodes = self._reached(value)
         while nodes:
             inside = {value, *(node.output for node in nodes)}

@@ -1,11 +1,11 @@
-"""Has convolutions of a quantised model make bytes, where all that read them read these.
+"""Lets convolutions of a quantised model return bytes, where all their readers read bytes.
 
     y = conv[int8](x, W, b)                     z = conv[int8, to steps](x, W, b)
     r = relu(y)                         ->
     z = rounded(r)
 
     p = conv[int8, to steps](x, W, b)           z = conv[int8, to steps](x, W, b, q)
-    z = rounded(relu(add(p, q)))        ->      of p and q in steps too
+    z = rounded(relu(add(p, q)))        ->      with p and q in steps too
 
     p = rounded(conv[int8](x, W, b))            z = conv[int8, to steps, by a table](x, W, b)
     z = rounded(gelu(p))                ->
@@ -35,10 +35,10 @@ _FUSED = {"relu": Activation.RELU}
 
 
 class _End(NamedTuple):
-    """The steps that all read a value in, behind an activation; `last` is what it is then.
+    """The steps in which all readers read a value behind an activation; `last` is the read value.
 
-    Where more is done to it in steps, these are `own`: `late` is added, which is rounded to
-    `summed` where a table follows, or there is a table alone.
+    If functions of the value in steps follow, `own` are its steps before them: `late` is added,
+    and the sum rounded to `summed` if a table follows, or there is a table alone.
     """
 
     steps: QuantisedSteps
@@ -56,7 +56,7 @@ class _End(NamedTuple):
 
 
 def byte_layers(graph: Graph, wins: Callable[[Node], bool], has_tables: bool = True) -> Graph:
-    """The graph with those convolutions to bytes that can, and for which `wins` is true."""
+    """The graph in which convolutions return bytes if they can, and if `wins` is true for them."""
     found = _Regions(graph, wins, has_tables)
     made: dict[Value, Value] = {}
 
@@ -82,7 +82,7 @@ def byte_layers(graph: Graph, wins: Callable[[Node], bool], has_tables: bool = T
 
 
 def _with_added(site: Site, place: int, added: QuantisedSteps, end: _End) -> Sequence[Value]:
-    """A sum inside the convolution that makes the operand of this number."""
+    """The convolution that makes operand number `place` of a sum, with the sum inside."""
     product = site.producer(site.inputs[place])
     assert product is not None and isinstance(product.op, Convolution) and product.op.rounding
     rounding = RoundedResult(end.steps, product.op.rounding.result, added)
@@ -111,9 +111,9 @@ def _mean(site: Site, steps: QuantisedSteps) -> Sequence[Value]:
 
 
 class _Regions:
-    """What a graph has: convolutions that end in steps, sums inside them, and what is left out.
+    """Parts of a graph to change: convolutions that end in steps, sums inside, dropped roundings.
 
-    Keys are values of the graph as it was.
+    Keys are values of the old graph.
     """
 
     def __init__(self, graph: Graph, wins: Callable[[Node], bool], has_tables: bool) -> None:
@@ -162,7 +162,7 @@ class _Regions:
             self._mean(node)
 
     def _are_bytes(self, value: Value) -> bool:
-        """Whether a value is one of those steps as it is made, not by a chain."""
+        """Whether a value is in bytes as it is made, and not rounded by a chain."""
         return value in self.in_bytes or (value in self.steps and value not in self.rounded)
 
     def _ends_in(self, output: Value, end: _End) -> None:
@@ -175,7 +175,7 @@ class _Regions:
             self.dropped.add(end.last)
 
     def _functions(self, end: _End) -> Iterator[tuple[ByteFunction, _End]]:
-        """Functions of the byte that a product becomes, and how they end."""
+        """Yield functions of a product's byte, and the ends of their results."""
         readers = self.readers[end.last]
         if len(readers) != 1 or readers[0].outputs[0] not in self.rounded:
             return
@@ -202,7 +202,7 @@ class _Regions:
         return None
 
     def _sum(self, node: Node) -> None:
-        """A sum of two in steps, one of them what a convolution makes for it alone."""
+        """Note a sum of two values in steps, one of which a convolution makes for it alone."""
         end = self._end(node.output)
         if end is None or any(value not in self.steps for value in node.inputs):
             return
@@ -223,7 +223,7 @@ class _Regions:
                 return
 
     def _scale(self, node: Node) -> None:
-        """Bytes times a number by channel, where all that read that read it in steps."""
+        """Note bytes times a number by channel, if all readers of the product read it in steps."""
         end, shape = self._end(node.output), node.output.shape
         if end is None or end.activation is not Activation.NONE or len(shape) not in (3, 4):
             return
@@ -236,7 +236,7 @@ class _Regions:
                 return
 
     def _mean(self, node: Node) -> None:
-        """The mean of each channel of what comes as bytes."""
+        """Note the mean of each channel of bytes."""
         x = node.inputs[0]
         source = self.producers.get(x)
         if source is not None and isinstance(source.op, Reshape):
@@ -248,7 +248,7 @@ class _Regions:
             self.means[node.output] = self.steps[x]
 
     def _come_as_bytes(self, value: Value) -> bool:
-        """Whether they are made as bytes, before they are rounded to the same steps again."""
+        """Whether a value is made as bytes, or rounded again from bytes of the same steps."""
         source, steps = self.rounded.get(value, (value, self.steps.get(value)))
         return self._are_bytes(value) or (self._are_bytes(source) and self.steps[source] == steps)
 
@@ -257,7 +257,7 @@ class _Regions:
         return isinstance(op, Convolution) and op.groups > 1
 
     def _end(self, value: Value) -> _End | None:
-        """What a product's result ends in, if all that read it agree."""
+        """The end of a product's result if all readers read it in the same steps, else None."""
         readers = self.readers[value]
         if value in self.graph.outputs or not readers:
             return None

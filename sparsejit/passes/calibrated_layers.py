@@ -1,4 +1,4 @@
-"""Stores layers as calibration says, and takes that back.
+"""Stores layers with scales from calibration, and restores them in float32.
 
     y = linear(x, W, b)      ->      z = x / factors
                                      y = linear[int8; scale, shift](z, W factors, b + correction)
@@ -24,12 +24,12 @@ from sparsejit.ir.ops.sampling import GruStep, SumOfRows
 from sparsejit.ir.spec import DType
 from sparsejit.passes.rewriter import Site, rewrite
 
-# What has weights that may be stored in a dtype.
+# Operators with weights that may be stored in a dtype.
 STORING = Linear | Convolution | Recurrence | SumOfRows | GruStep
 
 
 def keyed_layers(graph: Graph) -> dict[LayerKey, Node]:
-    """The layers with weights, in order."""
+    """The layers with weights, by key, in order."""
     number = _Numbering()
     return {
         number(node.op, node.inputs, node.outputs): node
@@ -48,7 +48,7 @@ def _weights(op: Operator, inputs: Sequence[Value]) -> Value:
 
 
 class _Numbering:
-    """Counts layers of the same weights."""
+    """Makes keys of layers, and counts layers of the same weights."""
 
     def __init__(self) -> None:
         self._seen: Counter[str] = Counter()
@@ -62,7 +62,7 @@ class _Numbering:
 
 
 def with_scales(graph: Graph, layers: Sequence[LayerScales]) -> Graph:
-    """The graph with its float32 layers stored as these say; others stay as they are.
+    """The graph with its float32 layers stored with these scales; others stay as they are.
 
     Raises InvalidInput for scales of a layer that the graph lacks or that has other weights.
     """
@@ -102,9 +102,9 @@ def _check_layers(graph: Graph, layers: Iterable[LayerScales]) -> None:
 
 
 def in_float32(graph: Graph, layers: Iterable[LayerScales]) -> Graph:
-    """A graph that passes made of what `with_scales` gave, all in float32.
+    """Restore float32 in a graph that passes made from a result of `with_scales`.
 
-    Layers that the model itself has in steps of a zero point stay so, if these do not name them.
+    Layers that the model itself quantises with a zero point stay so, unless `layers` names them.
     """
     by_place = {each.place: each for each in layers if each.dtype is not DType.FLOAT32}
 
@@ -144,7 +144,7 @@ def _at_layers(
 def _equalised(
     site: Site, op: Linear | Convolution, factors: Array
 ) -> tuple[Value, Value]:
-    """x / factors and weights * factors; before a relu, where the product behind it takes them."""
+    """x / factors and weights * factors; behind a relu, its operand is divided instead of x."""
     x, weights = site.inputs[:2]
     array = site.array(weights)
     assert array is not None
@@ -165,10 +165,10 @@ def _with_bias(
     inputs: Sequence[Value],
     correction: Array | None,
 ) -> Sequence[Value]:
-    """The layer of these operands, its bias corrected, which it may lack before."""
+    """The layer with these operands and a corrected bias, added if the layer has none."""
     x, weights, *others = inputs
     bias = site.array(others[0]) if others else np.zeros((), np.float32)
-    if correction is None or bias is None:  # of a bias that is computed, nothing is known
+    if correction is None or bias is None:  # a computed bias is not known here
         return (site.one(op, *inputs),)
     origin = others[0].origin if others else Origin(f"{weights.origin.name}.bias")
     corrected = site.constant((bias + correction).astype(np.float32), origin)

@@ -1,9 +1,9 @@
-"""Rounds what sums of images add, so that they may stay in bytes between convolutions.
+"""Rounds the operands of sums of images, so that these may stay bytes between convolutions.
 
     p = conv(x, W, b)                       p = conv(x, W, b)
     y = add(p, q)                 ->        y = add(rounded(p; of p), rounded(q; of q))
 
-What convolutions read in steps is rounded to these.
+An operand that convolutions read in steps is rounded to these steps.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from sparsejit.passes.rewriter import Site, rewrite
 
 
 def sums_of_images(graph: Graph) -> dict[str, Node]:
-    """The sums of two images that are computed, one of them by a convolution, by their names."""
+    """The sums of two images, at least one of them a convolution's result, by name."""
     producers = graph.producers()
     return {
         node.output.origin.name: node
@@ -42,7 +42,7 @@ def _is_convolution(node: Node | None) -> bool:
 
 
 def with_rounded_sums(graph: Graph, sums: Iterable[SumScales]) -> Graph:
-    """The graph with those sums of what is rounded."""
+    """The graph in which the operands of these sums are rounded."""
     known, read_in = sums_of_images(graph), _steps_by_value(graph)
     rounded = {
         each.name: [
@@ -66,7 +66,7 @@ def with_rounded_sums(graph: Graph, sums: Iterable[SumScales]) -> Graph:
 
 
 def left_in_floats(graph: Graph) -> set[str]:
-    """The names of sums that still read what is rounded for them alone."""
+    """The names of sums that still read an operand rounded by a chain for them alone."""
     producers = graph.producers()
     return {
         node.output.origin.name
@@ -80,7 +80,7 @@ def _is_rounding(node: Node | None) -> bool:
 
 
 def _steps_by_value(graph: Graph) -> Mapping[Value, QuantisedSteps]:
-    """How int8 convolutions read their x."""
+    """The steps in which int8 convolutions read each x."""
     return {
         node.inputs[0]: QuantisedSteps(node.op.input_scale, node.op.input_shift or 0)
         for node in graph.nodes

@@ -1,4 +1,4 @@
-"""Chains put into each other, and tidied: the arithmetic on steps that `fuse_chains` needs.
+"""Merging and tidying of chains: the arithmetic on steps that `fuse_chains` needs.
 
 a = chain(x, k)[mul(0, 1)]            b = chain(x, k)[mul(0, 1), exp(2)]
 b = chain(a)[exp(0)]             ->
@@ -15,12 +15,12 @@ import numpy as np
 from sparsejit.ir.graph import Element, Node, Value
 from sparsejit.ir.ops.pointwise import FUNCTIONS, Chain, ChainStep, Pointwise
 
-# Names of parts that a fused chain's title lists.
+# Most names of parts in a fused chain's title.
 MOST_TITLES = 4
 
 
 def as_chain(node: Node) -> Node:
-    """A Pointwise node as a chain of one step; a Chain's as it is."""
+    """A Pointwise node as a chain of one step; a Chain node as it is."""
     if isinstance(node.op, Chain):
         return node
     assert isinstance(node.op, Pointwise)
@@ -31,9 +31,10 @@ def as_chain(node: Node) -> Node:
 
 
 def merged(producer: Node, consumer: Node, also: Collection[Value]) -> Node | None:
-    """One chain for two; of the producer's results it yields those in `also`.
+    """Merge two chains into one, which returns the producer's results in `also` as well.
 
-    None where the two do not walk the same rows: work would be repeated, or types would change.
+    None where the two do not walk the same rows, so that work would be repeated, and where types
+    would change.
     """
     first, second = producer.op, consumer.op
     assert isinstance(first, Chain) and isinstance(second, Chain)
@@ -60,10 +61,10 @@ def merged(producer: Node, consumer: Node, also: Collection[Value]) -> Node | No
 
 
 def common_shape(first: Chain, second: Chain) -> tuple[int, ...] | None:
-    """The shape over which both chains do the work that they do alone, or None.
+    """The shape over which both chains do the same work as alone, or None.
 
-    They must have as many rows. Where one has rows of one element only, it must not reduce them:
-    it becomes work once a row.
+    They must have equally many rows. A chain whose rows have one element must not reduce them: it
+    becomes work once a row.
     """
     try:
         shape = np.broadcast_shapes(first.shape, second.shape)
@@ -78,7 +79,7 @@ def common_shape(first: Chain, second: Chain) -> tuple[int, ...] | None:
 
 
 def _title(*titles: str) -> str:
-    """The parts' names in order; of many the first ones."""
+    """The first MOST_TITLES names of the parts, in order."""
     names = [name for title in titles for name in title.split("+") if name not in ("chain", "...")]
     shown = list(dict.fromkeys(names))
     more = ["..."] if len(shown) > MOST_TITLES else []
@@ -134,7 +135,7 @@ def _answers(step: ChainStep) -> bool:
 
 
 def _without_unread(node: Node, steps: list[ChainStep], results: tuple[int, ...]) -> Node:
-    """The node with those of these steps, and of its operands, that a result depends on."""
+    """The node with only the steps and operands that a result depends on."""
     op, count = node.op, len(node.inputs)
     assert isinstance(op, Chain)
     needed = set(results)

@@ -1,4 +1,4 @@
-"""Computes what is computed twice once, and keeps equal constants once.
+"""Computes equal expressions once, and keeps equal constants once.
 
 a = exp(x)                        a = exp(x)
 b = exp(x)                   ->   c = add(a, a)
@@ -16,7 +16,7 @@ from sparsejit.passes.rewriter import Site, rewrite
 COMMUTATIVE = frozenset(
     ("add", "mul", "maximum", "minimum", "fma", "equal", "not_equal", "logical_and", "logical_or")
 )
-# So many elements of a constant tell most of them apart without reading all.
+# The first elements of a constant, which tell most constants apart without reading all elements.
 LOOKED_AT = 32
 
 _Computation: TypeAlias = tuple[Operator, tuple[Value, ...]]
@@ -36,7 +36,7 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
 
 
 def _in_order(op: Operator, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Operands, those that may change places in one order."""
+    """Operands; the first two of a commutative function in one order."""
     if not isinstance(op, Pointwise) or op.kind not in COMMUTATIVE:
         return inputs
     first, second, *rest = inputs

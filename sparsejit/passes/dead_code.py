@@ -1,4 +1,4 @@
-"""Drops what no output needs.
+"""Drops nodes and constants that no output depends on.
 
 y = linear(x, W)                       y = linear(x, W)
 z = relu(y)          (not read)   ->   return y

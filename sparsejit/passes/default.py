@@ -27,8 +27,8 @@ from sparsejit.runtime.program import debug_level
 
 Pass: TypeAlias = Callable[[Graph], Graph]
 
-# Both are repeated until neither changes anything. Chains come last: what they hold is hidden from
-# rewrites of single functions.
+# Each tuple is repeated until it changes nothing. Chains come last: rewrites of single functions do
+# not see the functions inside of a chain.
 SIMPLIFYING: tuple[Pass, ...] = (
     remove_dead_code,
     simplify_pointwise,
@@ -57,7 +57,7 @@ FUSING: tuple[Pass, ...] = (
     simplify_views,
     order_for_memory,
 )
-# What makes a layer's weights and bias what they will be; no activation or residual is inside yet.
+# Passes that finish a layer's weights and bias; no activation or residual is inside yet.
 FOLDING: tuple[Pass, ...] = tuple(
     each
     for each in SIMPLIFYING
@@ -66,16 +66,16 @@ FOLDING: tuple[Pass, ...] = tuple(
 PASSES = (*dict.fromkeys((*SIMPLIFYING, *FUSING)),)
 # Far more than any model needs; passes only shrink a graph.
 MOST_ROUNDS = 50
-SHOWN_FROM = 3  # SPARSEJIT_DEBUG
+SHOWN_FROM = 3  # least SPARSEJIT_DEBUG that prints graphs
 
 
 def run_passes(graph: Graph) -> Graph:
-    """The graph as it is to be lowered. SPARSEJIT_DEBUG=3 prints it after each change."""
+    """The graph for lowering. SPARSEJIT_DEBUG=3 prints it after each change."""
     return _repeated(FUSING, _repeated(SIMPLIFYING, graph))
 
 
 def folded(graph: Graph) -> Graph:
-    """The graph with scales and shifts inside its layers, as calibration looks at it."""
+    """The graph with scales and shifts inside its layers, as calibration reads it."""
     return _repeated(FOLDING, graph)
 
 

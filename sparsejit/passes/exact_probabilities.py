@@ -1,11 +1,11 @@
-"""Lets probabilities that a model returns be right to their last places.
+"""Makes probabilities that a model returns precise to their last digits.
 
     p = sigmoid(x)                    e = exp(neg(x))
     return reshape(p)            ->   p = reciprocal(add(e, 1))
                                       return reshape(p)
 
-Within a model sigmoid may be right to 5e-7 only, in the end of a product for hardly anything. A
-probability of 1e-4 is read by itself, or compared: only so much of it would be right.
+Within a model sigmoid may have an error of 5e-7, which makes it almost free at the end of a
+product. But a probability of 1e-4 that is read by itself, or compared, would lose digits.
 """
 
 import numpy as np
@@ -17,12 +17,12 @@ from sparsejit.ir.ops.views import Concat, Expand, Permute, Reshape, Slice
 from sparsejit.passes.rewriter import Site, rewrite
 
 _PASSING = (Reshape, Permute, Slice, Concat, Expand)
-# These keep what is right of what is not negative.
+# Functions that keep the relative precision of operands that are not negative.
 _KEEPING = {"row_sum", "row_max", "mul", "maximum", "minimum"}
 
 
 def exact_probabilities(graph: Graph) -> Graph:
-    """The graph with another sigmoid where outputs show it."""
+    """The graph with a precise sigmoid where outputs show its digits."""
     shown = _shown(graph)
 
     def exact(site: Site) -> tuple[Value, ...] | None:
@@ -38,7 +38,7 @@ def exact_probabilities(graph: Graph) -> Graph:
 
 
 def _shown(graph: Graph) -> set[Value]:
-    """Outputs, and what they are made of without any difference."""
+    """Outputs, and values that become outputs without a loss of relative precision."""
     producers = {value: node for node in graph.nodes for value in node.outputs}
     found, ahead = set(graph.outputs), list(graph.outputs)
     while ahead:

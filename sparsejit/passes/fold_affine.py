@@ -7,7 +7,7 @@
     m = mul(x, s)                     y = linear(x, W * s, b)
     y = linear(m, W, b)          ->
 
-In float64, rounded once to float32. Zeros of W stay zeros.
+Products are computed in float64 and rounded once to float32. Zeros of W stay zeros.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _fold_before(site: Site) -> Sequence[Value] | None:
 
 
 def _affine(site: Site, op: object, inputs: Sequence[Value]) -> Affine | None:
-    """What an operator does, if it scales or shifts one value by constants."""
+    """The scale and shift of an operator that applies constants to one value, else None."""
     if not isinstance(op, Pointwise) or any(v.type.element.value != "float32" for v in inputs):
         return None
     variable = [value for value in inputs if not site.is_constant(value)]
@@ -125,7 +125,7 @@ def _channel_axis(op: Product, x: Value) -> int:
 
 
 def _weights_and_bias(site: Site, inputs: Sequence[Value]) -> tuple[Array, Array] | None:
-    """Both in float64, zeros for a bias that is not there; None where one is not constant."""
+    """Weights and bias in float64, zeros for a missing bias; None where one is not constant."""
     arrays = [site.array(value) for value in inputs[1:]]
     known = [array.astype(np.float64) for array in arrays if array is not None]
     if len(known) < len(arrays):

@@ -1,10 +1,11 @@
-"""Computes at compile time what depends on constants alone: masks of pruning, weight norm.
+"""Computes values of constants at compile time, such as masks of pruning and weight norm.
 
     M = mul(W, mask)                  y = linear(x, M)       (M a constant)
     y = linear(x, M)             ->
 
-Arithmetic is the references' in float64, rounded once to float32 at the end, and before what jumps
-where operands hardly differ: 0.7 * 10 is just below 7 in float64, and 7 in float32.
+The operators' references compute in float64. Results are rounded to float32 once at the end, and
+before functions that jump where operands hardly differ: 0.7 * 10 is just below 7 in float64, and 7
+in float32.
 """
 
 import numpy as np
@@ -26,7 +27,7 @@ MOST_EXPANDED_BYTES = 64 * 1024
 
 
 def fold_constants(graph: Graph) -> Graph:
-    """The graph without nodes all of whose operands are constants."""
+    """The graph without nodes that read only constants."""
     exact: dict[Value, Array] = {}
 
     def rule(site: Site) -> tuple[Value, ...] | None:
@@ -44,7 +45,7 @@ def fold_constants(graph: Graph) -> Graph:
 
 
 def _jumps(op: Operator) -> bool:
-    """Whether a small difference of its operands may be a large one of its result."""
+    """Whether a small difference of operands may make a large difference of the result."""
     if isinstance(op, Chain):
         return any(step.kind in _STEPS for step in op.steps)
     return isinstance(op, Cast | ArgMax | TopK) or getattr(op, "kind", "") in _STEPS
@@ -61,6 +62,6 @@ def _widened(site: Site, value: Value) -> Array:
 
 
 def _rounded(array: Array, value: Value) -> Array:
-    """The result as the graph holds it: its element, in memory of its own."""
+    """A copy of the result in the dtype of the value."""
     with np.errstate(over="ignore"):
         return np.array(array, value.type.element.value, order="C")

@@ -43,7 +43,7 @@ def _fuse(site: Site) -> tuple[Value, ...] | None:
 
 
 def _both(first: Activation, site: Site) -> Activation | None:
-    """The activation that is a first one and then the site's function."""
+    """The activation that equals `first`, then the site's function; None if there is none."""
     assert isinstance(site.op, Pointwise)
     if first is Activation.NONE:
         return FUSED.get(site.op.kind)

@@ -6,7 +6,7 @@
     o = add(z, s)
 
 Afterwards no Pointwise is left. No work is done twice: a producer moves into one consumer, which
-also yields what others read.
+also returns the results that others read.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Fusion:
         return self.nodes.pop(node)
 
     def draw_in_producers(self, consumer: Node) -> None:
-        """Merge chains into their consumer until none fits."""
+        """Merge producers that are chains into a consumer until none fits."""
         current: Node | None = consumer if consumer in self.nodes else None
         while current is not None:
             candidates = dict.fromkeys(map(self._producers.get, current.inputs))
@@ -106,7 +106,7 @@ class _Fusion:
         return within and len(node.op.steps) <= MOST_STEPS
 
     def finish(self) -> Graph:
-        """The graph, its nodes in an order in which they can run, else as they were."""
+        """The graph, with its nodes in their old order as far as they can run in it."""
         missing = {
             node: len({self._producers[v] for v in node.inputs if v in self._producers})
             for node in self.nodes

@@ -1,4 +1,4 @@
-"""Lets a convolution add what is added to its result.
+"""Moves an addition to a convolution's result into the convolution.
 
 y = conv(x, W, b)
 z = add(y, r)                ->   z = conv(x, W, b, r)
@@ -23,7 +23,7 @@ def fuse_residuals(graph: Graph) -> Graph:
 def _fuse(site: Site) -> tuple[Value, ...] | None:
     if not isinstance(site.op, Pointwise) or site.op.kind != "add":
         return None
-    # The later of two: what is computed last is near.
+    # The later of two convolutions first: the result that is computed last is near.
     for value, added in (site.inputs[::-1], site.inputs):
         node = site.producer(value)
         if node is not None and _can_add(site, node) and added.type == site.output.type:

@@ -3,8 +3,8 @@
     trunk        x -> convolutions over many positions -> pooled      of one sample
     last layers  pooled -> linear -> y                                of one, or of several together
 
-A product of one row reads all its weights for each sample; of several it reads them once, and each
-fills a vector with samples.
+A product of one row reads all its weights for each sample. For several samples together it reads
+them once, and each weight meets a vector full of samples.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from sparsejit.ir.spec import DType
 
 @dataclass(frozen=True)
 class LastLayers:
-    """The end of a graph of one sample, made again for several.
+    """The end of a graph of one sample, copied for several samples.
 
-    read: values of the graph that it reads, in the order of the inputs of `graph`.
-    graph: of several samples, which lie on axis 0 of all its inputs and outputs.
+    read: values of the one-sample graph that it reads, in the order of the inputs of `graph`.
+    graph: the end for several samples, which lie on axis 0 of all its inputs and outputs.
     outputs: the numbers of the model's outputs that it makes, in the order of its own.
     """
 
@@ -38,10 +38,10 @@ class LastLayers:
 
 
 def last_layers(single: Graph, samples: int, enough_rows: int) -> LastLayers | None:
-    """Last layers of a one-sample graph whose products have fewer rows each; None without any.
+    """The last layers of a one-sample graph, with products of under `enough_rows` rows, or None.
 
-    Nor are there any where no product before them has as many: samples run together throughout
-    then, or none may depend on others. The graph is cut where the fewest bytes cross.
+    None too if no product before them has enough rows: then samples run together throughout, or
+    not at all. The graph is cut where the fewest bytes cross.
     """
     nodes = single.nodes
     start = _start(single, enough_rows)
@@ -62,13 +62,13 @@ def last_layers(single: Graph, samples: int, enough_rows: int) -> LastLayers | N
 
 
 def weights_behind(single: Graph, enough_rows: int) -> list[Value]:
-    """The weights of products behind the last that has so many rows."""
+    """The weights of products behind the last node with enough rows, or that cannot repeat."""
     nodes = single.nodes[_start(single, enough_rows) :]
     return [node.inputs[1] for node in nodes if _has_weights(single, node)]
 
 
 def _start(single: Graph, enough_rows: int) -> int:
-    """The node behind the last that needs no other samples, or cannot be of several."""
+    """The number of the node behind the last one with enough rows, or that cannot repeat."""
     for number in reversed(range(len(single.nodes))):
         node = single.nodes[number]
         if not _may_repeat(node.op) or _rows(node) >= enough_rows:
@@ -77,17 +77,17 @@ def _start(single: Graph, enough_rows: int) -> int:
 
 
 def _may_repeat(op: Operator) -> bool:
-    """Whether it does the same for every sample on axis 0, whoever is beside it."""
+    """Whether an operator computes every sample on axis 0 independently of the others."""
     if isinstance(op, Convolution) and op.rounding is not None:
         return False
     if isinstance(op, Linear | Convolution):
-        # Without a scale of its own, the largest of all samples says how x is quantised.
+        # Without a scale of its own, x is quantised by its largest element in all samples.
         return op.dtype is not DType.INT8 or op.input_scale is not None
     return isinstance(op, Pooling | Pointwise | Chain | Reshape)
 
 
 def _rows(node: Node) -> int:
-    """How many rows of x meet a product's weights; 0 for what is none."""
+    """The number of rows of x that meet a product's weights; 0 for other operators."""
     if isinstance(node.op, Convolution):
         return prod(node.output.shape[2:])
     return prod(node.output.shape[:-1]) if isinstance(node.op, Linear) else 0
@@ -98,7 +98,7 @@ def _has_weights(graph: Graph, node: Node) -> bool:
 
 
 def _crossing(graph: Graph, cut: int) -> Iterable[Value]:
-    """What nodes from the `cut`-th on read and do not make, each once."""
+    """The values that nodes from the `cut`-th on read and do not make, each once."""
     made: set[Value] = set()
     read: dict[Value, None] = {}
     for node in graph.nodes[cut:]:
@@ -108,14 +108,14 @@ def _crossing(graph: Graph, cut: int) -> Iterable[Value]:
 
 
 class _Repeated:
-    """Makes nodes of one sample again for several."""
+    """Copies nodes of one sample for several samples."""
 
     def __init__(self, single: Graph, read: Iterable[Value], samples: int) -> None:
         self._single, self._read, self._samples = single, tuple(read), samples
         self._new: dict[Value, Value] = {}
 
     def of(self, nodes: Iterable[Node], outputs: Iterable[int]) -> Graph | None:
-        """Their graph; None where the batch is not axis 0 of all that lies between them."""
+        """The graph of these nodes; None where the batch is not axis 0 of all their values."""
         nodes = tuple(nodes)
         values = (*self._read, *(value for node in nodes for value in node.outputs))
         if any(value.shape[:1] != (1,) for value in values):
@@ -135,7 +135,7 @@ class _Repeated:
         return self._new[value]
 
     def _node(self, node: Node) -> Node | None:
-        """None where an operand has the one sample's axis elsewhere, or is not made alike."""
+        """The node for several samples; None where axes or types of its values do not fit."""
         read = {len(value.shape) for value in node.inputs if value in self._new}
         made = {len(value.shape) for value in node.outputs}
         if isinstance(node.op, Chain | Pointwise) and not (read == made and len(made) == 1):

@@ -1,4 +1,4 @@
-"""Makes one Reshape and one Permute of a row of them, and cuts parts out first.
+"""Merges views in a row into one Reshape and one Permute, and moves slices before them.
 
 p = reshape(x, (6, 2, 3, 16))     s = slice(x, the i-th 16)
 q = permute(p, (2, 1, 0, 3))      r = reshape(s, (6, 2, 16))
@@ -70,7 +70,7 @@ def _merge(site: Site) -> Sequence[Value] | None:
 
 
 def _strides(numbers: Array) -> list[int] | None:
-    """By how much numbers grow along each axis, if by as much everywhere; 0 along single ones."""
+    """The stride of numbers along each axis, 0 for one element; None if a stride varies."""
     strides = [int(numbers.take(1, axis).flat[0]) if n > 1 else 0 for axis, n in _axes(numbers)]
     grid = np.zeros(numbers.shape, np.int64)
     for (axis, n), stride in zip(_axes(numbers), strides, strict=True):

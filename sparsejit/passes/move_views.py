@@ -1,4 +1,4 @@
-"""Moves Reshape and Permute behind what computes, so that it stands together.
+"""Moves Reshape and Permute behind operators that compute, so that these stand together.
 
 y = linear(x, W)                  y = linear(x, W)
 r = reshape(y, (2, 3, 8))    ->   z = relu(y)
@@ -19,7 +19,7 @@ from sparsejit.passes.rewriter import Site, rewrite
 
 
 def move_views(graph: Graph) -> Graph:
-    """The graph with views after functions that do not care for shapes."""
+    """The graph with views behind functions that do not depend on shapes."""
     return rewrite(graph, _move, _move_behind_linear)
 
 

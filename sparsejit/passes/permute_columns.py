@@ -1,4 +1,4 @@
-"""Folds what only moves, drops or repeats features into the weights around it.
+"""Folds views that only move, drop or repeat features into the weights around them.
 
     y = linear(x, W, b)               y = linear(x, W[order], b[order])
     p = reshape(y); permute; reshape  z = ...
@@ -102,7 +102,7 @@ def _constant_columns(site: Site) -> Sequence[Value] | None:
 
 
 def _only_row(array: Array | None) -> Array | None:
-    """The vector that all rows of a constant are, if they are."""
+    """The vector that all rows of a constant equal, else None."""
     if array is None or array.size == 0:
         return None
     rows = array.reshape(-1, array.shape[-1])
@@ -117,14 +117,14 @@ def _has_free_features(node: Node) -> bool:
 
 
 def _rows_features_inner(product: Node, value: Value) -> tuple[int, int, int]:
-    """The value's shape as rows, features of the product, and what runs faster than features."""
+    """The value's shape as rows, features of the product, and elements within a feature."""
     shape = value.shape
     axis = 1 if isinstance(product.op, Convolution) else len(shape) - 1
     return prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])
 
 
 def _views(site: Site, last: Node, once: bool) -> list[Node]:
-    """The views in a row that end in this one, first to last; `once`: that nothing else reads."""
+    """The views in a row that end in this one, first to last; with `once`, each read only once."""
     nodes = [last]
     while True:
         (source,) = nodes[0].inputs
@@ -139,7 +139,7 @@ def _views(site: Site, last: Node, once: bool) -> list[Node]:
 def _order(
     views: Sequence[Node], shape: tuple[int, ...], rows_features_inner: tuple[int, int, int]
 ) -> list[int] | None:
-    """Which features views of a tensor yield, in order; None if they mix rows or inner places."""
+    """The features that views of a tensor keep, in order; None if they mix rows or elements."""
     rows, features, inner = rows_features_inner
     numbers = traced(views, shape) if prod(shape) == rows * features * inner else None
     if numbers is None or numbers.size == 0 or numbers.size % (rows * inner):

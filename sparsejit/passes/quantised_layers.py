@@ -1,11 +1,11 @@
-"""Makes layers in int8 of those between the quantising and dequantising of a model.
+"""Makes int8 layers from layers behind a model's own quantising and dequantising.
 
     q = clip(round(x / s) + z)            d = rounded(x; s, z)
     d = (q - z) * s                ->     y = linear[int8](x, W, b)
     y = linear(d, W, b)
 
-where W is whole steps of a scale, row by row. Who else reads d gets x rounded in one chain. The
-scale is one number, and values are bytes; zeros around d are zeros around x.
+where each row of W is whole steps of a scale. Other readers of d read x rounded in one chain. The
+scale is one number, and values are bytes; padding of d with zeros is padding of x with zeros.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from sparsejit.ir.spec import LARGEST_INT8, DType
 from sparsejit.passes.quantised_values import functions_of, rounded_to_steps
 from sparsejit.passes.rewriter import Site, rewrite
 
-# Inputs of a sum whose integers int32 surely holds.
+# Most inputs of a sum of integers that int32 surely holds.
 _MOST_INPUTS = 2**31 // (LARGEST_INT8 * (LARGEST_INT8 + 1))
 _RANGES = ((-128.0, 127.0), (0.0, 255.0))
 
 
 class _Rounding(NamedTuple):
-    """The steps of `source` that a value is read as; `shift` is the zero point in -128 .. 127."""
+    """A value that is `source` in steps of `scale`; `shift` is the zero point in -128 .. 127."""
 
     source: Value
     scale: float
@@ -35,7 +35,7 @@ class _Rounding(NamedTuple):
 
 
 def quantised_layers(graph: Graph) -> Graph:
-    """The graph with int8 layers for those of both operands in steps."""
+    """The graph with int8 layers in place of layers with both operands in steps."""
     known: dict[Value, _Rounding] = {}
 
     def rule(site: Site) -> Sequence[Value] | None:
@@ -55,7 +55,7 @@ def quantised_layers(graph: Graph) -> Graph:
 def _int8_layer(
     site: Site, op: Linear | Convolution, known: dict[Value, _Rounding]
 ) -> Sequence[Value] | None:
-    """Lowering chooses then between int8 and float32 for convolutions, by price."""
+    """The int8 layer, or None; for convolutions lowering then compares its cost with float32."""
     x, weights, *others = site.inputs
     around = site.producer(x)
     has_zeros = around is not None and isinstance(around.op, Pad) and around.op.value == 0
@@ -79,7 +79,7 @@ def _fits(weights: Array) -> bool:
 
 
 def _read_again(site: Site) -> _Rounding | None:
-    """What was quantised, where a node reads it by the scale and zero point it was made with."""
+    """The rounding that quantises and dequantises by the same scale and zero point, else None."""
     node = Node(site.op, site.inputs, site.outputs)
     value, back = functions_of(node, site.number)
     source, made_by = functions_of(

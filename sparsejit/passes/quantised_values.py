@@ -1,4 +1,4 @@
-"""What floats become in steps of a scale, as floats again.
+"""Floats rounded to steps of a scale, as floats.
 
     y = (clip(round(x / scale) + shift, -128, 127) - shift) * scale
 """
@@ -18,9 +18,9 @@ _LEAST, _LARGEST = -128.0, 127.0
 def rounded_to_steps(
     shape: tuple[int, ...], scale: float, shift: int
 ) -> tuple[Chain, tuple[Array, ...]]:
-    """The chain, and its operands behind x.
+    """The chain that rounds x to steps, and its operands behind x.
 
-    As kernels do it multiplies by 1 / scale, which may round ties another way than a division.
+    Like kernels, it multiplies by 1 / scale, which may round ties differently from a division.
     """
     functions = _functions(scale, shift)
     numbers = sorted({number for _, number in functions if number is not None})
@@ -50,7 +50,7 @@ def _functions(scale: float, shift: int) -> list[tuple[str, float | None]]:
 def steps_of(
     node: Node | None, number_of: Callable[[Value], float | None]
 ) -> tuple[Value, QuantisedSteps] | None:
-    """What a chain of `rounded_to_steps` reads, and the steps; None for any other node."""
+    """The operand of a chain of `rounded_to_steps`, and the steps; None for any other node."""
     source, found = functions_of(node, number_of)
     if source is None or not found or found[-1][0] != "mul":
         return None
@@ -67,9 +67,9 @@ def steps_of(
 def functions_of(
     node: Node | None, number_of: Callable[[Value], float | None]
 ) -> tuple[Value | None, list[tuple[str, float]]]:
-    """A value and what is done to it, if that is functions of it and one number, in a row.
+    """A value and the functions applied to it in a row, each with one number at most.
 
-    `number_of` tells the number that a constant holds.
+    Returns None and an empty list for any other node. `number_of` returns a constant's number.
     """
     if node is None or not isinstance(node.op, Pointwise | Chain) or len(node.outputs) != 1:
         return None, []

@@ -1,4 +1,4 @@
-"""Two products with a softmax between them are attention, whoever wrote it.
+"""Replaces two products with a softmax between them by attention.
 
     s = bmm[transposed](q, k)         y = attention[scale](q, k, v, allowed)
     m = mul(s, scale)
@@ -6,11 +6,11 @@
     w = softmax(a)
     y = bmm(w, v)
 
-A constant mask is one of bools where it allows and forbids only: it adds 0 or -infinity, or is what
-`where` replaces scores by. A finite number forbids where float32 has exactly 0 for its power. That
+A constant mask becomes one of bools if it only allows and forbids keys: it adds 0 or -infinity, or
+`where` replaces scores by it. A finite number forbids where its power is exactly 0 in float32. That
 holds below `_FORBIDDING` unless scores themselves differ by nearly as much, and only in rows that
-have another key; less negative ones are left as they are. Where softmax would make NaN of a row
-without any key, nothing is done.
+have another key; masks with less negative numbers are left as they are. Where softmax would return
+NaN for a row without any key, nothing is replaced.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class _MaskedScores(NamedTuple):
-    """Q K^T, the number by which it is multiplied, and the masks of what is left of it.
+    """The product Q K^T, its scale, and its masks, true where a key is allowed.
 
     `is_infinite`: all masks forbid by -infinity, so that a row may see no key.
     """
@@ -51,7 +51,7 @@ class _MaskedScores(NamedTuple):
 
 
 class _BetweenStep(NamedTuple):
-    """What lies between scores and softmax: a factor, or a mask."""
+    """A node between scores and softmax: a factor, or a mask."""
 
     inner: Value
     factor: float = 1.0
@@ -97,7 +97,7 @@ def _attention(site: Site) -> Sequence[Value] | None:
 
 
 def _softmax(site: Site, weights: Value) -> tuple[Value, bool] | None:
-    """What `weights` are the softmax of, and whether rows of -infinity alone become zeros."""
+    """The operand of the softmax that makes `weights`; whether rows of -infinity become zeros."""
     node, uses = site.producer(weights), 1
     if node is not None and kind_of(node) == "where":
         condition, zero, inner = node.inputs
@@ -118,7 +118,7 @@ def _softmax(site: Site, weights: Value) -> tuple[Value, bool] | None:
 
 
 def _scores(site: Site, x: Value) -> _MaskedScores | None:
-    """What lies between a softmax and a product, if it is nothing but factors and masks."""
+    """The product before a softmax, if only factors and masks lie between, else None."""
     factor, masks, is_infinite, stack = 1.0, list[BoolArray](), True, x.shape[:-2]
     while (node := site.producer(x)) is not None and site.is_used_once(x):
         if isinstance(node.op, Bmm):
@@ -128,7 +128,7 @@ def _scores(site: Site, x: Value) -> _MaskedScores | None:
             return None
         if layer.allowed is not None:
             if x.shape[:-2] != stack and prod(layer.allowed.shape[:-2]) > 1:
-                return None  # of a stack that is another behind it
+                return None  # a Reshape behind it changes its stack
             masks.append(layer.allowed)
             is_infinite = is_infinite and layer.least == -np.inf
         x, factor = layer.inner, factor * layer.factor
@@ -136,7 +136,7 @@ def _scores(site: Site, x: Value) -> _MaskedScores | None:
 
 
 def _between(site: Site, node: Node) -> _BetweenStep | None:
-    """What a node does to scores, if it is one of these."""
+    """A node as a factor or a mask of scores; None for any other node."""
     kind, inputs = kind_of(node), node.inputs
     if isinstance(node.op, Reshape):
         same = inputs[0].shape[-2:] == node.output.shape[-2:]
@@ -157,7 +157,7 @@ def _sum(site: Site, inputs: Sequence[Value]) -> _BetweenStep | None:
         mask = site.array(other)
         if mask is not None and not site.is_constant(inner):
             forbidding = mask[mask != 0]
-            # NaN is no least number; the largest must forbid.
+            # The largest number besides 0 must forbid; NaN does not.
             least = forbidding.max(initial=-np.inf)
             return None if np.isnan(least) else _BetweenStep(inner, 1.0, mask == 0, float(least))
     return None
@@ -191,7 +191,7 @@ def _mask(allowed: BoolArray, shape: tuple[int, ...]) -> BoolArray | None:
 
 
 def _unscaled(site: Site, x: Value) -> tuple[Value, float]:
-    """x without factors that are one number, also those before a view, and their product."""
+    """x without factors that are one number, also before a view, and the factors' product."""
     node = site.producer(x)
     if node is None or not site.is_used_once(x):
         return x, 1.0

@@ -1,4 +1,4 @@
-"""A layer norm that is written out, as ONNX has it below opset 17, as the chain that it is.
+"""Replaces a layer norm that is written out, as in ONNX below opset 17, by one chain.
 
     c = sub(x, mean(x))
     v = mean(square(c))                                  y = layer_norm(x, w, b)
@@ -46,7 +46,7 @@ def _norm(site: Site) -> Sequence[Value] | None:
 
 
 def _by_vector(site: Site, node: Node | None, kind: str) -> tuple[Value, Value] | None:
-    """The operands of a function of one that is not a constant, and one that is by feature."""
+    """A function's operands, a value and a constant by feature; None for any other node."""
     if node is None or kind_of(node) != kind:
         return None
     for first, second in (node.inputs, node.inputs[::-1]):
@@ -57,7 +57,7 @@ def _by_vector(site: Site, node: Node | None, kind: str) -> tuple[Value, Value] 
 
 
 def _mean(site: Site, value: Value) -> Value | None:
-    """What a value is the mean over the last axis of."""
+    """The operand of the mean over the last axis that makes a value, else None."""
     node = site.producer(value)
     if node is None or node.op != row_chains.mean(node.inputs[0].shape):
         return None

@@ -43,15 +43,15 @@ class Site:
         return self._walk.producers.get(value)
 
     def array(self, value: Value) -> Array | None:
-        """What `value` holds, if it is known at compile time."""
+        """The array of `value` if it is known at compile time, else None."""
         return self._walk.builder.array(value) if self.is_constant(value) else None
 
     def is_constant(self, value: Value) -> bool:
-        """Whether it is known at compile time."""
+        """Whether `value` is known at compile time."""
         return self._walk.builder.is_constant(value)
 
     def number(self, value: Value) -> float | None:
-        """The number that all elements of a constant are, if they are."""
+        """The number that all elements of a constant equal, else None."""
         array = self.array(value)
         if array is None or array.size == 0:
             return None
@@ -59,7 +59,7 @@ class Site:
         return float(first) if (array == first).all() else None
 
     def uses(self, value: Value) -> int:
-        """How many operands of nodes, and outputs, are `value`."""
+        """The number of operands of nodes, and of outputs, that are `value`."""
         return self._walk.uses[value]
 
     def is_used_once(self, value: Value) -> bool:
@@ -73,7 +73,7 @@ class Site:
     def add(
         self, op: Operator, *inputs: Value, origins: Sequence[Origin] = ()
     ) -> tuple[Value, ...]:
-        """Apply an operator. Its results come from where this node's came, if not said."""
+        """Apply an operator; its results have `origins`, by default the origins of this node's."""
         origins = origins or [value.origin for value in self.outputs]
         return self._walk.add(op, inputs, origins)
 
@@ -93,7 +93,7 @@ class Site:
         return results is self._kept
 
     def expanded(self, value: Value) -> tuple[Value, ...] | None:
-        """`value` for the only result, repeated to its shape; None where elements differ."""
+        """`value` repeated to the shape of the only result; None where their dtypes differ."""
         wanted = self.output.type
         if value.type.element is not wanted.element:
             return None
@@ -104,7 +104,7 @@ Rule: TypeAlias = Callable[[Site], Sequence[Value] | None]
 
 
 class _Walk:
-    """The new graph as far as it is made, and what the old one says about its readers."""
+    """The new graph as far as it is made, and the numbers of readers, from the old graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.builder = GraphBuilder()
@@ -125,7 +125,7 @@ class _Walk:
         self.uses[new] += self._readers[old]
 
     def now(self, values: Sequence[Value]) -> tuple[Value, ...]:
-        """What values of the old graph have become."""
+        """The new values in place of values of the old graph."""
         return tuple(self._new[value] for value in values)
 
     def add(
@@ -149,8 +149,9 @@ class _Walk:
 def rewrite(graph: Graph, *rules: Rule) -> Graph:
     """Offer each node to the rules in turn; the first that returns values replaces its results.
 
-    Rules must return as many values as the node has results, of the same types, or None. The same
-    graph is returned if none did anything, so that a pass can tell; else one without dead code.
+    A rule returns None, or a value for each of the node's results, of the same types. The same
+    graph is returned if no rule changed anything, so that a pass can tell; else one without dead
+    code.
     """
     walk, is_changed = _Walk(graph), False
     for node in graph.nodes:

@@ -25,7 +25,7 @@ def order_for_memory(graph: Graph) -> Graph:
 
 
 def peak_bytes(graph: Graph) -> int:
-    """The most that intermediate values hold at once, without alignment; outputs do not count.
+    """The most bytes of intermediate values at once, without alignment; outputs do not count.
 
     While a node runs, its operands and its results are held. A Reshape shares its operand's memory.
     """
@@ -33,7 +33,7 @@ def peak_bytes(graph: Graph) -> int:
 
 
 class _HeldMemory:
-    """What is held while nodes run one after the other."""
+    """The bytes that values hold while nodes run one after the other."""
 
     def __init__(self, graph: Graph) -> None:
         self.held = self.peak = 0
@@ -63,7 +63,7 @@ class _HeldMemory:
         return last + sum(self._bytes[value] for value in unread)
 
     def growth(self, node: Node) -> int:
-        """By how much running the node changes what is held."""
+        """The change of held bytes by running the node."""
         return self._takes(node) - self._frees(node)
 
     def run(self, node: Node) -> None:
@@ -80,7 +80,7 @@ def _peak(graph: Graph, order: Sequence[Node]) -> int:
 
 
 def _greedy_order(graph: Graph) -> tuple[Node, ...]:
-    """The least first; the one that came first among equals stays first."""
+    """Nodes by the least growth of held bytes; the earlier among equals stays first."""
     memory, producers, readers = _HeldMemory(graph), graph.producers(), graph.consumers()
     missing = {
         node: len({producers[value] for value in node.inputs if value in producers})

@@ -1,9 +1,9 @@
-"""Algebra on functions of single elements; every rule is exact but for the sign of zero.
+"""Algebra on functions of single elements; every rule is exact, except for the sign of zero.
 
     y = mul(x, 1)                     z = relu(x)
     z = maximum(0, expand(y))    ->   w = expand(z)
 
-Constants come to the right, differences become sums, repeated operands are read as they are.
+Constants move to the right, x - constant becomes a sum, expanded operands are read unexpanded.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from sparsejit.passes.rewriter import Rule, Site, rewrite
 
 Found = Sequence[Value] | None
 
-# x kind number is x.
+# By function, the right operand that leaves the left one as it is.
 NEUTRAL = {"add": 0.0, "sub": 0.0, "mul": 1.0, "div": 1.0}
-# outer(inner(x)) is the third.
+# (outer, inner) and the function that equals outer(inner(x)); empty for x itself.
 UNARY_PAIRS = {
     ("neg", "neg"): "",
     ("relu", "relu"): "relu",
@@ -32,7 +32,7 @@ UNARY_PAIRS = {
     ("square", "abs"): "square",
     ("reciprocal", "sqrt"): "rsqrt",
 }
-# x kind (-y) and (-y) kind x.
+# The function of x and y that equals the function of x and -y.
 NEGATED_RIGHT = {"add": "sub", "sub": "add"}
 BOUNDS: dict[str, Callable[[float, float], float]] = {"maximum": max, "minimum": min}
 
@@ -49,7 +49,7 @@ def _elementwise(site: Site) -> Found:
 
 
 def kind_of(node: Node | None) -> str:
-    """The function of a Pointwise node, else an empty word."""
+    """The function of a Pointwise node, else an empty string."""
     return node.op.kind if node is not None and isinstance(node.op, Pointwise) else ""
 
 
@@ -59,7 +59,7 @@ def _kind(site: Site) -> str:
 
 
 def _narrow(site: Site) -> Found:
-    """f(expand(x), constant) reads x, and the constant without what repeats in it."""
+    """f(expand(x), constant) reads x, and the constant without repeated elements."""
     if not isinstance(site.op, Pointwise | Chain):
         return None
     sources = tuple(_narrowed(site, value) for value in site.inputs)
@@ -140,7 +140,7 @@ def _negation(site: Site) -> Found:
 
 
 def _division(site: Site) -> Found:
-    """By powers of two a product; of 1 a reciprocal."""
+    """Division by powers of two becomes a product, and 1 / x a reciprocal."""
     if _kind(site) != "div" or not site.is_float:
         return None
     left, right = site.inputs
@@ -176,7 +176,7 @@ def _bound(site: Site) -> Found:
 
 
 def _bound_of(site: Site, kind: str, inputs: Sequence[Value]) -> tuple[str, float] | None:
-    """Which function bounds x, and by which number."""
+    """The function that bounds x, and the bound; None if there is none."""
     limit = site.number(inputs[1]) if kind in BOUNDS else None
     if kind == "relu":
         return "maximum", 0.0

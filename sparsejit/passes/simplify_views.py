@@ -1,4 +1,4 @@
-"""Fewer views: those that do nothing go, those in a row become one.
+"""Removes views that do nothing, and merges views in a row.
 
 a = permute(x, (1, 0))            b = reshape(x, (6,))        (x of shape (1, 6))
 b = reshape(a, (6,))         ->
@@ -94,7 +94,7 @@ def _slice_of_concat(site: Site) -> Found:
 
 
 def _concat(site: Site) -> Found:
-    """Operands that are Concats along the axis are spread out; slices that meet become one."""
+    """Replace operands that are Concats along the axis by theirs, and join adjacent slices."""
     if not isinstance(site.op, Concat):
         return None
     axis = axis_of(site.op.axis, len(site.output.shape))

@@ -1,4 +1,4 @@
-"""What a row of views does, found by sending the numbers of the elements through it."""
+"""Effect of views in a row, found by sending the numbers of the elements through them."""
 
 from collections.abc import Sequence
 from math import prod
@@ -12,9 +12,9 @@ MOST_TRACED = 2**24
 
 
 def traced(views: Sequence[Node], shape: tuple[int, ...]) -> Array | None:
-    """What views in a row make of a tensor of that shape, as numbers of its elements in order.
+    """Apply views in a row to a tensor of that shape that holds the numbers of its elements.
 
-    int64, of the last view's shape. None for a tensor without elements, or of too many.
+    Returns int64, of the last view's shape; None for a tensor without elements, or of too many.
     """
     size = prod(shape)
     if not 0 < size <= MOST_TRACED:

@@ -2,7 +2,7 @@
 
     one position of one element, padding 1      [a b c] of  0 x 0   ->   [b] of x
 
-An image that shrinks on its way through a network ends smaller than the kernel.
+An image that shrinks on its way through a network may end smaller than the kernel.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def _trim(site: Site) -> Sequence[Value] | None:
 def _kept(
     size: int, count: int, kernel: int, stride: int, padding: int, dilation: int
 ) -> tuple[range, int]:
-    """The taps to keep of `count` positions, and the padding that they need on both sides.
+    """The taps to keep, and the padding that they need on both sides for `count` positions.
 
-    All of them where no such padding gives as many positions.
+    All taps are kept where no such padding gives `count` positions.
     """
     first = np.arange(kernel) * dilation - padding
     met = first[:, None] + np.arange(count) * stride

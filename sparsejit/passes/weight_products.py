@@ -60,7 +60,7 @@ def _bias_to_add(site: Site) -> Sequence[Value] | None:
 
 
 def _finished(site: Site, product: Value, bias: Sequence[Value]) -> Value:
-    """The bias and activation of a Linear, done by functions of their own."""
+    """A Linear's product followed by its bias and activation as separate functions."""
     assert isinstance(site.op, Linear)
     for value in bias:
         product = site.one(Pointwise("add"), product, value)

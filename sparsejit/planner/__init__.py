@@ -1,1 +1,1 @@
-"""Prices, the choice among kernels, and the measurements behind both."""
+"""Predicted costs, the choice among kernels, and the measurements behind both."""

@@ -1,7 +1,7 @@
-"""What a layer would cost with other zeros, other storage or other sizes. Nothing is emitted.
+"""Predicted cost of a layer with other zeros, dtype, sizes or batch. No code is emitted.
 
-Zeros that do not exist yet are drawn at random within their pattern: a price depends on how many
-nonzeros share a vector, a row and a window of inputs, and never on which weights they are.
+Zeros that do not exist yet are drawn at random within their pattern: the cost depends on the number
+of nonzeros that share a vector, a row and a window of inputs, and never on which weights they are.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ _WINDOW = 16  # inputs in which lane16 keeps equally many weights of a row
 def _blocks(
     rows: int, inputs: int = 1
 ) -> Callable[[np.random.Generator, tuple[int, int], float], Mask]:
-    """So many consecutive inputs of so many consecutive outputs live and die together."""
+    """Return a function that draws masks of blocks, each of `inputs` inputs by `rows` outputs."""
 
     def draw(rng: np.random.Generator, shape: tuple[int, int], density: float) -> Mask:
         kept = _exactly(rng, (-(-shape[0] // rows), -(-shape[1] // inputs)), density)
@@ -35,7 +35,7 @@ def _blocks(
 
 
 def _lanes(rng: np.random.Generator, shape: tuple[int, int], density: float) -> Mask:
-    """Each of 16 consecutive outputs keeps as many of every window of 16 inputs."""
+    """Draw a mask that keeps, in each window of 16 inputs, equally many weights of 16 outputs."""
     groups, windows = -(-shape[0] // _WINDOW), -(-shape[1] // _WINDOW)
     kept = rng.binomial(_WINDOW, density, (groups, 1, windows, 1))
     order = rng.random((groups, _WINDOW, windows, _WINDOW)).argsort(axis=3)
@@ -50,7 +50,7 @@ def _exactly(rng: np.random.Generator, shape: tuple[int, int], density: float) -
     return mask.reshape(shape)
 
 
-# By the names that `Pruner(pattern=...)` takes.
+# The keys are the names that `Pruner(pattern=...)` takes.
 PATTERNS: Mapping[str, Callable[[np.random.Generator, tuple[int, int], float], Mask]] = {
     "unstructured": _exactly,
     "1x8": _blocks(8),
@@ -62,7 +62,7 @@ PATTERNS: Mapping[str, Callable[[np.random.Generator, tuple[int, int], float], M
 
 
 def random_zeros(pattern: str, shape: tuple[int, int], density: float) -> SparseMatrix:
-    """A matrix (out, in) of about that density; the same at every call."""
+    """Return a random matrix (out, in) of about that density; the same one at every call."""
     rng = np.random.default_rng(0)
     mask = PATTERNS[pattern](rng, shape, density)
     return SparseMatrix(rng.uniform(0.5, 1, shape).astype(np.float32) * mask)
@@ -70,7 +70,7 @@ def random_zeros(pattern: str, shape: tuple[int, int], density: float) -> Sparse
 
 @dataclass(frozen=True)
 class _Question:
-    """A layer but for its bias, which costs next to nothing, and its zeros in general terms."""
+    """Key of a layer: everything except its bias, which costs next to nothing; zeros summarised."""
 
     shape: tuple[int, int]
     case: str
@@ -79,9 +79,9 @@ class _Question:
 
 
 class AlternativePrices:
-    """The best kernels, with their costs, of layers as they might be; None where no kernel is.
+    """Best kernels of hypothetical layers, with their costs; None where no kernel fits.
 
-    Layers that are alike, densities to two digits, share one price.
+    Layers that are equal, with densities to two digits, are planned once.
     """
 
     def __init__(self, target: Target, exact: bool) -> None:
@@ -89,27 +89,27 @@ class AlternativePrices:
         self._known: dict[_Question, Candidate | None] = {}
 
     def with_zeros(self, layer: Layer, pattern: str, density: float) -> Candidate | None:
-        """The layer with random zeros of a pattern."""
+        """Best kernel of the layer with random zeros of a pattern."""
         shape = layer.out_features, layer.in_features
         return self._recalled(
             layer, pattern, density, lambda: random_zeros(pattern, shape, density)
         )
 
     def with_sizes(self, layer: Layer, shape: tuple[int, int], density: float) -> Candidate | None:
-        """The layer with other numbers of outputs and inputs, unstructured."""
+        """Best kernel of the layer with other numbers of outputs and inputs; unstructured zeros."""
         each = layer.each if isinstance(layer, MatMul) else layer
         resized = replace(each, out_features=shape[0], in_features=shape[1], bias=None)
         whole = replace(layer, each=resized) if isinstance(layer, MatMul) else resized
         return self.with_zeros(whole, "unstructured", density)
 
     def stored(self, layer: Layer, matrix: SparseMatrix, dtype: DType) -> Candidate | None:
-        """The layer with its own zeros and weights of another dtype."""
+        """Best kernel of the layer with its own zeros and weights of another dtype."""
         return self._recalled(
             stored_as(layer, dtype), _kind(matrix), matrix.density, lambda: matrix
         )
 
     def batched(self, layer: MatVec, matrix: SparseMatrix, batch: int) -> Candidate | None:
-        """So many samples at once."""
+        """Best kernel of the layer for `batch` samples at once."""
         return self._recalled(MatMul(layer, batch), _kind(matrix), matrix.density, lambda: matrix)
 
     def _recalled(
@@ -137,17 +137,20 @@ class AlternativePrices:
 
 
 def _kind(matrix: SparseMatrix) -> str:
-    """How far the zeros of a matrix come in blocks."""
+    """Summary of a matrix's zeros: the filled share of its blocks of 8 and of 16 outputs."""
     return f"blocks {matrix.block_fill(8):.1f} {matrix.block_fill(16):.1f} full"
 
 
 def stored_as(layer: Layer, dtype: DType) -> Layer:
-    """The layer with its weights stored so, and x quantised by what it holds if that is int8."""
+    """Return the layer with weights in `dtype`.
+
+    With int8, x is quantised by its own largest magnitude.
+    """
     if isinstance(layer, MatMul):
         each = replace(layer.each, dtype=dtype, input_scale=None, input_shift=None)
         stored = replace(layer, each=each)
         if dtype is not DType.INT8 or layer.layout is layer.y_layout:
             return stored
-        # Only panels take one layout to another, and they sum no integers.
+        # Only panels convert one layout to another, and they do not sum integers.
         return replace(stored, layout=Layout.BATCH_MAJOR, padded_to=None, result_layout=None)
     return replace(layer, dtype=dtype, input_scale=None, input_shift=None)

@@ -1,4 +1,4 @@
-"""Whether an attention takes its own kernel, and what that should take."""
+"""Choice between the attention kernel and separate steps, and the predicted cost of the kernel."""
 
 from collections.abc import Mapping
 
@@ -13,13 +13,13 @@ FORMS = ONE_KERNEL, SEVERAL_STEPS = "one kernel", "several steps"
 
 
 def attention_cost(stack: AttentionStack, tiles: AttentionTiles, target: Target) -> Cost:
-    """The cost of all the stack; its steps are vectors multiplied and added."""
+    """Predicted cost of the whole stack; its steps are vectors multiplied and added."""
     ns = attention_cycles(stack, tiles, target) / target.core.rates.cycles_per_ns
     return Cost(sum(attention_products(stack, tiles)), 0, 0, ns, "execution")
 
 
 def plan_attention(ns: Mapping[str, float], target: Target) -> str:
-    """The form that should take least, by what the steps of each are predicted to take."""
+    """Return the form with the least predicted time; `ns` has the time of each form's steps."""
     together, apart = ns[ONE_KERNEL], ns[SEVERAL_STEPS]
     is_least = together <= apart * target.core.attention[target.isa].apart
     return ONE_KERNEL if is_least else SEVERAL_STEPS

@@ -1,4 +1,4 @@
-"""What attention by its own kernel should cost."""
+"""Predicted cycles of the attention kernel."""
 
 from math import prod
 
@@ -8,14 +8,14 @@ from sparsejit.machine.target import Target
 
 
 def attention_products(stack: AttentionStack, tiles: AttentionTiles) -> tuple[int, int]:
-    """Vectors multiplied and added for scores, and for results, of all the stack."""
+    """Vectors multiplied and added for scores, and for results, in the whole stack."""
     times, rows = _times(stack, tiles), tiles.all_keys * tiles.rows
     vectors = -(-stack.values // tiles.lanes)
     return times * rows * stack.depth // tiles.lanes, times * rows * vectors
 
 
 def attention_cycles(stack: AttentionStack, tiles: AttentionTiles, target: Target) -> float:
-    """Cycles of all the stack."""
+    """Predicted cycles of the whole stack."""
     prices = target.core.attention[target.isa]
     scores, results = attention_products(stack, tiles)
     times, count = _times(stack, tiles), tiles.masks * (tiles.tiles + tiles.added)
@@ -31,5 +31,5 @@ def attention_cycles(stack: AttentionStack, tiles: AttentionTiles, target: Targe
 
 
 def _times(stack: AttentionStack, tiles: AttentionTiles) -> int:
-    """How often all tiles run."""
+    """Number of times that all tiles run."""
     return prod(length for length, _ in stack.axes) // tiles.masks

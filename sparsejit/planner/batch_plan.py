@@ -1,8 +1,8 @@
-"""Picks the kernel for a batch: panels, a matrix-vector kernel repeated, both, a loop over
-compressed rows, or dense code.
+"""Choose the kernel of a batch: panels, a repeated kernel, both, a CSR loop, or dense code.
 
-A panel costs the same however few of its columns are used, a repeated kernel by the column, dense
-code by the weight, zeros included. docs/kernels/batch.md and dense.md have where prices come from.
+A panel costs the same however few of its columns are used; a repeated matrix-vector kernel costs by
+the column, dense code by the weight, zeros included. The CSR loop goes over compressed sparse rows.
+docs/kernels/batch.md and dense.md say where the prices come from.
 """
 
 import math
@@ -31,17 +31,18 @@ from sparsejit.planner.csr_price import price_csr
 from sparsejit.planner.plan import AUTO, HARDLY_MORE, Job, Plan, choose
 from sparsejit.planner.tile_price import price_tiles
 
-# From where kernels repeated by the column do not win, of matrices with many rows or many weights.
+# From these numbers of columns on, kernels repeated by the column do not win for matrices with at
+# least this number of rows, or of weights.
 _COLUMNS_OF_MANY_ROWS, _MANY_ROWS = 64, 64
 _COLUMNS_OF_MANY_WEIGHTS, _MANY_WEIGHTS = 9, 1 << 14
-_FEW_FOR_DENSE = 0.2  # up to this density, of so many columns and weights, dense code does not win
-_FOR_ANY_LENGTH = frozenset({"csr"})  # families whose weights are data in one order
+_FEW_FOR_DENSE = 0.2  # up to this density, dense code does not win for many columns and weights
+_FOR_ANY_LENGTH = frozenset({"csr"})  # families whose weights are data, ordered alike for any batch
 _ADDING = ("panels", "csr", "dense")  # families that add an operand to y
 
 
 @cache
 def batch_strategies() -> tuple[str, ...]:
-    """The names `strategy=` accepts for a batch."""
+    """The names that `strategy=` accepts for a batch."""
     return (AUTO, *dict.fromkeys(template.family for template in MATMUL_TEMPLATES))
 
 
@@ -56,9 +57,9 @@ def plan_batch(
 ) -> Plan:
     """Choose a template for a batch; if `exact`, one that changes no weight.
 
-    If `alike`, one that sums every column in the same order, so that where a column lies in the
-    batch changes no bit of it; `mixed` does not. If `any_length`, preferably one whose weights are
-    data that batches of all lengths read.
+    If `alike`, choose one that sums every column in the same order, so that a column's bits do not
+    depend on its place in the batch; `mixed` does not. If `any_length`, prefer one whose weights
+    are data that batches of all lengths read.
 
     Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
     """
@@ -71,7 +72,7 @@ def plan_batch(
 def expected_batch_ns(
     spec: MatMul, matrix: SparseMatrix, target: Target, exact: bool, alike: bool
 ) -> float:
-    """What `plan_batch` would choose, as its zeros let expect it: nothing is lowered."""
+    """Predicted nanoseconds of the best kernel, from the zeros alone; nothing is lowered."""
     possible = _possible(spec, matrix, target, AUTO, alike)
     candidates = Job(spec, matrix, target, price_batch).candidates(possible, exact)
     return min((one.cost.ns for one in candidates), default=math.inf)
@@ -96,12 +97,12 @@ def _made_for(target: Target, dtype: DType) -> tuple[Template, ...]:
 
 
 def _losing(spec: MatMul, matrix: SparseMatrix) -> set[str]:
-    """Families that are not worth a price for float weights.
+    """Families that cannot win for float weights, and so are not priced.
 
     With many rows no kernel repeated by the column won in 252 layers (planner.jsonl). With many
     weights none is predicted to gain more than 7 % in 30 layers on any processor, and dense code
-    takes 1.24 times the least at its best. Counting what a repeated kernel does takes longer than
-    all else of a plan.
+    takes 1.24 times the least at its best. Counting the work of a repeated kernel takes longer than
+    the rest of a plan.
     """
     many_weights = spec.batch >= _COLUMNS_OF_MANY_WEIGHTS and matrix.nnz >= _MANY_WEIGHTS
     many_rows = spec.batch >= _COLUMNS_OF_MANY_ROWS and spec.out_features >= _MANY_ROWS
@@ -114,7 +115,7 @@ def prefers_panels(
 ) -> bool:
     """Whether panels are expected to be clearly cheapest, from the layer's zeros alone.
 
-    If `any_length`, more clearly: the weights of others serve all.
+    If `any_length`, by a larger margin: the weights of other families serve all lengths.
     """
     job = Job(spec, matrix, target, price_batch)
     costs: dict[bool, list[float]] = {True: [], False: []}
@@ -126,9 +127,9 @@ def prefers_panels(
 
 
 def _is_possible(template: Template, spec: MatMul, target: Target) -> bool:
-    """Whether the workspace suffices, and whether `mixed` is neither of the other two.
+    """Whether the workspace suffices, and `mixed` differs from both panels and rows.
 
-    Panels alone, if they are full, take one layout to another. Not all add an operand.
+    Only full panels convert one layout to another. Not all families add an operand.
     """
     if spec.added_pitch is not None and not can_add(template, spec, target):
         return False
@@ -150,13 +151,13 @@ def can_add(template: Template, spec: MatMul, target: Target) -> bool:
 
 
 def adds_in_place(template: Template, spec: MatMul, target: Target) -> bool:
-    """Whether what is added may be y itself: nothing is added to what was written before."""
+    """Whether the added operand may be y itself: no element is read after it was written."""
     overlap = spec.batch > target.lanes and whole_vectors(spec, target) % target.lanes != 0
     return template.family != "panels" or not overlap
 
 
 def price_batch(counts: BatchCounts | CsrCounts | DenseCounts | TileCounts) -> Cost:
-    """The sum of what panels, repeated kernels and transpositions cost, or that of a loop."""
+    """Predicted cost of a batch: panels, repeated kernels and transpositions, or a loop."""
     if isinstance(counts, TileCounts):
         return price_tiles(counts)
     if isinstance(counts, DenseCounts):
@@ -172,7 +173,7 @@ def price_batch(counts: BatchCounts | CsrCounts | DenseCounts | TileCounts) -> C
         each, first_ns = _prices_of_each(counts.each)
         waiting += (first_ns - each.ns) * core.rates.cycles_per_ns
         parts.append((core.batch.repeated * counts.repeats, each))
-        if counts.in_panels:  # which have left nothing of its code where it is fetched from
+        if counts.in_panels:  # they ran before, so that the kernel's code comes from L2
             waiting += each.code_bytes / (core.rates.code["L2"] * core.batch.l2_code)
     _, dearest = max(parts, key=lambda part: part[0] * part[1].ns)
     return Cost(
@@ -186,7 +187,7 @@ def price_batch(counts: BatchCounts | CsrCounts | DenseCounts | TileCounts) -> C
 
 @lru_cache(maxsize=1 << 12)  # for any number of columns
 def _prices_of_each(counts: Counts) -> tuple[Cost, float]:
-    """What a column costs behind another one, and the nanoseconds of the first."""
+    """Cost of one column after another column, and nanoseconds of the first column."""
     return price(replace(counts, target=counts.target.alone)), price(counts).ns
 
 
@@ -197,11 +198,14 @@ def _dense(counts: DenseCounts) -> Cost:
     return _dense_cost(*own, vector_bytes)
 
 
-@lru_cache(maxsize=256)  # layers are alike
+@lru_cache(maxsize=256)  # many layers are equal
 def _dense_cost(
     target: Target, products: int, computing: float, pool_bytes: int, vector_bytes: int
 ) -> Cost:
-    """Weights come once; L2 hides behind the multiplications, what lies beyond does in part."""
+    """Cost of a dense product, whose weights are loaded once.
+
+    Loads from L2 overlap with the multiplications, loads from beyond L2 in part.
+    """
     core = target.core
     level = cache_level(pool_bytes, vector_bytes, target, 0)
     fetching = pool_bytes / core.rates.data[level]
@@ -213,14 +217,14 @@ def _dense_cost(
 
 
 def _transposing(counts: BatchCounts) -> float:
-    """Cycles to move between layouts what its kernel wants in the other."""
+    """Cycles to transpose x and y where the kernel needs the other layout."""
     spec = counts.spec
     ends = ((spec.layout, spec.in_features), (spec.y_layout, spec.out_features))
     return sum(_squares(counts, layout) * -(-size // counts.target.lanes) for layout, size in ends)
 
 
 def _squares(counts: BatchCounts, layout: Layout) -> float:
-    """Cycles to transpose lanes of features, of the columns that are wanted the other way."""
+    """Cycles to transpose `lanes` features of all columns that are needed in the other layout."""
     target, spec = counts.target, counts.spec
     feature_major = layout is Layout.FEATURE_MAJOR
     columns = counts.repeats if feature_major else counts.in_panels
@@ -232,9 +236,12 @@ def _squares(counts: BatchCounts, layout: Layout) -> float:
     return _square_cycles(target.alone, feature_major, columns, is_near)
 
 
-@lru_cache(maxsize=256)  # layers are alike
+@lru_cache(maxsize=256)  # many layers are equal
 def _square_cycles(target: Target, feature_major: bool, columns: int, is_near: bool) -> float:
-    """Cycles to transpose so many columns, of which L1 holds both layouts where it `is_near`."""
+    """Cycles to transpose `lanes` features of `columns` columns.
+
+    `is_near`: L1 holds both layouts.
+    """
     lanes, prices = target.lanes, target.core.batch
     square = (prices.feature_major_square if feature_major else prices.square)[target.isa]
     whole, rest = divmod(columns, lanes)
@@ -245,13 +252,16 @@ def _square_cycles(target: Target, feature_major: bool, columns: int, is_near: b
 
 
 def _line_cycles(target: Target, width: int) -> float:
-    """Cycles in which the lines of a square come from L2."""
+    """Cycles to load the cache lines of a square from L2."""
     lines = (target.lanes + width) * target.vector_bytes
     return target.core.batch.late_inputs * lines / target.core.rates.data["L2"]
 
 
 def _panels(counts: BatchCounts) -> Cost:
-    """The first panel of a chunk waits for its code, the others for loads or multiplications."""
+    """Cost of all panels.
+
+    The first panel of a chunk waits for its code, the others for loads or multiplications.
+    """
     target, spec, nnz = counts.target, counts.spec, counts.nnz
     core, prices = target.core, target.core.batch
     panels = -(-counts.in_panels // target.lanes)
@@ -282,9 +292,9 @@ def _panels(counts: BatchCounts) -> Cost:
 
 
 def _arriving(counts: BatchCounts, panels: int, added: int) -> float:
-    """Cycles in which x, y and weights pass between L1 and L2, of a panel of so many at once.
+    """Cycles to move x, y and weights of a panel between L1 and L2, `panels` in a chunk.
 
-    So do `added` rows of what is added to y.
+    `added`: rows of the operand that is added to y, which is moved too.
     """
     target, spec, prices = counts.target, counts.spec, counts.target.core.batch
     features = spec.in_features + spec.out_features + added
@@ -297,7 +307,7 @@ def _arriving(counts: BatchCounts, panels: int, added: int) -> float:
 
 
 def _arrivals(code_bytes: int, data_bytes: int, target: Target) -> dict[str, float]:
-    """Cycles in which code arrives, by where it comes from."""
+    """Cycles to fetch the code, by the cache that it comes from."""
     shares = cache_shares(code_bytes, data_bytes, target, target.l1i_bytes)
     return {
         level: share * code_bytes / _code_rate(code_bytes, level, target)
@@ -306,13 +316,13 @@ def _arrivals(code_bytes: int, data_bytes: int, target: Target) -> dict[str, flo
 
 
 def _first(arrivals: dict[str, float], later: float, unhidden: float) -> float:
-    """Cycles of a chunk's first panel, of which each other one takes `later`."""
+    """Cycles of a chunk's first panel; each later panel takes `later` cycles."""
     far = sum(cycles for level, cycles in arrivals.items() if level not in ("L1", "L2"))
     return max(sum(arrivals.values()), later) + unhidden * min(far, later)
 
 
 def _copying(counts: BatchCounts) -> float:
-    """Cycles of a panel to copy x, or to bring it to integers."""
+    """Cycles to copy x of a panel, or to convert it to integers."""
     spec, core, isa = counts.spec, counts.target.core, counts.target.isa
     if spec.dtype is DType.INT8:
         into_panel = core.csr[isa, counts.arithmetic.value].into_panel[0]
@@ -322,7 +332,7 @@ def _copying(counts: BatchCounts) -> float:
 
 
 def _code_rate(code_bytes: int, level: str, target: Target) -> float:
-    """Bytes a cycle."""
+    """Bytes of code that a cache level delivers per cycle."""
     prices = target.core.batch
     if code_bytes > prices.near_l3 * target.l3_bytes:
         return prices.far_code

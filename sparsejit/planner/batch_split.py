@@ -1,11 +1,11 @@
-"""Splits a batch over threads, by columns or by rows, where the plan says that it pays.
+"""Split a batch over threads, by columns or by rows, where the plan predicts a gain.
 
     columns   all outputs of some columns: each thread runs the same kernel on its share of x and y
-    rows      some outputs of all columns: each thread has a part of the weights, planned for itself
+    rows      some outputs of all columns: each thread has a part of the weights, with its own plan
 
-Columns are cut where panels are, and computed by the family that was chosen for the whole: the bits
-of a column do not depend on the number of threads. Rows leave each core a part of the code, and are
-the only way to share a batch of one panel.
+Columns are divided at the bounds of panels, and computed by the family that was chosen for the
+whole batch: the bits of a column do not depend on the number of threads. A division by rows leaves
+each core a part of the code, and is the only way to share a batch of one panel.
 """
 
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ def split_batch(
     planner: "LayerPlanner",
     threads: int,
 ) -> Split:
-    """Divide a batch over at most `threads` threads; `planner` plans the rows of one."""
+    """Divide a batch over at most `threads` threads; `planner` plans the rows of each part."""
     ns = whole.measured_ns.get(whole.chosen.template.name, whole.chosen.cost.ns)
     layer = _Layer(spec, matrix, whole, planner)
     target = planner.target
@@ -67,7 +67,7 @@ def ways_to_split(
     planner: "LayerPlanner",
     threads: int,
 ) -> list[list[Part]]:
-    """A batch in as many parts: by columns, by rows, or both ways, if it has as many."""
+    """Divisions of a batch into `threads` parts: by columns and by rows, as far as it has them."""
     layer = _Layer(spec, matrix, whole, planner)
     return [
         layer.columns(cut.bounds) if cut.by_columns else layer.rows(cut.bounds)
@@ -76,14 +76,14 @@ def ways_to_split(
 
 
 def _counts(threads: int) -> list[int]:
-    """Numbers of threads to try: powers of two, and as many as there may be."""
+    """Numbers of threads to try: powers of two, and `threads` itself."""
     powers = (1 << n for n in range(1, threads.bit_length()))
     return sorted({*(count for count in powers if count <= threads), threads} - {1})
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """Where parts begin, and the end; the layer that the longest of them is."""
+    """Bounds of the parts, the end included, and the layer of the longest part."""
 
     by_columns: bool
     bounds: list[int]
@@ -92,7 +92,7 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Layer:
-    """What is to be divided."""
+    """The layer to divide, its plan and its planner."""
 
     spec: MatMul
     matrix: SparseMatrix
@@ -104,12 +104,12 @@ class _Layer:
         return self.planner.target
 
     def expected_ns(self, spec: MatMul, matrix: SparseMatrix) -> float:
-        """What a part should take with the family of the whole, from its zeros alone."""
+        """Predicted nanoseconds of a part, by the whole layer's family, from zeros alone."""
         counts = self.whole.chosen.template.expect(spec, matrix, self.target)
         return price_batch(counts).ns
 
     def cuts(self, count: int) -> list[_Cut]:
-        """Ways to divide the layer into so many parts."""
+        """Divisions of the layer into `count` parts."""
         cuts = []
         columns, rows = self._column_bounds(count), self._row_bounds(count)
         if columns:
@@ -122,7 +122,10 @@ class _Layer:
         return cuts
 
     def _column_bounds(self, count: int) -> list[int]:
-        """Whole panels a part, the first parts having one more; [] for fewer panels than parts."""
+        """Bounds of parts of whole panels; [] for fewer panels than parts.
+
+        The first parts have one panel more than the others.
+        """
         family = self.whole.chosen.template.family
         alone = family == "rows" and self.spec.layout is Layout.BATCH_MAJOR
         step = 1 if alone else self.target.lanes
@@ -134,7 +137,10 @@ class _Layer:
         return [*(step * first for first in firsts), self.spec.batch]
 
     def _row_bounds(self, count: int) -> list[int]:
-        """Parts of about as many nonzeros; [] for fewer groups of `ROW_STEP` rows than parts."""
+        """Bounds of parts with about equal nonzeros.
+
+        [] for fewer groups of `ROW_STEP` rows than parts.
+        """
         starts = np.arange(0, self.spec.out_features, ROW_STEP)
         if len(starts) < count:
             return []
@@ -152,7 +158,7 @@ class _Layer:
         return replace(self.spec, each=some_rows(self.spec.each, first, end), part_of=self.spec)
 
     def columns(self, bounds: list[int]) -> list[Part]:
-        """The parts; those of equal columns and room are the same code."""
+        """Parts by columns; parts of equal columns and room have the same code."""
         plans: dict[tuple[int, int], Plan] = {}
         parts = []
         for first, end in pairwise(bounds):
@@ -170,7 +176,7 @@ class _Layer:
         return replace(self.whole, chosen=chosen, lowered=lowered)
 
     def rows(self, bounds: list[int]) -> list[Part]:
-        """The parts, each planned for itself."""
+        """Parts by rows, each with its own plan."""
         parts = []
         for first, end in pairwise(bounds):
             spec, rows = self._some_rows(first, end), self.matrix.rows(first, end)

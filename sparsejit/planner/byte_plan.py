@@ -1,4 +1,4 @@
-"""What convolutions of bytes cost, and where they are cheaper than others."""
+"""Predicted cost of kernels on images of bytes, and the choice of the form of quads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ FORMS = tuple(QuadForm(together, fours) for fours in (False, True) for together 
 
 @dataclass(frozen=True)
 class QuadPlan:
-    """How weights are read, and what that costs.
+    """Form in which weights are read, and its cost.
 
-    before_ns: what it takes to bring x into that form first.
+    before_ns: time to convert x for that form first.
     """
 
     form: QuadForm
@@ -36,7 +36,7 @@ class QuadPlan:
 
     @property
     def ns(self) -> float:
-        """All together."""
+        """Time with the conversion of x."""
         return self.before_ns + self.cost.ns
 
 
@@ -48,7 +48,7 @@ def plan_quads(
     target: Target,
     forms: Sequence[QuadForm] = FORMS,
 ) -> QuadPlan:
-    """The cheapest of these forms."""
+    """Return the cheapest of `forms`."""
     taps = np.array(windows.taps)
     channels = windows.planes.channels // windows.phases
     ends = {(tap + end) // LINE for tap in windows.taps for end in (0, LINE - 1)}
@@ -71,23 +71,23 @@ def fills_vectors(columns: int) -> bool:
 
 
 def has_quads(target: Target) -> bool:
-    """Whether there is code for products of bytes."""
+    """Whether the target has the instructions for products of bytes."""
     return target.isa == "avx512" and target.has("avx512_vnni")
 
 
 def fours_cost(planes: BytePlanes, target: Target) -> Cost:
-    """To bring the channels of planes side by side, four by four."""
+    """Cost of bringing the channels of planes side by side, four by four."""
     lines = planes.samples * -(-planes.channels // QUAD) * planes.channel // LINE
     return price_fours(lines, 2 * planes.bytes, target)
 
 
 def copy_cost(moved_bytes: int, target: Target) -> Cost:
-    """To bring images to bytes, to floats and into phases."""
+    """Cost of converting images to bytes, to floats and into phases."""
     return price_copy(moved_bytes, target)
 
 
 def norm_cost(norm: ByteNorm, target: Target) -> Cost:
-    """A norm over channels: what each vector of 16 floats takes, thrice."""
+    """Cost of a layer norm over channels, which reads each vector of 16 floats three times."""
     vectors = norm.channels * lines(norm.columns) * 4
     cycles = vectors * (4.0 + 2.0 * len(norm.added) + 2.0 * len(norm.results))
     moved = norm.channels * norm.columns * (len(norm.added) + len(norm.results))
@@ -95,7 +95,7 @@ def norm_cost(norm: ByteNorm, target: Target) -> Cost:
 
 
 def attention_cost(heads: ByteHeads, target: Target) -> Cost:
-    """Two products of bytes, and what is done to each score between them."""
+    """Cost of two products of bytes, and of the work on each score between them."""
     vectors = heads.samples * heads.heads * heads.blocks * heads.rows * 4
     cycles = vectors * (heads.features / 2 + 16.0)
     moved = sum(planes.bytes for planes in heads.planes)
@@ -103,7 +103,7 @@ def attention_cost(heads: ByteHeads, target: Target) -> Cost:
 
 
 def byte_depthwise_cost(windows: ByteChannelWindows, target: Target) -> Cost:
-    """Windows by channel: four taps of 16 positions at a time, and the ends of 64."""
+    """Cost of windows by channel: four taps of 16 positions at a time, and the ends of 64."""
     y = windows.y
     runs, quarters = y.vectors, 4 * y.vectors
     if not windows.is_whole:
@@ -115,7 +115,7 @@ def byte_depthwise_cost(windows: ByteChannelWindows, target: Target) -> Cost:
 
 
 def byte_scaling_cost(y: BytePlanes, target: Target) -> Cost:
-    """To multiply and to round 64 positions at a time."""
+    """Cost of multiplying and rounding 64 positions at a time."""
     vectors = y.samples * y.channels * y.vectors
     ns = 20.0 * vectors / target.core.rates.cycles_per_ns
     return Cost(vectors, 0, 2 * y.bytes, ns, "execution")

@@ -1,6 +1,7 @@
-"""What was measured on this machine earlier, kept as JSON in the user's cache directory.
+"""Measurements of this machine, kept as JSON in the user's cache directory.
 
-A cache is never an error: what is damaged is measured again, what cannot be kept is not kept.
+A cache is never an error: damaged values are measured again, and values that cannot be written are
+not kept.
 """
 
 import hashlib
@@ -15,18 +16,18 @@ from platformdirs import user_cache_path
 from sparsejit.errors import DamagedFile
 from sparsejit.files import atomic_path
 
-# The rooms whose source decides what code a layer becomes, and with it how long that takes.
+# Packages whose source determines the code of a layer, and with it the layer's time.
 _DECIDING_ROOMS = ("machine", "x86", "runtime", "ir", "asm_templates", "measuring", "planner")
 
 
 def cache_file(kind: str, *parts: str) -> Path:
-    """The file in the user's cache directory for what `parts` identify together."""
+    """Path in the user's cache directory of the value that `parts` identify together."""
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     return user_cache_path("sparsejit") / f"{kind}-{digest}.json"
 
 
 def recall(file: Path) -> Any:
-    """What was kept, or None where nothing was. Raises DamagedFile for what cannot be read."""
+    """Return the stored value, or None without a file. Raises DamagedFile if it is unreadable."""
     try:
         value = json.loads(file.read_bytes())
     except FileNotFoundError:
@@ -41,7 +42,7 @@ def recall(file: Path) -> Any:
 
 
 def remember(file: Path, value: object) -> str | None:
-    """Keep a value of JSON types. Returns why that was not possible; None where it was."""
+    """Store a value of JSON types. Return the reason where that failed, else None."""
     try:
         with atomic_path(file) as path:
             path.write_text(json.dumps(value, indent=2))
@@ -58,13 +59,13 @@ def is_number(value: Any, least: float, most: float) -> bool:
 
 @cache
 def compiler_digest() -> str:
-    """A digest of all source that decides what code a layer becomes."""
+    """Digest of all source that determines the code of a layer."""
     package = Path(__file__).parents[1]
     return source_digest(package / room for room in _DECIDING_ROOMS)
 
 
 def source_digest(folders: Iterable[Path]) -> str:
-    """A digest of every file in the folders and below: its path within them and its bytes."""
+    """Digest of every file in the folders and below: its path within them and its bytes."""
     digest = hashlib.sha256()
     for folder in folders:
         files = (path for path in folder.rglob("*") if path.is_file())

@@ -1,8 +1,8 @@
-"""What this core does, measured once and kept: rates, step prices, and which tricks gain.
+"""Measurements of this core, kept on disk: rates, costs of steps, and which tricks gain.
 
-A core's own data is the start; what was measured replaces it. It is measured by `sparsejit
-calibrate`, or at the first compile on a kind of processor and compiler that nothing was kept for;
-with SPARSEJIT_CALIBRATE=0 nothing is measured but by that command, and what was kept is not used.
+Measurements replace the core's recorded data. `sparsejit calibrate` makes them, or the first
+compile on a kind of processor and with a compiler for which none are stored. With
+SPARSEJIT_CALIBRATE=0 only that command measures, and stored measurements are not used.
 """
 
 import os
@@ -31,26 +31,26 @@ from sparsejit.runtime.workers import available_cores, pool
 
 CALIBRATE_VARIABLE = "SPARSEJIT_CALIBRATE"
 
-_BIG = 8 << 20  # bytes that L2 cannot hold, for rates beyond it
+_BIG = 8 << 20  # more bytes than any L2 holds, to measure rates beyond it
 _MOST_BYTES = 128 << 20
 _BEYOND = ("L3", "memory")
 TRICKS = ("padding", "redirects", "placement")
-# So many times what the core's data have: what lies outside was not measured.
+# Bounds of a measurement, relative to the core's recorded value: one outside them is wrong.
 _PLAUSIBLE = (0.01, 100.0)
 _LOCK = Lock()
-# The gain of a trick, or it is left: padding takes memory, jumps and placement code.
+# Least gain of a trick that is used: padding costs memory, jumps and placement cost code.
 _LEAST_GAIN, _TRIES = 1.05, 3
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured.
+    """Measurements of one core.
 
     rates: cycles a nanosecond, and bytes a cycle by cache.
     steps: cycles, by kind of step, level and stored dtype.
     shared_way: `Core.shared_way`, a share.
-    tricks: whether kernels gain by them, by name of a field of `Core`.
-    sharing: by name of a field of `SharingPrices`, in its unit; none where no second core came.
+    tricks: whether kernels gain by a trick, by name of a field of `Core`.
+    sharing: by name of a field of `SharingPrices`, in its unit; empty without a second core.
     measured_on: the day, as in ISO 8601.
     """
 
@@ -62,11 +62,10 @@ class Measured:
     measured_on: str
 
     def on(self, core: Core) -> Core:
-        """The core's data with these in place of its own.
+        """Return the core's data with these measurements in place of its own.
 
-        What is a matter of a design of core stays where its data are measured, on whole kernels:
-        of them only the clock, what lies beyond L2 and how far apart cores are differ from machine
-        to machine.
+        Data of a known core design were measured on whole kernels and stay: only the clock, the
+        rates beyond L2 and the distance between cores differ from machine to machine.
         """
         measured = f"measured on {self.measured_on}"
         core = replace(core, sharing=core.sharing._replace(**self.sharing))
@@ -84,9 +83,10 @@ class Measured:
         )
 
     def _step(self, key: Key, core: Core) -> StepPrice:
-        """As measured, or where only other dtypes of the kind were, as many times dearer as those.
+        """Price of a step: as measured, or scaled by the measured dtypes of its kind.
 
-        Kernels that fit L1 store some short weights as float32.
+        Kernels that fit L1 store some short weights as float32, so that those dtypes are not
+        measured.
         """
         if key in self.steps:
             return StepPrice(self.steps[key], "measured here")
@@ -107,15 +107,16 @@ class Measured:
 
 
 def forget_calibration() -> None:
-    """Read what was measured anew when it is asked for next."""
+    """Forget the measurements in memory; the next `calibrated` reads the file again."""
     _calibrated.cache_clear()
 
 
 def calibrated(target: Target) -> Target:
-    """The target at what was measured on this kind of core and compiler, now or earlier.
+    """Return the target with measurements of this kind of core and compiler, from now or earlier.
 
-    As it is where nothing was and it is not this machine, or SPARSEJIT_CALIBRATE=0. The same
-    throughout a process. Raises InvalidInput for another value of the variable than 0 or 1.
+    The target stays as it is if none are stored and it is not this machine, or with
+    SPARSEJIT_CALIBRATE=0. The result is the same throughout a process. Raises InvalidInput for a
+    value of the variable other than 0 or 1.
     """
     if not _wanted():
         return target
@@ -124,7 +125,7 @@ def calibrated(target: Target) -> Target:
 
 
 def recalled(target: Target) -> Target:
-    """As `calibrated`, but that nothing is measured."""
+    """Return the target with stored measurements; like `calibrated`, but measure nothing."""
     return _recalled(target) if _wanted() else target
 
 
@@ -147,7 +148,7 @@ def _calibrated(target: Target) -> Target:
 
 
 def _kept(file: Path, core: Core) -> tuple[Measured | None, str]:
-    """What the file holds, or None and what is wrong with it, if there is one, and the remedy."""
+    """Return the stored measurements, or None; and the damage of the file, with the remedy."""
     try:
         stored = recall(file)
         return None if stored is None else _checked(stored, core), ""
@@ -158,7 +159,7 @@ def _kept(file: Path, core: Core) -> tuple[Measured | None, str]:
 
 
 def _with(target: Target, file: Path, found: Measured | None, damage: str) -> Target:
-    """The target at what was found, if anything was, and what is said of where it is from."""
+    """Return the target with the measurements and their file, or with the damage of the file."""
     if found is not None:
         core = found.on(target.core)
         return replace(target, core=replace(core, measured=f"{core.measured}, {file}"))
@@ -168,9 +169,9 @@ def _with(target: Target, file: Path, found: Measured | None, damage: str) -> Ta
 
 
 def calibrate(target: Target) -> Core:
-    """Measure this core (about a second), keep what was found, and return its data with that.
+    """Measure this core (about a second), store the result, and return the core's data with it.
 
-    Raises InvalidInput before it measures where nothing can be kept.
+    Raises InvalidInput before it measures where nothing can be stored.
     """
     file = _file(target)
     try:
@@ -185,7 +186,7 @@ def calibrate(target: Target) -> Core:
 
 
 def _say(text: str) -> None:
-    """To stderr, if there is one that can be written to: stdout may be somebody's JSON."""
+    """Print to stderr, if it can be written to: stdout may be somebody's JSON."""
     if sys.stderr is None:
         return
     with suppress(OSError, ValueError):  # a full disk, a reader that has gone; a closed file
@@ -193,7 +194,7 @@ def _say(text: str) -> None:
 
 
 def _is_this_machine(target: Target) -> bool:
-    """Whatever is taken to be known of its core."""
+    """Whether the target is this machine, no matter which data its core has."""
     here = Target.detect()
     return replace(target, core=here.core) == here
 
@@ -215,7 +216,7 @@ def _can_be_kept(file: Path) -> bool:
 
 def _file(target: Target) -> Path:
     sets = " ".join(sorted(target.instruction_sets))
-    whose = target.core.data_of  # what of it is measured, and what is used, depends on the data
+    whose = target.core.data_of  # these data determine which measurements are made and used
     return cache_file("processor", target.model, whose, target.isa, sets, compiler_digest())
 
 
@@ -237,30 +238,30 @@ def _measured(target: Target) -> Measured:
 def _rates(target: Target, clock: float) -> Rates:
     sizes = {
         "L1": target.l1d_bytes // 2,
-        "L2": target.l2_bytes // 4,  # of half of it, some pages may lie where no room is left
+        "L2": target.l2_bytes // 4,  # with half of it, some pages may share sets that are full
         "L3": _BIG,
         "memory": 2 * target.l3_bytes,
     }
-    if sizes["memory"] > _MOST_BYTES:  # it would take seconds: its data stay
+    if sizes["memory"] > _MOST_BYTES:  # it would take seconds: the recorded rate stays
         del sizes["memory"]
     data = {level: core_loops.load_bandwidth(target, size) for level, size in sizes.items()}
     data["padded L2"] = core_loops.padded_l2_bandwidth(target, spaced=True)
     code_sizes = {"L2": target.l2_bytes // 4, "L3": 2 * target.l2_bytes}
     code = {level: core_loops.code_bandwidth(target, size) for level, size in code_sizes.items()}
-    # Other work halves it for milliseconds.
+    # Other processes halve this rate for milliseconds.
     again = (core_loops.code_bandwidth(target, code_sizes["L2"]) for _ in range(_TRIES - 1))
     code["L2"] = max(code["L2"], *again)
     return Rates(
         clock,
         {**target.core.rates.data, **{level: rate / clock for level, rate in data.items()}},
         # In L1 the execution ports are the limit, and code from memory takes over a second to make
-        # and to fault in: for these the core's data stay.
+        # and to fault in: their recorded rates stay.
         {**target.core.rates.code, **{level: rate / clock for level, rate in code.items()}},
     )
 
 
 def _tricks(target: Target) -> dict[str, bool]:
-    """What gains with each, on and off in turn."""
+    """Whether each trick gains, measured on and off in turn."""
     size = target.l1i_bytes * 3 // 2
 
     def data(spaced: bool) -> float:
@@ -281,7 +282,7 @@ def _tricks(target: Target) -> dict[str, bool]:
 
 
 def _sharing(target: Target) -> dict[str, float]:
-    """What another core costs; nothing where none comes. Leaves no worker that was not there."""
+    """Measured costs of another core; empty without one. Stops the workers that it started."""
     if available_cores() == 1:
         return {}
     had_workers = pool().workers > 0
@@ -301,12 +302,15 @@ def _sharing(target: Target) -> dict[str, float]:
 
 
 def _dearer(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-    """Virtual cores move within seconds, now to one core of their host and now to two."""
+    """Return the measurement with the longer barrier.
+
+    Virtual cores move within seconds between one core of their host and two.
+    """
     return max(one, other, key=lambda found: found.get("barrier_ns", 0.0))
 
 
 def _known_sharing(core: Core) -> dict[str, float]:
-    """What calibration measures of it."""
+    """Recorded values of the sharing costs that calibration measures."""
     return {"barrier_ns": core.sharing.barrier_ns, "crossing_bytes": core.sharing.crossing_bytes}
 
 
@@ -315,7 +319,7 @@ def _to_json(measured: Measured) -> dict[str, Any]:
 
 
 def _checked(stored: object, core: Core) -> Measured:
-    """What was kept in a file for a core. Raises DamagedFile, naming the field."""
+    """Return the measurements in a core's file. Raises DamagedFile, naming the field."""
     found = _fields("the file", stored, {field.name for field in fields(Measured)})
     rates = _fields("rates", found["rates"], {field.name for field in fields(Rates)})
     clock = _number("cycles_per_ns", rates["cycles_per_ns"], core.rates.cycles_per_ns)

@@ -1,7 +1,7 @@
-"""How a convolution is computed, by price: windows of a padded image or gathered columns, or int8.
+"""Choose by cost how a convolution is computed: windows of a padded image, columns, or int8.
 
 Windows are read by weights as code, by a loop over channels with all weights, or by Winograd's
-algorithm. Where code is so long that it comes from far, columns gathered after all may be cheaper.
+algorithm. Where code is so long that it comes from beyond L2, gathered columns may be cheaper.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,16 +33,16 @@ from sparsejit.planner.layer_planner import LayerPlanner
 DENSE_WINDOWS, SPARSE_WINDOWS, WINOGRAD = "dense-windows", "sparse-windows", "winograd"
 
 _LEAST_FILLED = 0.4  # of the lanes of windows, by positions
-_LEAST_SPREAD = 0.5  # of a channel's cache lines, by what it holds
-_LEAST_POSITIONS = 4  # of pooling, in a row: of fewer, chains keep more lanes busy
-_LARGE = 0.5  # of L2: what images between layers exceed where bands pay
-_MOST_WEIGHTS = 10_000  # nonzeros of a convolution that has its code once a band
+_LEAST_SPREAD = 0.5  # of a channel's pitch, by its values
+_LEAST_POSITIONS = 4  # of pooling, in a row: with fewer, chains keep more lanes busy
+_LARGE = 0.5  # of L2: bands gain for images between layers from this size on
+_MOST_WEIGHTS = 10_000  # nonzeros of a convolution whose code is repeated for each band
 _MOST_BANDS = 16
 
 
 @dataclass(frozen=True)
 class WindowPlan:
-    """The cost of each kernel that there is code for, without the copy; `name` is the choice."""
+    """Cost of each possible kernel, without the copy of the image; `name` is the chosen one."""
 
     costs: Mapping[str, Cost]
     name: str
@@ -52,20 +52,20 @@ class WindowPlan:
         return self.costs[self.name]
 
     def shared_by(self, samples: int) -> "WindowPlan":
-        """The part of each of some samples: what code costs to arrive, it costs once."""
+        """The plan for each of `samples` samples; the code is fetched once for all."""
         costs = {name: replace(cost, ns=cost.ns / samples) for name, cost in self.costs.items()}
         return replace(self, costs=costs)
 
 
 @dataclass(frozen=True)
 class FilterProduct:
-    """A convolution as a product.
+    """A convolution as a matrix product.
 
     matrix: W, (out_channels, in_channels * taps).
-    each: what is computed at a position.
-    positions: how many a sample has.
-    gathers: whether columns are not x itself.
-    is_strided: whether their windows lie more than one apart.
+    each: the product at one position.
+    positions: number of positions of a sample.
+    gathers: whether columns are gathered; else they are x itself.
+    is_strided: whether windows lie more than one element apart.
     """
 
     matrix: SparseMatrix
@@ -76,7 +76,7 @@ class FilterProduct:
 
     @property
     def layer(self) -> MatVec | MatMul:
-        """The product of a sample."""
+        """The product of one sample."""
         many = self.positions > 1
         return MatMul(self.each, self.positions, Layout.FEATURE_MAJOR) if many else self.each
 
@@ -84,7 +84,7 @@ class FilterProduct:
 def plan_windows(
     image: PaddedImage, matrix: SparseMatrix, each: MatVec, planner: LayerPlanner, name: str = ""
 ) -> WindowPlan:
-    """The cheapest kernel, or that of a name; none that rounds otherwise where that is asked."""
+    """Choose the cheapest kernel, or the kernel `name`; no Winograd if weights must be exact."""
     target = planner.target
     counts = expect_windows(image, matrix, target)
     costs = {SPARSE_WINDOWS: price_sparse_windows(counts, target)}
@@ -94,7 +94,7 @@ def plan_windows(
         cycles = image.samples * tile_shape(each, window_panels(image, target), target).cycles
         moved = counts.moved_bytes
         costs[DENSE_WINDOWS] = price_dense_windows(cycles, 4 * matrix.size, moved, target)
-    # Some rows of a layer keep its kernel, also where they alone would be too few for it.
+    # A part of a layer's rows keeps the layer's kernel, even where it is too small to choose it.
     if name == WINOGRAD or (has_winograd(image, each) and not planner.exact):
         cycles, passes = winograd_cycles(image, each, target)
         weight_bytes = round(4 * U_A_WEIGHT * matrix.size)
@@ -106,7 +106,7 @@ def plan_windows(
 def cheapest_planes(
     image: PaddedImage, matrix: SparseMatrix, each: MatVec, planner: LayerPlanner
 ) -> PaddedImage:
-    """The image with planes of its own for each tap of a row, where sparse windows gain by that."""
+    """Return the image, with planes for each tap of a row if sparse windows gain by them."""
     plain = plan_windows(image, matrix, each, planner).name
     if image.columns.kernel == 1 or plain != SPARSE_WINDOWS:
         return image
@@ -121,38 +121,38 @@ def cheapest_planes(
 
 
 def fills_windows(image: PaddedImage, target: Target) -> bool:
-    """Whether enough lanes of windows would be positions."""
+    """Whether positions fill enough lanes of the windows."""
     lanes = window_panels(image, target).count * target.lanes
     return image.rows.positions * image.columns.positions >= _LEAST_FILLED * lanes
 
 
 def fills_spread(places: int, pitch: int) -> bool:
-    """Whether channels of so many floats are to lie `pitch` floats apart."""
+    """Whether channels of `places` floats are stored `pitch` floats apart."""
     return places >= _LEAST_SPREAD * pitch
 
 
 def pools_by_windows(columns: int) -> bool:
-    """Whether pooling of so many positions in a row takes one kernel for all taps."""
+    """Whether pooling of `columns` positions in a row takes one kernel for all taps."""
     return columns >= _LEAST_POSITIONS
 
 
 def gains_by_bands(image_bytes: int, target: Target) -> bool:
-    """Whether an image between two convolutions is so large that bands pay."""
+    """Whether an image between two convolutions is so large that bands gain."""
     return image_bytes >= _LARGE * target.l2_bytes
 
 
 def repeats_in_bands(nnz: int) -> bool:
-    """Whether code for so many weights is short enough to be there once a band."""
+    """Whether the code of `nnz` weights is short enough to be repeated for each band."""
     return nnz <= _MOST_WEIGHTS
 
 
 def band_count(
     rows: int, threads: int, live_bytes: Callable[[int], int], target: Target
 ) -> int | None:
-    """As few bands of rows as keep what lies between convolutions near, so many for each thread.
+    """Least number of bands, a multiple of `threads`, that keeps images between convolutions in L2.
 
-    live_bytes: the most that lies between two of them, by the number of bands.
-    None where no number of bands keeps it near.
+    live_bytes: the most bytes between two convolutions, by the number of bands.
+    None where no number of bands keeps them there.
     """
     counts = range(threads, min(rows, _MOST_BANDS) + 1, threads)
     near = target.core.layouts.bands_near * target.l2_bytes
@@ -166,9 +166,9 @@ def columns_are_cheaper(
     windows: WindowPlan,
     planner: LayerPlanner,
 ) -> bool:
-    """Whether a product of gathered columns is; asked of long code only.
+    """Whether a product of gathered columns is cheaper than long code; False for short code.
 
-    Both cost what they do inside the model, whose other layers may drive their code from L3.
+    Both costs are those inside the model, whose other layers may evict the code to L3.
     """
     if windows.name != SPARSE_WINDOWS or windows.cost.code_bytes < planner.target.l2_bytes // 2:
         return False
@@ -188,9 +188,9 @@ def int8_is_cheaper(
     x_shape: tuple[int, ...],
     planner: LayerPlanner,
 ) -> bool:
-    """Whether int8 is expected to be faster than float32 and the rounding of x, float32 too.
+    """Whether int8 is predicted to be faster than float32 with the rounding of x.
 
-    `image` is what float32 would read by windows, if it may.
+    `image`: the padded image that float32 may read by windows, or None.
     """
     return _gathered_ns(int8, planner) < float_ns(floats, image, x_shape, planner)
 
@@ -202,7 +202,7 @@ def quantised_ns(
     x_shape: tuple[int, ...],
     planner: LayerPlanner,
 ) -> float:
-    """What all samples of a quantised convolution take between float32 images, the cheaper way."""
+    """Nanoseconds of all samples of a quantised convolution of float32 images, the cheaper way."""
     each = min(_gathered_ns(int8, planner), float_ns(floats, image, x_shape, planner))
     return x_shape[0] * each
 
@@ -213,7 +213,7 @@ def float_ns(
     x_shape: tuple[int, ...],
     planner: LayerPlanner,
 ) -> float:
-    """What a sample takes in float32, the rounding of x included."""
+    """Nanoseconds of a sample in float32, with the rounding of x."""
     samples, *sizes = x_shape
     elements = samples
     for size in sizes:
@@ -229,7 +229,7 @@ def float_ns(
 
 
 def _gathered_ns(product: FilterProduct, planner: LayerPlanner) -> float:
-    """Nanoseconds of a sample as a product, of gathered columns where they are not x itself."""
+    """Nanoseconds of a sample as a product, with the gathering of columns unless they are x."""
     ns = planner.of_one_layer.expected_ns(product.layer, product.matrix)
     if not product.gathers:
         return ns
@@ -238,11 +238,11 @@ def _gathered_ns(product: FilterProduct, planner: LayerPlanner) -> float:
 
 
 def padding_cost(image: PaddedImage, target: Target) -> Cost:
-    """To copy x into the planes that windows are read from."""
+    """Cost of copying x into the planes that windows are read from."""
     elements = image.samples * image.channels * image.rows.size * image.columns.size
     return price_copy(4 * (elements + image.floats), target)
 
 
 def channel_windows_cost(counts: DirectCounts, target: Target) -> Cost:
-    """The cost of windows by channel, whose taps or largest are taken where the image lies."""
+    """Cost of windows by channel, whose sums or maxima read the image in place."""
     return price_direct(counts, target)

@@ -1,4 +1,4 @@
-"""What a convolution on the image as it lies should cost, from its counts."""
+"""Predicted cost of convolutions that read the image in place, from their counts."""
 
 from dataclasses import dataclass
 
@@ -12,10 +12,10 @@ from sparsejit.planner.cost import Cost, cache_level
 
 @dataclass(frozen=True)
 class QuadCounts:
-    """What a call does: vectors of positions, for each of them rows, and quads of weights.
+    """Work of one call: vectors of positions, rows of each vector, and quads of weights.
 
-    shifted: the share of inputs whose vectors lie across lines.
-    met_bytes: what windows of a vector's positions meet.
+    shifted: the share of inputs whose vectors cross cache lines.
+    met_bytes: bytes of x under the windows of one vector of positions.
     """
 
     form: QuadForm
@@ -29,7 +29,7 @@ class QuadCounts:
 
 
 def price_direct(counts: DirectCounts, target: Target) -> Cost:
-    """The dearest of multiplications, loads, and bytes that pass between L1 and beyond."""
+    """Cost of windows by channel: the longest of products, loads, and transfers beyond L1."""
     core = target.core
     cycles = {
         "execution": max(
@@ -46,7 +46,10 @@ def price_direct(counts: DirectCounts, target: Target) -> Cost:
 
 
 def price_sparse_windows(counts: WindowCounts, target: Target) -> Cost:
-    """Code comes once a call: a part of it stays in L1 while it runs over all positions."""
+    """Cost of windows with weights as code.
+
+    Code is fetched once a call: a part of it stays in L1 while it runs over all positions.
+    """
     core, prices = target.core, target.core.batch
     share = shared_window_loads(target, counts.panels)
     inputs = counts.inputs * core.loops.across_lines[target.isa]
@@ -65,7 +68,10 @@ def price_sparse_windows(counts: WindowCounts, target: Target) -> Cost:
 def price_dense_windows(
     cycles: float, weight_bytes: int, moved_bytes: int, target: Target, passes: int = 1
 ) -> Cost:
-    """Weights come so often; what L2 does not hold of them is waited for in part."""
+    """Cost of windows with all weights, loaded `passes` times.
+
+    Loads from L2 overlap with execution, loads from beyond L2 in part.
+    """
     core = target.core
     level = cache_level(weight_bytes, moved_bytes, target, 0)
     fetching = passes * weight_bytes / core.rates.data[level]
@@ -76,7 +82,7 @@ def price_dense_windows(
 
 
 def price_quads(counts: QuadCounts, target: Target) -> Cost:
-    """Weights come once a vector of positions, beside the products."""
+    """Cost of products of quads; weights are fetched in order, in parallel with the products."""
     prices, rates, form = target.core.quads, target.core.rates, counts.form
     in_line, across = prices.fours if form.fours else (prices.quad, prices.shifted)
     number = form.together - 1
@@ -93,20 +99,20 @@ def price_quads(counts: QuadCounts, target: Target) -> Cost:
 
 
 def price_fours(lines: int, moved_bytes: int, target: Target) -> Cost:
-    """To bring four channels side by side, so many times at 64 positions."""
+    """Cost of bringing four channels side by side, `lines` times for 64 positions."""
     ns = lines * target.core.quads.making / target.core.rates.cycles_per_ns
     return Cost(lines, 0, moved_bytes, ns, "execution")
 
 
 def price_copy(moved_bytes: int, target: Target) -> Cost:
-    """What reads and writes so many bytes in order."""
+    """Cost of reading and writing `moved_bytes` in all, in order."""
     level = cache_level(moved_bytes, 0, target, target.l1d_bytes)
     ns = moved_bytes / target.core.rates.data[level] / target.core.rates.cycles_per_ns
     return Cost(0, 0, moved_bytes, ns, f"data from {level}")
 
 
 def price_gathering(elements: int, is_strided: bool, target: Target) -> Cost:
-    """Columns of so many elements, written and, where they do not stay near, read again."""
+    """Cost of gathering columns of `elements` floats, which are read again if they leave L2."""
     moved, core = price_copy(8 * elements, target), target.core
     copying = elements * core.loops.gathered[is_strided] / core.rates.cycles_per_ns
     again = 0.0 if moved.bound.endswith(("L1", "L2")) else moved.ns / 2

@@ -1,8 +1,8 @@
-"""What a kernel should cost, from counts alone: micro-operations and bytes.
+"""Predicted cost of a kernel, from counts alone: micro-operations and bytes.
 
 A kernel is a sequence of equal steps (`lowered.Counts`), whose prices are data of the target's
-core. Time is the largest of what the execution ports need for them and what their code and data
-need to arrive, which overlap.
+core. The time is the longest of execution, the transfer of code and the transfer of data, which
+overlap.
 """
 
 import math
@@ -26,8 +26,8 @@ class Cost:
     steps: units of the family's work.
     code_bytes: bytes of code that run.
     data_bytes: bytes of weights, x and y.
-    ns: nanoseconds, as predicted.
-    bound: the resource that sets them: "execution", or "code from L2" and the like.
+    ns: predicted nanoseconds.
+    bound: the resource that sets the time: "execution", or "code from L2" and the like.
     """
 
     steps: int
@@ -38,18 +38,18 @@ class Cost:
 
     @property
     def all_bytes(self) -> int:
-        """Code and data."""
+        """Bytes of code and data."""
         return self.code_bytes + self.data_bytes
 
 
 def price(counts: Counts) -> Cost:
-    """The cost of a kernel of which so much was counted."""
+    """Return the predicted cost of a kernel with these counts."""
     target, core = counts.target, counts.target.core
     steps = [(work, _cycles(counts, work)) for work in counts.work]
     code_bytes = int(sum(_code_bytes(counts, work) for work in counts.work))
     data_bytes = counts.pool_bytes + counts.vector_bytes
     execution = sum(cycles for _, cycles in steps)
-    # Code that runs several times arrives during the first.
+    # Code that runs several times arrives during the first run.
     later = sum(cycles * (1 - 1 / work.runs) for work, cycles in steps)
     code_rate = core.code_rates.get(counts.work[0].kind, 1.0)
     code = {
@@ -82,7 +82,7 @@ def _cycles(counts: Counts, work: Work) -> float:
 
 
 def all_steps(core: Core) -> dict[tuple[str, str, str], StepPrice]:
-    """What is known of the core, and what the table of kernels says of other kinds of steps."""
+    """Prices of all steps: the core's own, else the assumed ones of the table of kernels."""
     rows = {
         (kind, isa, stored.value): StepPrice(
             core.step_cycles((kind, isa, stored.value), step.cycles.get(isa, 1.0)), "assumed"
@@ -94,24 +94,24 @@ def all_steps(core: Core) -> dict[tuple[str, str, str], StepPrice]:
 
 
 def step_cycles(target: Target, kind: str, stored: DType) -> float:
-    """Cycles of a step of that kind: what is known of the core, or what its row says."""
+    """Cycles of a step of that kind: the core's own, else the assumed ones of its row."""
     default = STEP_KINDS[kind].cycles.get(target.isa, 1.0)
     return target.core.step_cycles((kind, target.isa, stored.value), default)
 
 
 def _code_bytes(counts: Counts, work: Work) -> float:
-    """Bytes of steps that stand in the code."""
+    """Bytes of code of these steps; code that runs several times counts once."""
     each = STEP_KINDS[work.kind].code_bytes[counts.target.isa, counts.stored]
     return work.steps * each / work.runs
 
 
 def _main(cycles: Mapping[str, float]) -> str:
-    """The cache that takes longest."""
+    """The cache that the longest transfer comes from."""
     return max(cycles, key=lambda level: cycles[level])
 
 
 def _data_rate(counts: Counts, level: str) -> float:
-    """Bytes a cycle at which the pool comes from a cache."""
+    """Bytes of the pool that a cache delivers per cycle."""
     rates, target = counts.target.core.rates.data, counts.target
     if level != "L2":
         return rates[level]
@@ -121,13 +121,13 @@ def _data_rate(counts: Counts, level: str) -> float:
 
 
 def lane_use(family: str, matrix: SparseMatrix, steps: int, target: Target) -> float:
-    """Nonzeros over the weights that so many steps could take; 1 where no lane ever idles."""
+    """Nonzeros over the weights that `steps` steps have room for; 1 where no lane ever idles."""
     places = max(steps, 1) * target.lanes * STEP_KINDS[family].weights_a_lane
     return matrix.nnz / places
 
 
 def cache_level(own_bytes: int, other_bytes: int, target: Target, level_one: int) -> str:
-    """The nearest cache that holds code or data: L1 is its own, the rest it shares."""
+    """Nearest cache that holds code or data: alone in L1, together with `other_bytes` in others."""
     if own_bytes + target.between_bytes <= level_one:
         return "L1"
     all_bytes = own_bytes + other_bytes + target.between_bytes
@@ -140,7 +140,7 @@ def cache_level(own_bytes: int, other_bytes: int, target: Target, level_one: int
 def cache_shares(
     own_bytes: int, other_bytes: int, target: Target, level_one: int
 ) -> dict[str, float]:
-    """What share of code or data comes from which cache: as `cache_level`, less what L2 misses."""
+    """Share of code or data that comes from each cache: `cache_level`, with the misses of L2."""
     level = cache_level(own_bytes, other_bytes, target, level_one)
     all_bytes = own_bytes + other_bytes + target.between_bytes
     missed = missed_share(all_bytes / target.l2_bytes, target.core.l2_ways)
@@ -150,11 +150,11 @@ def cache_shares(
 
 
 def missed_share(fill: float, ways: int) -> float:
-    """The share of lines read over and over that a cache misses, `fill` its size in bytes.
+    """Share of lines, read over and over, that a cache misses; `fill`: their bytes over its size.
 
-    Pages lie at random, so that the lines of a set are Poisson distributed about `ways * fill`.
-    Those in sets that get more than `ways` drive each other out. Without ways a cache misses
-    nothing until it is full, and then everything.
+    Pages lie at random, so that the number of lines in a set is Poisson distributed about `ways *
+    fill`. Lines evict each other in sets that get more than `ways` lines. Without ways a cache
+    misses nothing until it is full, and then everything.
     """
     if not ways:
         return float(fill > 1)

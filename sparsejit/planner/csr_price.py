@@ -1,10 +1,10 @@
-"""What a batch by a loop over compressed rows costs: `csr_shape.CsrCounts` to cycles.
+"""Predicted cost of a batch by a loop over compressed rows, from `csr_shape.CsrCounts`.
 
     a pass = weights * (a weight + vectors * a product) + segments * vectors * a sum's way
              + inputs * vectors * into the panel + outputs * vectors * to y
 
-Weights from beyond L2 are prefetched and arrive beside this, but for a share. Prices are data of
-the processor (`machine.prices.CsrPrices`).
+Weights from beyond L2 are prefetched: all but a share of their transfer overlaps with this. Prices
+are data of the processor (`machine.prices.CsrPrices`).
 """
 
 from sparsejit.asm_templates.batch.csr_core import quad_bytes
@@ -15,7 +15,7 @@ from sparsejit.planner.cost import Cost, cache_level
 
 
 def price_csr(counts: CsrCounts) -> Cost:
-    """The sum of its passes, or what their weights need to arrive."""
+    """Cost of all passes, or of the transfer of their weights if that takes longer."""
     spec, target, shape = counts.spec, counts.target, counts.shape
     core = target.core
     stream_bytes = quad_bytes(shape.arithmetic) * counts.quads + 4 * counts.segments

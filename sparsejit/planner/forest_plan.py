@@ -1,4 +1,4 @@
-"""Which kernel a forest takes: each is lowered and priced from what it counts."""
+"""Choose the kernel of a forest: each kernel is lowered and priced from its counts."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from sparsejit.planner.cost import cache_level
 
 @dataclass(frozen=True, eq=False)
 class ForestPlan:
-    """The choice; `considered` has the predicted ns of each kernel by name."""
+    """The chosen kernel; `considered` has the predicted nanoseconds of each kernel by name."""
 
     kernel: ForestKernel
     lowered: LoweredForest
@@ -28,7 +28,7 @@ class ForestPlan:
 
 
 def plan_forest(trees: Trees, rows: int, target: Target) -> ForestPlan:
-    """The kernel with the least predicted time for so many rows.
+    """Choose the kernel with the least predicted time for `rows` rows.
 
     Raises CompileError where no kernel can hold the trees.
     """
@@ -48,7 +48,7 @@ def plan_forest(trees: Trees, rows: int, target: Target) -> ForestPlan:
 
 
 def forest_ns(counts: ForestCounts, target: Target) -> float:
-    """Predicted time of all rows."""
+    """Predicted nanoseconds of all rows."""
     prices, rates = target.core.forest, target.core.rates
     farther = prices.farther[cache_level(counts.near_bytes, 0, target, target.l1d_bytes)]
     cycles = (

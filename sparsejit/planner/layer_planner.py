@@ -1,7 +1,7 @@
-"""The planner: one record chooses the kernels of a layer, or of all layers of a model.
+"""Choose the kernels of one layer, or of all layers of a model, with one record of options.
 
-Who compiles says once what is wanted; who lowers asks for plans and emits them. For a model the
-planner is told what all layers take, and prices each as one among the others.
+The compiler sets the options once; lowering requests plans and emits them. For a model, the planner
+has the bytes of all layers, and prices each layer as one among the others.
 """
 
 from dataclasses import dataclass, replace
@@ -22,26 +22,26 @@ from sparsejit.planner.row_parts import row_parts
 from sparsejit.planner.split import Part, Split, split
 from sparsejit.planner.tuning import tuned
 
-_BYTES_A_NONZERO = 12  # of code that multiplies by it, and itself
+_BYTES_A_NONZERO = 12  # the weight, and the code that multiplies by it
 
 
 def weight_bytes(nnz: int, all_bytes: int) -> int:
-    """About what code and data of a layer take: zeros are left out if that is the shorter."""
+    """Approximate bytes of a layer's code and data: without zeros where that is shorter."""
     return min(_BYTES_A_NONZERO * nnz, all_bytes)
 
 
 @dataclass(frozen=True)
 class LayerPlanner:
-    """What is wanted of every kernel; `compile_matrix` says more of its own arguments.
+    """Options of every kernel; `compile_matrix` documents its own arguments in more detail.
 
-    target: what code is made for.
-    strategy: the family that is to be used, or "auto".
+    target: the machine that code is made for.
+    strategy: the family to use, or "auto".
     exact: whether every weight must stay as its dtype holds it.
     tune: whether candidates are measured.
     alike: whether every column of a batch is summed in the same order.
-    any_length: whether kernels are preferred whose weights serve batches of all lengths.
-    model_bytes: about the bytes of code and data of the whole model; 0 for a layer alone.
-    cores: among how many cores these are shared.
+    any_length: whether to prefer kernels whose weights serve batches of all lengths.
+    model_bytes: approximate bytes of code and data of the whole model; 0 for a layer alone.
+    cores: number of cores that share these bytes.
     """
 
     target: Target
@@ -55,16 +55,16 @@ class LayerPlanner:
 
     @property
     def of_one_layer(self) -> "LayerPlanner":
-        """For a layer as if it were alone."""
+        """The planner of a layer as if it were alone."""
         return replace(self, model_bytes=0)
 
     @property
     def l3_bytes(self) -> int:
-        """What a process can count on in L3."""
+        """Bytes of L3 that a process can count on."""
         return int(self.target.core.l3_share * self.target.l3_bytes)
 
     def beside(self, matrix: SparseMatrix) -> "LayerPlanner":
-        """For one layer of the model: what a core has of the others drives it from L2."""
+        """The planner of one layer of the model: a core's share of the others evicts it from L2."""
         whole = self.model_bytes // self.cores
         if whole <= self.target.l2_bytes:
             return self
@@ -72,7 +72,7 @@ class LayerPlanner:
         return _with_target(self, self.target.beside(between))
 
     def plan(self, layer: Layer, matrix: SparseMatrix) -> Plan:
-        """The choice for a layer, or where asked the fastest as measured.
+        """Choose the kernel of a layer; with `tune`, the fastest as measured.
 
         Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
         """
@@ -86,14 +86,14 @@ class LayerPlanner:
         return tuned(choice, layer, matrix, target) if measure else choice
 
     def expected_ns(self, layer: Layer, matrix: SparseMatrix) -> float:
-        """What the best kernel should take, from the layer's zeros alone; infinite without one."""
+        """Predicted nanoseconds of the best kernel, from zeros alone; infinite without one."""
         target = self.beside(matrix).target
         if isinstance(layer, MatMul):
             return expected_batch_ns(layer, matrix, target, self.exact, self.alike)
         return expected_ns(layer, matrix, target, self.exact)
 
     def split(self, layer: Layer, matrix: SparseMatrix, whole: Plan, threads: int) -> Split:
-        """A layer over at most so many threads, where that pays; `whole` is its plan."""
+        """Split a layer over at most `threads` threads, where that gains; `whole` is its plan."""
         if isinstance(layer, MatMul):
             return split_batch(layer, matrix, whole, self, threads)
         return split(layer, matrix, whole, self, threads)
@@ -101,7 +101,7 @@ class LayerPlanner:
     def ways_to_split(
         self, layer: Layer, matrix: SparseMatrix, whole: Plan, threads: int
     ) -> list[list[Part]]:
-        """A layer in as many parts, by columns and by rows, where there are as many."""
+        """Divisions of a layer over `threads` threads, by columns and by rows; may be empty."""
         if isinstance(layer, MatMul):
             return ways_to_split(layer, matrix, whole, self, threads)
         division = split(layer, matrix, whole, self, threads)
@@ -110,11 +110,11 @@ class LayerPlanner:
     def row_parts(
         self, layer: MatVec, matrix: SparseMatrix, whole: Plan, part_bytes: int
     ) -> tuple[Part, ...]:
-        """A layer in parts that read about so many bytes of weights."""
+        """Divide a layer by rows into parts that read about `part_bytes` of weights each."""
         return row_parts(layer, matrix, whole, self.beside(matrix).target, part_bytes)
 
     def adds_in_place(self, layer: Layer, choice: Plan) -> bool:
-        """Whether what is added to a layer's result may lie where that does."""
+        """Whether the operand added to a layer's result may lie where the result does."""
         template = choice.chosen.template
         return isinstance(layer, MatMul) and adds_in_place(template, layer, self.target)
 
@@ -124,6 +124,6 @@ class LayerPlanner:
         return prefers_panels(MatMul(each, batch), matrix, target, self.exact, self.any_length)
 
 
-@lru_cache(maxsize=512)  # layers are alike
+@lru_cache(maxsize=512)  # many layers are equal
 def _with_target(planner: LayerPlanner, target: Target) -> LayerPlanner:
     return replace(planner, target=target)

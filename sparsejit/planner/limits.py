@@ -1,12 +1,12 @@
-"""The least time that a processor could take, whatever the kernel."""
+"""Least time that a processor could take, whatever the kernel."""
 
 from sparsejit.machine.target import Target
 
 
 def limit_ns(flops: int, data_bytes: int, other_bytes: int, target: Target) -> float:
-    """The limit of so much work on data that shares caches with `other_bytes` of other layers.
+    """Least nanoseconds of `flops` on data that share caches with `other_bytes` of other layers.
 
-    The larger of what the multipliers need and what the data need to arrive.
+    It is the longer of the multipliers' time and the time of the data's transfer.
     """
     core = target.core
     rates = {**core.rates.data, "L2": max(core.rates.data["L2"], core.rates.data["padded L2"])}
@@ -17,9 +17,10 @@ def limit_ns(flops: int, data_bytes: int, other_bytes: int, target: Target) -> f
 
 
 def nearest_places(data_bytes: int, other_bytes: int, target: Target) -> dict[str, float]:
-    """How many bytes of data come from which cache at best, when they are read over and over.
+    """Bytes of the data that come from each cache at best, when they are read over and over.
 
-    No cache keeps more than it holds, and each keeps as much of the data as of what else is read.
+    No cache keeps more than its size, and each keeps the same share of the data as of the other
+    bytes that are read.
     """
     left = data_bytes + other_bytes
     own = data_bytes / max(left, 1)

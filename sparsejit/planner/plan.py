@@ -1,9 +1,9 @@
-"""Picks the kernel for a layer and records why.
+"""Choose the kernel of a layer and record the reason.
 
-Every template that the target can run is priced from what the layer's zeros let expect. The most
-promising is lowered and priced again from what was made, then the next, until none that is left is
-expected to win; the cheapest lowered wins, and of equals the one with less code.
-A strategy named by the caller overrides the price, not the record of it.
+Every template that the target can run is priced from the counts that the layer's zeros predict. The
+most promising is lowered and priced again from its actual counts, then the next, until no template
+that is left is predicted to win. The cheapest lowered template wins, and of equals the one with
+less code. A strategy named by the caller overrides the price, not the record of it.
 """
 
 import math
@@ -19,17 +19,17 @@ from sparsejit.machine.target import Target
 from sparsejit.planner.cost import Cost, price
 
 AUTO = "auto"
-# Times the least cost: up to there kernels whose weights serve all lengths are taken. Others take
-# seconds, and have all weights once more, for each length. BERT-base loses 3 to 6 % by them.
+# Kernels whose weights serve all lengths are chosen up to this multiple of the least cost. Others
+# take seconds, and all weights once more, for each length. BERT-base loses 3 to 6 % by that choice.
 HARDLY_MORE = 1.25
-MANY_INPUTS = 1 << 17  # so many may be why there is no kernel
+MANY_INPUTS = 1 << 17  # more inputs may be the reason that there is no kernel
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A template, of whichever table, and its predicted cost.
+    """A template of either table, and its predicted cost.
 
-    `is_lowered`: the cost is of what was made, not of what was expected.
+    `is_lowered`: the cost comes from the lowered layer, not from its zeros alone.
     """
 
     template: Template
@@ -39,10 +39,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """The chosen template, all candidates from cheapest to dearest, and the reason in words.
+    """The chosen template, all candidates by rising cost, and the reason in words.
 
-    `measured_ns` holds the times of those candidates that were measured, by template name.
-    `lowered` is the layer as the chosen template emits it; None in a record.
+    `measured_ns` has the times of the candidates that were measured, by template name. `lowered` is
+    the layer as the chosen template emits it; None in a record.
     """
 
     chosen: Candidate
@@ -52,12 +52,12 @@ class Plan:
     lowered: Any = field(default=None, repr=False, compare=False)
 
     def record(self) -> "Plan":
-        """The plan without what was lowered, which takes as much memory as the weights."""
+        """The plan without its lowered layer, which takes as much memory as the weights."""
         return Plan(self.chosen, self.candidates, self.reason, self.measured_ns)
 
 
 def strategies() -> tuple[str, ...]:
-    """The names `strategy=` accepts."""
+    """The names that `strategy=` accepts."""
     return (AUTO, *dict.fromkeys(template.family for template in MATVEC_TEMPLATES))
 
 
@@ -77,14 +77,14 @@ def plan(
 
 
 def expected_ns(spec: MatVec, matrix: SparseMatrix, target: Target, exact: bool) -> float:
-    """What `plan` would choose, as its zeros let expect it: nothing is lowered."""
+    """Predicted nanoseconds of the best kernel, from the zeros alone; nothing is lowered."""
     job = Job(spec, matrix, target, price)
     return min((one.cost.ns for one in job.candidates(MATVEC_TEMPLATES, exact)), default=math.inf)
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A layer for a target, and what makes a cost of its counts."""
+    """A layer, its target, and the function that prices its counts."""
 
     spec: Layer
     matrix: SparseMatrix
@@ -93,19 +93,19 @@ class Job:
     _expected: dict[str, tuple[Any, Cost]] = field(default_factory=dict, repr=False)
 
     def expected(self, template: Template) -> Candidate:
-        """The template at the cost that the layer's zeros let expect."""
+        """The template with the cost that the layer's zeros predict."""
         counts = template.expect(self.spec, self.matrix, self.target)
         cost = self.price(counts)
         self._expected[template.name] = counts, cost
         return Candidate(template, cost)
 
     def candidates(self, templates: Iterable[Template], exact: bool) -> list[Candidate]:
-        """Those that fit, at what they are expected to cost, the cheapest first."""
+        """Fitting templates with their predicted costs, the cheapest first."""
         fitting = (template for template in templates if self.fits(template, exact))
         return sorted(map(self.expected, fitting), key=_rank)
 
     def lowered(self, template: Template) -> tuple[Candidate, Any]:
-        """The template at the cost of what it makes of the layer, and what it makes."""
+        """Lower the layer; return the template with the cost of that, and the lowered layer."""
         lowered = template.lower(self.spec, self.matrix, self.target)
         counts, cost = self._expected.get(template.name, (None, None))
         if cost is None or counts != lowered.counts:
@@ -113,7 +113,7 @@ class Job:
         return Candidate(template, cost, is_lowered=True), lowered
 
     def case(self, exact: bool) -> str:
-        """What kernels are wanted for, in words."""
+        """Description of the required kernel, in words."""
         batch = f" and batch {self.spec.batch}" if isinstance(self.spec, MatMul) else ""
         exactly = " with exact=True" if exact else ""
         many = self.matrix.in_features > MANY_INPUTS
@@ -141,7 +141,7 @@ def choose(
     exact: bool,
     preferred: frozenset[str] = frozenset(),
 ) -> Plan:
-    """The cheapest template once lowered, or that of the family which `strategy` names.
+    """Return the cheapest template once lowered, or the template of the family `strategy`.
 
     One of the `preferred` families may cost a little more.
     Raises InvalidInput for a strategy that is not among `strategies`, or has no template here.
@@ -170,7 +170,10 @@ def choose(
 
 
 def _as_good(families: frozenset[str], candidates: list[Candidate]) -> Candidate | None:
-    """The best of these families, if it costs hardly more than a better one of none of them."""
+    """Best candidate of these families, if it costs hardly more than the best of all candidates.
+
+    None where the best of all is of one of these families.
+    """
     best, *others = candidates
     if best.template.family in families:
         return None
@@ -185,7 +188,7 @@ def _rank(candidate: Candidate) -> tuple[float, int]:
 def _lowered_while_they_may_win(
     job: Job, considered: list[Candidate]
 ) -> tuple[list[Candidate], Any]:
-    """Candidates, the most promising first, at what they cost once lowered; the best as lowered."""
+    """Lower candidates while one may win; return them with their costs, and the best as lowered."""
     made: list[Candidate] = []
     best = None
     for candidate in considered:

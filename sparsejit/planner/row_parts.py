@@ -1,8 +1,8 @@
-"""Parts of a layer by rows whose weights stay in the first cache level from one x to the next.
+"""Divide a layer by rows into parts whose weights stay in L1 from one x to the next.
 
-For products with several x of which none is there before the last has been multiplied on: a part
-runs for all of them, then the next. Each is planned for its rows, whose weights are near; in loops
-where the layer is, for what is planned for one x goes by code that is not near.
+This serves loops over several streams at once: each part runs for all streams, then the next part.
+Each part is planned for its rows, whose weights are near. Parts of a looped kernel are loops too: a
+plan counts one x, and code that is not near.
 """
 
 from itertools import pairwise
@@ -14,15 +14,15 @@ from sparsejit.machine.target import Target
 from sparsejit.planner.plan import AUTO, Plan, plan
 from sparsejit.planner.split import Part, some_rows
 
-# Rows whose sums kernels keep in registers at once, in AVX-512: parts of whole batches of them
-# take no more steps than the layer does.
+# Rows whose sums a kernel keeps in registers at once, with AVX-512: parts of whole multiples of
+# them take no more steps than the layer does.
 _BATCH_ROWS = 128
 
 
 def row_parts(
     spec: MatVec, matrix: SparseMatrix, whole: Plan, target: Target, part_bytes: int
 ) -> tuple[Part, ...]:
-    """The layer in parts that read about `part_bytes` of weights each; `whole` is its plan."""
+    """Divide the layer into parts that read about `part_bytes` of weights; `whole` is its plan."""
     batches = -(-spec.out_features // _BATCH_ROWS)
     count = min(batches, -(-whole.lowered.counts.pool_bytes // part_bytes))
     if count <= 1:

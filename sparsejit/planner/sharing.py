@@ -1,6 +1,7 @@
-"""What it costs to share work with other cores, and whether that gains enough.
+"""Cost of sharing work with other cores, and whether that gains enough.
 
-A barrier, and what crosses, are of this machine where it was calibrated, else of its core's data.
+Costs of a barrier and of crossing bytes are measured on this machine if it was calibrated, else
+recorded data of its core.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ def sharing_prices(target: Target) -> SharingPrices:
 
 
 def barrier_ns(target: Target) -> float:
-    """What a call costs beyond its longest part: to hand one to a worker and hear of its end."""
+    """Nanoseconds of a call beyond its longest part: to start a worker and to await its end."""
     return sharing_prices(target).barrier_ns
 
 
 def parallel_ns(ns: float, threads: int, target: Target) -> float:
-    """Expected time of a layer that takes `ns` alone: equal parts, and a barrier a worker."""
+    """Predicted time of a layer that takes `ns` alone: equal parts, and a barrier a worker."""
     return ns / threads + barrier_ns(target) * (threads - 1)
 
 
 def gains_enough(ns: float, shared_ns: float, target: Target) -> bool:
-    """Whether what takes `ns` on one thread is to be shared, for prediction errs."""
+    """Whether work of `ns` on one thread is shared; prediction errs, so it needs a margin."""
     return ns >= sharing_prices(target).least_gain * shared_ns
 
 
 def worthwhile_threads(ns: float, most: int, target: Target) -> int:
-    """How many of at most `most` threads make a layer of `ns` fastest; 1 if they gain little."""
+    """Number of threads, at most `most`, that makes a layer of `ns` fastest; 1 for a small gain."""
     best = min(range(1, most + 1), key=lambda threads: parallel_ns(ns, threads, target))
     return best if gains_enough(ns, parallel_ns(ns, best, target), target) else 1
 
 
 def why_alone(ns: float, threads: int, target: Target) -> str:
-    """Why a layer that takes `ns` is not shared."""
+    """Reason why a layer of `ns` is not shared, in words."""
     if threads == 1:
         return "one thread was asked for"
     return f"{ns:.0f} ns is too little to share: a worker costs {barrier_ns(target):.0f} ns"
@@ -47,7 +48,7 @@ def why_alone(ns: float, threads: int, target: Target) -> str:
 
 @dataclass(frozen=True)
 class WavePrices:
-    """What the steps of a model take when several threads run them between barriers; in ns."""
+    """Costs of a model's steps when several threads run them between barriers, in ns."""
 
     prices: SharingPrices
 
@@ -57,22 +58,22 @@ class WavePrices:
 
     @property
     def without_crossing(self) -> WavePrices:
-        """As if what one core wrote were as near to all others."""
+        """The same costs with bytes that cross between cores for free."""
         return WavePrices(self.prices._replace(crossing_bytes=inf))
 
     def crossing_ns(self, count: float) -> float:
-        """Nanoseconds for bytes that another core wrote last."""
+        """Nanoseconds to read `count` bytes that another core wrote last."""
         return count / self.prices.crossing_bytes
 
     def torn_ns(self, lines: int) -> float:
-        """Nanoseconds for cache lines of which two threads write a part each."""
+        """Nanoseconds of cache lines that two threads write a part of each."""
         return self.crossing_ns(lines * self.prices.torn_line_bytes)
 
     def wave_ns(self, longest_ns: float, threads: int) -> float:
-        """Nanoseconds for so many threads, the caller's among them, of which one takes longest."""
+        """Nanoseconds of a wave of `threads` threads, the caller's among them."""
         return longest_ns + self.prices.barrier_ns * (threads - 1)
 
     def score(self, alone_ns: float, ns: float, is_shared: bool) -> float:
-        """How many times faster a wave is than one thread; less where threads share it."""
+        """Speedup of a wave over one thread, divided by the least gain where threads share it."""
         gain = alone_ns / ns if ns else 1.0
         return gain / self.prices.least_gain if is_shared else gain

@@ -1,9 +1,9 @@
-"""Splits a layer by rows over threads, where the plan says that it pays; `batch_split` a batch.
+"""Split a layer by rows over threads where the plan predicts a gain; `batch_split` splits a batch.
 
-Each part is a layer of its own: planned for its rows, compiled as its own function, writing its
-own share of y. A row is summed by one part alone in an order fixed at compile time, so a kernel
-gives the same bits on every call, whichever thread runs a part and whenever. Another number of
-threads may plan the parts otherwise, and so round otherwise.
+Each part is a layer of its own: planned for its rows, compiled as its own function, writing its own
+share of y. A row is summed by one part alone in an order fixed at compile time, so a kernel gives
+the same bits on every call, whichever thread runs a part and whenever. With another number of
+threads, parts may be planned differently, and so round differently.
 """
 
 from dataclasses import dataclass, replace
@@ -38,7 +38,7 @@ class Part:
     """The outputs `first_row` up to `end_row`, as a layer of their own.
 
     A part of a batch may have all outputs of its `columns` from `first_column` on. Parts with the
-    same plan are the same code.
+    same plan have the same code.
     """
 
     first_row: int
@@ -57,20 +57,20 @@ class Part:
 
     @property
     def share(self) -> str:
-        """Which outputs or columns it has, in words."""
+        """Rows or columns of the part, in words."""
         if isinstance(self.spec, MatMul) and self.spec.out_features == self.spec.y_features:
             return f"columns {self.first_column} to {self.first_column + self.columns - 1}"
         return f"rows {self.first_row} to {self.end_row - 1}"
 
     @property
     def x_bytes(self) -> int:
-        """Where its share of x begins."""
+        """Offset of its share of x, in bytes."""
         is_one = not isinstance(self.spec, MatMul) or self.spec.layout is Layout.FEATURE_MAJOR
         return 4 * self.first_column * (1 if is_one else self.spec.in_features)
 
     @property
     def y_bytes(self) -> int:
-        """Where its share of y begins."""
+        """Offset of its share of y, in bytes."""
         if not isinstance(self.spec, MatMul):
             return 4 * self.first_row
         if self.spec.y_layout is Layout.FEATURE_MAJOR:
@@ -79,16 +79,16 @@ class Part:
 
     @property
     def added_bytes(self) -> int:
-        """Where its share of what is added begins."""
+        """Offset of its share of the added operand, in bytes."""
         assert isinstance(self.spec, MatMul) and self.spec.added_pitch is not None
         return 4 * (self.first_row * self.spec.added_pitch + self.first_column)
 
 
 @dataclass(frozen=True)
 class Split:
-    """The parts of a layer in order of their rows, and why there are so many.
+    """The parts of a layer in order of their rows, and the reason for their number.
 
-    `saved_ns` is what is expected to be gained over one thread.
+    `saved_ns` is the predicted gain over one thread, in nanoseconds.
     """
 
     parts: tuple[Part, ...]
@@ -96,12 +96,12 @@ class Split:
     saved_ns: float = 0.0
 
     def record(self) -> "Split":
-        """The same without what was lowered."""
+        """The same split without lowered layers."""
         parts = tuple(replace(part, plan=part.plan.record()) for part in self.parts)
         return replace(self, parts=parts)
 
     def lines(self) -> list[str]:
-        """For `explain`: how rows or columns are divided, and what runs each part."""
+        """Lines for `explain`: the division of rows or columns, and the kernel of each part."""
         lines = [f"threads: {len(self.parts)}: {self.reason}"]
         if len(self.parts) > available_cores():
             lines.append(
@@ -168,10 +168,11 @@ def _balanced_bounds(
     count: int,
     head_start: float,
 ) -> list[int]:
-    """The first row of each part, and the end, so that all parts end at about the same time.
+    """First row of each part, and the end, so that all parts end at about the same time.
 
-    The caller's part, the first, has `head_start` more of the chosen family's steps, as a share of
-    all, for the workers begin later and are heard of later (by 95 ns of a barrier of 125).
+    The first part, the caller's, has `head_start` more of the chosen family's steps, as a share of
+    all: workers begin later, and the caller learns of their end later (by 95 ns of a barrier of
+    125).
     """
     starts = range(0, matrix.out_features, ROW_STEP)
     groups = [matrix.rows(start, start + ROW_STEP) for start in starts]
@@ -180,7 +181,7 @@ def _balanced_bounds(
     steps = np.array(
         [expect(each, group, target).steps for each, group in zip(specs, groups, strict=True)]
     )
-    # What a group costs for being one, such as the scale of x, a part pays once.
+    # A fixed cost of every group, such as the scale of x, is paid once for each part.
     nothing = groups[0].with_values(np.zeros_like)
     own = np.maximum(steps - expect(specs[0], nothing, target).steps, 0)
     reached = np.cumsum(own if own.any() else steps)
@@ -189,10 +190,10 @@ def _balanced_bounds(
 
 
 def nearest_bounds(reached: npt.NDArray[np.generic], shares: npt.NDArray[np.float64]) -> list[int]:
-    """The first row of each part, so that parts end near these shares of all.
+    """First row of each part, so that parts end near these shares of the total.
 
-    `reached` is what each `ROW_STEP` rows add up to; each part has some. There is one more part
-    than shares.
+    `reached` is the running total after each `ROW_STEP` rows; each part has some rows. There is one
+    more part than shares.
     """
     bounds = [0]
     for number, share in enumerate(shares):
@@ -203,6 +204,6 @@ def nearest_bounds(reached: npt.NDArray[np.generic], shares: npt.NDArray[np.floa
 
 
 def some_rows(spec: MatVec, first: int, end: int) -> MatVec:
-    """Those outputs alone."""
+    """The layer with the outputs `first` up to `end` alone."""
     bias = None if spec.bias is None else spec.bias[first:end]
     return replace(spec, out_features=end - first, bias=bias)

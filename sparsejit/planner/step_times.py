@@ -1,8 +1,9 @@
-"""What a step of every kernel costs on this core, measured on kernels of a small layer in L1.
+"""Cycles of a step of every kernel on this core, measured on kernels of a small layer in L1.
 
-Every template lowers a layer that fits its caches; what it takes longer than its steps' prices say,
-all of them cost more. Kernels take turns, each with a chain of additions beside it that tells the
-clock, so that neither another guest nor a change of clock passes for a property of one.
+Every template lowers a layer that fits its caches; the prices of its steps are scaled by its
+measured time over its predicted time. Kernels take turns, each with a chain of additions beside it
+that measures the clock, so that neither another guest nor a change of clock is taken for a property
+of a kernel.
 """
 
 import numpy as np
@@ -17,14 +18,15 @@ from sparsejit.planner.cost import price, step_cycles
 
 Key = tuple[str, str, str]
 
-# The largest that leaves a quarter of L1 is taken: 1x8 blocks, so that every family fills lanes.
+# The largest size that leaves a quarter of L1 free is taken. Blocks are 1x8, so that every family
+# fills its lanes.
 _SIZES = ((256, 64), (128, 64), (64, 64), (32, 32))
 _DENSITY, _BLOCK_ROWS = 0.3, 8
 _SHARE_OF_L1 = 0.75
 
 
 def step_prices(target: Target) -> dict[Key, float]:
-    """Cycles of a step by kind, level and stored dtype."""
+    """Measured cycles of a step by kind, level and stored dtype."""
     probes = [_probe(row, target) for row in MATVEC_TEMPLATES if row.made_for(target)]
     found: dict[Key, float] = {}
     for probe, cycles in zip(probes, least_cycles(probes, target), strict=True):
@@ -33,7 +35,7 @@ def step_prices(target: Target) -> dict[Key, float]:
         expected = sum(work.steps * one for work, one in zip(counts.work, priced, strict=True))
         for work, one in zip(counts.work, priced, strict=True):
             key = work.kind, target.isa, counts.stored.value
-            # A kind that several templates have is its own family's.
+            # A kind that several templates have is measured on the family of its name.
             if work.kind == probe.template.family or key not in found:
                 found[key] = one * cycles / expected
     return found

@@ -1,4 +1,4 @@
-"""What an int8 batch by the tiles of AMX should cost, from its counts."""
+"""Predicted cost of an int8 batch by the tiles of AMX, from its counts."""
 
 from sparsejit.asm_templates.batch.amx_layout import ROW_BYTES, ROWS, TILE_BYTES, TileCounts
 from sparsejit.ir.spec import Layout, MatMul
@@ -6,14 +6,14 @@ from sparsejit.planner.cost import Cost, cache_level
 
 
 def price_tiles(counts: TileCounts) -> Cost:
-    """Products overlap with the loads of their tiles and with what expands weights.
+    """Cost of tile products, which overlap with loads of tiles and expansion of weights.
 
-    Two tiles of columns are multiplied at a time. Tiles come from L1 only where those of a strip
-    and of x all fit there.
+    Two tiles of columns are multiplied at a time. Tiles come from L1 only where the tiles of a
+    strip and of x all fit there.
     """
     target, spec = counts.target, counts.spec
     columns = -(-spec.batch // ROWS)
-    times = -(-columns // 2)  # that each tile of weights is loaded
+    times = -(-columns // 2)  # loads of each tile of weights
     rows = ROWS if spec.layout is Layout.FEATURE_MAJOR else min(ROWS, spec.batch)
     products = counts.weight_tiles * columns
     x_bytes = counts.chunk_columns * (-(-spec.in_features // ROW_BYTES) * ROW_BYTES)
@@ -40,7 +40,7 @@ def price_tiles(counts: TileCounts) -> Cost:
 
 
 def _vectors(spec: MatMul, features: int) -> int:
-    """Vectors of a matrix that lies as x and y do."""
+    """Number of vectors of a matrix with `features` features, in the layout of x."""
     if spec.layout is Layout.FEATURE_MAJOR:
         return features * -(-spec.batch // ROWS)
     return spec.batch * -(-features // ROWS)

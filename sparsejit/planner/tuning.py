@@ -1,4 +1,4 @@
-"""Replaces prediction by measurement for the few candidates that matter, and remembers it."""
+"""Replace prediction by measurement for the few candidates that matter, and store the times."""
 
 import hashlib
 from dataclasses import replace
@@ -19,10 +19,10 @@ _PLAUSIBLE_NS = (1e-3, 1e12)
 
 
 def tuned(choice: Plan, spec: Layer, matrix: SparseMatrix, target: Target) -> Plan:
-    """The plan with the fastest of the cheapest-looking candidates, timed here or earlier.
+    """The plan with the fastest of the cheapest candidates, timed now or earlier.
 
     Times are kept in the user's cache directory under a key of weights, spec, instruction sets,
-    processor model and the compiler's source, so that a change to any of them measures anew.
+    processor model and the compiler's source, so that a change to any of them is measured again.
     """
     contenders = choice.candidates[:MEASURED_CANDIDATES]
     names = [candidate.template.name for candidate in contenders]
@@ -64,7 +64,7 @@ def _identity(spec: Layer, matrix: SparseMatrix, target: Target) -> tuple[str, .
 
 
 def _read(file: Path, contenders: tuple[Candidate, ...]) -> dict[str, float] | None:
-    """Earlier times of exactly these candidates; None where there are none or they are damaged."""
+    """Earlier times of exactly these candidates; None if they are missing or damaged."""
     try:
         stored = recall(file)
     except DamagedFile:

@@ -1,4 +1,4 @@
-"""What loops over vectors should cost: chains, copies, gates, dense products, float64 columns."""
+"""Predicted cost of loops over vectors: chains, copies, gates, dense products, float64 columns."""
 
 from math import prod
 
@@ -17,9 +17,9 @@ from sparsejit.planner.cost import Cost, cache_level
 def vector_cost(
     instructions: float, moved_bytes: int, target: Target, waiting: float = 0.0
 ) -> Cost:
-    """The dearer of instructions and of bytes, which come from the nearest cache.
+    """Cost of a loop: the longer of its instructions and its transfers from the nearest cache.
 
-    `waiting` are cycles in which no other instruction runs.
+    `waiting`: cycles in which no other instruction runs.
     """
     rates = target.core.rates
     level = cache_level(moved_bytes, 0, target, target.l1d_bytes)
@@ -44,13 +44,13 @@ def chain_cost(lowered: LoweredChain, target: Target) -> Cost | None:
 
 
 def gates_ns(cell: RecurrentCell, units: int, target: Target) -> float:
-    """Nanoseconds of the gates of so many hidden units."""
+    """Nanoseconds of the gates of `units` hidden units."""
     core = target.core
     return core.gate_cycles[cell.value, target.isa] * units / core.rates.cycles_per_ns
 
 
 def own_steps_ns(inputs: int, outputs: int, target: Target) -> float:
-    """Nanoseconds of a row in steps of its own range, and of its product by their scale."""
+    """Nanoseconds to quantise a row by its own range, and to scale its product."""
     instructions = (10 * inputs + 5 * outputs) / target.lanes
     return vector_cost(instructions, 4 * (3 * inputs + 3 * outputs), target).ns
 

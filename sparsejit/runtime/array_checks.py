@@ -1,4 +1,4 @@
-"""Arrays that native code reads and writes: used as they are, copied, or refused in words."""
+"""Checks of arrays that native code reads and writes: used in place, copied, or refused."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,10 @@ def is_free(kind: ArrayType) -> bool:
 
 
 def free_length(arrays: Sequence[Array], kinds: Sequence[ArrayType]) -> int:
-    """The batch of the first array that has one; 0 where it has too few axes."""
+    """Return the batch of the first array whose type has a free length.
+
+    It is 0 where that array has too few axes, or no type has a free length.
+    """
     for array, kind in zip(arrays, kinds, strict=True):
         if is_free(kind):
             axis = kind.shape.index(None)
@@ -33,7 +36,10 @@ def require_number(what: str, found: int, kinds: Sequence[ArrayType]) -> None:
 
 
 def checked_array(array: Array, kind: ArrayType, rows: int = 0) -> Array:
-    """The array itself, or a copy of it that is contiguous."""
+    """Return the array, or a contiguous copy in native byte order where it is not usable in place.
+
+    Raises InvalidInput for another type, dtype or shape; `rows` is the free length.
+    """
     if not isinstance(array, np.ndarray):
         raise InvalidInput(
             f"{kind.name} is a {type(array).__name__}; give a numpy array of {kind.dtype}"
@@ -51,7 +57,7 @@ def checked_array(array: Array, kind: ArrayType, rows: int = 0) -> Array:
 
 
 def _rows_in_words(kind: ArrayType, rows: int) -> str:
-    """What the free length must be, and where it lies."""
+    """Describe the free length and its axis, for an error message."""
     if not is_free(kind):
         return ""
     axis = kind.shape.index(None)
@@ -65,7 +71,7 @@ def _is_plain(array: Array) -> bool:
 
 
 def check_in_place(arrays: Sequence[Array], kinds: Sequence[ArrayType]) -> None:
-    """Raises InvalidInput for an array that could only be read or written as a copy."""
+    """Raise InvalidInput for an array that could only be read or written as a copy."""
     for array, kind in zip(arrays, kinds, strict=True):
         if not _is_plain(array):
             raise InvalidInput(
@@ -77,7 +83,7 @@ def check_in_place(arrays: Sequence[Array], kinds: Sequence[ArrayType]) -> None:
 def check_outputs(
     outputs: Sequence[Array], kinds: Sequence[ArrayType], inputs: Sequence[Array], rows: int = 0
 ) -> None:
-    """Raises InvalidInput for arrays that results cannot be written to."""
+    """Raise InvalidInput for arrays that results cannot be written to."""
     for number, (output, kind) in enumerate(zip(outputs, kinds, strict=True)):
         checked_array(output, kind, rows)
         check_in_place([output], [kind])

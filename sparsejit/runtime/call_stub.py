@@ -1,16 +1,17 @@
 """A native stub for calls of one function: checks its inputs, makes its outputs, takes a workspace.
 
-    check the arguments, keep their addresses      else  -> fallback
-    list and arrays for the outputs                else  -> the error that is set
+    check the arguments, store their addresses     else  -> fallback
+    make a list and arrays for the outputs         else  -> return with the Python error set
     pop a workspace off the list of free ones      else  -> fallback, which makes one
     release the interpreter lock, run, take it again
-    push the workspace; return the list            else  -> fallback, which says the status
+    push the workspace; return the list            else  -> fallback, which reports the status
 
-All but the run happens under the interpreter lock, so that no two calls get the same workspace.
+All steps except the run hold the interpreter lock, so that no two calls get the same workspace.
 
-A ctypes call costs 0.3 us and asking a numpy array for its address 0.7 us, several times what a
-small kernel takes. CPython calls the stub as a built-in function, and it reads numpy's array
-structure. A kernel's, `void kernel(x, y)`, has no workspace and no list, and takes a y as well.
+A ctypes call costs 0.3 us and the address of a numpy array, in Python, 0.7 us: several times the
+time of a small kernel. CPython calls the stub as a built-in function, and the stub reads numpy's
+array structure. The stub of a kernel, `void kernel(x, y)`, has no workspace and no list, and
+accepts a y as well.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,11 +69,11 @@ def call_stub(
     workspaces: list[Any] | None,
     fallback: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """A built-in `run(*inputs) -> outputs` of plain numpy arrays; the rest goes to `fallback`.
+    """Return a built-in `run(*inputs) -> outputs` for plain numpy arrays.
 
-    `workspaces` are those not in use, as arrays of the bytes that the function needs. Without them
-    the function is a kernel, and the result `run(x) -> y`, or `run(x, y) -> y` where y shares no
-    memory with x.
+    All other calls go to `fallback`. `workspaces` is the list of workspaces not in use, each an
+    array of the bytes that the function needs. Where it is None the function is a kernel, and the
+    stub is `run(x) -> y`, or `run(x, y) -> y` where y shares no memory with x.
     """
     if not layout_is_known():
         return fallback
@@ -82,10 +83,11 @@ def call_stub(
 
 
 class _CallStub:
-    """Emits the stub. rbx, rbp: the arguments and their number; r12: rows of the free batch.
+    """Emits the stub of a model's function.
 
-    Then r13: the list of outputs; r14: the thread's state; r15: the workspace; r12: the status. On
-    the stack lie the tables of addresses, the shape of an array to be made, and the samples.
+    Registers: rbx, rbp: the arguments and their number; r12: rows of the free batch, later the
+    status; r13: the list of outputs; r14: the thread's state; r15: the workspace. The stack holds
+    the tables of addresses, the shape of an array to be made, and the number of samples.
     """
 
     _has_workspace = True
@@ -105,7 +107,7 @@ class _CallStub:
         self._output_table = 8 * len(input_types)
         self._shape = self._output_table + 8 * len(output_types)
         self._samples = self._shape + 8 * longest
-        # With the return address, six pushes leave the stack 8 bytes beside a multiple of 16.
+        # After the return address and six pushes, the stack is 8 bytes off a multiple of 16.
         self._frame = (self._samples + 8) // 16 * 16 + 8
 
     def emit(self, workspaces: Any, fallback: Callable[..., Any]) -> ExecutableMemory:
@@ -175,7 +177,7 @@ class _CallStub:
             asm.emit("mov", Memory(rsp, self._output_table + 8 * number), rcx)
 
     def _make_array(self, kind: ArrayType) -> None:
-        """rax = a new array, owned; the flags say whether it is 0, with an error set."""
+        """Set rax to a new array, owned; the zero flag is set where it is 0 and an error is set."""
         asm = self._asm
         for axis, length in enumerate(kind.shape):
             if length is not None:
@@ -192,7 +194,7 @@ class _CallStub:
         asm.emit("test", rax, rax)
 
     def _take_workspace(self, workspaces: list[Any]) -> None:
-        """As list.pop does, which leaves the list's room as it is."""
+        """Pop the last workspace; as in list.pop, the list's allocation stays as it is."""
         asm = self._asm
         asm.emit("mov", rax, id(workspaces))
         asm.emit("mov", rcx, Memory(rax, LIST_SIZE))
@@ -239,7 +241,7 @@ class _CallStub:
         asm.jump("jnz", self._failed)
 
     def _emit_failure(self) -> None:
-        """Drop the outputs and return nothing: the error is set."""
+        """Emit the failure path: drop the outputs and return NULL; the Python error is set."""
         asm = self._asm
         asm.bind(self._failed)
         asm.emit("mov", rdi, r13)
@@ -265,7 +267,7 @@ class _CallStub:
 
 
 class _KernelStub(_CallStub):
-    """Emits that of `void kernel(x, y)`; r13: the result."""
+    """Emits the stub of `void kernel(x, y)`; r13: the result."""
 
     _has_workspace = False
 

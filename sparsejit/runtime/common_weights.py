@@ -1,4 +1,4 @@
-"""What native functions of one model have in common: the weights in the memory of the first."""
+"""Weights that native functions of one model share: literals in the memory of earlier ones."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ Array = npt.NDArray[Any]
 
 
 class CommonWeights:
-    """Where the literals of the first function lie, and more of later ones, for all near it.
+    """Addresses of the shared literals, in the memory of the first function and of later ones.
 
-    Raises CompileError where the system does not grant the addresses.
+    All these functions lie in one neighbourhood. Raises CompileError where the system refuses its
+    addresses.
     """
 
     def __init__(self) -> None:
         self.neighbourhood = Neighbourhood()
         self.literals = CommonLiterals(self.neighbourhood.first)
-        self.memory: ExecutableMemory | None = None  # it keeps what was kept before
+        self.memory: ExecutableMemory | None = None  # holds the memory of earlier functions alive
         self._newest: ExecutableMemory | None = None
 
     @property
     def is_there(self) -> bool:
-        """Whether a function was built that others can share with."""
+        """Whether a function has been built whose literals others can share."""
         return self.literals.is_there
 
     def written(self, memory: ExecutableMemory) -> None:
-        """Know the memory of a function that was built; the first is kept."""
+        """Record the memory of a new function; share the literals of the first."""
         self._newest = memory
         if self.memory is None:
             self.keep()
 
     def keep(self) -> None:
-        """Have what the newest function has in common, too."""
+        """Share the literals of the newest function, too."""
         self.literals.keep()
         self.memory = self._newest
 
     def view_of(self, array: Array) -> Array | None:
-        """The same array in the memory of one of them; None where it is not there."""
+        """Return the same array in the memory of one of the functions; None where none has it."""
         address, newest = self.literals.address_of(array), self._newest
         if address is None or newest is None or not array.flags.c_contiguous:
             return None

@@ -1,8 +1,7 @@
-"""Fills memory that a call is to write, for tests: SPARSEJIT_FILL=1.
+"""Fills the outputs and the workspace before each call, for tests: SPARSEJIT_FILL=1.
 
-Each call then finds its outputs and its workspace full of bytes 0xFF: NaN as a float of any width,
--1 as a whole number. An operator that leaves a part of its output unwritten, or reads a value
-before it is written, gives these.
+The bytes are 0xFF: NaN as a float of any width, -1 as a whole number. An operator that leaves a
+part of its output unwritten, or reads a value before it is written, returns these.
 """
 
 import ctypes
@@ -23,7 +22,7 @@ PATTERN = 0xFF
 
 
 def fills() -> bool:
-    """Whether memory is filled before calls; functions made later ask again."""
+    """Whether memory is filled before calls; each new function reads the variable again."""
     return os.environ.get("SPARSEJIT_FILL", "0") not in ("", "0")
 
 
@@ -34,7 +33,7 @@ def fill(arrays: Sequence[npt.NDArray[Any]]) -> None:
 
 
 def emit_fill_arrays(asm: Assembler, arrays: Sequence[npt.NDArray[Any]]) -> None:
-    """Fill these arrays, each contiguous, which stay where they are."""
+    """Emit code that fills these arrays, each contiguous; their addresses are constants in it."""
     for array in arrays:
         asm.emit("mov", rdi, array.ctypes.data)
         asm.emit("mov", rdx, array.nbytes)
@@ -42,7 +41,7 @@ def emit_fill_arrays(asm: Assembler, arrays: Sequence[npt.NDArray[Any]]) -> None
 
 
 def emit_fill_array(asm: Assembler, address: Memory, kind: ArrayType, rows: Register) -> None:
-    """Fill an array whose address lies in memory; `rows` is its free length."""
+    """Emit code that fills an array whose address is in memory; `rows` is its free length."""
     row_bytes = np.dtype(kind.dtype).itemsize * prod(n for n in kind.shape if n is not None)
     if None in kind.shape:
         asm.emit("imul", rdx, rows, row_bytes)
@@ -53,7 +52,7 @@ def emit_fill_array(asm: Assembler, address: Memory, kind: ArrayType, rows: Regi
 
 
 def emit_fill_bytes(asm: Assembler, array: Register) -> None:
-    """Fill a numpy array of bytes with one axis."""
+    """Emit code that fills a numpy array of bytes with one axis."""
     asm.emit("mov", rdi, Memory(array, ARRAY_DATA))
     asm.emit("mov", rdx, Memory(array, ARRAY_SHAPE))
     asm.emit("mov", rdx, Memory(rdx))
@@ -61,6 +60,6 @@ def emit_fill_bytes(asm: Assembler, array: Register) -> None:
 
 
 def _emit_fill(asm: Assembler) -> None:
-    """Fill rdx bytes at rdi."""
+    """Emit code that fills rdx bytes at rdi."""
     asm.emit("mov", dword(rsi), PATTERN)
     emit_call(asm, python_function("memset"))

@@ -1,4 +1,4 @@
-"""Arrays that end, or begin, where memory is inaccessible: whatever strays beyond them faults."""
+"""Arrays that end, or begin, at an inaccessible page: an access beyond that edge faults."""
 
 import ctypes
 import mmap
@@ -13,7 +13,7 @@ Edge = Literal["start", "end"]
 EDGES: tuple[Edge, ...] = ("start", "end")
 
 _PROT_NONE = 0
-# A NaN with a payload: read by mistake it spoils a sum, written over by mistake it is missed.
+# A NaN with a payload: a stray read makes a sum NaN, a stray write is detected.
 _FILLER = 0x7FC0BEEF
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -23,9 +23,9 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 class GuardedArray:
     """A float32 vector flush against an inaccessible page at one of its edges.
 
-    The page beyond the other edge is inaccessible too; what lies between is filled, and
-    `surroundings_intact` tells whether it still is. `address` is that of the first value.
-    Raises OSError where the system refuses the memory.
+    The page beyond the other edge is inaccessible too. The bytes between are filled, and
+    `surroundings_intact` returns whether they still are. `address` is the address of the first
+    value. Raises OSError where the system refuses the memory.
     """
 
     def __init__(self, values: npt.NDArray[np.float32], edge: Edge) -> None:

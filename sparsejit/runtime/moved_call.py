@@ -1,9 +1,9 @@
-"""Calls whose arrays have the batch on any axis, of functions that take and make it on axis 0.
+"""Calls whose arrays have the batch on any axis, of functions that have it on axis 0.
 
     given (2, batch, 128)  ->  copied to (batch, 2, 128)  ->  the function  ->  copied back
 
-Nothing is copied where only axes of one element lie before the batch. One sample lies in memory as
-the function has it: a stub takes it as it is.
+Nothing is copied where only axes of one element precede the batch. The array of a single sample has
+the same layout in memory for any batch axis, so the native stub takes it directly.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from sparsejit.runtime.call_stub import call_stub
 from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.python_objects import ArrayType
 
-# How axes are put in order; None: they are.
+# Permutation of axes that puts the batch first; None where it is first.
 _Order = tuple[int, ...] | None
 
 
 class MovedCall:
-    """As `NativeCall`, with the batch on these axes of inputs and outputs; None: an input has none.
+    """A `NativeCall` with the batch on other axes of inputs and outputs.
 
-    `input_types` and `output_types` are those of the native call.
+    `input_types` and `output_types` are the types of the native call. An axis is None for an input
+    without a batch.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class MovedCall:
 
     @cached_property
     def run(self) -> Callable[..., Any]:
-        """`run(*inputs)`, the outputs, contiguous. Raises InvalidInput as `NativeCall.run` does."""
+        """`run(*inputs) -> outputs`, contiguous. Raises InvalidInput as `NativeCall.run` does."""
         moved = _MovedArrays(self._call.run, self._taken, self._before, self._after)
         checked = self._call.checked
         taken, made = (list(map(_of_one_sample, kinds)) for kinds in (self._taken, self._made))
@@ -64,7 +65,7 @@ class MovedCall:
         return results
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
-        """As `NativeCall.bind`; arrays that do not lie as the function has them are copied."""
+        """Bind as `NativeCall.bind` does; arrays with axes to be moved are copied in each call."""
         rows = _checked_batch(inputs, self._taken)
         require_number("outputs", len(outputs), self._made)
         check_in_place(inputs, self._taken)
@@ -86,7 +87,7 @@ class MovedCall:
 
 
 class _MovedArrays:
-    """`call(*inputs)` that moves axes before and after."""
+    """`call(*inputs)` that moves the axes of inputs before, and of outputs after the call."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class _MovedArrays:
         try:
             pairs = zip(inputs, self._before, strict=True)
             results = self._run(*[_arranged(array, order) for array, order in pairs])
-        except (AttributeError, ValueError):  # it is said of arrays as the call gives them
+        except (AttributeError, ValueError):  # the message must have the shapes of the caller
             _checked_batch(inputs, self._taken)
             raise
         made = zip(results, self._back, strict=True)
@@ -110,7 +111,7 @@ class _MovedArrays:
 
 
 def _checked_batch(inputs: Sequence[Array], taken: Sequence[ArrayType]) -> int:
-    """The batch of inputs that fit."""
+    """Return the batch. Raises InvalidInput for inputs that do not fit."""
     require_number("inputs", len(inputs), taken)
     rows = free_length(inputs, taken)
     for array, kind in zip(inputs, taken, strict=True):
@@ -119,7 +120,7 @@ def _checked_batch(inputs: Sequence[Array], taken: Sequence[ArrayType]) -> int:
 
 
 def _type_of_call(kind: ArrayType, axis: int | None) -> ArrayType:
-    """The type of an array as a call has it, whose first axis goes to that place."""
+    """Return the type of a call's array: `kind` with its first axis moved to `axis`."""
     if not axis:
         return kind
     batch, *others = kind.shape
@@ -131,7 +132,7 @@ def _of_one_sample(kind: ArrayType) -> ArrayType:
 
 
 def _to_first(kind: ArrayType, axis: int | None) -> _Order:
-    """What puts that axis of a call's array first, the others as they were."""
+    """Return the permutation that puts `axis` of a call's array first; None where it is first."""
     if not axis:
         return None
     return (axis, *(each for each in range(len(kind.shape)) if each != axis))
@@ -144,7 +145,7 @@ def _arranged(array: Array, order: _Order) -> Array:
 def _in_order(
     arrays: Sequence[Array], orders: Sequence[_Order]
 ) -> tuple[list[Array], list[tuple[Array, Array]]]:
-    """Arrays that the function can use, and which of them are copies, each with what it copies."""
+    """Return arrays that the function can use, and a pair (view, copy) for each array copied."""
     used: list[Array] = []
     copies: list[tuple[Array, Array]] = []
     for array, order in zip(arrays, orders, strict=True):

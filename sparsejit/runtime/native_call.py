@@ -3,8 +3,8 @@
     void kernel(const float *x, float *y)
     int run(inputs, outputs, workspace, samples)
 
-`inputs` and `outputs` are tables of pointers to row-major arrays. Where the batch is free, these
-have so many `samples`; else that is 1.
+`inputs` and `outputs` are tables of pointers to row-major arrays. `samples` is the length of the
+batch where that is free, else 1.
 """
 
 import ctypes
@@ -38,16 +38,16 @@ Array = npt.NDArray[Any]
 class NativeCall:
     """A native function as `call(inputs) -> outputs`, both lists of numpy arrays.
 
-    An input that is not contiguous, aligned and in the machine's byte order is copied. The batch,
-    where it is free, may be any, 0 too. Any number of threads may call at once; the interpreter
-    lock is released meanwhile. Workspaces are kept for as long as the model lives, as many as there
-    were calls at once.
+    An input that is not contiguous, aligned and in the machine's byte order is copied. A free batch
+    may have any length, 0 too. Any number of threads may call at once; the interpreter lock is
+    released meanwhile. Workspaces are kept for as long as the model lives: one for each of the
+    calls that ever ran at the same time.
 
     `run(*inputs) -> outputs` is the same with less overhead. Raises InvalidInput for inputs of the
-    wrong number, dtype or shape, and where the function returns the number of a kernel that was
-    given an index out of range, not 0.
+    wrong number, dtype or shape, and where the function returns not 0 but the number of a kernel
+    that found an index out of range.
 
-    `checked` takes the calls that the stub does not take as they are.
+    `checked` runs the calls that the native stub refuses.
 
     Where an input has a free first length, every output has it too.
     Where `workspace_bytes` is None, the function is a kernel of one input and one output:
@@ -67,7 +67,7 @@ class NativeCall:
 
     @cached_property
     def run(self) -> Callable[..., Any]:
-        """Made at the first call."""
+        """The native stub, made at the first call."""
         return self.checked.new_stub()
 
     def __call__(self, inputs: Iterable[Array]) -> list[Array]:
@@ -75,12 +75,12 @@ class NativeCall:
         return results
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
-        """A built-in `run()` that computes outputs from inputs, as they are by then; it holds both.
+        """Return a built-in `run()` that computes `outputs` from the current values of `inputs`.
 
-        A model's has a workspace of its own, so that it must not be called by two threads at once;
-        it keeps the interpreter lock, which a thread would need to try. It does not look at the
-        status. Raises InvalidInput as a call does, for arrays that would have to be copied, and for
-        outputs that are read-only or share memory.
+        It holds all arrays. The `run()` of a model has one workspace, so two threads must not call
+        it at once; since it keeps the interpreter lock, they cannot. It ignores the status. Raises
+        InvalidInput as a call does, for arrays that would have to be copied, and for outputs that
+        are read-only or share memory.
         """
         checked = self.checked
         samples = checked.check_bound(inputs, outputs)
@@ -93,7 +93,7 @@ class NativeCall:
 
 
 class _CheckedCall:
-    """`call(*inputs)` in Python: for what the stub does not take as it is."""
+    """`call(*inputs)` in Python, the fallback of the stub."""
 
     is_kernel = False
 
@@ -119,7 +119,7 @@ class _CheckedCall:
         return outputs
 
     def new_stub(self) -> Callable[..., Any]:
-        """What takes plain arrays in its stead."""
+        """Return a native stub for plain arrays, with this object as its fallback."""
         kinds = self.taken, self.made
         return call_stub(self.memory, *kinds, self.workspaces, self)
 
@@ -130,13 +130,13 @@ class _CheckedCall:
         workspace: Sequence[Array],
         samples: int,
     ) -> tuple[Sequence[int], object]:
-        """What to pass the function for these arrays, and what to hold meanwhile beside them."""
+        """Return the function's arguments for these arrays, and an object to hold beside them."""
         sources, destinations = address_table(inputs), address_table(outputs)
         tables = ctypes.addressof(sources), ctypes.addressof(destinations)
         return (*tables, workspace[0].ctypes.data, samples), (sources, destinations)
 
     def check_bound(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> int:
-        """How many samples there are; raises InvalidInput for arrays not to be used in place."""
+        """Return the number of samples. Raises InvalidInput for arrays not usable in place."""
         _, rows = self._checked(inputs)
         require_number("outputs", len(outputs), self.made)
         check_in_place(inputs, self.taken)
@@ -144,7 +144,7 @@ class _CheckedCall:
         return rows if self.is_free else 1
 
     def _checked(self, inputs: Sequence[Array]) -> tuple[list[Array], int]:
-        """The inputs as the function can read them, and the rows of the free batch."""
+        """Return inputs that the function can read, and the rows of the free batch."""
         require_number("inputs", len(inputs), self.taken)
         rows = free_length(inputs, self.taken)
         kinds = zip(inputs, self.taken, strict=True)

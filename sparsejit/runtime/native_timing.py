@@ -1,9 +1,9 @@
 """Times native code: a function in a native loop, pinned to one core.
 
 After a warm-up, many samples of about `SAMPLE_NS` each are taken; a sample is the mean of the
-calls in it. The minimum is the cost without interruptions, the median what a busy machine gives.
-Calls follow each other at once, so their ends may overlap in the processor, for a kernel and for
-its rivals alike. Nothing is subtracted.
+calls in it. The minimum is the cost without interruptions, the median the cost on a busy machine.
+Calls follow each other immediately, so the end of one may overlap the start of the next, for a
+kernel and for its rivals alike. Nothing is subtracted.
 """
 
 import os
@@ -29,7 +29,7 @@ BUDGET_NS = 400_000_000
 WARM_UP_NS = 2_000_000
 _FEWEST_SAMPLES = 5
 
-# The address of a function and what it is passed.
+# The address of a function, and its arguments.
 Call = tuple[int, Sequence[int | float]]
 
 _INTEGER_REGISTERS = (rdi, rsi, rdx, rcx, r8, r9)
@@ -38,7 +38,7 @@ _FLOAT_REGISTERS = tuple(xmm(number) for number in range(8))
 
 @dataclass(frozen=True)
 class Timing:
-    """Nanoseconds a call: the least and the median of `samples`."""
+    """Nanoseconds a call: the minimum and the median of `samples` samples."""
 
     min_ns: float
     median_ns: float
@@ -66,9 +66,9 @@ def time_in_turn(
     samples: int = SAMPLES,
     budget_ns: int = BUDGET_NS,
 ) -> Timing:
-    """Time System V C functions that run one after another: nanoseconds for all of them once.
+    """Time System V C functions that run one after another: nanoseconds of one pass over all.
 
-    For each its address and arguments; see `time_native`.
+    `calls` has the address and the arguments of each; see `time_native`.
     """
     loop = native_loop(calls)
     with pinned():
@@ -82,12 +82,12 @@ def time_copies(
     places: int,
     samples: int,
 ) -> list[Timing]:
-    """Time copies of `void kernel(const float *x, float *y)`, each at a place in memory of its own.
+    """Time copies of `void kernel(const float *x, float *y)`, each at its own place in memory.
 
-    One kernel in L2 varies by up to 1.5 times with where its pages lie: see
-    `median_of_least`. Every copy has its own x and y, which begin with a cache line.
+    The time of a kernel in L2 varies by up to 1.5 times with the addresses of its pages: see
+    `median_of_least`. Every copy has its own x and y, each aligned to a cache line.
     """
-    # All are held until the end, or the next would be given the same pages again.
+    # All copies are held until the end; otherwise the next would get the same pages again.
     held = [
         (ExecutableMemory(code), aligned(x), aligned(np.empty(y_shape, np.float32)))
         for _ in range(places)
@@ -99,12 +99,12 @@ def time_copies(
 
 
 def median_of_least(timings: Iterable[Timing]) -> float:
-    """Nanoseconds a call: the median over places in memory of the least at each."""
+    """Nanoseconds a call: the median, over places in memory, of the minimum at each."""
     return statistics.median(timing.min_ns for timing in timings)
 
 
 def aligned(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """A copy that begins with a cache line, as allocators for numerics make them, numpy's not."""
+    """Return a copy aligned to a cache line; numpy's allocator does not align to it."""
     room = np.empty(values.size + 16, np.float32)
     start = -room.ctypes.data % 64 // 4
     copy = room[start : start + values.size].reshape(values.shape)
@@ -113,13 +113,13 @@ def aligned(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def call_native(address: int, arguments: Sequence[int | float] = ()) -> None:
-    """Call a function once, exactly as `time_native` does."""
+    """Call a function once, by the same loop as `time_native`."""
     native_loop([(address, arguments)])(1)
 
 
 @contextmanager
 def pinned(core: int | None = None) -> Iterator[int]:
-    """Run this thread on one core (default: the first allowed one), then as before."""
+    """Pin this thread to one core (default: the first allowed one) inside the context."""
     allowed = os.sched_getaffinity(0)
     chosen = min(allowed) if core is None else core
     if chosen not in allowed:
@@ -132,7 +132,10 @@ def pinned(core: int | None = None) -> Iterator[int]:
 
 
 def native_loop(calls: Sequence[Call]) -> Callable[[int], None]:
-    """void loop(count): makes all calls in turn, `count` times, passing arguments each time."""
+    """Return void loop(count), which makes all calls in turn, `count` times.
+
+    The arguments are passed anew each time.
+    """
     asm = Assembler(Target.detect())
     again = asm.label("again")
     asm.emit("push", rbx)  # also aligns the stack to 16 bytes
@@ -152,7 +155,7 @@ def native_loop(calls: Sequence[Call]) -> Callable[[int], None]:
 
 
 def _pass_arguments(asm: Assembler, arguments: Sequence[int | float]) -> int:
-    """Fill registers, then the stack, in the order of the System V ABI (section 3.2.3).
+    """Put arguments in registers, then on the stack, as in the System V ABI (section 3.2.3).
 
     Returns the bytes of stack used, a multiple of 16.
     """
@@ -174,7 +177,7 @@ def _pass_arguments(asm: Assembler, arguments: Sequence[int | float]) -> int:
 
 
 def sample(loop: Callable[[int], None], samples: int, budget_ns: int) -> Timing:
-    """Time one call inside `loop(count)`, which makes `count` of them."""
+    """Time one call of `loop(count)`, which makes `count` calls."""
     count = calls_a_sample(loop)
     once = duration_ns(loop, count)
     affordable = max(_FEWEST_SAMPLES, min(samples, int(budget_ns / max(once, 1))))
@@ -183,10 +186,10 @@ def sample(loop: Callable[[int], None], samples: int, budget_ns: int) -> Timing:
 
 
 def calls_a_sample(loop: Callable[[int], None]) -> int:
-    """Warm up, and return how many calls make a sample."""
+    """Warm up, and return the number of calls in a sample."""
     count, spent = 1, 0
     while True:
-        # The least of three, or an interruption here passes for slowness and makes samples so
+        # The minimum of three: an interruption would look like a slow call and make samples so
         # short that the call of the loop itself shows in them (+50 ns a call was seen).
         attempts = [duration_ns(loop, count) for _ in range(3)]
         elapsed = min(attempts)
@@ -198,12 +201,12 @@ def calls_a_sample(loop: Callable[[int], None]) -> int:
 
 
 def duration_ns(loop: Callable[[int], None], count: int) -> int:
-    """Nanoseconds of so many calls."""
+    """Nanoseconds of `count` calls."""
     start = clock()
     loop(count)
     return clock() - start
 
 
 def clock() -> int:
-    """Nanoseconds from some moment on. All that is timed here and in `perf` reads this clock."""
+    """Nanoseconds since an arbitrary moment. All timings here and in `perf` read this clock."""
     return time.perf_counter_ns()

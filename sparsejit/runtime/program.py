@@ -1,4 +1,4 @@
-"""Finishes code into a native function: the calling convention around kernel bodies."""
+"""Builds native functions: emits the code around kernel bodies and maps it into memory."""
 
 import os
 import re
@@ -24,7 +24,7 @@ class Program(SharedCode):
     """One native function: its image, the memory it runs from, and its address."""
 
     def __init__(self, name: str, image: Image, memory: ExecutableMemory) -> None:
-        """`memory` is where the image's content lies.
+        """Take an image and the memory that holds its content.
 
         Raises UnsupportedTarget where the code needs AMX and the system does not let this process
         use it.
@@ -52,12 +52,12 @@ def build(
 ) -> Program:
     """Emit `body` as a System V function; it must keep callee-saved registers itself.
 
-    ask_ahead: bytes ahead of which its straight code asks for the code to come (`Assembler`).
-    listed: whether the image keeps what its listing needs; it does where SPARSEJIT_DUMP is set.
-    common: the weights that it shares with others, or that others shall share with it.
+    ask_ahead: prefetch distance of straight code for the code ahead of it, in bytes (`Assembler`).
+    listed: whether the image keeps the data of its listing; always where SPARSEJIT_DUMP is set.
+    common: the weights that it shares with earlier functions, or later functions with it.
 
-    `vzeroupper` before returning: without it the caller's next SSE code pays for dirty upper
-    halves (Intel Optimization Manual 15.3.1; measured eight times slower after a peer's JIT).
+    The function ends with `vzeroupper`: without it, dirty upper halves slow down the caller's next
+    SSE code (Intel Optimization Manual 15.3.1; measured eight times slower after a peer's JIT).
     Raises InvalidInput where SPARSEJIT_DUMP names no folder that can be written to, and
     UnsupportedTarget where the code needs AMX and the system does not let this process use it.
     """
@@ -80,7 +80,7 @@ def build(
 
 
 def _report(program: Program) -> None:
-    """SPARSEJIT_DEBUG >= 2 names the code for `perf`; SPARSEJIT_DUMP=dir keeps code and listing."""
+    """Name the code for `perf` if SPARSEJIT_DEBUG >= 2; write code, listing to SPARSEJIT_DUMP."""
     if debug_level() >= 2:
         write_perf_map(program.pointer, program.image.code_bytes, f"sparsejit:{program.name}")
     folder = dump_folder()
@@ -93,9 +93,9 @@ def _report(program: Program) -> None:
 
 
 def dump_folder() -> Path | None:
-    """The folder that SPARSEJIT_DUMP names; None where it is not set.
+    """Return the folder that SPARSEJIT_DUMP names; None where it is not set.
 
-    Raises InvalidInput for one that cannot be written to.
+    Raises InvalidInput for a folder that cannot be written to.
     """
     name = os.environ.get("SPARSEJIT_DUMP")
     if not name:
@@ -107,6 +107,6 @@ def dump_folder() -> Path | None:
 
 
 def debug_level() -> int:
-    """SPARSEJIT_DEBUG as a number from 0 to 4; anything else counts as 0."""
+    """Return SPARSEJIT_DEBUG as a number, at most 4; 0 where it is no number."""
     text = os.environ.get("SPARSEJIT_DEBUG", "0")
     return min(int(text), 4) if text.isdigit() else 0

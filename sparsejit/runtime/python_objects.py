@@ -1,6 +1,6 @@
-"""How native stubs read, check and make Python's objects and numpy's arrays.
+"""Code of native stubs that reads, checks and makes Python's objects and numpy's arrays.
 
-The layouts are part of CPython's and numpy's ABI; `layout_is_known` looks whether they hold.
+The layouts are part of CPython's and numpy's ABI; `layout_is_known` checks them.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ REFERENCES, TYPE = 0, 8
 LIST_SIZE, LIST_ITEMS = 16, 24
 ARRAY_DATA, ARRAY_AXES, ARRAY_SHAPE, ARRAY_DTYPE, ARRAY_FLAGS = 16, 24, 32, 56, 64
 C_CONTIGUOUS, ALIGNED, WRITEABLE = 0x0001, 0x0100, 0x0400
-# The place of PyArray_Empty(axes, shape, dtype, fortran) in numpy's table of functions
+# Index of PyArray_Empty(axes, shape, dtype, fortran) in numpy's table of functions
 # (numpy/__multiarray_api.h).
 _PYARRAY_EMPTY = 184
 
@@ -41,9 +41,9 @@ _CONSTANTS_ARE_COUNTED = sys.version_info < (3, 12)
 
 
 class ArrayType(NamedTuple):
-    """An array that native code takes or makes: dtype and shape, with a name for messages.
+    """Type of an array that native code reads or writes: dtype, shape, and a name for messages.
 
-    A length is None where it is free: for native code the first.
+    A free length is None; in native code only the first may be free.
     """
 
     dtype: str
@@ -52,7 +52,7 @@ class ArrayType(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The bytes of an array without a free length."""
+        """Size in bytes of an array without a free length."""
         return np.dtype(self.dtype).itemsize * prod(length or 0 for length in self.shape)
 
 
@@ -64,9 +64,9 @@ def check_array(
     flags: int,
     unusual: Label,
 ) -> None:
-    """Jump to `unusual` unless `array` is a numpy array of that dtype, shape and flags.
+    """Emit a jump to `unusual`, taken unless `array` is a numpy array of this dtype, shape, flags.
 
-    A length may be in a register; None stands for any. Changes r8.
+    A length may be in a register; None allows any length. Changes r8.
     """
     for field, expected in ((TYPE, id(np.ndarray)), (ARRAY_DTYPE, id(dtype))):
         asm.emit("mov", r8, expected)
@@ -89,13 +89,13 @@ def check_array(
 
 
 def emit_call(asm: Assembler, address: int) -> None:
-    """Call a function anywhere in memory; the stack must be aligned to 16 bytes."""
+    """Emit a call of a function at any address; the stack must be aligned to 16 bytes."""
     asm.emit("mov", rax, address)
     asm.emit("call", rax)
 
 
 def emit_constant(asm: Assembler, value: bool | None) -> None:
-    """rax = None, True or False, to be returned. Changes rcx."""
+    """Set rax to None, True or False, with a reference to return. Changes rcx."""
     asm.emit("mov", rax, id(value))
     if _CONSTANTS_ARE_COUNTED:
         asm.emit("mov", rcx, Memory(rax, REFERENCES))
@@ -104,7 +104,7 @@ def emit_constant(asm: Assembler, value: bool | None) -> None:
 
 
 def jump_to_vectorcall(asm: Assembler) -> None:
-    """Return what the object in rdi does with the rdx arguments at rsi."""
+    """Emit a tail call of the object in rdi, with the rdx arguments at rsi."""
     asm.emit("xor", dword(rcx), dword(rcx))
     # PyObject_Vectorcall, without the dictionary, is no exported function before Python 3.11.
     asm.emit("mov", rax, python_function("PyObject_VectorcallDict"))
@@ -117,10 +117,10 @@ def bind_arguments(
     keep: object,
     before: Callable[[Assembler], None] | None = None,
 ) -> Callable[[], None]:
-    """A built-in `run()` that calls native code with fixed numbers in registers, and holds `keep`.
+    """Return a built-in `run()` that calls native code with fixed numbers in registers.
 
-    `before` emits what each call does first. The interpreter lock stays held: releasing it costs
-    more than a small kernel.
+    It holds `keep` alive. `before` emits code for the start of each call. The interpreter lock
+    stays held: releasing it costs more than a small kernel.
     """
     asm = Assembler(Target.detect())
     asm.emit("push", rbx)
@@ -138,7 +138,7 @@ def bind_arguments(
 
 @cache
 def layout_is_known() -> bool:
-    """Whether this interpreter and numpy lay objects out as the offsets above say."""
+    """Whether this interpreter and numpy have their fields at the offsets above."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return False
     probe, items = np.zeros(3, np.float32), [object()]

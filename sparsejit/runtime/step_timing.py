@@ -1,8 +1,8 @@
 """Times a model's native function and its steps: rounds of both in turn, each in a native loop.
 
-Long steps are timed by the stamps that a function leaves in its workspace. A stamp takes some ten
-nanoseconds and the processor overlaps short steps, so these are told by what the model takes up to
-each of them.
+Long steps are timed by time stamps that a function writes to its workspace. A stamp takes some ten
+nanoseconds and the processor overlaps short steps, so short steps are timed by prefixes: the
+function stops after each number of steps in turn, and the differences are the times of the steps.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from sparsejit.runtime.native_timing import calls_a_sample, duration_ns, native_
 
 _BUDGET_NS = 400_000_000
 _FEWEST_ROUNDS, _MOST_ROUNDS = 7, 200
-# A stamp may disturb a step by this share of it at most.
+# Stamps may take at most this share of the function's time; a stamp takes this many nanoseconds.
 _MOST_DISTURBED, _STAMP_NS = 0.05, 15
 
 Array = npt.NDArray[Any]
@@ -32,8 +32,9 @@ Array = npt.NDArray[Any]
 class ProbedFunction:
     """`int run(inputs, outputs, workspace, samples)` with int64 slots for probes in its workspace.
 
-    Stamped: slot 0 is the last stamp, slot 1 sums the ticks of nothing, slot 2 + n those of step n.
-    Cut short: slot 0 says how many steps it runs.
+    A stamped function keeps its last time stamp in slot 0, and adds the ticks of an empty probe to
+    slot 1 and the ticks of step n to slot 2 + n. A function for prefixes stops after the number of
+    steps in slot 0.
     """
 
     memory: ExecutableMemory
@@ -44,9 +45,9 @@ class ProbedFunction:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Median nanoseconds of the function for one tile, of each step, and of calling it.
+    """Median nanoseconds of the function for one tile, of each step, and of the call itself.
 
-    `call` is None where it was not told apart: steps are then long.
+    `call` is None where stamps were used, since they do not time it.
     """
 
     whole: float
@@ -60,7 +61,7 @@ def wants_prefixes(whole_ns: float, steps: int) -> bool:
 
 
 class ModelTimer:
-    """Runs a model's function, and others made from it, on the same arrays."""
+    """Times a model's function, and probed versions of it, on the same arrays."""
 
     def __init__(
         self,
@@ -74,12 +75,12 @@ class ModelTimer:
         self._loop = self._looped(memory, new_workspace(workspace_bytes))
 
     def whole_ns(self) -> float:
-        """What the function takes."""
+        """Median nanoseconds of the function."""
         with pinned():
             return native_timing.sample(self._loop, _MOST_ROUNDS, _BUDGET_NS // 4).median_ns
 
     def by_stamps(self, function: ProbedFunction) -> StepTimes:
-        """The function's time, and those of the steps of its stamped twin."""
+        """Return the function's time, and the times of steps by its stamped version."""
         workspace = new_workspace(function.workspace_bytes)
         slots = _slots(workspace, function)
         loop = self._looped(function.memory, workspace)
@@ -95,13 +96,13 @@ class ModelTimer:
             last_tick, ended = int(slots[0]), native_timing.clock()
         ns_a_tick = (ended - started) / max(last_tick - first_tick, 1)
         empty, *steps = np.median(np.array(ticks), axis=0).tolist()
-        # A step that stamps cannot tell from nothing takes as long as they could show.
+        # A step that takes no longer than an empty probe counts as one tick.
         return StepTimes(
             statistics.median(wholes), [max(1.0, each - empty) * ns_a_tick for each in steps]
         )
 
     def by_prefixes(self, function: ProbedFunction) -> StepTimes:
-        """The function's time, and what it takes longer for each step."""
+        """Return the function's time, and the time that each step adds to a prefix."""
         workspace = new_workspace(function.workspace_bytes)
         slots = _slots(workspace, function)
         loop = self._looped(function.memory, workspace)
@@ -132,9 +133,10 @@ class ModelTimer:
 
 
 def increments(prefixes: Sequence[float]) -> list[float]:
-    """What each prefix takes longer than the one before; never less, and all add up to the last.
+    """Return the time that each prefix adds to the one before, never negative.
 
-    Noise may make a longer prefix the faster one.
+    They add up to the time of the last prefix. Noise may make a longer prefix faster: then the
+    step counts as 0.
     """
     most = prefixes[-1]
     rising = [min(ns, most) for ns in accumulate(prefixes, max)]
@@ -142,7 +144,7 @@ def increments(prefixes: Sequence[float]) -> list[float]:
 
 
 def _rounds(counts: Sequence[int], loops: Sequence[Callable[[int], None]]) -> Iterator[int]:
-    """As many rounds as the budget allows, after a first one that says how long they are."""
+    """Yield round numbers, as the budget allows, after a first round that measures their length."""
     took = sum(duration_ns(loop, count) for loop, count in zip(loops, counts, strict=True))
     affordable = int(_BUDGET_NS / max(took, 1))
     return iter(range(max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, affordable))))

@@ -1,4 +1,4 @@
-"""Linux gives a process the tiles of AMX only when it asks for them.
+"""Permission for AMX tiles, which Linux gives to a process only on request.
 
 Source: Documentation/arch/x86/xstate.rst of the Linux kernel. Children inherit the permission; a
 process that has it needs larger alternate signal stacks, so it is asked for only where the
@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @cache
 def refusal() -> str | None:
-    """Ask for the permission, once a process; why it is refused, or None where it is given."""
+    """Ask for the permission, once a process; return the reason of a refusal, or None."""
     if not _libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA):
         return None
     code = ctypes.get_errno()

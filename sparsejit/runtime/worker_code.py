@@ -1,4 +1,4 @@
-"""What the threads of `workers.py` run: mailboxes, and the native code that serves them."""
+"""Mailboxes of the worker threads of `workers.py`, and the native code that serves them."""
 
 from collections.abc import Callable
 
@@ -24,21 +24,21 @@ from sparsejit.x86.operands import (
 )
 from sparsejit.x86.stack import pop, push
 
-# With a pause each, 22 to 70 ns: a worker looks for work some 40 microseconds long before it
-# sleeps, and a caller yields its core to a worker that takes that long.
+# Each spin has a `pause`, 22 to 70 ns: a worker looks for work for some 40 microseconds before it
+# sleeps, and a caller waits that long for a worker before it yields its core.
 SPINS_BEFORE_PARKING = 2000
 SPINS_BEFORE_YIELDING = 2000
-# How long a worker keeps away from its caller's core.
+# Time for which a worker keeps off its caller's core.
 NAP_NS = 1_000_000
 
-# Two parked calls within so many ticks of the time stamp counter (2 to 4 a nanosecond), less than a
-# worker spins, are a quick succession.
+# Two calls that find a worker parked count as a quick succession within this number of ticks of the
+# time stamp counter (2 to 4 a nanosecond), which is less than a worker spins.
 SOON_TICKS = 100_000
 
-# Byte offsets. Cores that write apart get pairs of cache lines apart: Intel's L2 prefetches in
-# pairs (Optimization Manual 3.7.3). The lock stands first, then one mailbox a worker.
+# Byte offsets. Fields that different cores write lie in different pairs of cache lines: Intel's L2
+# prefetches in pairs (Optimization Manual 3.7.3). The lock is first, then one mailbox a worker.
 APART = 128
-STATE, MXCSR, FUNCTION, X, Y = 0, 4, 8, 16, 24  # the request; state 1: to be taken
+STATE, MXCSR, FUNCTION, X, Y = 0, 4, 8, 16, 24  # the request; STATE is 1 until it is taken
 ANSWERS, SLEEP, CALLED_FROM = APART, APART + 4, APART + 8  # mostly written by the worker
 EXPECTED, LAST_PARKED = 2 * APART, 2 * APART + 8  # written by the dispatchers
 MAILBOX_BYTES = 3 * APART
@@ -80,14 +80,14 @@ def mailbox_at(number: int) -> int:
 
 
 def take(asm: Assembler, place: Memory, replacement: int) -> None:
-    """Swap a number into memory; eax and the zero flag tell what was there. A full fence."""
+    """Emit a swap of a number into memory, a full fence; eax and the zero flag get the old one."""
     asm.emit("mov", dword(rax), replacement)
     asm.emit("xchg", place, dword(rax))
     asm.emit("test", dword(rax), dword(rax))
 
 
 def add(asm: Assembler, place: Memory, amount: int) -> None:
-    """Add to memory that no other thread writes."""
+    """Emit an addition to memory that no other thread writes."""
     asm.emit("mov", dword(rax), place)
     asm.emit("add", dword(rax), amount)
     asm.emit("mov", place, dword(rax))
@@ -118,7 +118,7 @@ def _emit_serve(asm: Assembler) -> None:
     asm.emit("mov", rax, Memory(rbx, FUNCTION))
     asm.emit("test", rax, rax)
     asm.jump("jz", stop)
-    asm.emit("ldmxcsr", Memory(rbx, MXCSR))  # rounds and flushes as the caller does
+    asm.emit("ldmxcsr", Memory(rbx, MXCSR))  # the caller's rounding and flushing
     asm.emit("mov", rdi, Memory(rbx, X))
     asm.emit("mov", rsi, Memory(rbx, Y))
     asm.emit("call", rax)
@@ -131,13 +131,13 @@ def _emit_serve(asm: Assembler) -> None:
 
 
 def _emit_park(asm: Assembler) -> None:
-    """Sleep until called, unless there is a request in the mailbox at rbx.
+    """Emit code that sleeps until a call, unless there is a request in the mailbox at rbx.
 
-    r12 = how long to look for the next request: not at all on the core of the caller, who waits
-    for that core. There the worker naps besides, so that it is not called every time.
+    Sets r12 to the number of spins before the next sleep. On the core of the caller, which waits
+    for that core, it is 1, and the worker first naps, so that not every call wakes it.
     """
     stay = asm.label("stay awake")
-    take(asm, Memory(rbx, SLEEP), PARKED)  # for its fence
+    take(asm, Memory(rbx, SLEEP), PARKED)  # `take`, because it is a fence
     asm.emit("mov", dword(rax), Memory(rbx, STATE))
     asm.emit("test", dword(rax), dword(rax))
     asm.jump("jnz", stay)
@@ -196,7 +196,7 @@ def _emit_finish(asm: Assembler) -> None:
 
 
 def _emit_wake_if_soon(asm: Assembler) -> None:
-    """void wake_if_soon(mailbox): as `wake`, on the second of two calls in quick succession."""
+    """void wake_if_soon(mailbox): wake on the second of two calls in quick succession."""
     soon = asm.label("soon")
     asm.emit("rdtsc")
     asm.emit("mov", dword(rcx), Memory(rdi, LAST_PARKED))

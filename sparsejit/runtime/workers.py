@@ -3,14 +3,14 @@
     dispatcher  take the lock, fill each worker's mailbox, run part 0, look at the answers
     worker      look at the mailbox, take the request out (xchg), run the part, count the answer
 
-A part is run by whoever takes its request out of the mailbox first: the worker, or the caller where
-the worker is asleep or was not given a core. That does not change what it computes. One kernel at a
-time uses the workers; a second thread that calls meanwhile runs all parts itself, as does a forked
-child until it compiles a kernel for several threads.
+The first thread to take the request out of the mailbox runs the part: the worker, or the caller
+where the worker is asleep or has no core. The result is the same. One kernel at a time uses the
+workers; a second thread that calls meanwhile runs all parts itself, as does a forked child until it
+compiles a kernel for several threads.
 
 x86 keeps stores in order and loads in order (SDM 3A 8.2.2), so a request needs no fence: the
-mailbox is filled before its state says so, y is written before the worker counts its answer.
-docs/notes/threads.md has when sleepers are woken, and what that costs.
+request is written before the mailbox's state, and y before the count of answers.
+docs/notes/threads.md explains when sleepers are woken, and the cost of waking.
 """
 
 import atexit
@@ -47,12 +47,12 @@ MAX_THREADS = 256
 # A call that had to wake the worker took 9 us longer than one that found it awake.
 CALLING_NS = 9_000.0
 
-# Raised by the code a thread runs; all other signals are for the interpreter's own threads.
+# Signals that a worker's own code raises; all others are for the interpreter's threads.
 _OWN_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
 def available_cores() -> int:
-    """How many cores this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 
@@ -65,7 +65,7 @@ class NativePart(NamedTuple):
 
 
 class Pool:
-    """The process's workers. They live until it exits, and hold nothing of a kernel when idle."""
+    """The process's workers, which live until it exits. Idle ones hold no reference to a kernel."""
 
     def __init__(self) -> None:
         size = mailbox_at(MAX_THREADS)
@@ -80,16 +80,16 @@ class Pool:
 
     @property
     def address(self) -> int:
-        """Where the lock is; zero means free."""
+        """Address of the lock, which is 0 when free; the mailboxes follow it."""
         return int(self._block.ctypes.data)
 
     @property
     def workers(self) -> int:
-        """How many workers there are now."""
+        """Number of workers now."""
         return len(self._threads)
 
     def require(self, workers: int) -> None:
-        """Have at least so many workers, and after a fork or `stop` as many as ever.
+        """Start threads until there are `workers`; after a fork or `stop`, also all earlier ones.
 
         Raises CompileError where the system refuses another thread.
         """
@@ -117,7 +117,7 @@ class Pool:
             self._forget_workers()
 
     def after_fork_in_child(self) -> None:
-        """No worker survives a fork, and whoever held a lock may not be here either."""
+        """Reset the state: no worker survives a fork, nor may the thread that held a lock."""
         self._changing = threading.Lock()
         self._stopped = True
         self._forget_workers()
@@ -147,8 +147,8 @@ class Pool:
     def emit_dispatcher(self, asm: Assembler, parts: Sequence[NativePart], saved_ns: float) -> None:
         """Append void dispatcher(x, y), which runs `parts`; they must keep rdi and rsi.
 
-        The first part has no offsets, and is the caller's.
-        The workers save the caller `saved_ns`; they must be there before it is called (`require`).
+        The caller runs the first part, which has no offsets. The workers are predicted to save the
+        caller `saved_ns`; they must exist before the dispatcher is called (`require`).
         """
         wake = self._native.wake if saved_ns > CALLING_NS else self._native.wake_if_soon
         serial = asm.label("serial")
@@ -183,15 +183,15 @@ class Pool:
 
 @cache
 def pool() -> Pool:
-    """The one pool of this process."""
+    """Return the pool of this process."""
     made = Pool()
-    atexit.register(made.stop)  # before the interpreter frees what they use
+    atexit.register(made.stop)  # before the interpreter frees the workers' memory
     os.register_at_fork(after_in_child=made.after_fork_in_child)
     return made
 
 
 def _post(asm: Assembler, mailbox: int, part: NativePart) -> None:
-    """Leave the request for a part in a mailbox; rbx is the block, rdi x, rsi y."""
+    """Emit code that puts the request for a part in a mailbox; rbx is the block, rdi x, rsi y."""
     add(asm, Memory(rbx, mailbox + EXPECTED), 1)
     asm.address(rax, part.label)
     asm.emit("mov", Memory(rbx, mailbox + FUNCTION), rax)
@@ -205,7 +205,7 @@ def _post(asm: Assembler, mailbox: int, part: NativePart) -> None:
 
 
 def _call_sleeper(asm: Assembler, mailbox: int, wake: int) -> None:
-    """Call `wake` for a worker that is parked; rbx is the block."""
+    """Emit a call of `wake`, made if the worker is parked; rbx is the block."""
     awake = asm.label("awake")
     asm.emit("mov", dword(rax), Memory(rbx, mailbox + SLEEP))
     asm.emit("cmp", dword(rax), PARKED)

@@ -1,1 +1,1 @@
-"""Random kernels held to the float64 reference, for a processor that is new to us."""
+"""Random kernels compared with the float64 reference, to test a new processor."""

@@ -1,6 +1,6 @@
-"""Calls a function with its caller's state full of patterns, and looks at it afterwards.
+"""Checks that a function keeps its caller's state: fills it with patterns, calls, compares.
 
-What a function keeps is in the System V ABI, section 3.2.1 and figure 3.4.
+The System V ABI, section 3.2.1 and figure 3.4, lists the state that a function must keep.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from sparsejit.x86.stack import pop, push
 CALLEE_SAVED = (rbx, rbp, r12, r13, r14, r15)
 _NAMES = ("rbx", "rbp", "r12", "r13", "r14", "r15")
 PATTERNS = [0x1111111111111111 * (number + 1) for number in range(len(CALLEE_SAVED))]
-# Round to nearest, denormals as they are, all exceptions masked, no flag set: how threads begin.
+# Round to nearest, denormals kept, all exceptions masked, no flag set: the state of a new thread.
 USUAL_MXCSR = 0x1F80
 # Round towards zero, flush to zero, denormals are zero, all exceptions masked, no flag set.
 UNUSUAL_MXCSR = 0xFFC0
@@ -44,9 +44,9 @@ UPPER_REGISTERS = 16  # vzeroupper clears registers 0-15 above their low 16 byte
 
 @dataclass(frozen=True)
 class StateLeft:
-    """What a function left behind: registers, MXCSR, the vectors' bytes above the sixteenth.
+    """State after a call: registers, MXCSR, and the vectors' bytes above the sixteenth.
 
-    `registers` are those of `CALLEE_SAVED`, in its order.
+    `registers` has the values of `CALLEE_SAVED`, in its order.
     """
 
     registers: list[int]
@@ -54,7 +54,7 @@ class StateLeft:
     upper_bytes: npt.NDArray[np.uint8]
 
     def problem(self, mxcsr: int) -> str | None:
-        """What the function should have kept and did not, in words; called with `mxcsr`."""
+        """Describe state that the function, called under `mxcsr`, failed to keep; None if none."""
         for name, found, pattern in zip(_NAMES, self.registers, PATTERNS, strict=True):
             if found != pattern:
                 return f"changed the callee-saved register {name}"
@@ -66,7 +66,7 @@ class StateLeft:
 
 
 class Checker:
-    """Calls functions of two pointers on a machine that offers `target`."""
+    """Calls functions of two pointers, with the vector registers of `target`."""
 
     def __init__(self, target: Target) -> None:
         self._vector_bytes = target.vector_bytes
@@ -84,7 +84,7 @@ class Checker:
 
 
 def _checker_code(target: Target) -> bytes:
-    """void checker(places, function): five pointers, see `Checker.call`."""
+    """Code of void checker(places, function); `places` are five pointers, see `Checker.call`."""
     asm = Assembler(target)
     kept = *CALLEE_SAVED, rdi  # seven, which aligns the stack to 16 bytes
     push(asm, kept)

@@ -1,4 +1,4 @@
-"""Random kernels, each derived from a seed and a number alone, so that any can be had again."""
+"""Random kernels, each derived from a seed and a number alone, so that each can be repeated."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,26 +16,26 @@ from sparsejit.selftest.weights import STRUCTURES, random_weights
 FloatArray = npt.NDArray[np.float32]
 
 AWKWARD_SIZES = (1, 7, 8, 9, 15, 16, 17, 31, 33, 127, 256, 257)
-# The largest size, and how often kernels of up to that size are drawn. Compiling takes longer the
-# more weights there are: 5 ms for half of the kernels, a second for the largest.
+# Largest size of a class: share of the kernels drawn from it. Compiling takes longer the more
+# weights there are: 5 ms for half of the kernels, a second for the largest.
 SIZE_CLASSES = {32: 0.34, 96: 0.26, 300: 0.25, 700: 0.1, 1200: 0.05}
 DTYPES = {"float32": 0.4, "bfloat16": 0.2, "float16": 0.15, "int8": 0.25}
 LARGEST_BATCH = 70
 SHARED_OVER_THREADS = 0.03
-# A layer that is worth sharing, and strategies that compile one quickly.
+# Range of sizes of a layer worth sharing among threads, and strategies that compile it quickly.
 SHARED_SIZES = (160, 420)
 SHARED_STRATEGIES = {"dense", "broadcast", "broadcast-loop"}
-# Families whose code grows with every weight (or zero), and the most that they get.
+# Families whose code grows with every weight (or zero), and the most weights to give them.
 MOST_WEIGHTS = {"immediate": 4_000, "dense": 130_000, "panels": 20_000, "mixed": 20_000}
 MOST_NONZEROS = 60_000
-# The exponents of two that weights and x are scaled by; float16 holds fewer.
+# Largest exponents of two that weights and x are scaled by; float16 has a smaller range.
 WEIGHT_EXPONENT = {DType.FLOAT16: 10}
 LARGEST_EXPONENT = 40
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """One kernel to try: how it is compiled, with which weights, and the x that it is given."""
+    """One kernel to try: its options, its weights, and its x."""
 
     seed: int
     number: int
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def each(self) -> MatVec:
-        """What is computed of one x."""
+        """The product for a single x."""
         return self.spec.each if isinstance(self.spec, MatMul) else self.spec
 
     @property
@@ -70,7 +70,7 @@ class Case:
 
 
 def derive(seed: int, number: int) -> Case:
-    """The kernel of that number."""
+    """Return the kernel with that number."""
     random = np.random.default_rng([seed, number])
     target = _random_target(random)
     dtype = DType(_choose(random, DTYPES))
@@ -96,19 +96,19 @@ def derive(seed: int, number: int) -> Case:
 
 @cache
 def _targets() -> tuple[Target, ...]:
-    """What this machine can run: every level as it is at least, and all that is here."""
+    """Targets that this machine runs: the minimum of each level, then the machine itself."""
     machine = Target.detect()
     levels = (Target.named(isa) for isa in ISA_LEVELS)
     return (*(level for level in levels if level.runs_on(machine)), machine)
 
 
 def levels() -> tuple[str, ...]:
-    """The instruction set levels that are tried."""
+    """Return the instruction set levels to try."""
     return tuple(dict.fromkeys(target.isa for target in _targets()))
 
 
 def _random_target(random: np.random.Generator) -> Target:
-    """Each level as often as the other; now and then with small caches, for which code differs."""
+    """Draw a target, each level equally often; a quarter have small caches: code differs then."""
     isa = str(random.choice(levels()))
     of_level = [target for target in _targets() if target.isa == isa]
     target = of_level[-1] if random.random() < 0.7 else of_level[0]
@@ -125,7 +125,7 @@ def _random_target(random: np.random.Generator) -> Target:
 
 
 def _random_batch_and_threads(random: np.random.Generator) -> tuple[int, int]:
-    """How many columns x has, and how many threads may share them; a batch has one."""
+    """Draw the batch and the number of threads that may share the kernel; one of them is 1."""
     if random.random() < SHARED_OVER_THREADS:
         return 1, int(random.integers(2, 4))
     return (int(random.integers(2, LARGEST_BATCH + 1)) if random.random() < 0.3 else 1), 1
@@ -141,7 +141,7 @@ def _random_strategy(
 
 
 def _families(dtype: DType, target: Target, batch: int) -> list[str]:
-    """The strategies that exist, by name."""
+    """Return the names of the strategies for this dtype, target and batch."""
     if batch == 1:
         rows = [row for row in MATVEC_TEMPLATES if row.dtype is dtype and row.made_for(target)]
         return list(dict.fromkeys(row.family for row in rows))
@@ -154,7 +154,7 @@ def _families(dtype: DType, target: Target, batch: int) -> list[str]:
 def _random_shape(
     random: np.random.Generator, strategy: str, threads: int, batch: int
 ) -> tuple[tuple[int, int], float]:
-    """(out_features, in_features) and a density that keep the time to compile in bounds."""
+    """Draw (out_features, in_features) and a density, such that the compile time stays bounded."""
     density = float(random.choice([random.random() ** 3, 0.05, 0.1, 0.2, 1.0]))
     if threads > 1:
         rows, columns = random.integers(*SHARED_SIZES, 2).tolist()
@@ -168,14 +168,14 @@ def _random_shape(
 
 
 def _random_size(random: np.random.Generator, largest: int) -> int:
-    """Half are awkward; the logarithms of the others are spread evenly."""
+    """Draw a size: half are awkward, the logarithms of the others are spread evenly."""
     if random.random() < 0.5:
         return int(random.choice([size for size in AWKWARD_SIZES if size <= largest]))
     return int(np.exp(random.uniform(0, np.log(largest + 1))))
 
 
 def _random_exponents(random: np.random.Generator, dtype: DType) -> tuple[int, int]:
-    """Exponents of the scale of weights and of x: mostly none, else so that no sum overflows."""
+    """Draw exponents of the scales of weights and x: mostly 0, else such that no sum overflows."""
     if random.random() < 0.8:
         return 0, 0
     most = WEIGHT_EXPONENT.get(dtype, LARGEST_EXPONENT)
@@ -184,7 +184,7 @@ def _random_exponents(random: np.random.Generator, dtype: DType) -> tuple[int, i
 
 
 def _random_x(random: np.random.Generator, shape: tuple[int, ...], scale: float) -> FloatArray:
-    """Normal values times `scale`, now and then all zero, or many of them zero or denormal."""
+    """Draw normal values times `scale`; 2 % are all zero, 8 % partly zero or denormal."""
     x = random.standard_normal(shape, np.float32) * np.float32(scale)
     kind = random.random()
     if kind < 0.02:
@@ -195,6 +195,6 @@ def _random_x(random: np.random.Generator, shape: tuple[int, ...], scale: float)
 
 
 def _choose(random: np.random.Generator, often: dict[str, float]) -> str:
-    """A key, drawn as often as its value says."""
+    """Draw a key with a probability in proportion to its value."""
     shares = np.array(list(often.values()))
     return str(random.choice(list(often), p=shares / shares.sum()))

@@ -1,4 +1,4 @@
-"""Compiles the kernel of a case and looks for anything it should not do."""
+"""Compiles the kernel of a case, runs it and checks its results and side effects."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,12 +21,14 @@ from sparsejit.selftest.cases import Case
 FloatArray = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
-# Relative to sum |w x| + |bias|. int8 sums are exact, so theirs is relative to |W x| + |bias|.
+# Relative to sum |w x| + |bias|. int8 sums are exact: their tolerance is relative to
+# |W x| + |bias|.
 TOLERANCE = 1e-5
 INT8_TOLERANCE = 1e-6
-# Where whole numbers cancel, the reference's sums of them times a step may not.
+# Where sums of whole numbers cancel exactly, the reference's float64 sums, which are of whole
+# numbers times a step, may not.
 FLOAT64_ERROR = 1e-12
-# What tanh and sigmoid may be off by themselves.
+# Allowed absolute errors of tanh and sigmoid themselves.
 ACTIVATION_ERROR = {Activation.TANH: 1e-6, Activation.SIGMOID: 1e-6}
 # Some kernels take a denormal weight for zero, and a denormal product may lose its last places.
 SMALLEST_NORMAL = 2.0**-126
@@ -46,7 +48,7 @@ Compile = Callable[[Case], NativeCase]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a kernel; `problem` says in words what was wrong, or is None."""
+    """Result for a kernel; `problem` describes the failure, or is None."""
 
     number: int
     family: str
@@ -57,7 +59,7 @@ class Verdict:
 
 
 def compile_case(case: Case) -> NativeCase:
-    """The kernel as a user gets it."""
+    """Compile the kernel as `compile_matrix` does for users."""
     each = case.each
     kernel = compile_matrix(
         case.weights,
@@ -77,7 +79,7 @@ def compile_case(case: Case) -> NativeCase:
 def examine(case: Case, compile_it: Compile = compile_case) -> Verdict:
     """Compile and run a kernel; a fault ends the process.
 
-    It runs with x and y at both edges of accessible memory, under the usual MXCSR and another.
+    It runs with x and y at each edge of accessible memory, under the usual MXCSR and another.
     """
     about = (case.number, case.strategy, case.spec.dtype.value, case.target.isa)
     try:
@@ -117,7 +119,7 @@ class _Outcome:
 
 
 def _call(case: Case, compiled: NativeCase, edge: Edge, mxcsr: int) -> _Outcome:
-    """Run the kernel between inaccessible pages."""
+    """Run the kernel on an x and a y beside inaccessible pages."""
     x = GuardedArray(case.x.ravel(), edge)
     y = GuardedArray(np.full(case.spec.y_shape, np.nan, np.float32).ravel(), edge)
     report = _checker(case.target.isa).call(compiled.pointer, x.address, y.address, mxcsr)
@@ -141,7 +143,7 @@ def _checker(isa: str) -> Checker:
 
 
 def bounds(case: Case) -> tuple[Float64, Float64]:
-    """The least and the largest y that the reference allows, in the shape of y."""
+    """Return the least and the largest y that the reference allows, each in the shape of y."""
     matrix = SparseMatrix(case.weights)
     linear = replace(case.each, activation=Activation.NONE)
     spec = replace(case.spec, each=linear) if isinstance(case.spec, MatMul) else linear
@@ -153,7 +155,7 @@ def bounds(case: Case) -> tuple[Float64, Float64]:
 
 
 def _error(case: Case, matrix: SparseMatrix, exact: Float64) -> Float64:
-    """How far the sums may be from the exact ones."""
+    """Return the largest allowed difference of each sum from the exact one."""
     batch_major = case.batch > 1 and case.layout is Layout.BATCH_MAJOR
     x = np.abs(case.x.T if batch_major else case.x).astype(np.float64)
     sums = np.abs(exact.T if batch_major else exact)
@@ -169,7 +171,7 @@ def _error(case: Case, matrix: SparseMatrix, exact: Float64) -> Float64:
 
 
 def is_writable(address: int) -> bool:
-    """Whether the page at an address may be written, by /proc/self/maps."""
+    """Whether the page at an address is writable, according to /proc/self/maps."""
     for row in Path("/proc/self/maps").read_text().splitlines():
         span, flags = row.split(maxsplit=2)[:2]
         start, end = (int(part, 16) for part in span.split("-"))

@@ -1,4 +1,4 @@
-"""Kernels examined in processes of their own: a crash or a hang is that of the one in flight."""
+"""Kernels examined in worker processes: a crash or a hang is a failure of the running kernel."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -8,17 +8,17 @@ from sparsejit.selftest.cases import derive
 from sparsejit.selftest.examination import Compile, Verdict, compile_case, examine
 from sparsejit.selftest.trials import Trials
 
-# No kernel takes a second; one that takes so long hangs.
+# Time limit. No kernel takes a second, so one that takes longer than this hangs.
 PATIENCE_S = 60.0
-# So many failures tell enough; each may have cost a new process.
+# The test stops after this number of failures; each may have cost a new process.
 MOST_FAILURES = 25
 
 
 class SelfTest:
-    """Examines the kernels of `seed` whose numbers are given, in `workers` processes.
+    """Examines kernels of `seed`, in `workers` processes.
 
-    `compile_it` makes the kernel of a case; it must be a function of a module, for processes that
-    are started anew. `clock` tells seconds.
+    `compile_it` makes the kernel of a case; it must be a module-level function, because processes
+    are spawned. `clock` returns seconds.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class SelfTest:
     def run(
         self, numbers: Iterator[int], go_on: Callable[[], bool] = lambda: True
     ) -> Iterator[Verdict]:
-        """Every kernel's verdict as it comes, until `go_on` says no or `MOST_FAILURES` failed."""
+        """Yield each kernel's verdict, until `go_on` is false or `MOST_FAILURES` have failed."""
         failures = 0
 
         def wanted() -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Counts what became of the kernels of a selftest."""
+"""Counts of kernels that passed and failed a selftest."""
 
 import os
 from collections import Counter
@@ -15,7 +15,7 @@ Kind = tuple[str, str, str]
 
 @dataclass
 class Tally:
-    """How many kernels of `seed` held, by kind, and those that did not."""
+    """Counts of the kernels of `seed` that passed (`held`), by kind, and the failures."""
 
     seed: int
     held: Counter[Kind] = field(default_factory=Counter)
@@ -32,25 +32,25 @@ class Tally:
 
     @property
     def kernels(self) -> int:
-        """All that were tried."""
+        """Number of kernels tried."""
         return self.held.total() + len(self.failures)
 
     def families(self) -> list[tuple[str, str]]:
-        """Every family and dtype that was tried, in order of their names."""
+        """Return each family and dtype tried, sorted by name."""
         return sorted({kind[:2] for kind in (*self.held, *map(_kind, self.failures))})
 
     def failed(self, family: str, dtype: str) -> int:
-        """How many kernels did not hold."""
+        """Return the number of failures of this family and dtype."""
         return sum(_kind(verdict)[:2] == (family, dtype) for verdict in self.failures)
 
     def command(self, verdict: Verdict) -> str:
-        """What repeats a kernel, alone."""
+        """Return the shell command that tests this kernel alone."""
         limit = os.environ.get(MAX_ISA_VARIABLE)
         prefix = f"{MAX_ISA_VARIABLE}={limit} " if limit else ""
         return f"{prefix}sparsejit selftest --seed {self.seed} --only {verdict.number}"
 
     def as_dict(self) -> dict[str, Any]:
-        """The counts as plain JSON types."""
+        """Return the counts as plain JSON types."""
         return {
             "seed": self.seed,
             "kernels": self.kernels,

@@ -1,4 +1,4 @@
-"""Worker processes that try one thing after another: a crash or a hang is an outcome, too."""
+"""Worker processes that run one task after another: a crash or a hang is an outcome, too."""
 
 import contextlib
 import multiprocessing
@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 _LOOK_AROUND_S = 0.5
 
-# How numpy's BLAS, whichever it is, is told its number of threads.
+# Environment variables that set the number of threads of numpy's BLAS, one for each library.
 _BLAS_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 Outcome = TypeVar("Outcome")
@@ -21,7 +21,7 @@ Outcome = TypeVar("Outcome")
 
 @dataclass
 class _Worker:
-    """A process, and the task that it has in hand since `since`, if `is_busy`."""
+    """A process; if `is_busy`, it has been running `task` since the time `since`."""
 
     process: SpawnProcess
     connection: Connection
@@ -32,11 +32,12 @@ class _Worker:
 
 
 class Trials(Generic[Outcome]):
-    """Tries tasks in `workers` processes of one BLAS thread each.
+    """Runs tasks in `workers` processes of one BLAS thread each.
 
-    `attempt(task)` runs there, and its outcome comes back; it must be a function of a module, for
-    processes that are started anew. `failed(task, problem)` is the outcome of what crashed or took
-    more than `patience_s`. `clock` tells seconds. A process is replaced after `most` tasks.
+    `attempt(task)` runs in a process and returns the outcome; it must be a module-level function,
+    because processes are spawned. `failed(task, problem)` makes the outcome of a task that crashed
+    or took more than `patience_s`. `clock` returns seconds. A process is replaced after `most`
+    tasks.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Trials(Generic[Outcome]):
         self._most = most
 
     def run(self, tasks: Iterator[Any]) -> Iterator[Outcome]:
-        """Every task's outcome as it comes."""
+        """Yield the outcome of each task when it is done."""
         workers = [self._start() for _ in range(self._workers)]
         try:
             for worker in workers:
@@ -82,7 +83,7 @@ class Trials(Generic[Outcome]):
         return _Worker(process, here)
 
     def _hand_over(self, worker: _Worker, tasks: Iterator[Any]) -> None:
-        """Give a worker, or the one that takes its place, the next task if there is one."""
+        """Send the next task, if there is one, to a worker, or to its replacement."""
         worker.is_busy = False
         for task in tasks:
             worker.is_busy = True
@@ -95,11 +96,11 @@ class Trials(Generic[Outcome]):
             fresh = self._start()
             worker.process, worker.connection, worker.done = fresh.process, fresh.connection, 0
         worker.done += 1
-        with contextlib.suppress(BrokenPipeError):  # it died just now: `_look_at` will see
+        with contextlib.suppress(BrokenPipeError):  # it died just now: `_look_at` reports that
             worker.connection.send(worker.task)
 
     def _look_at(self, worker: _Worker) -> Outcome | None:
-        """What became of the task that a worker has in hand; None while it is at work."""
+        """Return the outcome of a worker's task, or None while it is running."""
         if worker.connection.poll():
             try:
                 outcome: Outcome = worker.connection.recv()
@@ -122,7 +123,7 @@ def _end(worker: _Worker) -> None:
 
 @contextlib.contextmanager
 def _one_blas_thread() -> Iterator[None]:
-    """A process started meanwhile keeps to one core: there is one process a core already."""
+    """Limit processes that are started inside to one BLAS thread: there is one process a core."""
     before = {name: os.environ.get(name) for name in _BLAS_THREADS}
     os.environ.update(dict.fromkeys(_BLAS_THREADS, "1"))
     try:
@@ -142,8 +143,8 @@ def _end_in_words(exit_code: int | None) -> str:
 
 
 def serve(connection: Connection, attempt: Callable[[Any], Any]) -> None:
-    """Try task after task, until the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    """Run task after task, until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     while True:
         try:
             task = connection.recv()

@@ -1,4 +1,4 @@
-"""Random weights with zeros of every kind that a kernel has to cope with."""
+"""Random weights with zeros in every structure that a kernel has to handle."""
 
 from collections.abc import Callable
 
@@ -24,7 +24,7 @@ def _blocks(rows: int) -> Callable[[Generator, Shape, float], Mask]:
 
 
 def _lane16(random: Generator, shape: Shape, density: float) -> Mask:
-    """In each sixteen rows, every row keeps as many of each sixteen inputs."""
+    """Within 16 rows, every row keeps the same number of weights in each window of 16 inputs."""
     groups = -(-shape[1] // 16)
     kept = random.binomial(16, density, (-(-shape[0] // 16), groups))
     places = random.random((shape[0], groups, 16)).argsort(axis=2)
@@ -33,7 +33,7 @@ def _lane16(random: Generator, shape: Shape, density: float) -> Mask:
 
 
 def _power_law_rows(random: Generator, shape: Shape, density: float) -> Mask:
-    """Few rows have most of the weights."""
+    """Keep most of the weights in a few rows."""
     shares = (1 + np.arange(shape[0])) ** -1.2
     random.shuffle(shares)
     each = np.minimum(shares / shares.mean() * density, 1)
@@ -59,7 +59,7 @@ def _one_weight(random: Generator, shape: Shape, density: float) -> Mask:
     return mask
 
 
-# Which weights are not zero: the structure, how often it is drawn, and how.
+# Structures of nonzeros by name: the share of kernels that have it, and the function of its mask.
 STRUCTURES: dict[str, tuple[float, Callable[[Generator, Shape, float], Mask]]] = {
     "unstructured": (0.3, _unstructured),
     "1x8": (0.15, _blocks(8)),
@@ -76,9 +76,10 @@ STRUCTURES: dict[str, tuple[float, Callable[[Generator, Shape, float], Mask]]] =
 def random_weights(
     random: Generator, structure: str, shape: Shape, density: float, scale: float
 ) -> FloatArray:
-    """Normal values times `scale`, float32 (out_features, in_features), zero as `structure` says.
+    """Draw float32 weights (out_features, in_features), with zeros in a structure of `STRUCTURES`.
 
-    Now and then some of them are denormal, all equal, or whole numbers.
+    They are normal values times `scale`; in 15 % of the draws some are denormal, all are equal, or
+    all are whole numbers times `scale`.
     """
     _, mask = STRUCTURES[structure]
     values = random.standard_normal(shape, np.float32) * np.float32(scale)

@@ -1,6 +1,6 @@
-"""Voices: what a network of the WaveRNN family is (`spec`), how one is trained and how it speaks.
+"""Voices: specs of networks of the WaveRNN family (`spec`), their training and their speech.
 
-A `VoiceSpec` and its tensors are what `sparsejit.WaveRNN.from_checkpoint` compiles.
+`sparsejit.WaveRNN.from_checkpoint` compiles a `VoiceSpec` and its tensors.
 """
 
 from sparsejit.ir.spec import Activation

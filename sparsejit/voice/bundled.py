@@ -1,4 +1,4 @@
-"""The voice that ships with the package, its dense form, and one utterance that neither heard."""
+"""The bundled voice, its dense form, and one utterance that neither was trained on."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -19,8 +19,8 @@ FFT_LENGTH = 1024
 MEL_LOW_HZ = 40.0
 MEL_HIGH_HZ = 11_000.0
 POWER_FLOOR = 1e-9
-# What log10 power can be: from the floor to a tone at full scale (2.1), and as much beyond as a
-# network that predicts mels may err.
+# Range of log10 power: from the floor to a tone at full scale (2.1), and a margin beyond both for
+# the errors of networks that predict mels.
 MEL_RANGE = (-9.5, 2.5)
 _READ_AT_ONCE = 1 << 16  # samples of a recording
 _FRAMES_AT_ONCE = 256
@@ -47,9 +47,9 @@ def log_mel(audio: npt.ArrayLike, rate: int = SAMPLE_RATE) -> FloatArray:
 
 
 class MelStream:
-    """`log_mel` of one recording that comes in pieces: the same frames to the bit, however cut.
+    """`log_mel` of one recording that comes in pieces: the same frames to the bit for any pieces.
 
-    Needs the memory of a few seconds of audio, beside what it returns.
+    Needs the memory of a few seconds of audio, beside its results.
     """
 
     def __init__(self, rate: int = SAMPLE_RATE) -> None:
@@ -63,7 +63,7 @@ class MelStream:
         return self._frames(self._resampler.push(_checked_audio(audio)))
 
     def finish(self) -> FloatArray:
-        """The frames whose windows reach beyond the end; InvalidInput where there was none."""
+        """The frames whose windows reach beyond the end; InvalidInput for audio without a frame."""
         rest = self._frames(self._resampler.finish())
         frames = self._samples // HOP_LENGTH
         if frames == 0:
@@ -101,7 +101,7 @@ def _mel_of_windows(samples: FloatArray, frames: int) -> FloatArray:
 def log_bands(power: DoubleArray) -> DoubleArray:
     """log10 of weighted means (frames, 80) of the power (frames, 513) of Hann windows.
 
-    Bin by bin, not by a matrix product: a BLAS sums a frame in another order beside others.
+    No matrix product: in a BLAS the order of a frame's sums depends on the number of frames.
     """
     bins, weights, starts = _filters_in_a_row()
     bands = np.add.reduceat(power[:, bins] * weights, starts, axis=1)
@@ -111,8 +111,8 @@ def log_bands(power: DoubleArray) -> DoubleArray:
 def over_bins(bands: DoubleArray) -> DoubleArray:
     """Values of bands (frames, 80) interpolated over frequency: (frames, 513).
 
-    Bins beyond the outer centres have the value there. No matrix product: its sums may differ with
-    the number of frames.
+    Bins beyond the outer centres have the outer bands' values. No matrix product: its sums may
+    differ with the number of frames.
     """
     below, share = _band_below_each_bin()
     return bands[:, below] + share * (bands[:, below + 1] - bands[:, below])
@@ -120,8 +120,10 @@ def over_bins(bands: DoubleArray) -> DoubleArray:
 
 @cache
 def _band_below_each_bin() -> tuple[IndexArray, DoubleArray]:
-    """For each of 513 FFT bins the band whose centre is next below, and how far the bin lies from
-    there to the centre above, 0 to 1; bins beyond the outer centres lie on them.
+    """The band whose centre is next below each of 513 FFT bins, and the bin's distance from it.
+
+    The distance is 0 to 1 on the way to the centre above; bins beyond the outer centres count as
+    lying on them.
     """
     bins = np.fft.rfftfreq(FFT_LENGTH, 1 / SAMPLE_RATE)
     position = np.interp(bins, mel_centres(), np.arange(N_MELS))
@@ -137,7 +139,7 @@ def hann_window() -> DoubleArray:
 
 @cache
 def _filters_in_a_row() -> tuple[IndexArray, DoubleArray, IndexArray]:
-    """Bins and weights of all filters, one after the other, and where each starts.
+    """Bins and weights of all filters, one after the other, and the start of each.
 
     The weights include the power of the window.
     """
@@ -177,7 +179,7 @@ def load_audio(path: str | os.PathLike[str]) -> FloatArray:
 
 
 def audio_pieces(path: str | os.PathLike[str]) -> Iterator[FloatArray]:
-    """What `load_audio` returns, piece by piece; the same errors, where the piece is."""
+    """Yield the samples of `load_audio` piece by piece; each error comes with its piece."""
     try:
         import soundfile
     except ImportError as error:

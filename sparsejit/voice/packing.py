@@ -9,13 +9,13 @@ from sparsejit.errors import InvalidInput
 
 Array = npt.NDArray[Any]
 
-# What a matrix `name` is stored as: bits in row-major order, eight a byte, the first the highest;
-# and the values where a bit is set, in the same order.
+# Suffixes of the tensors of a packed matrix: bits in row-major order, eight a byte, the first the
+# highest; and the values where a bit is set, in the same order.
 BITS, VALUES = ".bits", ".values"
 
 
 def pack(name: str, matrix: Array) -> dict[str, Array]:
-    """Return the tensors to store: of the packed form, or the matrix where that is smaller."""
+    """Return the tensors to store: the packed form, or the matrix itself where that is smaller."""
     kept = matrix != 0
     packed = {name + BITS: np.packbits(kept), name + VALUES: matrix[kept]}
     size = sum(tensor.nbytes for tensor in packed.values())
@@ -23,7 +23,7 @@ def pack(name: str, matrix: Array) -> dict[str, Array]:
 
 
 def unpack(name: str, bits: Array, values: Array, shape: tuple[int, ...]) -> Array:
-    """Return the matrix `name` of that shape from its packed form; InvalidInput if it cannot be."""
+    """Return the matrix `name` from its packed form; InvalidInput if that does not fit `shape`."""
     elements = int(np.prod(shape))
     if bits.dtype != np.uint8 or bits.shape != (-(-elements // 8),):
         raise InvalidInput(f"{name + BITS} has shape {bits.shape}, {bits.dtype}, for {shape}")

@@ -1,7 +1,7 @@
 """Linear prediction from a mel spectrogram, and the coding of its residual into classes.
 
-In frame f a predictor a[f] (order 20) and a gain g[f] are in force, both functions of the
-mel alone, so that synthesis has them too. For the pre-emphasised signal s, sample t:
+Frame f has a predictor a[f] (order 20) and a gain g[f], both functions of the mel alone, so that
+synthesis has them too. For the pre-emphasised signal s, sample t:
 
     p    = sum_k a[f, k] * s[t - 1 - k]                k = 0 .. 19
     e    = DECODED[class[t]] * 16 * g[f]
@@ -42,7 +42,7 @@ def class_levels(classes: int) -> npt.NDArray[np.float64]:
 
 
 def expanded(levels: npt.NDArray[np.float64], classes: int = 256) -> npt.NDArray[np.float64]:
-    """What mu-law levels in [-1, 1] stand for (ITU-T G.711's curve), mu = classes - 1."""
+    """The amplitudes of mu-law levels in [-1, 1] (ITU-T G.711's curve), mu = classes - 1."""
     mu = classes - 1
     return np.sign(levels) * ((1.0 + mu) ** np.abs(levels) - 1) / mu
 

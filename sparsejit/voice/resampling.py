@@ -1,10 +1,10 @@
-"""Another sample rate for a recording that comes in pieces.
+"""Resampling of a recording that comes in pieces.
 
 Truncating the spectrum loses nothing that the new rate can hold, but needs the whole signal. So
-the signal is taken as a sum of blocks that fade into each other, and each block by itself:
+the signal is taken as a sum of blocks that fade into each other, and each block is resampled alone:
 
     block 0     ___________              every block is 6 s long, 2 s of it shared with the next;
-    block 1            \\/___________      what fades out and what fades in sum to one
+    block 1            \\/___________      the weights of fading out and fading in sum to one
     block 2                     \\/__
 
 Blocks lie at whole seconds of the recording, so a sample does not depend on how it was cut.
@@ -70,7 +70,7 @@ class Resampler:
         return np.concatenate(pieces)[:missing]
 
     def _next_block(self) -> FloatArray:
-        """Four seconds: from where this block fades in to where the next one does."""
+        """Resample four seconds, from this block's fade-in to the next block's."""
         step, fade = _STEP_SECONDS * self._rate, _FADE_SECONDS * self._rate
         block = self._waiting[: step + fade].astype(np.float64)
         self._waiting = self._waiting[step:]
@@ -85,13 +85,13 @@ class Resampler:
 
 
 def resample(audio: FloatArray, rate: int, new_rate: int) -> FloatArray:
-    """A whole recording, float32 (n,), at `new_rate`: what `Resampler` gives for its pieces."""
+    """Resample a whole recording, float32 (n,), to `new_rate`, as `Resampler` does its pieces."""
     resampler = Resampler(rate, new_rate)
     return np.concatenate([resampler.push(audio), resampler.finish()])
 
 
 def _with_truncated_spectrum(block: DoubleArray, length: int) -> DoubleArray:
-    """The block in `length` samples, without what these cannot hold."""
+    """Resample the block to `length` samples, without frequencies that these cannot hold."""
     spectrum = np.fft.rfft(block)
     kept = np.zeros(length // 2 + 1, dtype=complex)
     shared = min(len(spectrum), len(kept))

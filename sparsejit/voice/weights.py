@@ -28,7 +28,7 @@ from sparsejit.voice.spec.own_network import own_network
 from sparsejit.voice.spec.trained import TrainedNetwork
 from sparsejit.voice.spec.voice_spec import check_temperature
 
-# What a file says of itself, and must say to be read.
+# Metadata that a file has, and must have to be read.
 IDENTITY = {
     "format": "sparsejit-voice-3",
     "sample_rate": str(SAMPLE_RATE),
@@ -83,7 +83,7 @@ class VoiceWeights:
     training did not see.
 
     Raises InvalidInput for tensors of other names or shapes than `tensor_shapes` has, values that
-    are not finite, and a temperature that cannot be.
+    are not finite, and a temperature out of range.
     """
 
     tensors: Mapping[str, FloatArray]
@@ -100,11 +100,11 @@ class VoiceWeights:
 
     @cached_property
     def network(self) -> TrainedNetwork:
-        """What is compiled."""
+        """The network that is compiled."""
         return own_network(self.tensors, self.temperature)
 
     def __getstate__(self) -> dict[str, object]:
-        """Without what is computed."""
+        """The fields without cached results."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def at_temperature(self, temperature: float) -> "VoiceWeights":
@@ -139,8 +139,8 @@ class VoiceWeights:
     def load(cls, path: str | os.PathLike[str]) -> "VoiceWeights":
         """Read a voice file, or the network in a .pt checkpoint of a training.
 
-        Raises InvalidInput if there is none, and DamagedFile if it is not exactly what was saved,
-        or not a voice of this format.
+        Raises InvalidInput if there is no file, and DamagedFile if it has changed since it was
+        saved, or is not a voice of this format.
         """
         file = Path(path)
         if not file.is_file():
@@ -187,7 +187,7 @@ class VoiceWeights:
 
 
 def read_training(path: Path, remedy: str) -> dict[str, Any]:
-    """What a checkpoint of `train` holds, read without running code; DamagedFile if it is none."""
+    """Content of a checkpoint of `train`, read without running code; DamagedFile if it is none."""
     content = read_torch_file(path, remedy)
     plan = content.get("plan") if isinstance(content, dict) else None
     if not isinstance(plan, dict) or "hidden_size" not in plan:
@@ -196,7 +196,7 @@ def read_training(path: Path, remedy: str) -> dict[str, Any]:
 
 
 def is_voice_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is one of our own voices, whole or damaged, and no other project's network."""
+    """Whether a file is one of our own voices, whole or damaged, not another project's network."""
     file = Path(path)
     if file.suffix == ".pt":
         with suppress(DamagedFile, MissingDependency):

@@ -1,1 +1,1 @@
-"""Operands, forms of instructions, and the bytes they become."""
+"""Operands and forms of instructions, and their encoding to bytes."""

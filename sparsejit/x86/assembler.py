@@ -1,4 +1,4 @@
-"""Code buffer: stamps instructions, resolves labels and literals, and can list what it wrote.
+"""Code buffer: stamps instructions, resolves labels and literals, and can list its code.
 
 Straight-line kernels consist of the same few instructions thousands of times over with other
 numbers in them. `Assembler.stamp` writes such a run in one go: it takes the lines of the loop
@@ -38,7 +38,7 @@ from sparsejit.x86.stamping import StampedLine, row_lengths, stamped, with_gaps
 
 POOL_ALIGNMENT = 64  # a cache line
 _ASKING_BYTES = 7
-_LEFT_OUT = 0xCC  # int3: what is jumped over must never run
+_LEFT_OUT = 0xCC  # int3: bytes in gaps must never run
 _IntArray = npt.NDArray[np.int64]
 _Flags = npt.NDArray[np.bool_]
 _FIRST = np.zeros(1, np.int64)  # the row of a single instruction
@@ -75,7 +75,7 @@ class _KnownCode(NamedTuple):
     forms: frozenset[Form]
 
 
-# By what they depend on.
+# Code of `append_known`, by the parameters that it depends on.
 _KNOWN: dict[Hashable, _KnownCode] = {}
 _MOST_KNOWN = 1 << 12
 
@@ -83,10 +83,10 @@ _MOST_KNOWN = 1 << 12
 class Assembler:
     """Builds one `Image`. Templates append to it; a program may let several do so in turn.
 
-    ask_ahead: bytes ahead of which stamped code asks for the code to come, or 0. Straight code
-        from beyond L2 arrives several times as fast so.
+    ask_ahead: distance in bytes at which stamped code prefetches the code to come, or 0. With it
+        straight-line code from beyond L2 arrives several times as fast.
     listed: whether the image can list its code, for which it keeps several times the code's bytes.
-    common: literals that images in its neighbourhood share, of another one or of this.
+    common: literals that the images of its neighbourhood share, its own among them.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Assembler:
         self._code = bytearray()
         self.common, self._pool = common, LiteralPool(common)
         self._fixups: list[_Fixup] = []
-        # Single instructions: their fields, ends, and offsets in the pool or labels.
+        # Single instructions: their fields and ends, with offsets in the pool, or with labels.
         self._singles: list[tuple[int, int, int]] = []
         self._jumps: list[tuple[int, int, Label]] = []
         self._forms: set[Form] = set()
@@ -109,8 +109,8 @@ class Assembler:
         self._counts: Counter[str] = Counter()
         self._placement: Placement | None = None
         self.ask_ahead = ask_ahead
-        self.routines: dict[Hashable, Label] = {}  # where `call_routine` finds what it appended
-        self.for_others: dict[Hashable, Label] = {}  # what `routines.share_routine` noted
+        self.routines: dict[Hashable, Label] = {}  # routines that `call_routine` appended
+        self.for_others: dict[Hashable, Label] = {}  # code that `routines.share_routine` shares
 
     @property
     def position(self) -> int:
@@ -118,15 +118,16 @@ class Assembler:
         return len(self._code)
 
     def count(self, **numbers: int) -> None:
-        """Add to what the image says of itself, such as steps."""
+        """Add to the counts of the image, such as steps."""
         self._counts.update(numbers)
 
     def literal(self, values: npt.NDArray[Any], align: int = POOL_ALIGNMENT) -> int:
-        """Append an array, which must not change any more, to the pool; its offset in bytes."""
+        """Append an array, which must not change any more, to the pool; return its offset in bytes.
+        """
         return self._pool.append(values, align)
 
     def constant(self, value: float) -> Literal:
-        """A vector operand holding `value` in every lane, in the pool once per image.
+        """Return a vector operand with `value` in every lane, in the pool once per image.
 
         A Python int becomes int32, anything else float32. AVX-512 repeats one element by
         embedded broadcast; AVX2 reads a full vector.
@@ -155,9 +156,9 @@ class Assembler:
         self._code += code
 
     def stamp(self, count: int, lines: Sequence[Line]) -> None:
-        """Append `count` rows, each consisting of `lines` in order, less those masked out.
+        """Append `count` rows, each of the `lines` in order that are not masked out.
 
-        A jump in a line goes to the instruction behind it; `jump` is for those that go elsewhere.
+        A jump in a line goes to the instruction behind it; for other jumps there is `jump`.
         """
         lines = [item for item in lines if _is_anywhere(item, count)]
         forms = [form_of(item.mnemonic, item.operands) for item in lines]
@@ -183,14 +184,15 @@ class Assembler:
         self._code.extend(code.data)
 
     def _stamped(self, item: Line, form: Form) -> StampedLine:
-        """A line for `stamped`, which says where what reads the pool or is listed begins."""
+        """Return a line for `stamped`, with starts if its instructions read the pool or are listed.
+        """
         has_starts = self._trace is not None or _literal_of(item.operands) is not None
         return StampedLine(form, item.when, *fields_of(item.operands), has_starts)
 
     def _spread(
         self, code: npt.NDArray[np.uint8], gaps: _IntArray, lengths: _IntArray
     ) -> npt.NDArray[np.uint8]:
-        """The code of rows where they may lie, with jumps over what is left out."""
+        """Return the code of rows with gaps before them, and jumps over the gaps."""
         starts = np.cumsum(gaps + lengths) - lengths - gaps
         spread = with_gaps(code, gaps, lengths, _LEFT_OUT)
         for row in np.flatnonzero(gaps):
@@ -200,16 +202,16 @@ class Assembler:
 
     @contextmanager
     def placed(self, placement: Placement | None) -> Iterator[None]:
-        """Leave out what `placement` does while code is appended; `gap_bytes` counts that."""
+        """Place the code that is appended in this context; `gap_bytes` counts bytes left out."""
         self._placement = placement
         yield
         self._placement = None
 
     def append_known(self, key: Hashable, emit_body: Callable[[], None]) -> None:
-        """Append what `emit_body` does, or what it did before for an equal key.
+        """Append the code of `emit_body`, from a cache if it ran before for an equal key.
 
-        The key is all that the instructions depend on but the level and how they are aligned. They
-        are kept where they read no literals, and jump to nothing but each other.
+        The key has all parameters of the code except the level and its alignment. Code is cached if
+        it reads no literals, and jumps to nothing but itself.
         """
         if self._trace is not None or self._placement is not None:
             emit_body()
@@ -247,7 +249,7 @@ class Assembler:
         return True
 
     def label(self, name: str) -> Label:
-        """A new label, to be bound later."""
+        """Return a new label, to be bound later."""
         return Label(name)
 
     def bind(self, label: Label) -> None:
@@ -279,8 +281,8 @@ class Assembler:
     def finish(self, make_room: MakeRoom = in_bytes) -> Image:
         """Place the pool, resolve every label and literal, and return the image.
 
-        Its content is what `make_room` makes of its size and of what fills so many bytes. It takes
-        over what was appended: the assembler is then empty.
+        `make_room` returns its content, from its size and the function that fills it. The
+        assembler is empty afterwards.
         """
         code, pool = self._code, self._pool
         code_bytes = len(code)
@@ -303,7 +305,7 @@ class Assembler:
         return Image(content, code_bytes, pool.size, dict(self._counts), forms, trace)
 
     def _resolve(self, pool_start: int, common_start: int) -> None:
-        """Fill in the distances to labels and literals, from where these begin."""
+        """Fill in the distances to labels and literals; the arguments are offsets from the code."""
         if self._singles:
             self._fixups.append(_Fixup(*np.array(self._singles, np.int64).T))
         ends, fields, places = [], [], []
@@ -334,14 +336,14 @@ class Assembler:
         return gaps
 
     def _make_room(self, length: int) -> None:
-        """Jump to where an instruction may lie, if it may not lie here."""
+        """Append a jump to the next place for an instruction, if its place is not here."""
         gap = int(self._gaps(np.array([length]))[0])
         if gap:
             jump = self._jump_over(0, gap)
             self._code.extend(jump + bytes([_LEFT_OUT]) * (gap - JUMP_BYTES))
 
     def _jump_over(self, offset: int, gap: int) -> bytes:
-        """The jump over a gap of so many bytes, itself included, that begins `offset` bytes on."""
+        """Return the jump over a gap of `gap` bytes, itself included, `offset` bytes from here."""
         item = Line("jmp", (Relative("next"),))
         form = form_for("jmp", item.operands, 4)
         self._record(item, form, _FIRST, np.array([len(self._code) + offset]))
@@ -358,7 +360,7 @@ class Assembler:
             self._trace.append(StampedRun(item, (start,), (0,)))
 
     def _record(self, item: Line, form: Form, rows: _IntArray, starts: _IntArray) -> None:
-        """Know of the instructions of a line, and what they read of the pool."""
+        """Record the form and the positions of a line's instructions, and their literals."""
         self._forms.add(form)
         if self._trace is not None:
             self._trace.append(StampedRun(item, starts, rows))
@@ -373,14 +375,14 @@ class Assembler:
 def _asking(
     count: int, forms: Sequence[Form], present: Sequence[_Flags | None], distance: int
 ) -> Line:
-    """What asks for code that lies so far ahead, a cache line at a time."""
+    """Return the line that prefetches code `distance` bytes ahead, a cache line at a time."""
     lengths = row_lengths(count, [form.length for form in forms], present)
     asked = np.cumsum(lengths) // (POOL_ALIGNMENT - _ASKING_BYTES)
     return line("prefetcht1", Here(distance), when=np.diff(asked, prepend=0) > 0)
 
 
 def _is_anywhere(item: Line, count: int) -> bool:
-    """Whether some row has that line."""
+    """Whether any row has that line."""
     if item.when is None:
         return count > 0
     if item.when.shape != (count,):

@@ -1,4 +1,4 @@
-"""The form of an instruction by its operands: out of the table of forms, or learned."""
+"""Look-up of an instruction's form by its operands: in the table of forms, or learned."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from sparsejit.x86.operands import VECTOR_BYTES, Here, Literal, Memory, Operand,
 
 
 def form_for(mnemonic: str, operands: Sequence[Operand], displacement_bytes: int) -> Form:
-    """The learned form of an instruction; the numbers inside the operands do not matter.
+    """Return the form of an instruction; numbers of vector registers and in fields do not matter.
 
     Raises CompileError where the instruction does not exist with such operands.
     """
@@ -21,12 +21,12 @@ def form_for(mnemonic: str, operands: Sequence[Operand], displacement_bytes: int
 
 
 def instruction_sets(key: Key) -> frozenset[str]:
-    """The sets that a form belongs to beyond those of every x86-64 processor with AVX.
+    """Return the instruction sets of a form that not every x86-64 processor with AVX has.
 
-    Names are those of `machine.target.INSTRUCTION_SETS`.
+    Names are as in `machine.target.INSTRUCTION_SETS`.
     """
     mnemonic, signatures, _ = key
-    if mnemonic == "lea":  # of any address; PeachPy knows no label as one
+    if mnemonic == "lea":  # PeachPy does not take a label as the address
         return frozenset()
     kept = form_table.kept(key)
     return learned_sets((mnemonic, signatures, 4)) if kept is None else kept.sets
@@ -70,7 +70,7 @@ def _upper_half(register: Register) -> bool:
 
 
 def forms_used() -> list[Form]:
-    """All that this process has asked for."""
+    """Return all forms that this process has used."""
     return list(_FORMS.values())
 
 

@@ -1,10 +1,10 @@
-"""Instructions that PeachPy lacks, by how they are encoded."""
+"""Instructions that PeachPy lacks, with their encodings."""
 
 from typing import NamedTuple
 
 
 class Extension(NamedTuple):
-    """An EVEX instruction PeachPy lacks: `name destination, [source1,] source2/memory`."""
+    """An EVEX instruction that PeachPy lacks: `name destination, [source1,] source2/memory`."""
 
     prefix: int  # 0: none, 1: 66, 2: F3, 3: F2
     opcode_map: int  # 2: 0F38
@@ -29,8 +29,8 @@ EXTENSIONS: dict[str, Extension] = {
 class TileExtension(NamedTuple):
     """An instruction of AMX, which PeachPy lacks; all lie in opcode map 0F38, VEX.128, W0.
 
-    `form` is how its operands are encoded: "memory" (ModRM.reg is 0), "load" and "store" (a tile
-    in ModRM.reg; memory with an index, the distance of rows), "tile" (in ModRM.reg), "product"
+    `form` is the encoding of its operands: "memory" (ModRM.reg is 0), "load" and "store" (a tile
+    in ModRM.reg; memory with an index, the stride of rows), "tile" (in ModRM.reg), "product"
     (ModRM.reg, ModRM.rm, VEX.vvvv) or "none".
     """
 

@@ -1,9 +1,9 @@
-"""Forms that were learned before, from `forms.json`: nobody needs ask PeachPy for them again.
+"""Table of forms that were learned before, in `forms.json`; they need no PeachPy.
 
-A line a form, its key as JSON before it; forms that differ from it in general registers alone
+Each line has a form behind its key as JSON; forms that differ from it in general registers alone
 follow from it (`general_registers`). `python -m sparsejit.perf.studies.forms` makes the file, and
-`pytest --keep-forms` adds what the tests that it ran needed besides. A test compares each form with
-PeachPy's, and with what an independent disassembler reads.
+`pytest --keep-forms` adds other forms that its tests needed. A test compares each form with
+PeachPy's, and with the output of an independent disassembler.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _DIGEST = "digest"
 
 
 class KeptForm(NamedTuple):
-    """A form, and the instruction sets that it needs beyond those of every processor with AVX."""
+    """A form, and the instruction sets that it needs and not every processor with AVX has."""
 
     form: Form
     sets: frozenset[str]
 
 
 def kept(key: Key) -> KeptForm | None:
-    """What the table has for a key, or for one that differs from it in general registers alone.
+    """Return the form of a key from its representative in the table, or None.
 
-    Raises DamagedFile where the file is not what was shipped.
+    Raises DamagedFile where the file differs from the shipped one.
     """
     kept_key = representative(key)
     row = _rows().get(_text(kept_key))
@@ -51,14 +51,14 @@ def kept(key: Key) -> KeptForm | None:
 
 
 def keys() -> list[Key]:
-    """The keys of all forms."""
+    """Return the keys of all forms."""
     return [_as_key(json.loads(text)) for text in _rows()]
 
 
 def add(forms: Iterable[KeptForm]) -> int:
-    """Add forms to the file, which several processes may do at once; returns how many it has.
+    """Add forms to the file, which several processes may do at once; return its number of forms.
 
-    Each is its own representative.
+    Each form must be its own representative.
     """
     folder = os.open(FILE.parent, os.O_RDONLY)
     try:
@@ -73,7 +73,7 @@ def add(forms: Iterable[KeptForm]) -> int:
 
 
 def write(forms: Iterable[KeptForm], path: Path = FILE) -> None:
-    """Write the table anew."""
+    """Write a table of these forms."""
     rows = {_text(each.form.key): _to_data(each) for each in forms}
     lines = [f"{json.dumps(text)}: {_text(row)}" for text, row in sorted(rows.items())]
     digest = json.dumps(_digest_of(lines))

@@ -1,4 +1,4 @@
-"""An instruction form: fixed bytes with holes for register numbers, displacement and immediate."""
+"""Instruction forms: fixed bytes with holes for register numbers, displacement and immediate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ Position = TypeVar("Position", int, npt.NDArray[np.int64])
 
 
 class Hole(NamedTuple):
-    """Where a number goes: byte position, size in bytes, unit it is divided by, signedness.
+    """Bytes for a number: their position and size, the unit it is divided by, and signedness.
 
-    An unsigned hole takes a number of either reading: a bit pattern such as a float's.
+    An unsigned hole takes signed and unsigned numbers, for bit patterns such as a float's.
     """
 
     at: int
@@ -39,13 +39,13 @@ class Hole(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The least number that fits, and the most; what fills a word may be any."""
+        """The least number that fits, and the most; 8 bytes take any number."""
         bound = 1 << (8 * self.size - 1)
         most = bound if self.signed or self.size == 8 else 2 * bound
         return -bound * self.unit, (most - 1) * self.unit
 
 
-# What makes a form: mnemonic, one signature per operand, bytes of displacement (0: no memory).
+# Key of a form: mnemonic, one signature per operand, bytes of displacement (0: no memory).
 Key = tuple[str, tuple[tuple[Any, ...], ...], int]
 
 
@@ -69,7 +69,7 @@ class Form:
         return self.template.tobytes()
 
     def field_at(self, start: Position) -> tuple[Position, Position]:
-        """Where the displacement lies, and where the instruction ends, if it begins there."""
+        """Return the places of the displacement and of the end of an instruction at `start`."""
         assert self.displacement is not None
         return start + self.displacement.at, start + self.length
 
@@ -80,7 +80,7 @@ class Form:
         return int.from_bytes(self.template.tobytes(), "little"), tables
 
     def encode(self, registers: Sequence[int], displacement: int = 0, immediate: int = 0) -> bytes:
-        """One instruction."""
+        """Return the bytes of one instruction."""
         word, tables = self._as_integers
         for table, number in zip(tables, registers, strict=True):
             word ^= table[number]
@@ -101,9 +101,9 @@ class Form:
 
 
 def register_table(masks: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
-    """What to XOR an instruction (length,) with for each register number: (32, length).
+    """Return the bytes to XOR an instruction (length,) with, by register number: (32, length).
 
-    `masks` has what each bit of the number flips; bits without one flip nothing.
+    `masks`: the bytes that each bit of the number flips; bits without a mask flip nothing.
     """
     table = np.zeros((32, len(masks[0])), np.uint8)
     for bit, mask in enumerate(masks):
@@ -112,7 +112,7 @@ def register_table(masks: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uin
 
 
 def too_wide(hole: Hole, least: int, most: int) -> CompileError:
-    """For numbers from `least` to `most`."""
+    """Return the error for numbers from `least` to `most` that do not fit."""
     return CompileError(
         f"a displacement or immediate in {least}..{most} does not fit {hole.size} bytes in units "
         f"of {hole.unit}; split the code or use a nearer base"

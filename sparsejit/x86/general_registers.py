@@ -1,4 +1,4 @@
-"""Forms that differ only in general registers, from one of them: few need to be kept.
+"""Derivation of forms that differ only in general registers from one of them, so that few are kept.
 
 Operands are named in one or two bytes, which stand right before the displacement or the immediate
 (Intel's SDM, 2A 2.1.5):
@@ -6,8 +6,8 @@ Operands are named in one or two bytes, which stand right before the displacemen
     ModRM   mod | reg | rm          reg: a register; rm: another, or a base without an index
     SIB     scale | index | base    behind it where there is an index, or the base is rsp or r12
 
-They hold the lowest three bits of each number; the others lie in prefixes, whose length may depend
-on them. So one key stands for up to eight numbers in each place.
+They hold the lowest three bits of each number; the other bits lie in prefixes, whose length may
+depend on them. So one key stands for up to eight numbers in each place.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sparsejit.x86.forms import Form, Key
 from sparsejit.x86.operands import VECTOR_BYTES
 
 _GENERAL = ("r16", "r32", "r64")
-_LOW, _SIB = 7, 4  # the bits in the byte; what base means that a SIB byte follows
+_LOW, _SIB = 7, 4  # mask of the bits in the byte; their value where a SIB byte follows
 Signature = tuple[Any, ...]
 
 
 def representative(key: Key) -> Key:
-    """The key of the form that is kept for this one; itself where no other stands for it."""
+    """Return the key of the form that is kept for this key; the key itself if no other is."""
     mnemonic, signatures, displacement_bytes = key
     if _is_pair(signatures):
         first, second, *rest = signatures
@@ -38,7 +38,7 @@ def representative(key: Key) -> Key:
 
 
 def moved(kept: Form, key: Key) -> Form:
-    """The form of a key, from that of its representative."""
+    """Return the form of a key, derived from `kept`, its representative's form."""
     signatures = key[1]
     template = kept.template.copy()
     if _is_pair(signatures):
@@ -60,9 +60,10 @@ def moved(kept: Form, key: Key) -> Form:
 
 
 def family(key: Key) -> Iterator[Key]:
-    """The representatives of all keys that differ from this one in general registers alone.
+    """Yield the representatives of all keys that differ from this one in general registers alone.
 
-    And in the bytes of the displacement. Three general registers, as of `bzhi`, are as they are.
+    The bytes of the displacement may differ, too. A key with three general registers, as of `bzhi`,
+    is its only representative.
     """
     mnemonic, signatures, displacement_bytes = key
     if _is_pair(signatures):
@@ -95,7 +96,7 @@ def _representatives(signature: Signature, has_address: bool) -> Iterator[Signat
 
 
 def _least(signature: Signature) -> Signature:
-    """The signature with the lowest three bits of its general registers at zero."""
+    """Return the signature with the lowest three bits of its general registers at zero."""
     if signature[0] in _GENERAL:
         return _numbered(signature, signature[1] & ~_LOW)
     if signature[0] != "memory":

@@ -1,4 +1,4 @@
-"""Finished machine code and its literals, and what it lists of itself."""
+"""Finished machine code with its literals, and its listing."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +13,12 @@ from sparsejit.x86.forms import Key
 from sparsejit.x86.literal_pool import COMMON
 from sparsejit.x86.operands import Literal, Operand, operand_text, pick
 
-# What makes an image's content: room of so many bytes, which a function fills.
+# Allocates an image's content: takes its size in bytes and a function that fills that memory.
 MakeRoom = Callable[[int, Callable[[memoryview], None]], bytes | memoryview]
 
 
 def in_bytes(size: int, fill: Callable[[memoryview], None]) -> memoryview:
-    """Ordinary memory."""
+    """Return the content in ordinary memory."""
     content = bytearray(size)
     fill(memoryview(content))
     return memoryview(content).toreadonly()
@@ -36,9 +36,9 @@ class Line(NamedTuple):
 class Image:
     """Finished machine code followed by its literal pool; position-independent.
 
-    `code_bytes` counts the instructions, `pool_bytes` the literals, `content` holds both; `counts`
-    is what templates counted, `forms` says which instructions there are, `trace` where, if that
-    was kept.
+    `code_bytes` counts the instructions, `pool_bytes` the literals, `content` holds both. `counts`
+    are the templates' counts, `forms` the forms of all instructions, `trace` their places, if they
+    were kept.
     """
 
     content: bytes | memoryview = field(repr=False)
@@ -64,7 +64,7 @@ class Image:
 
     @property
     def instruction_sets(self) -> frozenset[str]:
-        """Those that the code uses beyond what every x86-64 processor with AVX has."""
+        """Instruction sets of the code that not every x86-64 processor with AVX has."""
         return frozenset().union(*map(instruction_sets, self.forms))
 
     def uses(self, mnemonic: str) -> bool:
@@ -92,7 +92,7 @@ class Image:
 
 
 class StampedRun(NamedTuple):
-    """Where the rows of one line went, for the listing."""
+    """Positions of the rows of one line, for the listing."""
 
     line: Line
     positions: Sequence[int] | npt.NDArray[np.int64]

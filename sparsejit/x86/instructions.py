@@ -25,13 +25,13 @@ class Encoded(NamedTuple):
     reads_pool: bool
 
 
-# Single instructions as they were encoded before: models repeat the same few thousand.
+# Cache of single instructions: models repeat the same few thousand.
 _ENCODED: dict[tuple[str, Operands], Encoded] = {}
 _MOST_ENCODED = 1 << 16
 
 
 def form_of(mnemonic: str, operands: Operands) -> Form:
-    """The form of an instruction: the shortest displacement that fits, of arrays every row."""
+    """Return the form with the shortest displacement that fits, in all rows of an array."""
     memory = _memory_of(operands)
     if memory is None:
         elsewhere = any(isinstance(o, Literal | Here | Relative) for o in operands)
@@ -48,7 +48,7 @@ def form_of(mnemonic: str, operands: Operands) -> Form:
 
 
 def encoded(mnemonic: str, operands: tuple[Operand, ...]) -> Encoded:
-    """The instruction of operands without arrays."""
+    """Return the encoded instruction; no operand may contain an array."""
     known = _ENCODED.get((mnemonic, operands))
     if known is None:
         known = _encoded_anew(mnemonic, operands)
@@ -74,14 +74,14 @@ def _memory_of(operands: Operands) -> Memory | None:
 
 
 def _distance(operands: Operands) -> int:
-    """From the end of an instruction to what it asks for."""
+    """Return the distance of a `Here` operand from the end of the instruction, or 0."""
     return next((o.distance for o in operands if isinstance(o, Here)), 0)
 
 
 def fields_of(
     operands: Operands,
 ) -> tuple[list[_IntArray | int], _IntArray | int, _IntArray | int]:
-    """Vector register numbers, displacement and immediate of an instruction, or those of rows."""
+    """Return vector register numbers, displacement and immediate, as numbers or arrays of rows."""
     registers = [
         _number(o.number)
         for o in operands
@@ -98,7 +98,7 @@ def _number(number: Any) -> _IntArray | int:
 
 
 def _numbers_of(operands: Operands) -> tuple[list[int], int, int]:
-    """Vector register numbers, displacement and immediate without arrays."""
+    """Return vector register numbers, displacement and immediate of operands without arrays."""
     registers, displacement, immediate = [], 0, 0
     for operand in operands:
         if isinstance(operand, Register):
@@ -112,5 +112,5 @@ def _numbers_of(operands: Operands) -> tuple[list[int], int, int]:
 
 
 def column(number: Any, rows: _IntArray) -> _IntArray | int:
-    """The numbers of these rows, or the one number of all."""
+    """Return the numbers of these rows, or the one number of all rows."""
     return number[rows] if isinstance(number, np.ndarray) else int(number)

@@ -1,7 +1,7 @@
-"""Instruction forms learned as bytes from PeachPy, which this module alone encodes with.
+"""Learning of instruction forms from the bytes that PeachPy encodes; only this module uses it.
 
-PeachPy is asked for the bytes of an instruction a handful of times; from how they change, the form
-learns where each register number, displacement and immediate goes. In VEX (always the three-byte
+PeachPy encodes an instruction a handful of times; from the bytes that change, the form learns the
+place of each register number, displacement and immediate. In VEX (always the three-byte
 prefix here, so that the length is fixed) and in EVEX every bit of a register number is stored in
 one bit, plain or inverted. So flipping a bit of a number flips a fixed set of bits, whatever the
 other operands are, and XOR of one mask per bit rebuilds the encoding. Each form is checked against
@@ -26,7 +26,7 @@ from sparsejit.x86.extensions import EXTENSIONS, TILE_EXTENSIONS, Extension
 from sparsejit.x86.forms import Form, Hole, Key, register_table
 from sparsejit.x86.operands import VECTOR_BYTES, Register
 
-# Without PeachPy whatever needs no more forms than are known runs: `form_table`.
+# Without PeachPy code can use the forms of `form_table` only.
 try:
     from peachpy import x86_64
     from peachpy.x86_64 import encoding, registers
@@ -37,7 +37,7 @@ else:
     _import_error = None
 
 
-# PeachPy's names of instruction sets; those of every x86-64 processor with AVX are left out.
+# Instruction sets by PeachPy's names, without SSE and others that every processor with AVX has.
 _SETS = {
     "AVX": "avx",
     "AVX2": "avx2",
@@ -62,7 +62,7 @@ _IMMEDIATES = {8: (0x1122334455667788, 0x2132435465768798), 4: _DISPLACEMENTS, 1
 
 
 def learned_form(key: Key) -> Form:
-    """The form of a key. Raises CompileError where there is no such instruction."""
+    """Return the form of a key. Raises CompileError where there is no such instruction."""
     mnemonic, signatures, _ = key
     immediate = _immediate_bytes(key)
     vectors = [i for i, s in enumerate(signatures) if s[0] in VECTOR_BYTES]
@@ -105,14 +105,15 @@ def _displacement_hole(key: Key, base: npt.NDArray[np.uint8], immediate: int) ->
 
 
 def _disp8_unit(key: Key, immediate: int) -> int:
-    """Bytes per unit of an 8-bit displacement (SDM 2A 2.7.5, compressed displacement)."""
+    """Return the bytes per unit of an 8-bit displacement (SDM 2A 2.7.5, compressed displacement).
+    """
     broadcast = any(s[0] == "memory" and s[4] for s in key[1])
     return 4 if broadcast else _peachpy_unit(key, immediate)
 
 
 @cache
 def _peachpy_unit(key: Key, immediate: int) -> int:
-    """The largest displacement that PeachPy encodes as an 8-bit 1."""
+    """Return the largest displacement that PeachPy encodes as an 8-bit 1."""
     base = _encode(key, {}, immediate)
     for unit in (64, 32, 16, 8, 4, 2, 1):
         moved = _encode(key, {}, immediate, displacement=unit)
@@ -132,7 +133,7 @@ def _changed_at(
 
 
 def _immediate_bytes(key: Key) -> int:
-    """Size of the immediate: the widest PeachPy accepts."""
+    """Return the size of the immediate in bytes: the widest that PeachPy accepts, or 0."""
     if ("immediate",) not in key[1]:
         return 0
     for size in _IMMEDIATES:
@@ -152,7 +153,7 @@ def _encode(
     which: int = 0,
     displacement: int = 0,
 ) -> npt.NDArray[np.uint8]:
-    """PeachPy's bytes for a key, with vector registers, immediate and displacement filled in."""
+    """Return PeachPy's bytes for a key, with vector registers, immediate and displacement."""
     if key[0] in TILE_EXTENSIONS:
         return _encode_tile(key, displacement)
     values = _peachpy_operands(key, numbers, immediate, which, displacement)
@@ -238,7 +239,7 @@ _TILE_FORMS = {
 
 
 def _encode_tile(key: Key, displacement: int) -> npt.NDArray[np.uint8]:
-    """The bytes of an instruction of AMX, whose tile numbers are part of the key."""
+    """Return the bytes of an instruction of AMX, whose tile numbers are part of the key."""
     _require_peachpy()
     mnemonic, signatures, displacement_bytes = key
     row = TILE_EXTENSIONS[mnemonic]
@@ -292,7 +293,7 @@ def _general_register(kind: str, number: int) -> Any:
 
 
 def _index_register(kind: str, number: int) -> Any:
-    """The index register of an address: a general one, or a vector of them for a gather."""
+    """Return the index register of an address: a general one, or a vector of them for a gather."""
     vector = kind in VECTOR_BYTES
     return getattr(x86_64, f"{kind}{number}") if vector else _general_register(kind, number)
 
@@ -305,7 +306,7 @@ def _with_mask(masked: Any, mask: int, zeroing: bool) -> Any:
 
 
 def learned_sets(key: Key) -> frozenset[str]:
-    """The instruction sets of a form beyond those of every x86-64 processor with AVX."""
+    """Return the instruction sets of a form that not every x86-64 processor with AVX has."""
     if key[0] in EXTENSIONS:
         return frozenset({EXTENSIONS[key[0]].needs})
     if key[0] in TILE_EXTENSIONS:

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# An offset from here on is one in the literals that images have in common.
+# An offset from here on lies in the literals that images share.
 COMMON = 1 << 30
 
 
 class CommonLiterals:
-    """The literals of images that others, in their neighbourhood, read as well; and routines.
+    """Literals and routines that the images of a neighbourhood share.
 
-    Offsets count from `origin`, an address before all images. What the first image has is in
-    common; what another has is known from `written` on, and in common from `keep` on.
+    Offsets count from `origin`, an address before all images. The literals of the first image are
+    shared; the literals of a later image are known from `written` on, and shared from `keep` on.
     """
 
     def __init__(self, origin: int) -> None:
@@ -25,16 +25,16 @@ class CommonLiterals:
         self._offsets: dict[_Span, int] = {}
         self._newest: tuple[_Span, dict[_Span, int]] | None = None
         self._routines: dict[Hashable, int] = {}
-        self.new_routines: dict[Hashable, int] = {}  # of the newest image, by address
-        self._known: dict[int, tuple[npt.NDArray[Any], int]] = {}  # by identity, which they keep
+        self.new_routines: dict[Hashable, int] = {}  # addresses in the newest image
+        self._known: dict[int, tuple[npt.NDArray[Any], int]] = {}  # by id; holds the array alive
 
     @property
     def is_there(self) -> bool:
-        """Whether an image was written."""
+        """Whether an image was written whose literals are shared."""
         return bool(self._ranges)
 
     def offset_of(self, array: npt.NDArray[Any]) -> int | None:
-        """Where an array lies that is one of these literals; None for any other."""
+        """Return the offset of an array that is one of these literals; None for any other."""
         known = self._known.get(id(array))
         if known is not None:
             return known[1]
@@ -47,9 +47,9 @@ class CommonLiterals:
         return first - self.origin
 
     def address_of(self, array: npt.NDArray[Any]) -> int | None:
-        """Where an array was copied to; None where it was not, as far as is known.
+        """Return the address of an array's copy in an image; None where no copy is known.
 
-        Another may have lain in the same memory before: who reads there compares.
+        Another array may have been in the same memory before, so the reader must compare.
         """
         span = _span(array)
         if span in self._offsets:
@@ -59,17 +59,17 @@ class CommonLiterals:
         return self._newest[0][0] + self._newest[1][span]
 
     def routine(self, key: Hashable) -> int | None:
-        """Where a routine that all may call begins; None where there is none yet."""
+        """Return the offset of a routine that all images may call; None where there is none yet."""
         return self._routines.get(key)
 
     def written(self, address: int, size: int, offsets: dict[_Span, int]) -> None:
-        """Say where an image has its literals; too many to tell offsets by are not shared."""
+        """Record the offsets of an image's literals; `size` from COMMON on is not shared."""
         self._newest = ((address, size), offsets) if size < COMMON else None
         if not self.is_there:
             self.keep()
 
     def keep(self) -> None:
-        """Have those of the newest image in common: it must stay."""
+        """Share the literals and routines of the newest image, which must stay in memory."""
         if self._newest is not None:
             (address, size), offsets = self._newest
             self._ranges.append((address, size))
@@ -80,11 +80,11 @@ class CommonLiterals:
 
 
 class LiteralPool:
-    """Arrays in order, with what aligns them; `size` is in bytes.
+    """Arrays in order, each aligned; `size` is in bytes.
 
-    Large arrays are not copied: they must stay as they are until `write`, and lie in the pool once
-    however often they are appended. `common` are literals of other images that need not be
-    appended; it is told of those of this one.
+    Large arrays are not copied: they must not change until `write`, and lie in the pool once
+    however often they are appended. Literals in `common` are not appended again; `write` records
+    the literals of this image there.
     """
 
     def __init__(self, common: CommonLiterals | None = None) -> None:
@@ -95,7 +95,8 @@ class LiteralPool:
         self._offsets: dict[_Span, int] = {}
 
     def append(self, values: npt.NDArray[Any], align: int) -> int:
-        """Where the array begins, a multiple of `align` bytes."""
+        """Append an array, unless it is known, and return its offset, a multiple of `align` bytes.
+        """
         whole = values if values.flags.c_contiguous else np.ascontiguousarray(values)
         common = self._common
         if common is not None and (there := common.offset_of(whole)) is not None:
@@ -116,7 +117,7 @@ class LiteralPool:
         return offset
 
     def write(self, room: memoryview) -> None:
-        """All into `size` bytes, where they stay."""
+        """Write all arrays into `room`, of `size` bytes, where they stay."""
         end = 0
         for offset, part in self._places:
             room[end:offset] = bytes(offset - end)
@@ -127,7 +128,7 @@ class LiteralPool:
 
 
 def address_of(room: memoryview) -> int:
-    """The address of its first byte."""
+    """Return the address of the first byte."""
     return int(np.frombuffer(room, np.uint8).__array_interface__["data"][0])
 
 

@@ -1,10 +1,10 @@
 """Operands of an instruction: registers, memory, literals.
 
 A number inside an operand (register number, displacement, immediate) may be an integer array.
-An instruction with array operands stands for as many instructions as the array is long;
+An instruction with array operands stands for an instruction for each element of the arrays;
 `assembler.Assembler.stamp` writes them all at once.
 
-Operands without arrays that are alike are equal, so what they are encoded to is found by them.
+Operands without arrays compare by value, so that they serve as keys of encoded instructions.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -39,7 +39,7 @@ class Register(NamedTuple):
     zeroing: bool = False
 
     def masked(self, mask: "Register", zeroing: bool = False) -> "Register":
-        """The same register as a destination predicated by a k register."""
+        """Return the same register as a destination predicated by a k register."""
         return self._replace(mask=int(mask.number), zeroing=zeroing)
 
     def text(self, row: int) -> str:
@@ -68,7 +68,7 @@ class Memory(NamedTuple):
     mask: int = 0
 
     def masked(self, mask: Register) -> "Memory":
-        """The same memory as a store destination predicated by a k register."""
+        """Return the same memory as a store destination predicated by a k register."""
         return self._replace(mask=int(mask.number))
 
     def text(self, row: int) -> str:
@@ -97,7 +97,7 @@ class Literal(NamedTuple):
 
 
 class Here(NamedTuple):
-    """A place so many bytes behind the end of the instruction itself."""
+    """A place `distance` bytes behind the end of the instruction itself."""
 
     distance: int
 
@@ -118,12 +118,12 @@ Operand: TypeAlias = Register | Memory | Literal | Here | Relative | int | npt.N
 
 
 def pick(number: Number, row: int) -> int:
-    """The `row`-th of an array, or the number itself."""
+    """Return the `row`-th element of an array, or the number itself."""
     return int(number[row]) if isinstance(number, np.ndarray) else int(number)
 
 
 def operand_text(operand: Operand, row: int) -> str:
-    """An operand as it stands in a listing."""
+    """Return an operand as text for a listing."""
     if isinstance(operand, Register | Memory | Literal | Here | Relative):
         return operand.text(row)
     return hex(pick(operand, row))
@@ -146,17 +146,17 @@ def k(number: int) -> Register:
 
 
 def tmm(number: int) -> Register:
-    """A tile of AMX: up to 16 rows of 64 bytes."""
+    """Return a tile of AMX: up to 16 rows of 64 bytes."""
     return Register("tmm", number)
 
 
 def word(register: Register) -> Register:
-    """The low 16 bits of a 64-bit register."""
+    """Return the low 16 bits of a 64-bit register."""
     return Register("r16", register.number)
 
 
 def dword(register: Register) -> Register:
-    """The low 32 bits of a 64-bit register."""
+    """Return the low 32 bits of a 64-bit register."""
     return Register("r32", register.number)
 
 

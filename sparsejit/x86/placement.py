@@ -1,14 +1,14 @@
-"""Where long straight-line code lies, so that part of it stays decoded from call to call.
+"""Placement of long straight-line code, so that part of it stays decoded from call to call.
 
-Code that is longer than the cache of decoded instructions and runs from start to end drives itself
-out of it. But which sets of that cache an instruction may go to is a matter of its place in a page.
-So beyond its first 32 KB code lies at the ends of pages only; the rest is left out:
+Code that is longer than the cache of decoded instructions and runs from start to end evicts itself
+from it. But the sets of that cache that an instruction may go to depend on its place in a page. So
+beyond its first 32 KB code lies at the ends of pages only; the rest is left out:
 
     page     0     1   ..   7  |  8     9     10
     start    ####  ####  ####  |  ....  ....  ....      stays decoded
-    end      ####  ####  ####  |  ####  ####  ####      drives itself out
+    end      ####  ####  ####  |  ####  ####  ####      evicts itself
 
-docs/kernels/memory.md has what it gains, and the memory it takes.
+docs/kernels/memory.md has the gain, and the memory that it takes.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Placement:
     part: int
 
     def gaps(self, position: int, lengths: _IntArray) -> _IntArray:
-        """What to leave out before each of several pieces of code, in bytes.
+        """Return the bytes to leave out before each of several pieces of code.
 
         Pieces of these `lengths`, none longer than a line of cache or so, follow each other from
         `position` on. A gap begins with a jump over the rest of it.
@@ -50,7 +50,7 @@ class Placement:
             gaps[piece] = position - end
 
     def _stop(self, position: int) -> int:
-        """Where the stretch ends in which code may lie; `position` itself if it is in none."""
+        """Return the end of the stretch for code around `position`; `position` if it is in none."""
         if position < self.whole:
             return self.whole
         start_of_part = PAGE_BYTES - self.part
@@ -58,7 +58,7 @@ class Placement:
         return position + (PAGE_BYTES - in_page if in_page >= start_of_part else 0)
 
     def _next_start(self, end: int) -> int:
-        """Where code may go on that has no room at `end` and jumps from there."""
+        """Return the place where code goes on that has no room at `end` and jumps from there."""
         start_of_part = PAGE_BYTES - self.part
         first = max(end + JUMP_BYTES, self.whole)
         page, in_page = divmod(first, PAGE_BYTES)

@@ -1,7 +1,7 @@
-"""Code that an image needs at several places, once in it: each of them calls it.
+"""Routines: code that an image needs at several places, appended once and called from each.
 
     call body;  jmp behind
-    body:  ...  ret                                   where it is called first
+    body:  ...  ret                                   at the first call
     behind:
 """
 
@@ -14,9 +14,9 @@ from sparsejit.x86.literal_pool import COMMON
 
 
 def call_routine(asm: Assembler, key: Hashable, emit_body: Callable[[Assembler], None]) -> None:
-    """Call the code that `emit_body` appends; what has an equal key is appended once.
+    """Call the code that `emit_body` appends; for an equal key it is appended once.
 
-    The body finds rsp 8 bytes below where the caller had it, and falls through to its return.
+    In the body rsp is 8 bytes below the caller's; the body falls through to its return.
     """
     if key in asm.routines:
         asm.jump("call", asm.routines[key])
@@ -33,11 +33,11 @@ def call_routine(asm: Assembler, key: Hashable, emit_body: Callable[[Assembler],
 
 
 def far_routine(asm: Assembler, key: Hashable) -> Label | None:
-    """What another image of the neighbourhood shares under an equal key; None where none does."""
+    """Return the routine that another image of the neighbourhood shares under this key, or None."""
     place = None if asm.common is None else asm.common.routine(key)
     return None if place is None else Label("routine in common", COMMON + place)
 
 
 def share_routine(asm: Assembler, key: Hashable, label: Label) -> None:
-    """Let images to come call what stands at a label, which may be anything that returns."""
+    """Share the code at a label, which must end in a return, with later images."""
     asm.for_others[key] = label

@@ -1,4 +1,4 @@
-"""Which forms ship: those that were asked for, with any general registers in their addresses."""
+"""Forms that ship: requested forms, with any general registers in their addresses."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -13,7 +13,8 @@ from sparsejit.x86.learning import learned_form
 
 
 def ship(keys: Iterable[Key]) -> int:
-    """Add these forms and all that differ in general registers; returns how many there are."""
+    """Add these forms, and all that differ in general registers, to the table; return its length.
+    """
     wanted = dict.fromkeys(each for key in keys for each in family(key))
     missing = [key for key in wanted if form_table.kept(key) is None]
     return form_table.add(_learned(missing))
@@ -21,5 +22,5 @@ def ship(keys: Iterable[Key]) -> int:
 
 def _learned(keys: Iterable[Key]) -> Iterator[KeptForm]:
     for key in keys:
-        with suppress(CompileError):  # not every register will do, such as rsp as an index
+        with suppress(CompileError):  # some registers do not exist there, such as rsp as an index
             yield KeptForm(learned_form(key), instruction_sets(key))

@@ -1,4 +1,4 @@
-"""What functions put on the stack and take back."""
+"""Registers saved on the stack, and room on it."""
 
 from collections.abc import Sequence
 
@@ -9,21 +9,21 @@ _PAGE = 4096
 
 
 def push(asm: Assembler, registers: Sequence[Register]) -> None:
-    """Save them, the first one first."""
+    """Save the registers on the stack, in order."""
     for register in registers:
         asm.emit("push", register)
 
 
 def pop(asm: Assembler, registers: Sequence[Register]) -> None:
-    """Restore what `push` of the same registers saved."""
+    """Restore the registers that `push` saved."""
     for register in reversed(registers):
         asm.emit("pop", register)
 
 
 def make_room(asm: Assembler, size: int, alignment: int = 64) -> None:
-    """rsp = room for `size` bytes at such an address; clobbers rax.
+    """rsp = room for `size` bytes, aligned to `alignment`; clobbers rax.
 
-    Page by page, touching each: the stack grows on demand only.
+    It goes page by page and touches each, since the stack grows on demand only.
     """
     again = asm.label("again")
     asm.emit("mov", dword(rax), -(-(size + alignment) // _PAGE))

@@ -1,4 +1,4 @@
-"""Rows of lines as bytes, written by a native routine: 0.02 us an instruction.
+"""Encoding of rows of lines by a native routine: 0.02 us an instruction.
 
 A line is a record: its bytes with zeros in the holes, and a field for each operand that is an
 array. The routine goes through the rows, and in each through the lines that are present:
@@ -6,7 +6,7 @@ array. The routine goes through the rows, and in each through the lines that are
     instruction = template ^ table[register number] ^ (number >> unit, moved to its hole) ...
     *out = instruction (16 bytes);  out += length
 
-What goes into a field is checked there, so that numbers of rows that are left out may be anything.
+The routine checks each number that goes into a field; rows that are left out may hold any numbers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,21 +42,21 @@ _Flags = npt.NDArray[np.bool_]
 _WORD = 8
 _STORED = 16  # bytes at once; an instruction has at most 15
 
-# What the routine is given, in words: where it writes, the lines, how many, and of how many rows.
+# The routine's arguments, in words: where it writes, the lines, their number, the number of rows.
 _OUT, _LINES, _COUNT, _ROWS = (_WORD * n for n in range(4))
 # A line: its template (16 bytes), its length, flags of the rows that have it, where to write the
-# starts of its instructions, how many fields are registers, how many are numbers, its own size.
+# starts of its instructions, the number of register fields, of number fields, its size in bytes.
 _LENGTH, _WHEN, _STARTS, _REGISTERS, _NUMBERS, _SIZE = (_WORD * n for n in range(2, 8))
 _LINE_WORDS = 8
-# A field of registers: their numbers, and the XOR table of the operand. One of numbers: these, the
-# least and the most that fit, the bits that must be 0, the shift, and the control of `vpshufb` that
-# moves them to the hole.
+# A register field: addresses of the registers' numbers and of the operand's XOR table. A number
+# field: address of the numbers, the least and the most that fit, the bits that must be 0, the
+# shift, and the control of `vpshufb` that moves them to the hole.
 _VALUES, _LEAST, _MOST, _ZEROS, _SHIFT, _CONTROL = (_WORD * n for n in (0, 1, 2, 3, 4, 6))
 _TABLE = _SHIFT
 _FIELD_WORDS = 8
 
-# Instructions, and names of the places that jumps go to. Returns the number of lines that were
-# left in a row where a number did not fit, or 0.
+# Instructions, and names of the destinations of jumps. Returns 0; or, if a number did not fit, the
+# number of lines that were left in its row.
 ROUTINE: tuple[str | tuple[Any, ...], ...] = (
     ("mov", r10, Memory(rdi, _OUT)),
     ("mov", r9, Memory(rdi, _ROWS)),
@@ -135,9 +135,9 @@ ROUTINE: tuple[str | tuple[Any, ...], ...] = (
 
 
 class StampedLine(NamedTuple):
-    """A line as its form, which rows have it (None: all), and the numbers that go into it.
+    """A line as its form, flags of the rows that have it (None: all), and its fields' numbers.
 
-    `has_starts`: whether somebody wants to know where its instructions begin.
+    `has_starts`: whether the starts of its instructions are returned.
     """
 
     form: Form
@@ -158,9 +158,10 @@ class StampedLine(NamedTuple):
 def stamped(
     count: int, lines: Sequence[StampedLine]
 ) -> tuple[npt.NDArray[np.uint8], list[_Numbers]]:
-    """The bytes of `count` rows of lines; of each with `has_starts` where its instructions begin.
+    """Return the bytes of `count` rows of lines, and by line the starts of its instructions.
 
-    Raises CompileError for a number that does not fit, and for an array that has not one a row.
+    A line without `has_starts` has no starts. Raises CompileError for a number that does not fit,
+    and for an array that has not one element a row.
     """
     code = np.empty(count * sum(each.form.length for each in lines) + _STORED, np.uint8)
     starts = [np.empty(count if each.has_starts else 0, np.int64) for each in lines]
@@ -182,7 +183,7 @@ def stamped(
 
 
 def _record(each: StampedLine, count: int, starts: _Numbers, held: list[object]) -> list[int]:
-    """The words of a line; `held` are the arrays whose addresses they have."""
+    """Return the words of a line; arrays whose addresses they contain are appended to `held`."""
     form, registers, numbers = each.form, list[int](), list[int]()
     for table, values in zip(form.wide_tables, each.registers, strict=True):
         if isinstance(values, np.ndarray):
@@ -197,7 +198,7 @@ def _record(each: StampedLine, count: int, starts: _Numbers, held: list[object])
 
 
 def _template(each: StampedLine) -> tuple[int, int]:
-    """The two words of the instruction with what all rows have in common."""
+    """Return the two words of the instruction, with the numbers that are the same in all rows."""
     common = [0 if isinstance(number, np.ndarray) else number for number in each.registers]
     rest = [
         0 if isinstance(number, np.ndarray) else number
@@ -208,7 +209,7 @@ def _template(each: StampedLine) -> tuple[int, int]:
 
 
 def _values(values: npt.NDArray[Any], count: int, held: list[object], dtype: Any = np.int64) -> int:
-    """Where the numbers of all rows begin."""
+    """Return the address of the numbers of all rows."""
     if values.shape != (count,):
         raise CompileError(f"an operand has shape {values.shape}, expected ({count},)")
     row = np.ascontiguousarray(values, dtype)
@@ -222,7 +223,7 @@ def _address(array: npt.NDArray[Any]) -> int:
 
 @cache
 def _hole_words(hole: Hole) -> list[int]:
-    """The words of a number's field behind its values."""
+    """Return the words of a number field behind the address of its values."""
     least, most = hole.bounds
     control = [(n - hole.at) if 0 <= n - hole.at < hole.size else 0x80 for n in range(16)]
     halves = (int.from_bytes(bytes(control[n : n + 8]), "little") for n in (0, 8))
@@ -231,7 +232,7 @@ def _hole_words(hole: Hole) -> list[int]:
 
 
 def _misfit(each: StampedLine) -> CompileError:
-    """What is wrong with the numbers of a line."""
+    """Return the error for a line with a number that does not fit."""
     own = slice(None) if each.present is None else each.present
     for hole, values in each.fields():
         if not hole.fits(values[own]):
@@ -241,7 +242,7 @@ def _misfit(each: StampedLine) -> CompileError:
 
 @cache
 def _routine() -> Callable[[int], int]:
-    """The native routine: (address of `_OUT` and what follows it) -> lines left, or 0."""
+    """Return the native routine: (address of the arguments from `_OUT` on) -> lines left, or 0."""
     routine: Callable[[int], int] = ExecutableMemory(assembled(ROUTINE)).function(
         1, with_status=True
     )
@@ -249,7 +250,7 @@ def _routine() -> Callable[[int], int]:
 
 
 def assembled(items: Sequence[str | tuple[Any, ...]]) -> bytes:
-    """The code of instructions, and names of places, that jumps go to."""
+    """Return the code of the items: instructions, and names of the destinations of jumps."""
     code: list[bytes] = []
     places, jumps, position = dict[str, int](), [], 0
     for item in items:
@@ -270,7 +271,7 @@ def assembled(items: Sequence[str | tuple[Any, ...]]) -> bytes:
 
 
 def row_lengths(count: int, lengths: Sequence[int], present: Sequence[_Flags | None]) -> _Numbers:
-    """The bytes of each row."""
+    """Return the number of bytes of each row."""
     total = np.zeros(count, np.int64)
     for length, when in zip(lengths, present, strict=True):
         total += length if when is None else np.multiply(when, length, dtype=np.int64)
@@ -280,7 +281,7 @@ def row_lengths(count: int, lengths: Sequence[int], present: Sequence[_Flags | N
 def with_gaps(
     code: npt.NDArray[np.uint8], gaps: _Numbers, lengths: _Numbers, filling: int
 ) -> npt.NDArray[np.uint8]:
-    """Code of rows of these lengths with so many bytes of `filling` before each."""
+    """Return code with `gaps` bytes of `filling` before its rows, which have these lengths."""
     starts = np.cumsum(gaps + lengths) - lengths
     is_code = np.ones(int(gaps.sum()) + len(code), bool)
     for row in np.flatnonzero(gaps):

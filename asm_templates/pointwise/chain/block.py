@@ -1,4 +1,4 @@
-"""Emits the actions of a block: each item with the registers that it was given."""
+"""Code of a block's actions: each item with its allocated registers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class BlockEmitter:
         return [vector(self.asm, number) for number in numbers]
 
     def _count(self, position: int) -> int:
-        """Elements of a vector of a row."""
+        """Return the number of elements in vector `position` of a row."""
         is_last = position == self.block.vectors - 1
         return self.block.tail if is_last and self.block.tail else self.asm.target.lanes
 
@@ -183,7 +183,7 @@ class BlockEmitter:
             function.in_place(self.asm, out[start : start + in_step], scratch)
 
     def _spread(self, argument: int, numbers: tuple[int, ...], count: int) -> list[Operand]:
-        """One register for each of `count` vectors: of a value of a row, its row's."""
+        """Return a register for each of `count` vectors; a per-row value repeats its row's."""
         registers: list[Operand] = [*self._registers(numbers)]
         if not self.plan.values[argument].per_row or len(registers) == count:
             return registers
@@ -210,7 +210,7 @@ class BlockEmitter:
             function.emit(self.asm, group, [column[number] for column in columns], scratch)
 
     def _reduce(self, action: Action) -> None:
-        """All vectors of each row into one, every lane of which holds the result."""
+        """Reduce all vectors of each row to one that holds the result in every lane."""
         kind, registers = action.item.kind, self._registers(action.out)
         each = self._pairs(self.plan.values[action.item.value].element)
         out = registers[::each]
@@ -242,7 +242,7 @@ class BlockEmitter:
         columns = [self._argument(action, n) for n in range(len(action.inputs))]
         accumulators = self._registers(self.block.accumulators[reduction])
         for part in self._parts(kind):
-            # A value of a row, and a constant, have one vector for all.
+            # A per-row value and a constant have one vector for all positions.
             source = [held[part.register % len(held)] for held in columns]
             into = accumulators[part.register // each]
             if not part.tail:
@@ -267,7 +267,7 @@ class BlockEmitter:
             self.asm.emit("vmovups", register, self._slot(action.slot, number))
 
     def _scratch_place(self, offset: int, number: int, registers: int) -> Memory:
-        """Where a value is kept: whole vectors one behind the other, whatever their elements."""
+        """Return the scratch location of register `number` of a kept value: vectors in sequence."""
         each = registers // self.block.vectors
         first = (self.block.first // self.plan.lanes * each + number) * self.asm.target.vector_bytes
         scale = 4 * each if self.index is not None else 1

@@ -1,4 +1,4 @@
-"""A chain as code: loops over rows around the blocks and passes of its plan."""
+"""Code of a chain: loops over rows around the blocks and passes of its plan."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ from sparsejit.x86.operands import (
     rsp,
 )
 
-MOST_OPERANDS = 8  # arrays that are read, constants aside
-MOST_ARRAYS = 12  # that are read or written
+MOST_OPERANDS = 8  # arrays that are read, without constants
+MOST_ARRAYS = 12  # arrays that are read or written
 _FREE = (rdi, rsi, rdx, rcx, r8, r9, r10, r11)
 _SAVED = (rbx, r12, r13, r14, r15)
 _INDEX = rax
@@ -63,7 +63,7 @@ _WORD = 8
 class LoweredChain:
     """A chain with its plan. `counts` are rough: vectors times steps, bytes read and written.
 
-    `scratch_bytes` is what `emit_chain` needs, of any alignment.
+    `scratch_bytes` is the size of the scratch for `emit_chain`, of any alignment.
     """
 
     chain: Chain
@@ -88,8 +88,8 @@ def lower_chain(
     """Plan a chain over arrays that lie anywhere in memory.
 
     A result whose element differs from its value's is converted: int64 and bool to float32, all to
-    bool. A result may lie where an operand with the same strides and element lies: whatever is read
-    of a row, or of a few vectors without reductions, is read before anything there is written.
+    bool. A result may lie where an operand with the same strides and element lies: all reads of a
+    row, or of a few vectors without reductions, come before any write there.
     Raises CompileError for float64, and for more arrays than MOST_OPERANDS and MOST_ARRAYS.
     """
     if any(array.element is Element.FLOAT64 for array in (*operands, *results)):
@@ -156,7 +156,7 @@ def emit_chain(
 ) -> None:
     """Append the chain. Keeps rbp, rbx and r12-r15; clobbers all else. Uses the stack.
 
-    The locations of constant operands are ignored, and that of scratch where none is needed.
+    The locations of constant operands are ignored; so is `scratch` if `scratch_bytes` is 0.
     """
     if isinstance(lowered.plan, TransposedCopy):
         operands[0].point(asm, SOURCE)
@@ -193,7 +193,7 @@ class _ChainEmitter:
         self._leave()
 
     def _enter(self) -> None:
-        """A frame: the old stack pointer, saved registers, counters, then slots of vectors."""
+        """Set up a frame: old stack pointer, saved registers, counters, then slots of vectors."""
         asm = self.asm
         frame = self.stack + self.plan.slot_count * asm.target.vector_bytes
         asm.emit("mov", rax, rsp)
@@ -209,7 +209,7 @@ class _ChainEmitter:
         self.asm.emit("mov", rsp, Memory(rsp))
 
     def _loops(self, depth: int) -> None:
-        """The loops from that depth inwards; pointers end where they began."""
+        """Append the loops from `depth` inwards; pointers end where they began."""
         loops = self.plan.space.loops
         if depth == len(loops):
             self._rows(self.plan.body)
@@ -277,9 +277,10 @@ class _ChainEmitter:
             asm.emit("vmovups", vector(asm, register), Memory(rsp, self.stack + slot))
 
     def _walk(self, block: Block, trips: int) -> None:
-        """The loop over a row: arrays dense along it by an index, others by their pointers.
+        """Append the loop over a row.
 
-        The index counts the lanes of vectors.
+        Arrays that are dense along it are addressed by `_INDEX`, which counts lanes; the pointers
+        of the others advance.
         """
         asm, axis = self.asm, self.plan.space.row
         elements = block.vectors * asm.target.lanes

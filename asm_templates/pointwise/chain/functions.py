@@ -1,4 +1,4 @@
-"""FUNCTIONS as instructions on vectors: which registers each takes, and what it emits.
+"""Tables of a chain's functions of float32 and bool: registers that each needs, and its code.
 
 A *direct* function writes one vector from its arguments, and may write over any of them. An *in
 place* one turns several vectors into their results in step.
@@ -33,9 +33,9 @@ InPlace = Callable[[Assembler, list[Register], list[Register]], None]
 
 @dataclass(frozen=True)
 class VectorFunction:
-    """`scratch` registers, of which `per_vector` for each vector in step, if it runs in place.
+    """A function that needs `scratch` registers and, in place, `per_vector` more for each vector.
 
-    `memory` is the number of the one argument that may be a constant in memory.
+    `memory` is the number of the one argument that may be a constant in memory, or -1.
     """
 
     direct: Direct | None = None
@@ -101,7 +101,10 @@ def _activation(activation: Activation) -> InPlace:
 
 
 def _sigmoid(asm: Assembler, registers: list[Register], scratch: list[Register]) -> None:
-    """By exp, right to the last places, for a tenth more; with AVX2 it would take 1.8 times."""
+    """AVX-512: from exp, accurate to the last places, for 10 % more time.
+
+    AVX2, where that would take 1.8 times as long, uses the rational function of `activation`.
+    """
     if is_wide(asm):
         transcendental.sigmoid(asm, registers, scratch)
     else:
@@ -142,7 +145,7 @@ def _rsqrt(asm: Assembler, d: Register, args: list[Operand], scratch: list[Regis
 
 
 def _sign(asm: Assembler, d: Register, args: list[Operand], scratch: list[Register]) -> None:
-    """1 with the sign of x; 0 of zero, and of NaN as in torch."""
+    """1 with the sign of x; 0 for zero, and for NaN as in torch."""
     x, truth = args[0], scratch[0]
     assert isinstance(x, Register)
     zero(asm, truth)
@@ -173,7 +176,7 @@ def _where(asm: Assembler, d: Register, args: list[Operand], scratch: list[Regis
 def _round_float16(
     asm: Assembler, d: Register, args: list[Operand], scratch: list[Register]
 ) -> None:
-    """Through 16 bits; the immediate says to the nearest, ties to even."""
+    """Convert to float16 and back; immediate 0 rounds to the nearest, ties to even."""
     if not is_wide(asm) and not asm.target.has("f16c"):
         raise CompileError("rounding to float16 needs a processor with F16C; cast to bfloat16")
     asm.emit("vcvtps2ph", low(scratch[0]), args[0], 0)
@@ -183,9 +186,9 @@ def _round_float16(
 def _round_bfloat16(
     asm: Assembler, d: Register, args: list[Operand], scratch: list[Register]
 ) -> None:
-    """Half of the last place less its lowest bit is added to the bits, and the lower 16 cleared.
+    """Add 0x7FFF and the lowest kept bit to the bits of x, and clear the lower 16.
 
-    That would make an infinity, or -0, of some NaN.
+    NaN is copied instead, since some NaN would become infinity or -0.
     """
     x, (sum_, truth) = args[0], scratch
     assert isinstance(x, Register)
@@ -203,7 +206,7 @@ def _round_bfloat16(
 
 
 _UNORDERED = 3  # predicate of vcmpps: x is NaN
-_LOG_SCRATCH = 4  # that AVX2 needs; AVX-512 gets by with 3
+_LOG_SCRATCH = 4  # registers for each vector on AVX2; AVX-512 uses 3
 
 FLOAT_FUNCTIONS: dict[str, VectorFunction | PairFunction] = {
     "add": _binary("vaddps"),
@@ -255,9 +258,9 @@ BOOL_FUNCTIONS: dict[str, VectorFunction | PairFunction] = {
     "to_float32": _with_bits("vandps", 0x3F800000),
     "to_int64": FROM_BOOL,
 }
-# Slower the wider the vector: of a value that all lanes share, 128 bits are enough.
+# Functions that are slower on wider vectors: a value that all lanes share is computed in 128 bits.
 NARROWED = {"div", "sqrt", "rsqrt", "reciprocal"}
-# Whose arguments may trade places, so that a constant comes last.
+# Functions whose arguments may be swapped, so that a constant comes last.
 COMMUTATIVE = {
     *("add", "mul", "maximum", "minimum", "logical_and", "logical_or", "equal", "not_equal"),
 }

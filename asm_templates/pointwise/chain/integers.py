@@ -1,4 +1,4 @@
-"""Functions of int64, sixteen or eight lanes of which fill two registers, lower lanes first."""
+"""Functions of int64: sixteen lanes (AVX2: eight) fill a pair of registers, lower lanes first."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ from sparsejit.ir.ops.pointwise import WRAPS
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Register
 
-_LAST_BITS = (1 << 11) - 1  # of an int64, more than a double holds
+_LAST_BITS = (1 << 11) - 1  # bits of an int64 beyond the precision of a double
 _TRUNCATE, _FLOOR = 11, 9  # of vroundpd, without exception flags
 
 Pair = list[Register]
-# Writes a pair (or, of truths and floats, one register) from pairs; may not write over them.
+# Writes a pair (or, for a bool or float32 result, one register) from pairs; may not overwrite them.
 Emit = Callable[[Assembler, list[Register], list[list[Register]], list[Register]], None]
 
 
 @dataclass(frozen=True)
 class PairFunction:
-    """A function of pairs that needs so many scratch registers."""
+    """A function of register pairs, and the number of scratch registers that it needs."""
 
     emit: Emit
     scratch: int = 0
@@ -74,7 +74,7 @@ def _negate(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) 
 
 
 def _compared(wide_predicate: int, narrow: str, swap: bool, invert: bool) -> PairFunction:
-    """By a predicate of vpcmpq; or by `narrow`, arguments swapped or the result inverted."""
+    """Compare by a predicate of vpcmpq; AVX2 by `narrow`, arguments swapped, result inverted."""
 
     def emit(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
         if is_wide(asm):
@@ -159,9 +159,9 @@ def _double_of_long(asm: Assembler, d: Register, a: Register, upper: Register) -
 
 
 def _rounded_to_odd(asm: Assembler, d: Register, a: Register, spare: Register) -> None:
-    """d = a; beyond 2^53 without its last 11 bits, the lowest bit left telling whether one was set.
+    """d = a; beyond 2^53 the last 11 bits are cleared, and the next is set if one of them was set.
 
-    A double holds that, and what is rounded from it to float32 is rounded as if from a.
+    A double holds d exactly, and d rounded to float32 equals a rounded to float32.
     """
     asm.emit("vandps", d, a, _longs(asm, _LAST_BITS))
     asm.emit("vpaddq", d, d, _longs(asm, _LAST_BITS))
@@ -186,7 +186,7 @@ def _from_bool(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register
 
 
 def _from_float(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
-    """Towards zero; the smallest int64 where there is none, NaN too, as x86 and torch have it."""
+    """Round towards zero; NaN and numbers out of range give the smallest int64, as in torch."""
     source = args[0][0]
     for register, is_upper in zip(d, (False, True), strict=True):
         if is_upper:
@@ -200,7 +200,7 @@ def _from_float(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Registe
 
 
 def _long_of_double(asm: Assembler, d: Register, scratch: list[Register]) -> None:
-    """d = d towards zero; the smallest int64 where there is none. AVX2 clobbers two registers."""
+    """d = d rounded towards zero; the smallest int64 if out of range. AVX2 clobbers scratch[:2]."""
     if is_wide(asm):
         asm.emit("vcvttpd2qq", d, d)
         return
@@ -213,7 +213,7 @@ def _long_of_double(asm: Assembler, d: Register, scratch: list[Register]) -> Non
     asm.emit("vmulpd", upper, upper, _doubles(asm, 2.0**32))
     asm.emit("vsubpd", d, d, upper)
     zero(asm, upper)
-    asm.emit("vmaxpd", d, d, upper)  # 0 for what is NaN
+    asm.emit("vmaxpd", d, d, upper)  # NaN becomes 0
     asm.emit("vaddpd", d, d, _doubles(asm, 2.0**52))
     asm.emit("vxorps", d, d, _doubles(asm, 2.0**52))
     asm.emit("vpmovsxdq", upper, low(whole))
@@ -235,7 +235,7 @@ def _signs(asm: Assembler, d: Register, a: Register) -> None:
 
 
 def _shift_right(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
-    """Signs come in from the left; by less than 0 or more than 63 bits they are all."""
+    """Arithmetic shift; a count below 0 or above 63 leaves the sign in every bit."""
     for register, a, count in zip(d, *args, strict=True):
         if is_wide(asm):
             asm.emit("vpsravq", register, a, count)
@@ -247,7 +247,7 @@ def _shift_right(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Regist
 
 
 def _wrapped(dtype: Any) -> PairFunction:
-    """The lowest bits, as numbers of that dtype."""
+    """Keep the lowest bits, as numbers of that dtype."""
     limits = np.iinfo(dtype)
 
     def emit(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
@@ -262,10 +262,10 @@ def _wrapped(dtype: Any) -> PairFunction:
 
 
 def _quotient(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
-    """Towards zero, modulo 2^64; 0 where the divisor is 0.
+    """Round towards zero, modulo 2^64; 0 where the divisor is 0.
 
-    The quotient in float64 is at most 2^12 off, and what it leaves of a fits int64. That divided
-    once more is rounded up at most, which leaves a rest of the wrong sign.
+    The quotient in float64 is off by at most 2^12, and its remainder fits int64. The remainder is
+    divided once more; if that rounds up, the last remainder has the wrong sign, and 1 is taken off.
     """
     rest, divisor, *more = scratch
     for quotient, a, b in zip(d, *args, strict=True):
@@ -278,7 +278,7 @@ def _quotient(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]
             _product(asm, divisor, part, b, more[0])
             asm.emit("vpsubq", rest, rest if turn else a, divisor)
         asm.emit("vpaddq", quotient, quotient, more[2])
-        # Where the rest is not 0 and has not a's sign, the quotient is one too far from 0.
+        # Where the remainder is not 0 and differs from a in sign, the quotient is 1 too far from 0.
         _signs(asm, divisor, a)
         asm.emit("vandps", more[2], rest, divisor)
         asm.emit("vxorps", rest, rest, divisor)

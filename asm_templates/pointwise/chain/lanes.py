@@ -1,4 +1,4 @@
-"""What functions of vectors are made of, the same on both instruction sets.
+"""Building blocks of vector functions, with one interface for AVX2 and AVX-512.
 
 A truth value fills its 32-bit lane: all ones or all zeros.
 """
@@ -77,7 +77,7 @@ def narrowed(operand: Register) -> Register: ...
 @overload
 def narrowed(operand: Operand) -> Operand: ...
 def narrowed(operand: Operand) -> Operand:
-    """The lowest 128 bits of a register, or as much of a constant."""
+    """Return the operand's lowest 128 bits."""
     if isinstance(operand, Literal):
         return Literal(operand.offset, 4 if operand.broadcast else 0)
     return xmm(operand.number) if isinstance(operand, Register) else operand
@@ -90,7 +90,7 @@ def high_half(asm: Assembler, destination: Register, source: Register) -> None:
 
 
 def join(asm: Assembler, destination: Register, first: Register, second: Register) -> None:
-    """destination = the lower half of first below that of second."""
+    """destination = the lower half of first, and above it the lower half of second."""
     mnemonic = "vinsertf32x8" if is_wide(asm) else "vinsertf128"
     asm.emit(mnemonic, destination, first, low(second), 1)
 

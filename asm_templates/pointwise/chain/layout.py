@@ -1,8 +1,8 @@
-"""Where a chain's elements lie: axes that every array walks alike become one, one is the vectors'.
+"""Loops of a chain: axes that all arrays step through alike are merged; vectors lie along one axis.
 
     x (b, t, h, d), y (b, h, t, d)      loops over b, h, t; vectors along d
     x, y (n, c, h, w)                   no loop; vectors along n c h w
-    x, y (f, t), sums over f            loop over t, as many as a vector has lanes at once
+    x, y (f, t), sums over f            loop over t, a vector of them at a time
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from sparsejit.ir.graph import Element
 
 @dataclass(frozen=True)
 class ChainAxis:
-    """So many elements; bytes from one to the next in every array."""
+    """An axis of `length` elements; `strides`: bytes from one to the next in every array."""
 
     length: int
     strides: tuple[int, ...]
 
     def outside(self, inner: "ChainAxis") -> bool:
-        """Whether this axis goes on where `inner` ends, in every array."""
+        """Whether `inner` and this axis around it are one evenly strided axis in every array."""
         pairs = zip(self.strides, inner.strides, strict=True)
         return all(outer == inner.length * step for outer, step in pairs)
 
@@ -30,7 +30,7 @@ class ChainAxis:
 class IterationSpace:
     """Loops, outermost first, around the axis that is a row.
 
-    Vectors lie along the row, or across so many rows as are `together`: those of the last loop.
+    Vectors lie along the row, or if `together` exceeds 1, across that many rows of the last loop.
     """
 
     loops: tuple[ChainAxis, ...]
@@ -39,7 +39,7 @@ class IterationSpace:
 
     @property
     def rows(self) -> int:
-        """How often the loops run."""
+        """Number of rows: the turns of all loops."""
         count = 1
         for axis in self.loops:
             count *= axis.length
@@ -47,7 +47,7 @@ class IterationSpace:
 
     @property
     def walks(self) -> int:
-        """How often a row is walked along."""
+        """Number of walks along a row, each of which handles `together` rows."""
         return self.rows // self.together
 
 
@@ -58,7 +58,7 @@ def lay_out(
     reduces: bool,
     lanes: int,
 ) -> IterationSpace:
-    """The space of a chain; where it `reduces`, its last axis is a row.
+    """Return the space of a chain; if the chain `reduces`, its last axis is the row.
 
     Arrays are the operands, then the results. Raises CompileError for strides that do not fit the
     shape.
@@ -91,7 +91,7 @@ def lay_out(
 def _lie_across(
     axis: ChainAxis, row: ChainAxis, arrays: Sequence[Strided], first_result: int, lanes: int
 ) -> bool:
-    """Whether vectors lie along an axis of whole vectors, and not along rows, which are reduced."""
+    """Whether vectors lie along `axis`, across rows that are reduced: it holds whole vectors."""
     size = Element.FLOAT32.bytes
     dense = axis.strides[first_result:] == (size,) * (len(arrays) - first_result)
     fits = dense and set(axis.strides) <= {0, size} and size not in row.strides[first_result:]
@@ -110,7 +110,7 @@ def _collapsed(axes: list[ChainAxis]) -> list[ChainAxis]:
 
 
 def _merit(axis: ChainAxis, elements: list[int], first_result: int) -> float:
-    """Elements a step along an axis: whole vectors where all strides are 1, else one by one."""
+    """Estimate of elements per step along an axis: 16 if all arrays are dense, less otherwise."""
     scattered = sum(
         1 for step, size in zip(axis.strides[first_result:], elements[first_result:], strict=True)
         if step != size

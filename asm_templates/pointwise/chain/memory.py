@@ -1,4 +1,4 @@
-"""Vectors between memory and registers: whole, partial, strided, and one element for a row."""
+"""Loads and stores of vectors: whole, partial, strided, and one element for a row."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TAIL_MASK, LOW_TAIL_MASK, HIGH_TAIL_MASK = k(7), k(6), k(5)
 
 @dataclass(frozen=True)
 class Strip:
-    """The elements of an array that a vector stands for: `count` from `place`, `step` bytes apart.
+    """The elements of an array in one vector: `count` from `place` on, `step` bytes apart.
 
-    `lanes` is how many a vector has.
+    `lanes` is the number of lanes of a vector.
     """
 
     place: Memory
@@ -43,14 +43,14 @@ class Strip:
         return self.step == self.element.bytes
 
     def at(self, lane: int) -> Memory:
-        """One element."""
+        """Return the operand of the element for one lane."""
         place = self.place
         displacement = int(place.displacement) + lane * self.step
         return Memory(place.base, displacement, place.index, place.scale)
 
 
 def set_tail_masks(asm: Assembler, tail: int) -> None:
-    """The k registers for partial vectors of so many elements. Clobbers rax."""
+    """Set the mask registers for partial vectors of `tail` elements. Clobbers rax."""
     if not is_wide(asm) or not tail:
         return
     low_count = min(tail, 8)
@@ -64,7 +64,7 @@ def set_tail_masks(asm: Assembler, tail: int) -> None:
 
 
 def lane_mask(asm: Assembler, count: int, bits: int = 32) -> Literal:
-    """AVX2: all ones in so many lanes of 32 or 64 bits, zeros behind."""
+    """AVX2: all ones in the first `count` lanes of 32 or 64 `bits`, zeros behind."""
     lanes = 256 // bits
     values = np.where(np.arange(lanes) < count, -1, 0)
     return Literal(asm.literal(values.astype(np.int32 if bits == 32 else np.int64)))
@@ -201,7 +201,7 @@ def store(
 def _quarters(
     asm: Assembler, register: Register, parts: int, spare: Register
 ) -> list[tuple[int, Register]]:
-    """Numbers of 128-bit parts and where each will lie; `_quarter` moves it there."""
+    """Return the number of each 128-bit part, and the xmm register that `_quarter` moves it to."""
     return [(part, low(register if part == 0 else spare, "xmm")) for part in range(parts)]
 
 

@@ -2,7 +2,7 @@
 
     softmax    pass 0: max(x)    pass 1: keep e = exp(x - max), sum(e)    pass 2: e * scale
 
-A later pass computes again what is cheap, and fetches from scratch what is not.
+A later pass computes cheap values again, and fetches costly ones from scratch.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from sparsejit.asm_templates.pointwise.chain.typed import REDUCTIONS, ChainValue
 
-# About as many instructions on a vector; 1 for all others.
+# Approximate number of instructions for a vector; functions that are not listed count 1.
 COSTS = {
     **dict.fromkeys(("exp", "exp2", "expm1"), 14),
     **dict.fromkeys(("log", "erf", "sin", "cos", "tanh", "sigmoid"), 20),
@@ -21,12 +21,15 @@ COSTS = {
     "round_bfloat16": 7,
     "constant": 0,
 }
-_DEAREST_RECOMPUTED = 5  # dearer values are kept: a store and a load, from L1 or L2
+_DEAREST_RECOMPUTED = 5  # values that cost more are kept: a store and a load, from L1 or L2
 
 
 @dataclass
 class RowPass:
-    """Values that a pass computes or fetches, in order, and what it does with them."""
+    """A pass: `order` lists the values that it computes or, if in `fetched`, loads from scratch.
+
+    `kept` are stored in scratch; `reductions` and `stored` results are computed from `order`.
+    """
 
     order: list[int] = field(default_factory=list)
     fetched: list[int] = field(default_factory=list)
@@ -36,9 +39,10 @@ class RowPass:
 
 
 class Passes:
-    """`passes[n]` runs after `row_values[n]`, which have one element a row, are computed.
+    """Passes of a chain: `passes[n]` runs after `row_values[n]`, one element a row, are computed.
 
-    `row_values` has one list more, for after the last pass; `row_results` are stored there.
+    `row_values` has one list more, for values that are computed after the last pass; then
+    `row_results` are stored.
     """
 
     def __init__(
@@ -98,7 +102,7 @@ class Passes:
 
 
 def _stages(values: Sequence[ChainValue]) -> list[int]:
-    """How many passes must be done before a value can be computed."""
+    """Return for each value the number of passes that must be done before it can be computed."""
     stages: list[int] = []
     for value in values:
         stage = max((stages[a] for a in value.arguments), default=0)
@@ -107,7 +111,7 @@ def _stages(values: Sequence[ChainValue]) -> list[int]:
 
 
 def _reached(values: Sequence[ChainValue], ends: Sequence[int]) -> list[int]:
-    """The values that the ends need, arguments first, each as late as its first use."""
+    """Return the values that the ends need, arguments first, each as late as its first use."""
     order: list[int] = []
     done: set[int] = set()
 

@@ -1,10 +1,10 @@
-"""How a chain runs: blocks of vectors with their registers, and loops of them.
+"""Plan of a chain: blocks of vectors with their registers, and loops of them.
 
 A short row is one block, all its vectors in registers, several rows at a time where they fit. A
-long row takes passes; each is a loop over a few vectors at a time and a block for what is left.
+long row takes passes; each is a loop over a few vectors at a time and a block for the rest.
 
-Where vectors lie across rows, each is an element of as many rows. What a row has one of differs
-from lane to lane then.
+If vectors lie across rows, each lane holds an element of another row, and per-row values differ
+from lane to lane.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Block:
 
 @dataclass(frozen=True)
 class PassPlan:
-    """A loop of `trips` times `loop`, then `rest`; `pinned` are loaded or reloaded before.
+    """`loop`, run `trips` times, then `rest`; `pinned` values are loaded from the stack before.
 
     `finished` are its reductions with their slots.
     """
@@ -68,7 +68,7 @@ class PassPlan:
 
 @dataclass(frozen=True)
 class StepOfRows:
-    """What is done for `rows` rows: blocks and passes in order."""
+    """The code for `rows` rows: blocks and passes in order."""
 
     rows: int
     segments: tuple[Block | PassPlan, ...]
@@ -77,7 +77,7 @@ class StepOfRows:
 class ChainPlan:
     """The rows of a chain: `body` for most, `rest` for those left over.
 
-    `kept` are values in scratch with their offsets, `slots` those of row values on the stack.
+    `kept` maps values to their offsets in scratch, `slots` per-row values to offsets on the stack.
     """
 
     def __init__(
@@ -113,13 +113,13 @@ class ChainPlan:
         return not self.across and step == arrays[array].element.bytes
 
     def new_slot(self, registers: int) -> int:
-        """The offset of so many vectors' room on the stack."""
+        """Reserve room for `registers` vectors on the stack, and return its offset in bytes."""
         slot = self.slot_count * self.target.vector_bytes
         self.slot_count += registers
         return slot
 
     def width(self, value: int, rows: int, vectors: int) -> int:
-        """Registers of a value in a block."""
+        """Return the number of registers that a value takes in a block."""
         of = self.values[value]
         pair = 2 if of.element is Element.INT64 else 1
         return pair * (rows if of.per_row else rows * vectors)
@@ -204,7 +204,7 @@ class ChainPlan:
         return Item("store", -1, (self.ends[result],), result, least_scratch=3)
 
     def _long(self) -> StepOfRows:
-        """Passes over one row at a time, or as many as lie together."""
+        """Passes over one row at a time, or over the rows of a vector if vectors lie across."""
         segments: list[Block | PassPlan] = []
         for stage in range(len(self.passes.row_values)):
             block = self._row_block(stage)
@@ -215,7 +215,7 @@ class ChainPlan:
         return StepOfRows(self.space.together, tuple(segments))
 
     def _row_block(self, stage: int) -> Block | None:
-        """Values of which a row has one, which then lie on the stack; at last their results."""
+        """Per-row values of a stage, which it puts on the stack; the last stage stores results."""
         items = []
         for value in self.passes.row_values[stage]:
             width = self.width(value, 1, 1)
@@ -252,7 +252,7 @@ class ChainPlan:
         )
 
     def _row_inputs(self, row_pass: RowPass) -> list[int]:
-        """Values of a row that a pass reads."""
+        """Per-row values that a pass reads."""
         computed = [v for v in row_pass.order if v not in row_pass.fetched]
         arguments = [a for v in computed for a in self.values[v].arguments]
         arguments += [a for r in row_pass.reductions for a in self.values[r].arguments]
@@ -308,7 +308,7 @@ class ChainPlan:
             ready = [r for r in waiting if self._vector_arguments(r) <= set(done)]
             items += [self._accumulate(r) for r in ready]
             waiting = [r for r in waiting if r not in ready]
-        items += [self._accumulate(r) for r in waiting]  # of values that a row has one of
+        items += [self._accumulate(r) for r in waiting]  # reductions of per-row values
         items += [self._store(n) for n in row_pass.stored]
         allocation = self._scan(items, 1, vectors, pinned, accumulators)
         return Block(1, vectors, first, tail, allocation, accumulators)

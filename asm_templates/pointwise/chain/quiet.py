@@ -1,7 +1,7 @@
-"""Finds maxima that need not spread NaN, as all results of a row get it by another way.
+"""Search for maxima that need not propagate NaN, since it reaches all results of a row anyway.
 
-    softmax    x has a NaN: exp(x - max) has it there, whatever max is, so its sum is NaN, and all
-               that is divided by the sum
+    softmax    x has a NaN: exp(x - max) has it there for any max, so its sum is NaN, and so is
+               every quotient by that sum
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _STOPS = {  # functions that may turn NaN into something else
 
 
 def quieten(values: Sequence[ChainValue], ends: Sequence[int]) -> list[ChainValue]:
-    """The values, with row_max and row_min of numbers alone where nobody could tell."""
+    """Return the values, with row_max and row_min that ignore NaN where no result changes."""
     return [
         replace(value, kind=_QUIET[value.kind])
         if value.kind in _QUIET and _reaches_all(values, ends, value.arguments[0])
@@ -27,7 +27,7 @@ def quieten(values: Sequence[ChainValue], ends: Sequence[int]) -> list[ChainValu
 
 
 def _reaches_all(values: Sequence[ChainValue], ends: Sequence[int], source: int) -> bool:
-    """Whether a NaN in one element of `source` makes whole rows of all ends NaN, through sums."""
+    """Whether a NaN in any element of `source` makes the whole row of all ends NaN, by a sum."""
     if values[source].per_row:
         return False
     in_place, in_row = {source}, set[int]()

@@ -3,7 +3,7 @@
     across lanes    v += v's halves swapped, v += quarters swapped, ... : the result in every lane
 
 The order in which elements are combined depends on the length of the row only. A row of int64
-(`OF_LONGS`) a row is walked by halves of vectors, a register each.
+(`OF_LONGS`) is walked by halves of vectors, a register each.
 """
 
 from collections.abc import Sequence
@@ -46,9 +46,9 @@ _IDENTITIES = {
 
 
 class RowPart(NamedTuple):
-    """What one register has of a row: `tail` elements, or with 0 as many as it has lanes.
+    """The part of a row in one register: `tail` elements, or with 0 all lanes.
 
-    `register` is its number among those of the row.
+    `register` is its number among the row's registers.
     """
 
     register: int
@@ -57,9 +57,9 @@ class RowPart(NamedTuple):
 
 
 def parts_of(kind: str, vectors: int, tail: int, lanes: int) -> list[RowPart]:
-    """The registers of so many vectors, the last of which has `tail` elements if that is not 0.
+    """Return the parts of a row of `vectors`, the last with `tail` elements if that is not 0.
 
-    The one that is not whole comes first; those without elements are left out.
+    A part that is not whole comes first; registers without elements are left out.
     """
     halves = 2 if kind in _LONGS else 1
     each, found = lanes // halves, []
@@ -80,7 +80,8 @@ def _mnemonic(kind: str) -> str:
 def combine(
     asm: Assembler, kind: str, d: Register, first: Register, second: Register, spare: Register
 ) -> None:
-    """d = first and second combined; of numbers alone where second is NaN. May clobber spare."""
+    """d = first and second combined; kinds that ignore NaN expect it in second. May clobber spare.
+    """
     mnemonic = _mnemonic(kind)
     if kind in _EXTREMES:
         extreme(asm, mnemonic, d, [first, second], spare)
@@ -91,13 +92,13 @@ def combine(
 
 
 def set_identity(asm: Assembler, kind: str, register: Register) -> None:
-    """register = what changes no result."""
+    """register = the identity of the reduction, in every lane."""
     number = _IDENTITIES[_mnemonic(kind)]
     move(asm, register, longs(asm, number) if kind in _LONGS else asm.constant(number))
 
 
 def without_tail(asm: Assembler, kind: str, d: Register, source: Register, part: RowPart) -> None:
-    """d = the part's lanes of source, and in the others what changes no result."""
+    """d = the part's lanes of source, and the identity of the reduction in the others."""
     is_long = kind in _LONGS
     if is_wide(asm):
         set_identity(asm, kind, d)
@@ -119,7 +120,7 @@ def without_tail(asm: Assembler, kind: str, d: Register, source: Register, part:
 def take_in(
     asm: Assembler, kind: str, d: Register, source: Sequence[Register], spare: Register
 ) -> None:
-    """d = d and source combined: one vector, or two whose product counts. May clobber spare."""
+    """d = d and source combined: one vector, or two to be multiplied. May clobber spare."""
     if kind == "row_dot":
         asm.emit("vfmadd231ps", d, *source)
     else:
@@ -134,7 +135,7 @@ def start_row(
     part: RowPart,
     spare: Register,
 ) -> None:
-    """d = the first vector, or the product of two, less what lies behind the part."""
+    """d = the first vector, or the product of two, with the identity behind the part."""
     whole = source[0]
     if kind == "row_dot":
         whole = spare if part.tail else d
@@ -148,9 +149,9 @@ def start_row(
 def across_lanes(
     asm: Assembler, kind: str, registers: Sequence[Register], spares: Sequence[Register]
 ) -> None:
-    """Each register's lanes = the combination of them all.
+    """Every lane of each register = the combination of all its lanes.
 
-    With a spare for each register and one more all run in step; two spares are enough.
+    With one spare for each register and one more, all run in step; two spares are enough.
     """
     *swapped, spare = spares
     for start in range(0, len(registers), len(swapped)):

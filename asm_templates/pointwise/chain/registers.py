@@ -1,6 +1,6 @@
-"""Linear scan over the items of a block: which registers hold which values, and when they spill.
+"""Register allocation by a linear scan over the items of a block.
 
-A value has as many registers as the block has vectors, or rows. Where values do not fit, the one
+A value has a register for each vector of the block, or for each row. If values do not fit, the one
 whose next use is furthest goes to the stack; it is stored once and loaded where it is used again.
 """
 
@@ -16,10 +16,11 @@ NEVER = 1 << 30
 
 @dataclass(frozen=True)
 class Item:
-    """What a block does at one place: compute `value` (-1: nothing stays) from `arguments`.
+    """An operation of a block: compute `value` (-1: no value) from `arguments`.
 
     `kind` is a value's kind, or "store" of a result `array`, "accumulate" into a reduction, "keep"
-    in scratch, "fetch" from there. `reuse`: the result may lie where a dying argument lay.
+    in scratch, "fetch" from there. `reuse`: the result may take the registers of an argument that
+    is not used again.
     """
 
     kind: str
@@ -45,7 +46,7 @@ class Action:
 
 @dataclass
 class Allocation:
-    """Actions in order, where values ended up, and how many were spilled."""
+    """Actions in order, final registers of values, and the number of spills and reloads."""
 
     actions: list[Action] = field(default_factory=list)
     held: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -83,7 +84,7 @@ class Scan:
         self.constants: set[int] = set()
 
     def run(self, constants: set[int]) -> Allocation:
-        """Allocate; `constants` are values that need no register."""
+        """Allocate registers for all items; `constants` are values that need none."""
         self.constants = constants
         for place, item in enumerate(self.items):
             self._place(place, item)
@@ -126,7 +127,7 @@ class Scan:
         return self._take(count, place, protect)
 
     def _bring(self, value: int, place: int, protect: set[int]) -> None:
-        """Load a value back where it is not in registers."""
+        """Reload a value from the stack if it is not in registers."""
         if value in self.pinned or value in self.held:
             return
         registers = self._take(self.widths(value), place, protect)

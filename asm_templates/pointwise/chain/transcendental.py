@@ -1,4 +1,4 @@
-"""exp, log and their kin, erf, sine and cosine, in place, of several vectors in step."""
+"""exp, log and related functions, erf, sine and cosine, in place, of several vectors in step."""
 
 from collections.abc import Sequence
 
@@ -49,7 +49,7 @@ def _parts(scratch: Registers, count: int, parts: int) -> list[Registers]:
 
 
 def _each(asm: Assembler, mnemonic: str, *columns: Registers | int) -> None:
-    """The instruction for every vector; a number is the same for all."""
+    """Emit the instruction for every vector; an int among the columns is the same for all."""
     vectors = max(len(column) for column in columns if not isinstance(column, int))
     for number in range(vectors):
         asm.emit(mnemonic, *(c if isinstance(c, int) else c[number] for c in columns))
@@ -95,8 +95,8 @@ def _reduce_by_ln2(asm: Assembler, x: Registers, n: Registers, spare: Register) 
 def exp(asm: Assembler, x: Registers, scratch: Registers) -> None:
     """2^n p(x - n ln 2), n whole: overflows to infinity, underflows through denormals.
 
-    What is bounded below, such as -infinity in a mask, becomes 0 without arithmetic that
-    underflows: that would take a hundred cycles.
+    Inputs at the lower bound or below it, such as -infinity in a mask, become 0 without arithmetic
+    that underflows, which would take a hundred cycles.
     """
     (n, p), spare = _parts(scratch, len(x), 2), scratch[-1]
     _clamp(asm, x, EXP_LOWEST, EXP_HIGHEST, spare)
@@ -105,7 +105,7 @@ def exp(asm: Assembler, x: Registers, scratch: Registers) -> None:
 
 
 def sigmoid(asm: Assembler, x: Registers, scratch: Registers) -> None:
-    """1 / (1 + exp(-x)): right to the last places where it is small, too."""
+    """1 / (1 + exp(-x)): accurate to the last places where it is small, too."""
     spare = scratch[-1]
     _with(asm, "vmulps", x, x, -1.0, spare)
     exp(asm, x, scratch)
@@ -220,7 +220,7 @@ def _split_exponent(
 def _special_logarithms(
     asm: Assembler, result: Register, x: Register, truth: Register, spare: Register
 ) -> None:
-    """result where x is zero, negative, infinite or NaN."""
+    """result = log x where x is zero, negative, infinite or NaN."""
     zero(asm, spare)
     asm.emit("vcmpps", truth, x, spare, 0)
     asm.emit("vblendvps", result, result, asm.constant(float("-inf")), truth)
@@ -261,7 +261,7 @@ def erf(asm: Assembler, x: Registers, scratch: Registers) -> None:
 
 
 def _erf_in_pieces(asm: Assembler, x: Registers, scratch: Registers) -> None:
-    """Polynomials of what |x| is more than whole steps, whose number chooses coefficients."""
+    """A polynomial in |x| / ERF_STEP less the nearest whole n, which chooses its coefficients."""
     (steps, rest, p), spare = _parts(scratch, len(x), 3), scratch[-1]
     pieces = erf_pieces(asm.target.lanes)
     move(asm, spare, bits(asm, 0x7FFFFFFF))
@@ -272,7 +272,7 @@ def _erf_in_pieces(asm: Assembler, x: Registers, scratch: Registers) -> None:
     for register in rest:
         # min returns its second source when either is NaN.
         asm.emit("vminps", register, spare, register)
-    # What is added leaves a whole number in the lowest bits, which are all that vpermps reads.
+    # Adding 2^23 leaves a whole number in the lowest bits, the only bits that vpermps reads.
     _with(asm, "vaddps", steps, rest, 2.0**23, spare)
     for whole, number in zip(p, steps, strict=True):
         asm.emit("vsubps", whole, number, spare)
@@ -285,7 +285,7 @@ def _erf_in_pieces(asm: Assembler, x: Registers, scratch: Registers) -> None:
         for result, number, argument in zip(p, steps, rest, strict=True):
             asm.emit("vpermps", spare, number, place)
             asm.emit("vfmadd213ps", result, argument, spare)
-    # The sign of x, all else of p.
+    # Combine the sign of x with the magnitude of p.
     for register, result in zip(x, p, strict=True):
         asm.emit("vpternlogd", register, result, bits(asm, 0x7FFFFFFF), _FIRST_ELSE)
 
@@ -314,7 +314,7 @@ def cos(asm: Assembler, x: Registers, scratch: Registers) -> None:
 
 
 def _within_a_turn(asm: Assembler, x: Register, scratch: Registers) -> None:
-    """x less whole turns where SINE_NEAR < |x| < infinity; a jump leads past where no x is."""
+    """x less whole turns where SINE_NEAR < |x| < infinity; if no lane is, a jump skips all this."""
     a, b, c, _ = scratch
     near = asm.label("no number is far")
     magnitude = bits(asm, 0x7FFFFFFF)
@@ -340,18 +340,18 @@ def _within_a_turn(asm: Assembler, x: Register, scratch: Registers) -> None:
 
 
 def _turns(asm: Assembler, x: Register, scratch: Registers) -> None:
-    """The second of scratch: the fraction of a turn in |x|, times 2^32 as a whole number.
+    """scratch[1] = the fraction of a turn in |x|, times 2^32 as a whole number.
 
     Payne and Hanek 1983: |x| is a mantissa of 24 bits times a power of two, and the fraction is the
     mantissa times the bits of 1 / (2 pi) from that power on, modulo 1. 64 of these bits leave an
-    error of 2^-31. The third of scratch holds |x|.
+    error of 2^-31. scratch[2] holds |x|.
     """
     a, b, c, spare = scratch
     low_bits = bits(asm, 31)
     first, second, third = (Literal(asm.literal(each)) for each in turn_words(asm.target.lanes))
     asm.emit("vpsrld", c, c, 23)
     asm.emit("vpaddd", a, c, bits(asm, -TURN_BITS & 0xFFFFFFFF))
-    asm.emit("vpsrld", c, a, 5)  # the word that has the first bit, and its place there
+    asm.emit("vpsrld", c, a, 5)  # c: the word that has the first bit; a: its place there
     asm.emit("vandps", a, a, low_bits)
 
     def shift_in(word: Register, behind: Register, place: Literal) -> None:

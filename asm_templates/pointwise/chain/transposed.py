@@ -19,7 +19,7 @@ from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, dword, k, rax, rdi, rsi, rsp
 
 SOURCE, DESTINATION = rdi, rsi
-_LEAST = 4  # of rows and of columns: below, element by element is no slower
+_LEAST = 4  # rows and columns at least: below, copying element by element is no slower
 _WIDTH_MASK, _HEIGHT_MASK = k(7), k(6)
 _WORD = 8
 
@@ -34,7 +34,7 @@ class TransposedCopy:
 
     @classmethod
     def of(cls, space: IterationSpace) -> TransposedCopy | None:
-        """The copy for a space of one operand and one result, if it is one worth transposing."""
+        """Return the copy for a space of one operand and one result; None if not worth it."""
         axes = [*space.loops, space.row]
         columns = [axis for axis in axes if axis.strides[0] == 4]
         rows = [axis for axis in axes if axis.strides[1] == 4]
@@ -82,7 +82,7 @@ class _Squares:
         self._repeat(depth, axis.length, axis.strides, lambda: self._loop(depth + 1))
 
     def _bands(self, depth: int) -> None:
-        """Bands of as many rows as there are lanes, then what is left."""
+        """Bands of a vector's lanes of rows each, then the rows that are left."""
         rows, columns = self.copy.rows, self.copy.columns
 
         def band(height: int) -> None:
@@ -104,7 +104,7 @@ class _Squares:
         body: Callable[[], None],
         last: Callable[[], None] | None = None,
     ) -> None:
-        """`body` so many times, then `last` where they end; pointers come back."""
+        """Append `body` `turns` times, then `last` behind them; pointers return to their start."""
         asm, counter = self.asm, Memory(rsp, _WORD * depth)
         if turns:
             asm.emit("mov", dword(rax), turns)

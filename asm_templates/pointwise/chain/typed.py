@@ -36,9 +36,9 @@ _TABLES: dict[Element, Mapping[str, VectorFunction | PairFunction]] = {
 }
 
 
-# What those of a chain are called where they reduce int64.
+# Names of a chain's reductions when they reduce int64.
 OF_LONGS = {kind: f"{kind}_of_longs" for kind in ROW_REDUCTIONS}
-# Besides those of a chain the sum of products, and extremes that pass over NaN.
+# A chain's reductions, the sum of products, and the extremes that ignore NaN.
 REDUCTIONS = {
     *(*ROW_REDUCTIONS, *OF_LONGS.values()),
     *("row_dot", "row_max_of_numbers", "row_min_of_numbers"),
@@ -50,8 +50,8 @@ class Strided:
     """An operand or result: bytes from element to element along every axis of the chain's shape.
 
     A stride is 0 where the array broadcasts. `constant` is the value of an operand of one element
-    that is known when the code is made; its memory is never read. Those that are equal have the
-    same code: 0.0 and -0.0 have not.
+    that is known when the code is made; its memory is never read. Equal instances have the same
+    code, so 0.0 and -0.0 are not equal as constants.
     """
 
     strides: tuple[int, ...]
@@ -73,8 +73,8 @@ class Strided:
 class ChainValue:
     """A value of a chain: `kind` is "load", "constant", a function, conversion or reduction.
 
-    A value `per_row` is one for a whole row. `of` is the element of the arguments that
-    the function's table is chosen by.
+    `per_row`: a row has one such value. `of`: the element of the arguments, which chooses the
+    function's table.
     """
 
     kind: str
@@ -102,7 +102,7 @@ class _Typing:
             self.numbers.append(self._step(step.kind, arguments) if fused is None else fused)
 
     def add(self, value: ChainValue) -> int:
-        """The number of a value; the same one for the same value."""
+        """Return the number of a value; equal values share a number."""
         if value not in self._known:
             self._known[value] = len(self.values)
             self.values.append(value)
@@ -118,7 +118,7 @@ class _Typing:
         return self.add(ChainValue("constant", (), element, element, True, number=exact))
 
     def convert(self, number: int, element: Element) -> int:
-        """The value as another element, as torch's `to` gives it."""
+        """Return the number of the value as another element, converted as by torch's `to`."""
         value = self.values[number]
         if value.element is element:
             return number
@@ -140,7 +140,7 @@ class _Typing:
         return self.add(ChainValue(kind, arguments, element, of, per_row))
 
     def _fused(self, step: ChainStep) -> int | None:
-        """A sum of a product, which nothing else uses, in one function."""
+        """Fuse the addition or row sum of a product that nothing else uses; None without one."""
         if step.kind not in ("add", "row_sum"):
             return None
         for place, number in enumerate(step.arguments):
@@ -195,9 +195,9 @@ class _Typing:
 def type_values(
     chain: Chain, operands: Sequence[Strided], results: Sequence[Strided], per_row: Sequence[bool]
 ) -> tuple[list[ChainValue], list[int]]:
-    """The values of a chain in an order in which they can be computed, and those of the results.
+    """Return the values of a chain, arguments first, and the numbers of its results among them.
 
-    `per_row` tells of which operands a row has one element.
+    `per_row[n]`: a row has one element of operand n.
     """
     typing = _Typing(chain, operands, per_row)
     ends = [
@@ -208,5 +208,5 @@ def type_values(
 
 
 def function_of(value: ChainValue) -> VectorFunction | PairFunction:
-    """The function that gives the value."""
+    """Return the function that computes the value."""
     return _TABLES[value.of][value.kind]

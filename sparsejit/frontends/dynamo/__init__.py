@@ -1,4 +1,4 @@
-"""A backend of torch.compile: parts of what dynamo finds as graphs, the rest left to torch.
+"""A backend of torch.compile: it compiles parts of dynamo's graphs and leaves the rest to torch.
 
 torch is imported when dynamo calls, never before.
 """

@@ -1,7 +1,7 @@
-"""From dynamo's graph to ATen operators by aot_autograd, which undoes writes and views of inputs.
+"""Lower dynamo's graph to ATen operators by aot_autograd, which undoes writes and views of inputs.
 
-What aot_autograd gives back computes new tensors only: it writes into inputs afterwards, and makes
-outputs that are views of inputs itself. Parameters are among its inputs.
+The graph of aot_autograd computes new tensors only: aot_autograd itself writes into inputs
+afterwards, and makes outputs that are views of inputs. Parameters are among the graph's inputs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def compiled_by_parts(
     module: GraphModule, inputs: Sequence[Any], compile_part: CompilePart
 ) -> Callable[..., Any]:
-    """What dynamo calls instead of its graph; torch runs all of it where gradients are wanted."""
+    """Return the function that dynamo calls; torch runs the graph if gradients are needed."""
     import torch
     from torch._dynamo.backends.common import aot_autograd
     from torch._functorch.aot_autograd import make_boxed_func
@@ -47,7 +47,7 @@ def compiled_by_parts(
 
 
 class _FirstCall:
-    """Splits the module when it is first called, for only then are the parameters known."""
+    """Splits the module at its first call: only then are the parameters known."""
 
     _boxed_call = True  # takes all arguments in one list, which it empties
 
@@ -65,13 +65,13 @@ class _FirstCall:
     def _split(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         try:
             return split(self._captured, inputs, self._compile_part)
-        except Exception as error:  # a fault of ours must not stop a model that torch can run
+        except Exception as error:  # an error in sparsejit must not stop a model of torch
             say_once(described(error))
             return self._captured.module.forward
 
 
 def _captured(module: GraphModule, names: Sequence[str]) -> Captured:
-    """Which placeholders are parameters and buffers that the model does not write, by place."""
+    """Name the parameters and buffers that the model does not write, by place of their input."""
     import torch
 
     context = torch._guards.TracingContext.try_get()
@@ -89,7 +89,7 @@ def _captured(module: GraphModule, names: Sequence[str]) -> Captured:
 
 
 def _name(node: Node, names: Sequence[str]) -> str:
-    """`layers.0.weight`: what the user calls a placeholder of aot_autograd's."""
+    """The user's name of a placeholder of aot_autograd, such as `layers.0.weight`."""
     described: Any = node.meta.get("desc")
     if hasattr(described, "target"):
         return str(described.target)
@@ -105,12 +105,12 @@ def _path(node: Node) -> str:
     return ".".join(key or attribute for key, attribute in parts[1:]) or node.name
 
 
-# They would be taken apart into hundreds of others: one step of time after the other.
+# aot_autograd would decompose these into hundreds of operators, one time step after the other.
 _WHOLE = ("gru", "lstm", "rnn_tanh", "rnn_relu")
 
 
 def _whole_operators() -> AbstractContextManager[Any]:
-    """Where aot_autograd does not take apart what is mapped as a whole."""
+    """Context in which aot_autograd does not decompose operators that are mapped as a whole."""
     import torch
 
     try:
@@ -118,7 +118,7 @@ def _whole_operators() -> AbstractContextManager[Any]:
 
         keep = exported_program._override_composite_implicit_decomp
         mark = exported_program._special_op_to_preserve_cia
-    except (ImportError, AttributeError):  # not promised by torch; then layers become long
+    except (ImportError, AttributeError):  # private to torch; without them, layers are decomposed
         return nullcontext()
     return keep(dict(_overloads(torch.ops.aten, mark)))
 

@@ -1,4 +1,4 @@
-"""Layers that torch runs as one operator where no gradients are wanted, as what they consist of."""
+"""Decompositions of layers that torch runs as one operator where no gradients are needed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def fused_layers() -> dict[Any, Callable[..., Any]]:
-    """By operator; NotImplemented leaves it whole, and so to torch."""
+    """Return decompositions by operator; one that returns NotImplemented leaves it to torch."""
     import torch
 
     return {torch.ops.aten._transformer_encoder_layer_fwd.default: _encoder_layer}

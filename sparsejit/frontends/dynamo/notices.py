@@ -1,4 +1,4 @@
-"""What is left to torch is said once for each reason, in this process."""
+"""Warnings about nodes that are left to torch, once for each reason in this process."""
 
 import warnings
 
@@ -8,7 +8,7 @@ _said: set[str] = set()
 
 
 def say_once(reason: str, place: str = "") -> None:
-    """Warn of it and the first place where it was met, unless it was said before."""
+    """Warn of a reason and the first place where it occurs; the same reason only once."""
     if reason not in _said:
         _said.add(reason)
         at = f"  # {place}" if place else ""
@@ -16,12 +16,12 @@ def say_once(reason: str, place: str = "") -> None:
 
 
 def described(error: Exception) -> str:
-    """What to say of an error; one that is not of sparsejit's own is a fault in it."""
+    """Message of an error; an error that is not of sparsejit's own types is a fault in it."""
     if isinstance(error, SparseJitError):
         return str(error)
     return f"a part at which sparsejit fails, please report it: {error!r}"
 
 
 def forget_notices() -> None:
-    """Say everything again from here on."""
+    """Forget the warnings so far, so that each reason is warned of again."""
     _said.clear()

@@ -15,22 +15,22 @@ from sparsejit.native.copying import SharedCode
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
-# How many sizes a part is compiled for where its batch is not free. torch computes further ones.
+# Most sizes that a part is compiled for where its batch is not free. torch computes further ones.
 MOST_SIZES = 8
-# After so many changes of parameters, each of which was used once only, they are thought to change
-# always; compiled again is then what was called twice without a change.
+# After this number of changes of parameters, each used for one call only, parameters count as
+# changing at every call: the part is compiled again only after two calls without a change.
 MOST_CHANGES = 3
 
-# What a part does with its inputs.
+# The function of a part's inputs.
 Runner = Callable[[Sequence[Any]], Any]
 
 
 class DynamoPart(SharedCode):
-    """Calls native code for a module of ATen operators, or the module.
+    """A part of a captured module: calls native code for its ATen operators, or the module.
 
-    `names` has the names of inputs that are parameters, by place. They are looked up at every
-    call: other tensors and other versions of them are compiled anew. `symbols` names the sizes
-    that come before the inputs. What cannot be compiled is said once and left to torch.
+    `names` has the names of inputs that are parameters, by place. They are looked up at every call:
+    other tensors, or other versions of them, are compiled again. `symbols` names the sizes that
+    come before the inputs. If a part cannot be compiled, a warning says so once and torch runs it.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class DynamoPart(SharedCode):
         self._is_torch = False
 
     def function(self) -> Callable[..., Any]:
-        """`call(*sizes, *inputs)`, a function as fx wants for a target."""
+        """Return `call(*sizes, *inputs)`, a plain function, which fx requires as a target."""
 
         def sparsejit_part(*arguments: Any) -> Any:
             return self._call(arguments[: self._count], arguments[self._count :])
@@ -78,7 +78,7 @@ class DynamoPart(SharedCode):
         return tuple(numbers[place] for place in self._used)
 
     def _add(self, constants: Sequence[Any]) -> _Weights:
-        """Room for another model's parameters, for as long as they live."""
+        """Add an entry for another model's parameters, for as long as they live."""
         key = tuple(map(id, constants))
         models = self._models
 
@@ -106,7 +106,7 @@ class DynamoPart(SharedCode):
         except NotWorth:
             self._is_torch = True
             return self._run_module
-        except Exception as error:  # a fault of ours must not stop a model that torch can run
+        except Exception as error:  # an error in sparsejit must not stop a model of torch
             say_once(described(error))
             runner, is_free = self._run_module, False
         if is_free:
@@ -120,7 +120,7 @@ class DynamoPart(SharedCode):
 
 
 class _CompiledOnce:
-    """What was compiled for certain values of parameters."""
+    """Functions that were compiled for one set of parameter values."""
 
     def __init__(self, stamps: Sequence[tuple[int, int]]) -> None:
         self.stamps = stamps
@@ -138,7 +138,7 @@ class _Weights:
         self._changes = 0
 
     def compiled(self, constants: Sequence[Any]) -> _CompiledOnce | None:
-        """What was compiled for these values, or is yet to be; None where they will not last."""
+        """Functions for these values, empty if they are new; None if they change at every call."""
         stamps = [(tensor._version, tensor.data_ptr()) for tensor in constants]
         known = self._compiled
         if known is not None and known.stamps == stamps:

@@ -1,4 +1,4 @@
-"""A part's graphs for parameters and sizes, and the function of torch tensors compiled from one."""
+"""Graphs of a part for its parameters and sizes, and the compiled function of torch tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch.fx import GraphModule
 
-# Compiles a graph, of a tile's samples where that is given, to a function of its inputs.
+# Compiles a graph to a function of its inputs; the number is the samples of its tile, if any.
 CompilePart = Callable[[Graph, int | None], Callable[..., list[Array]]]
 
 # A call costs about as much as this many operators of torch on small tensors.
@@ -59,14 +59,14 @@ class PartGraphs:
     def compiled(
         self, constants: Sequence[Any], sizes: Mapping[str, int]
     ) -> tuple[Callable[[Sequence[Any]], Any], bool]:
-        """A function of the part's inputs, and whether it takes any batch.
+        """Compile a function of the part's inputs; return it, and whether it takes any batch.
 
-        Raises NotWorth, and the errors of sparsejit for what it cannot compile.
+        Raises NotWorth, and sparsejit's errors for operators that it cannot compile.
         """
         import torch
 
         with torch.inference_mode(False), torch.no_grad():
-            # The code must not change with the parameters, nor they be read while it is made.
+            # Copies: the code must not change with the parameters, nor read them while it is made.
             tensors = [tensor.detach().clone() for tensor in constants]
             graphs = _ModuleGraphs(
                 self._module, dict(zip(self._constants, tensors, strict=True)), self._names
@@ -79,7 +79,7 @@ class PartGraphs:
         return _on_tensors(run, self._operands, self._module), tiled is not None
 
     def _tiled(self, graphs: _ModuleGraphs, sizes: Mapping[str, int]) -> tuple[Graph, int] | None:
-        """The graph of as many samples as run at a time, where the only free size is a batch's."""
+        """The graph of one tile and its samples, where the only free size is the batch."""
         if len(sizes) != 1:
             self.why_not_free = f"{len(sizes)} sizes change" if sizes else self.why_not_free
             return None
@@ -89,7 +89,7 @@ class PartGraphs:
             (batch,) = sizes.values()
             tile = samples_a_tile(graphs.at_batch(sizes, 1), batch)
             return batch_first(graphs.at_batch(sizes, tile), axes), tile
-        except (SamplesMixed, InvalidInput) as error:  # or a batch that dynamo knows never to come
+        except (SamplesMixed, InvalidInput) as error:  # or a batch that dynamo has ruled out
             self.why_not_free = str(error)
             return None
 
@@ -107,16 +107,16 @@ class _ModuleGraphs:
         self._arrays: dict[str, Array] = {}
 
     def at(self, sizes: Mapping[str, int]) -> Graph:
-        """For these numbers of the symbols."""
+        """Graph for these values of the symbols."""
         return graph_of(self._module, self._constants, sizes, self._arrays, self._names)
 
     def at_batch(self, sizes: Mapping[str, int], batch: int) -> Graph:
-        """For another number of the only symbol."""
+        """Graph for another value of the only symbol."""
         return self.at(dict.fromkeys(sizes, batch))
 
 
 def _batch_of(value: Value) -> int | None:
-    """The axis of an input of the first probe that is the batch."""
+    """Batch axis of an input of the first probe; None without one."""
     return value.shape.index(batch_axis.PROBES[0]) if batch_axis.PROBES[0] in value.shape else None
 
 
@@ -129,7 +129,7 @@ def _is_worth(graph: Graph) -> bool:
 def _on_tensors(
     run: Callable[..., list[Array]], operands: Sequence[int], module: GraphModule
 ) -> Callable[[Sequence[Any]], Any]:
-    """Takes the part's inputs, gives new tensors nested and strided as torch's own."""
+    """Wrap `run`: take the part's inputs, return tensors nested and strided like torch's own."""
     import torch
 
     (results,) = (node.args[0] for node in module.graph.nodes if node.op == "output")
@@ -166,7 +166,7 @@ def _array(tensor: Any) -> Array:
 
 
 def _axis_order(example: Any) -> list[int]:
-    """The axes from the largest stride to the least; empty where that is row-major."""
+    """The axes from the largest stride to the least; empty for row-major order."""
     sizes, strides = map(example_numbers, (example.shape, example.stride()))
     long = [axis for axis, size in enumerate(sizes) if size != 1]
     order = sorted(long, key=lambda axis: -strides[axis])
@@ -176,7 +176,7 @@ def _axis_order(example: Any) -> list[int]:
 
 
 def _strided(tensor: Any, order: Sequence[int]) -> Any:
-    """A copy whose axes lie in memory in that order."""
+    """Copy a tensor so that its axes lie in memory in that order."""
     if not order:
         return tensor
     back = sorted(range(len(order)), key=order.__getitem__)

@@ -23,12 +23,12 @@ def symbols_of(example: Any) -> set[str]:
 
 
 def example_numbers(sizes: Iterable[Any]) -> list[int]:
-    """Sizes as in torch's example. `int(size)` would fix the size for good."""
+    """Sizes in torch's example. `int(size)` would fix the size for good."""
     return [size if isinstance(size, int) else size.node.hint for size in sizes]
 
 
 def known_sizes(given: Mapping[Node, Any]) -> dict[str, int]:
-    """The numbers of symbols that are inputs themselves."""
+    """Values of the symbols that are inputs themselves."""
     return {
         str(node.meta["val"]): size
         for node, size in given.items()

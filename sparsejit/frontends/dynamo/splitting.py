@@ -1,4 +1,4 @@
-"""Which nodes of a captured module can be compiled, and the module with parts instead of them."""
+"""Find the nodes of a captured module that can be compiled, and put parts in their place."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Captured:
 def split(
     captured: Captured, inputs: Sequence[Any], compile_part: CompilePart
 ) -> Callable[..., Any]:
-    """The module's function, with what can be compiled in parts of its own."""
+    """Return the module's function, with compiled parts in place of the nodes that allow it."""
     import torch
     from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 
@@ -51,12 +51,12 @@ def split(
         )
         fused = partitioner.fuse_partitions(partitioner.propose_partitions())
     _replace_parts(fused, {node.name: name for node, name in names.items()}, compile_part)
-    # Not `fused` itself: torch may have made it one whose code is written at every call.
+    # Not `fused` itself: torch may have made it a module that writes its code at every call.
     return torch.fx.GraphModule(fused, fused.graph).forward
 
 
 def _may_be_constant(tensor: Any) -> bool:
-    """Whether changes of it can be seen; tensors made in inference mode count no versions."""
+    """Whether changes of a tensor are visible; tensors made in inference mode have no versions."""
     if not is_tensor(tensor) or not tensor.is_inference():
         return is_tensor(tensor)
     say_once("parameters made in torch.inference_mode(); make the model outside of it")
@@ -64,7 +64,7 @@ def _may_be_constant(tensor: Any) -> bool:
 
 
 class _Support:
-    """Tells torch's partitioner which nodes are ours."""
+    """Tells torch's partitioner which nodes sparsejit compiles."""
 
     def __init__(self, able: set[Node]) -> None:
         self._able = able
@@ -76,7 +76,7 @@ class _Support:
 def _able(
     module: GraphModule, constants: Mapping[Node, Any], given: Mapping[Node, Any]
 ) -> set[Node]:
-    """The nodes that can be compiled. Says why others cannot."""
+    """The nodes that can be compiled. Warns of the reasons why others cannot."""
     known = known_sizes(given)
     missing: dict[str, str] = {}
     named = {node.name: tensor for node, tensor in constants.items()}
@@ -101,7 +101,7 @@ def _able(
 
 
 def _torn(able: set[Node]) -> set[Node]:
-    """Operators of several results, and these, of which some are left to torch."""
+    """Operators of several results of which some are left to torch, and all their results."""
     torn = {
         node
         for node in able
@@ -111,10 +111,11 @@ def _torn(able: set[Node]) -> set[Node]:
 
 
 def _leave_out(module: GraphModule, able: set[Node], constants: set[Node]) -> None:
-    """Take views and constants out of what is able, for those who read them outside of it.
+    """Let torch compute the views and constants that nodes outside of `able` read.
 
-    torch makes such views without a copy, so that they share memory as in the model; and they may
-    join a batch with other axes, which a part for any batch cannot.
+    A node that parts read too is copied. torch makes such views without a copy, so that they share
+    memory as in the model. They may also join the batch with other axes, which a part for any batch
+    cannot do.
     """
     graph, fixed = module.graph, set(constants)
     for node in graph.nodes:
@@ -141,22 +142,22 @@ def _is_view(node: Node) -> bool:
 
 
 def _is_number(node: Node) -> bool:
-    """Whether it computes with sizes."""
+    """Whether a node computes a number, such as a size."""
     return isinstance(node.meta.get("val"), bool | int | float) or hasattr(
         node.meta.get("val"), "node"
     )
 
 
 def _is_empty(node: Node) -> bool:
-    """Whether an operand or the result has no elements, as those of an empty batch.
+    """Whether an operand or the result has no elements, as in an empty batch.
 
-    Some of several results may be: a batch norm in evaluation has statistics that are.
+    One of several results may have none: a batch norm in evaluation has such statistics.
     """
     examples = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
     return any(x is not None and 0 in example_numbers(x.shape) for x in filter(is_tensor, examples))
 
 
-# torch's own float64 is more precise than float32, as which a graph has it.
+# Without float64: graphs hold it as float32, and torch's own is more precise.
 _DTYPES = (
     *("float32", "int64", "bool", "complex64"),
     *(name for name in NOTED if name != "float64"),
@@ -164,7 +165,7 @@ _DTYPES = (
 
 
 def _unfit(node: Node, known: Mapping[str, int]) -> str:
-    """Why operands or results keep a node from being compiled, or nothing."""
+    """Reason why operands or results keep a node from being compiled; empty if there is none."""
     for each in (node, *node.all_input_nodes):
         for example in _flat(each.meta.get("val")):
             if symbols_of(example) - set(known):
@@ -184,7 +185,10 @@ def _flat(examples: Any) -> list[Any]:
 
 
 def _replace_parts(fused: GraphModule, names: Mapping[str, str], compile_part: CompilePart) -> None:
-    """Let each part's module be called through what compiles it; torch copied the nodes."""
+    """Call each part's module through a `DynamoPart`.
+
+    Parameters are found by name, since torch copied the nodes.
+    """
     import torch
 
     symbols = [
@@ -206,5 +210,5 @@ def _replace_parts(fused: GraphModule, names: Mapping[str, str], compile_part: C
 
 
 def _constant(operand: Any, names: Mapping[str, str]) -> str:
-    """The name of a parameter, or of a tensor that the captured module holds itself."""
+    """The name of a parameter, or of a tensor that the captured module has; empty for others."""
     return str(operand.target) if operand.op == "get_attr" else names.get(operand.name, "")

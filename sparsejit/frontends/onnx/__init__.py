@@ -1,7 +1,7 @@
 """ONNX files as graphs.
 
-reading --> interpreting, node by node --> operators: what each becomes --> graphs of any batch
-        --> dividing: what ONNX Runtime runs instead --> models of the parts
+reading --> interpreting, node by node --> operators: a mapping for each --> graphs of any batch
+        --> dividing: nodes for ONNX Runtime --> models of the parts
 """
 
 from sparsejit.frontends.onnx.dividing import divided_onnx

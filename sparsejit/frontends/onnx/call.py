@@ -15,7 +15,7 @@ from sparsejit.ir.graph import Array, Element, Value
 if TYPE_CHECKING:
     from onnx import NodeProto
 
-# What graphs hold, by the kind of a numpy dtype.
+# Elements that graphs hold, by the kind of a numpy dtype.
 ELEMENTS = {
     "b": Element.BOOL,
     "i": Element.INT64,
@@ -49,7 +49,7 @@ class Call:
         return len(self._operands)
 
     def as_of(self, operator: str, others: Mapping[int, Operand], count: int) -> Call:
-        """A call of another operator, of the first `count` operands, some of them others."""
+        """A call of another operator with the first `count` operands, some replaced by `others`."""
         made = copy(self)
         made.operator = operator
         given = [self.operand(place) for place in range(count)]
@@ -57,7 +57,7 @@ class Call:
         return made
 
     def name(self, place: int) -> str:
-        """The name of an operand, as the file calls it."""
+        """Name of an operand in the file."""
         return self._names[place] if place < len(self._names) else ""
 
     def has(self, place: int) -> bool:
@@ -89,7 +89,7 @@ class Call:
         return self.value(write, place) if self.has(place) else None
 
     def known(self, place: int, what: str) -> Array:
-        """An operand that must be known now. Raises Unmapped, which says what it is."""
+        """Return an operand that must be known now. Raises Unmapped, which calls it `what`."""
         operand = self.operand(place)
         if not isinstance(operand, np.ndarray):
             raise Unmapped(f"its {what} is not known before the model runs")
@@ -129,7 +129,7 @@ class Call:
         return bool(number)
 
     def axes(self, place: int, since: int) -> list[int] | None:
-        """Axes: an operand from opset `since` on, an attribute before; None where not given."""
+        """Axes: an operand from opset `since` on, an attribute before; None if left out."""
         if self.opset >= since:
             return self.numbers(place, "axes") if self.has(place) else None
         given = self.attribute("axes")
@@ -137,7 +137,7 @@ class Call:
 
 
 def operator_of(node: NodeProto) -> str:
-    """The operator by its domain and name, ONNX's own by its name alone."""
+    """The operator's name with its domain; for ONNX's own operators the name alone."""
     is_own = node.domain in ("", "ai.onnx")
     return str(node.op_type) if is_own else f"{node.domain}.{node.op_type}"
 

@@ -1,4 +1,4 @@
-"""What the onnx package says of files: its check, without what ONNX Runtime does not ask for.
+"""Checks and conversion by the onnx package, without checks that ONNX Runtime does not make.
 
 ONNX Runtime's optimiser writes operators of its own among ONNX's, and outputs may lack types.
 """
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 STANDARD_DOMAINS = ("", "ai.onnx")
-# ONNX Runtime's own in ONNX's domain: the opset from which on ONNX has an operator of that name.
+# ONNX Runtime's operators in ONNX's domain, with the first opset that has an operator of that name.
 _OF_ONNX_RUNTIME = {"LayerNormalization": 17, "SimplifiedLayerNormalization": math.inf}
-# The package's converter crashes at these behind operators of other domains, and from opset 9 to
-# the newest they are the same.
+# The package's converter crashes at these operators if they follow operators of other domains. They
+# are the same from opset 9 to the newest.
 _NOT_CONVERTED = {"EyeLike": math.inf}
 _ANY_ELEMENT = 1
 _UNCHECKED_DOMAIN = "com.microsoft"
 
 
 def check(model: ModelProto, opset: int) -> None:
-    """Raises the package's ValidationError. The model is afterwards as it was before."""
+    """Check a model, and leave it as it was. Raises the package's ValidationError."""
     import onnx
 
     with ExitStack() as undo:
@@ -34,14 +34,14 @@ def check(model: ModelProto, opset: int) -> None:
 
 
 def converted(model: ModelProto, opset: int, to: int) -> ModelProto:
-    """The model in another opset. Raises as the package's converter does."""
+    """Return the model in another opset. Raises the errors of the package's converter."""
     from onnx.version_converter import convert_version
 
     apart = _OF_ONNX_RUNTIME | _NOT_CONVERTED
     with ExitStack() as undo:
         _set_apart(model, opset, undo.callback, apart)
         made = convert_version(model, to)
-    for node in all_nodes(made.graph):  # that domain has none of these
+    for node in all_nodes(made.graph):  # that domain has no operators of these names
         if node.domain == _UNCHECKED_DOMAIN and node.op_type in apart:
             node.ClearField("domain")
     return made
@@ -50,7 +50,7 @@ def converted(model: ModelProto, opset: int, to: int) -> ModelProto:
 def _set_apart(
     model: ModelProto, opset: int, undo: Callable[..., Any], since: Mapping[str, float]
 ) -> None:
-    """Move operators of opsets before `since` to a domain of which the package knows none."""
+    """Move operators of opsets before `since` to a domain that the package does not check."""
     apart = [
         node
         for node in all_nodes(model.graph)
@@ -68,7 +68,7 @@ def _set_apart(
 
 
 def _complete(outputs: Iterable[ValueInfoProto], undo: Callable[..., Any]) -> None:
-    """Give outputs a type that is compared with nothing, where they have none."""
+    """Give outputs without a full type one that is compared with nothing."""
     for each in outputs:
         value, kind = each.type, each.type.tensor_type
         if not each.HasField("type"):

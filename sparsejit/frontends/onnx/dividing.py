@@ -1,6 +1,7 @@
-"""Which nodes of an ONNX file are left to ONNX Runtime, and why; in how few parts all can run.
+"""Divide an ONNX file's nodes between sparsejit and ONNX Runtime, in as few parts as possible.
 
-A node that is left stands as inputs of the graph from there on, so that one reading finds all.
+The results of a node that is left to ONNX Runtime become inputs of the graph, so that one reading
+finds all such nodes.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
 _REMEDY = "write them with others"
-# What a fault of ours may raise while a node is read.
+# Errors that a fault of sparsejit may raise while a node is read.
 _FAULTS = (LookupError, TypeError, ValueError, ArithmeticError, AssertionError, AttributeError)
 
 
 @dataclass(frozen=True)
 class LeftNode:
-    """A node that ONNX Runtime runs: its operator, its name, and why it is not compiled."""
+    """A node that ONNX Runtime runs: its operator, its name, and the reason."""
 
     operator: str
     name: str
@@ -57,7 +58,7 @@ class LeftNode:
 
 @dataclass(frozen=True)
 class GraphPart:
-    """Nodes by their places, all ours or all left; the values that come in and go out."""
+    """Nodes by their places, all compiled or all left to ONNX Runtime; their inputs and outputs."""
 
     places: tuple[int, ...]
     is_left: bool
@@ -67,10 +68,12 @@ class GraphPart:
 
 @dataclass(frozen=True, eq=False)
 class DividedModel:
-    """The nodes that the outputs need, by their places in order, decided branches written out.
+    """The nodes that the outputs need, by their places in order; decided branches are inlined.
 
-    left: those that ONNX Runtime runs. known: arrays that no call changes. types: of all else.
-    unsized: nodes that ONNX Runtime refuses where it is told the sizes of what they read.
+    left: nodes that ONNX Runtime runs.
+    known: arrays that no call changes.
+    types: types of all other values.
+    unsized: nodes that ONNX Runtime rejects if the types of their operands have sizes.
     """
 
     given: GivenModel
@@ -87,7 +90,7 @@ class DividedModel:
 
     @cached_property
     def parts(self) -> list[GraphPart]:
-        """As few as can run one after the other, ours and others in turn."""
+        """The fewest parts that can run one after the other, compiled and left ones in turn."""
         computed = [
             place
             for place, node in self.nodes.items()
@@ -102,7 +105,7 @@ class DividedModel:
         return [self.part(places) for places in min(ways, key=len)]
 
     def part(self, places: Sequence[int]) -> GraphPart:
-        """These nodes, with what they take from others and leave to them."""
+        """The part of these nodes, with its inputs from others and its outputs to others."""
         nodes = [self.nodes[place] for place in places]
         inside = set(places)
         outside = [node for place, node in self.nodes.items() if place not in inside]
@@ -116,7 +119,7 @@ class DividedModel:
         )
 
     def results(self, part: GraphPart) -> dict[int, str]:
-        """The first result of each node of a part, which tells it from all others."""
+        """The first result of each node of a part, which identifies the node."""
         return {place: makes(self.nodes[place])[0] for place in part.places}
 
     def model(self, part: GraphPart) -> ModelProto:
@@ -124,7 +127,7 @@ class DividedModel:
         return self._model(part, self.known)
 
     def given_part(self, part: GraphPart) -> GivenModel:
-        """A part of ours for `ImportedModel`."""
+        """A compiled part as the source of an `ImportedModel`."""
         return GivenModel(self._model(part, {}), arrays=self.known)
 
     def _model(self, part: GraphPart, arrays: Mapping[str, Array]) -> ModelProto:
@@ -138,7 +141,7 @@ class DividedModel:
 def _in_turn(
     before: Mapping[int, set[int]], left: Iterable[int], begins_left: bool
 ) -> list[list[int]]:
-    """Places in rounds, each of all that can run by then, of one side, then of the other."""
+    """Places in rounds of alternating sides; each round has all nodes that can run by then."""
     aside, done, rounds = set(left), set[int](), list[list[int]]()
     waiting, is_left = list(before), begins_left
     while waiting:
@@ -158,20 +161,20 @@ def divided_onnx(
     example_inputs: Sequence[Any] = (),
     constants: Mapping[str, Any] | None = None,
 ) -> DividedModel:
-    """A file's nodes, as far as reading them tells. Arguments as those of `import_onnx`.
+    """Divide a file's nodes, as far as reading them tells. Arguments are as in `import_onnx`.
 
-    Raises as that does for a file and examples, and as `divided` does.
+    Raises the errors of `import_onnx` for a file and examples, and the errors of `divided`.
     """
     return divided(GivenModel(read_model(source), tuple(example_inputs), constants), {})
 
 
 def divided(given: GivenModel, refused: Mapping[str, str]) -> DividedModel:
-    """The nodes of a model; `refused` are those that were found not to compile, and why.
+    """Divide the nodes of a model; `refused` has the nodes that failed to compile, and why.
 
-    They are told by their first results.
+    A node is identified by its first result.
 
-    Raises UnsupportedOperator, which lists them, for nodes that ONNX Runtime cannot run either,
-    and MissingDependency where it is not installed.
+    Raises UnsupportedOperator, which lists them, for nodes that ONNX Runtime cannot run either, and
+    MissingDependency where it is not installed.
     """
     refused = dict(refused)
     while True:
@@ -183,7 +186,7 @@ def divided(given: GivenModel, refused: Mapping[str, str]) -> DividedModel:
 
 
 class _Divider:
-    """Reads node after node."""
+    """Reads one node after the other."""
 
     def __init__(self, given: GivenModel, refused: Mapping[str, str]) -> None:
         self._given, self._refused = given, refused
@@ -193,7 +196,7 @@ class _Divider:
         self._interpreter.cast_to_floats = cast_to_floats(given.model.graph)
         self._known: dict[str, Operand] = dict(given.arrays)
         self._types: dict[str, TypeProto] = {}
-        # Why values do not enter a graph of ours.
+        # Reasons why values cannot enter a compiled graph.
         self._outside: dict[str, str] = {}
         self._left: dict[int, LeftNode] = {}
         self._missing: list[Missing] = []
@@ -202,7 +205,7 @@ class _Divider:
             self._add(each.name, _sized(each.type, given.shapes[each.name]))
 
     def divide(self) -> dict[str, str] | None:
-        """Read all nodes; a node that must be left as well, if that turns out too late."""
+        """Read all nodes. Return a node that must be left too, with the reason, if any is found."""
         makers: dict[str, str] = {}
         nodes = dict(enumerate(self._given.model.graph.node))
         waiting = deque(needed(nodes, self._outputs).values())
@@ -226,7 +229,7 @@ class _Divider:
         return None
 
     def _decided(self, node: NodeProto) -> GraphProto | None:
-        """The branch that an If takes whatever is computed."""
+        """The branch that an If always takes, or None."""
         condition = self._known.get(node.input[0]) if node.op_type == "If" else None
         if not isinstance(condition, np.ndarray):
             return None
@@ -234,12 +237,12 @@ class _Divider:
         branch = next(each.g for each in node.attribute if each.name == name)
         try:
             own_constants(branch, self._known)
-        except Unmapped:  # is said when it is read as a whole
+        except Unmapped:  # reported when the If is read as a whole
             return None
         return branch
 
     def result(self) -> DividedModel:
-        """What was found. Raises UnsupportedOperator for nodes that nothing runs."""
+        """Return the division. Raises UnsupportedOperator for nodes that neither side runs."""
         if self._missing:
             refuse(self._missing, _REMEDY)
         values = {name: x for name, x in self._known.items() if isinstance(x, Value)}
@@ -252,7 +255,7 @@ class _Divider:
         )
 
     def _absent(self, names: Iterable[str]) -> str | None:
-        """A value that a node of ours should have given, and has not."""
+        """The first value that a compiled node should have made, and has not."""
         absent = (name for name in names if self._known.get(name) is ABSENT)
         return next((name for name in absent if name not in self._outside), None)
 
@@ -261,7 +264,7 @@ class _Divider:
         return next((f"reads {name}, {self._outside[name]}" for name in outside), "")
 
     def _interpreted(self, node: NodeProto) -> str:
-        """Why it has no mapping, or nothing."""
+        """Reason why a node has no mapping; empty if it has one."""
         reader = self._interpreter
         try:
             reader.run([node], self._known)
@@ -282,7 +285,7 @@ class _Divider:
         return "; ".join(each.strip() or "has no mapping" for each in words)
 
     def _stand_in(self, place: int, node: NodeProto, reason: str) -> None:
-        """Let its results, as ONNX Runtime types them, be given from here on."""
+        """Make a node's results inputs of the graph, with the types that ONNX Runtime infers."""
         arrays = {
             name: x for name in reads(node) if isinstance(x := self._known.get(name), np.ndarray)
         }
@@ -291,7 +294,7 @@ class _Divider:
             kinds = self._kinds(place, model)
         except CompileError as error:
             lost = any(self._outside.get(name) == "" for name in reads(node))
-            if not lost:  # else what it reads is named already
+            if not lost:  # else the missing operand was reported already
                 where = Origin(node.op_type, source=f"node {_name(node)}")
                 self._missing.append(Missing(operator_of(node), f"{reason}; {error}", where))
             self._known.update(dict.fromkeys(makes(node), ABSENT))
@@ -301,7 +304,7 @@ class _Divider:
             self._add(name, kind)
 
     def _kinds(self, place: int, model: ModelProto) -> dict[str, TypeProto]:
-        """The types of a node's results. Raises CompileError where ONNX Runtime cannot run it."""
+        """Types of a node's results. Raises CompileError where ONNX Runtime cannot run the node."""
         try:
             return result_types(model)
         except CompileError:  # a branch that is never taken may fit other sizes only
@@ -318,7 +321,7 @@ class _Divider:
         return self._interpreter.inference.type_of(name, operand)
 
     def _add(self, name: str, kind: TypeProto) -> None:
-        """A value that comes from elsewhere: an input of the graph where that holds it."""
+        """Add a value that comes from elsewhere: an input of the graph, if graphs hold its type."""
         self._types[name] = kind
         try:
             sizes = _static_sizes(kind)
@@ -340,7 +343,7 @@ def _sized(kind: TypeProto, sizes: Sequence[int]) -> TypeProto:
 
 
 def _static_sizes(kind: TypeProto) -> tuple[int, ...]:
-    """Raises InvalidInput for what has none that are known now."""
+    """Sizes of a tensor type. Raises InvalidInput where they are not known now."""
     if not kind.HasField("tensor_type"):
         raise InvalidInput("which is no tensor")
     tensor = kind.tensor_type

@@ -1,4 +1,4 @@
-"""Operators of quantised files that are others in a row: DequantizeLinear, the operator, and back.
+"""Expand operators of quantised files into DequantizeLinear, the operator, and QuantizeLinear.
 
 QLinearConv(x, W, b)  ->  x, W, b = DequantizeLinear(...); y = Conv(x, W, b); QuantizeLinear(y)
 """
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 
 class _Replacement:
-    """Nodes in the place of one, which has the last one's name and attributes."""
+    """Nodes in place of one node, whose name and attributes go to the operator among them."""
 
     def __init__(self, node: NodeProto) -> None:
         self.node, self.made = node, list[Any]()
         self.inputs = list(node.input)
 
     def input(self, place: int) -> str:
-        """An operand's name, empty where it is left out."""
+        """Name of an operand; empty where it is left out."""
         return self.inputs[place] if place < len(self.inputs) else ""
 
     def attribute(self, name: str, default: Any) -> Any:
-        """A number of the node."""
+        """An attribute of the node, a number."""
         from onnx.helper import get_attribute_value
 
         found = (get_attribute_value(each) for each in self.node.attribute if each.name == name)
         return next(found, default)
 
     def add(self, operator: str, inputs: Sequence[str], output: str = "", **more: Any) -> str:
-        """A node of its own; the name of its result."""
+        """Add a node; return the name of its result."""
         from onnx.helper import make_node
 
         name = output or f"{self.node.output[0]}/{len(self.made)}"
@@ -42,12 +42,12 @@ class _Replacement:
         return name
 
     def floats(self, place: int, scale: int, zero: int, **more: Any) -> str:
-        """What an operand of bytes stands for."""
+        """Dequantise an operand; return the name of the result."""
         operands = [self.input(each) for each in (place, scale, zero)]
         return self.add("DequantizeLinear", operands if operands[2] else operands[:2], **more)
 
     def bias(self, place: int, x_scale: int, w_scale: int) -> list[str]:
-        """One of int32 in the product of two scales, if it is given."""
+        """Dequantise an int32 bias by the product of two scales; [] if it is not given."""
         if not self.input(place):
             return []
         scale = self.add("Mul", [self.input(x_scale), self.input(w_scale)])
@@ -56,7 +56,7 @@ class _Replacement:
     def finish(
         self, operator: str, operands: Sequence[str], scale: int, zero: int, *left_out: str
     ) -> list[NodeProto]:
-        """The operator, with all attributes but those left out, and back to bytes."""
+        """Add the operator, with all attributes except `left_out`, and quantise its result."""
         is_bytes = bool(self.input(scale))
         result = self.add(operator, operands, "" if is_bytes else self.node.output[0])
         own = self.made[-1]
@@ -116,6 +116,6 @@ EXPANSIONS: Mapping[str, Callable[[_Replacement], list[NodeProto]]] = {
 
 
 def expanded(node: NodeProto) -> list[NodeProto]:
-    """The nodes that stand for a node: itself, where it is of no such operator."""
+    """The nodes that replace a node; the node itself if it is no quantised operator."""
     expansion = EXPANSIONS.get(operator_of(node))
     return [node] if expansion is None else expansion(_Replacement(node))

@@ -1,4 +1,4 @@
-"""What nodes make of known operands: as the onnx package computes it, where that is right."""
+"""Results of nodes with known operands, by the onnx package's reference where that is right."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _gather_elements(x: Array, places: Array, axis: int = 0) -> Array:
-    """An element for each place along an axis; of other axes there may be fewer places."""
+    """GatherElements along an axis; `places` may be shorter than x along other axes."""
     axis %= x.ndim
     cut = tuple(slice(None if n == axis else size) for n, size in enumerate(places.shape))
     return np.take_along_axis(x[cut], places.astype(np.int64), axis)
@@ -27,7 +27,7 @@ def _gather_elements(x: Array, places: Array, axis: int = 0) -> Array:
 def _slice(
     x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None
 ) -> Array:
-    """The elements of backward slices as graphs have them; forward ones are Python's."""
+    """Slice; backward slices are as in graphs, forward slices as in Python."""
     count = np.size(starts)
     given = (
         *(starts, ends),
@@ -41,23 +41,23 @@ def _slice(
     return x
 
 
-# Which the package's reference computes wrongly, of padding, of positions, of channels at the ends,
-# of magnitudes, of numbers whose exponentials are beyond the dtype, and of recurrent layers with
-# lengths, clipped gates or other activations; graphs do not.
+# Operators that the package's reference computes wrongly: with padding, positions, channels at the
+# ends, magnitudes, numbers whose exponentials are beyond the dtype, and recurrent layers with
+# lengths, clipped gates or other activations. Graphs compute them correctly.
 _WRONG = (
     *("AveragePool", "ConvTranspose", "GlobalLpPool", "GlobalMaxPool", "LRN", "LogSoftmax"),
     *("LpNormalization", "LpPool", "MaxPool", "Resize", "GRU", "LSTM", "RNN", "Softplus"),
 )
-# It knows no other than that of this opset.
+# The reference has only the Softmax of this opset.
 _SOFTMAX_SINCE = 13
-# Which it computes wrongly or refuses, and which say shapes.
+# Operators on shapes that the reference computes wrongly or refuses.
 _OWN: Mapping[str, Callable[..., Array]] = {"GatherElements": _gather_elements, "Slice": _slice}
 
 
 def computed(
     node: NodeProto, operands: Sequence[Operand], attributes: Mapping[str, Any], opset: int
 ) -> list[Operand]:
-    """The node's results. Raises Unmapped where there are none."""
+    """Compute a node's results. Raises Unmapped where that fails."""
     from onnx.reference import ReferenceEvaluator
 
     if node.op_type == "Constant" and "sparse_value" in attributes:

@@ -1,4 +1,4 @@
-"""What ONNX says of operators by others: the bodies that the onnx package has of them.
+"""Bodies of ONNX operators, made of other operators, as the onnx package has them.
 
 Swish(x, alpha)  ->  s = Sigmoid(Mul(alpha, x)); y = Mul(x, s)
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FunctionBody(NamedTuple):
-    """Nodes of an opset between values that the body names."""
+    """Nodes of an opset, with the body's names of inputs and outputs."""
 
     nodes: Sequence[NodeProto]
     inputs: Sequence[str]
@@ -24,7 +24,7 @@ class FunctionBody(NamedTuple):
 
 
 def body_of(node: NodeProto, types: Sequence[TypeProto], opset: int) -> FunctionBody | None:
-    """The body that stands for a node of ONNX's own with operands of these types, if it has one."""
+    """The body of a node of ONNX's own, for operands of these types; None if it has none."""
     from onnx import FunctionProto
     from onnx.defs import SchemaError, get_schema
 
@@ -56,14 +56,14 @@ def body_of(node: NodeProto, types: Sequence[TypeProto], opset: int) -> Function
 
 
 def _latest(versions: Sequence[int], opset: int) -> int:
-    """The newest body that an opset has."""
+    """The newest version of a body that an opset has."""
     return max((each for each in versions if each <= opset), default=versions[0])
 
 
 def _attributes(
     node: NodeProto, body: FunctionProto, defaults: Mapping[str, AttributeProto]
 ) -> dict[str, AttributeProto]:
-    """By name: the node's own, else defaults of the body or of the operator."""
+    """Attributes by name: the node's own, else defaults of the body or of the operator."""
     found = {name: each for name, each in defaults.items() if each.name}
     found.update((each.name, each) for each in body.attribute_proto)
     found.update((each.name, each) for each in node.attribute)
@@ -71,7 +71,7 @@ def _attributes(
 
 
 def _instance(node: NodeProto, given: Mapping[str, AttributeProto]) -> NodeProto:
-    """A copy of a node with attributes in the place of references to them."""
+    """Copy a node, with attributes in place of references to them."""
     made = type(node)()
     made.CopyFrom(node)
     del made.attribute[:]

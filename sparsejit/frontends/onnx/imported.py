@@ -53,14 +53,14 @@ def import_onnx(
     constants: Mapping[str, Any] | None = None,
     axes: InputAxes | None = None,
 ) -> ImportedModel:
-    """The path of an .onnx file, or a ModelProto.
+    """Read an ONNX model: the path of an .onnx file, or a ModelProto.
 
     Example inputs give sizes that the file leaves open, in the order of its inputs; without them
-    the batch is 1. With `free_batch` the batch may have any length where the file leaves it open,
-    or has several samples, and no sample touches another; `axes` say where each input has it, if
-    they are known. Inputs that `constants` name are what it says, and not given any more. Raises as
-    `reading.read_model` does, InvalidInput for examples that do not fit, and UnsupportedOperator,
-    which lists the nodes that have no mapping.
+    the batch is 1. With `free_batch` the batch may have any length if the file leaves it open or
+    has several samples, and if no sample affects another. `axes` has the batch axis of each input,
+    if they are known. Inputs named in `constants` have these values, and calls do not give them any
+    more. Raises the errors of `reading.read_model`, InvalidInput for examples that do not fit, and
+    UnsupportedOperator, which lists the nodes that have no mapping.
     """
     given = GivenModel(read_model(source), tuple(example_inputs), constants or {})
     return ImportedModel(given, free_batch, axes)
@@ -68,7 +68,7 @@ def import_onnx(
 
 @dataclass(frozen=True)
 class DeclaredInput:
-    """An input of a file: its name, its dtype, and sizes, a name or None for those left open."""
+    """An input of a file: name, dtype and sizes; an open size is a name, or None without one."""
 
     name: str
     dtype: np.dtype[Any]
@@ -76,7 +76,7 @@ class DeclaredInput:
 
 
 def declared_inputs(source: str | Path | ModelProto) -> list[DeclaredInput]:
-    """The inputs that a call gives, in the order of the file. Raises as `read_model` does."""
+    """The inputs that a call gives, in the order of the file. Raises the errors of `read_model`."""
     graph = read_model(source).graph
     held = initialised(graph)
     return [
@@ -93,8 +93,8 @@ def declared_inputs(source: str | Path | ModelProto) -> list[DeclaredInput]:
 class GivenModel:
     """A file's graph, and the sizes and arrays that it is read for.
 
-    Inputs are a tuple, in the order of the file; a single output comes alone, several as a tuple.
-    `arrays` are known beside the initialisers of the file.
+    Inputs are a tuple, in the order of the file; a single output is no tuple, several are one.
+    `arrays` are known in addition to the initialisers of the file.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class GivenModel:
         self.output_tree = self.outputs_of([None] * len(self.model.graph.output))
 
     def outputs_of(self, dtypes: Sequence[Dtype | None]) -> Nest:
-        """What a call gives, where the file does not say of these dtypes."""
+        """Nest of a call's outputs; `dtypes` are used where the file declares none."""
         values = zip(self.model.graph.output, dtypes, strict=True)
         outputs = tuple(_tensor(*pair) for pair in values)
         return outputs[0] if len(outputs) == 1 else Nest(NestKind.TUPLE, outputs)
@@ -135,7 +135,7 @@ def _without_tensors(model: ModelProto) -> ModelProto:
 class ImportedModel:
     """A model that was read. `graph(batch)` is its graph for a batch of that size.
 
-    Where the batch is free, samples lie on axis 0 in it, wherever the model has them.
+    If the batch is free, it is axis 0 in the graph, whatever its axis in the model.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class ImportedModel:
         self._axes: InputAxes = (0,) * len(given.shapes)
         self.example_batch = next((shape[0] for shape in given.shapes.values() if shape), None)
         self._graphs = GraphsBySize()
-        first = self._read(None)  # what is missing is said now
+        first = self._read(None)  # missing operators are reported now
         self._graphs.get(None, lambda _: first.graph)
         self.output_tree = with_open_axes(given.outputs_of(first.dtypes), first.graph.open_axes)
         self._sized: SizedBatch | None = None
@@ -159,12 +159,12 @@ class ImportedModel:
         return self._found is not None
 
     def graph(self, batch: int | None = None) -> Graph:
-        """With that batch, by default the example's."""
+        """The graph for that batch, by default the example's."""
         graph = self._of_size(batch)
         return graph if self._found is None else batch_first(graph, self._found)
 
     def _of_size(self, batch: int | None) -> Graph:
-        """As the model takes and makes its batch."""
+        """The graph for that batch, on the axes that the model has it on."""
         if batch is None or batch == self.example_batch:
             return self._graphs.get(None, lambda _: self._read(None).graph)
         if self._sized is not None:
@@ -182,7 +182,7 @@ class ImportedModel:
         return read_graph(self._given.model.graph, self._given.opset, shapes, self._given.arrays)
 
     def _mixing(self, axes: InputAxes | None) -> str:
-        """Why the batch is not free, on the axes that are likeliest."""
+        """Reason why the batch is not free, on the likeliest axes; empty if it is free."""
         first, example_batch = "", self.example_batch
         for choice in self._choices() if axes is None else [axes]:
             try:
@@ -195,7 +195,7 @@ class ImportedModel:
         return first or "no input has axes"
 
     def _choices(self) -> Iterator[InputAxes]:
-        """Each once, likelier ones first."""
+        """Batch axes to try, each once, likelier ones first."""
         shapes = self._given.shapes
         names = [
             {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
@@ -208,7 +208,7 @@ class ImportedModel:
         yield from (axes for axes in likely_axes(self._of_size(None)) if axes not in sure)
 
     def _with_batch(self, axes: InputAxes) -> BatchAxes:
-        """Where the batch lies if it does so in the inputs. Raises SamplesMixed where not."""
+        """Find the batch axes, given the inputs' axes. Raises SamplesMixed if there are none."""
         sizes = [
             (name, axis, self._given.shapes[name][axis])
             for name, axis in zip(self._given.shapes, axes, strict=True)
@@ -230,9 +230,9 @@ class ImportedModel:
 
 
 def _fixed(inputs: Sequence[Any], constants: Mapping[str, Any]) -> dict[str, Array]:
-    """Constants in the dtypes of the inputs that they take the place of.
+    """Constants in the dtypes of the inputs that they replace.
 
-    Raises InvalidInput for a name that no input has, and for what the input does not hold.
+    Raises InvalidInput for a name that no input has, and for a value that the input does not hold.
     """
     declared = {each.name: each for each in inputs}
     found = {}
@@ -253,7 +253,7 @@ def _fixed(inputs: Sequence[Any], constants: Mapping[str, Any]) -> dict[str, Arr
 
 
 def _tensor(value: Any, made: Dtype | None = None) -> Nest:
-    """A tensor of the dtype that the file says, or that it is made of where it says none."""
+    """A tensor of the file's dtype, or of the dtype `made` where the file declares none."""
     if made is not None and not value.type.WhichOneof("value"):
         return tensor_of(made.name)
     try:
@@ -271,7 +271,7 @@ def _declared(value: Any) -> Shape:
 
 
 def _sizes(declared: Mapping[str, Shape], examples: Sequence[Any]) -> dict[str, tuple[int, ...]]:
-    """The sizes of each input: those of the example, or of the file with a batch of 1."""
+    """Sizes of each input: the example's, or the file's with a batch of 1."""
     if not examples:
         batch = {shape[0] for shape in declared.values() if shape and isinstance(shape[0], str)}
         return {name: _without_example(name, shape, batch) for name, shape in declared.items()}
@@ -289,7 +289,7 @@ def _sizes(declared: Mapping[str, Shape], examples: Sequence[Any]) -> dict[str, 
 
 
 def _check_sizes(what: str, sizes: tuple[int, ...], shape: Shape) -> None:
-    """Raises InvalidInput for sizes that are not as the file has them."""
+    """Raise InvalidInput for sizes that differ from the file's."""
     fits = len(sizes) == len(shape) and all(
         not isinstance(wanted, int) or size == wanted
         for size, wanted in zip(sizes, shape, strict=True)
@@ -299,7 +299,7 @@ def _check_sizes(what: str, sizes: tuple[int, ...], shape: Shape) -> None:
 
 
 def _without_example(name: str, shape: Shape, batch: Container[str]) -> tuple[int, ...]:
-    """A batch of 1 where its axis is open: axis 0, or one that has a name of `batch`."""
+    """Sizes with a batch of 1 where it is open: axis 0, or an axis with a name in `batch`."""
     sizes = [
         1 if (axis == 0 and not isinstance(n, int)) or n in batch else n
         for axis, n in enumerate(shape)

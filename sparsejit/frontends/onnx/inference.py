@@ -1,4 +1,4 @@
-"""What the onnx package says of a node before it is mapped: whether it is one, and its sizes.
+"""Validity and result sizes of a node before it is mapped, by the onnx package.
 
 Its schemas declare for every operator which operands and attributes go together.
 """
@@ -23,19 +23,19 @@ from sparsejit.ir.graph import Element, Value
 if TYPE_CHECKING:
     from onnx import NodeProto, TypeProto
 
-# Known operands of at most so many elements may say shapes, axes or counts; floats, scales.
+# Most elements of a known operand that may be a shape, axes or counts; and, of floats, scales.
 _MOST_SAYING, _MOST_SCALES = 1024, 8
 _MOST_AXES = 64  # of numpy's arrays
 Sizes = tuple[int | None, ...]
-# Earlier versions of these, which the package does not compute, say the same of fewer dtypes.
+# The package does not compute earlier versions of these, which do the same for fewer dtypes.
 _AS_OF = {"DequantizeLinear": 19, "QuantizeLinear": 19}
-# With ceil_mode the package counts, before opset 22, a last window that begins in the padding; an
-# STFT is one-sided unless it says otherwise, and the package takes it for two-sided.
+# Operators whose sizes the package infers wrongly: with ceil_mode, before opset 22, it counts a
+# last window that begins in the padding; it takes an STFT, by default one-sided, for two-sided.
 _SIZED_OTHERWISE = ("AveragePool", "MaxPool", "STFT")
 
 
 class Inference:
-    """Asks of node after node; keeps ONNX's own dtypes of values, which a graph holds as three."""
+    """Infers one node after the other; keeps ONNX's dtypes, of which a graph has three."""
 
     def __init__(self, opset: int) -> None:
         self._opset = opset
@@ -43,9 +43,9 @@ class Inference:
 
     @contextmanager
     def within(self, outputs: Iterable[str], results: Iterable[str]) -> Iterator[None]:
-        """While graphs within a node are read: what they name is theirs.
+        """Context for graphs within a node, whose names are their own.
 
-        Afterwards the dtypes of their outputs are those of the node's results.
+        Afterwards the node's results have the dtypes of the graphs' outputs.
         """
         inside = self._dtypes = self._dtypes.new_child()
         yield
@@ -55,11 +55,11 @@ class Inference:
                 self._dtypes[name] = inside[output]
 
     def name(self, value: str, dtype: int) -> None:
-        """Note the dtype of a value of the file."""
+        """Note the dtype of a value of the file, by ONNX's number."""
         self._dtypes[value] = dtype
 
     def name_as(self, value: str, dtype: Dtype) -> None:
-        """As `name`, by the dtype itself."""
+        """Note the dtype of a value of the file."""
         self._dtypes[value] = _number_of(dtype)
 
     def dtype(self, value: str) -> Dtype | None:
@@ -68,7 +68,7 @@ class Inference:
         return _dtype(found) if found else None
 
     def bytes_of(self, node: NodeProto, sizes: Sequence[Sizes | None]) -> int:
-        """That results of these sizes take, as far as they are known."""
+        """Bytes of results of these sizes, as far as they are known."""
         total = 0
         for name, each in zip(node.output, sizes, strict=False):
             dtype = self.dtype(name)
@@ -77,7 +77,7 @@ class Inference:
         return total
 
     def copy(self, values: Iterable[Any], others: Iterable[Any]) -> None:
-        """Note the dtypes of values for as many others, given by name or as graphs have them."""
+        """Note the dtypes of `values` for `others` too, pair by pair; each is a name or a value."""
         for value, other in zip(values, others, strict=False):
             name, new = (getattr(each, "name", each) for each in (value, other))
             if name in self._dtypes:
@@ -86,7 +86,7 @@ class Inference:
     def name_unknown(self, value: str, element: Element, operands: Iterable[str]) -> None:
         """Note the dtype of a result that the package does not know: of com.microsoft's operators.
 
-        Floats are what the first floats among the operands are, whole numbers int32.
+        Floats have the dtype of the first floats among the operands, whole numbers int32.
         """
         if value in self._dtypes:
             return
@@ -99,7 +99,7 @@ class Inference:
                 self._dtypes[value] = found
 
     def sizes(self, node: NodeProto, operands: Sequence[Operand]) -> list[Sizes | None]:
-        """The sizes of each result, None where the package does not say.
+        """The sizes of each result, None where the package does not infer them.
 
         Raises Unmapped for operands and attributes that the operator does not take.
         """
@@ -129,7 +129,7 @@ class Inference:
         return [_sizes(found.get(name)) for name in node.output]
 
     def type_of(self, name: str, operand: Any) -> TypeProto:
-        """What ONNX calls the type of an array, or of a value of the file."""
+        """ONNX's type of an array, or of a value of the file."""
         if isinstance(operand, np.ndarray):
             return _type_proto(_number_of(operand.dtype), operand.shape)
         held = self._dtypes.get(name) or _number_of(np.dtype(operand.type.element.value))
@@ -137,12 +137,12 @@ class Inference:
 
 
 def version_of(node: NodeProto, opset: int) -> int:
-    """The opset that says what a node does."""
+    """The opset that defines a node."""
     return max(opset, _AS_OF.get(node.op_type, 0))
 
 
 def check_found(results: Sequence[Any], sizes: Sequence[Sizes | None]) -> None:
-    """Raise Unmapped where a result has not the sizes that the operator gives it."""
+    """Raise Unmapped where the sizes of a result differ from the operator's."""
     for result, wanted in zip(results, sizes, strict=False):
         if wanted is None or not isinstance(result, Value | np.ndarray):
             continue
@@ -186,14 +186,14 @@ def _number_of(dtype: Dtype) -> int:
 
 @lru_cache(maxsize=1024)
 def _type_proto(dtype: int, shape: Sizes) -> TypeProto:
-    """Which nobody changes."""
+    """A type, which callers share and must not change."""
     from onnx.helper import make_tensor_type_proto
 
     return make_tensor_type_proto(dtype, shape)
 
 
 def _check_axis(node: NodeProto) -> None:
-    """Raise Unmapped for an axis that no tensor has: the package reads beyond its memory there."""
+    """Raise Unmapped for an axis that no tensor has: the package would read out of bounds."""
     for attribute in node.attribute:
         if attribute.name == "axis" and abs(attribute.i) > _MOST_AXES:
             raise Unmapped(f"its axis is {attribute.i}")
@@ -220,7 +220,7 @@ def _says(operand: Operand) -> bool:
 
 
 def _axes_of_pad(node: NodeProto, array: Any) -> Any:
-    """Axes of int32, which Pad takes, as the int64 that the package asks for."""
+    """Convert axes of int32, which Pad takes, to the int64 that the package requires."""
     is_narrow = node.op_type == "Pad" and array.dtype == np.int32
     return array.astype(np.int64) if is_narrow else array
 
@@ -239,6 +239,6 @@ def _sizes(kind: Any) -> Sizes | None:
 
 
 def _reason(error: Exception) -> str:
-    """The text without the package's own mark."""
+    """Text of an error without the package's own mark."""
     text = str(error).strip().partition("\n")[0]
     return text.removeprefix("[ShapeInferenceError]").strip()

@@ -1,4 +1,4 @@
-"""An ONNX graph, node by node, as a graph of ours."""
+"""Read an ONNX graph, node by node, into a graph of sparsejit's."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from sparsejit.ir.ops.selection import TruePlaces
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
-# Stands for what a missing operator would have made, and for masks and places that none makes.
+# Stands for results of a missing operator, and for masks and places that no mapping makes.
 ABSENT: Any = object()
-# What a mapping may raise for a node that no exporter writes, and what is then said of it.
+# Errors that a mapping may raise for a node that no exporter writes, and the message for them.
 _MISFITS = (ValueError, TypeError, LookupError, ArithmeticError)
 MISFIT = "its operands or attributes do not fit together"
-# What nodes make of known operands alone is kept while a model is read: so many bytes in all.
+# Most bytes of folded results, which are all kept while a model is read.
 MOST_KNOWN_BYTES = 1 << 31
 _REMEDY = 'write them with others, or leave them to ONNX Runtime with fallback="onnxruntime"'
 
 
 class ReadGraph(NamedTuple):
-    """A graph, and the dtypes that ONNX has of its outputs, None where that is not known."""
+    """A graph, and ONNX's dtypes of its outputs, None where they are not known."""
 
     graph: Graph
     dtypes: tuple[Dtype | None, ...]
@@ -57,10 +57,10 @@ def read_graph(
     shapes: Mapping[str, tuple[int, ...]],
     arrays: Mapping[str, Array],
 ) -> ReadGraph:
-    """The graph for inputs of these shapes; `arrays` are the initialisers by name.
+    """Read the graph for inputs of these shapes; `arrays` are the initialisers by name.
 
-    Raises UnsupportedOperator, which lists every node that has no mapping, and InvalidInput for
-    an input of a dtype that no graph holds.
+    Raises UnsupportedOperator, which lists every node that has no mapping, and InvalidInput for an
+    input of a dtype that no graph holds.
     """
     interpreter = NodeInterpreter(opset)
     interpreter.cast_to_floats = cast_to_floats(model)
@@ -89,7 +89,7 @@ def read_graph(
 
 
 def cast_to_floats(model: GraphProto) -> set[str]:
-    """Names that nothing but a Cast to a dtype of floats reads, also within graphs of nodes."""
+    """Names that only a Cast to a dtype of floats reads, also within graphs of nodes."""
     from onnx import TensorProto
 
     floats = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16}
@@ -100,14 +100,14 @@ def cast_to_floats(model: GraphProto) -> set[str]:
     return cast - others
 
 
-# Their whole numbers are floats until they are cast or scaled.
+# Operators whose whole numbers are held as floats until they are cast or scaled.
 _HELD_AS_FLOATS = ("ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "QuantizeLinear")
 
 
-# Whose results of numbers that hardly differ may differ by much.
+# Operators whose results may differ by much where operands hardly differ.
 _JUMPING = ("Ceil", "Floor", "Mod", "Round", "Shrink", "Sign", "ThresholdedRelu")
 
-# Why operators have no mapping that compute how large their results are; of known operands they do.
+# Reasons why operators that compute the sizes of their results are mapped for known operands only.
 _OF_OPEN_SIZE = dict.fromkeys(
     ("NonMaxSuppression", "Range", "Unique"),
     "how large its result is, a call decides; make what it reads constants, or end before it",
@@ -115,9 +115,9 @@ _OF_OPEN_SIZE = dict.fromkeys(
 
 
 class NodeInterpreter:
-    """Runs nodes in order; what has no mapping is collected in `missing`.
+    """Runs nodes in order; nodes without a mapping are collected in `missing`.
 
-    `notes` say what costs more than the file lets expect.
+    `notes` names the parts that cost more than the file suggests.
     """
 
     def __init__(self, opset: int) -> None:
@@ -125,15 +125,15 @@ class NodeInterpreter:
         self.missing: list[Missing] = []
         self.notes: list[str] = []
         self.inference = Inference(opset)
-        self.cast_to_floats: set[str] = set()  # results that nothing but such a Cast reads
+        self.cast_to_floats: set[str] = set()  # results that only such a Cast reads
         self._opset = opset
         self.turns = self._known_bytes = 0  # of loops, written out
         self._constants: dict[int, tuple[Array, Value]] = {}
 
     def input(self, name: str, kind: int, shape: tuple[int, ...]) -> Value:
-        """A value that a call gives, of the dtype that ONNX numbers so.
+        """Add an input of the graph, of the dtype that ONNX numbers `kind`.
 
-        Raises InvalidInput for one that no graph holds.
+        Raises InvalidInput for a dtype that no graph holds.
         """
         dtype = dtype_of(kind, f"input {name}")
         try:
@@ -147,7 +147,7 @@ class NodeInterpreter:
         return self.write.input(TensorType(shape, element), name, dtype.name)
 
     def run(self, nodes: Iterable[NodeProto], known: dict[str, Operand]) -> None:
-        """Add to `known` what the nodes make of it."""
+        """Add the results of the nodes to `known`."""
         for node in (part for whole in nodes for part in expanded(whole)):
             operands = [known[name] if name else None for name in node.input]
             self.write.origin = _origin(node)
@@ -195,7 +195,7 @@ class NodeInterpreter:
         return [ABSENT if each is None else each for each in results]
 
     def _by_its_body(self, node: NodeProto, operands: Sequence[Operand]) -> Sequence[Operand]:
-        """What ONNX's own body of the operator makes. Raises Unmapped where it has none."""
+        """Results by ONNX's own body of the operator. Raises Unmapped where it has none."""
         why = _OF_OPEN_SIZE.get(node.op_type, "")
         if why or not all(is_plain(x) for x in operands if x is not None):
             raise Unmapped(why)
@@ -222,14 +222,14 @@ class NodeInterpreter:
         return [known.get(name, ABSENT) for name in body.outputs[: len(node.output)]]
 
     def _check_sizes(self, operands: Sequence[Operand], results: Sequence[Operand]) -> None:
-        """Raises Unmapped for a result that is a size which values decide."""
+        """Raise Unmapped for a result that is a size, if values decide it."""
         if all(isinstance(x, Value) for x in results if x is not None):
             return
         if any(self.write.depends_on(x, TruePlaces) for x in operands):
             raise Unmapped("is a size that values decide")
 
     def _lacking(self, node: NodeProto, reason: str) -> Sequence[Operand]:
-        """Note that this is missing and go on without, to find the others as well."""
+        """Note a missing operator and continue without its results, to find the others as well."""
         name = operator_of(node)
         where = Origin(name, source=f"node {node.name or node.output[0]}")
         self.missing.append(Missing(name, reason, where))
@@ -242,9 +242,9 @@ class NodeInterpreter:
         sizes: Sequence[Sizes | None],
         is_last_way: bool,
     ) -> Sequence[Operand] | None:
-        """What a node makes of known operands; None where the onnx package does not say.
+        """Results of a node with known operands; None where the onnx package does not compute them.
 
-        Raises Unmapped where that is too large to keep, and instead of None if `is_last_way`.
+        Raises Unmapped where they are too large to keep, and instead of None if `is_last_way`.
         """
         wanted = self.inference.bytes_of(node, sizes)
         if self._known_bytes + wanted > MOST_KNOWN_BYTES:
@@ -266,7 +266,7 @@ class NodeInterpreter:
         return results
 
     def _typed(self, node: NodeProto, number: int, result: Operand) -> Operand:
-        """A result of ONNX's dtype; some whole numbers are held as floats."""
+        """Give a result ONNX's dtype; some whole numbers are held as floats."""
         if isinstance(result, Value) and number < len(node.output):
             element = result.type.element
             self.inference.name_unknown(node.output[number], element, node.input)
@@ -287,7 +287,7 @@ class NodeInterpreter:
     def _chosen(
         self, node: NodeProto, operands: Sequence[Operand], known: Mapping[str, Operand]
     ) -> Sequence[Operand]:
-        """The branch of an If whose condition is known now; else both, and a choice at the end."""
+        """Results of an If: of one branch if its condition is known now, else a choice of both."""
         (condition,) = operands
         branches = {attribute.name: attribute.g for attribute in node.attribute}
         ways = [branches[name] for name in ("then_branch", "else_branch")]
@@ -306,7 +306,7 @@ class NodeInterpreter:
         return [self._either(truth, *pair) for pair in zip(*results, strict=True)]
 
     def _either(self, truth: Value, then: Operand, other: Operand) -> Operand:
-        """One of two results of the same type, by a number that the model computes."""
+        """Choose one of two results of the same type by a condition that the model computes."""
         if then is ABSENT or other is ABSENT:
             return ABSENT
         one, two = (self.write.value(_plain(each)) for each in (then, other))
@@ -321,9 +321,9 @@ class NodeInterpreter:
     def run_inside(
         self, region: GraphProto, inside: Mapping[str, Operand], write: Writer
     ) -> list[Value]:
-        """What a graph within a node returns, as values of a writer of its own.
+        """Results of a graph within a node, as values of a writer of its own.
 
-        `inside` has all that it reads. Raises Unmapped where something is missing.
+        `inside` has all values that the graph reads. Raises Unmapped where something is missing.
         """
         known = {**inside, **own_constants(region, inside)}
         outside = self.write, self._constants, self.missing
@@ -341,14 +341,14 @@ class NodeInterpreter:
     def inside(
         self, region: GraphProto, given: Sequence[Operand], outside: Mapping[str, Operand]
     ) -> Sequence[Operand]:
-        """What a graph within a node returns; it sees what lies around it."""
+        """Results of a graph within a node, which may read the values around it."""
         known = {**outside, **own_constants(region, outside)}
         known.update(zip((each.name for each in region.input), given, strict=True))
         self.run(region.node, known)
         return [known[each.name] for each in region.output]
 
 
-# What runs graphs within its node.
+# Operators that run graphs within their node.
 REGIONS: Mapping[str, Callable[..., Sequence[Operand]]] = {
     "If": NodeInterpreter._chosen,
     "Loop": loop,
@@ -368,7 +368,7 @@ def _origin(node: NodeProto) -> Origin:
 
 
 def _attributes(node: NodeProto) -> dict[str, Any]:
-    """As Python holds them: text, numbers, lists, arrays."""
+    """Attributes as Python holds them: text, numbers, lists, arrays."""
     from onnx import AttributeProto
     from onnx.helper import get_attribute_value
 

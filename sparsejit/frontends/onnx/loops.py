@@ -3,7 +3,7 @@
     Loop    states and a counter go from turn to turn; results of each turn stack up
     Scan    reads a part of each sequence as well
 
-How many turns there are is known when the model is read: from the trip count, from the length of
+The number of turns is known when the model is read: from the trip count, from the length of
 sequences, or from a condition that counts.
 """
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from sparsejit.frontends.onnx.interpreting import NodeInterpreter
 
 _MOST_TURNS = 1 << 20
-_FEW_TURNS = 16  # that are always written out, so that constants fold
-# More turns would make a function too long to compile; of loops in loops, so many in all.
+_FEW_TURNS = 16  # up to here loops are always written out, so that constants fold
+# More turns, of one loop or of all together, would make a function too long to compile.
 _MOST_WRITTEN_OUT, _MOST_IN_ALL = 256, 4096
 
 
@@ -41,7 +41,7 @@ _MOST_WRITTEN_OUT, _MOST_IN_ALL = 256, 4096
 class ReadBody:
     """A body's graph, whose inputs are states, parts of sequences, and `others`.
 
-    Those are the values of the model that it reads. `dtypes` are the model's, of its outputs.
+    `others` are values of the model that the body reads. `dtypes` are the model's, of its outputs.
     """
 
     graph: Graph
@@ -55,7 +55,7 @@ def loop(
     operands: Sequence[Operand],
     known: Mapping[str, Operand],
 ) -> Sequence[Operand]:
-    """A Loop: few turns one after the other, as many in turns of one body where that can be."""
+    """Results of a Loop: few turns are written out, more are turns of one body if possible."""
     turns = operands[0]
     most = turns.item() if isinstance(turns, np.ndarray) and turns.size == 1 else None
     if most is not None and most <= _FEW_TURNS:
@@ -74,7 +74,7 @@ def _written_out(
     operands: Sequence[Operand],
     known: Mapping[str, Operand],
 ) -> Sequence[Operand]:
-    """The turns of a Loop one after the other, where their number is known now."""
+    """Results of a Loop with its turns written out one by one; their number must be known now."""
     turns, condition, *carried = operands
     is_number = isinstance(turns, np.ndarray) and turns.size == 1 and turns.dtype.kind == "i"
     most = int(np.asarray(turns).item()) if is_number else None
@@ -107,7 +107,7 @@ def loop_in_turns(
     operands: Sequence[Operand],
     known: Mapping[str, Operand],
 ) -> Sequence[Operand]:
-    """The results of a Loop. Raises Unmapped where turns cannot express it."""
+    """Results of a Loop as turns of one body. Raises Unmapped where turns cannot express it."""
     most, condition, *carried = operands
     body = body_of(node)
     if isinstance(condition, Value):
@@ -148,7 +148,7 @@ def _without_condition(graph: Graph, states: int) -> Graph:
 
 
 def _dtype(interpreter: NodeInterpreter, name: str, operand: Operand) -> Dtype:
-    """The model's dtype of an operand, which it calls by that name."""
+    """The model's dtype of an operand, which the model calls `name`."""
     if isinstance(operand, np.ndarray):
         return operand.dtype
     return interpreter.inference.dtype(name) or interpreter.write.dtype(operand)
@@ -160,7 +160,7 @@ def _note(write: Writer, values: Sequence[Value], dtypes: Sequence[str]) -> None
 
 
 def _number(most: Operand) -> int | None:
-    """A trip count that is known; None where there is none. Raises Unmapped for another."""
+    """The known trip count; None if it is left out. Raises Unmapped for a computed one."""
     if most is None:
         return None
     if not isinstance(most, np.ndarray) or most.size != 1 or most.dtype.kind != "i":
@@ -174,7 +174,7 @@ def scan_in_turns(
     operands: Sequence[Operand],
     known: Mapping[str, Operand],
 ) -> Sequence[Operand]:
-    """The results of a Scan, of opset 9 or later."""
+    """Results of a Scan, of opset 9 or later."""
     from onnx.helper import get_attribute_value
 
     attributes = {each.name: get_attribute_value(each) for each in node.attribute}
@@ -225,7 +225,7 @@ def _as_stacked(write: Writer, value: Value, axis: int, backwards: int) -> Value
 
 
 def body_of(node: NodeProto) -> GraphProto:
-    """The graph that is run in turns."""
+    """The graph that a node runs in turns."""
     return next(attribute.g for attribute in node.attribute if attribute.name == "body")
 
 
@@ -240,11 +240,11 @@ def read_body(
     states: int | None = None,
     counts: bool = False,
 ) -> ReadBody:
-    """A body with inputs for `values`: states, then sequences from number `states` on.
+    """Read a body with inputs for `values`: states, then sequences from number `states` on.
 
-    `names` are those that the body has for them, `dtypes` the model's dtypes. With
-    `counts` the first state is the number of the turn, which the body does not return. `given` are
-    other inputs, and what is `known` outside the body may read.
+    `names` are the body's names of these inputs, `dtypes` the model's dtypes of them. With `counts`
+    the first state is the number of the turn, which the body does not return. `given` are other
+    inputs; the body may also read values that are `known` outside of it.
     """
     outer, write = interpreter.write, Writer()
     inputs = []
@@ -285,7 +285,7 @@ def read_body(
 
 
 def read_by(nodes: Iterable[Any]) -> list[str]:
-    """The names that nodes read, and graphs within them."""
+    """The names that nodes read, and that graphs within them read."""
     names: dict[str, None] = {}
     for node in nodes:
         names.update(dict.fromkeys(name for name in node.input if name))

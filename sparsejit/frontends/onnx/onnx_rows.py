@@ -1,4 +1,4 @@
-"""Which operator of ONNX becomes what: one row an operator, one file a group."""
+"""Table of ONNX's operators and their mappings: one row an operator, one file a group."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,7 +23,7 @@ GROUPS = (
     *(products, einsum, convolution, recurrent, elementwise, reductions, normalisation, views),
     *(selection, places, quantisation, fourier, microsoft),
 )
-# Each is called with the writer and the node's `Call`.
+# Each mapping is called with the writer and the node's `Call`.
 OPERATORS: Mapping[str, Callable[..., Any]] = {
     name: mapping for group in GROUPS for name, mapping in group.OPERATORS.items()
 }

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def reads(node: NodeProto) -> list[str]:
-    """The values that a node reads, also those that graphs within it take from around it."""
+    """The values that a node reads, also in graphs within it that read values around the node."""
     found = [name for name in node.input if name]
     for attribute in node.attribute:
         for region in _regions(attribute):
@@ -23,7 +23,7 @@ def reads(node: NodeProto) -> list[str]:
 
 
 def _regions(attribute: AttributeProto) -> Sequence[GraphProto]:
-    """The graphs within an attribute: branches, and what loops run."""
+    """The graphs within an attribute: branches, and bodies of loops."""
     return [attribute.g] if attribute.HasField("g") else attribute.graphs
 
 
@@ -36,14 +36,14 @@ def _captured(region: GraphProto) -> Iterator[str]:
 
 
 def makes(node: NodeProto) -> list[str]:
-    """The values that a node gives."""
+    """The names of a node's results."""
     return [name for name in node.output if name]
 
 
 def inlined(node: NodeProto, branch: GraphProto) -> list[NodeProto]:
     """The nodes of a branch in place of the If that chooses it.
 
-    Its values get names of their own: branches of several Ifs may call theirs alike.
+    Its values are renamed: branches of several Ifs may have the same names.
     """
     from onnx.helper import make_node
     from onnx.numpy_helper import from_array
@@ -66,7 +66,7 @@ def inlined(node: NodeProto, branch: GraphProto) -> list[NodeProto]:
 
 
 def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
-    """A copy of the node with values, also those that graphs within it read, under other names."""
+    """Copy a node, with other names for its values, also within its graphs."""
     made = type(node)()
     made.CopyFrom(node)
     made.input[:] = [names.get(name, name) for name in node.input]
@@ -85,7 +85,7 @@ def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
 
 
 def needed(nodes: Mapping[int, NodeProto], outputs: Iterable[str]) -> dict[int, NodeProto]:
-    """The nodes that outputs depend on, out of those, which are in order."""
+    """The nodes that outputs depend on, out of `nodes`, which are in order."""
     wanted = set(outputs)
     found: dict[int, NodeProto] = {}
     for place, node in reversed(list(nodes.items())):
@@ -96,7 +96,7 @@ def needed(nodes: Mapping[int, NodeProto], outputs: Iterable[str]) -> dict[int, 
 
 
 def without_sizes(kind: TypeProto) -> TypeProto:
-    """The type with as many axes, of any sizes."""
+    """The type with the same number of axes, of any sizes."""
     made = type(kind)()
     made.CopyFrom(kind)
     for axis in made.tensor_type.shape.dim:
@@ -105,7 +105,7 @@ def without_sizes(kind: TypeProto) -> TypeProto:
 
 
 def crossing(nodes: Sequence[NodeProto], known: Mapping[str, Any]) -> list[str]:
-    """What nodes read that they do not make, and that is not known now."""
+    """Values that nodes read, but neither make nor know now."""
     made = {name for node in nodes for name in makes(node)}
     read = dict.fromkeys(name for node in nodes for name in reads(node))
     return [name for name in read if name not in made and name not in known]
@@ -118,9 +118,9 @@ def part_model(
     arrays: Mapping[str, Array],
     type_of: Callable[[str], TypeProto | None],
 ) -> ModelProto:
-    """The nodes as a model; what is known and read becomes constants.
+    """Write the nodes as a model; known values that they read become constants.
 
-    `type_of` says the type of an input; of an output None leaves it to who reads the model.
+    `type_of` returns the type of an input; None for an output lets the model's reader infer it.
     """
     from onnx import ModelProto, ValueInfoProto
     from onnx.numpy_helper import from_array

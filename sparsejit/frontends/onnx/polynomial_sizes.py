@@ -1,10 +1,10 @@
-"""Whether sums and products alone make all sizes in an ONNX model of those of its inputs.
+"""Whether all sizes in an ONNX model are sums and products of the sizes of its inputs.
 
-Each value is one of three: a size, as `Shape` gives it; what a size alone has spread, such as the
-places of words; or all else. Sizes may be added, multiplied and put together, what is spread may
-be changed element by element, and neither may be looked at otherwise: no minimum, no rest, no
-comparison of a size, no sum over so many ones. An operator that is not in these tables is none of
-which that is known.
+Each value is one of three: a size, as `Shape` gives it; spread, that is, made from sizes alone,
+such as the positions of words; or anything else. Sizes may be added, multiplied and concatenated,
+spread values may be changed element by element, and no other operator may read either: no minimum,
+no remainder, no comparison of a size, no sum over a number of ones. Sizes are not known to be
+polynomial with an operator that is not in these tables.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sparsejit.frontends.onnx.reading import read_model
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
 
-_OF_SIZES = {"Add", "Mul", "Cast"}  # a difference may be 0 or 1, which reshaping takes apart
+_OF_SIZES = {"Add", "Mul", "Cast"}  # no Sub: reshaping treats differences of 0 and 1 separately
 _MOVING = {"Concat", "Identity", "Unsqueeze", "Squeeze", "Transpose", "Flatten"}
-# Which change what stands at a place of what is spread, as its size changes.
+# Operators that move elements of spread values to other places as a size changes.
 _REORDERING = {"Concat", "Flatten", "Reshape"}
-# Operators of which an operand says sizes, and which.
+# Operators with an operand that has sizes, and the place of that operand.
 _SHAPED = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}
 _BY_ELEMENT = {
     *("Add", "Sub", "Mul", "Div", "Neg", "Cast", "Abs", "Sqrt", "Reciprocal", "Pow", "Exp", "Log"),
@@ -36,25 +36,25 @@ _WHOLE_NUMBERS = {6, 7}  # TensorProto's int32 and int64
 
 
 def file_has_polynomial_sizes(source: str | Path | ModelProto) -> bool:
-    """Whether that is known of the model. Raises as reading it does."""
+    """Whether all sizes are known to be polynomial. Raises the errors of `read_model`."""
     model = read_model(source)
     follower = Sizes(model)
     return all(map(follower.takes, model.graph.node))
 
 
 class Sizes:
-    """Which values are sizes, which are spread, and which are constants."""
+    """Tables of the values that are sizes, spread, and constants."""
 
     def __init__(self, model: ModelProto) -> None:
         graph = model.graph
-        # By name; None where what is made of constants is not computed.
+        # By name; None for results of constants, which are not computed.
         self.constants: dict[str, TensorProto | None] = {e.name: e for e in graph.initializer}
         self.constants |= dict.fromkeys(each.values.name for each in graph.sparse_initializer)
         self.sizes: set[str] = set()
         self.spread: set[str] = set()
 
     def takes(self, node: NodeProto) -> bool:
-        """Whether a node does with sizes what it may; its results are known then."""
+        """Whether a node uses sizes only as allowed; enters its results in the tables."""
         if node.domain not in ("", "ai.onnx"):
             return False
         kind, inputs = node.op_type, [name for name in node.input if name]
@@ -77,7 +77,7 @@ class Sizes:
         if any(name in self.sizes for name in inputs):
             return self._of_sizes(node)
         if kind == "Squeeze" and len(inputs) == 1 and not node.attribute:
-            return False  # whatever has one element
+            return False  # it removes every axis of one element
         if kind in _MOVING or kind in _BY_ELEMENT:
             is_spread = self._is_spread(inputs)
             self.spread.update(node.output if is_spread else ())
@@ -85,12 +85,12 @@ class Sizes:
         return kind in _OVER_ROWS and not any(name in self.spread for name in inputs)
 
     def _is_spread(self, names: list[str]) -> bool:
-        """Whether something is, and constants are all else."""
+        """Whether some of these are spread, and all others constants."""
         known = all(name in self.spread or name in self.constants for name in names)
         return known and any(name in self.spread for name in names)
 
     def _of_sizes(self, node: NodeProto) -> bool:
-        """Makes whole numbers of sizes, and of constants beside them."""
+        """Whether a node makes whole numbers from sizes and from constants."""
         names = [name for name in node.input if name]
         if any(name not in self.sizes and name not in self.constants for name in names):
             return False
@@ -106,7 +106,7 @@ class Sizes:
         return node.op_type in _OF_SIZES or node.op_type in _MOVING
 
     def _range(self, node: NodeProto) -> bool:
-        """From 0 on, one by one."""
+        """Whether a Range counts from 0 on, one by one."""
         first, _, step = node.input
         if self._numbers(first) != [0] or self._numbers(step) != [1]:
             return False
@@ -114,7 +114,7 @@ class Sizes:
         return True
 
     def _shaped(self, node: NodeProto, place: int) -> bool:
-        """Its other operand, or what it fills with, in a shape that sizes say."""
+        """Whether a node may give its other operand, or a filled array, a shape made of sizes."""
         others = [name for number, name in enumerate(node.input) if number != place]
         shape = node.input[place]
         if any(name in self.sizes for name in others):
@@ -128,7 +128,7 @@ class Sizes:
         return not (is_spread and node.op_type in _REORDERING)
 
     def _gathered(self, node: NodeProto) -> bool:
-        """Some sizes, whose places are constants; or rows, one for each place."""
+        """Whether a Gather takes sizes at constant places, or rows, one for each place."""
         data, places = node.input
         if places in self.sizes or data in self.spread:
             return False
@@ -137,7 +137,7 @@ class Sizes:
             return places in self.constants
         if self._is_spread([data, places]):
             self.spread.update(node.output)
-        # Several places become indices, which nobody compares with another size. One is a slice.
+        # Several places become indices, which are not checked against another size; one is a slice.
         numbers = self._numbers(places)
         is_one = numbers is not None and (len(numbers) == 1 or set(numbers) <= {0, -1})
         return is_one or places not in self.constants or data in self.constants

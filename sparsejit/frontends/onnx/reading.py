@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto
 
 SUFFIX = ".onnx"
-# Older ones than the last are converted to it where the onnx package can: its evaluator computes
-# constants of older ones wrongly (Unsqueeze with axes as an attribute). From the second on they
-# are mapped as they are, from the first on they can be converted.
+# Older opsets than CONVERTED_TO are converted to it where the onnx package can: its evaluator
+# computes constants of older ones wrongly (Unsqueeze with axes as an attribute). Opsets from
+# _OLDEST_MAPPED on are mapped as they are, opsets from OLDEST_OPSET on can be converted.
 OLDEST_OPSET, _OLDEST_MAPPED, CONVERTED_TO = 7, 11, 13
 _RESIZED = ("Resize", "Upsample")
 _MODES_BEFORE = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "outwards"}
-# Exporters write them for sizes that are open, of one axis each.
+# Exporters write these names for open sizes, which are unrelated to each other.
 _NO_NAMES = ("", "?", "-1")
 
 
@@ -41,14 +41,14 @@ def is_onnx(model: Any) -> bool:
 
 
 def model_name(model: str | Path | ModelProto) -> str:
-    """What an ONNX model is called: its file, or its graph."""
+    """Name of an ONNX model: its file's, or its graph's."""
     if isinstance(model, str | Path):
         return Path(model).stem
     return str(model.graph.name) or "model"
 
 
 def read_model(source: str | Path | ModelProto) -> ModelProto:
-    """The model, with tensors in files beside it, and its own functions written out.
+    """Read a model, with tensors in files beside it; its own functions are inlined.
 
     Raises MissingDependency without the onnx package, InvalidInput where there is no such file and
     for an opset that is not known or cannot be converted, and DamagedFile for a file that is no
@@ -102,14 +102,14 @@ def opset_of(model: ModelProto) -> int:
 
 
 def newest_opset() -> int:
-    """The newest that the onnx package knows."""
+    """The newest opset that the onnx package knows."""
     from onnx.defs import onnx_opset_version
 
     return int(onnx_opset_version())
 
 
 def _converted(model: ModelProto, name: str) -> ModelProto:
-    """The model in an opset that is mapped. Raises InvalidInput where there is none of it."""
+    """The model in an opset that is mapped. Raises InvalidInput where it cannot be converted."""
     import onnx
     from onnx.version_converter import ConvertError
 
@@ -143,7 +143,7 @@ def _converted(model: ModelProto, name: str) -> ModelProto:
 def _keep_positions(graph: GraphProto, resized: Sequence[str]) -> None:
     """Give converted nodes the positions that Resize and Upsample had before opset 11.
 
-    onnx's converter leaves them to the defaults of opset 11, which are others.
+    onnx's converter leaves them to the defaults of opset 11, which differ.
     """
     from onnx.helper import make_attribute
 
@@ -154,7 +154,7 @@ def _keep_positions(graph: GraphProto, resized: Sequence[str]) -> None:
 
 
 def _keep_hardmax(graph: GraphProto) -> None:
-    """Write a converted Hardmax over all axes from its own on, as it was before opset 13.
+    """Write a converted Hardmax over all axes from its own axis on, as it was before opset 13.
 
     onnx's converter does so for Softmax alone.
     """
@@ -192,7 +192,7 @@ def size_of(axis: Any) -> int | str | None:
 
 
 def tensor_array(tensor: TensorProto) -> Array:
-    """What a tensor of the file holds. Raises DamagedFile where it has not what its sizes say."""
+    """The array of a tensor of the file. Raises DamagedFile where its data do not fit its sizes."""
     from onnx.numpy_helper import to_array
 
     try:
@@ -219,7 +219,7 @@ def tensors_of(graph: GraphProto) -> dict[str, Array]:
 
 
 def sparse_array(tensor: SparseTensorProto) -> Array:
-    """A sparse tensor with its zeros. Raises DamagedFile for places that it does not have."""
+    """The dense array of a sparse tensor. Raises DamagedFile for places beyond its sizes."""
     values, places = tensor_array(tensor.values), tensor_array(tensor.indices)
     shape = tuple(tensor.dims)
     made = np.zeros(shape, values.dtype)
@@ -238,7 +238,7 @@ def sparse_array(tensor: SparseTensorProto) -> Array:
 
 
 def dtype_of(number: int, whose: str) -> Dtype:
-    """The dtype that ONNX numbers so. Raises InvalidInput for a number that names none."""
+    """The dtype that ONNX gives this number. Raises InvalidInput for a number that names none."""
     dtype = numpy_dtype_of(number, whose)
     return BFLOAT16 if dtype.name == BFLOAT16.name else dtype
 

@@ -1,4 +1,4 @@
-"""Graphs within nodes: what they name, and which constants are their own."""
+"""Graphs within nodes: the names of their values, and their own constants."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def names_of(values: Iterable[Any]) -> list[str]:
 def own_constants(region: GraphProto, outside: Mapping[str, Operand]) -> dict[str, Array]:
     """The initialisers of a graph within a node.
 
-    Raises Unmapped for one that is called as another value of the graph around it: ONNX has
-    different names throughout, and ONNX Runtime takes the outer one.
+    Raises Unmapped for one with the name of another value around the graph: names in ONNX must
+    differ throughout, and ONNX Runtime takes the outer value.
     """
     found = tensors_of(region)
     for name, array in found.items():

@@ -1,7 +1,7 @@
-"""What positions of a Resize take of old ones along an axis, as ONNX's operator says.
+"""Weights of old positions in the new positions of a Resize along an axis, as ONNX defines them.
 
-Its reference in the onnx package takes a neighbour too far where rounding lifts a position just
-above a whole one.
+The operator's reference in the onnx package takes a neighbour too far where rounding lifts a
+position just above a whole one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COORDINATES = (
     *("half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"),
     *("half_pixel_symmetric", "tf_half_pixel_for_nn", "tf_crop_and_resize"),
 )
-# The last is how positions were rounded before opset 11: as ONNX Runtime does.
+# The last one is the rounding before opset 11, as in ONNX Runtime.
 ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "outwards")
 
 
@@ -36,7 +36,7 @@ class Resizing:
     antialias: bool
 
     def weights(self, length: int, scale: float | None, size: int | None) -> Array:
-        """(new size, length) for an axis, by its scale or to its size.
+        """Weights (new size, length) of an axis, by its scale or for its new size.
 
         Raises Unmapped for more positions than an image has, and for a scale that is no number.
         """
@@ -62,7 +62,7 @@ class Resizing:
         return found
 
     def _positions(self, length: int, new: int, step: float) -> Array:
-        """Where among the old ones each new position lies.
+        """Position of each new element among the old ones.
 
         A position on the border of two is rounded as in ONNX Runtime: half pixels in float32, or,
         for "half_pixel_symmetric", in float64 from a scale in float32. Corners are aligned by the
@@ -96,7 +96,10 @@ class Resizing:
         return ways[self.rounding](at)
 
     def _taps(self, beyond: float, step: float) -> tuple[Array, Array]:
-        """Places from the position before, and their weights, of one that lies so far beyond it."""
+        """Old places, from the one before a position, and their weights.
+
+        `beyond`: distance of the position from the place before it.
+        """
         narrow = min(step, 1.0) if self.antialias else 1.0
         reach = 1 if self.mode == "linear" else 2
         first = int(np.floor(-reach / narrow)) + 1

@@ -1,4 +1,4 @@
-"""ONNX's sequences of tensors whose number is known now: no graph has them, their tensors it has.
+"""ONNX's sequences of tensors, of known length: graphs hold their tensors, and no sequence.
 
 SplitToSequence(x) -> s of 3; SequenceAt(s, 1)  ->  the second part of x
 """
@@ -33,7 +33,7 @@ class TensorSequence:
     items: tuple[Item, ...]
 
     def place(self, call: Call, operand: int, what: str, count: int) -> int:
-        """A known place among `count`, by default the last one. Raises Unmapped for another."""
+        """The known place among `count`, by default the last one. Raises Unmapped for another."""
         if not call.has(operand):
             return count - 1
         place = call.number(operand, what)
@@ -89,7 +89,7 @@ def _concatenate(write: Writer, call: Call, given: Sequence[Any], dtypes: Any) -
 
 
 def _apart(write: Writer, held: TensorSequence) -> tuple[list[Any], list[Value]]:
-    """The dtypes and the values of a sequence, which is not empty."""
+    """The dtypes and the values of a sequence. Raises Unmapped for an empty one."""
     if not held.items:
         raise Unmapped("of no tensors")
     tensors = [write.value(plain(x) if isinstance(x, np.ndarray) else x) for x, _ in held.items]
@@ -97,7 +97,7 @@ def _apart(write: Writer, held: TensorSequence) -> tuple[list[Any], list[Value]]
 
 
 def _split(write: Writer, call: Call, given: Sequence[Any], dtypes: Any) -> TensorSequence:
-    """Parts of one length, the last may be shorter, or of several; one each without `split`."""
+    """Parts of one length, where the last may be shorter, or of given lengths; else of length 1."""
     x = call.value(write, 0)
     axis = axis_of(call.attribute("axis", 0), len(x.shape))
     length = x.shape[axis]
@@ -144,7 +144,7 @@ def is_of_sequences(node: NodeProto, operands: Sequence[Any]) -> bool:
 def through_sequences(
     write: Writer, inference: Inference, node: NodeProto, operands: Sequence[Any], call: Call
 ) -> list[Any]:
-    """The result of such a node. Raises Unmapped for other operators on sequences."""
+    """The result of a node on sequences. Raises Unmapped for operators without a row."""
     if operator_of(node) not in _ROWS:
         raise Unmapped("reads a sequence of tensors")
     dtypes = tuple(

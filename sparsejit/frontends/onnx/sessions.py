@@ -1,4 +1,4 @@
-"""ONNX Runtime, an optional package, for what sparsejit does not compile."""
+"""Sessions of ONNX Runtime, an optional package, for nodes that sparsejit does not compile."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from sparsejit.runtime.python_objects import ArrayType
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, TensorProto, TypeProto
 
-_MOST_BYTES = 1 << 31  # What protobuf writes.
-# What goes in and out as it lies in memory.
+_MOST_BYTES = 1 << 31  # The limit of protobuf.
+# Dtypes of arrays that go in and out as they lie in memory.
 _DTYPES = (
     *("bool", "float16", "float32", "float64"),
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
 )
-_FATAL = 4  # What it raises is said; its log would say so again.
+_FATAL = 4  # Its errors are reported; its log would repeat them.
 
 
 def open_session(model: bytes, threads: int = 1) -> Any:
-    """A session of ONNX Runtime on the processor, for a model as bytes.
+    """Open a session of ONNX Runtime on the processor, for a model as bytes.
 
     Raises MissingDependency without the package, and CompileError, in its words, where it cannot
     run the model.
@@ -37,7 +37,7 @@ def open_session(model: bytes, threads: int = 1) -> Any:
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = _FATAL
     options.use_deterministic_compute = True
-    # Its threads would keep the cores that the next part's threads want.
+    # Spinning threads would keep the cores that the next part's threads need.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
@@ -46,14 +46,14 @@ def open_session(model: bytes, threads: int = 1) -> Any:
 
 
 def words_of(error: Exception) -> str:
-    """What ONNX Runtime says, without the name and number of the error."""
+    """Message of ONNX Runtime, without the name and number of the error."""
     return re.sub(
         r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error).strip().partition("\n")[0]
     )
 
 
 def model_bytes(model: ModelProto) -> bytes:
-    """The model as ONNX Runtime reads it. Raises InvalidInput for one beyond what a file holds."""
+    """Serialise a model for ONNX Runtime. Raises InvalidInput for a model too large for a file."""
     from onnx.helper import find_min_ir_version_for
 
     # The onnx package writes newer formats than ONNX Runtime may read.
@@ -67,9 +67,9 @@ def model_bytes(model: ModelProto) -> bytes:
 
 
 def result_types(model: ModelProto) -> dict[str, TypeProto]:
-    """What ONNX Runtime says of a model's outputs, by their names, before it runs.
+    """Types of a model's outputs by name, as ONNX Runtime infers them before it runs.
 
-    Raises as `open_session` does.
+    Raises the errors of `open_session`.
     """
     session = open_session(model_bytes(model))
     return {
@@ -79,7 +79,7 @@ def result_types(model: ModelProto) -> dict[str, TypeProto]:
 
 
 def _type_proto(text: str, shape: Sequence[int | str | None] | None) -> TypeProto:
-    """A type as ONNX Runtime writes it: tensor(float), seq(tensor(float))."""
+    """Parse a type as ONNX Runtime writes it: tensor(float), seq(tensor(float))."""
     from onnx import TensorProto
     from onnx.helper import make_sequence_type_proto, make_tensor_type_proto
 
@@ -92,7 +92,7 @@ def _type_proto(text: str, shape: Sequence[int | str | None] | None) -> TypeProt
 
 
 def _no_axes(model: ModelProto, name: str) -> tuple[int, ...] | None:
-    """No axes, if that is what an output has; None where their number is not known."""
+    """() for an output without axes; None where the number of axes is not known."""
     from onnx.shape_inference import infer_shapes
 
     kinds = {each.name: each.type for each in infer_shapes(model).graph.output}
@@ -101,9 +101,9 @@ def _no_axes(model: ModelProto, name: str) -> tuple[int, ...] | None:
 
 
 def array_type(value: Any) -> ArrayType | None:
-    """An input or output of a session as numpy has it, unknown sizes as None; else nothing.
+    """Numpy type of a session's input or output, unknown sizes as None; None for other types.
 
-    What has no axes, and what has an unknown number of them, look alike.
+    A value without axes looks like one with an unknown number of axes.
     """
     name = str(value.type).removeprefix("tensor(").removesuffix(")")
     dtype = {"float": "float32", "double": "float64"}.get(name, name)
@@ -114,7 +114,7 @@ def array_type(value: Any) -> ArrayType | None:
 
 
 def of_unknown_rank(model: bytes) -> set[str]:
-    """The inputs and outputs of a model that are declared without a number of axes."""
+    """Names of a model's inputs and outputs that are declared without a number of axes."""
     from onnx import ModelProto
 
     graph = ModelProto.FromString(model).graph
@@ -141,7 +141,7 @@ def check_whole(model: bytes) -> None:
 
 
 def _tensors_of(graph: GraphProto) -> Iterator[TensorProto]:
-    """All constants, also those of graphs within nodes."""
+    """All constants, also in graphs within nodes."""
     yield from graph.initializer
     for each in graph.sparse_initializer:
         yield from (each.values, each.indices)

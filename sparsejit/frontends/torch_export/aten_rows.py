@@ -1,4 +1,4 @@
-"""Which ATen operator becomes what: one row an overload, one file a group."""
+"""Table of the mappings of ATen operators: a row for each overload, a file for each group."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Operators on tensors that are known now, which torch computes."""
+"""Operators of tensors that are known at compile time, computed by torch."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sparsejit.ir.dtypes import SHORT_FLOATS
 
 
 def computed(target: Any, args: Any, kwargs: Any, example: Any) -> Any:
-    """The operator's result, where torch lacks it for short floats by float32.
+    """Return an operator's result, computed in float32 where torch lacks it for short floats.
 
-    `example` has the dtype of the result. Raises Unmapped in torch's words.
+    `example` has the dtype of the result. Raises Unmapped with torch's message.
     """
     import torch
 

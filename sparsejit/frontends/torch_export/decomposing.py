@@ -1,4 +1,4 @@
-"""One operator as torch writes it with others."""
+"""torch's decomposition of an operator into others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def decomposed(
 ) -> tuple[GraphModule, list[Any]] | None:
     """A module of other operators that does the same, and its arguments; None if there is none.
 
-    `dtype_of` says which dtype of numpy a value has.
+    `dtype_of` returns the numpy dtype of a value.
     """
     import torch
     from torch._decomp import get_decompositions
@@ -60,7 +60,7 @@ def decomposed(
             fakes = [_fake(x, dtype_of) for x in given]
             table: Any = get_decompositions([target])
             module = make_fx(call, table, tracing_mode="fake")(*fakes)
-            if any(map(writes, module.graph.nodes)):  # into views of what `empty` reserves
+            if any(map(writes, module.graph.nodes)):  # into views of memory from `empty`
                 pure = torch.func.functionalize(module, remove="mutations")
                 module = make_fx(pure, tracing_mode="fake")(*fakes)
     except Exception:  # whatever torch raises for operands that it does not decompose

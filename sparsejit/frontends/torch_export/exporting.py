@@ -1,4 +1,4 @@
-"""A torch module, or what torch.export made of one, as graphs of any batch."""
+"""Graphs, for any batch, of a torch module or of a program exported from one."""
 
 from __future__ import annotations
 
@@ -58,18 +58,19 @@ def export(
     free_batch: bool = True,
     axes: InputAxes | None = None,
 ) -> Exported:
-    """A torch.nn.Module, as it computes in evaluation, or an ExportedProgram.
+    """Export a torch.nn.Module, as it computes in evaluation, or read an ExportedProgram.
 
     Example inputs are tensors or numpy arrays, in any nest that torch.export takes. With
-    `free_batch` one size of them may change: it lies on `axes`, or where these are not known, on
-    axis 0 of every input, or where the sizes and the model let it be. Where the model does not
-    allow that, `Exported.batch_is_free` is False and `why_not_free` says why. Everything is
-    computed in float32, models of other floats as well: weights and inputs become float32, and
-    short floats are rounded where they are cast.
+    `free_batch` their batch may change: it lies on `axes`, or if these are None, on axis 0 of every
+    input, or else on axes that the sizes and the model allow. Where the model allows none,
+    `Exported.batch_is_free` is False and `why_not_free` says why. Everything is computed in
+    float32, models of other floats as well: weights and inputs become float32, and short floats
+    are rounded where they are cast.
+
     Warns where the model is in training mode; its state does not change; and where the model
-    writes into its inputs, which its graph does not. Raises InvalidInput for
-    what is no model or cannot be exported, and UnsupportedOperator, which lists the operators
-    that have no mapping.
+    writes into its inputs, which its graph does not. Raises InvalidInput for an object that is no
+    model or cannot be exported, and UnsupportedOperator, which lists the operators that have no
+    mapping.
     """
     args, kwargs = as_tensors(tuple(example_inputs), dict(example_kwargs or {}))
     with ONE_AT_A_TIME:
@@ -97,7 +98,7 @@ def _exported_on(
     axes: InputAxes | None,
     copies: Copies | None = None,
 ) -> Exported:
-    """The model whose tensors have their batch there; without axes it is fixed."""
+    """Export the model with its batch on these axes; without axes the batch is fixed."""
     program, why_not = traced(model, args, kwargs, axes)
     if program is model:
         return Exported(program, sizes=symbols_of_examples(program, args, kwargs))
@@ -111,7 +112,7 @@ def _exported_on(
         return Exported(fixed, str(reason), None, copies)
     if exported.example_batch != 1 or why_not:
         return exported
-    # It was exported as two samples: a model may do otherwise for one, in Python.
+    # One sample was exported as two: in Python, a model may take another path for one.
     single = traced_again(model, args, kwargs)
     if exported.axes is None:
         return Exported(single, exported.why_not_free, 1, exported.copies)
@@ -124,11 +125,11 @@ def _exported_on(
 class Exported:
     """An exported model. `graph(batch)` is its graph for a batch of that size.
 
-    Where the batch is free, samples lie on axis 0 in it; `axes` say where the model has them.
-    `input_tree` is the form of (args, kwargs), `output_tree` that of what the model returns;
-    graphs have the tensors of both, in order. `sizes` are the numbers of symbols beside the batch,
-    the example's where they are left out. `copies` has those that another program of the same
-    model has made of its tensors.
+    If the batch is free, samples lie on axis 0 of the graph, and on `axes` of the model.
+    `input_tree` is the form of (args, kwargs), `output_tree` the form of the model's results;
+    graphs have the tensors of both, in order. `sizes` are the numbers of symbols other than the
+    batch; a symbol that is left out has its number in the example. `copies` are the copies of the
+    model's tensors that another program of the same model has made.
     """
 
     def __init__(
@@ -146,17 +147,17 @@ class Exported:
         self._arrays: dict[str, Array] = {}
         signature = self._program.graph_signature
         self._names = {s.arg.name: s.target for s in signature.input_specs if s.target}
-        # torch.export returns them as outputs, before all others.
+        # torch.export returns changed inputs as outputs, before all others.
         self.changed_inputs = [
             str(s.target) for s in signature.output_specs if s.kind.name == "USER_INPUT_MUTATION"
         ]
         self.input_tree = _form(program.call_spec.in_spec, _arguments(self._program), "inputs")
         self.output_tree = _form(program.call_spec.out_spec, _results(self._program), "outputs")
         self.axes: BatchAxes | None = None
-        self._probe: Graph | None = None  # what every batch's graph must be like
+        self._probe: Graph | None = None  # every batch's graph must be like it
         choices = list(_batches_of(self._program))
         self._choose(choices[0] if choices else _fixed_batch(self._program), example_batch)
-        first = self.graph()  # so that what is missing is said now
+        first = self.graph()  # raises now for missing operators
         self.output_tree = nesting.with_open_axes(self.output_tree, first.open_axes)
         self.why_not_free = why_fixed or self._mixing(choices, example_batch)
 
@@ -166,7 +167,7 @@ class Exported:
         return self.axes is not None
 
     def _choose(self, batch: ProgramBatch, example_batch: int | None) -> None:
-        """Take that symbol for the batch's."""
+        """Make this size the batch."""
         self._symbol = batch.symbol
         # One sample is traced as two.
         free = batch.symbol is not None and example_batch is not None
@@ -174,7 +175,7 @@ class Exported:
         self._graphs = GraphsBySize()
 
     def graph(self, batch: int | None = None) -> Graph:
-        """With that batch, by default the example's.
+        """The graph for that batch, by default the example's.
 
         Raises InvalidInput where only the example's batch is possible, and where the model
         takes another path for this one.
@@ -207,7 +208,7 @@ class Exported:
             return graph_of(module, *known, len(self.changed_inputs))
 
     def _mixing(self, choices: Sequence[ProgramBatch], example_batch: int | None) -> str:
-        """Why the batch is not free, from the graphs of two batches, on the likeliest axes."""
+        """Make the first choice that is a free batch the batch; if none is, return why."""
         first = ""
         for batch in choices:
             self._choose(batch, example_batch)
@@ -218,7 +219,7 @@ class Exported:
                 return ""
             except SamplesMixed as reason:
                 first = first or str(reason)
-        if choices and choices[0].symbol in self._sizes:  # a size beside the batch, as given
+        if choices and choices[0].symbol in self._sizes:  # given, so not the batch
             self._choose(ProgramBatch(None, None), None)
         elif choices:
             self._choose(choices[0], example_batch)
@@ -237,13 +238,13 @@ class _Tensor:
 
 
 def _form(spec: Any, arguments: Sequence[Any], where: str) -> Nest:
-    """The form of a pytree whose leaves are these; `_Tensor` and constants."""
+    """The form of a pytree with these leaves, each a `_Tensor` or a constant."""
     tree = spec.unflatten(arguments)
     return nesting.describe(tree, lambda x: isinstance(x, _Tensor), where, _opened)
 
 
 def _opened(container: Any) -> nesting.Opened | None:
-    """What torch's pytrees say of a container: a class of the user's, or of their library's."""
+    """Open a container of a class that is registered in torch's pytrees; None for others."""
     from torch.utils._pytree import SUPPORTED_NODES
 
     node = SUPPORTED_NODES.get(type(container))
@@ -292,7 +293,7 @@ def _results(program: ExportedProgram) -> list[Any]:
 def _constants(program: ExportedProgram, copies: Copies) -> dict[str, torch.Tensor]:
     """Parameters, buffers and literals by placeholder, one where several share memory.
 
-    Large matrices are the model's own: who keeps them longer than compiling takes copies them.
+    Large matrices share the model's memory: callers copy them to keep them after compiling.
     """
     constants = {}
     for spec in program.graph_signature.input_specs:
@@ -300,7 +301,7 @@ def _constants(program: ExportedProgram, copies: Copies) -> dict[str, torch.Tens
             continue
         tensors = program.state_dict if spec.target in program.state_dict else program.constants
         tensor = tensors[spec.target]
-        lazy = tensor.is_conj(), tensor.is_neg()  # views of the same memory, read otherwise
+        lazy = tensor.is_conj(), tensor.is_neg()  # views that read the same memory differently
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, *lazy)
         if key not in copies:
             plain = tensor.detach().cpu().resolve_conj().resolve_neg()
@@ -319,7 +320,7 @@ class ProgramBatch(NamedTuple):
 
 
 def _batches_of(program: ExportedProgram) -> Iterator[ProgramBatch]:
-    """Sizes that may change: that of axis 0 of the inputs first."""
+    """Yield sizes that may be the batch, sizes of axis 0 of the inputs first."""
     shapes = [example.shape for _, example in user_inputs(program)]
     inputs = [
         SizedInput(
@@ -336,13 +337,13 @@ def _batches_of(program: ExportedProgram) -> Iterator[ProgramBatch]:
 
 
 def _fixed_batch(program: ExportedProgram) -> ProgramBatch:
-    """The batch of a program whose sizes do not change: axis 0 of the inputs."""
+    """The batch of a program of fixed sizes: axis 0 of the inputs, if it has one length."""
     sizes = {tuple(example.shape[:1]) for _, example in user_inputs(program)}
     return ProgramBatch(None, next(iter(sizes))[0] if len(sizes) == 1 and sizes != {()} else None)
 
 
 def _why_one_batch(program: ExportedProgram) -> str:
-    """What keeps a program from having a batch that may change."""
+    """The reason why a program has no batch that may change."""
     sizes = [(name, example.shape) for name, example in user_inputs(program)]
     for name, shape in sizes:
         if not len(shape):

@@ -1,4 +1,4 @@
-"""What a torch model, or an exported program, says of its arguments and of their sizes."""
+"""Names, examples and sizes of the arguments of a torch model or an exported program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ProgramSize(NamedTuple):
-    """An axis of a program's input that may change: its symbol, and the bounds that it has."""
+    """An axis of a program's input whose size may change: its symbol, and the size's bounds."""
 
     input_name: str
     axis: int
@@ -25,21 +25,21 @@ class ProgramSize(NamedTuple):
 
 
 def is_program(model: Any) -> bool:
-    """Whether it is what torch.export.export made."""
+    """Whether the model is an ExportedProgram of torch."""
     exporting = sys.modules.get("torch.export")
     return exporting is not None and isinstance(model, exporting.ExportedProgram)
 
 
 def exported_examples(model: Any) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """What a program was exported with; None for all else, and where it has none."""
+    """A program's example inputs; None for other models, and for a program without examples."""
     given = model.example_inputs if is_program(model) else None
     return None if given is None else (tuple(given[0]), dict(given[1]))
 
 
 def names_of_places(model: Any, args: Sequence[Any]) -> list[str]:
-    """How a module names its first arguments.
+    """The names of a module's first arguments.
 
-    Raises InvalidInput for more than it takes, and for those that have no names of their own.
+    Raises InvalidInput for more arguments than the module names, and for a module with *args.
     """
     parameters = inspect.signature(model.forward).parameters.values()
     named = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD]
@@ -52,7 +52,7 @@ def names_of_places(model: Any, args: Sequence[Any]) -> list[str]:
 
 
 def sizes_of_program(program: ExportedProgram) -> Iterator[ProgramSize]:
-    """The axes of its inputs that have a symbol."""
+    """Yield the axes of a program's inputs whose size is a symbol."""
     for name, example in user_inputs(program):
         for axis, size in enumerate(example.shape):
             expression = getattr(getattr(size, "node", None), "expr", None)
@@ -64,7 +64,7 @@ def sizes_of_program(program: ExportedProgram) -> Iterator[ProgramSize]:
 
 
 def has_polynomial_sizes(program: ExportedProgram) -> bool:
-    """Whether sums and products alone make all sizes in it of its symbols: no minimum, no rest."""
+    """Whether all sizes in a program are polynomials of its symbols: no minimum, no remainder."""
     from torch.utils._pytree import tree_leaves
 
     for node in program.graph.nodes:
@@ -83,7 +83,7 @@ def _is_whole(number: Any) -> bool:
 def symbols_of_examples(
     program: ExportedProgram, args: Any, kwargs: Mapping[str, Any]
 ) -> dict[str, int]:
-    """The number of each symbol of a program where its inputs are these."""
+    """The number of each symbol of a program for these inputs."""
     from torch.utils._pytree import tree_leaves
 
     shapes = [tuple(leaf.shape) for leaf in tree_leaves((args, kwargs)) if is_tensor(leaf)]
@@ -97,7 +97,7 @@ def symbols_of_examples(
 
 
 def user_inputs(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
-    """The tensors that a call gives, as the program has them."""
+    """Yield the name and the example in the program of each tensor that a call passes."""
     wanted = set(program.graph_signature.user_inputs)
     for node in program.graph.nodes:
         if node.op == "placeholder" and node.name in wanted and is_tensor(node.meta.get("val")):

@@ -1,4 +1,4 @@
-"""An exported graph, node by node, as a graph of ours."""
+"""Conversion of an exported graph, node by node, to a Graph."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # Stands for the result of a missing operator that no graph can hold.
 _ABSENT = object()
-# What a name of the exported graph stands for: a value, a known tensor, a number, or a list.
+# The result of a node of the exported graph: a value, a known tensor, a number, or a list.
 Result = Any
 
 
@@ -46,23 +46,23 @@ def graph_of(
     """The graph of a module of ATen operators whose nodes carry fake tensors (`meta["val"]`).
 
     Placeholders named in `constants` are known; the other tensors are inputs, in their order.
-    `sizes` gives symbols of the shapes their number, else torch's example counts. `arrays` keeps
-    constants as arrays for further graphs and `names` has their names, by placeholder. The
-    outputs are the tensors that the module returns, from number `first` on. A complex input or
+    `sizes` has the numbers of symbols in shapes; others have their number in torch's example.
+    `arrays` keeps constants as arrays for further graphs, and `names` has their names, both by
+    placeholder. Outputs are the module's result tensors from number `first` on. A complex input or
     output is float32 with a last axis of two, the real and the imaginary part. Raises
     UnsupportedOperator, which lists every operator that has no mapping, and InvalidInput for an
     input of a dtype that no graph holds.
     """
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    with unset_fake_temporarily():  # in a compiler that torch calls, one is at work
+    with unset_fake_temporarily():  # a compiler that torch calls runs in such a mode
         return _graph_of(module, constants, sizes or {}, arrays, names or {}, first)
 
 
 def missing_in(
     module: GraphModule, constants: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
 ) -> list[Missing]:
-    """What `graph_of` would refuse, each with its node's name as origin; inputs of any dtype."""
+    """The operators that `graph_of` would refuse, by origin; inputs may have any dtype."""
     interpreter = Interpreter(Writer(), sizes)
     interpreter.opening = {}  # a part of a graph returns arrays of known sizes
     given = [
@@ -118,14 +118,14 @@ def _as_output(write: Writer, x: Result) -> Result:
 
 
 def leaves(nest: Result) -> list[Result]:
-    """What lists and tuples hold, in order."""
+    """The leaves of nested lists and tuples, in order."""
     if isinstance(nest, list | tuple):
         return [leaf for item in nest for leaf in leaves(item)]
     return [nest]
 
 
 class Interpreter:
-    """Runs nodes in order; what has no mapping is collected in `missing`."""
+    """Runs nodes in order, and collects operators without a mapping in `missing`."""
 
     def __init__(self, write: Writer, sizes: Mapping[str, int]) -> None:
         self.write, self.sizes = write, sizes
@@ -134,10 +134,10 @@ class Interpreter:
         self.unwritten: dict[Value, str] = {}
         self.open = OpenSymbols()
         self.opening: Mapping[str, Callable[..., Any]] = OPENING
-        self._inside = 0  # a decomposition, whose origin is that of the operator outside
+        self._inside = 0  # depth of decompositions; they keep the outer operator's origin
 
     def input(self, node: Node) -> Result:
-        """What a placeholder stands for: an input, or the number that torch took for constant."""
+        """The input of a placeholder, or the number that torch took for constant."""
         example = node.meta.get("val")
         if not is_tensor(example):
             return self._number(example)
@@ -150,7 +150,7 @@ class Interpreter:
             ) from None
 
     def _input(self, example: Any, name: str) -> Result:
-        """A tensor that a call gives. Raises Unmapped for one that no graph can hold."""
+        """An input for a tensor of a call. Raises Unmapped for one that no graph can hold."""
         dtype = complex_dtype(example)
         if dtype == "complex32":
             raise Unmapped("dtype complex32")
@@ -160,7 +160,7 @@ class Interpreter:
         return self.write.input(self._type(example), name, dtype_of(example))
 
     def run(self, module: GraphModule, given: Sequence[Result]) -> Result:
-        """What the module returns for these arguments."""
+        """Run a module's nodes for these arguments, and return its results."""
         known: dict[Node, Result] = {}
         arguments = iter(given)
         live = _live(module)
@@ -192,7 +192,7 @@ class Interpreter:
         return self._number(nest)
 
     def _number(self, x: Any) -> Any:
-        """A symbol as its number, _ABSENT where values decide it; all else as it is."""
+        """The number of a symbol, _ABSENT if values decide it; other objects as they are."""
         if not hasattr(x, "node") or not hasattr(x.node, "expr"):
             return x
         expression = x.node.expr
@@ -246,7 +246,7 @@ class Interpreter:
     def _mapped(
         self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], example: Any
     ) -> Result:
-        """What the operator gives, of the dtypes of `example`."""
+        """The results of an operator, in the dtypes of `example`."""
         import torch
 
         made = [dtype_of(leaf) for leaf in leaves([example]) if is_tensor(leaf)]
@@ -306,7 +306,7 @@ class Interpreter:
     def _decomposed(
         self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], reason: Unmapped
     ) -> Result:
-        """The operator as torch writes it with others. Raises the reason where it does not."""
+        """Run torch's decomposition of the operator. Raises `reason` if it has none."""
         parts = decomposed(target, args, kwargs, self.write.dtype)
         if parts is None:
             raise reason
@@ -336,7 +336,7 @@ class Interpreter:
     def _python(
         self, node: Node, target: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Result:
-        """Arithmetic with sizes, parts of lists, and the regions of other grad modes."""
+        """Results of Python functions: arithmetic of sizes, items of lists, grad mode regions."""
         if target is operator.getitem and isinstance(args[0], list | tuple):
             part = args[0][args[1]]
             if part is not None or not is_tensor(node.meta.get("val")):
@@ -352,12 +352,12 @@ class Interpreter:
         return target(*args, **kwargs)
 
     def _leave_out(self, node: Node, name: str, reason: str) -> Result:
-        """Note that this is missing and go on with stand-ins, to find the others as well."""
+        """Note a missing operator, and return stand-ins, so that others are found as well."""
         self.missing.append(Missing(name, reason, self.write.origin))
         return self.stand_in(node.meta.get("val"))
 
     def stand_in(self, example: Any) -> Result:
-        """An input like the example; where no graph can hold it, what stands for that."""
+        """An input like the example, or _ABSENT where no graph can hold it."""
         if isinstance(example, list | tuple):
             return [self.stand_in(item) for item in example]
         if not is_tensor(example):
@@ -378,18 +378,18 @@ class Interpreter:
 
 
 def dtype_of(example: Any) -> str:
-    """What numpy calls the dtype of a tensor."""
+    """numpy's name of a tensor's dtype."""
     return str(example.dtype).removeprefix("torch.")
 
 
-# What reserves memory and leaves it, or a part of it, as it is.
+# Operators that reserve memory and leave it, or a part of it, unwritten.
 _RESERVING = {
     *("aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"),
     *("aten::new_empty_strided", "aten::empty_permuted", "aten::resize", "aten::resize_as"),
 }
 
 
-# Whose results of numbers that hardly differ may differ by much.
+# Functions whose results may differ much for operands that hardly differ.
 _JUMPING = {
     *("floor", "ceil", "round", "trunc", "fix", "frac", "sign", "sgn", "nan_to_num"),
     *("floor_divide", "remainder", "fmod", "hardshrink", "threshold", "heaviside"),
@@ -397,7 +397,7 @@ _JUMPING = {
 
 
 def _held(leaf: Any) -> Any:
-    """A finite number beyond float32 as its largest, such as the least of float64 in masks."""
+    """A finite number beyond float32 as float32's largest, such as float64's least in masks."""
     is_beyond = isinstance(leaf, float) and LARGEST < abs(leaf) < math.inf
     return math.copysign(LARGEST, leaf) if is_beyond else leaf
 
@@ -409,7 +409,7 @@ class _Sized:
         self.shape, self.dtype = shape, dtype
 
 
-# What says where or how a result lies in memory.
+# Arguments for the device or the layout of a result.
 _PLACEMENT = {"layout", "device", "pin_memory", "memory_format", "non_blocking", "copy"}
 
 
@@ -443,7 +443,7 @@ def functional(target: Any) -> Any:
 
 
 def _always_one(squeeze: Node, rank: int) -> list[int]:
-    """The axes that an exported squeeze takes away: a batch stays, also where it is one sample."""
+    """The axes that an exported squeeze removes: a batch stays, even of one sample."""
     source: Any = squeeze.args[0]
     named = squeeze.args[1] if len(squeeze.args) > 1 else range(rank)
     axes: Any = [named] if isinstance(named, int) else named

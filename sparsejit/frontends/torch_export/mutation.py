@@ -1,4 +1,4 @@
-"""Exported graphs that write into tensors, as ones that do not."""
+"""Rewrites exported graphs so that they do not write into tensors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def functionalised(program: ExportedProgram) -> ExportedProgram:
-    """The program with operators that change nothing but their result.
+    """Return the program without operators that change their operands.
 
-    An in-place operator whose operand nobody else sees needs no change: it is mapped as the one
-    that is not in place.
+    An in-place operator whose operand nothing else reads needs no change: it is mapped as the
+    operator that is not in place.
     """
     writing = [node for node in program.graph_module.graph.nodes if writes(node)]
     if all(map(_is_harmless, writing)):
@@ -42,9 +42,9 @@ def writes(node: Node) -> bool:
 
 
 def _check_written(node: Node) -> None:
-    """Raises InvalidInput for elements that share memory: torch writes it anew as their sum.
+    """Raise InvalidInput for a write into elements that share memory: torch would sum them.
 
-    A size that no input decides may be 1.
+    A size that no input decides counts as 1.
     """
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
@@ -61,13 +61,13 @@ def _check_written(node: Node) -> None:
 
 
 def _is_harmless(node: Node) -> bool:
-    """Whether what it writes into is read by nothing else and shares memory with nothing."""
+    """Whether an in-place operator's operand has no other reader and shares no memory."""
     name = node.target._schema.name  # type: ignore[union-attr]
     written: Any = node.args[0]
     return name.endswith("_") and len(written.users) == 1 and _is_fresh(written)
 
 
-# Composites that make a new tensor, although their schemas do not tell.
+# Composites that return a new tensor, although their schemas do not show it.
 _FRESH = ("linear", "conv1d", "conv2d", "batch_norm", "layer_norm", "group_norm", "matmul")
 
 

@@ -1,4 +1,4 @@
-"""Symbols of torch.export that values decide, such as u0 of x[mask]."""
+"""Symbols of torch.export for sizes that values decide, such as u0 of x[mask]."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sparsejit.ir.graph import Graph
 if TYPE_CHECKING:
     from torch.fx import Node
 
-# Operators that take a size for the shape of their result, which has the elements of their operand.
+# Operators whose sizes are the result's shape; the result has the operand's elements.
 _VIEWS = {"aten::view", "aten::reshape", "aten::_unsafe_view"}
-# Operators that take a size for a number.
+# Operators that take a size as a number.
 _ARITHMETIC = {f"aten::{name}" for name in ("add", "sub", "rsub", "mul", "div", "true_divide")}
 
 
@@ -39,7 +39,7 @@ class OpenSymbols:
         return None if size is None else size.bound
 
     def of(self, number: Any) -> MaskSize | None:
-        """The size that a number of torch is, if it is open.
+        """The open size of a torch number; None if it is not open.
 
         Raises Unmapped for a number that is computed from an open size.
         """
@@ -51,9 +51,9 @@ class OpenSymbols:
         return found[0]
 
     def operands(self, node: Node, operands: Any) -> Any:
-        """The operands with open sizes as bounds of shapes, or as numbers that the model computes.
+        """The operands with open sizes replaced: by bounds in shapes, by counts in arithmetic.
 
-        Raises Unmapped for an operator that may take them for anything else.
+        Raises Unmapped for any other operator that takes an open size.
         """
         found = [leaf for leaf in _leaves(operands) if isinstance(leaf, MaskSize)]
         if not found:

@@ -1,4 +1,4 @@
-"""Where an operator of an exported graph stands in the user's model."""
+"""Origin of an exported operator in the user's model."""
 
 import re
 from collections.abc import Iterable

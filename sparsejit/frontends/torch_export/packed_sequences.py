@@ -1,10 +1,10 @@
-"""Packed sequences for torch.export, which cannot trace them: a call decides how much they hold.
+"""Packed sequences for torch.export, which cannot trace them: a call decides their length.
 
     pack_padded_sequence(x, lengths)    x with the time first, and the lengths
     nn.LSTM, nn.GRU, nn.RNN of it       an operator of ours, with lengths
     pad_packed_sequence                 the padding value from each length on
 
-Only those read such a sequence; anything else that reads its data is refused.
+Only these may read such a sequence; any other access to its data is refused.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class _Tracing(threading.local):
 
 
 _TRACING = _Tracing()
-# The functions of torch that are replaced while any thread traces, as torch has them.
+# torch's own versions of the functions that are replaced while a thread traces.
 _KEPT: dict[str, Callable[..., Any]] = {}
 
 
 @contextmanager
 def traceable_packing() -> Iterator[None]:
-    """Inside, this thread packs and pads sequences so that torch.export can trace it."""
+    """Context in which this thread packs and pads sequences so that torch.export can trace it."""
     from torch.nn.modules import rnn as layers
     from torch.nn.utils import rnn as packing
 
@@ -74,7 +74,7 @@ def traceable_packing() -> Iterator[None]:
 
 
 def _passing_lengths(check: Callable[..., None]) -> Callable[..., None]:
-    """A layer's check of shapes, which are others where there are lengths."""
+    """A layer's check of shapes, skipped for `_Lengths` in place of sizes."""
 
     def checked(layer: Any, x: Any, states: Any, sizes: Any) -> None:
         if not isinstance(sizes, _Lengths):
@@ -89,7 +89,7 @@ def _copied(function: Any) -> Callable[..., Any]:
     )
 
 
-# Their code stands for that of torch's functions, whose module has other names.
+# The code of both replaces the code of torch's functions, so it can use no names of this module.
 def _pack(
     input: Any,  # noqa: A002  (a caller may name it)
     lengths: Any,
@@ -114,7 +114,7 @@ def _pad(
 
 @dataclass(frozen=True)
 class _Lengths:
-    """Stands for the sizes of a packed sequence; `longest` is None where a call decides."""
+    """Stands for the sizes of a packed sequence; `longest` is None where a call decides it."""
 
     lengths: Any
     batch: Any
@@ -123,13 +123,13 @@ class _Lengths:
 
     @property
     def device(self) -> Any:
-        """Where torch asks for sizes to be."""
+        """The device on which torch expects sizes."""
         import torch
 
         return torch.device("cpu")
 
     def __getitem__(self, place: int) -> Any:
-        """How many samples have that step: known of the first one, which all have."""
+        """The number of samples with that step; known for the first only, which all have."""
         if place != 0:
             raise InvalidInput(_DATA)
         return self.batch
@@ -162,7 +162,7 @@ def _padded(data: Any, lengths: _Lengths) -> Any:
 
 
 def packed(x: Any, lengths: Any, batch_first: bool, enforce_sorted: bool) -> Any:
-    """torch's `pack_padded_sequence`; where this thread traces, x itself with its lengths."""
+    """torch's `pack_padded_sequence`; while this thread traces, x itself with its lengths."""
     import torch
 
     if not _TRACING.is_on:
@@ -182,7 +182,7 @@ def packed(x: Any, lengths: Any, batch_first: bool, enforce_sorted: bool) -> Any
 def padded_again(
     sequence: Any, batch_first: bool, padding_value: float, total_length: int | None
 ) -> Any:
-    """torch's `pad_packed_sequence`; of what `packed` returned while tracing, its padding."""
+    """torch's `pad_packed_sequence`; for a traced sequence, x with the padding value filled in."""
     import torch
 
     if not isinstance(sequence, _padded_type()):
@@ -212,7 +212,7 @@ def padded_again(
 
 
 class _LayersOfLengths:
-    """Torch's functions, of which recurrent layers take lengths as well."""
+    """torch's functions; the recurrent layers among them take `_Lengths` as well."""
 
     def __init__(self, functions: Any) -> None:
         self._functions = functions
@@ -223,7 +223,7 @@ class _LayersOfLengths:
 
 
 def _of_lengths(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A recurrent layer that takes what `_Lengths` stands for in place of sizes."""
+    """A recurrent layer that takes `_Lengths` in place of sizes."""
 
     def layer(x: Any, sizes: Any, *rest: Any) -> Any:
         if not isinstance(sizes, _Lengths):
@@ -240,7 +240,7 @@ def _of_lengths(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def recurrent_of_lengths() -> Any:
-    """The operator that is traced: h of all steps, and the last states, as a list."""
+    """The operator that is traced; it returns h of all steps and the last states, as a list."""
     import torch
 
     def computed(

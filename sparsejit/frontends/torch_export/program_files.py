@@ -50,7 +50,7 @@ def read_program(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch logs tracebacks of what it raises as well."""
+    """Context that silences torch's log: torch logs tracebacks of exceptions that it raises."""
     logger = logging.getLogger("torch.export")
     before = logger.disabled
     logger.disabled = True

@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 # torch.export changes the model and switches of the whole process while it runs.
 ONE_AT_A_TIME = threading.RLock()
-# What torch.export says of a module's attributes.
+# torch.export's warning of attributes that a module assigns.
 _ASSIGNED = re.compile(r"tensor attributes? (.+?) (?:was|were) assigned during export")
-_QUANTISED_LAYERS = "torch.ao.nn.quantized.dynamic.modules.rnn"  # they hold what has no tensors
+_QUANTISED_LAYERS = "torch.ao.nn.quantized.dynamic.modules.rnn"  # they hold objects without tensors
 _FIXED_SIZE = re.compile(r"specialized it to be a constant \((\d+)\)")
 
 
 def traced(
     model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], axes: InputAxes | None
 ) -> tuple[ExportedProgram, str]:
-    """The model as torch.export sees it, and why its batch is not free, if it is not.
+    """Export a model; return the program, and why its batch is not free, empty if it is.
 
-    `axes` say where each tensor has its batch, None that it shall be fixed. Raises InvalidInput
-    for what is no model, and where torch cannot export it.
+    `axes` are the batch axes of the tensors; None fixes the batch. Raises InvalidInput for an
+    object that is no model, and where torch cannot export it.
     """
     import torch
 
@@ -89,13 +89,13 @@ def _check_layers(model: Module) -> None:
 
 
 def traced_again(model: Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ExportedProgram:
-    """As `traced` of the same model, for the example's batch alone."""
+    """As `traced`, again for the same model, for the example's batch alone."""
     with _evaluating(model), known_recurrent_shapes(), traceable_packing():
         return _of_one_batch(model, args, kwargs)
 
 
 class OpenSize(NamedTuple):
-    """A size that may change: axes that have the same name are as long as each other."""
+    """A size that may change; axes with the same name have the same length."""
 
     name: str
     least: int
@@ -108,9 +108,9 @@ def opened(
     kwargs: Mapping[str, Any],
     sizes: Sequence[Mapping[int, OpenSize]],
 ) -> ExportedProgram | None:
-    """The model for all sizes from 2 on of these axes of its tensors; None where torch fixes one.
+    """Export the model for all sizes from 2 on of these axes; None where torch fixes a size.
 
-    So it does where Python loops over an axis.
+    It does so where Python loops over an axis.
     """
     import torch
 
@@ -150,7 +150,7 @@ def _of_one_batch(model: Module, args: Any, kwargs: Any) -> ExportedProgram:
 
 
 def _reason(error: Exception) -> str:
-    """What torch says, in words of our own where values decide a size, and the user's line."""
+    """torch's reason, reworded where values decide a size, and the user's line."""
     text = first_line(error)
     if "data-dependent" in text or "unbacked symbol" in text:
         text = "a size or a branch depends on values of a tensor"
@@ -160,14 +160,14 @@ def _reason(error: Exception) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What says most: the first reason of a list, else the first line."""
+    """The most telling line of an error: the first reason of a list, else the first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     reasons = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
     return (reasons or lines or [repr(error)])[0].rstrip(".")
 
 
 def tensors_of(args: Any, kwargs: Any) -> list[Any]:
-    """Those among the arguments of a call, in order."""
+    """The tensors among the arguments of a call, in order."""
     from torch.utils._pytree import tree_leaves
 
     return [leaf for leaf in tree_leaves((args, kwargs)) if is_tensor(leaf)]
@@ -176,7 +176,7 @@ def tensors_of(args: Any, kwargs: Any) -> list[Any]:
 def as_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """(args, kwargs) with tensors in place of numpy arrays, no two in the same memory.
 
-    torch.export takes inputs that share memory for one.
+    torch.export treats inputs that share memory as one input.
     """
     import torch
     from torch.utils._pytree import tree_map
@@ -197,7 +197,7 @@ def as_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def common_batch(args: Any, kwargs: Any, axes: InputAxes) -> int | None:
-    """The size of all tensors on their axis of the batch, where it is one."""
+    """The batch size if it is the same in all tensors, else None."""
     sizes = set(_batches(args, kwargs, axes))
     return next(iter(sizes)) if len(sizes) == 1 else None
 
@@ -230,9 +230,9 @@ def _kept_attributes(
 
 @contextmanager
 def _evaluating(model: Module) -> Iterator[list[warnings.WarningMessage]]:
-    """No gradients, evaluation, no fused transformer layers; all as before afterwards.
+    """Context of evaluation, without gradients and fused transformer layers; restored afterwards.
 
-    No warning gets out; the list has them.
+    Warnings are not shown but collected in the list.
     """
     import torch
 
@@ -253,7 +253,7 @@ def _evaluating(model: Module) -> Iterator[list[warnings.WarningMessage]]:
 def _exported(
     model: Module, args: Any, kwargs: Any, dims: Sequence[Mapping[int, Any]]
 ) -> ExportedProgram:
-    """With a torch.export.Dim for some axes of each tensor."""
+    """Export the model with a torch.export.Dim for some axes of each tensor."""
     import torch
     from torch.utils._pytree import tree_map
 
@@ -282,9 +282,9 @@ def _exported(
 
 
 def _with_known_numbers(model: Module, args: Any, kwargs: Any, free: Any) -> ExportedProgram:
-    """torch.export; where numbers of tensors decide sizes, with the numbers of buffers known.
+    """Call torch.export; if numbers in tensors decide sizes, with buffers' numbers as literals.
 
-    torch.export takes every buffer for a tensor that may change, and so cannot compute the padding
+    torch.export treats every buffer as a tensor that may change, and so cannot compute the padding
     of a convolution from a stride that is a buffer.
     """
     import torch
@@ -317,7 +317,7 @@ def _numbers_of(model: Module) -> dict[Module, list[str]]:
 
 @contextmanager
 def _as_literals(buffers: Mapping[Module, Sequence[str]]) -> Iterator[None]:
-    """Modules of classes whose properties make tensors of these buffers' numbers at each use."""
+    """Context in which properties of modules replace these buffers by tensors of literals."""
     import torch
 
     def literal(buffer: torch.Tensor | None) -> property:
@@ -353,9 +353,9 @@ def _changes_literals(program: ExportedProgram) -> bool:
 
 @contextmanager
 def _arguments_by_name(model: Module, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """A signature of `forward` that names what `**kwargs` takes; the model's own afterwards.
+    """Context in which the signature of `forward` names the arguments that `**kwargs` takes.
 
-    torch.export takes no sizes that may change for arguments that have no name in the signature.
+    torch.export accepts sizes that may change only for arguments with a name in the signature.
     """
     forward = model.forward
     own = inspect.signature(forward).parameters

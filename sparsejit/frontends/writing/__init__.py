@@ -1,1 +1,1 @@
-"""What frontends write graphs with: one writer, and what the functions of tensors become."""
+"""The writer of graphs that frontends share, and mappings of functions of tensors."""

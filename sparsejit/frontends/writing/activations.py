@@ -1,4 +1,4 @@
-"""Activations: formulas of the functions that graphs have, as torch's manual gives them."""
+"""Activations as formulas of the functions that graphs have, as torch's manual gives them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def leaky_relu(write: Writer, x: Operand, negative_slope: float = 0.01) -> Value
 
 
 def prelu(write: Writer, x: Operand, weight: Operand) -> Value:
-    """As leaky_relu with a slope for all or for each channel, axis 1."""
+    """leaky_relu with one slope, or one for each channel, axis 1."""
     value, slope = write.floats(x), write.floats(weight)
     if slope.type.size > 1:
         slope = reshaped(write, slope, (-1, *(1,) * (len(value.shape) - 2)))

@@ -1,4 +1,4 @@
-"""Views that other mappings need: none is written where nothing changes."""
+"""Views that other mappings need; a view that changes nothing is not written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 
 
 def reshaped(write: Writer, x: Operand, shape: Sequence[int]) -> Value:
-    """x as `shape`, in which one size may be -1."""
+    """x reshaped to `shape`, in which one size may be -1."""
     value = write.value(x)
     sizes = tuple(shape)
     if -1 in sizes:
@@ -67,7 +67,7 @@ def sliced(write: Writer, x: Operand, axis: int, first: int, end: int, step: int
 
 
 def at(write: Writer, x: Operand, axis: int, place: int) -> Value:
-    """One element of an axis, which goes."""
+    """One element of an axis, which is removed."""
     value = write.value(x)
     axis = axis_of(axis, len(value.shape))
     part = sliced(write, value, axis, place, place + 1)
@@ -82,7 +82,7 @@ def expanded(write: Writer, x: Operand, shape: Sequence[int]) -> Value:
 
 
 def joined(write: Writer, parts: Sequence[Operand], axis: int) -> Value:
-    """One after the other along an axis, those of no elements left out."""
+    """Join parts along an axis; parts without elements are left out."""
     values = [write.value(part) for part in parts]
     full = [value for value in values if value.type.size] or values
     if len(full) == 1:
@@ -93,7 +93,7 @@ def joined(write: Writer, parts: Sequence[Operand], axis: int) -> Value:
 def padded(
     write: Writer, x: Operand, widths: Sequence[tuple[int, int]], value: float = 0.0
 ) -> Value:
-    """`widths` (before, after) elements around each axis; a negative width takes away."""
+    """x with `widths` (before, after) elements around each axis; a negative width cuts them off."""
     result = write.value(x)
     for axis, (before, after) in enumerate(widths):
         end = result.shape[axis] + min(after, 0)

@@ -123,13 +123,13 @@ def divide(write: Writer, x: Operand, other: Operand) -> Complex:
 
 
 def conjugate(write: Writer, z: Operand) -> Complex:
-    """The imaginary part negated."""
+    """z with its imaginary part negated."""
     pair = as_complex(write, z)
     return Complex(pair.real, write.pointwise("neg", pair.imag))
 
 
 def both(combine: str, compare: str) -> Callable[[Writer, Operand, Operand], Value]:
-    """A comparison of both parts."""
+    """Compare both parts with `compare`, and join the two results with `combine`."""
 
     def mapping(write: Writer, x: Operand, other: Operand) -> Value:
         pair = as_complex(write, x), as_complex(write, other)
@@ -142,7 +142,7 @@ def both(combine: str, compare: str) -> Callable[[Writer, Operand, Operand], Val
 
 
 def product_by(multiplied: Callable[[Writer, Value, Value], Value]) -> Callable[..., Complex]:
-    """A bilinear product of real tensors, of complex ones."""
+    """Extend a bilinear product of real tensors to complex ones."""
 
     def mapping(write: Writer, x: Operand, other: Operand) -> Complex:
         (a, b), (c, d) = parts(write, x), parts(write, other)

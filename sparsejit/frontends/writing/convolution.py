@@ -1,4 +1,4 @@
-"""Convolutions over one to three spatial axes; over three they are of two, of windows of the first.
+"""Convolutions over one to three spatial axes; windows of the first of three become channels.
 
     x (n, c, d, h, w), weights (o, c, k, u, v)    windows (n p, c k, h, w), weights (o, c k, u, v)
 """
@@ -23,7 +23,7 @@ Sizes = tuple[int, ...]
 
 
 def each_axis(sizes: int | Sequence[int], rank: int) -> Sizes:
-    """One number for each spatial axis, the same where one is given for all."""
+    """A number for each spatial axis; a single number is repeated."""
     numbers = (sizes,) if isinstance(sizes, int) else tuple(sizes)
     return numbers * rank if len(numbers) == 1 else numbers
 
@@ -40,7 +40,7 @@ def convolution(
     output_padding: int | Sequence[int],
     groups: int,
 ) -> Value:
-    """Any of them; x may lack its batch axis."""
+    """A convolution, transposed or not; x may lack its batch axis."""
     value, weight = write.floats(x), write.floats(weight)
     rank = len(weight.shape) - 2
     if rank not in (1, 2, 3):
@@ -87,7 +87,7 @@ def _over_three_axes(
     weight: Value,
     *bias: Value,
 ) -> Value:
-    """Windows of the first axis lie among the channels of one convolution over the others."""
+    """One convolution over the last two axes, with windows of the first axis among its channels."""
     taps, (step, span, around) = weight.shape[2], (
         each[0] for each in (geometry.stride, geometry.dilation, geometry.padding)
     )
@@ -155,7 +155,7 @@ def folded(
 ) -> Value:
     """The sum of windows (..., channels * kernel, positions) at their places in an image.
 
-    A transposed convolution of each channel, whose weights are one where a window's element lies.
+    It is a transposed convolution of each channel, with a weight of one at a window's element.
     """
     value = write.floats(x)
     sizes, kernels, steps = (each_axis(each, 2) for each in (size, kernel, stride))

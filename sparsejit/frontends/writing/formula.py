@@ -14,7 +14,7 @@ from sparsejit.ir.ops.pointwise import FUNCTIONS, Chain, ChainStep, Pointwise
 if TYPE_CHECKING:
     from sparsejit.frontends.writing.writer import Writer
 
-# What an operand of a mapping may be: a value of the graph, a tensor known now, or a number.
+# An operand of a mapping: a value of the graph, a tensor known now, or a number.
 Operand = Any
 
 
@@ -41,11 +41,11 @@ class Formula:
         return False, self._operands.index(value)
 
     def finish(self, *results: FormulaStep, shape: Sequence[int] | None = None) -> Value:
-        """The chain over `shape`, else over what the operands broadcast to; its first result."""
+        """Write the chain over `shape`, by default the broadcast shape; return its first result."""
         return self.all(*results, shape=shape)[0]
 
     def all(self, *results: FormulaStep, shape: Sequence[int] | None = None) -> tuple[Value, ...]:
-        """As `finish`, with every result."""
+        """Write the chain as `finish` does; return every result."""
         if len(self._steps) == 1 and self._steps[0][0] in FUNCTIONS:
             kind, places = self._steps[0]
             return (self._write.one(Pointwise(kind), *(self._operands[n] for _, n in places)),)

@@ -33,7 +33,7 @@ from sparsejit.frontends.writing.writer import Operand, Writer
 from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.products import Linear
 
-# Points of a transform that is one product; of a prime number of points, and of others.
+# Most points of a transform that is one product: a prime number, and another one.
 _MOST_OF_PRIME, _MOST_DIRECT = 256, 64
 # In place of a zero of a matrix: kernels for matrices with zeros shorten the other weights.
 _TINY = np.float32(1e-30)
@@ -81,8 +81,11 @@ def transformed(write: Writer, x: Operand, plan: Transform, axis: int = -1) -> C
 
 
 def real_signal(write: Writer, z: Complex, size: int, scale: float, axis: int = -1) -> Value:
-    """The real signal of a one-sided spectrum: every bin counts twice but the first, and the last
-    of an even size, of which the imaginary parts do not count."""
+    """The real signal of a one-sided spectrum.
+
+    Every bin counts twice except the first, and the last one of an even size; imaginary parts of
+    these do not count.
+    """
     rows = _cut(write, of_parts(lambda part: moved(write, part, axis, -1), z), size // 2 + 1)
     twice = np.full(rows.shape[-1], 2, np.float32)
     twice[:: size // 2 if size % 2 == 0 else size] = 1
@@ -93,13 +96,15 @@ def real_signal(write: Writer, z: Complex, size: int, scale: float, axis: int = 
 
 
 def of_parts(change: Callable[[Value], Value], x: Operand) -> Signal:
-    """Both parts of a complex signal changed, or a real signal."""
+    """Change both parts of a complex signal, or a real signal."""
     return Complex(change(x.real), change(x.imag)) if isinstance(x, Complex) else change(x)
 
 
 def _without_noise(write: Writer, imag: Value, size: int) -> Value:
-    """The imaginary part of a real signal's spectrum, with exact zeros at 0 and at half the size,
-    whose sign an angle there depends on."""
+    """The imaginary part of a real signal's spectrum, with exact zeros at 0 and at half the size.
+
+    The sign of an angle depends on these zeros.
+    """
     zero = expanded(write, write.floats(0.0), (*imag.shape[:-1], 1))
     count = imag.shape[-1]
     first = [0, size // 2] if size % 2 == 0 and size // 2 < count else [0]
@@ -109,7 +114,7 @@ def _without_noise(write: Writer, imag: Value, size: int) -> Value:
 
 
 def _cut(write: Writer, x: Signal, length: int) -> Signal:
-    """At most the first elements."""
+    """At most the first `length` elements."""
     end = min(length, x.shape[-1])
     return of_parts(lambda part: sliced(write, part, -1, 0, end), x)
 
@@ -126,7 +131,7 @@ def _over_last(write: Writer, x: Signal, plan: Transform) -> Signal:
 
 
 def _rows_of(size: int) -> int:
-    """The factor that is transformed first; 1 of a prime."""
+    """The factor that is transformed first; 1 for a prime."""
     divisors = [n for n in range(2, isqrt(size) + 1) if size % n == 0]
     small = [n for n in divisors if n <= _MOST_DIRECT]
     return max(small) if small else min(divisors, default=1)
@@ -151,7 +156,7 @@ def _constant(write: Writer, array: Operand) -> Value:
 
 @lru_cache(maxsize=32)
 def _matrix(plan: Transform, given: int, is_pair: bool) -> Array:
-    """Rows of results, real then imaginary; columns of elements, real then imaginary."""
+    """Rows of results, real then imaginary, by columns of elements, real then imaginary."""
     turn = _roots(np.outer(np.arange(plan.bins), np.arange(given)), plan.size, plan.sign)
     cos, sin = turn.real * plan.scale, turn.imag * plan.scale
     rows = [[cos, -sin], [sin, cos]][: 1 if plan.is_real else 2]
@@ -160,7 +165,7 @@ def _matrix(plan: Transform, given: int, is_pair: bool) -> Array:
 
 
 def _roots(exponents: Array, size: int, sign: int) -> Array:
-    """exp(sign 2 pi i exponent / size), with zeros where they are exact."""
+    """exp(sign 2 pi i exponent / size), with exact zeros."""
     angles = (exponents % size) * (2 * pi / size)
     parts = np.cos(angles), sign * np.sin(angles)
     cos, sin = (np.where(np.abs(part) < 1e-12, 0.0, part) for part in parts)
@@ -191,7 +196,7 @@ def _by_factors(write: Writer, x: Signal, plan: Transform, rows: int) -> Signal:
 
 
 def _times(write: Writer, x: Signal, factors: tuple[Array, Array]) -> Complex:
-    """Times known complex factors."""
+    """x times known complex factors."""
     other = Complex(*(write.derived(part, _constant) for part in factors))
     return complex_values.multiply(write, x, other)
 
@@ -219,7 +224,7 @@ def _by_convolution(write: Writer, x: Signal, plan: Transform) -> Signal:
 
 @lru_cache(maxsize=8)
 def _chirps(plan: Transform, given: int, length: int) -> Sequence[tuple[Array, Array]]:
-    """Factors before the convolution, of its spectrum, and after it."""
+    """Factors to multiply with before the convolution, in its spectrum, and after it."""
     chirp = _roots(np.arange(plan.size, dtype=np.int64) ** 2, 2 * plan.size, plan.sign)
     kernel = np.zeros(length, complex)
     kernel[: plan.bins] = chirp[: plan.bins].conj()
@@ -231,7 +236,7 @@ def _chirps(plan: Transform, given: int, length: int) -> Sequence[tuple[Array, A
 
 
 def shifted(write: Writer, x: Operand, axes: Sequence[int], is_back: bool = False) -> Signal:
-    """The zero frequency in the middle of the axes, or from there to the front."""
+    """Move the zero frequency to the middle of the axes, or back to the front."""
 
     def turned(part: Operand) -> Value:
         result = write.value(part)

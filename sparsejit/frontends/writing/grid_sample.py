@@ -1,4 +1,4 @@
-"""Images read at points between their pixels, which a grid of coordinates in [-1, 1] names.
+"""Images sampled between their pixels, at points of a grid of coordinates in [-1, 1].
 
     x (n, c, h, w), grid (n, p, q, 2)    rows (n, h w, c), of which each point takes one to 16
 """
@@ -20,7 +20,7 @@ from sparsejit.ir.ops.selection import OwnRows
 _EXACT = 2**24
 # The coefficient of the cubic convolution.
 _CUBIC = -0.75
-# Steps from a coordinate of pixels to one of an axis of that length.
+# Writes the steps from a coordinate in pixels to one that lies on an axis of that length.
 Padding = Callable[[Any, Any, int, bool], Any]
 
 
@@ -29,7 +29,7 @@ def grid_sampled(
 ) -> Value:
     """x at the points of the grid, by "nearest", "linear" or "cubic" interpolation.
 
-    `padding` says how a point beyond the image is read: "zeros", "border" or "reflection".
+    `padding` is the rule for points beyond the image: "zeros", "border" or "reflection".
     """
     image, points = write.floats(x), write.floats(grid)
     axes = len(image.shape) - 2
@@ -66,7 +66,7 @@ class _Tap:
 
 
 def _in_pixels(write: Writer, x: Value, size: int, align_corners: bool) -> Value:
-    """A coordinate in [-1, 1] as one of pixels, whose centres or outer edges these are."""
+    """A coordinate in pixels; -1 and 1 are the centres, or the outer edges, of the end pixels."""
     f = write.formula("pixels")
     if align_corners:
         return f.finish(f("mul", f("add", x, 1.0), (size - 1) / 2))
@@ -100,7 +100,7 @@ def _part(write: Writer, tables: Value, sizes: Sequence[int], taps: Sequence[_Ta
 
 
 def _tap(write: Writer, place: Value, size: int, weight: Value | None) -> _Tap:
-    """Places that are whole numbers; NaN is outside."""
+    """A tap at places that are whole numbers; NaN is outside."""
     inside, last = write.formula("inside"), float(size - 1)
     within = inside(
         "logical_and", inside("greater_equal", place, 0.0), inside("less_equal", place, last)
@@ -133,7 +133,7 @@ def _linear(
 def _cubic(
     write: Writer, x: Value, size: int, padding: Padding, align_corners: bool
 ) -> list[_Tap]:
-    """Four pixels with the weights of a cubic convolution; each is padded by itself."""
+    """Four pixels with the weights of a cubic convolution; each pixel is padded alone."""
     f = write.formula("cubic")
     first = f("floor", x)
     behind = f("sub", x, first)
@@ -146,7 +146,7 @@ def _cubic(
 
 
 def _cubic_weight(f: Any, distance: Any, step: int) -> Any:
-    """Within 1 (a + 2) d^3 - (a + 3) d^2 + 1, else a d^3 - 5 a d^2 + 8 a d - 4 a."""
+    """(a + 2) d^3 - (a + 3) d^2 + 1 within 1, else a d^3 - 5 a d^2 + 8 a d - 4 a."""
     a = _CUBIC
     if step in (0, 1):
         inner = f("fma", distance, a + 2, -(a + 3))
@@ -165,7 +165,7 @@ def _to_border(f: Any, x: Any, size: int, align_corners: bool) -> Any:
 
 
 def _reflected(f: Any, x: Any, size: int, align_corners: bool) -> Any:
-    """Mirrored at the centres of the outer pixels, or at their edges, as often as it takes."""
+    """Mirror at the centres of the outer pixels, or at their edges, as often as needed."""
     low, span = (0.0, size - 1.0) if align_corners else (-0.5, float(size))
     if span == 0:
         return f("mul", f("where", f("equal", x, x), 0.0, 0.0), 0.0)

@@ -1,4 +1,4 @@
-"""Which dtypes are known to hold all numbers of a value, so that nothing need narrow it."""
+"""Proof that a dtype holds all numbers of a value, so that no operator needs to narrow it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 
 # The operator that makes a value, and its operands.
 Producers: TypeAlias = dict[Value, tuple[Operator, tuple[Value, ...]]]
-# Operators whose results are numbers of these operands, of all where there is an empty tuple.
+# Operators whose results are numbers of these operands; an empty tuple stands for all operands.
 _CHOOSING: dict[str | type, tuple[int, ...]] = {
     **dict.fromkeys((Reshape, Permute, Slice, Expand, Concat, Pad, Pooling), ()),
     **dict.fromkeys(("maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor"), ()),
@@ -25,7 +25,7 @@ _CHOOSING: dict[str | type, tuple[int, ...]] = {
     Embedding: (1,),
     OwnRows: (1,),
 }
-# The same of floats: a short one has the negative and the next whole number of each of its numbers.
+# The same for floats: a short dtype has each number's negative and the whole numbers next to it.
 _CHOOSING_FLOATS: dict[str | type, tuple[int, ...]] = {
     **_CHOOSING,
     **dict.fromkeys(("neg", "abs", "relu", "sign", "floor", "ceil", "round", "trunc"), ()),
@@ -33,7 +33,7 @@ _CHOOSING_FLOATS: dict[str | type, tuple[int, ...]] = {
 
 
 class HeldNumbers:
-    """What is known of a graph's values: their dtypes, and the operators that make them."""
+    """Dtypes of a graph's values, and the operators that make them."""
 
     def __init__(
         self, builder: GraphBuilder, dtypes: dict[Value, Dtype], producers: Producers
@@ -42,7 +42,7 @@ class HeldNumbers:
         self._fitting: set[tuple[Value, Dtype]] = set()
 
     def fits(self, value: Value, dtype: Dtype) -> bool:
-        """Whether all that a value may hold is known to be held by a narrow dtype."""
+        """Whether a narrow dtype is known to hold all numbers that a value may have."""
         key = value, dtype
         if key not in self._fitting and self._is_found_to_fit(value, dtype):
             self._fitting.add(key)

@@ -41,7 +41,7 @@ def indexed(write: Writer, x: Operand, indices: Indices) -> Value:
 def index_replaced(
     write: Writer, x: Operand, indices: Indices, updates: Operand, accumulate: bool = False
 ) -> Value:
-    """x with x[indices] replaced by updates, which broadcast, or with updates added there."""
+    """x with x[indices] replaced by updates, which broadcast, or with updates added to it."""
     value = write.value(x)
     new = write.converted(updates, write.dtype(x))
     mask = _single_mask(write, indices)
@@ -52,7 +52,7 @@ def index_replaced(
         whole = expanded(write, new, value.shape)
         return write.pointwise("add", value, whole) if accumulate else whole
     if not accumulate and _is_order(write, value, named):
-        # Nothing of x is left, which may be memory that no operator wrote.
+        # All of x is replaced, and x may be memory that no operator wrote.
         value = write.constant(np.zeros(value.shape, value.type.element.value), "replaced")
     layout = _layout(write, value, named)
     rows = layout.updates(write, expanded(write, new, layout.shape))
@@ -71,7 +71,7 @@ def _is_order(write: Writer, x: Value, named: Mapping[int, Places]) -> bool:
 
 
 def _single_mask(write: Writer, indices: Indices) -> tuple[int, Operand] | None:
-    """The first axis of the only index, if that is a mask, and the mask."""
+    """The first axis of the only index, and the index itself, if it is a mask."""
     given = [(axis, each) for axis, each in enumerate(indices) if each is not None]
     if len(given) != 1 or write.element(given[0][1]) is not Element.BOOL:
         return None
@@ -81,7 +81,10 @@ def _single_mask(write: Writer, indices: Indices) -> tuple[int, Operand] | None:
 def _masked(
     write: Writer, x: Value, axis: int, mask: Operand, updates: Value, accumulate: bool
 ) -> Value:
-    """x with updates where the mask is set; one that varies over the chosen places is refused."""
+    """x with updates where the mask is set.
+
+    Raises Unmapped for updates that vary over the chosen places.
+    """
     own, rest = write.shape(mask), x.shape[axis + len(write.shape(mask)) :]
     if len(updates.shape) > len(rest) and any(n != 1 for n in updates.shape[: -len(rest) or None]):
         raise Unmapped("with other updates for each element that a mask of a call chooses")
@@ -118,7 +121,10 @@ def _by_axis(write: Writer, x: Value, indices: Indices) -> dict[int, Places]:
 
 
 def _of_grid(write: Writer, x: Value, named: Mapping[int, Places]) -> Value | None:
-    """Known indices of neighbouring axes, each varying along sizes of its own, axis by axis."""
+    """x[indices] for known indices of neighbouring axes that vary along separate sizes.
+
+    The sizes are in the order of the axes. None for other indices.
+    """
     arrays = [each for each in named.values() if isinstance(each, np.ndarray)]
     axes = list(named)
     varying = [n for a in arrays for n in _varying(a, max(a.ndim for a in arrays))]
@@ -133,7 +139,7 @@ def _of_grid(write: Writer, x: Value, named: Mapping[int, Places]) -> Value | No
 
 
 def _varying(array: Array, rank: int) -> list[int]:
-    """Along which of `rank` broadcast axes it has more than one element."""
+    """The axes, among `rank` broadcast ones, along which it has several elements."""
     return [axis + rank - array.ndim for axis, n in enumerate(array.shape) if n > 1]
 
 
@@ -141,9 +147,9 @@ def _varying(array: Array, rank: int) -> list[int]:
 class _IndexedAxes:
     """x as tables (batch, rows, width), of which `numbers` (batch, n) name rows.
 
-    `order`: the axes of x: that with its own tables, if any, the others with an index, the rest.
-    `index_shape`: what indices broadcast to; its axis `along` counts the own axis. The result has
-    these axes at `first`.
+    `order`: the axes of x: first the axis `own` with its own tables, if any, then the others with
+    an index, `depth` in all, then the rest. `index_shape`: the broadcast shape of the indices; its
+    axis `along` counts the own axis. The result has these axes at `first`.
     """
 
     x_shape: tuple[int, ...]
@@ -171,12 +177,12 @@ class _IndexedAxes:
         return reshaped(write, permuted(write, x, self.order), (batch, -1, prod(self.rest)))
 
     def back(self, write: Writer, tables: Value) -> Value:
-        """Tables in the shape of x."""
+        """Tables reshaped to x."""
         whole = reshaped(write, tables, [self.x_shape[axis] for axis in self.order])
         return permuted(write, whole, np.argsort(self.order).tolist())
 
     def _from_result(self) -> list[int]:
-        """The axes of the result, indices first, the one that counts the own axis before them."""
+        """The axes of the result: the one that counts the own axis, other indices, and the rest."""
         count = len(self.index_shape)
         own = range(self.first, self.first + count)
         rest = [n for n in range(count + len(self.rest)) if n not in own]
@@ -199,7 +205,7 @@ class _IndexedAxes:
 
 
 def _layout(write: Writer, x: Value, named: Mapping[int, Places]) -> _IndexedAxes:
-    """How x lies for indices of these axes. Raises Unmapped for those that do not broadcast."""
+    """Layout of x for indices of these axes. Raises Unmapped where indices do not broadcast."""
     axes = list(named)
     try:
         shape = np.broadcast_shapes(*(each.shape for each in named.values()))
@@ -229,7 +235,7 @@ def _layout(write: Writer, x: Value, named: Mapping[int, Places]) -> _IndexedAxe
 def _table_numbers(
     write: Writer, places: Operand, shape: tuple[int, ...], along: int | None
 ) -> Operand:
-    """Numbers that broadcast to `shape` as (batch, n), the batch being the axis `along`."""
+    """Numbers that broadcast to `shape`, as (batch, n); the batch is the axis `along`."""
     batch = 1 if along is None else shape[along]
     if isinstance(places, Value):
         wide = expanded(write, places, shape)
@@ -240,7 +246,7 @@ def _table_numbers(
 
 
 def _counted_axis(x: Value, named: Mapping[int, Places], rank: int) -> tuple[int | None, int]:
-    """The axis whose index counts it along one axis that indices broadcast to, and that one."""
+    """The axis of x that an index counts, and the axis of the indices' shape that counts it."""
     if len(named) > 1:
         for axis, each in named.items():
             if isinstance(each, Value) or each.size != x.shape[axis] or not each.ndim:

@@ -22,7 +22,7 @@ _ATAN = (
 )
 # asin z = z + z^3 P(z^2) for |z| <= 1 / 2.
 _ASIN = (0.1666666, 0.0750050419, 0.0445169547, 0.0318077228, 0.0144385869, 0.0375164766)
-# A sum of two numbers of float32 each.
+# Each is the sum of two numbers of float32.
 _HALF_PI = (1.57079637050628662109375, math.pi / 2 - 1.57079637050628662109375)
 _PI = (3.1415927410125732421875, math.pi - 3.1415927410125732421875)
 # From here on sqrt(x^2 + 1) is x.
@@ -88,7 +88,7 @@ def asin(write: Writer, x: Operand) -> Value:
 
 
 def acos(write: Writer, x: Operand) -> Value:
-    """2 asin sqrt((1 - x) / 2) beyond 1 / 2, pi less that of -x below -1 / 2."""
+    """2 asin sqrt((1 - x) / 2) beyond 1 / 2, pi - acos(-x) below -1 / 2."""
     f = write.formula("acos")
     size = f("abs", x)
     near = f("less_equal", size, 0.5)
@@ -106,7 +106,7 @@ def _root_of_rest(f: Any, size: Any) -> Any:
 
 
 def asinh(write: Writer, x: Operand) -> Value:
-    """log1p(a + a^2 / (1 + sqrt(a^2 + 1))) of a = |x|, with the sign of x."""
+    """log1p(a + a^2 / (1 + sqrt(a^2 + 1))) with a = |x|, with the sign of x."""
     f = write.formula("asinh")
     size = f("abs", x)
     square = f("square", f("minimum", size, _LARGE))
@@ -116,7 +116,7 @@ def asinh(write: Writer, x: Operand) -> Value:
 
 
 def acosh(write: Writer, x: Operand) -> Value:
-    """log1p(t + sqrt(t (t + 2))) of t = x - 1; NaN below 1."""
+    """log1p(t + sqrt(t (t + 2))) with t = x - 1; NaN below 1."""
     f = write.formula("acosh")
     over = f("sub", f("minimum", x, _LARGE), 1.0)
     near = f("log1p", f("add", over, f("sqrt", f("mul", over, f("add", over, 2.0)))))
@@ -130,7 +130,7 @@ def _or_log_of_double(f: Any, size: Any, near: Any) -> Any:
 
 
 def atanh(write: Writer, x: Operand) -> Value:
-    """log1p(2 a / (1 - a)) / 2 of a = |x|, with the sign of x; NaN beyond 1."""
+    """log1p(2 a / (1 - a)) / 2 with a = |x|, with the sign of x; NaN beyond 1."""
     f = write.formula("atanh")
     size = f("abs", x)
     ratio = f("div", f("add", size, size), f("sub", 1.0, size))

@@ -8,7 +8,7 @@ from sparsejit.ir.graph import Origin
 
 
 class Missing(NamedTuple):
-    """An operator that has no mapping, why where that is known, and where it stands."""
+    """An operator without a mapping, the reason if it is known, and its place in the model."""
 
     operator: str
     reason: str
@@ -28,7 +28,7 @@ LEAVE_TO_TORCH = 'leave them to torch with torch.compile(model, backend="sparsej
 
 
 def refuse(missing: Sequence[Missing], remedy: str = LEAVE_TO_TORCH) -> NoReturn:
-    """Raise UnsupportedOperator with one line for each, and the remedy."""
+    """Raise UnsupportedOperator with a line for each missing operator, and the remedy."""
     count = f"{len(missing)} operators" if len(missing) > 1 else "1 operator"
     lines = "\n".join(map(str, missing))
     raise UnsupportedOperator(f"{count} of this model cannot be compiled:\n{lines}\n{remedy}")

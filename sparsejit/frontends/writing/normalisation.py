@@ -44,7 +44,7 @@ def batch_norm(
 
 
 def channelwise(write: Writer, x: Value, factor: Operand, shift: Operand) -> Value:
-    """x factor + shift, each of them one number a channel, axis 1, or None."""
+    """x factor + shift; each is a number for every channel, axis 1, or None."""
     shape = (-1, *(1,) * (len(x.shape) - 2))
     for kind, part in (("mul", factor), ("add", shift)):
         if part is not None:
@@ -55,7 +55,7 @@ def channelwise(write: Writer, x: Value, factor: Operand, shift: Operand) -> Val
 
 
 def rows_of(write: Writer, x: Value, axes: int) -> Value:
-    """x with its last `axes` axes as one."""
+    """x with its last `axes` axes merged."""
     kept = x.shape[: len(x.shape) - axes]
     return reshaped(write, x, (*kept, prod(x.shape[len(kept) :])))
 
@@ -69,7 +69,7 @@ def layer_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> Value:
-    """Over the last axes together."""
+    """Normalise over the last axes together."""
     value = write.floats(x)
     if not value.type.size:
         return value
@@ -108,7 +108,7 @@ def group_norm(
     eps: float = 1e-5,
     *_: Any,
 ) -> Value:
-    """Over each group of channels together with all positions."""
+    """Normalise over each group of channels together with all positions."""
     value = write.floats(x)
     if not value.type.size:
         return value
@@ -118,7 +118,7 @@ def group_norm(
 
 
 def over_rows(chain: Callable[[tuple[int, ...]], Chain]) -> Callable[..., Value]:
-    """A chain over the last axis, over any axis."""
+    """Extend a chain over the last axis to any axis."""
 
     def mapping(write: Writer, x: Operand, dim: int, *_: Any, **__: Any) -> Value:
         value = write.floats(x)

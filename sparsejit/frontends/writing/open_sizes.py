@@ -1,4 +1,4 @@
-"""Sizes that values decide, within a bound that shapes give: as many as a mask has true elements.
+"""Sizes that values decide: the number of true elements of a mask, bounded by its shape.
 
     x[mask]     ->      places, count = true_places(mask)
                         y = x[places]                        count rows, then copies of row 0
@@ -25,8 +25,7 @@ class MaskSize:
     """A size from 0 to `bound`.
 
     Attributes:
-        bound: number of elements of the mask, and at least 2: axes of one element are not told
-            from each other
+        bound: number of elements of the mask, at least 2: axes of one element cannot be told apart
         count: the size, int64 ()
         places: the places of the true elements, int64 (bound,)
     """
@@ -74,15 +73,15 @@ def coordinates(write: Writer, x: Operand) -> tuple[Value, MaskSize]:
 def with_open_outputs(graph: Graph) -> tuple[Graph, list[Missing]]:
     """The graph with the number of each open size as a further output, and with `open_axes`.
 
-    The second result has an operator that computes along an open axis, and an output whose shape
-    cannot be cut out of an array; then the graph is as it was.
+    The second result has an operator that computes along an open axis, or an output whose shape
+    cannot be cut out of an array; the graph is then unchanged.
     """
     sizes = [
         MaskSize(node.inputs[0].type.size, count=node.outputs[1], places=node.outputs[0])
         for node in graph.nodes
         if isinstance(node.op, TruePlaces)
     ]
-    counts: list[Value] = []  # those that outputs need
+    counts: list[Value] = []  # of sizes that outputs have
     found: list[OpenAxis] = []
     for size in sizes:
         origin = size.places.origin
@@ -104,7 +103,7 @@ def with_open_outputs(graph: Graph) -> tuple[Graph, list[Missing]]:
 
 
 def _reached(graph: Graph, source: Value) -> set[Value]:
-    """All values that depend on one."""
+    """All values that depend on `source`."""
     reached = {source}
     for node in graph.nodes:
         if not reached.isdisjoint(node.inputs):
@@ -113,7 +112,7 @@ def _reached(graph: Graph, source: Value) -> set[Value]:
 
 
 def _open_axes(graph: Graph, size: MaskSize) -> dict[Value, tuple[int, int]]:
-    """The axis of each value that has the open size, and its elements for each one counted.
+    """The axis of each value that has the open size, and its elements per counted element.
 
     Raises SamplesMixed for an operator that computes along such an axis.
     """

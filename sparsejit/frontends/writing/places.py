@@ -1,6 +1,6 @@
-"""Elements and rows by places of several axes: taken, and replaced or reduced with updates.
+"""Elements and rows at places along several axes: taken, replaced, or reduced with updates.
 
-x (4, 3, 5), places (2, 2)    rows of x as (12, 5), those numbered 3 p[0] + p[1]
+x (4, 3, 5), places (2, 2)    rows 3 p[0] + p[1] of x as (12, 5)
 
 Where places vary along an axis other than the indexed one, each element of that axis has a table of
 its own, so that a batch there stays a batch.
@@ -21,7 +21,7 @@ from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.ir.ops.selection import OwnRows, PlacedRows, Reduction
 from sparsejit.ir.ops.views import Expand
 
-# The function that a reduction of a scatter is.
+# The pointwise function of each reduction of a scatter.
 REDUCTIONS = {"none": "", "add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
 _MOST_ROUNDS = 16  # of updates of the same place, one after another
 
@@ -45,7 +45,10 @@ def by_axis(write: Writer, x: Operand, places: Operand, axis: int) -> Value:
 
 
 def by_tuples(write: Writer, x: Operand, places: Operand, batch_axes: int = 0) -> Value:
-    """The parts of x that tuples along the last axis of `places` name, behind equal first axes."""
+    """The parts of x at tuples along the last axis of `places`.
+
+    The first `batch_axes` axes are the same for x and `places`.
+    """
     value, shape = write.value(x), _shape(places)
     rest = value.shape[batch_axes + shape[-1] :]
     size = prod(shape[:batch_axes])
@@ -69,7 +72,7 @@ def replaced_by_axis(
 def replaced_by_tuples(
     write: Writer, x: Operand, places: Operand, updates: Operand, reduction: str = "none"
 ) -> Value:
-    """x with the parts that tuples along the last axis name replaced, or reduced with updates."""
+    """x with the parts at tuples along the last axis replaced, or reduced with updates."""
     value, new = write.value(x), write.value(updates)
     shape = _shape(places)
     rest = value.shape[shape[-1] :]
@@ -95,7 +98,7 @@ def replaced_rows(
 ) -> Value:
     """Tables (batch, rows, width) with updates (batch, n, width) at rows `numbers` (batch, n).
 
-    A reduction leaves there the sum, product or extreme of old and new, one update after another.
+    A reduction leaves the sum, product or extreme of old and new rows, one update after another.
     """
     if reduction not in REDUCTIONS:
         raise Unmapped(f"its reduction is {reduction!r}, not one of {', '.join(REDUCTIONS)}")
@@ -116,7 +119,7 @@ def replaced_rows(
 
 
 def _same_for_all(numbers: Operand) -> Array | None:
-    """Known numbers (batch, n) that are the same for all of the batch, once."""
+    """Known numbers (batch, n) of one batch element, if all have the same; else None."""
     if not isinstance(numbers, np.ndarray) or not len(numbers):
         return None
     return numbers[0] if bool(np.all(numbers == numbers[:1])) else None
@@ -125,7 +128,7 @@ def _same_for_all(numbers: Operand) -> Array | None:
 def _replaced(
     write: Writer, tables: Value, named: Array, updates: Value, kind: str, rounds: Sequence[Array]
 ) -> Value:
-    """In rounds, in each of which no row is named twice."""
+    """Replace rows in rounds, none of which names a row twice."""
     rows = tables.shape[1]
     for part in rounds:
         new = taken(write, updates, 1, part)
@@ -138,7 +141,7 @@ def _replaced(
 
 
 def _rounds(numbers: Array) -> list[Array]:
-    """Where in `numbers` each number comes for the first time, for the second, and so on."""
+    """Indices of the first occurrence of each number, of the second, and so on."""
     order = np.argsort(numbers, kind="stable")
     starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
     turns = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
@@ -149,7 +152,7 @@ def _rounds(numbers: Array) -> list[Array]:
 
 @dataclass(frozen=True)
 class _Along:
-    """Places along an axis as rows of tables: `own` is the axis whose elements have one each.
+    """Places along an axis as rows of tables; each element of the axis `own` has a table.
 
     `numbers` (batch, n) name rows; each row is all of the last `wide` axes.
     """
@@ -168,7 +171,7 @@ class _Along:
         return reshaped(write, front, (front.shape[0], -1, width))
 
     def back(self, write: Writer, tables: Value, shape: Sequence[int]) -> Value:
-        """Tables as x, or as its places, had them."""
+        """Tables with the axes of `shape`, in their order."""
         if self.own is None:
             return reshaped(write, tables, shape)
         others = [n for axis, n in enumerate(shape) if axis != self.own]
@@ -185,7 +188,7 @@ def _common_row(array: Array, axis: int) -> Array | None:
 
 
 def _check_along(shape: Sequence[int], given: Sequence[int], axis: int) -> None:
-    """Raises Unmapped for places of another rank, or of more elements beside the axis, than x."""
+    """Raise Unmapped for places of another rank than x, or longer beside the axis."""
     sizes = enumerate(zip(given, shape, strict=False))
     fits = (own <= most for number, (own, most) in sizes if number != axis)
     if len(given) != len(shape) or not all(fits):
@@ -193,7 +196,7 @@ def _check_along(shape: Sequence[int], given: Sequence[int], axis: int) -> None:
 
 
 def _along(write: Writer, shape: Sequence[int], places: Operand, axis: int) -> _Along:
-    """The numbers of rows that places along an axis name."""
+    """The numbers of the rows at places along an axis."""
     given = _shape(places)
     _check_along(shape, given, axis)
     front = 0 if axis else 1
@@ -217,7 +220,7 @@ def _along(write: Writer, shape: Sequence[int], places: Operand, axis: int) -> _
 
 
 def _wide_axes(write: Writer, shape: Sequence[int], places: Operand, last: int) -> int:
-    """How many of the axes behind `last` are whole, with places that do not vary along them."""
+    """Number of axes after `last` that are whole, with places that do not vary along them."""
     given, rank = _shape(places), len(shape)
     before = given
     if isinstance(places, Value):
@@ -253,7 +256,7 @@ def _shape(places: Operand) -> tuple[int, ...]:
 
 
 def _rearranged(write: Writer, x: Operand, shape: Sequence[int]) -> Operand:
-    """A value or an array in row-major order as another shape."""
+    """A value or an array in row-major order, reshaped."""
     return reshaped(write, x, shape) if isinstance(x, Value) else np.asarray(x).reshape(shape)
 
 
@@ -268,13 +271,13 @@ def _cut(write: Writer, x: Operand, kept: Sequence[slice]) -> Operand:
 
 
 def _check_updates(updates: Value, shape: tuple[int, ...]) -> None:
-    """Raises Unmapped for another shape: as many elements would go to other places."""
+    """Raise Unmapped for another shape: the elements would go to other places."""
     if updates.shape != shape:
         raise Unmapped(f"its updates are {updates.shape}, not {shape}")
 
 
 def _of_tuples(write: Writer, shape: Sequence[int], places: Operand, batch_axes: int) -> Operand:
-    """The number of the part that each tuple names, among all parts behind equal first axes."""
+    """The number of the part that each tuple names, among the parts of its batch element."""
     lead = _shape(places)
     depth = batch_axes + lead[-1]
     if depth > len(shape):
@@ -291,9 +294,9 @@ def _of_tuples(write: Writer, shape: Sequence[int], places: Operand, batch_axes:
 def numbered(
     write: Writer, parts: Sequence[tuple[Operand, int, int]], others: Array, count: int
 ) -> Operand:
-    """The sum of (places, how many there are, step), and of `others`.
+    """Row numbers: the sum of place * step over `parts` (places, length, step), plus `others`.
 
-    A place that is none gives `count`, which no row has. Raises Unmapped for one that is known.
+    A place beyond its axis gives `count`, which no row has. Raises Unmapped if it is known.
     """
     if all(isinstance(places, np.ndarray) for places, _, _ in parts):
         total = others.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Functions of single elements: those that graphs have, and those that are formulas of them."""
+"""Functions of single elements: functions of graphs, and formulas of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Mapping = Callable[..., Any]
 
 
 def binary(kind: str) -> Mapping:
-    """A function of two operands, promoted."""
+    """A function of two operands, which are promoted."""
 
     def mapping(write: Writer, x: Operand, other: Operand) -> Value:
         return write.pointwise(kind, x, other)
@@ -25,7 +25,7 @@ def binary(kind: str) -> Mapping:
 
 
 def logical(kind: str) -> Mapping:
-    """A function of truths: whether each element differs from zero."""
+    """A function of bools: whether each element differs from zero."""
 
     def mapping(write: Writer, *operands: Operand) -> Value:
         return write.pointwise(kind, *(write.cast(x, Element.BOOL) for x in operands))
@@ -49,7 +49,7 @@ def add(write: Writer, x: Operand, other: Operand, alpha: float = 1) -> Value:
 
 
 def total(write: Writer, parts: Sequence[Value | None]) -> Value:
-    """The sum of those that are given, at least one."""
+    """The sum of parts, of which at least one is not None."""
     first, *others = (part for part in parts if part is not None)
     for other in others:
         first = write.pointwise("add", first, other)
@@ -57,13 +57,13 @@ def total(write: Writer, parts: Sequence[Value | None]) -> Value:
 
 
 def multiply(write: Writer, x: Operand, other: Operand) -> Value:
-    """x times other; of bools, both."""
+    """x times other; for bools, x and other."""
     kind = "logical_and" if _all_bool(write, x, other) else "mul"
     return write.pointwise(kind, x, other)
 
 
 def divide(write: Writer, x: Operand, other: Operand, rounding_mode: str | None = None) -> Value:
-    """x / other in float32, truncated if asked; floored as Python's //."""
+    """x / other in float32; by `rounding_mode` truncated, or floored as Python's //."""
     whole = not _is_float(write, x) and not _is_float(write, other)
     if rounding_mode is not None and whole:
         return whole_quotient(write, x, other, rounding_mode == "floor")
@@ -74,7 +74,7 @@ def divide(write: Writer, x: Operand, other: Operand, rounding_mode: str | None 
 
 
 def power(write: Writer, x: Operand, exponent: Operand) -> Value:
-    """x to a power; one known power by products, or as exp(exponent log(x)) and NaN for x < 0."""
+    """x to a power; one known power by products or as exp(exponent log(x)), NaN for x < 0."""
     known = write.known(exponent)
     if known is None or known.size != 1:
         if not _is_float(write, x) and not _is_float(write, exponent):
@@ -98,7 +98,7 @@ def power(write: Writer, x: Operand, exponent: Operand) -> Value:
 
 
 def _power_by_logarithm(write: Writer, x: Operand, power: float) -> Value:
-    """Only whole powers of negative numbers are numbers, but all of -inf are."""
+    """exp(power log|x|); for negative x, NaN unless the power is whole or x is -inf."""
     f = write.formula("pow")
     whole = power % 1 == 0
     positive = f("abs", x) if whole else f("where", f("equal", x, -math.inf), math.inf, x)
@@ -109,7 +109,7 @@ def _power_by_logarithm(write: Writer, x: Operand, power: float) -> Value:
 
 
 def _whole_power(write: Writer, x: Operand, power: int) -> Value:
-    """By repeated squaring."""
+    """x to a whole power by repeated squaring."""
     f = write.formula("pow")
     square: Any = x
     result: Any = None
@@ -128,8 +128,8 @@ def _whole_power(write: Writer, x: Operand, power: int) -> Value:
 def power_of(write: Writer, base: Operand, exponent: Operand) -> Value:
     """A known positive base to the power of each element: 2^(exponent log2(base)).
 
-    Powers of 2 are exact: shifts are written so. Among whole numbers 2 alone has any, below 1 they
-    are 0.
+    Powers of 2 are exact: models write shifts so. Among whole numbers, base 2 becomes a shift, and
+    other bases take `whole_power`.
     """
     known = write.known(base)
     if known is None or known.size != 1:
@@ -145,7 +145,7 @@ def power_of(write: Writer, base: Operand, exponent: Operand) -> Value:
 
 
 def clamp(write: Writer, x: Operand, low: Operand = None, high: Operand = None) -> Value:
-    """min(max(x, low), high), each where it is given."""
+    """min(max(x, low), high); either bound may be left out."""
     result = write.value(x)
     if low is not None:
         result = write.pointwise("maximum", result, low)

@@ -1,4 +1,4 @@
-"""Windows that become their largest element or their mean, and images made larger."""
+"""Pooling to the largest element or the mean of windows, and enlarging of images."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def over_windows(
     counts_padding: bool,
     beyond: Sizes = (),
 ) -> Value:
-    """Pooling over one to three spatial axes; three are the last two, then the first.
+    """Pooling over one to three spatial axes; of three, first the last two, then the first.
 
-    A mean that counts padding does not count the last `beyond` places of each axis's padding,
-    which `beyond_the_end` adds.
+    A mean that counts padding does not count the last `beyond` places of each axis's padding, which
+    `beyond_the_end` adds.
     """
     if kind is PoolingKind.AVERAGE and counts_padding and any(beyond):
         whole = over_windows(write, kind, x, kernel, stride, padding, dilation, True)
@@ -56,7 +56,7 @@ def over_windows(
 def _counted_share(
     length: int, kernel: int, stride: int, padding: tuple[int, int], dilation: int, beyond: int
 ) -> Array:
-    """The share of the taps of each window that come before the last `beyond` places."""
+    """The share of the taps of each window that lie before the last `beyond` places."""
     whole = length + sum(padding)
     first = np.arange(0, whole - dilation * (kernel - 1), stride)
     taps = first[:, None] + dilation * np.arange(kernel)
@@ -66,7 +66,7 @@ def _counted_share(
 def beyond_the_end(
     length: int, kernel: int, stride: int, padding: tuple[int, int], dilation: int
 ) -> int:
-    """Padding behind `padding` (before, after) that lets the number of windows round up.
+    """Extra padding after `padding` (before, after) that rounds the number of windows up.
 
     The last window must begin inside or in the first padding.
     """
@@ -79,13 +79,13 @@ def beyond_the_end(
 
 
 def weighed(write: Writer, x: Value, axis: int, weights: Array) -> Value:
-    """An axis by weights (new length, length): what each new position takes of each old one."""
+    """Multiply an axis by weights (new length, length) of old positions in each new one."""
     rows = moved(write, x, axis, -1)
     return moved(write, write.one(Linear(), rows, weights), -1, axis)
 
 
 def picked(write: Writer, x: Value, axis: int, places: Array) -> Value:
-    """Known places of an axis; where each stands as often in a row, by repeating."""
+    """Known places of an axis; a repetition where each place stands equally often in a row."""
     length = x.shape[axis]
     if len(places) % length == 0:
         times = len(places) // length

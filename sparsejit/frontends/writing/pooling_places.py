@@ -1,4 +1,4 @@
-"""Windows that become their largest element and its place in the image, counted row by row.
+"""Max pooling with the place of each largest element in the image, counted row by row.
 
 image (4, 4), windows of (2, 2)    place 4 y + x of the element at (y, x)
 """
@@ -20,19 +20,19 @@ from sparsejit.ir.graph import Array, Value
 def positions(
     length: int, windows: int, kernel: int, stride: int, padding: int, dilation: int
 ) -> Array:
-    """(windows, kernel): which element of an axis each element of a window is.
+    """The index along an axis of each element of each window, (windows, kernel).
 
-    One in the padding is the nearest of the same window that is none. Raises Unmapped where a
-    window has nothing but padding.
+    An element in the padding gets the nearest index of its window that is not. Raises Unmapped
+    where a window has nothing but padding.
     """
     starts = np.arange(windows)[:, None] * stride - padding
     return _within(starts + np.arange(kernel) * dilation, length)
 
 
 def adaptive_positions(length: int, windows: int) -> Array:
-    """As `positions`, of windows from floor(i n / m) to ceil((i + 1) n / m).
+    """`positions` of windows from floor(i n / m) to ceil((i + 1) n / m).
 
-    The last element of a window shorter than the longest stands in it several times.
+    A window shorter than the longest repeats its last element.
     """
     numbers = np.arange(windows)
     starts, ends = numbers * length // windows, -(-(numbers + 1) * length // windows)
@@ -50,7 +50,7 @@ def _within(elements: Array, length: int) -> Array:
 
 
 def largest_with_places(write: Writer, x: Value, tables: Sequence[Array]) -> tuple[Value, Value]:
-    """The largest element of each window, the last NaN where there is one, and its place.
+    """The largest element of each window, or its last NaN, and the element's place.
 
     `tables` have the positions of windows along the last axes of x, one for each.
     """

@@ -1,7 +1,7 @@
-"""Powers of each element by each element, to the last places of float32.
+"""Powers of elements by elements, accurate to the last places of float32.
 
-log2 |x| and its product with the exponent are sums of two floats each, so that what the power of
-two multiplies is right: x^y = 2^(y log2 x).
+x^y = 2^(y log2 x). log2 |x| and its product with the exponent are sums of two floats each, so that
+the power of two is corrected by the rest of its exponent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FURTHEST = 300.0  # a power of two beyond it is 0 or infinite
 
 
 def float_power(write: Writer, x: Operand, exponent: Operand) -> Value:
-    """x^exponent in float32, of zeros, infinities and NaN as C's pow has it."""
+    """x^exponent in float32; zeros, infinities and NaN as in C's pow."""
     f = write.formula("pow")
     base, power = write.floats(x), write.floats(exponent)
     size = f("abs", base)
@@ -78,7 +78,7 @@ def _logarithm(f: Any, size: Any) -> tuple[Any, Any]:
 
 
 def whole_power(write: Writer, x: Operand, exponent: Operand) -> Value:
-    """x^exponent modulo 2^64 by repeated squaring; below 0 it is 0 but for 1 and -1."""
+    """x^exponent modulo 2^64 by repeated squaring; below 0 it is 0 except for 1 and -1."""
     base, power = write.cast(x, Element.INT64), write.cast(exponent, Element.INT64)
     zero, one, minus = (write.number(n, Element.INT64) for n in (0, 1, -1))
     f = write.formula("pow")
@@ -98,7 +98,7 @@ def whole_power(write: Writer, x: Operand, exponent: Operand) -> Value:
 
 
 def _bits(write: Writer, exponent: Operand) -> int:
-    """How many bits an exponent that is not negative may have."""
+    """Most bits of an exponent that is not negative."""
     known = write.known(exponent)
     if known is not None:
         return max(int(known.max(initial=0)).bit_length(), 1)

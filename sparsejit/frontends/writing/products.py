@@ -19,7 +19,7 @@ def linear(write: Writer, x: Operand, weight: Operand, bias: Operand = None) -> 
 
 
 def matmul(write: Writer, a: Operand, b: Operand) -> Value:
-    """numpy's `a @ b`; with a known b of two axes a Linear; exact where both are whole."""
+    """numpy's `a @ b`; a Linear where b is known and has two axes; exact for whole numbers."""
     if write.element(a) is write.element(b) is Element.INT64:
         return _whole_matmul(write, *write.promoted(a, b))
     a, b = write.floats(a), write.floats(b)
@@ -42,7 +42,7 @@ def matmul(write: Writer, a: Operand, b: Operand) -> Value:
 
 
 def _whole_matmul(write: Writer, a: Value, b: Value) -> Value:
-    """The lowest 64 bits of sums of products."""
+    """The product of whole numbers: the lowest 64 bits of sums of products."""
     rows = reshaped(write, a, (1, *a.shape)) if len(a.shape) == 1 else a
     columns = reshaped(write, b, (*b.shape, 1)) if len(b.shape) == 1 else b
     columns = swapped(write, columns, -2, -1)
@@ -62,8 +62,8 @@ def _whole_matmul(write: Writer, a: Value, b: Value) -> Value:
 def grouped(write: Writer, x: Operand, weights: Operand, ends: Operand) -> Value:
     """Rows of x times the matrix of their group: group g has the rows before `ends[g]`.
 
-    x is (rows, in), weights are (groups, in, out); rows behind the last group give zeros. Every
-    matrix is multiplied with all rows, since a call decides which rows it has.
+    x is (rows, in), weights are (groups, in, out); rows after the last group give zeros. Every
+    matrix is multiplied with all rows, since only a call knows the rows of each group.
     """
     rows, columns = write.shape(x)[0], write.shape(weights)[-1]
     places = write.constant(np.arange(rows)[:, None], "rows")

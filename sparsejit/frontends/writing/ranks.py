@@ -30,7 +30,7 @@ def of_rank(write: Writer, x: Operand, k: int, dim: int = -1, keepdim: bool = Fa
 
 
 def median(passes_nan: bool) -> Callable[..., Ranked]:
-    """The lower median along an axis, and its place; NaN if one is NaN, unless they are passed."""
+    """The lower median along an axis, and its place; NaN if one is NaN, unless `passes_nan`."""
 
     def mapping(write: Writer, x: Operand, dim: int = -1, keepdim: bool = False) -> Ranked:
         value = write.value(x)
@@ -45,7 +45,7 @@ def median(passes_nan: bool) -> Callable[..., Ranked]:
         count = sum_over(write, write.cast(numbers, Element.INT64), [axis], True)
         lower = write.pointwise("shift_right", write.pointwise("sub", count, 1), 1)
         rank = write.pointwise("maximum", lower, 0)
-        if not passes_nan:  # NaN stand last
+        if not passes_nan:  # NaN are sorted last
             whole = write.pointwise("equal", count, length)
             rank = write.pointwise("where", whole, rank, write.number(length - 1, Element.INT64))
         results = [by_axis(write, each, rank, axis) for each in (found, places)]
@@ -76,7 +76,7 @@ def ranks_among(
     side: str | None = None,
     sorter: Operand = None,
 ) -> Value:
-    """Where each element would go among sorted ones along the last axis; beyond all for NaN."""
+    """Index at which each element would be inserted in sorted ones on the last axis; NaN last."""
     line = write.value(ordered)
     if sorter is not None:
         known = write.known(sorter)
@@ -98,5 +98,5 @@ def ranks_among(
 
 
 def ranks_in(write: Writer, x: Operand, boundaries: Operand, *, right: bool = False) -> Value:
-    """The bucket between boundaries of each element."""
+    """The bucket between boundaries that each element falls in."""
     return ranks_among(write, boundaries, x, right=right)

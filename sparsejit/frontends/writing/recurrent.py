@@ -34,8 +34,8 @@ def one_layer(
 ) -> tuple[Value, ...]:
     """One layer in one direction of a sequence (time, batch, in).
 
-    Samples may have `lengths`, int64 (batch,): h is zero from there on, and the last state of a
-    sample is that at its end.
+    Samples may have `lengths`, int64 (batch,): h is zero from a sample's length on, and its last
+    state is the state at its end.
     """
     w_input, w_state, *biases = params
     b_input, b_state = biases or (None, None)
@@ -57,7 +57,7 @@ def one_layer_in_turns(
     params: Sequence[Operand],
     lengths: Operand = None,
 ) -> tuple[Value, ...]:
-    """`one_layer` of any step: a body that runs once for each."""
+    """`one_layer` with any `step`: a body that runs once for each step of time."""
     w_input, w_state, *biases = (np.asarray(write.known(each), np.float32) for each in params)
     gates = write.one(Linear(), sequence, w_input, biases[0])
     parts = flip(write, gates, [0]) if reverse else gates
@@ -92,10 +92,10 @@ def one_layer_of_bytes(
     params: Sequence[Operand],
     lengths: Operand = None,
 ) -> tuple[Value, ...]:
-    """`one_layer` whose products read x and h in 255 steps of each sample's own range.
+    """`one_layer` with x and h quantised to 255 steps of each sample's own range.
 
-    The range of x is that of all steps of a sample, the range of h that of one step. Weights that
-    are at most 127 whole steps stay bytes.
+    The range of x covers all steps of time of a sample, the range of h one. Weights that are at
+    most 127 whole steps stay bytes.
     """
     w_input, w_state, *biases = (np.asarray(write.known(each), np.float32) for each in params)
     bias = np.asarray(np.sum(biases, axis=0, dtype=np.float32))
@@ -114,10 +114,10 @@ def _dtype_of(weights: Array) -> DType:
 def _product_on_own_steps(
     write: Writer, x: Value, weights: Array, bias: Array, lengths: Operand
 ) -> Value:
-    """scale (W q + (128 - zero) sum(W)) + bias, where q are the steps of x less 128.
+    """scale (W q + (128 - zero) sum(W)) + bias, where q is x in steps of its range, minus 128.
 
-    Weights of bytes so have exact sums. Steps of x (time, batch, in) from a sample's length on do
-    not count in its range.
+    Sums with weights of bytes are exact. Steps of time of x (time, batch, in) from a sample's
+    length on do not count in its range.
     """
     time, batch, width = x.shape
     if lengths is not None:

@@ -31,7 +31,7 @@ from sparsejit.ir.ops.selection import ArgMax
 from sparsejit.ir.ops.types import axis_of
 
 Axes = int | Sequence[int] | None
-# Steps over rows of a length whose last is the result.
+# Writes steps over rows of a length; returns the last step, which is the result.
 Steps = Callable[["Formula", "Value", int], "FormulaStep"]
 
 
@@ -53,7 +53,7 @@ def reduced(write: Writer, x: Value, dim: Axes, keepdim: bool, title: str, steps
 
 
 def _of_nothing(write: Writer, made: Value) -> Value:
-    """The result of a reduction of no elements, which is known."""
+    """The result of a reduction of no elements, as a constant."""
     op, operands = write.producer(made) or (None, ())
     known = [np.zeros(x.shape) if not x.type.size else write.known(x) for x in operands]
     if op is None or any(array is None for array in known):
@@ -84,12 +84,12 @@ def _least(f: Formula, x: Any, length: int) -> FormulaStep:
 def sum_over(
     write: Writer, x: Operand, dim: Axes = None, keepdim: bool = False, dtype: Any = None
 ) -> Value:
-    """The sum; of whole numbers and bools a whole number."""
+    """The sum; a whole number for whole numbers and bools."""
     return reduced(write, _summands(write, x, dtype), dim, keepdim, "sum", _sum)
 
 
 def _summands(write: Writer, x: Operand, dtype: Any) -> Value:
-    """x as `dtype` says, else truths as whole numbers."""
+    """x in `dtype`, or without it, bools as whole numbers."""
     if dtype is not None:
         return write.converted(x, dtype)
     return write.cast(x, Element.INT64) if write.element(x) is Element.BOOL else write.value(x)
@@ -98,12 +98,12 @@ def _summands(write: Writer, x: Operand, dtype: Any) -> Value:
 def mean_over(
     write: Writer, x: Operand, dim: Axes = None, keepdim: bool = False, dtype: Any = None
 ) -> Value:
-    """The sum by the number of elements."""
+    """The sum divided by the number of elements."""
     return reduced(write, write.floats(x), dim, keepdim, "mean", _mean)
 
 
 def extreme(title: str, steps: Steps) -> Callable[..., Value]:
-    """The largest or least element."""
+    """A reduction to the largest or least element."""
 
     def mapping(write: Writer, x: Operand, dim: Axes = None, keepdim: bool = False) -> Value:
         value = write.value(x)
@@ -116,7 +116,7 @@ def extreme(title: str, steps: Steps) -> Callable[..., Value]:
 
 
 def _norm(order: float) -> Steps:
-    """(sum |x|^order)^(1 / order); of infinite order the largest |x|."""
+    """(sum |x|^order)^(1 / order); for infinite order the largest |x|."""
 
     def steps(f: Formula, x: Any, length: int) -> FormulaStep:
         if order == 2:
@@ -192,7 +192,7 @@ def _hits(extreme: Callable[..., Value], write: Writer, rows: Value) -> Value:
 
 
 def cumulative_sum(write: Writer, x: Operand, dim: int, dtype: Any = None) -> Value:
-    """Sums up to each place: shifted additions, twice as far each time."""
+    """Sums up to each place, by shifted additions, twice as far each time."""
     value = _summands(write, x, dtype)
     axis, shift = axis_of(dim, len(value.shape)), 1
     while shift < (value.shape[axis] if value.shape else 0):
@@ -206,7 +206,7 @@ def cumulative_sum(write: Writer, x: Operand, dim: int, dtype: Any = None) -> Va
 def product_over(
     write: Writer, x: Operand, dim: int, keepdim: bool = False, dtype: Any = None
 ) -> Value:
-    """The product along an axis: of each element with the one half the length away, and so on."""
+    """The product along an axis: elements half a length apart are multiplied, and so on."""
     value = _summands(write, x, dtype)
     if dtype is None and value.type.element is Element.INT64:
         value = write.converted(value, Element.INT64.value)

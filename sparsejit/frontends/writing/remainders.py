@@ -1,4 +1,4 @@
-"""Quotients that are rounded, and what they leave: C's and Python's."""
+"""Rounded quotients and their remainders: C's and Python's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fmod(write: Writer, x: Operand, other: Operand) -> Value:
 
 
 def whole_quotient(write: Writer, x: Operand, other: Operand, floored: bool) -> Value:
-    """The quotient of whole numbers, floored or towards zero."""
+    """The quotient of whole numbers, floored or rounded towards zero."""
     x, other = _divided(write, x, other)
     f = write.formula("quotient")
     quotient = f("quotient", x, other)
@@ -36,10 +36,9 @@ def whole_quotient(write: Writer, x: Operand, other: Operand, floored: bool) -> 
 
 
 def _divided(write: Writer, x: Operand, other: Operand) -> tuple[Value, Value]:
-    """Whole numbers as one dtype. Raises Unmapped for a divisor that is known to be 0.
+    """Both as whole numbers of one dtype. Raises Unmapped for a divisor that is known to be 0.
 
-    One that is found to be 0 when the model runs takes a row of a table that has none, so that the
-    call raises.
+    A computed divisor of 0 looks up a row that its table does not have, so that the call raises.
     """
     x, other = (write.cast(each, Element.INT64) for each in write.promoted(x, other))
     known = write.known(other)
@@ -53,7 +52,7 @@ def _divided(write: Writer, x: Operand, other: Operand) -> tuple[Value, Value]:
 
 
 def _is_beyond(f: Formula, rest: FormulaStep, other: Value, zero: Any = 0.0) -> FormulaStep:
-    """Whether the rest of a division has the sign that the divisor has not; `zero` is alike."""
+    """Whether the remainder and the divisor differ in sign; `zero` has their element."""
     differs = f("not_equal", f("less", rest, zero), f("less", other, zero))
     return f("logical_and", f("not_equal", rest, zero), differs)
 
@@ -69,7 +68,7 @@ def _rest_of_whole(write: Writer, x: Operand, other: Operand, signed_as_divisor:
 
 
 def _powers(write: Writer, other: Value) -> list[int]:
-    """The powers of two that divisors are multiplied with, 23 apart; x is any float32."""
+    """Exponents of the powers of two that multiply divisors, 23 apart; x is any float32."""
     known = write.known(other)
     sizes = np.zeros(0) if known is None else np.abs(known[known != 0])
     least = int(np.frexp(sizes.min())[1]) - 1 if sizes.size else -149
@@ -78,7 +77,7 @@ def _powers(write: Writer, other: Value) -> list[int]:
 
 
 def floor_quotient(write: Writer, x: Operand, other: Operand) -> Value:
-    """Python's x // other in float32: (x - rest) / other, less 1 where the rest's sign differs.
+    """Python's x // other in float32: (x - remainder) / other, minus 1 where signs differ.
 
     Not floor(x / other), whose quotient may be rounded up to a whole number: 1.0 // 0.1 is 9.
     """
@@ -93,15 +92,15 @@ def floor_quotient(write: Writer, x: Operand, other: Operand) -> Value:
 
 
 def _floored(f: Formula, x: Value, other: Value, near: FormulaStep) -> FormulaStep:
-    """The whole number not above x / other, from one that is at most 1 off.
+    """The largest whole number up to x / other, from one that is at most 1 off.
 
-    The sign of the rest that fma leaves is exact. Numbers of 25 bits and more are kept.
+    fma makes the sign of the remainder exact. Numbers of 25 bits and more are kept.
     """
     rest = f("fma", f("neg", near), other, x)
     above = _is_beyond(f, rest, other)
     below = f("greater", f("abs", rest), f("abs", other))
     moved = f("where", above, f("sub", near, 1.0), f("where", below, f("add", near, 1.0), near))
-    # An infinite divisor leaves no rest.
+    # An infinite divisor leaves no remainder.
     is_exact = f("logical_and", f("less", f("abs", near), 2.0**24), f("equal", rest, rest))
     return f("where", is_exact, moved, near)
 
@@ -116,11 +115,11 @@ def _rest(write: Writer, x: Operand, other: Operand, signed_as_divisor: bool) ->
 def _steps(
     write: Writer, f: Formula, x: Value, other: Value, signed_as_divisor: bool
 ) -> FormulaStep:
-    """Exact, as C's fmod; a zero has the dividend's sign.
+    """The exact remainder, as C's fmod; a zero has the dividend's sign.
 
     Each round takes a quotient of 23 bits by the divisor times a power of two, the largest first;
-    the fma of x less the rounded quotient of divisors is exact. The last quotient may be rounded up
-    to a whole number, which leaves a rest of the wrong sign, one divisor off.
+    the fma of x minus the rounded quotient times the divisor is exact. The last quotient may be
+    rounded up to a whole number, which leaves a remainder of the wrong sign, one divisor off.
     """
     rest: Any = x
     for power in _powers(write, other):

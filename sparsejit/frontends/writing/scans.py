@@ -1,4 +1,4 @@
-"""What each place of an axis makes of all places up to it."""
+"""Scans along an axis: each place has a product, extreme or log sum of all places up to it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops.types import axis_of
 
 Combine = Callable[[Value, Value], Value]
-# Products of more places are made in another order than one after another.
+# Products of more places are not multiplied in order.
 _MOST_IN_ORDER = 64
 
 
 def scanned(write: Writer, x: Value, dim: int, combine: Combine) -> Value:
-    """`combine` of all places up to each: shifted by one, two, four ..."""
+    """Combine all places up to each one, by shifts of one, two, four ... places."""
     if not x.shape:
         return x
     axis, shift = axis_of(dim, len(x.shape)), 1
@@ -33,7 +33,7 @@ def scanned(write: Writer, x: Value, dim: int, combine: Combine) -> Value:
 
 
 def cumulative_product(write: Writer, x: Operand, dim: int, dtype: Any = None) -> Value:
-    """Products up to each place, one after another where they are few."""
+    """Products up to each place; few places are multiplied in order."""
     if dtype is not None:
         value = write.converted(x, dtype)
     elif write.element(x) is Element.BOOL:
@@ -83,7 +83,7 @@ def cumulative_log_sum(write: Writer, x: Operand, dim: int) -> Value:
     def combine(a: Value, b: Value) -> Value:
         f = write.formula("logaddexp")
         large, small = f("maximum", a, b), f("minimum", a, b)
-        same = f("equal", large, small)  # of infinities there is no difference
+        same = f("equal", large, small)  # infinities have no difference
         distance = f("where", same, 0.0, f("sub", small, large))
         return f.finish(f("add", large, f("log1p", f("exp", distance))))
 

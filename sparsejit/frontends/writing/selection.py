@@ -48,7 +48,7 @@ def _runs(places: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def looked_up(write: Writer, x: Operand, axis: int, indices: Operand) -> Value:
-    """Places of an axis by indices (...), which come in its place."""
+    """Elements of an axis by indices (...), whose axes replace it."""
     if write.element(x) is Element.BOOL:
         return write.cast(looked_up(write, write.floats(x), axis, indices), Element.BOOL)
     rows = moved(write, x, axis, 0)
@@ -66,9 +66,9 @@ def looked_up(write: Writer, x: Operand, axis: int, indices: Operand) -> Value:
 def reversed_up_to(
     write: Writer, x: Operand, lengths: Operand, batch_axis: int, time_axis: int
 ) -> Value:
-    """Each sample's first steps in reverse, as many as its length; the rest as they are.
+    """Reverse each sample's first steps, up to its length; later steps stay as they are.
 
-    A length below 0, or above the number of steps, names a place that is none.
+    A length below 0, or above the number of steps, names a place that does not exist.
     """
     if write.element(x) is Element.BOOL:
         reversed_floats = reversed_up_to(write, write.floats(x), lengths, batch_axis, time_axis)
@@ -91,7 +91,7 @@ def reversed_up_to(
 
 
 def flip(write: Writer, x: Operand, dims: Sequence[int]) -> Value:
-    """Axes in reverse."""
+    """Reverse axes."""
     result = write.value(x)
     for axis in dims:
         result = taken(write, result, axis, np.arange(result.shape[axis])[::-1])
@@ -118,9 +118,9 @@ def top_k(
 
 
 def _whole_top_k(write: Writer, rows: Value, k: int, largest: bool) -> tuple[Value, Value]:
-    """The place in order of a whole number is how many of its row come before it.
+    """`top_k` of whole numbers: an element's rank is the number of elements that come before it.
 
-    Those are the larger ones, or the smaller, and of equals those that stand before.
+    These are the larger elements, or the smaller ones, and equal ones at earlier places.
     """
     *lead, length = rows.shape
     each = reshaped(write, rows, (*lead, length, 1))
@@ -154,7 +154,7 @@ def upper_triangle(write: Writer, x: Operand, diagonal: int = 0) -> Value:
 
 
 def below(shape: Sequence[int], diagonal: int = 0) -> Array:
-    """Which elements of the last two axes are on a diagonal or below it."""
+    """Mask of the elements of the last two axes that are on a diagonal or below it."""
     rows, columns = (np.arange(n) for n in shape[-2:])
     return np.asarray(columns <= rows[:, None] + diagonal)
 

@@ -1,4 +1,4 @@
-"""Error and gamma functions, and functions of the bits or of the size of elements, as formulas."""
+"""Error and gamma functions, and functions of the bits or magnitude of elements, as formulas."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def erfinv(write: Writer, x: Operand) -> Value:
 
 
 def log_gamma(write: Writer, x: Operand) -> Value:
-    """log |gamma(x)|; of negative numbers by reflection at 0, infinite at the whole ones."""
+    """log |gamma(x)|; by reflection at 0 for negative numbers, infinite at whole ones up to 0."""
     f = write.formula("lgamma")
     size = f("abs", x)
     positive = _log_gamma(f, size)
@@ -99,7 +99,7 @@ def _log_gamma(f: Any, x: Any) -> Any:
 
 
 def _sine_of_turns(f: Any, x: Any) -> Any:
-    """sin(pi x) but for its sign."""
+    """sin(pi x) up to its sign."""
     return f("sin", f("mul", f("sub", x, f("round", x)), math.pi))
 
 
@@ -145,12 +145,12 @@ def hypot(write: Writer, x: Operand, other: Operand) -> Value:
 
 
 def copysign(write: Writer, x: Operand, other: Operand) -> Value:
-    """The size of x with the sign of the other."""
+    """The magnitude of x with the sign of `other`."""
     return write.pointwise("copysign", write.floats(x), write.floats(other))
 
 
 def signbit(write: Writer, x: Operand) -> Value:
-    """Whether the sign is set, of zeros and NaN as well."""
+    """Whether the sign bit is set, also of zeros and NaN."""
     if write.element(x) is Element.BOOL:
         return write.pointwise("not_equal", x, x)
     if write.element(x) is Element.INT64:
@@ -160,7 +160,7 @@ def signbit(write: Writer, x: Operand) -> Value:
 
 
 def extreme_number(kind: str) -> Any:
-    """fmax and fmin: the larger or less of two, of which a NaN is passed over."""
+    """fmax and fmin: the larger or smaller of two, where NaN is skipped."""
 
     def mapping(write: Writer, x: Operand, other: Operand) -> Value:
         first, second = write.promoted(x, other)
@@ -174,7 +174,7 @@ def extreme_number(kind: str) -> Any:
 
 
 def round_to(write: Writer, x: Operand, decimals: int = 0) -> Value:
-    """To the nearest number of so many decimals, as torch scales and rounds."""
+    """Round to the nearest number of `decimals` decimals, as torch scales and rounds."""
     if write.element(x) is not Element.FLOAT32:
         raise Unmapped("of whole numbers")
     if decimals == 0:

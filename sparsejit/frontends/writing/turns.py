@@ -1,4 +1,4 @@
-"""A body that a writer of its own has written, as turns within the model."""
+"""A body, written by a writer of its own, as turns of a loop within the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparsejit.ir.ops.turns import BodyNode, Turns
 
 # Operators that a body may not have.
 _REFUSED = {Turns: "a loop", TruePlaces: "a size that values decide"}
-_MOST_TURNS = 1 << 16  # that are looked at, where a condition is computed
+_MOST_TURNS = 1 << 16  # that are evaluated, where the body computes a condition
 
 
 def write_turns(
@@ -26,10 +26,10 @@ def write_turns(
     sequences: Sequence[Value],
     others: Sequence[Value],
 ) -> tuple[Value, ...]:
-    """The last states, and what the body's other outputs stack up to (count, ...).
+    """The last states, and the body's other outputs, stacked to (count, ...).
 
     The body's inputs are states, parts of sequences (count, ...), and others, in this order; its
-    first outputs are the next states. Raises Unmapped where these are of other types.
+    first outputs are the next states. Raises Unmapped where a state changes its type.
     """
     for kind, words in _REFUSED.items():
         if any(isinstance(node.op, kind) for node in body.nodes):
@@ -51,10 +51,10 @@ def write_turns(
 def turns_before(
     body: Graph, truth: Value, initial: Sequence[Array | None], most: int | None
 ) -> int:
-    """The number of turns until a truth that the body computes is false, `most` at most.
+    """The number of turns until a condition that the body computes is false, `most` at most.
 
-    `initial` has those of the first states that are known. Raises Unmapped where the truth depends
-    on anything else, or is still true after many turns.
+    `initial` has the first states, None for unknown ones. Raises Unmapped where the condition
+    depends on anything else, or is still true after many turns.
     """
     needed = _needed(body, truth, len(initial))
     lacking = [n for n in needed.states if n >= len(initial) or initial[n] is None]
@@ -77,14 +77,14 @@ def turns_before(
 
 
 class _Needed(NamedTuple):
-    """What a value of a body depends on: nodes in order, and the numbers of states."""
+    """Nodes, in order, and numbers of states that a value of a body depends on."""
 
     nodes: list[Node]
     states: set[int]
 
 
 def _needed(body: Graph, value: Value, states: int) -> _Needed:
-    """What a value depends on in a turn and in all turns before it."""
+    """Nodes and states that a value depends on in a turn and in all turns before it."""
     wanted, numbers = {value}, dict(zip(body.inputs, range(len(body.inputs)), strict=True))
     while True:
         nodes: list[Node] = []

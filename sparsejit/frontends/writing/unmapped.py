@@ -1,4 +1,4 @@
-"""What mappings say of operands that they cannot express."""
+"""The error of a mapping for operands that it cannot express."""
 
 
 class Unmapped(Exception):

@@ -23,7 +23,7 @@ _REASON = "leaves memory unwritten that an output shows; start from zeros() or f
 
 
 def without_unwritten(graph: Graph, unwritten: Mapping[Value, str]) -> tuple[Graph, list[Missing]]:
-    """The graph without inputs that stand for unwritten memory, and the operators of those shown.
+    """The graph without inputs that stand for unwritten memory, and the operators that show it.
 
     `unwritten` names the operator of each such input. An input is shown if an output may depend on
     one of its elements. Zeros take the place of the others.
@@ -46,7 +46,7 @@ def without_unwritten(graph: Graph, unwritten: Mapping[Value, str]) -> tuple[Gra
 
 
 def _shown(graph: Graph, source: Value) -> list[Array]:
-    """Which elements of each output may depend on an input, as masks of bools."""
+    """Masks of the elements of each output that may depend on an input."""
     masks: dict[Value, Array] = {source: np.ones(source.shape, bool)}
     for node in graph.nodes:
         if not masks.keys().isdisjoint(node.inputs):

@@ -1,4 +1,4 @@
-"""The same elements in another shape or order, joined, taken apart, repeated and padded."""
+"""The same elements in another shape or order, joined, divided, repeated and padded."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def size(write: Writer, x: Operand, dim: int) -> int:
 
 
 def unsqueeze(write: Writer, x: Operand, dim: int) -> Value:
-    """A new axis of one element."""
+    """x with a new axis of one element."""
     shape = list(write.shape(x))
     shape.insert(axis_of(dim, len(shape) + 1), 1)
     return reshaped(write, x, shape)
 
 
 def squeeze(write: Writer, x: Operand, dim: int | Sizes | None = None) -> Value:
-    """Without axes of one element, those named or all."""
+    """x without axes of one element, the named ones or all."""
     shape = write.shape(x)
     named = range(len(shape)) if dim is None else [dim] if isinstance(dim, int) else dim
     gone = {axis_of(axis, len(shape)) for axis in named if shape and shape[axis] == 1}
@@ -45,7 +45,7 @@ def squeeze(write: Writer, x: Operand, dim: int | Sizes | None = None) -> Value:
 
 
 def repeat(write: Writer, x: Operand, repeats: Sizes) -> Value:
-    """Each axis repeated as a whole."""
+    """Repeat each axis as a whole."""
     repeats = (1,) * (len(write.shape(x)) - len(repeats)) + tuple(repeats)
     shape = (1,) * (len(repeats) - len(write.shape(x))) + tuple(write.shape(x))
     apart = [size for n in shape for size in (1, n)]
@@ -55,7 +55,7 @@ def repeat(write: Writer, x: Operand, repeats: Sizes) -> Value:
 
 
 def repeat_each(write: Writer, x: Operand, repeats: int, dim: int | None = None, **_: Any) -> Value:
-    """Every element of an axis several times in a row."""
+    """Repeat every element of an axis several times in a row."""
     value = reshaped(write, x, (-1,)) if dim is None else write.value(x)
     axis = axis_of(dim or 0, len(value.shape))
     before, after = value.shape[: axis + 1], value.shape[axis + 1 :]
@@ -65,23 +65,23 @@ def repeat_each(write: Writer, x: Operand, repeats: int, dim: int | None = None,
 
 
 def concatenate(write: Writer, tensors: Sequence[Operand], dim: int = 0) -> Value:
-    """One after the other along an axis."""
+    """Join tensors along an axis."""
     return joined(write, write.promoted(*tensors), dim)
 
 
 def stack(write: Writer, tensors: Sequence[Operand], dim: int = 0) -> Value:
-    """Along a new axis."""
+    """Join tensors along a new axis."""
     return joined(write, [unsqueeze(write, x, dim) for x in write.promoted(*tensors)], dim)
 
 
 def cut(write: Writer, x: Operand, lengths: Sizes, dim: int = 0) -> list[Value]:
-    """Parts of these lengths."""
+    """Parts of these lengths along an axis."""
     ends = np.cumsum([0, *lengths]).tolist()
     return [sliced(write, x, dim, first, end) for first, end in pairwise(ends)]
 
 
 def split(write: Writer, x: Operand, length: int | Sizes, dim: int = 0) -> list[Value]:
-    """Parts of one length, the last may be shorter."""
+    """Parts of one length, where the last may be shorter, or of given lengths."""
     if not isinstance(length, int):
         return cut(write, x, length, dim)
     total = write.shape(x)[dim]
@@ -90,7 +90,7 @@ def split(write: Writer, x: Operand, length: int | Sizes, dim: int = 0) -> list[
 
 
 def chunk(write: Writer, x: Operand, chunks: int, dim: int = 0) -> list[Value]:
-    """At most so many parts of one length."""
+    """At most `chunks` parts of one length, where the last may be shorter."""
     return split(write, x, -(-write.shape(x)[dim] // chunks), dim)
 
 
@@ -108,14 +108,14 @@ def slice_axis(
 
 
 def backward_places(length: int, part: slice) -> Array:
-    """Places of ONNX's backward slices: from the first element on where Python's is empty."""
+    """Places of ONNX's backward slices, which start at the first element if Python's are empty."""
     first, end = (n + length if n < 0 else n for n in (part.start, part.stop))
     first, end = (int(np.clip(n, low, length - 1)) for n, low in ((first, 0), (end, -1)))
     return np.arange(first, end, part.step)[:length]
 
 
 def constant_pad(write: Writer, x: Operand, pad: Sizes, value: float | None = None) -> Value:
-    """`pad` = (before, after) of the last axis, then of the one before it ..."""
+    """Pad with a number; `pad` = (before, after) of the last axis, then of the one before it ..."""
     around = float(value or 0.0)
     if value is not None and around != value:
         raise Unmapped(f"with {value}, which float64 does not hold")
@@ -130,7 +130,7 @@ def _widths(pad: Sizes, rank: int) -> list[tuple[int, int]]:
 def pad_any(
     write: Writer, x: Operand, pad: Sizes, mode: str = "constant", value: float | None = None
 ) -> Value:
-    """With a number, or with elements of x itself."""
+    """Pad with a number, or with elements of x."""
     if mode == "constant":
         return constant_pad(write, x, pad, value)
     result = write.value(x)
@@ -141,10 +141,10 @@ def pad_any(
 
 
 def _pad_axis(write: Writer, x: Value, axis: int, before: int, after: int, mode: str) -> Value:
-    """One axis with its mirror image, its ends, or its other end around it.
+    """Pad one axis with its mirror image, its ends, or its other end.
 
-    A negative width takes elements away. The mirror image and the ends are those of all elements,
-    the other end that of the elements left.
+    A negative width cuts elements off. The mirror image and the ends are taken from all elements,
+    the other end from the elements left.
     """
     length = x.shape[axis]
     first, end = max(-before, 0), length + min(after, 0)

@@ -1,4 +1,4 @@
-"""Convolutions whose weights a call decides, as products with the elements of all windows.
+"""Convolutions with computed weights, as products with the elements of all windows.
 
 x (batch, in, *spatial)  ->  (batch, groups, in taps / groups, positions), by weights as a matrix
 """
@@ -58,7 +58,7 @@ def by_windows(
 
 
 def _spread(write: Writer, x: Value, stride: tuple[int, ...]) -> Value:
-    """Zeros between the positions of each spatial axis."""
+    """x with zeros between the positions of each spatial axis."""
     for axis, step in enumerate(stride, 2):
         shape = x.shape
         apart = reshaped(write, x, (*shape[: axis + 1], 1, *shape[axis + 1 :]))

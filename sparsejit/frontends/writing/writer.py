@@ -1,4 +1,4 @@
-"""What a mapping writes with: operators on values, numbers and known tensors alike."""
+"""The writer of graphs, whose operators take values, numbers and known tensors alike."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sparsejit.ir.ops.views import Reshape
 from sparsejit.ir.spec import Activation
 from sparsejit.passes.dead_code import remove_dead_code
 
-# The function that makes a number one of that dtype.
+# The function that narrows a number to a dtype.
 _NARROWING: dict[Dtype, str] = {**WRAPS, **ROUNDINGS}
 _INT32 = np.dtype(np.int32)
 
@@ -43,10 +43,10 @@ _INT32 = np.dtype(np.int32)
 class Writer:
     """Appends operators to a graph. Constants become values once, when something reads them.
 
-    What is written comes from `origin`, which who reads a model sets for each of its operators, or
-    where a name is given, from that. Whole numbers are computed as int64, floats as float32;
-    `dtype` says which dtype the model has of a value. Whole numbers are kept within theirs. Short
-    floats are rounded by a cast to them, and where something reads them as another dtype.
+    The origin of a new value is `origin`, which the reader of a model sets for each operator, or a
+    given name. Whole numbers are computed as int64, floats as float32; `dtype` returns the model's
+    dtype of a value. Whole numbers are kept within the model's dtype. Short floats are rounded by a
+    cast to them, and where something reads them as another dtype.
     """
 
     def __init__(self, arrays: dict[str, Array] | None = None) -> None:
@@ -54,34 +54,34 @@ class Writer:
         self.origin = Origin("")
         # Named tensors, by key; shared by all graphs of a model.
         self._arrays = {} if arrays is None else arrays
-        # By id of a tensor that is held as well: its key and name, and its value.
+        # By the id of a tensor, which is kept alive here: its key and name, and its value.
         self._names: dict[int, tuple[Any, str, str]] = {}
         self._tensors: dict[int, tuple[Any, Value]] = {}
         self._numbers: dict[tuple[bytes, Element], Value] = {}
-        # What was made of operands, by memory and maker, with the operand, which so stays there.
+        # Results of `derived`, by memory and maker, with the operand, which is kept alive so.
         self._derived: dict[tuple[Any, Any], tuple[Any, Any]] = {}
         self._zeros: dict[tuple[int, ...], Value] = {}
-        # Dtypes of values where those of their elements are others.
+        # The model's dtypes of values, where they differ from the elements' dtypes.
         self._dtypes: dict[Value, Dtype] = {}
         self._rounded: dict[Value, Value] = {}  # to their dtypes
-        # Vectors that name every place of an axis once, as a sort gives them.
+        # Vectors with every place of an axis once, such as the results of a sort.
         self.orders: set[Value] = set()
         self._producers: Producers = {}
         self._held = HeldNumbers(self.builder, self._dtypes, self._producers)
 
     def input(self, kind: TensorType, name: str, dtype: str = "") -> Value:
-        """An operand that a call gives; `dtype` is the model's, as numpy calls it."""
+        """An operand that a call gives; `dtype` is the model's, by numpy's name."""
         value = self.builder.input(kind, Origin(name))
         self.note(value, dtype)
         return value
 
     def note(self, value: Value, dtype: str) -> None:
-        """Note the model's dtype of a value, where it is another than the element's."""
+        """Note the model's dtype of a value, where it differs from the element's."""
         if dtype in NOTED:
             self._dtypes[value] = NOTED[dtype]
 
     def finish(self, *outputs: Operand) -> Graph:
-        """The graph of all that outputs depend on, which are rounded to their dtypes."""
+        """The graph of all nodes that outputs depend on; outputs are rounded to their dtypes."""
         made = []
         for value in map(self.value, outputs):
             self.origin = value.origin
@@ -89,11 +89,11 @@ class Writer:
         return remove_dead_code(self.builder.finish(made))
 
     def name(self, tensor: Any, key: str, name: str) -> None:
-        """Name a known tensor; its key is that of its array."""
+        """Name a known tensor; `key` is the key of its array."""
         self._names[id(tensor)] = (tensor, key, name)
 
     def value(self, x: Operand) -> Value:
-        """A value of the graph for x. Raises Unmapped for what is no number or tensor."""
+        """A value of the graph for x. Raises Unmapped unless x is a number or a tensor."""
         if isinstance(x, Value):
             return x
         if isinstance(x, bool | int | float):
@@ -129,7 +129,7 @@ class Writer:
         return self.builder.constant(array, replace(self.origin, name=name), floats)
 
     def array(self, tensor: Any) -> Array:
-        """What a known tensor holds."""
+        """The array of a known tensor."""
         _, key, _ = self._names.get(id(tensor), (tensor, "", ""))
         if key in self._arrays:
             return self._arrays[key]
@@ -156,7 +156,7 @@ class Writer:
         return not isinstance(x, Value) or self.builder.is_constant(x)
 
     def is_fixed(self, x: Operand) -> bool:
-        """Whether no call changes x: it is known, or made of what is known alone."""
+        """Whether no call changes x: it is known, or computed from known values alone."""
         waiting, seen = [x], set[Value]()
         while waiting:
             each = waiting.pop()
@@ -181,7 +181,7 @@ class Writer:
         return False
 
     def derived(self, x: Operand, make: Callable[[Writer, Operand], Any]) -> Any:
-        """What `make` makes of a known operand: once, however many operators read it."""
+        """Return `make(self, x)` for a known operand, computed once for all its readers."""
         key = _memory_of(x), make
         if key not in self._derived:
             self._derived[key] = (x, make(self, x))
@@ -200,7 +200,7 @@ class Writer:
         return made
 
     def producer(self, x: Value) -> tuple[Operator, tuple[Value, ...]] | None:
-        """The operator that a value is from and its operands, where this writer appended it."""
+        """The operator that makes a value, and its operands, if this writer appended it."""
         return self._producers.get(x)
 
     def shape(self, x: Operand) -> tuple[int, ...]:
@@ -212,7 +212,7 @@ class Writer:
         return self.value(x).type.element
 
     def cast(self, x: Operand, element: Element) -> Value:
-        """x with these elements."""
+        """x cast to an element."""
         if isinstance(x, bool | int | float):
             return self.number(x, element)
         value = self.value(x)
@@ -233,15 +233,15 @@ class Writer:
         return self.cast(x, Element.FLOAT32)
 
     def dtype(self, x: Operand) -> Dtype:
-        """The model's: that which was noted, or that of the element."""
+        """The model's dtype of x: the noted one, or the element's."""
         value = self.value(x)
         return self._dtypes.get(value) or np.dtype(value.type.element.value)
 
     def converted(self, x: Operand, dtype: Any) -> Value:
-        """x as a dtype of numpy or torch; floats to whole numbers towards zero.
+        """Cast x to a dtype of numpy or torch; floats become whole numbers towards zero.
 
-        Narrow ones keep the lowest bits, those of int32's least number where int32 does not hold a
-        float: what x86 makes of it, and torch there. Short floats are rounded.
+        Narrow dtypes keep the lowest bits. A float that int32 does not hold becomes int32's least
+        number first, as x86 converts it, and so torch. Short floats are rounded.
         """
         element, wanted = element_of(dtype), dtype_named(dtype)
         if self.dtype(x) == wanted:
@@ -270,7 +270,7 @@ class Writer:
         return made
 
     def rounded(self, x: Operand) -> Value:
-        """x as its own dtype stores it: short floats are rounded, all else stays as it is."""
+        """x as its own dtype stores it: short floats are rounded, other values stay as they are."""
         value = self.value(x)
         dtype = self._dtypes.get(value)
         if dtype not in ROUNDINGS:
@@ -282,7 +282,8 @@ class Writer:
     def read(self, x: Operand, made: Collection[str], jumps: bool = False) -> Operand:
         """An operand of an operator whose results have these dtypes: rounded if its own differs.
 
-        So it is if the operator `jumps`: numbers that hardly differ make others that do.
+        It is also rounded if the operator `jumps`: operands that hardly differ give results that
+        do.
         """
         if not isinstance(x, Value):
             return x
@@ -290,7 +291,7 @@ class Writer:
         return x if is_same else self.rounded(x)
 
     def noted(self, value: Value, dtype: Dtype) -> Value:
-        """A result of which the model's dtype is noted; whole numbers are kept within it.
+        """A result with the model's dtype noted; whole numbers are kept within it.
 
         A value of another dtype is left as it is.
         """
@@ -298,7 +299,7 @@ class Writer:
         return self._with_dtype(made, dtype, made in self._dtypes or made not in self._producers)
 
     def _with_dtype(self, value: Value, dtype: Dtype, is_shared: bool) -> Value:
-        """The value with its dtype noted; a copy where the value itself stands for another."""
+        """The value with its dtype noted; a copy if other readers need another dtype of it."""
         if self.dtype(value) == dtype:
             return value
         made = value
@@ -310,11 +311,11 @@ class Writer:
         return made
 
     def fits(self, value: Value, dtype: Dtype) -> bool:
-        """Whether all that a value may hold is known to be held by a narrow dtype."""
+        """Whether a narrow dtype is known to hold all numbers that a value may have."""
         return self._held.fits(value, dtype)
 
     def promoted(self, *operands: Operand) -> list[Value]:
-        """All as the dtype that torch's promotion gives an operation on them.
+        """All operands in the dtype that torch's promotion gives.
 
         Floats stay float32 whatever their dtype.
         """
@@ -324,7 +325,7 @@ class Writer:
         return [self.narrowed(x, common) for x in values] if common in WRAPS else values
 
     def common_dtype(self, operands: Sequence[Operand]) -> Dtype:
-        """Tensors say it; those without axes, then numbers, where they are of a later kind."""
+        """The tensors' dtype, unless one without axes, or a number, is of a later kind."""
         if len(operands) == 1:
             return self.dtype(operands[0])
         groups: tuple[list[Dtype], ...] = ([], [], [])
@@ -353,7 +354,7 @@ class Writer:
         return self.one(Pointwise(kind), *values, name=name)
 
     def activated(self, activation: Activation, x: Value, name: str = "") -> Value:
-        """The function that products apply, by itself."""
+        """An activation of products, written as an operator alone."""
         return write_activation(
             activation,
             x,
@@ -362,12 +363,12 @@ class Writer:
         )
 
     def formula(self, title: str) -> Formula:
-        """To write a chain in."""
+        """A formula to write a chain in."""
         return Formula(self, title)
 
 
 def _memory_of(x: Operand) -> Any:
-    """What says that two operands are the same numbers: views of one tensor are."""
+    """A key of the numbers in memory, which views of one tensor share."""
     if not is_tensor(x):
         return id(x)
     return x.data_ptr(), x.shape, x.stride(), x.dtype, x.is_conj(), x.is_neg()
@@ -378,7 +379,7 @@ def _relu_of_whole(write: Writer, x: Value) -> Value:
 
 
 def _sign_of_whole(write: Writer, x: Value) -> Value:
-    """1 above 0, -1 below; of truths themselves."""
+    """1 above 0, -1 below; bools stay as they are."""
     if x.type.element is Element.BOOL:
         return x
     above, below = write.pointwise("greater", x, 0), write.pointwise("less", x, 0)
@@ -389,7 +390,7 @@ def _itself(write: Writer, x: Value) -> Value:
     return x
 
 
-# Functions that graphs have for float32 alone, of whole numbers.
+# Versions for whole numbers of functions that graphs have for float32 alone.
 _OF_WHOLES: dict[str, Callable[[Writer, Value], Value]] = {
     "relu": _relu_of_whole,
     "sign": _sign_of_whole,
@@ -399,7 +400,7 @@ _OF_WHOLES: dict[str, Callable[[Writer, Value], Value]] = {
 
 @cache
 def element_of(dtype: Any) -> Element:
-    """How a graph holds a dtype of torch or numpy. Raises Unmapped for complex and others."""
+    """The element that holds a dtype of torch or numpy. Raises Unmapped for complex and others."""
     name = str(dtype).removeprefix("torch.")
     if name == "bool":
         return Element.BOOL

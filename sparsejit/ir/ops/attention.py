@@ -12,12 +12,12 @@ from sparsejit.ir.spec import LARGEST_SCALE
 
 @dataclass(frozen=True)
 class Attention(Operator):
-    """softmax(scale Q K^T) V over all keys, or over those that a mask allows.
+    """softmax(scale Q K^T) V over all keys, or over the keys that a mask allows.
 
-    Q (..., queries, features), K (..., keys, features), V (..., keys, values), of which the stacks
-    broadcast. The mask, if there is one, is a constant of bools (..., queries, keys) whose stack
-    broadcasts to theirs and is longer than 1 along one axis at most, that of the heads, say. A row
-    without any key becomes zeros.
+    Q (..., queries, features), K (..., keys, features), V (..., keys, values); their leading axes
+    broadcast. The mask, if there is one, is a constant bool array (..., queries, keys); its leading
+    axes broadcast to theirs, and at most one of them is longer than 1, such as the axis of heads.
+    A row without any key becomes zeros.
     """
 
     scale: float = 1.0

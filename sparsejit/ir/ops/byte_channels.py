@@ -1,4 +1,4 @@
-"""What scales channels of a quantised image by what they are on average."""
+"""Means of the channels of a quantised image, and channels times a number each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sparsejit.ir.reference import on_steps
 
 @dataclass(frozen=True)
 class ChannelMeans(Operator):
-    """The mean of every channel of x (batch, channels, *space), which is rounded to steps."""
+    """The mean of every channel of x (batch, channels, *space); x is rounded to `steps` first."""
 
     steps: QuantisedSteps
 
@@ -33,7 +33,7 @@ class ChannelMeans(Operator):
 
 @dataclass(frozen=True)
 class ScaledChannels(Operator):
-    """x (batch, channels, *space), rounded to steps, times a number by channel; rounded again."""
+    """x (batch, channels, *space), rounded to `steps`, times a scale a channel, rounded again."""
 
     steps: QuantisedSteps
     result: QuantisedSteps

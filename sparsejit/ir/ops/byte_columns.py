@@ -1,7 +1,7 @@
-"""What lies between the products of a quantised transformer, whose features are channels.
+"""Operators between the products of a quantised transformer, whose features are channels.
 
 Values are (1, features, columns), a column for each token of all samples, so that a linear layer is
-a convolution of one tap and whatever lies in bytes is read by vectors of columns.
+a convolution of one tap, and values in bytes are read by vectors of columns.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _COLUMNS = "[1, features, columns]"
 
 @dataclass(frozen=True)
 class NormalisedColumns(Operator):
-    """A layer norm over the features of a sum: (x - mean) / sqrt(variance + epsilon) * w + b.
+    """Layer norm over the features of a sum: (x - mean) / sqrt(variance + epsilon) * w + b.
 
-    x is the sum of one or two operands, and of a number for each feature. Behind them come the
+    x is the sum of one or two operands and a number for each feature. The last operand is the
     parameters (3, features): these numbers, w and b.
 
     Attributes:
         epsilon: added to the variance
-        steps: to which each operand is rounded, None where it is taken as it is
+        steps: the steps to which each operand is rounded; None where it is not rounded
     """
 
     epsilon: float
@@ -43,7 +43,7 @@ class NormalisedColumns(Operator):
     mixing: ClassVar[str] = "normalises over features"
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput for a sum of other numbers of operands."""
+        """Raise InvalidInput unless the sum has one or two operands."""
         if not 1 <= len(self.steps) <= _MOST_ADDED:
             raise InvalidInput(f"{self} has {len(self.steps)} operands; give 1 to {_MOST_ADDED}")
 
@@ -63,19 +63,19 @@ class NormalisedColumns(Operator):
 
 @dataclass(frozen=True)
 class ByteAttention(Operator):
-    """Attention of each sample's tokens to each other, in steps: softmax(scale Q K^T) V.
+    """Attention among each sample's tokens, in quantised values: softmax(scale Q K^T) V.
 
-    Q, K and V (1, heads * features, samples * length) are rounded to their steps, as are the
-    products of Q and K before they are scaled, the shares that softmax makes, and the result. A
-    mask (samples, length), if there is one, is added to a key's scores once they are scaled.
+    Q, K and V (1, heads * features, samples * length) are rounded to their steps, and so are Q K^T
+    before scaling, the shares (the results of the softmax), and the result. A mask
+    (samples, length), if there is one, is added to a key's scores after scaling.
 
     Attributes:
-        heads: among which the channels are divided, one head's behind another's
+        heads: number of heads; the channels of a head lie side by side
         length: tokens of a sample
-        scale: by which scores are multiplied
-        steps: of Q, K and V
+        scale: factor of the scores
+        steps: the steps of Q, K and V
         scores: the steps of Q K^T
-        shares: the steps of what softmax makes, the least of which stands for 0
+        shares: the steps of the softmax's results; the least integer, -128, stands for 0
         result: the steps of the result
     """
 
@@ -97,7 +97,7 @@ class ByteAttention(Operator):
     mixing: ClassVar[str] = "attends from one token to another"
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput for what there is no code for."""
+        """Raise InvalidInput for values that no code supports."""
         is_factor = SMALLEST_SCALE <= abs(self.scale) <= LARGEST_SCALE
         if self.heads < 1 or self.length < 1 or self.shares.shift != -128 or not is_factor:
             raise InvalidInput(
@@ -126,5 +126,5 @@ class ByteAttention(Operator):
         return (on_steps(mixed, self.result.scale, self.result.shift),)
 
     def _by_head(self, x: Array) -> Array:
-        """(heads, features, samples, length)."""
+        """x as (heads, features, samples, length)."""
         return x.reshape(self.heads, -1, x.shape[2] // self.length, self.length)

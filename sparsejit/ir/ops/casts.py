@@ -1,4 +1,4 @@
-"""The same values as another kind of element."""
+"""Conversion of values to another element."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,10 +12,10 @@ from sparsejit.ir.ops.operator import Operator
 
 @dataclass(frozen=True)
 class Cast(Operator):
-    """Each element as `element`: numbers become integers towards zero, bools 0 or 1.
+    """Convert to `element`: numbers become integers towards zero, bools 0 or 1.
 
-    A number becomes a bool by whether it differs from zero, an int64 the float32 next to it. What
-    int64 does not hold, NaN too, becomes its least number.
+    A number becomes True where it differs from zero, an int64 the nearest float32. Numbers that
+    int64 cannot hold, NaN too, become its least number.
     """
 
     element: Element
@@ -32,7 +32,7 @@ class Cast(Operator):
             return (np.not_equal(x, 0),)
         x = np.asarray(x)
         if self.element is Element.FLOAT32:
-            # As compiled code has it; what is of floats already stays in float64.
+            # Integers are rounded as in compiled code; floats stay in float64.
             rounded = x if x.dtype.kind == "f" else x.astype(np.float32)
             return (rounded.astype(np.float64),)
         with np.errstate(invalid="ignore"):

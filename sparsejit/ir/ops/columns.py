@@ -1,4 +1,4 @@
-"""What is computed in float64 from columns of x, and rounded to float32 once."""
+"""Operators that compute in float64 from columns of x, and round once, at the end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ CENTRE, SCALE, SHIFT, LOW, HIGH, IS_CATEGORY, MISSING = range(7)
 class ScaledColumns(Operator):
     """y[j] = clip(scale[j] * d[j] + shift[j], low[j], high[j]), of x (batch, features).
 
-    d[j] is x[columns[j]] - centre[j], or for a category 1 where the two are equal, else 0. NaN
-    stays NaN, or y[j] is what is given for it.
+    d[j] is x[columns[j]] - centre[j]; for a category it is 1 where the two are equal, else 0. NaN
+    stays NaN, or becomes the number given for it.
 
-    Operands: x of `element`, float32 or float64, as y of `result`; columns int64 (outputs,), from 0
-    to below the features; numbers float64 (rows, outputs): centre, scale, shift, low, high, for a
-    category 1, and as a seventh row, if any, what y is for NaN.
+    Operands: x of `element` (y is of `result`), float32 or float64; columns int64 (outputs,), from
+    0 to below the features; numbers float64 (rows, outputs): centre, scale, shift, low, high, 1 for
+    a category (else 0), and an optional seventh row, the y for NaN.
     """
 
     element: Element = Element.FLOAT32
@@ -53,7 +53,7 @@ class ScaledColumns(Operator):
 
 @dataclass(frozen=True)
 class DoubleProduct(Operator):
-    """y = x W^T + bias in float64, of x of `element`, float32 or float64, and as y of `result`."""
+    """y = x W^T + bias in float64; x is of `element` and y of `result`, float32 or float64."""
 
     element: Element = Element.FLOAT64
     result: Element = field(default=Element.FLOAT32, metadata={"newer": "than files of 0.1"})

@@ -21,7 +21,7 @@ Sizes = tuple[int, ...]
 
 
 def windows(x: Array, kernel: Sizes, stride: Sizes, dilation: Sizes) -> Array:
-    """Views (..., *positions, *kernel) of x (..., *spatial)."""
+    """The windows of x (..., *spatial) as views (..., *positions, *kernel)."""
     rank = len(kernel)
     reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True))
     views = np.lib.stride_tricks.sliding_window_view(x, reach, axis=tuple(range(-rank, 0)))
@@ -30,40 +30,40 @@ def windows(x: Array, kernel: Sizes, stride: Sizes, dilation: Sizes) -> Array:
 
 
 def _at(x: Array, places: list[slice]) -> Array:
-    """x at these places of its last axes."""
+    """x indexed by these slices of its last axes."""
     return x[(slice(None),) * (x.ndim - len(places)) + tuple(places)]
 
 
 def positions(spatial: Sizes, kernel: Sizes, stride: Sizes, dilation: Sizes) -> Sizes:
-    """How many windows fit along each axis of a padded input."""
+    """Number of windows along each axis of a padded input."""
     sizes = zip(spatial, kernel, stride, dilation, strict=True)
     return tuple((n - (k - 1) * d - 1) // s + 1 for n, k, s, d in sizes)
 
 
 def _check_axes(op: object, axes: int, *others: Sequence[object]) -> None:
-    """Raise InvalidInput for other numbers of axes, and for more than there is code for."""
+    """Raise InvalidInput unless there are 1 or 2 axes, and a number for each in `others`."""
     if not 1 <= axes <= 2 or any(len(other) != axes for other in others):
         raise InvalidInput(f"{op}: give as many numbers as there are axes, 1 or 2")
 
 
 def _check_sizes(op: object, least: int, *sizes: Sizes) -> None:
-    """Raise InvalidInput for one below `least`."""
+    """Raise InvalidInput for a size below `least`."""
     if any(size < least for each in sizes for size in each):
         raise InvalidInput(f"{op} has a size below {least}; give one of at least {least}")
 
 
 @dataclass(frozen=True)
 class RoundedResult:
-    """What becomes of a convolution's result behind its activation: whole steps of `result`.
+    """Rounding of a convolution's result, behind its activation, to the steps of `result`.
 
     Attributes:
-        result: the steps of what is read
-        own: those to which the product is rounded first, if something happens to it behind that
-        added: those of an operand, which is added to the product in steps of `own`
+        result: the steps of the result
+        own: the steps to which the product is rounded first, if an operation follows that rounding
+        added: the steps of an operand, which is added to the product in steps of `own`
         late: whether the bias is added behind the rounding to `own`, not before it
         summed: the steps to which the sum with a late bias is rounded, if a table follows
-        table: what a function of one byte makes of -128 to 127 of `summed`, else of `own`, in
-            integers of `result`
+        table: a function of one byte: integers of `result` for the integers -128 to 127 of
+            `summed`, else of `own`
     """
 
     result: QuantisedSteps
@@ -74,7 +74,7 @@ class RoundedResult:
     table: tuple[int, ...] | None = field(default=None, metadata={"newer": True})
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput for what comes behind a rounding that is not there."""
+        """Raise InvalidInput for fields that do not fit each other."""
         has_table, adds = self.table is not None, self.added is not None
         if self.own is None and (self.late or has_table or adds):
             raise InvalidInput(f"{self} does more behind the product; give `own` its steps")
@@ -86,13 +86,13 @@ class RoundedResult:
 
     @property
     def read(self) -> QuantisedSteps:
-        """The steps of what a table reads, or of the result where there is none."""
+        """The steps of the table's input; without a table, of the result."""
         if self.table is None or self.own is None:
             return self.result
         return self.summed or self.own
 
     def of(self, y: Array) -> Array:
-        """What becomes of a product whose bias, or what is added, is in it."""
+        """Round a product that includes its bias or added operand, and apply the table."""
         scale, shift = self.read.scale, self.read.shift
         rounded = on_steps(y, scale, shift)
         if self.table is None:
@@ -106,21 +106,21 @@ class RoundedResult:
 class Convolution(Operator):
     """torch's convolution and activation: x (batch, in, *spatial), W (out, in / groups, *kernel).
 
-    Bias (out,) may be left out. Behind it an operand of y's shape may come, which is added before
-    the activation. Transposed, W is (in, out / groups, *kernel).
+    The bias (out,) may be left out. An optional fourth operand of y's shape is added before the
+    activation. Transposed, W is (in, out / groups, *kernel).
 
     Attributes:
         stride: positions from window to window, for each spatial axis
         padding: zeros before and after each spatial axis
         dilation: positions from tap to tap, for each spatial axis
-        groups: into which channels are divided
+        groups: number of groups into which channels are divided
         transposed: whether it is torch's transposed convolution
         output_padding: positions added at the end of each spatial axis, where transposed
         activation: applied to each output
         dtype: as of `Linear`
         input_scale: as of `Linear`
         input_shift: as of `Linear`
-        rounding: of the result, where what reads it wants it so; with int8 and a scale of x alone
+        rounding: rounding of the result, where its readers take it so; with int8 and a scale alone
     """
 
     stride: Sizes
@@ -220,12 +220,12 @@ def adds_operand(node: Node) -> bool:
 
 
 def rounds(op: Operator) -> bool:
-    """Whether a product's result is in steps, so that nothing behind it is the product's."""
+    """Whether a product rounds its result, so that no later operation can be fused with it."""
     return isinstance(op, Convolution) and op.rounding is not None
 
 
 class PoolingKind(Choice):
-    """What a pooling window becomes."""
+    """The function that reduces a pooling window."""
 
     MAX = "max"
     AVERAGE = "average"
@@ -235,7 +235,7 @@ class PoolingKind(Choice):
 class Pooling(Operator):
     """The largest or the mean of every window of x (batch, channels, *spatial).
 
-    Windows may end in padding only. An average of no elements is 0.
+    The average of a window without elements is 0.
 
     Attributes:
         kind: largest or mean

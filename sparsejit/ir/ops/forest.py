@@ -16,14 +16,14 @@ from sparsejit.ir.ops.signature import Bound
 class Forest(Operator):
     """base + scale * the sum of the leaves that x reaches: (batch, features) -> (batch, outputs).
 
-    Operands: x and thresholds (nodes,), both of `element`, float32 or float64, as y of `result`;
-    nodes int64 (nodes, 4), each a feature, its left and right child, and whether a missing value
-    goes left; leaves float32 (leaves, width); trees int64 (trees, 2), each a root and the first
-    output that its leaves add to; base float32 (outputs,).
+    Operands: x and thresholds (nodes,), both of `element` (y is of `result`), float32 or float64;
+    nodes int64 (nodes, 4), each a feature, the left and the right child, and whether a missing
+    value goes left; leaves float32 (leaves, width); trees int64 (trees, 2), each a root and the
+    first output that its leaves add to; base float32 (outputs,).
 
     A child or a root is the number of a node, or ~number of a leaf; a node may have several
-    parents. x goes left where x <= threshold; NaN goes where the node says. Width is 1, or all
-    outputs.
+    parents. x goes left where x <= threshold; NaN goes left where the node says so. Width is 1, or
+    the number of outputs.
     """
 
     scale: float = 1.0
@@ -64,12 +64,12 @@ class Forest(Operator):
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """The constant operands of a Forest, and the height of every node: 1 above leaves alone.
+    """The constant operands of a Forest, and the height of every node: 1 just above leaves.
 
-    `y_bytes` are those of a number of y, 4 for float32, 8 for float64.
+    `y_bytes`: bytes of an element of y, 4 for float32, 8 for float64.
 
     Raises InvalidInput where a number of a feature, node, leaf or output is out of range, a child
-    is its own ancestor, or leaves of all outputs do not begin with the first.
+    is its own ancestor, or leaves with all outputs do not begin at output 0.
     """
 
     features: int
@@ -100,7 +100,7 @@ class Trees:
         object.__setattr__(self, "heights", self._heights())
 
     def _heights(self) -> Array:
-        heights = np.zeros(len(self.nodes) + 1, np.int64)  # the last is that of all leaves
+        heights = np.zeros(len(self.nodes) + 1, np.int64)  # the last is the height of every leaf
         children = np.maximum(self.nodes[:, 1:3], -1)
         for _ in range(len(self.nodes) + 1):
             higher = 1 + heights[children].max(axis=1, initial=0)
@@ -111,12 +111,12 @@ class Trees:
 
     @property
     def x_bytes(self) -> int:
-        """Bytes of a number of x, and of a threshold: 4 for float32, 8 for float64."""
+        """Bytes of an element of x, and of a threshold: 4 for float32, 8 for float64."""
         return int(self.thresholds.itemsize)
 
     @property
     def tree_heights(self) -> Array:
-        """The most comparisons that each tree makes."""
+        """The most comparisons in each tree, (trees,)."""
         roots = self.trees[:, 0]
         known = np.append(self.heights, 0)
         return known[np.maximum(roots, -1)]

@@ -1,11 +1,11 @@
-"""What an operator says of itself, once: its types, its meaning, what it does to the batch.
+"""Base class of operators, which declare their types, float64 semantics and batch rule once.
 
     @dataclass(frozen=True)
     class Linear(Operator):
         types = "x float32 [*rows, in], weights float32 [out, in] -> float32 [*rows, out]"
 
-A subclass is registered by being there. Its fields are its bytes in a file (`artefact.records`);
-what lowers it registers beside its code (`lowering.table`).
+A subclass is registered when it is defined. Files store its fields (`artefact.records`); its
+lowering is registered beside the lowering's code (`lowering.table`).
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ OPERATORS: dict[str, type[Operator]] = {}
 class Operator:
     """A frozen record with its types and its float64 semantics.
 
-    `types` is its `Signature`; `needs` says in words what `sizes_of` checks beyond it.
+    `types` is the text of its `Signature`; `needs` describes the further checks of `sizes_of`.
 
-    The batch may lie on any axis that operands and results name alike. `mixing` says what becomes
-    of samples on any other, and on those that `mixes` names.
+    The batch may lie on any axis that operands and results name alike. On any other axis, and on
+    the axes in `mixes`, the operator mixes samples, and `mixing` is the message.
     """
 
     types: ClassVar[str]
     needs: ClassVar[str] = ""
     mixes: ClassVar[tuple[str, ...]] = ()
     mixing: ClassVar[str] = "combines samples with each other"
-    # Whether it computes something where an operand has no elements.
+    # Whether the operator computes something where an operand has no elements.
     takes_empty: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         OPERATORS[cls.__name__] = cls
 
     def signature(self, operands: int) -> Signature:
-        """The types where there are so many operands."""
+        """The types for this number of operands."""
         return signature(self.types)
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
-        """Sizes of results that operands do not say; None where these operands do not fit."""
+        """Sizes of results that operands do not determine; None where these operands do not fit."""
         return {}
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
@@ -56,12 +56,12 @@ class Operator:
         bound = declared.match(operands, self)
         more = None if bound is None else self.sizes_of(bound)
         if bound is not None and more is not None:
-            with suppress(InvalidInput):  # of sizes that no tensor has
+            with suppress(InvalidInput):  # for sizes that no tensor has
                 return declared.made({**bound, **more}, self)
         raise self.refusal(operands)
 
     def refusal(self, operands: Sequence[TensorType]) -> InvalidInput:
-        """What to raise for operands that it does not take."""
+        """The error to raise for operands that it does not take."""
         found = ", ".join(map(str, operands))
         wanted = self.signature(len(operands)).wanted
         return InvalidInput(f"{self} got ({found}); give {wanted}{self.needs}")
@@ -71,7 +71,7 @@ class Operator:
         raise NotImplementedError
 
     def follow_batch(self, follow: Follower, node: Node) -> None:
-        """Note where the batch lies in a node's outputs. Raises SamplesMixed where it mixes."""
+        """Set the batch's place in a node's outputs. Raises SamplesMixed where it mixes samples."""
         declared = self.signature(len(node.inputs))
         labels = [
             each.labels(len(value.shape))
@@ -95,5 +95,5 @@ class Operator:
             follow.places[value] = place._replace(axis=axes.index(label))
 
     def of_any_size(self) -> Operator:
-        """The operator without the sizes that its result has as well."""
+        """The operator without fields that only repeat sizes of its result."""
         return self

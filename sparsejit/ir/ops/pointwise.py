@@ -22,7 +22,7 @@ from sparsejit.ir.spec import Activation
 
 
 class Function(NamedTuple):
-    """A function of `arity` elements; `to_bool` where it answers a question, `whole` of int64."""
+    """A function of `arity` elements; `to_bool`: its results are bools, `whole`: it takes int64."""
 
     arity: int
     evaluate: Callable[..., Any]
@@ -49,13 +49,13 @@ def _wrap(dtype: Any) -> Function:
 
 
 def _quotient(a: Array, b: Array) -> Array:
-    """a / b towards zero modulo 2^64; 0 where b is 0."""
+    """a / b rounded towards zero, modulo 2^64; 0 where b is 0."""
     floored = np.floor_divide(a, b)
     return floored + ((floored * b != a) & ((a < 0) != (b < 0)) & np.not_equal(b, 0))
 
 
 def _shift(shift: Callable[..., Array]) -> Callable[[Array, Array], Array]:
-    """By a number of bits; by less than 0 or more than 63 as by 63 and one more."""
+    """A shift by a number of bits; a number below 0 or above 63 shifts by 63 and then by 1."""
 
     def evaluate(a: Array, bits: Array) -> Array:
         near = np.where((bits < 0) | (bits > 63), 63, bits)
@@ -64,7 +64,7 @@ def _shift(shift: Callable[..., Array]) -> Callable[[Array, Array], Array]:
     return evaluate
 
 
-# NaN spreads through all of them but `sign`, as in torch. `round` is to even. `fma` is a * b + c.
+# NaN spreads through all functions but `sign`, as in torch. `round` is to even. `fma` is a * b + c.
 FUNCTIONS: dict[str, Function] = {
     "add": Function(2, np.add),
     "sub": Function(2, np.subtract),
@@ -116,7 +116,7 @@ FUNCTIONS: dict[str, Function] = {
     **{name: _rounding(dtype) for dtype, name in ROUNDINGS.items()},
 }
 
-# Over the last axis, which stays with one element.
+# Reductions over the last axis, which keeps one element.
 ROW_REDUCTIONS: dict[str, Callable[[Array], Any]] = {
     "row_sum": lambda x: x.sum(axis=-1, keepdims=True),
     "row_max": lambda x: x.max(axis=-1, keepdims=True),
@@ -124,7 +124,7 @@ ROW_REDUCTIONS: dict[str, Callable[[Array], Any]] = {
 }
 
 
-# The elements of the operands by kind; all others take float32.
+# The elements of operands by kind of function; all other kinds take float32.
 _ELEMENTS = {
     **dict.fromkeys(("logical_and", "logical_or", "logical_not"), "any"),
     **dict.fromkeys(("add", "mul", "maximum", "minimum", "where"), "X"),
@@ -169,7 +169,7 @@ def write_activation(
     apply: Callable[..., Operand],
     number: Callable[[float], Operand],
 ) -> Operand:
-    """An activation by FUNCTIONS: `apply(kind, *operands)` adds one, `number` makes a constant."""
+    """Write an activation by FUNCTIONS: `apply(kind, *operands)` adds one, `number` a constant."""
     if activation is Activation.NONE:
         return x
     if activation is Activation.RELU6:
@@ -190,12 +190,12 @@ class Chain(Operator):
     """Fused functions over elements that broadcast to `shape`, with reductions over its last axis.
 
     Values are numbered: operands from 0, then the steps. `results` are the numbers of the outputs.
-    What depends on nothing but reductions (and on operands whose last axis has one element) has one
-    element in its last axis; all else has `shape`, or broadcasts to it. Softmax over rows is
+    A value that depends on reductions alone (and on operands whose last axis has one element) has
+    one element in its last axis; any other has `shape`, or broadcasts to it. Softmax over rows is
 
         Chain((8, 32), 1, (row_max(0), sub(0, 1), exp(2), row_sum(3), div(3, 4)), (5,))
 
-    `title` is what the user's model calls it.
+    `title` is its name in the user's model.
     """
 
     shape: tuple[int, ...]
@@ -214,7 +214,7 @@ class Chain(Operator):
         return self._hash
 
     def __post_init__(self) -> None:
-        """Raises InvalidInput for a step that there is not, or that reads what comes later."""
+        """Raise InvalidInput for an unknown step, or one that reads a later value."""
         known = self.operands
         for step in self.steps:
             self._check(step.arguments, known)
@@ -240,7 +240,7 @@ class Chain(Operator):
         return tuple(kinds[number] for number in self.results)
 
     def signature(self, operands: int) -> Signature:
-        """The types of the operands, without those of results."""
+        """The types of the operands, without results."""
         return signature(", ".join(f"x{n} any [...]" for n in range(operands)))
 
     @property

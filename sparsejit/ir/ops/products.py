@@ -14,10 +14,10 @@ from sparsejit.ir.spec import Activation, DType
 class Linear(Operator):
     """y = activation(x W^T + bias) over the last axis: x (..., in), W (out, in), bias (out,).
 
-    The bias may be left out. W counts as stored in `dtype`; with int8 x is quantised too, by
-    `input_scale` or by its largest magnitude; other dtypes pass that over. `input_shift` is the
-    zero point of x among -128 .. 127 (`spec.MatVec`): x is that of a quantised model, which is
-    rounded and cut to those steps, and no dtype passes it over.
+    The bias may be left out. W is stored in `dtype`; with int8 x is quantised too, by `input_scale`
+    or by its largest magnitude; other dtypes ignore `input_scale`. `input_shift` is the zero point
+    of x in -128 .. 127 (`spec.MatVec`), for x of a quantised model: x is rounded and clipped to its
+    steps, with every dtype.
     """
 
     activation: Activation = Activation.NONE
@@ -32,7 +32,7 @@ class Linear(Operator):
     mixing: ClassVar[str] = "multiplies samples with each other"
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
-        """In full precision, whatever the dtype: what the model means. It means a zero point."""
+        """Compute in full precision with any dtype, but with the zero point, if there is one."""
         x, weights, *bias = operands
         if self.input_scale is not None and self.input_shift is not None:
             x = on_steps(x, self.input_scale, self.input_shift)

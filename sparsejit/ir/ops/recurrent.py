@@ -17,7 +17,7 @@ from sparsejit.ir.spec import Choice, DType
 class RecurrentCell(Choice):
     """The kind of a recurrent step, by torch's formulas.
 
-    GRU_RESET_FIRST resets the state before its product, as the first paper on GRUs has it (Cho et
+    GRU_RESET_FIRST resets the state before its product, as in the first paper on GRUs (Cho et
     al. 2014, arXiv:1406.1078): n = tanh(x_n + W_n (r h) + b_n).
     """
 
@@ -29,12 +29,12 @@ class RecurrentCell(Choice):
 
     @property
     def gates(self) -> int:
-        """Rows of its weight matrices by hidden unit: GRU in order r-z-n, LSTM i-f-g-o."""
+        """Rows of its weight matrices for each hidden unit: GRU in order r-z-n, LSTM i-f-g-o."""
         return {"gru": 3, "gru_reset_first": 3, "lstm": 4}.get(self.value, 1)
 
     @property
     def states(self) -> int:
-        """How many vectors pass from step to step: LSTM has h and c."""
+        """Number of state vectors: 2 for LSTM, h and c, else 1."""
         return 2 if self is RecurrentCell.LSTM else 1
 
 
@@ -44,10 +44,10 @@ class Recurrence(Operator):
 
     Operands: gates (time, batch, gates * hidden), which are W_ih x + b_ih; the initial state h
     (batch, hidden), and for LSTM c; W_hh (gates * hidden, hidden) and b_hh (gates * hidden,).
-    Results: h of all steps (time, batch, hidden), and the last state, as many as initial ones.
+    Results: h of all steps (time, batch, hidden), and the last states, one for each initial state.
     `reverse` runs from the last step to the first and leaves each h at its step.
     `dtype` is how W_hh is stored. `with_lengths`: an operand before W_hh, int64 (batch,), has each
-    sample's number of steps. From there on its h is zero, and its state stays as it is.
+    sample's number of steps. Beyond them its h is zero, and its state stays unchanged.
     `rounds_state`: the product reads h in 255 steps of each sample's own range (`on_own_steps`).
     """
 
@@ -62,7 +62,7 @@ class Recurrence(Operator):
 
     @property
     def gates(self) -> int:
-        """Rows of W_hh by hidden unit."""
+        """Rows of W_hh for each hidden unit."""
         return self.cell.gates
 
     def signature(self, operands: int) -> Signature:
@@ -105,7 +105,7 @@ def _gru(given: Array, recurrent: Array, states: list[Array]) -> list[Array]:
 def _with_reset(
     given: Array, recurrent: Array, state: Array, weights: Array, bias: Array
 ) -> Array:
-    """The recurrent gates, the last one of the state that was reset."""
+    """The recurrent gates, the last one computed from the reset state."""
     hidden = state.shape[-1]
     reset = sigmoid(given[..., :hidden] + recurrent[..., :hidden]) * state
     last = reset @ weights[2 * hidden :].T + bias[2 * hidden :]

@@ -1,4 +1,4 @@
-"""Chains over rows that models call by a name: softmax and normalisations over the last axis.
+"""Chains of named functions over the last axis: softmax and normalisations.
 
 Constants are operands of one element, so that a chain holds no numbers of its own.
 """
@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from sparsejit.ir.ops.pointwise import Chain, ChainStep
 
-# `safe_softmax`: scores below the first are as if forbidden, and no sum is less than the second.
+# `safe_softmax`: the least shift of a row's scores, and the least sum of its powers.
 LEAST_SCORE, LEAST_TOTAL = -3.0e38, 1e-30
 
 
@@ -19,7 +19,7 @@ class ChainWriter:
         self._steps: list[ChainStep] = []
 
     def step(self, kind: str, *arguments: int) -> int:
-        """Append a step; its number."""
+        """Append a step and return its number."""
         self._steps.append(ChainStep(kind, arguments))
         return self.operands + len(self._steps) - 1
 
@@ -29,14 +29,14 @@ class ChainWriter:
 
 
 def mean(shape: tuple[int, ...]) -> Chain:
-    """Operands: x of `shape`, and 1 / length."""
+    """Mean over the last axis. Operands: x of `shape`, and 1 / length."""
     write = ChainWriter(shape, 2)
     return write.finish(write.step("mul", write.step("row_sum", 0), 1), title="mean")
 
 
 @lru_cache(maxsize=64)  # layers are alike
 def softmax(shape: tuple[int, ...]) -> Chain:
-    """Operand: x of `shape`."""
+    """Softmax over the last axis. Operand: x of `shape`."""
     write = ChainWriter(shape, 1)
     powers = write.step("exp", write.step("sub", 0, write.step("row_max", 0)))
     total = write.step("row_sum", powers)
@@ -45,14 +45,14 @@ def softmax(shape: tuple[int, ...]) -> Chain:
 
 
 def safe_softmax(shape: tuple[int, ...]) -> Chain:
-    """Operands: x of `shape`, LEAST_SCORE and LEAST_TOTAL; rows of -infinity alone become zeros."""
+    """Softmax that maps rows of -infinity to zeros. Operands: x, LEAST_SCORE and LEAST_TOTAL."""
     write = ChainWriter(shape, 3)
     return write.finish(_safe_softmax(write, 0, 1, 2), title="masked_softmax")
 
 
 @lru_cache(maxsize=64)  # layers are alike
 def masked_softmax(shape: tuple[int, ...]) -> Chain:
-    """`safe_softmax` of a sum. Operands: x of `shape`, what is added, and the two numbers."""
+    """`safe_softmax` of a sum. Operands: x of `shape`, its addend, LEAST_SCORE and LEAST_TOTAL."""
     write = ChainWriter(shape, 4)
     result = _safe_softmax(write, write.step("add", 0, 1), 2, 3)
     return write.finish(result, title="masked_softmax")
@@ -66,7 +66,7 @@ def _safe_softmax(write: ChainWriter, x: int, least_score: int, least_total: int
 
 
 def log_softmax(shape: tuple[int, ...]) -> Chain:
-    """Operand: x of `shape`."""
+    """Logarithm of the softmax over the last axis. Operand: x of `shape`."""
     write = ChainWriter(shape, 1)
     shifted = write.step("sub", 0, write.step("row_max", 0))
     total = write.step("row_sum", write.step("exp", shifted))
@@ -74,7 +74,7 @@ def log_softmax(shape: tuple[int, ...]) -> Chain:
 
 
 def layer_norm(shape: tuple[int, ...], has_weight: bool, has_bias: bool) -> Chain:
-    """Operands: x, 1 / length, epsilon, then weight and bias over the last axis where there are.
+    """Layer norm. Operands: x, 1 / length, epsilon, then weight and bias of the last axis, if any.
 
     torch.nn.functional.layer_norm's formula: (x - mean) / sqrt(variance + epsilon).
     """
@@ -88,7 +88,7 @@ def layer_norm(shape: tuple[int, ...], has_weight: bool, has_bias: bool) -> Chai
 
 
 def rms_norm(shape: tuple[int, ...], has_weight: bool) -> Chain:
-    """Operands: x, 1 / length, epsilon, then the weight over the last axis if there is one.
+    """RMS norm. Operands: x, 1 / length, epsilon, then the weight of the last axis, if any.
 
     torch.nn.functional.rms_norm's formula: x / sqrt(mean(x^2) + epsilon).
     """

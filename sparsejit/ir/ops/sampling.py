@@ -1,4 +1,4 @@
-"""What a network that makes a signal sample by sample does between its layers.
+"""Operators between the layers of a network that makes a signal sample by sample.
 
 The float32 order of operations of `Predict`, `SumOfRows` and `Reconstruct`, each one rounded, is
 part of their definition, so that a signal is the same to the bit wherever it is made.
@@ -22,11 +22,11 @@ from sparsejit.ir.spec import (
     GruUpdate,
 )
 
-# Samples that a prediction reads; those older than its order weigh zero.
+# Samples that a prediction reads; samples older than its order have weight zero.
 PREDICTION_WINDOW = 32
-# Thresholds that a level is counted among: those between the 256 values of a byte.
+# Thresholds between the 256 levels of a byte.
 THRESHOLDS = 255
-# What an index is.
+# The type of an index.
 INDEX = TensorType((), Element.INT64)
 
 
@@ -34,7 +34,7 @@ INDEX = TensorType((), Element.INT64)
 class Uniform(Operator):
     """Sample `counter` of the stream of `seed`, both int64 (): float32 () in [0, 1).
 
-    Both are read as 64 bits without sign; `reference.random_uniform` has the generator.
+    Both are read as unsigned numbers of 64 bits; `reference.random_uniform` has the generator.
     """
 
     types: ClassVar[str] = "seed int64 [], counter int64 [] -> float32 []"
@@ -48,7 +48,7 @@ class Uniform(Operator):
 class Draw(Operator):
     """A class from softmax(logits * inverse_temperature) by a uniform number: int64 ().
 
-    Logits (classes,), the number (); `CategoricalDraw` says how.
+    Logits (classes,), the number (); `CategoricalDraw` has the formula.
     """
 
     inverse_temperature: float = 1.0
@@ -64,7 +64,7 @@ class Draw(Operator):
         return {} if bound["classes"] > 0 and is_factor else None
 
     def spec(self, classes: int) -> CategoricalDraw:
-        """The draw among so many classes."""
+        """The draw among `classes` classes."""
         return CategoricalDraw(classes, self.inverse_temperature)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
@@ -75,7 +75,7 @@ class Draw(Operator):
 
 @dataclass(frozen=True)
 class Quantise(Operator):
-    """How many of 255 ascending thresholds are not above a number (): int64 (), 0 to 255."""
+    """Number of 255 ascending thresholds that are not above a number (): int64 (), 0 to 255."""
 
     types: ClassVar[str] = f"number float32 [], thresholds float32 [{THRESHOLDS}] -> int64 []"
 
@@ -88,10 +88,10 @@ class Quantise(Operator):
 class SumOfRows(Operator):
     """tables[0][indices[0]] + tables[1][indices[1]] + ... + rest, added in that order.
 
-    Operands: int64 () indices, as many tables (rows, features), the rest (features,). Tables are
-    stored as float32; as int8 in steps of their own for each feature, the largest magnitude in all
-    tables being 127 of them; or, with other short dtypes, as float16, since nothing is multiplied
-    and no other format of 16 bits keeps as much.
+    Operands: int64 () indices, a table (rows, features) for each, the rest (features,). Tables are
+    stored as float32; as int8 with a step for each feature, the largest magnitude in all tables
+    / 127; or, with other short dtypes, as float16, since nothing is multiplied and no other format
+    of 16 bits is as precise.
     """
 
     dtype: DType = DType.FLOAT32
@@ -113,8 +113,8 @@ class GruStep(Operator):
     """A GRU's next state (hidden,) after its products: `reference.gru_update`.
 
     Operands: input and recurrent gates (3 * hidden,) with their biases, and the state (hidden,).
-    With int8 as `dtype` the reset and the new gate are within 1.3e-4 of what they are: products
-    then read the state in steps of 1/127.
+    With int8 as `dtype` the reset and the new gate are within 1.3e-4 of their exact values:
+    products then read the state in steps of 1/127.
     """
 
     dtype: DType = DType.FLOAT32
@@ -149,7 +149,7 @@ class Predict(Operator):
 
 @dataclass(frozen=True)
 class Reconstruct(Operator):
-    """A sample of the signal from the level of what prediction left, and one of the output.
+    """A sample of the signal from its prediction and the residual's level, and one of the output.
 
     signal = clamp(levels[level] * scale + prediction, -limit, limit)
     output = signal + emphasis * last output

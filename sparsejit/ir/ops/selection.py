@@ -43,7 +43,7 @@ class OwnRows(Operator):
 
 
 class Reduction(Choice):
-    """The number that an old element and its update become."""
+    """The function that combines an old element with its update."""
 
     NONE = "none"
     ADD = "add"
@@ -62,7 +62,7 @@ _REDUCED: dict[Reduction, np.ufunc] = {
 
 @dataclass(frozen=True)
 class PlacedRows(Operator):
-    """The tables, with result[b, indices[b, i]] replaced by updates[b, i] for one i after another.
+    """The tables, with result[b, indices[b, i]] replaced by updates[b, i], in the order of i.
 
     A reduction puts the sum, the product or an extreme of both there; an extreme with NaN is NaN.
     """
@@ -90,7 +90,7 @@ class PlacedRows(Operator):
 
 
 class BagKind(Choice):
-    """What the rows of a bag become."""
+    """The function that combines the rows of a bag."""
 
     SUM = "sum"
     MEAN = "mean"
@@ -101,9 +101,9 @@ class BagKind(Choice):
 class EmbeddingBag(Operator):
     """One row for each bag of rows: indices int64, table (rows, features), offsets int64 (bags,).
 
-    Bag i is indices[offsets[i]:offsets[i + 1]], the last to the end; an empty one is zero. Without
-    offsets indices are (bags, length). A last operand of float32 weights like indices, if
-    `weighted`, scales each row (with SUM).
+    Bag i is indices[offsets[i]:offsets[i + 1]], the last one runs to the end; an empty bag gives
+    zeros. Without offsets indices are (bags, length). If `weighted`, a last operand of float32
+    weights, in the shape of indices, scales each row (with SUM).
     """
 
     kind: BagKind
@@ -139,7 +139,7 @@ class EmbeddingBag(Operator):
 
 @dataclass(frozen=True)
 class ArgMax(Operator):
-    """The place of the largest element of the last axis, the first of equals: int64 (...)."""
+    """The place of the largest element of the last axis, the first of equal ones: int64 (...)."""
 
     keeps_axis: bool = False
 
@@ -161,8 +161,8 @@ class ArgMax(Operator):
 class TopK(Operator):
     """The `count` largest elements of the last axis in descending order, and their places.
 
-    With `least` the least ones in ascending order. Among equals the one that comes first; NaN is
-    larger than all others.
+    With `least`, the least elements in ascending order. Equal elements keep their order; NaN is
+    larger than all numbers.
     """
 
     count: int
@@ -188,7 +188,7 @@ class TopK(Operator):
 class TruePlaces(Operator):
     """The places of the true elements of a mask in ascending order, and their number.
 
-    The places behind the last are 0.
+    The entries behind the last place are 0.
     """
 
     types: ClassVar[str] = "mask bool [n] -> int64 [n], int64 []"

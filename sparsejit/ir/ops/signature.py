@@ -1,12 +1,12 @@
-"""Operand types as data: what an operator takes and makes, in one line.
+"""Types of an operator's operands and results, written in one line.
 
     x float32 [*rows, in], weights float32 [out, in], bias? float32 [out] -> float32 [*rows, out]
 
-An element is a name of `Element`, `any` of float32, int64 and bool, X: any of these, but the same
-one throughout, or some of them (float32|int64), the same one throughout as well. An axis is a
-number, a name, which is one size throughout, a product of these (3*hidden), any number of axes
-(*rows), or axes that broadcast (...). A name that is an attribute of the operator has its value. An
-operand with a question mark may be left out.
+An element is a name of `Element`; `any`: float32, int64 or bool; X: any of these, but the same one
+throughout; or a choice (float32|int64), the same one throughout as well. An axis is a number; a
+name, which is one size throughout; a product of these (3*hidden); any number of axes (*rows); or
+axes that broadcast (...). A name that is an attribute of the operator has its value. An operand
+with a question mark may be left out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BROADCAST, ALIKE = "...", "X"
 
 _USUAL = (Element.FLOAT32, Element.INT64, Element.BOOL)
 
-# Sizes by the name of their axis (several for *rows and ...), and the element that is alike.
+# Sizes by the name of their axis (a tuple for *rows and ...), and the element of X or a choice.
 Bound = dict[str, Any]
 
 
@@ -43,13 +43,13 @@ class DeclaredTensor:
 
     @cached_property
     def fixed(self) -> int:
-        """How many of the axes are single ones."""
+        """Number of axes that are single ones, neither *rows nor ... ."""
         return len(self.axes) - sum(map(_is_many, self.axes))
 
     def labels(self, rank: int) -> list[tuple[str, int]]:
-        """What each axis of a tensor is: its name, and its place among several of that name.
+        """Label each axis of a tensor: its name, and its place among several axes of that name.
 
-        Among axes that broadcast it is counted from the end.
+        Places among axes that broadcast are counted from the end.
         """
         free = rank - self.fixed
         labels: list[tuple[str, int]] = []
@@ -62,7 +62,7 @@ class DeclaredTensor:
 
 @dataclass(frozen=True)
 class Signature:
-    """What an operator takes and makes; `text` is how that is written."""
+    """The types of an operator's operands and results; `text` is their notation."""
 
     text: str
     operands: tuple[DeclaredTensor, ...]
@@ -74,7 +74,7 @@ class Signature:
         return self.text.partition(" -> ")[0]
 
     def match(self, found: Sequence[TensorType], op: object) -> Bound | None:
-        """The sizes and elements that operands say; None where they do not fit."""
+        """The sizes and elements that the operands determine; None where operands do not fit."""
         least = sum(not each.may_lack for each in self.operands)
         if not least <= len(found) <= len(self.operands):
             return None
@@ -96,13 +96,13 @@ class Signature:
         return bound if _solves(bound, left, op) else None
 
     def made(self, bound: Mapping[str, Any], op: object) -> tuple[TensorType, ...]:
-        """The types of the results, all sizes being known."""
+        """The types of the results, from known sizes."""
         return tuple(_made(each, bound, op) for each in self.results)
 
 
 @cache
 def signature(text: str) -> Signature:
-    """What a line of this module's language says."""
+    """Parse a line of this module's notation."""
     taken, _, made = text.partition(" -> ")
     return Signature(text, _tensors(taken), _tensors(made))
 
@@ -146,7 +146,7 @@ def _binds_many(bound: Bound, axis: str, sizes: tuple[int, ...], op: object) -> 
 
 
 def _solves(bound: Bound, left: list[tuple[str, int]], op: object) -> bool:
-    """Bind the names of axes whose sizes are found; whether they agree."""
+    """Bind the names of axes to their sizes; return whether all sizes agree."""
     while left:
         later = []
         for axis, size in left:
@@ -164,7 +164,7 @@ def _solves(bound: Bound, left: list[tuple[str, int]], op: object) -> bool:
 
 
 def _factors(axis: str, bound: Mapping[str, Any], op: object) -> tuple[int, list[str]]:
-    """The product of those factors of an axis that are known, and the names of the others."""
+    """The product of the known factors of an axis, and the names of the unknown ones."""
     known, unknown = [], []
     for factor in axis.split("*"):
         size = int(factor) if factor.isdigit() else bound.get(factor, getattr(op, factor, None))

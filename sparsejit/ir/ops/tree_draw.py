@@ -1,4 +1,4 @@
-"""A class drawn bit by bit, as a walk through a binary tree, and the numbers that it takes."""
+"""A class drawn bit by bit, by a walk through a binary tree, and the random numbers it takes."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,9 +10,9 @@ from sparsejit.ir import reference
 from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.operator import Operator
 
-# A class is one of 2^24 at most: as many as float32 can number.
+# At most 2^24 classes, the most whose numbers are all exact in float32.
 MOST_BITS = 24
-# Each number is a piece of code.
+# Each number has code of its own.
 MOST_NUMBERS = 1024
 
 
@@ -20,7 +20,7 @@ MOST_NUMBERS = 1024
 class UniformRow(Operator):
     """Samples `counter` to `counter` + count - 1 of the stream of `seed`: float32 (count,).
 
-    Operands as `Uniform` has.
+    Operands as of `Uniform`.
     """
 
     count: int
@@ -57,7 +57,7 @@ class TreeDraw(Operator):
 
     @property
     def leaves(self) -> int:
-        """Classes, as many as there are parameters."""
+        """Number of classes, and of parameters."""
         return 1 << self.bits
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:

@@ -1,4 +1,4 @@
-"""A part of a model that runs several times, each turn from the states that the one before left.
+"""A loop in a model: its body runs several times, each turn from the states of the turn before.
 
     states = initial
     for t in range(count):
@@ -33,9 +33,9 @@ class Turns(Operator):
     """`count` turns of a body.
 
     Operands: the initial states; sequences (count, ...), of which each turn reads its part; and
-    what all turns read. Values of the body have numbers: operands first, a part in place of each
-    sequence, then the results of its nodes. `results` are the numbers of the next states, then of
-    the parts that the other results consist of. Results: the last states, then (count, ...).
+    values that all turns read. Values of the body have numbers: operands first, a part in place of
+    each sequence, then the results of its nodes. `results` are the numbers of the next states, then
+    of the parts that are stacked. Results: the last states, then the stacks (count, ...).
     """
 
     count: int
@@ -50,7 +50,7 @@ class Turns(Operator):
         return f"{self.count} turns of {len(self.nodes)} operators"
 
     def signature(self, operands: int) -> Signature:
-        """Any operands: the body says which."""
+        """Operands of any types, which `infer` checks by the body."""
         taken = ", ".join(f"x{number} any [*axes{number}]" for number in range(operands))
         return signature(taken)
 
@@ -91,7 +91,7 @@ class Turns(Operator):
         return (*states, *map(np.stack, parts))
 
     def body(self, node: Node, constants: Mapping[Value, Array]) -> Graph:
-        """The body as a graph of a turn, whose inputs are those operands that are not constants.
+        """The body as a graph of one turn, whose inputs are the operands that are not constants.
 
         Constants are the model's own values; states and sequences are inputs in any case.
         """
@@ -109,7 +109,7 @@ class Turns(Operator):
         return build.finish([values[number] for number in self.results])
 
     def follow_batch(self, follow: Follower, node: Node) -> None:
-        """States have the batch where a turn leaves it, even where the first are shared."""
+        """States have the batch where a turn leaves it, even if the initial states are shared."""
         body = self.body(node, {})
         known = [follow.places.get(value) for value in node.inputs]
         lead = range(self.states, self.states + self.sequences)
@@ -141,7 +141,7 @@ class Turns(Operator):
     def _places(
         self, follow: Follower, body: Graph, node: Node, places: list[BatchPlace | None]
     ) -> list[BatchPlace | None]:
-        """Where the batch is in the results of a turn."""
+        """The batch's place in each result of a turn."""
         inside = Follower(body, follow.batch)
         for value, place, outer in zip(body.inputs, places, node.inputs, strict=True):
             if place is not None:

@@ -9,7 +9,7 @@ from sparsejit.ir.graph import Element, TensorType
 
 
 def broadcasts_to(shape: Sequence[int], *others: Sequence[int]) -> bool:
-    """Whether all repeat to a shape, by numpy's rules."""
+    """Whether all shapes broadcast to `shape`, by numpy's rules."""
     try:
         return np.broadcast_shapes(tuple(shape), *map(tuple, others)) == tuple(shape)
     except ValueError:
@@ -17,7 +17,7 @@ def broadcasts_to(shape: Sequence[int], *others: Sequence[int]) -> bool:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """An axis counted from the front; 0 and -1 of a tensor without axes are its 0.
+    """Return the axis counted from the front; 0 for axes 0 and -1 of a tensor without axes.
 
     Raises InvalidInput for one that does not exist.
     """
@@ -27,5 +27,5 @@ def axis_of(axis: int, rank: int) -> int:
 
 
 def float_type(shape: Sequence[int]) -> TensorType:
-    """A float32 tensor."""
+    """The type of a float32 tensor."""
     return TensorType(tuple(shape), Element.FLOAT32)

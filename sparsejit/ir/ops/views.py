@@ -1,4 +1,4 @@
-"""The same elements in another shape or order, or next to others."""
+"""Operators that reshape, reorder, select, repeat, join and pad elements."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -70,7 +70,7 @@ class Permute(Operator):
 
 @dataclass(frozen=True)
 class Slice(Operator):
-    """Elements `first`, `first + step` ... before `end` of an axis, all of them non-negative."""
+    """Elements `first`, `first + step` ... before `end` of an axis; 0 <= `first` <= `end`."""
 
     axis: int
     first: int
@@ -109,7 +109,7 @@ class Slice(Operator):
 
 @dataclass(frozen=True)
 class Expand(Operator):
-    """Repeated to `shape` by numpy's broadcasting."""
+    """The operand repeated to `shape` by numpy's broadcasting."""
 
     shape: tuple[int, ...]
 
@@ -130,7 +130,7 @@ class Expand(Operator):
 
 @dataclass(frozen=True)
 class Concat(Operator):
-    """One after the other along an axis."""
+    """The operands one after the other along an axis."""
 
     axis: int
 

@@ -1,11 +1,11 @@
-"""Several convolutions over a band of rows, then over the next: what lies between stays near.
+"""Several convolutions over a band of rows, then over the next: images between them stay in L2.
 
     for each band of rows of the last convolution's output:
-        the rows that it needs of every convolution before, from the first to the last
+        compute the rows that it needs of every convolution, from the first to the last
 
-Rows at borders of bands are computed for both (Alwani et al., "Fused-layer CNN accelerators",
-2016). It pays where whole images between layers exceed L2, and where code is short, because each
-band has its own.
+Rows at borders of bands are computed for both bands (Alwani et al., "Fused-layer CNN accelerators",
+2016). Bands pay where whole images between layers exceed L2, and where code is short, because each
+band has its own code.
 """
 
 from dataclasses import dataclass, replace
@@ -44,14 +44,14 @@ from sparsejit.planner.convolution_plan import band_count, gains_by_bands, repea
 
 @dataclass(frozen=True)
 class Band:
-    """Rows `first` to before `end` of an image."""
+    """Rows `first` up to `end` of an image."""
 
     first: int
     end: int
 
 
 def lower_bands(low: Lowering, node: Node) -> bool:
-    """Lower a convolution and those that follow it, if they should run in bands."""
+    """Lower a convolution and the convolutions after it, if they should run in bands."""
     chain = _chain(low, node)
     if len(chain) < 2:
         return False
@@ -72,9 +72,9 @@ def lower_bands(low: Lowering, node: Node) -> bool:
 
 
 def _chain(low: Lowering, node: Node) -> list[Node]:
-    """Convolutions with large images between them, up to one by channel, which writes anywhere.
+    """Convolutions with large images between them; the last is by channel, so it writes any view.
 
-    Nor does a product of positions come first: it would read rows of whole images.
+    The first is not pointwise: it would read rows of whole images.
     """
     chain = [node] if _kind(low, node) in ("depthwise", "windows") else []
     readers = low.readers if chain else {}
@@ -94,7 +94,7 @@ def _chain(low: Lowering, node: Node) -> list[Node]:
 
 
 def _kind(low: Lowering, node: Node) -> str | None:
-    """By which steps a convolution runs over a band; None for those that do not."""
+    """Kind of steps by which a convolution runs over a band; None if it cannot."""
     op = node.op
     if not isinstance(op, Convolution) or len(op.stride) != 2 or node.output.shape[0] != 1:
         return None
@@ -112,23 +112,26 @@ def _kind(low: Lowering, node: Node) -> str | None:
 
 
 def _thread_by_thread(bands: list[Band], threads: int) -> list[Band]:
-    """The first of each thread, then the second, so that a thread's bands lie side by side."""
+    """Bands in the order in which they run: the first of each thread, then the second, and so on.
+
+    The bands of a thread lie side by side.
+    """
     each = len(bands) // threads
     return [band for first in range(each) for band in bands[first::each]]
 
 
 def _cut_rows(rows: int, count: int) -> list[Band]:
-    """As equal as can be."""
+    """Cut rows into `count` bands, as equal as possible."""
     return [Band(*part) for part in cut(rows, count)]
 
 
 def _live_bytes(chain: list[Node], rows: int, count: int) -> int:
-    """The most that an image of a band and the next one take, of so many bands."""
+    """Most bytes of two consecutive images of a band, if rows are cut into `count` bands."""
     return max(map(partial(_band_bytes, chain), _cut_rows(rows, count)))
 
 
 def _band_bytes(chain: list[Node], band: Band) -> int:
-    """The most that a band's image and the next one take."""
+    """Most bytes of two consecutive images of a band."""
     shapes = [node.output.shape for node in chain]
     sizes = [
         4 * shape[1] * (rows.end - rows.first) * shape[3]
@@ -146,7 +149,7 @@ def _needed(chain: list[Node], band: Band) -> list[Band]:
 
 
 def _met(rows: Axis, band: Band) -> Band:
-    """The rows of the input that meet those of the output."""
+    """The rows of the input that a band of the output needs."""
     _, first, end = rows.part(band.first, band.end)
     return Band(first, end)
 
@@ -156,7 +159,7 @@ def _rows(y: View, wanted: Band) -> View:
 
 
 def _new_rows(low: Lowering, node: Node, wanted: Band, reader: Node) -> View:
-    """Room for rows of a convolution that another one reads."""
+    """A new image for the rows of a convolution that another one reads."""
     _, channels, _, width = node.output.shape
     kind = replace(node.output.type, shape=(1, channels, wanted.end - wanted.first, width))
     fills = is_pointwise(reader) and not is_pointwise(node)
@@ -164,7 +167,7 @@ def _new_rows(low: Lowering, node: Node, wanted: Band, reader: Node) -> View:
 
 
 def _compute(low: Lowering, node: Node, image: View, known: Band, y: View, wanted: Band) -> None:
-    """Append what computes rows of a convolution from those that are known of its input."""
+    """Append steps that compute rows `wanted` of a convolution from rows `known` of its input."""
     rows, columns = node_axes(node)
     own, first, end = rows.part(wanted.first, wanted.end)
     x = image.sliced(2, first - known.first, end - known.first)
@@ -177,7 +180,7 @@ def _compute(low: Lowering, node: Node, image: View, known: Band, y: View, wante
 
 
 def _pointwise_step(low: Lowering, node: Node, x: View, y: View) -> None:
-    """One product: positions as columns of what lies in order."""
+    """Append one product of row-major matrices, whose columns are positions."""
     matrix, each = filter_matrix(low, node)
     source, result = as_matrix(x), as_matrix(y)
     layer = MatMul(each, result.shape[1], Layout.FEATURE_MAJOR, padded_pitch(y))

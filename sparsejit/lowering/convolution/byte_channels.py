@@ -1,4 +1,4 @@
-"""Means of channels that lie in bytes, and channels scaled by a number each."""
+"""Means of channels of byte images, and channels multiplied by a number each."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,7 +31,7 @@ from sparsejit.x86.assembler import Assembler
 
 @lowers(ChannelMeans)
 def lower_channel_means(low: Lowering, node: Node) -> None:
-    """Raises CompileError on processors without the instructions."""
+    """Append a kernel for channel means. Raises CompileError without AVX-512 VNNI."""
     op = node.op
     assert isinstance(op, ChannelMeans)
     check_bytes(low, node)
@@ -48,7 +48,7 @@ def lower_channel_means(low: Lowering, node: Node) -> None:
 
 @lowers(ScaledChannels)
 def lower_scaled_channels(low: Lowering, node: Node) -> None:
-    """Raises CompileError on processors without the instructions."""
+    """Append a kernel that scales channels. Raises CompileError without AVX-512 VNNI."""
     op = node.op
     assert isinstance(op, ScaledChannels)
     check_bytes(low, node)

@@ -1,6 +1,6 @@
 """Layer norms and attention between quantised layers, whose features are channels in bytes.
 
-Who reads a norm in steps reads bytes, which the norm rounds itself; who does not reads floats.
+A norm writes bytes for readers that take quantised values, and floats for all others.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ from sparsejit.x86.operands import rsi
 
 @lowers(NormalisedColumns)
 def lower_norm(low: Lowering, node: Node) -> None:
-    """Raises CompileError on processors without the instructions."""
+    """Append a norm over channels. Raises CompileError without AVX-512 VNNI."""
     op, (*added, parameters) = node.op, node.inputs
     assert isinstance(op, NormalisedColumns)
     check_bytes(low, node)
@@ -86,7 +86,7 @@ def _norm_step(
     planes: BytePlanes,
     fills: int | None,
 ) -> Step:
-    """`fills`: what lies around the bytes, where somebody reads it."""
+    """The step of a norm; `fills`: the byte around the result's bytes, None if nothing reads it."""
 
     def emit(asm: Assembler, at: Locations) -> None:
         if fills is not None:
@@ -111,7 +111,7 @@ def _norm_step(
 
 @lowers(ByteAttention)
 def lower_byte_attention(low: Lowering, node: Node) -> None:
-    """Raises CompileError on processors without the instructions."""
+    """Append an attention of bytes. Raises CompileError without AVX-512 VNNI."""
     op, value = node.op, node.output
     assert isinstance(op, ByteAttention)
     check_bytes(low, node)
@@ -190,7 +190,7 @@ def _operand(
 
 
 def _read_in(reader: Node, value: Value) -> QuantisedSteps | None:
-    """The steps in which a node reads a value in bytes."""
+    """Scale and zero point with which a node reads a value in bytes; None if it reads floats."""
     op = reader.op
     if isinstance(op, NormalisedColumns | ByteAttention):
         wanted = {s for v, s in zip(reader.inputs, op.steps, strict=False) if v is value}
@@ -202,6 +202,6 @@ def _read_in(reader: Node, value: Value) -> QuantisedSteps | None:
 
 
 def _has_taps(low: Lowering, value: Value) -> bool:
-    """Whether windows read what lies around the bytes."""
+    """Whether windows read the bytes around an image."""
     readers = low.readers[value]
     return any(isinstance(r.op, Convolution) and r.inputs[1].shape[2:] != (1,) for r in readers)

@@ -1,6 +1,6 @@
-"""Convolutions of bytes to bytes: `quads` over the image as it lies, or over its phases.
+"""Convolutions of bytes to bytes: `quads` over the image itself, or over its phases.
 
-    x in bytes -> phases, where windows lie two apart -> quads, with what is added -> y in bytes
+    x in bytes -> phases, if the stride is 2 -> quads, with an added operand if any -> y in bytes
 """
 
 from dataclasses import dataclass, replace
@@ -55,7 +55,7 @@ _WORTH_CUTTING = 2.0**31  # what an int32 holds
 
 
 def lower_byte_convolution(low: Lowering, node: Node) -> None:
-    """Raises CompileError on processors without the instructions."""
+    """Append the steps of a convolution. Raises CompileError without AVX-512 VNNI."""
     op, (value, _, *others) = node.op, node.inputs
     assert isinstance(op, Convolution) and op.rounding is not None
     check_bytes(low, node)
@@ -84,7 +84,7 @@ def lower_byte_convolution(low: Lowering, node: Node) -> None:
 
 
 def lower_byte_pooling(low: Lowering, node: Node, rows: Axis, columns: Axis) -> bool:
-    """The largest of windows, where the image lies in bytes; else False."""
+    """Append max pooling of an image in bytes; return False if there is no such image or code."""
     images = [each for (value, _), each in low.byte_images.items() if value is node.inputs[0]]
     if not images or max(rows.stride, columns.stride) > 2:
         return False
@@ -105,7 +105,7 @@ def lower_byte_pooling(low: Lowering, node: Node, rows: Axis, columns: Axis) -> 
 
 
 def windows_of(planes: BytePlanes, rows: Axis, columns: Axis, gap_fits: bool = True) -> ByteWindows:
-    """How windows read an image: as it lies where they can."""
+    """Windows over an image: in place if possible, else over a copy in phases."""
     found = windows_in_place(planes, rows, columns) if gap_fits else None
     return found or windows_in_phases(planes.samples, planes.channels, rows, columns)
 
@@ -113,7 +113,7 @@ def windows_of(planes: BytePlanes, rows: Axis, columns: Axis, gap_fits: bool = T
 def _windows(
     low: Lowering, image: ByteImage, over: tuple[Axis, Axis], node: Node, gap: int
 ) -> tuple[ByteWindows, View]:
-    """How a node's windows read an image, and where: of a copy if need be, whose gaps are `gap`."""
+    """A node's windows over an image, and the view they read: a copy with gaps `gap` if need be."""
     fits = gap == image.steps.shift + ZERO
     windows = windows_of(image.planes, *over, fits)
     if windows.in_place:
@@ -122,12 +122,12 @@ def _windows(
 
 
 def _result_planes(node: Node, windows: ByteWindows) -> BytePlanes:
-    """Rows of the result are as far apart as those that windows read."""
+    """Planes of the result, with the pitch of the planes that windows read."""
     return BytePlanes.plain(node.output.shape, windows.planes.pitch)
 
 
 def _added(low: Lowering, node: Node, image: ByteImage, y: BytePlanes) -> View:
-    """What is added, at the places of the result."""
+    """The added operand, copied if need be to planes like the result's."""
     if image.planes == y:
         return image.view
     rows, columns = (BytePhase(0, 1, count) for count in (y.rows, y.columns))
@@ -136,7 +136,7 @@ def _added(low: Lowering, node: Node, image: ByteImage, y: BytePlanes) -> View:
 
 @dataclass(frozen=True)
 class _Product:
-    """Outputs `first` up to `end` of a node, between what they read and planes of the result."""
+    """Output channels `first` up to `end` of a node, with their operands and result planes."""
 
     node: Node
     windows: ByteWindows
@@ -155,18 +155,18 @@ class _Product:
 
     @property
     def part(self) -> BytePlanes:
-        """The planes of these outputs."""
+        """The planes of these output channels."""
         return replace(self.y, channels=self.end - self.first)
 
     def some(self, first: int, end: int) -> "_Product":
-        """Some of its outputs."""
+        """The product of some of the output channels."""
         x, *added = self.reads
         reads = x, *(view.sliced(1, first, end) for view in added)
         into = self.result.sliced(1, first, end)
         return replace(self, reads=reads, result=into, first=first, end=end)
 
     def lowered(self, low: Lowering) -> tuple[SparseMatrix, LoweredQuads, QuadPlan]:
-        """The weights of these outputs, how they are read, and what that costs."""
+        """The weights of these output channels, their lowered kernel and its plan."""
         matrix, each = _plain_filters(low, self.node)
         matrix, bias = matrix.rows(self.first, self.end), each.bias
         bias = None if bias is None else bias[self.first : self.end]
@@ -215,7 +215,7 @@ def _step(low: Lowering, product: _Product) -> Step:
 
 
 def _plain_filters(low: Lowering, node: Node) -> tuple[SparseMatrix, MatVec]:
-    """The weights of a node as the model has them, and its layer."""
+    """The weights of a node in float32, as the model has them, and its layer."""
     op = node.op
     assert isinstance(op, Convolution)
     return filter_matrix(low, Node(plain(op), node.inputs[:3], node.outputs))
@@ -244,7 +244,7 @@ def _facts(
 
 
 def byte_product_ns(low: Lowering, node: Node) -> float:
-    """What a convolution should take from bytes to bytes; infinite where there is no code."""
+    """Predicted nanoseconds of a convolution from bytes to bytes; infinite if there is no code."""
     op, x = node.op, node.inputs[0]
     assert isinstance(op, Convolution)
     if op.transposed or max(op.stride) > 2 or len(x.shape) not in (3, 4):
@@ -265,8 +265,8 @@ def byte_product_ns(low: Lowering, node: Node) -> float:
 def byte_columns_are_cheaper(low: Lowering, node: Node) -> bool:
     """Whether a linear layer in int8 should be faster as a convolution of its columns in bytes.
 
-    The loop is that of int8 `quads`, without the copies of x, sums and y: it is where columns fill
-    its vectors. Elsewhere prices say.
+    It runs the loop of int8 `quads` without the copies of x, sums and y: it is faster where columns
+    fill vectors. Elsewhere predicted times decide.
     """
     op, (x, weights, *others) = node.op, node.inputs
     assert isinstance(op, Linear)

@@ -28,7 +28,7 @@ from sparsejit.x86.assembler import Assembler
 
 
 def lower_byte_depthwise(low: Lowering, node: Node, image: ByteImage) -> None:
-    """A convolution that `byte_depthwise_ns` has a number for."""
+    """Append a convolution for which `byte_depthwise_ns` is finite."""
     op = node.op
     assert isinstance(op, Convolution) and op.rounding is not None
     axes, shape = node_axes(node), node.output.shape
@@ -53,7 +53,7 @@ def lower_byte_depthwise(low: Lowering, node: Node, image: ByteImage) -> None:
 
 
 def _taps(low: Lowering, node: Node) -> SparseMatrix:
-    """A row of taps for each channel."""
+    """The matrix of weights (channels, taps)."""
     filters = low.constant(node.inputs[1])
     return SparseMatrix(filters.reshape(len(filters), -1))
 
@@ -102,7 +102,7 @@ def _step(
 
 
 def byte_depthwise_ns(low: Lowering, node: Node, x: BytePlanes) -> float:
-    """What a convolution by channel should take from bytes to bytes; infinite without code."""
+    """Predicted nanoseconds of a convolution by channel in bytes; infinite if there is no code."""
     op, axes = node.op, node_axes(node)
     assert isinstance(op, Convolution)
     is_alike = op.groups == node.inputs[0].shape[1] == node.output.shape[1]

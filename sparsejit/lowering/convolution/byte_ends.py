@@ -1,4 +1,4 @@
-"""What becomes of sums of bytes at the ends of a convolution's rows."""
+"""Epilogues of convolutions of bytes: scales, biases and rounding of each row's sums."""
 
 from dataclasses import replace
 
@@ -16,14 +16,14 @@ _WORTH_CUTTING = 2.0**31  # what an int32 holds
 
 
 def plain(op: Convolution) -> Convolution:
-    """The operator whose weights and bias are as the model has them."""
+    """The operator in float32, with weights and bias as the model has them."""
     return replace(op, dtype=DType.FLOAT32, input_scale=None, input_shift=None, rounding=None)
 
 
 def ends_of(
     matrix: SparseMatrix, bias: np.ndarray | None, op: Convolution, x: QuantisedSteps
 ) -> tuple[ByteEpilogue, np.ndarray]:
-    """What becomes of sums; each row's scale and biases (out, 3), before and behind `own`."""
+    """The epilogue of sums, and (out, 3): each row's scale, and biases before and after `own`."""
     integers, scales = quantised_nonzeros(matrix)
     assert op.rounding is not None
     first = op.rounding.own or op.rounding.result

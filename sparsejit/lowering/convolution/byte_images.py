@@ -1,4 +1,4 @@
-"""Images that lie in bytes between layers: made of floats where none does, and floats of them."""
+"""Images in bytes between layers: convert floats to bytes, and bytes back to floats."""
 
 from collections.abc import Callable
 
@@ -21,25 +21,25 @@ from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.byte_plan import copy_cost, fours_cost, has_quads
 from sparsejit.x86.assembler import Assembler
 
-# What bytes are to the memory plan: elements of one byte.
+# The element type of bytes in the memory plan: it has one byte.
 _BYTE = Element.BOOL
-ZERO = 128  # the byte of the integer 0
+ZERO = 128  # the byte that stands for the integer 0
 
 
 def check_bytes(low: Lowering, node: Node) -> None:
-    """Raises CompileError on processors that have no code for images in bytes."""
+    """Raise CompileError on processors without AVX-512 VNNI, which images in bytes need."""
     if not has_quads(low.target):
         raise CompileError(f"{node.output.origin.name} is in bytes, which takes AVX-512 VNNI")
 
 
 def byte_view(planes: BytePlanes) -> View:
-    """Room for them in the workspace; the view begins at the first position."""
+    """A new buffer for planes in the workspace; the view begins at the first position."""
     shape = planes.samples, planes.channels, planes.rows, planes.columns
     return View(Buffer(planes.bytes), TensorType(shape, _BYTE), planes.strides, planes.before)
 
 
 def by_fours(low: Lowering, x: View, fours: ChannelFours, gap: int, origin: Origin) -> View:
-    """The same planes, their channels by four: made once for all that read them."""
+    """A copy of planes with their channels by four, made once for all readers."""
     if x not in low.byte_fours:
         planes, each = fours.planes, fours.four
         shape = planes.samples, fours.sample // each, each
@@ -60,7 +60,7 @@ def by_fours(low: Lowering, x: View, fours: ChannelFours, gap: int, origin: Orig
 
 
 def bytes_of(low: Lowering, value: Value, steps: QuantisedSteps) -> ByteImage:
-    """An image in bytes of these steps, as it lies or rounded now."""
+    """The image of a value in bytes with this scale and zero point, rounded now if need be."""
     found = low.byte_images.get((value, steps))
     if found is not None:
         return found
@@ -81,7 +81,7 @@ def bytes_of(low: Lowering, value: Value, steps: QuantisedSteps) -> ByteImage:
 
 
 def bind_image(low: Lowering, value: Value, image: ByteImage) -> None:
-    """Say that a value lies in bytes; who reads floats gets them made."""
+    """Record that a value lies in bytes; it is converted to floats when these are read."""
     low.byte_images[value, image.steps] = image
 
     def make() -> View:
@@ -100,7 +100,7 @@ def bind_image(low: Lowering, value: Value, image: ByteImage) -> None:
 
 
 def in_bytes(steps: QuantisedSteps) -> ByteSteps:
-    """The same of bytes, whose zero points are among 0 .. 255."""
+    """The steps for bytes, whose zero points are within 0 .. 255."""
     return ByteSteps(steps.scale, steps.shift + ZERO)
 
 
@@ -112,7 +112,7 @@ def copy_step(
     moved_bytes: int,
     emit: Callable[[Assembler, Locations], None],
 ) -> Step:
-    """What reads one view and writes another, element by element."""
+    """A step that reads one view and writes another, element by element."""
     x, y = between
     cost = copy_cost(moved_bytes, low.target)
     facts = Facts(kernel, predicted_ns=cost.ns, bound=cost.bound, moved_bytes=moved_bytes)
@@ -122,7 +122,7 @@ def copy_step(
 def copied(
     low: Lowering, node: Node, image: ByteImage, windows: ByteWindows, gap: int
 ) -> View:
-    """The planes that windows read, of an image; what lies around them is `gap`."""
+    """Append a copy of an image to the planes that windows read; bytes around them are `gap`."""
     into = byte_view(windows.planes)
 
     def emit(asm: Assembler, at: Locations) -> None:

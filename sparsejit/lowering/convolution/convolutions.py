@@ -5,9 +5,9 @@ Columns hold the taps that meet each position:
     y (out, positions) = W (out, channels * taps) x columns (channels * taps, positions)
 
 Columns are feature-major, so that positions are lanes. Groups make W block-diagonal, and its zeros
-cost nothing. A kernel of one tap reads the image itself. A transposed convolution is one of stride
-1 over the image with zeros between its elements (Dumoulin and Visin, "A guide to convolution
-arithmetic for deep learning", 4.6).
+cost nothing. A kernel of one tap reads the image itself. A transposed convolution is a convolution
+of stride 1 over the image with zeros between its elements (Dumoulin and Visin, "A guide to
+convolution arithmetic for deep learning", 4.6).
 """
 
 from dataclasses import replace
@@ -43,7 +43,7 @@ from sparsejit.lowering.registry import lowers
 
 @lowers(Convolution)
 def lower_convolution(low: Lowering, node: Node) -> None:
-    """By channel where each has a kernel of its own, else over windows or as products."""
+    """Append steps by channel if each has its own filter, else over windows or as products."""
     op = node.op
     assert isinstance(op, Convolution)
     if op.rounding is not None:
@@ -64,10 +64,10 @@ def lower_convolution(low: Lowering, node: Node) -> None:
 
 
 def _products_add(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> bool:
-    """Whether products add the operand: there are several columns, and it lies in rows of these.
+    """Whether products add the operand: there are several columns, and it lies in rows of columns.
 
-    A row that is as long as one of a padded result must have its padding. A sum that is wanted
-    elsewhere than side by side is written there by a kernel of its own.
+    An operand with the pitch of a padded result must be padded too. A kernel of its own writes a
+    sum of joined samples to a destination, where samples do not lie side by side.
     """
     added, positions = low.view(node.inputs[3]), prod(node.output.shape[2:])
     if each.dtype is DType.INT8 or positions == 1:
@@ -82,7 +82,7 @@ def _products_add(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec)
 
 
 def _lower_products(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> None:
-    """A product of columns for all samples, or for each by the same code."""
+    """Append one product of columns for all samples, or one for each sample, with shared code."""
     layer = _layer(low, node, each)
     joined = joined_layer(low, node, matrix, each, layer)
     if joined is not None:
@@ -100,7 +100,7 @@ def _lower_products(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVe
 
 
 def _add_afterwards(low: Lowering, node: Node) -> None:
-    """The convolution alone, then a sum and the activation as a kernel of their own."""
+    """Append the convolution alone, then one kernel for the sum and the activation."""
     op, (*operands, added), y = node.op, node.inputs, node.output
     assert isinstance(op, Convolution)
     alone = Value(y.type, y.origin)
@@ -109,7 +109,7 @@ def _add_afterwards(low: Lowering, node: Node) -> None:
     _lower_products(low, product, *filter_matrix(low, product))
     write = ChainWriter(y.shape, 3)
     total = write.step("add", 0, 1)
-    # The one number that an activation takes is the third operand.
+    # An activation takes at most one number, which is the third operand.
     total = write_activation(op.activation, total, write.step, lambda number: 2)
     six = np.array(6.0, np.float32)
     limit = View.whole(ConstantBuffer.of(six), TensorType(()))
@@ -119,19 +119,19 @@ def _add_afterwards(low: Lowering, node: Node) -> None:
 
 
 def _common_pitch(low: Lowering, node: Node) -> int | None:
-    """The pitch of a product's image and its result where their channels are padded."""
+    """The pitch of a product's image and of its result if their channels are padded, else None."""
     if not is_pointwise(node) or not is_padded(low, node.output):
         return None
     return padded_pitch(low.view(node.inputs[0]))
 
 
 def _added_rows(low: Lowering, node: Node) -> tuple[View, int] | None:
-    """What a convolution adds, and the floats from channel to channel, if it lies in such rows."""
+    """The operand that a convolution adds, and its channel pitch in floats, as `channel_rows`."""
     return channel_rows(low.view(node.inputs[3])) if adds_operand(node) else None
 
 
 def _layer(low: Lowering, node: Node, each: MatVec) -> MatVec | MatMul:
-    """The product of a sample."""
+    """The layer that computes one sample's product."""
     positions, added = prod(node.output.shape[2:]), _added_rows(low, node)
     if positions == 1:
         return each
@@ -140,7 +140,7 @@ def _layer(low: Lowering, node: Node, each: MatVec) -> MatVec | MatMul:
 
 
 def _columns(low: Lowering, node: Node, sample: View, result: View) -> View:
-    """(channels * taps, positions), row-major: the image itself where that is what it is."""
+    """Matrix (channels * taps, positions), row-major: the image itself if it is one already."""
     op, origin, image = node.op, node.output.origin, sample
     assert isinstance(op, Convolution)
     kernel, positions = node.inputs[1].shape[2:], result.shape[2:]
@@ -174,7 +174,7 @@ def _spread(
     inner, source = whole, image
     for axis in range(len(kernel)):
         step, first = op.stride[axis], reach[axis] - op.padding[axis]
-        # What lies outside the spread image, where the padding crops, meets no position.
+        # Elements that the padding crops from the spread image meet no position.
         skipped = max(0, -(first // step)) if first < 0 else 0
         first += skipped * step
         count = min(image.shape[axis + 2] - skipped, (shape[axis] - first - 1) // step + 1)

@@ -1,4 +1,4 @@
-"""Convolutions of one channel each: a kernel of their own, on the image as it lies."""
+"""Convolutions by channel: one kernel for all channels, which reads the image in place."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from sparsejit.x86.assembler import Assembler
 
 
 def is_depthwise(node: Node) -> bool:
-    """Whether a convolution has a kernel a channel, and there is code for such windows."""
+    """Whether a convolution has one filter per channel, and there is code for its windows."""
     op, x = node.op, node.inputs[0]
     assert isinstance(op, Convolution)
     if op.transposed or op.groups == 1 or op.groups != x.shape[1] or op.dtype is DType.INT8:
@@ -30,14 +30,14 @@ def is_depthwise(node: Node) -> bool:
 
 
 def lower_depthwise(low: Lowering, node: Node) -> None:
-    """One step for all samples and channels."""
+    """Append one step for all samples and channels."""
     x = with_whole_rows(low, node)
     y = image_result(low, node, has_whole_rows)
     depthwise_step(low, node, x, y, node_axes(node))
 
 
 def depthwise_step(low: Lowering, node: Node, x: View, y: View, over: tuple[Axis, Axis]) -> None:
-    """Rows and columns of x, by a kernel a channel, to those of y."""
+    """Append a step from x to y, with a filter per channel, over the rows and columns `over`."""
     (rows, columns), op, (_, weights, *bias) = over, node.op, node.inputs
     assert isinstance(op, Convolution)
     filters = rounded(low.constant(weights), op.dtype)
@@ -51,7 +51,7 @@ def depthwise_step(low: Lowering, node: Node, x: View, y: View, over: tuple[Axis
 
 
 def _step(low: Lowering, node: Node, spec: Depthwise, x: View, y: View) -> Step:
-    """All channels of x to those of y."""
+    """The step from all channels of x to all channels of y."""
 
     def emit(asm: Assembler, at: Locations) -> None:
         at.point(asm)
@@ -102,19 +102,19 @@ def node_axes(node: Node) -> tuple[Axis, Axis]:
 
 
 def axes(*numbers: tuple[int, ...]) -> tuple[Axis, Axis]:
-    """Rows and columns, from the fields of each; over one spatial axis a single row."""
+    """Rows and columns, from each field's values by axis; one spatial axis gives a single row."""
     found = [Axis(*each) for each in zip(*numbers, strict=True)]
     return found[-2] if len(found) == 2 else Axis(1, 1, 1, 1, 0, 1), found[-1]
 
 
 def with_whole_rows(low: Lowering, node: Node) -> View:
-    """Where to read a node's image."""
+    """The view from which to read a node's image: each row is contiguous."""
     view = low.view(node.inputs[0])
     return view if has_whole_rows(view) else low.contiguous(node.inputs[0])
 
 
 def has_whole_rows(view: View) -> bool:
-    """Whether the elements of a row follow each other."""
+    """Whether the elements of a row are contiguous."""
     return view.shape[-1] == 1 or view.strides[-1] == view.type.element.bytes
 
 

@@ -14,7 +14,7 @@ from sparsejit.lowering.products.quantised import with_input_scale
 
 
 def filter_matrix(low: Lowering, node: Node) -> tuple[SparseMatrix, MatVec]:
-    """W (out, channels * taps), those of a transposed convolution turned around; and its layer."""
+    """The matrix W (out, channels * taps), flipped for a transposed convolution; and its layer."""
     op, (_, weights, *bias) = node.op, node.inputs
     assert isinstance(op, Convolution)
     matrix = low.laid_out(weights, partial(_as_matrix, op))
@@ -26,13 +26,13 @@ def filter_matrix(low: Lowering, node: Node) -> tuple[SparseMatrix, MatVec]:
 
 
 def _as_matrix(op: Convolution, filters: Array) -> Array:
-    """W (out, channels * taps) of a convolution's weights."""
+    """The matrix W (out, channels * taps) of a convolution's weights."""
     direct = _as_direct(filters, op.groups) if op.transposed else filters
     return _block_diagonal(direct, op.groups)
 
 
 def _as_direct(weights: Array, groups: int) -> Array:
-    """Filters (in, out / groups, *kernel) as those of a convolution, turned around."""
+    """Filters (in, out / groups, *kernel) as filters of a plain convolution, flipped."""
     inputs, outputs, *kernel = weights.shape
     grouped = weights.reshape(groups, inputs // groups, outputs, *kernel).swapaxes(1, 2)
     direct = grouped.reshape(groups * outputs, inputs // groups, *kernel)

@@ -1,9 +1,9 @@
-"""Where images between convolutions lie: a channel takes an odd number of whole cache lines.
+"""Layout of images between convolutions: a channel takes an odd number of whole cache lines.
 
     channel 0   x x x x ... x x . . | channel 1   x x x x ...     . is padding
 
-Products of positions read and write whole aligned vectors then, and copy nothing; the first lines
-of channels fall into all sets of L1.
+So products of positions read and write whole aligned vectors, and copy nothing; the first lines of
+channels fall into all sets of L1.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from sparsejit.planner.convolution_plan import fills_spread
 def image_result(
     low: Lowering, node: Node, fits: Callable[[View], bool] = lambda view: True
 ) -> View:
-    """Where a convolution or pooling writes: with padded channels if all that read it take them."""
+    """View that a convolution or pooling writes: with padded channels if all readers take them."""
     value = node.output
     if not is_padded(low, value):
         return low.result(value, fits)
@@ -34,9 +34,9 @@ def image_result(
 
 
 def padded_image(low: Lowering, kind: TensorType, origin: Origin, fills: bool) -> View:
-    """Room for (samples, channels, *spatial) with padded channels; `fills` sets the padding to 0.
+    """A new image (samples, channels, *spatial) with padded channels; `fills` zeroes the padding.
 
-    Else it may hold subnormal numbers, which take products a hundred times as long.
+    Otherwise the padding may hold subnormal numbers, which slow products down a hundred times.
     """
     samples, channels, *spatial = kind.shape
     places = prod(spatial)
@@ -51,7 +51,7 @@ def padded_image(low: Lowering, kind: TensorType, origin: Origin, fills: bool) -
 
 
 def padded_pitch(view: View) -> int | None:
-    """Elements from one channel to the next of what `padded_image` made; None for other views."""
+    """Elements from one channel to the next in an image of `padded_image`; None for other views."""
     samples, channels, *spatial = view.shape
     pitch = spread_pitch(prod(spatial))
     size = view.type.element.bytes
@@ -60,7 +60,7 @@ def padded_pitch(view: View) -> int | None:
 
 
 def is_padded(low: Lowering, value: Value) -> bool:
-    """Whether channels are to be padded: all readers take any distance between them."""
+    """Whether channels are to be padded: all readers accept any distance between channels."""
     places = prod(value.shape[2:])
     if value in low.wanted or value in low.graph.outputs or places == 1:
         return False
@@ -78,8 +78,8 @@ def _takes_padding(low: Lowering, reader: Node, value: Value) -> bool:
     if reader.op.transposed or reader.op.dtype is DType.INT8:
         return False
     if adds_operand(reader) and value is reader.inputs[3] and prod(reader.inputs[1].shape[2:]) > 1:
-        return False  # windows add what lies in order
-    # A product's positions lie as far apart in its result as in its image.
+        return False  # windows add row-major operands only
+    # A product's result has the channel pitch of its image.
     is_image = value is reader.inputs[0]
     return not (is_image and is_pointwise(reader)) or is_padded(low, reader.output)
 
@@ -100,7 +100,7 @@ def is_pointwise(node: Node) -> bool:
 def channel_rows(image: View) -> tuple[View, int] | None:
     """(samples, channels, positions) of an image, and elements from one channel to the next.
 
-    None where the positions of a channel do not follow each other, or channels lie in one place.
+    None if the positions of a channel are not contiguous, or if channels overlap.
     """
     samples, channels, *spatial = image.shape
     rows = image.reshaped((samples, channels, prod(spatial)))
@@ -111,7 +111,7 @@ def channel_rows(image: View) -> tuple[View, int] | None:
 
 
 def as_matrix(image: View) -> View:
-    """(channels, positions) of an image (1, channels, *spatial) whose rows follow each other."""
+    """The matrix (channels, positions) of an image (1, channels, *spatial) with contiguous rows."""
     _, channels, *spatial = image.shape
     matrix = image.reshaped((channels, prod(spatial)))
     assert matrix is not None

@@ -1,7 +1,7 @@
-"""Which convolutions of a quantised model are int8, by price.
+"""Choose the convolutions of a quantised model that run in int8, by predicted time.
 
-int8 gathers columns; what is by channel or reads a padded image is often faster in float32, on the
-values that the integers of x stand for:
+int8 gathers columns; a convolution by channel, or over a padded image, is often faster in float32,
+on the values that the integers of x stand for:
 
     y = conv[int8](x, W, b)      ->      q = (clip(round(x / scale) + shift) - shift) * scale
                                          y = conv(q, W, b)
@@ -36,9 +36,9 @@ from sparsejit.planner.layer_planner import LayerPlanner
 
 
 def with_cheapest_convolutions(graph: Graph, options: ModelOptions) -> Graph:
-    """The graph with those convolutions in int8 that are faster so, all others in float32.
+    """The graph with the convolutions in int8 that are faster in int8, and all others in float32.
 
-    It leaves alone those whose x has no fixed scale: the user asked for int8.
+    Convolutions whose x has no fixed scale do not change: the user asked for int8.
     """
     low = Lowering(graph, options)
 
@@ -57,7 +57,7 @@ def with_cheapest_convolutions(graph: Graph, options: ModelOptions) -> Graph:
 
 
 def with_byte_layers(graph: Graph, options: ModelOptions) -> Graph:
-    """The graph with those layers from bytes to bytes that are faster so."""
+    """The graph in which layers that are faster from bytes to bytes run so."""
     if not has_quads(options.target):
         return graph
     graph = recognise_norms(graph)
@@ -73,7 +73,7 @@ def with_byte_layers(graph: Graph, options: ModelOptions) -> Graph:
 
 
 def with_rounded_inputs(graph: Graph) -> Graph:
-    """The graph with a chain for the rounding of x before layers whose kernel does not do it."""
+    """The graph with a chain that rounds x before each layer whose kernel does not round x."""
 
     def rule(site: Site) -> Sequence[Value] | None:
         op = site.op
@@ -85,7 +85,7 @@ def with_rounded_inputs(graph: Graph) -> Graph:
 
 
 def _in_floats(site: Site, op: Linear | Convolution) -> Sequence[Value]:
-    """The layer, of float32 if it was int8, of x as its integers say it."""
+    """The layer, in float32 if it was int8, of x rounded to its quantised values."""
     x, *others = site.inputs
     assert op.input_scale is not None
     dtype = DType.FLOAT32 if op.dtype is DType.INT8 else op.dtype
@@ -100,7 +100,7 @@ def _in_floats(site: Site, op: Linear | Convolution) -> Sequence[Value]:
 
 
 def _is_in_steps(site: Site, x: Value, steps: QuantisedSteps) -> bool:
-    """Whether a convolution made x in these steps, or they are the largest of windows of such."""
+    """Whether x is a convolution's result in these steps, or max pooling of such a result."""
     node = site.producer(x)
     if node is not None and isinstance(node.op, Pooling) and node.op.kind is PoolingKind.MAX:
         return _is_in_steps(site, node.inputs[0], steps)
@@ -110,7 +110,7 @@ def _is_in_steps(site: Site, x: Value, steps: QuantisedSteps) -> bool:
 
 
 def _is_cheaper(low: Lowering, node: Node) -> bool:
-    """Whether int8 is expected to be faster than float32 and the rounding of x."""
+    """Whether int8 is predicted to be faster than the rounding of x and float32."""
     op = node.op
     assert isinstance(op, Convolution)
     if op.transposed or is_depthwise(_plain(node)):
@@ -119,9 +119,9 @@ def _is_cheaper(low: Lowering, node: Node) -> bool:
 
 
 def _bytes_are_cheaper(low: Lowering, node: Node) -> bool:
-    """Whether it is faster from bytes to bytes than between floats, which are rounded then.
+    """Whether a convolution is faster from bytes to bytes than between floats with rounding.
 
-    Behind `byte_columns` a layer of one tap is.
+    A layer of one tap is, after `byte_columns`, if its positions fill vectors.
     """
     shape = node.output.shape
     is_turned = shape[0] == 1 and node.inputs[1].shape[2:] == (1,)
@@ -150,7 +150,7 @@ def _contestants(
 
 
 def _product(low: Lowering, node: Node) -> FilterProduct:
-    """The convolution as a product, of gathered columns where they are not x itself."""
+    """The convolution as a product, of gathered columns unless x itself is the columns."""
     op = node.op
     assert isinstance(op, Convolution)
     whole = prod(node.inputs[1].shape[2:]) == 1 and max(op.stride) == 1 and not any(op.padding)

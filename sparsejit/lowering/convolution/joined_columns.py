@@ -2,9 +2,9 @@
 
     y (out, positions * samples) = W (out, channels * taps) x columns (.., positions * samples)
 
-A product of few positions leaves lanes empty and reads all weights for each sample. Where samples
-are more than positions in a row, those of a position follow each other, so that what a tap meets is
-copied by vectors.
+A product of few positions leaves lanes empty and reads all weights for each sample. Where there are
+more samples than positions in a row, the samples of a position lie side by side, so that vectors
+copy the elements that a tap meets.
 """
 
 from dataclasses import replace
@@ -18,18 +18,19 @@ from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.products.linear import steps_of_product
 
-# Positions from which a sample's product gains little by those of others: a vector's lanes.
+# Number of positions beyond which joining samples gains little: a vector's lanes.
 _ENOUGH_POSITIONS = 16
-# Columns gathered for each sample by itself cost code and time beside the product's.
+# Greatest time of a joined product relative to separate ones: gathering columns for each sample
+# takes code and time that the product's prediction does not include.
 _MOST_TIMES = 1.25
-# What lies sample by sample is copied to where columns of all samples lie, and back.
+# The same for long images, which are copied from sample-by-sample order to joined columns and back.
 _MOST_OF_LONG = 0.97
 
 
 def joined_layer(
     low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec, alone: Layer
 ) -> MatMul | None:
-    """One product for all samples; None where one for each, `alone`, should be cheaper."""
+    """One product for all samples; None if one for each sample, `alone`, should be faster."""
     op, weights, y = node.op, node.inputs[1], node.output
     assert isinstance(op, Convolution)
     samples, _, *positions = y.shape
@@ -49,7 +50,7 @@ def joined_layer(
 
 
 def lower_joined(low: Lowering, node: Node, matrix: SparseMatrix, joined: MatMul) -> None:
-    """Append it; what it adds is copied where it does not lie side by side."""
+    """Append a joined product; copy its added operand if samples do not lie side by side."""
     y, order, added = node.output, _order(node.output.shape), None
     columns = _columns(low, node, order)
     if adds_operand(node):
@@ -60,7 +61,7 @@ def lower_joined(low: Lowering, node: Node, matrix: SparseMatrix, joined: MatMul
 
 
 def _order(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of images (samples, channels, *positions) as they lie: channels first."""
+    """The axes of images (samples, channels, *positions) in order of memory: channels first."""
     samples, _, *positions = shape
     spatial = range(2, len(shape))
     is_short = prod(positions) < _ENOUGH_POSITIONS and samples >= positions[-1]
@@ -68,7 +69,7 @@ def _order(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _as_matrix(view: View, rows: int) -> View:
-    """A row-major view, of which so many axes are rows, the others columns."""
+    """The matrix of a row-major view: its first `rows` axes are rows, the others columns."""
     matrix = view.reshaped((prod(view.shape[:rows]), prod(view.shape[rows:])))
     assert matrix is not None
     return matrix
@@ -84,7 +85,7 @@ def _columns(low: Lowering, node: Node, order: tuple[int, ...]) -> View:
         around = (0, 0), (0, 0), *((p, p) for p in op.padding)
         images = low.padded(images, tuple(around[axis] for axis in order), 0.0, origin)
     elif prod(kernel) * prod(positions) > prod(node.inputs[0].shape[2:]):
-        images = _in_order(low, images, origin)  # elements are met several times
+        images = _in_order(low, images, origin)  # each element is read several times
     met = taps(images.permuted_back(order), kernel, positions, op.stride, op.dilation)
     rows = 1 + len(kernel)
     columns = (len(kernel) + max(1, axis) for axis in order[1:])
@@ -107,7 +108,7 @@ def taps(
     stride: tuple[int, ...],
     dilation: tuple[int, ...],
 ) -> View:
-    """What every tap meets, as strides: (channels, *kernel, samples, *positions)."""
+    """View (channels, *kernel, samples, *positions) of the elements that every tap meets."""
     sample, channel, *spatial = images.strides
     by_tap = [step * d for step, d in zip(spatial, dilation, strict=True)]
     by_position = [step * s for step, s in zip(spatial, stride, strict=True)]

@@ -1,4 +1,4 @@
-"""Pooling: by windows in one kernel, or along one axis after the other, a chain over its taps."""
+"""Pooling: one kernel over windows, or chains over the taps of one axis after another."""
 
 from dataclasses import replace
 from math import prod
@@ -27,7 +27,7 @@ _TAPS_A_CHAIN = 6
 
 @lowers(Pooling)
 def lower_pooling(low: Lowering, node: Node) -> None:
-    """All samples and channels at once."""
+    """Append steps for all samples and channels."""
     op, (x,) = node.op, node.inputs
     assert isinstance(op, Pooling)
     if _lower_bytes(low, node) or _lower_windows(low, node):
@@ -48,7 +48,7 @@ def lower_pooling(low: Lowering, node: Node) -> None:
 
 
 def _axes(node: Node) -> tuple[Axis, Axis]:
-    """Rows and columns of windows."""
+    """Rows and columns of a pooling's windows."""
     op, value = node.op, node.inputs[0]
     assert isinstance(op, Pooling)
     before = tuple(first for first, _ in op.padding)
@@ -108,7 +108,7 @@ def _window_step(low: Lowering, node: Node, spec: WindowPooling, x: View, y: Vie
 
 
 def _along(low: Lowering, node: Node, image: View, axis: int, last: View | None) -> View:
-    """The largest or the sum of each window along one spatial axis, in `last` or a temporary."""
+    """Append the maximum or sum of windows along a spatial axis, to `last` or to new memory."""
     op = node.op
     assert isinstance(op, Pooling)
     count = node.output.shape[axis + 2]
@@ -133,7 +133,7 @@ def _along(low: Lowering, node: Node, image: View, axis: int, last: View | None)
 
 
 def _divide(low: Lowering, node: Node, sums: View, shares: Array, to: View) -> None:
-    """Sums times the reciprocals of their counts."""
+    """Append the product of sums and the reciprocals of their counts."""
     factor = View.whole(ConstantBuffer.of(shares), TensorType(shares.shape))
     write = ChainWriter(to.shape, 2)
     chain = write.finish(write.step("mul", 0, 1), title="pooling")
@@ -142,7 +142,7 @@ def _divide(low: Lowering, node: Node, sums: View, shares: Array, to: View) -> N
 
 
 def _shares(op: Pooling, size: tuple[int, ...], positions: tuple[int, ...]) -> Array:
-    """What each window's sum is multiplied by: one number, or one a position."""
+    """Reciprocals of the windows' counts: one number, or one per position."""
     if op.counts_padding or not any(map(any, op.padding)):
         return np.array(1.0 / prod(op.kernel), np.float32)
     total = np.ones((), np.int64)

@@ -1,7 +1,7 @@
 """Convolutions over a padded copy of the image: no columns are gathered.
 
-By price one of: weights as code, a loop over channels with all weights, Winograd's algorithm, or,
-where code is so long that it comes from far, columns gathered after all.
+The fastest is chosen by predicted time: weights as code, a loop over channels with all weights,
+Winograd's algorithm, or, where code is too long for near caches, gathered columns after all.
 """
 
 from collections.abc import Callable, Hashable
@@ -55,8 +55,8 @@ from sparsejit.planner.split import some_rows
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdx
 
-_ROW_STEP = 8  # channels: parts of a layer begin where a block of sums may
-# What lowers a kernel's windows, and what appends its code.
+_ROW_STEP = 8  # channels: parts of a layer begin at multiples of it, where a block of sums may
+# For each kernel, the function that lowers its windows, and the function that appends its code.
 _KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
     DENSE_WINDOWS: (lower_dense_windows, emit_dense_windows),
     SPARSE_WINDOWS: (lower_sparse_windows, emit_sparse_windows),
@@ -65,13 +65,13 @@ _KERNELS: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {
 
 
 def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> bool:
-    """The copy, then the products of all samples; False where columns are to be gathered."""
+    """Append the padded copy and the products; return False if columns should be gathered."""
     image = window_image(low, node)
     if image is None:
         return False
     made = matrix.families_made if image.samples > 1 else frozenset()
     if "csr" in made and SPARSE_WINDOWS not in made:
-        return False  # one sample's columns are gathered: the weights for that are there
+        return False  # code for one sample gathers columns: its prepared weights exist already
     image = cheapest_planes(image, matrix, each, low.options.planner)
     choice = plan_windows(image, matrix, each, low.options.planner)
     if columns_are_cheaper(image, matrix, each, choice, low.options.planner):
@@ -84,7 +84,7 @@ def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec)
 
 
 def window_steps(low: Lowering, node: Node, x: View, y: View, over: tuple[Axis, Axis]) -> None:
-    """Rows and columns of x to those of y, which lie in order, by the cheaper kernel."""
+    """Append the steps from x to a row-major y over the rows and columns `over`; fastest kernel."""
     image = PaddedImage(x.shape[0], x.shape[1], *over, pitches(x))
     matrix, each = filter_matrix(low, node)
     image = cheapest_planes(image, matrix, each, low.options.planner)
@@ -149,7 +149,7 @@ def _product_step(
     y: View,
     choice: WindowPlan,
 ) -> Step:
-    """The products of planes, with what is added to them."""
+    """The step that multiplies planes, and adds an operand if there is one."""
 
     def divide(threads: int) -> list[list[Step]]:
         return [[some_rows_of(*part) for part in cut(each.out_features, threads, _ROW_STEP)]]
@@ -170,9 +170,9 @@ def _product_step(
 
 
 def window_image(low: Lowering, node: Node) -> PaddedImage | None:
-    """The planes that a convolution would read; None where there is no code for such windows.
+    """The planes that a convolution would read; None if there is no code for such windows.
 
-    Nor where few lanes would be positions, or nothing but the copy would be saved.
+    Also None if few lanes would be positions, or if windows would save nothing but the copy.
     """
     op, x, weights = node.op, node.inputs[0], node.inputs[1]
     assert isinstance(op, Convolution)
@@ -187,7 +187,7 @@ def window_image(low: Lowering, node: Node) -> PaddedImage | None:
 
 @dataclass(frozen=True, eq=False)
 class _WindowCode:
-    """What appends a kernel's code, and its bytes of scratch memory; `body` is as in `Step`."""
+    """Code of a kernel, and its bytes of scratch memory; `emit`, `body` are as in `Step`."""
 
     emit: Callable[[Assembler, Locations], None]
     scratch_bytes: int
@@ -203,7 +203,7 @@ def _code(
     target: Target,
     adds: bool,
 ) -> _WindowCode:
-    """Weights as code are made once for all that run one sample alike."""
+    """The code of a kernel; weights as code for one sample are made once for all equal keys."""
     lower, append = _KERNELS[name]
 
     def made() -> _WindowCode:
@@ -226,7 +226,7 @@ def _code(
 
 
 def _code_key(image: PaddedImage, y: View) -> Hashable:
-    """All that the code of one sample depends on beside its weights and bias."""
+    """Key of the code for one sample: everything it depends on except weights and bias."""
     return SPARSE_WINDOWS, replace(image, samples=1, x_pitches=(0, 0, 0)), y.strides[1]
 
 

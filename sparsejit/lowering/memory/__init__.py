@@ -1,1 +1,1 @@
-"""Where values lie: buffers, views of them, what these share."""
+"""Memory of values: buffers, views of them, and the bytes that views share."""

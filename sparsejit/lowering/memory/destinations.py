@@ -1,4 +1,4 @@
-"""Values that are written where they are wanted: into outputs, and into their part of a concat."""
+"""Destinations of values that are written straight to outputs, or to their part of a concat."""
 
 from sparsejit.ir.graph import Graph, Node, Value
 from sparsejit.ir.ops.views import Concat, Reshape
@@ -6,9 +6,9 @@ from sparsejit.lowering.memory.storage import Buffer, OutputBuffer, View
 
 
 def destinations(graph: Graph) -> dict[Value, View]:
-    """Where nodes should write, for those values that have a place already.
+    """The view to which a node should write each value that has a destination.
 
-    Values that are wanted in two places are written to the first and copied to the others.
+    A value with two destinations is written to the first and copied to the others.
     """
     finder = _Finder(graph.producers())
     for number, value in enumerate(graph.outputs):
@@ -25,7 +25,7 @@ class _Finder:
         self.found: dict[Value, View] = {}
 
     def want(self, value: Value, view: View) -> None:
-        """Have a value written to a view, unless it is no node's or has its place."""
+        """Have a value written to a view, unless no node computes it or it has a destination."""
         node = self.producers.get(value)
         if node is None or value in self.found:
             return

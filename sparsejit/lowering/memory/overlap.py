@@ -1,10 +1,10 @@
-"""What two views share: whether anything, which tells what may run at once, and about how much."""
+"""Overlap of two views: whether they share bytes, so steps may not run at once, and how many."""
 
 from dataclasses import replace
 
 from sparsejit.lowering.memory.storage import View
 
-# Places of an axis to look at before giving up; of tensors that lie in order two meet any byte.
+# Most positions of an axis to search; in row-major tensors, at most two cover any byte.
 _MOST_PLACES = 4
 _LINE = 64  # bytes
 
@@ -12,20 +12,20 @@ _Lengths = dict[int, int]  # of axes, by their strides
 
 
 def overlap(one: View, other: View) -> bool:
-    """Whether two views share bytes; perhaps where that takes too long to tell."""
+    """Whether two views share bytes; also True where that takes too long to find out."""
     return _shared_elements(one, other) != 0
 
 
 def shared_bytes(one: View, other: View) -> int:
-    """How many bytes of a view lie in another; all where that takes too long to tell."""
+    """Bytes of a view that another shares; all its bytes where that takes too long to find out."""
     elements = _shared_elements(one, other)
     return one.type.bytes if elements is None else elements * one.type.element.bytes
 
 
 def torn_lines(before: View, view: View) -> int:
-    """How many cache lines hold the last of a row of one view and the first of one of another.
+    """Number of cache lines that hold the end of a row of `before` and the start of one of `view`.
 
-    Buffers begin where lines do.
+    Buffers begin at the start of a line.
     """
     size, run = view.type.element.bytes, view.type.element.bytes
     is_torn = view.offset % _LINE != 0
@@ -40,7 +40,7 @@ def torn_lines(before: View, view: View) -> int:
 
 
 def _shared_elements(one: View, other: View) -> int | None:
-    """How many elements two views share; None where that takes too long to tell."""
+    """Number of elements that two views share; None where that takes too long to find out."""
     if one.buffer is not other.buffer or not one.type.size or not other.type.size:
         return 0
     (first, end), (other_first, other_end) = _extent(one), _extent(other)
@@ -56,14 +56,14 @@ def _shared_elements(one: View, other: View) -> int | None:
 
 
 def _extent(view: View) -> tuple[int, int]:
-    """The bytes of its buffer from the first that it has to behind the last."""
+    """Offsets in its buffer of a view's first byte, and of the byte behind its last."""
     reach = [(n - 1) * stride for n, stride in zip(view.shape, view.strides, strict=True)]
     first = view.offset + sum(min(0, each) for each in reach)
     return first, first + sum(map(abs, reach)) + view.type.element.bytes
 
 
 def _lengths(view: View) -> _Lengths:
-    """Lengths of the axes that move; two with the same stride are as one that reaches as far."""
+    """Lengths of the axes with a stride; two axes with the same stride count as one longer axis."""
     lengths: _Lengths = {}
     for length, stride in zip(view.shape, view.strides, strict=True):
         if length > 1 and stride:
@@ -72,7 +72,7 @@ def _lengths(view: View) -> _Lengths:
 
 
 def _split(lengths: _Lengths, strides: list[int]) -> _Lengths:
-    """The same elements with axes cut where longer strides cut them evenly."""
+    """The same elements; an axis is divided where a longer stride divides it evenly."""
     found: _Lengths = {}
     for stride, length in lengths.items():
         rest = length
@@ -86,7 +86,7 @@ def _split(lengths: _Lengths, strides: list[int]) -> _Lengths:
 
 
 def _elements_at(distance: int, axes: list[tuple[int, int, int]]) -> int | None:
-    """Those shared by two views of which one begins so many bytes behind the other.
+    """Number of elements shared by two views, the second `distance` bytes behind the first.
 
     axes: strides, the longest first, and the lengths of both views along them.
     """

@@ -1,4 +1,4 @@
-"""Tensors cut along one axis, for steps that run at once."""
+"""Cut tensors along one axis, for steps that run at once."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from sparsejit.lowering.memory.storage import View
 
-# Cut so, vectors of float32 and the cache lines of what lies in order stay whole.
+# Multiples of this keep vectors of float32, and the cache lines of row-major tensors, whole.
 _LANES = 16
 
 
@@ -27,11 +27,11 @@ class ShapePart:
 
     @property
     def share(self) -> str:
-        """In words."""
+        """The part in words."""
         return f"{self.first} to {self.end - 1} of axis {self.axis}"
 
     def of(self, view: View) -> View:
-        """That part of a view that broadcasts to the whole."""
+        """This part of a view that broadcasts to the whole."""
         axis = self.axis - (len(self.whole) - len(view.shape))
         if axis < 0 or view.shape[axis] == 1:
             return view
@@ -41,9 +41,9 @@ class ShapePart:
 def ways_to_cut(
     shape: tuple[int, ...], threads: int, uncut: int = 0, dense: int = -1
 ) -> list[list[ShapePart]]:
-    """Into about equal parts, along any axis but the last `uncut`; those of equal parts first.
+    """Ways to cut a shape into `threads` parts along an axis, the most equal parts first.
 
-    Vectors lie along the axis `dense`.
+    The last `uncut` axes stay whole. Vectors lie along the axis `dense`.
     """
     steps = [_LANES if axis == dense % len(shape) else 1 for axis in range(len(shape))]
     ways = [_cut_along(shape, axis, threads, step) for axis, step in enumerate(steps)]
@@ -52,7 +52,7 @@ def ways_to_cut(
 
 
 def cut(length: int, count: int, step: int = 1) -> list[tuple[int, int]]:
-    """First and end of as many parts, or fewer of one step each, that begin at multiples of it."""
+    """First and end of `count` parts, or of fewer, which begin at multiples of `step`."""
     steps = -(-length // step)
     parts = np.array_split(np.arange(steps), min(count, steps))
     bounds = [(step * int(part[0]), step * int(part[-1] + 1)) for part in parts if part.size]

@@ -1,4 +1,4 @@
-"""Where values lie: buffers, and strided views of them."""
+"""Memory of values: buffers, and strided views of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparsejit.ir.graph import Array, TensorType
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """Contiguous bytes of the workspace, wherever the memory plan puts them."""
+    """Contiguous bytes of the workspace; the memory plan sets their offset."""
 
     bytes: int
 
@@ -32,7 +32,7 @@ class OutputBuffer(Buffer):
 
 @dataclass(frozen=True, eq=False)
 class ConstantBuffer(Buffer):
-    """An array in the function's pool, read when that is written."""
+    """An array in the function's pool, read when the pool is written."""
 
     read: Callable[[], Array]
 
@@ -42,13 +42,13 @@ class ConstantBuffer(Buffer):
 
 
 class StridedShape(NamedTuple):
-    """How a tensor lies, wherever it begins: its shape, and the byte strides of its axes."""
+    """The shape of a tensor, and the byte strides of its axes."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
     def moves(self, stack: tuple[int, ...]) -> tuple[int, ...]:
-        """Byte strides of the axes before the last two, repeated to those of a stack."""
+        """Byte strides along a stack (all axes before the last two); 0 where this repeats."""
         own, strides = self.shape[:-2], self.strides[:-2]
         new = len(stack) - len(own)
         axes = zip(own, strides, stack[new:], strict=True)
@@ -57,7 +57,7 @@ class StridedShape(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """A tensor in a buffer: byte strides of its axes, and where its first element lies."""
+    """A tensor in a buffer: byte strides of its axes, and the byte offset of its first element."""
 
     buffer: Buffer
     type: TensorType
@@ -75,7 +75,7 @@ class View:
 
     @property
     def place(self) -> StridedShape:
-        """How it lies."""
+        """Its shape and strides, without buffer and offset."""
         return StridedShape(self.type.shape, self.strides)
 
     @property
@@ -91,12 +91,12 @@ class View:
         return self.is_contiguous and self.type.bytes == self.buffer.bytes
 
     def lies_alike(self, other: View) -> bool:
-        """Whether each element lies where the other has it, in buffers of one size."""
+        """Whether each element has the same offset in the other, in buffers of one size."""
         same = self.type == other.type and self.strides == other.strides
         return same and self.offset == other.offset and self.buffer.bytes == other.buffer.bytes
 
     def reshaped(self, shape: tuple[int, ...]) -> View | None:
-        """The same elements as another shape; None where no strides can say so."""
+        """The same elements in another shape; None where no strides describe that."""
         kind = TensorType(shape, self.type.element)
         if self.is_contiguous:
             return View(self.buffer, kind, row_major(kind), self.offset)
@@ -104,17 +104,17 @@ class View:
         return None if strides is None else View(self.buffer, kind, strides, self.offset)
 
     def permuted(self, axes: tuple[int, ...]) -> View:
-        """Axis i is axis axes[i] of this view."""
+        """The view whose axis i is axis axes[i] of this view."""
         own, steps = self.type.shape, self.strides
         kind = TensorType(tuple(own[axis] for axis in axes), self.type.element)
         return View(self.buffer, kind, tuple(steps[axis] for axis in axes), self.offset)
 
     def permuted_back(self, axes: tuple[int, ...]) -> View:
-        """The view that `permuted(axes)` makes this one of."""
+        """The view from which `permuted(axes)` makes this one."""
         return self.permuted(tuple(axes.index(axis) for axis in range(len(axes))))
 
     def turned(self) -> View:
-        """The last two axes in each other's place."""
+        """The view with its last two axes swapped."""
         *others, rows, columns = range(len(self.shape))
         return self.permuted((*others, columns, rows))
 
@@ -128,7 +128,7 @@ class View:
         return View(self.buffer, kind, tuple(strides), offset)
 
     def expanded(self, shape: tuple[int, ...]) -> View:
-        """Repeated to a shape by broadcasting: without strides where it repeats."""
+        """The view broadcast to a shape: strides are 0 where it repeats."""
         new = len(shape) - len(self.shape)
         axes = zip(self.shape, self.strides, shape[new:], strict=True)
         kept = (stride if length == wanted else 0 for length, stride, wanted in axes)

@@ -1,4 +1,4 @@
-"""Attention: a loop over the stack around tiles of queries, or two products around a softmax."""
+"""Attention: one kernel, a loop over the stack and tiles of queries; or products and a softmax."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -39,13 +39,13 @@ from sparsejit.x86.operands import r8, rcx, rdi, rdx, rsi
 BoolArray = npt.NDArray[np.bool_]
 
 _FLOAT = 4
-# Values that are read so often are worth a copy in which rows lie side by side.
+# Values that are read at least this often are copied, so that their rows lie side by side.
 _TO_PACK = 4
 
 
 @dataclass(frozen=True, eq=False)
 class _StackMasks:
-    """The masks of an attention: (masks, queries, keys), and which axis of the stack has them."""
+    """The masks of an attention, (masks, queries, keys), and the axis of the stack they vary on."""
 
     arrays: BoolArray
     axis: int = -1
@@ -62,7 +62,7 @@ class _StackMasks:
 
     @cached_property
     def share(self) -> float:
-        """How much of the scores they allow."""
+        """Share of the scores that the masks allow."""
         return float(self.arrays.mean())
 
     @classmethod
@@ -82,7 +82,7 @@ def _no_masks(queries: int, keys: int) -> _StackMasks:
 
 
 class _Operands(NamedTuple):
-    """Where an attention reads and writes; the first axes are the stack."""
+    """Views that an attention reads and writes; the first axes are the stack."""
 
     query: View
     key: View
@@ -92,7 +92,7 @@ class _Operands(NamedTuple):
 
 @lowers(Attention)
 def lower_attention(low: Lowering, node: Node) -> None:
-    """One kernel for all attentions of the stack, or three steps where those should take less."""
+    """Append one kernel for all attentions of the stack, or three steps if these are faster."""
     if node in low.feature_major.attentions:
         _lower_by_column(low, low.feature_major.attentions[node])
         return
@@ -111,7 +111,7 @@ def lower_attention(low: Lowering, node: Node) -> None:
 
 
 def _case(low: Lowering, node: Node) -> Hashable:
-    """What the steps of an attention, and their prices, depend on."""
+    """Key with everything that the steps of an attention and their costs depend on."""
     views = [low.view(value) for value in node.inputs[:3]]
     wanted = low.wanted.get(node.output)
     places = [None if view is None else (view.type, view.strides) for view in (*views, wanted)]
@@ -119,7 +119,7 @@ def _case(low: Lowering, node: Node) -> Hashable:
 
 
 def _write_permuted(low: Lowering, node: Node) -> None:
-    """Have results written in the order in which their only reader permutes them."""
+    """Let the kernel write results in the order into which their only reader permutes them."""
     readers = low.readers[node.output]
     is_seen = node.output in (*low.wanted, *low.graph.outputs)
     if is_seen or len(readers) != 1 or not isinstance(readers[0].op, Permute):
@@ -129,7 +129,7 @@ def _write_permuted(low: Lowering, node: Node) -> None:
 
 
 def _lower_together(low: Lowering, node: Node) -> None:
-    """By the kernel; operands are copied only where rows are not contiguous."""
+    """Append the one kernel; operands are copied only where rows are not contiguous."""
     assert isinstance(node.op, Attention)
     masks = _StackMasks.of(low, node)
     query, key, value = (_rows(low, operand) for operand in node.inputs[:3])
@@ -156,7 +156,7 @@ def _step(
         return [[*map(some, parts)] for parts in ways if not _cuts_masks(parts[0], masks)]
 
     def some(part: ShapePart) -> Step:
-        """Some of the stack, or some queries of all."""
+        """The step for a part of the stack, or for a part of all queries."""
         parts, own = _Operands(*map(part.of, views)), masks
         if part.axis == len(part.whole) - 2:
             parts = views._replace(query=part.of(views.query), result=part.of(views.result))
@@ -171,7 +171,7 @@ def _step(
 def _planned(
     places: tuple[StridedShape, ...], masks: _StackMasks, scale: float, target: Target
 ) -> tuple[AttentionStack, AttentionTiles, Facts, int, CodeKey]:
-    """The stack with its tiles, what is known of it, its scratch memory, what its code is by."""
+    """The stack, its tiles, its facts, its bytes of scratch memory and its code key."""
     query, key, value, result = places
     pitches = Pitches(*(place.strides[-2] for place in places))
     packed = packed_pitch(value.shape[-1], target)
@@ -188,12 +188,12 @@ def _planned(
 
 
 def _cuts_masks(part: ShapePart, masks: _StackMasks) -> bool:
-    """Whether a part has some of several masks."""
+    """Whether a part has only some of several masks."""
     return len(masks.arrays) > 1 and part.axis == len(part.whole) - 2 + masks.axis
 
 
 def _lower_apart(low: Lowering, node: Node) -> None:
-    """Scores, their softmax, and values by these, one after another."""
+    """Append the product for scores, their softmax, and the product of weights and values."""
     assert isinstance(node.op, Attention)
     query, key, value, *masks = node.inputs
     stack, origin = np.broadcast_shapes(query.shape[:-2], key.shape[:-2]), node.output.origin
@@ -213,7 +213,7 @@ def _lower_apart(low: Lowering, node: Node) -> None:
 
 
 def _lower_by_column(low: Lowering, found: ColumnAttention) -> None:
-    """Scores are keys by queries, which lie in the lanes, those behind the last query too."""
+    """Append the three steps with scores (keys, queries): queries and their padding are lanes."""
     query, key, value = (found.operand(n, low.by_feature(v)) for n, v in enumerate(found.roots))
     result, origin = found.result(low.result_by_feature(found.sink)), found.sink.origin
     assert query and key and value and result and isinstance(found.node.op, Attention)
@@ -231,7 +231,7 @@ def _lower_by_column(low: Lowering, found: ColumnAttention) -> None:
 
 
 def _of_tokens(view: View, tokens: int) -> View:
-    """A view (..., tokens, features) of more tokens, which lie behind its own."""
+    """The view (..., tokens, features) extended to `tokens` tokens, which lie behind its own."""
     shape = (*view.shape[:-2], tokens, view.shape[-1])
     return replace(view, type=replace(view.type, shape=shape))
 
@@ -245,7 +245,7 @@ def _constant(values: npt.ArrayLike) -> View:
 
 
 def _readings(masks: _StackMasks, values: int, target: Target) -> float:
-    """How often a value is read, by all tiles."""
+    """Number of times that all tiles together read a value."""
     rows = tile_width(masks.arrays, target) * target.lanes
     return masks.share * masks.arrays.shape[1] / rows * readings(rows, values, target)
 
@@ -263,7 +263,7 @@ def _has_rows(view: View) -> bool:
 def _axes(
     stack: tuple[int, ...], places: tuple[StridedShape, ...], last: int
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Lengths, and by how much views move; an axis counted from the end comes last."""
+    """Length of each stack axis, and the views' byte strides along it; axis `last` comes last."""
     strides = [place.moves(stack) for place in places]
     axes = list(zip(stack, *strides, strict=True))
     if axes:

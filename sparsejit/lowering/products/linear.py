@@ -1,6 +1,7 @@
-"""Linear layers: the planner's kernel for the matrix, for as many rows as x has.
+"""Linear layers: the planner's kernel for the matrix and the number of rows of x.
 
-What lies feature-major (`feature_major`) has padded rows (`Lowering.pitch_of`): no layer turns it.
+Feature-major values (`feature_major`) have padded rows (`Lowering.pitch_of`); layers read and write
+them without transposing.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ from sparsejit.x86.operands import rsi
 
 @lowers(Linear)
 def lower_linear(low: Lowering, node: Node) -> None:
-    """One product for all rows of x."""
+    """Append one product for all rows of x."""
     op = node.op
     assert isinstance(op, Linear)
     x, weights, *bias = node.inputs
@@ -54,7 +55,7 @@ def lower_linear(low: Lowering, node: Node) -> None:
 
 
 def _batch(each: MatVec, rows: int, pitch: int | None, x_lies: bool, y_lies: bool) -> MatMul:
-    """The product of all rows; whether x, and y, lie feature-major."""
+    """The product of all rows; `x_lies`, `y_lies`: whether x and y lie feature-major."""
     x, y = (Layout.FEATURE_MAJOR if one else Layout.BATCH_MAJOR for one in (x_lies, y_lies))
     return MatMul(each, rows, x, pitch, result_layout=None if x is y else y)
 
@@ -67,12 +68,12 @@ def product_step(
     destination: View,
     options: ModelOptions,
 ) -> Step:
-    """The kernel that the planner chooses for a layer."""
+    """The step with the kernel that the planner chooses for a layer."""
     return steps_of_product(node, layer, matrix, options)(source, destination)
 
 
 class StepMaker(Protocol):
-    """Makes the step for an x, a y and what is added to that, where the layer adds something."""
+    """Makes the step for an x, a y and, if the layer adds one, an operand added to y."""
 
     def __call__(self, source: View, destination: View, added: View | None = None) -> Step: ...
 
@@ -80,7 +81,7 @@ class StepMaker(Protocol):
 def steps_of_product(
     node: Node, layer: Layer, matrix: SparseMatrix, options: ModelOptions
 ) -> StepMaker:
-    """What makes the steps of a layer: all that it makes share their code."""
+    """A function that makes steps of a layer, which share their code."""
     choice = options.planner.plan(layer, matrix)
     facts = product_facts(layer, matrix, choice, node.inputs[1].origin.name)
     parts, kept_bytes = _parts(layer, matrix, choice, options)
@@ -107,7 +108,7 @@ def steps_of_product(
             in_place=1 if added is not None and in_place else None,
             parts=parts,
             parts_are_exact=layer.dtype is DType.INT8,
-            divide=divide if options.threads_a_tile > 1 else None,  # it holds on to the weights
+            divide=divide if options.threads_a_tile > 1 else None,  # it keeps weights alive
             body=body,
         )
         return step
@@ -122,7 +123,7 @@ _Code = Callable[[Assembler, Locations], None]
 def _parts(
     layer: Layer, matrix: SparseMatrix, choice: Plan, options: ModelOptions
 ) -> tuple[tuple[_Code, ...], int]:
-    """The product in parts, where they are wanted and there are several; bytes that they keep."""
+    """Code of the product's parts, if wanted and several; bytes of inputs that they keep."""
     if options.part_bytes is None or not isinstance(layer, MatVec):
         return (), 0
     parts = options.planner.row_parts(layer, matrix, choice, options.part_bytes)
@@ -146,14 +147,14 @@ def _part_code(part: Part, number: int, keeps: bool) -> _Code:
 
 
 def product_facts(layer: Layer, matrix: SparseMatrix, choice: Plan, parameter: str) -> Facts:
-    """What is known of a product of a model before it runs."""
+    """Facts of a product: its plan, its weights and their zeros."""
     return planned_facts(layer, matrix, choice, matrix.zero_bits(), parameter)
 
 
 def planned_facts(
     layer: Layer, matrix: SparseMatrix, choice: Plan, zeros: bytes = b"", parameter: str = ""
 ) -> Facts:
-    """What its plan and the number of its weights say of a product."""
+    """Facts of a product from its plan and the number of its weights."""
     columns = layer.batch if isinstance(layer, MatMul) else 1
     chosen, weights = choice.chosen, matrix.out_features * matrix.in_features
     return Facts(

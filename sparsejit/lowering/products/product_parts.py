@@ -1,4 +1,4 @@
-"""A part of a product as a step: some rows of the weights, or some columns of x."""
+"""Steps for parts of a product: some rows of the weights, or some columns of x."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ Bodies = dict[int, Body]  # by the identity of the plan whose code they append
 
 
 def part_steps(whole: Step, parts: Sequence[Part], bodies: Bodies) -> list[Step]:
-    """A step for each part; those of one plan share its code, which `bodies` then has."""
+    """A step for each part; parts with the same plan share its code, which is kept in `bodies`."""
     for part in parts:
         bodies.setdefault(id(part.plan), partial(emit_plan, plan=part.plan))
     return [_part_step(whole, part, bodies[id(part.plan)]) for part in parts]
@@ -40,7 +40,7 @@ def _part_step(whole: Step, part: Part, body: Body) -> Step:
 
 
 def _read(source: View, part: Part) -> View:
-    """Its columns of x, (columns, in_features)."""
+    """The part's columns of x, (columns, in_features)."""
     spec = part.spec
     features = spec.in_features
     strides = (_FLOAT * features, _FLOAT)
@@ -51,7 +51,7 @@ def _read(source: View, part: Part) -> View:
 
 
 def _added(operand: View, part: Part) -> View:
-    """Its columns and rows of what is added, (columns, out_features)."""
+    """The part's columns and rows of the added operand, (columns, out_features)."""
     spec = part.spec
     assert isinstance(spec, MatMul) and spec.added_pitch is not None
     kind = TensorType((part.columns, spec.out_features))
@@ -60,7 +60,7 @@ def _added(operand: View, part: Part) -> View:
 
 
 def _written(destination: View, part: Part) -> View:
-    """Its columns and rows of y, (columns, out_features)."""
+    """The part's columns and rows of y, (columns, out_features)."""
     spec = part.spec
     strides = (_FLOAT * spec.out_features, _FLOAT)
     if isinstance(spec, MatMul):

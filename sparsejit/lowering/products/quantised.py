@@ -1,4 +1,4 @@
-"""Layers in int8 whose x has a fixed scale and a zero point."""
+"""int8 layers whose x has a fixed scale and a zero point."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from sparsejit.ir.spec import DType, MatVec
 def with_input_scale(each: MatVec, matrix: SparseMatrix, op: Linear | Convolution) -> MatVec:
     """The layer with the operator's scale and zero point of x, where it has them.
 
-    Kernels multiply shifted integers, W (q + shift); the bias takes W shift off again.
+    Kernels multiply shifted integers, W (q + shift); W shift is subtracted from the bias.
     """
     if op.dtype is not DType.INT8 or op.input_scale is None:
         return each

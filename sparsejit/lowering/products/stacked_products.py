@@ -1,6 +1,6 @@
 """Products of activations with each other: a loop over the stack around one dense kernel.
 
-Matrices are read where they lie at any pitch, such as the heads of attention within their tokens.
+Matrices are read in place at any pitch, such as the heads of attention within their tokens.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ _OPERANDS = (rdi, rdx, rsi)
 
 @dataclass(frozen=True)
 class StackAxis:
-    """`length` products along an axis, and the bytes by which A, B and C move from one to next."""
+    """`length` products along an axis, and the byte strides of A, B and C from one to the next."""
 
     length: int
     moves: tuple[int, int, int]
@@ -38,7 +38,7 @@ class StackAxis:
 
 @dataclass(frozen=True)
 class StackedProduct:
-    """One product for every place of a stack, whose axes are in order from the outermost."""
+    """One product for every index of a stack, whose axes are in order from the outermost."""
 
     each: DenseProduct
     axes: tuple[StackAxis, ...]
@@ -50,7 +50,7 @@ class StackedProduct:
 
 @lowers(Bmm)
 def lower_bmm(low: Lowering, node: Node) -> None:
-    """All products of the stack; operands are copied only where neither axis is contiguous."""
+    """Append all products of a stack; operands are copied only if neither axis is contiguous."""
     op, (left, right) = node.op, node.inputs
     assert isinstance(op, Bmm)
     view = low.view(left)
@@ -63,7 +63,7 @@ def lower_bmm(low: Lowering, node: Node) -> None:
 def product_of_views(
     a: View, b: View, c: View, transposed: bool, scale: float, origin: Origin, target: Target
 ) -> Step:
-    """C = scale * A B for every place of a stack; either axis of A may be the contiguous one."""
+    """The step C = scale * A B for every index of a stack; either axis of A may be contiguous."""
     product = stacked(a, b, c, transposed, scale)
 
     def emit(asm: Assembler, at: Locations) -> None:
@@ -75,7 +75,7 @@ def product_of_views(
         return [[*map(some, parts)] for parts in ways_to_cut(c.shape, threads, uncut=1)]
 
     def some(part: ShapePart) -> Step:
-        """Some of the stack, or some rows of every A."""
+        """The step for a part of the stack, or for some rows of every A."""
         by_rows = part.axis == len(c.shape) - 2
         right = b if by_rows else part.of(b)
         made = product_of_views(part.of(a), right, part.of(c), transposed, scale, origin, target)
@@ -91,12 +91,12 @@ def product_of_views(
 
 @lru_cache(maxsize=64)  # layers are alike
 def _planned(product: StackedProduct, target: Target) -> tuple[Facts, CodeKey]:
-    """What is known of a product, and what its code depends on."""
+    """The facts and the code key of a product."""
     return _facts(product, target), CodeKey("dense products", product)
 
 
 def stacked(a: View, b: View, c: View, transposed: bool, scale: float) -> StackedProduct:
-    """The product of matrices whose inner axes are contiguous, with as few axes as will do."""
+    """The product of matrices with a contiguous axis; stack axes are merged where possible."""
     a_transposed = not _is_matrix(a)
     left = a.turned() if a_transposed else a
     return _stacked(left.place, b.place, c.place, a_transposed, transposed, scale)
@@ -111,7 +111,7 @@ def _stacked(
     transposed: bool,
     scale: float,
 ) -> StackedProduct:
-    """The same of matrices as they are stored."""
+    """The same, from shapes and strides of the stored matrices."""
     rows, columns = c.shape[-2:]
     depth = a.shape[-2 if a_transposed else -1]
     stack = c.shape[:-2]
@@ -127,14 +127,14 @@ def _stacked(
     a_pitch, b_pitch, c_pitch = map(_pitch, (a, b, c))
     a_row = _FLOAT if a_transposed else a_pitch
     if axes and axes[-1].moves == (rows * a_row, 0, rows * c_pitch):
-        rows *= axes.pop().length  # one B for all: the matrices A are one
+        rows *= axes.pop().length  # all share one B: the matrices A form one tall matrix
     sizes, pitches = (rows, columns, depth), (a_pitch, b_pitch, c_pitch)
     each = DenseProduct(*sizes, *pitches, transposed, scale, a_transposed=a_transposed)
     return StackedProduct(each, tuple(axes))
 
 
 def _right(low: Lowering, value: Value, transposed: bool) -> tuple[View, bool]:
-    """B, and whether it lies as (columns, depth)."""
+    """The view of B, and whether it is stored as (columns, depth)."""
     view = low.view(value)
     if not _is_matrix(view) and _is_matrix(view.turned()):
         view, transposed = view.turned(), not transposed
@@ -153,14 +153,14 @@ def _transposed_right(columns: int, depth: int) -> DenseProduct:
 
 
 def _is_matrix(view: View) -> bool:
-    """Whether the last two axes are a matrix as a dense product takes it."""
+    """Whether the last two axes are a matrix that a dense product takes: rows are contiguous."""
     rows, columns = view.shape[-2:]
     pitch, step = view.strides[-2:]
     return (columns == 1 or step == _FLOAT) and (rows == 1 or pitch >= _FLOAT * columns)
 
 
 def _pitch(place: StridedShape) -> int:
-    """Bytes from row to row; those of a row where there is one row only."""
+    """Bytes from row to row; the bytes of the row if there is only one."""
     rows, columns = place.shape[-2:]
     return place.strides[-2] if rows > 1 else _FLOAT * columns
 
@@ -168,7 +168,7 @@ def _pitch(place: StridedShape) -> int:
 def _emit_axes(
     asm: Assembler, axes: tuple[StackAxis, ...], counters: Location, body: Callable[[], None]
 ) -> None:
-    """Append `body` for all places of a stack; leaves the operands' registers as they were."""
+    """Append loops that run `body` for all of a stack, and restore the operands' registers."""
     if not axes:
         body()
         return

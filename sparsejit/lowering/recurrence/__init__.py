@@ -1,1 +1,1 @@
-"""What goes on in time: recurrent layers, gates, draws of samples."""
+"""Operators of networks over time: recurrent layers, gates, draws of samples."""

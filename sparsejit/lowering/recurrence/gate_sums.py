@@ -1,9 +1,9 @@
-"""What a GRU's gates add up themselves: a sum that they alone read is no step of its own.
+"""Sums that a GRU's gates compute themselves: a sum that only they read needs no step of its own.
 
     g = sum of rows        |        h' = gru_step(g, recurrent, h)   ->   one kernel
     g = column * x + rest  |
 
-The same operations in the same order, hidden behind the gates' arithmetic.
+The operations and their order stay the same; their time hides behind the gates' arithmetic.
 """
 
 from collections.abc import Callable
@@ -22,9 +22,9 @@ from sparsejit.x86.operands import r8, r9, rdi
 
 @dataclass(frozen=True, eq=False)
 class GateSum:
-    """What the gates' step reads for it first, and what emits the addresses of that.
+    """Operands of a sum, which the gates' step reads first; `emit` loads their addresses.
 
-    `words` for the record; `bytes_of_tables` are those that it reads of tables.
+    `words` describes the sum in reports; `bytes_of_tables`: bytes that it reads of tables.
     """
 
     reads: tuple[View, ...]
@@ -34,7 +34,7 @@ class GateSum:
 
 
 def only_gates_read(low: Lowering, node: Node) -> bool:
-    """Whether a GRU's gates are all that reads a node's result, as their input."""
+    """Whether only one GRU's gates read a node's result, and only as their first input."""
     value, readers = node.output, low.readers[node.output]
     return (
         value not in low.graph.outputs

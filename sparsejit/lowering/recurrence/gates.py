@@ -17,7 +17,7 @@ from sparsejit.x86.stack import pop, push
 
 @lowers(GruStep)
 def lower_gru_step(low: Lowering, node: Node) -> None:
-    """The gates of all units, with the sum that they are of, if they alone read it."""
+    """Append the gates of all units; they compute their input's sum if only they read it."""
     op, spec = node.op, GruUpdate(node.output.shape[0])
     assert isinstance(op, GruStep)
     tanh = COARSE if op.dtype is DType.INT8 else FINE

@@ -32,7 +32,7 @@ _FLOAT = 4
 
 @lowers(Uniform)
 def lower_uniform(low: Lowering, node: Node) -> None:
-    """One number of the counter-based generator."""
+    """Append one number of the counter-based generator."""
 
     def emit(asm: Assembler, at: Locations) -> None:
         _load(asm, at.reads[0], rdi)
@@ -46,7 +46,7 @@ def lower_uniform(low: Lowering, node: Node) -> None:
 
 @lowers(Draw)
 def lower_draw(low: Lowering, node: Node) -> None:
-    """Weights of all classes, their partial sums, and how many the number exceeds."""
+    """Append a draw: weights of all classes, partial sums, the count of sums below the number."""
     assert isinstance(node.op, Draw)
     spec = node.op.spec(node.inputs[0].shape[0])
 
@@ -63,7 +63,7 @@ def lower_draw(low: Lowering, node: Node) -> None:
 
 @lowers(Quantise)
 def lower_quantise(low: Lowering, node: Node) -> None:
-    """Two comparisons with constant thresholds."""
+    """Append two comparisons with constant thresholds."""
     number, thresholds = node.inputs
     table = low.constant(thresholds)
 
@@ -81,7 +81,7 @@ def lower_quantise(low: Lowering, node: Node) -> None:
 
 @lowers(Predict)
 def lower_predict(low: Lowering, node: Node) -> None:
-    """Products and a tree of additions."""
+    """Append products and a tree of additions."""
 
     def emit(asm: Assembler, at: Locations) -> None:
         at.reads[0].point(asm, rcx)
@@ -95,7 +95,7 @@ def lower_predict(low: Lowering, node: Node) -> None:
 
 @lowers(Reconstruct)
 def lower_reconstruct(low: Lowering, node: Node) -> None:
-    """Scalars from end to end."""
+    """Append a step of scalar instructions only."""
     op = node.op
     assert isinstance(op, Reconstruct)
     level, levels, *numbers = node.inputs
@@ -128,12 +128,12 @@ def lower_reconstruct(low: Lowering, node: Node) -> None:
 
 
 def _constant(asm: Assembler, value: float) -> Literal:
-    """One float32 of the pool."""
+    """Operand of a float32 in the pool."""
     return Literal(asm.constant(value).offset)
 
 
 def _load(asm: Assembler, place: Location, register: Register) -> None:
-    """register = the 64 bits that lie there."""
+    """register = the 64 bits at a location."""
     place.point(asm, register)
     asm.emit("mov", register, Memory(register))
 

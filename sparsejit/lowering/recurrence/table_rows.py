@@ -1,6 +1,6 @@
-"""Sums of rows by index: tables as they are stored, and what puts their addresses into registers.
+"""Sums of table rows by index: stored tables, and code that loads the rows' addresses.
 
-A sum that only a GRU's gates read is no step: they add it up themselves (`gate_sums`).
+A sum that only a GRU's gates read is no step: the gates compute it themselves (`gate_sums`).
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ from sparsejit.x86.operands import (
 from sparsejit.x86.stack import pop, push
 
 _FLOAT = 4
-# Addresses of rows; the one behind the last is that of the rest.
+# Registers for addresses of rows; the register after the last row has the address of the rest.
 _ROWS = (rdi, rsi, rdx, rcx, r8, r9)
 MOST_TABLES = len(_ROWS) - 1
 # Registers that a GRU's gates leave free.
@@ -48,9 +48,9 @@ GATE_ROWS = (r8, r9, r10)
 
 @dataclass(frozen=True, eq=False)
 class StoredTables:
-    """Tables of a sum as the kernel reads them: float32 where they are, or short arrays.
+    """Tables of a sum as the kernel reads them: float32 in place, or arrays of a shorter dtype.
 
-    `scales` (features,) are those of int8.
+    `scales` (features,) belong to int8.
     """
 
     stored: DType
@@ -61,7 +61,7 @@ class StoredTables:
 
     @classmethod
     def of(cls, low: Lowering, node: Node) -> "StoredTables":
-        """Raises InvalidInput for numbers that float16 does not hold."""
+        """The tables of a sum. Raises InvalidInput for numbers beyond the range of float16."""
         op = node.op
         assert isinstance(op, SumOfRows)
         count = len(node.inputs) // 2
@@ -81,10 +81,9 @@ class StoredTables:
     def emit(
         self, asm: Assembler, at: Locations, registers: Sequence[Register], rest: Register
     ) -> RowSum:
-        """Addresses into registers; reads begin with indices, tables in memory, the rest.
+        """Load addresses into registers; reads begin with indices, tables in memory, the rest.
 
-        The row of an index out of range is row 0, and reported. Clobbers rax, r11 and, with int8,
-        rbx.
+        An index out of range is reported, and replaced by 0. Clobbers rax, r11 and, with int8, rbx.
         """
         count = len(self.heights)
         places: Sequence[Location] = [InPool(asm.literal(table)) for table in self.shorts]
@@ -101,7 +100,7 @@ class StoredTables:
         return RowSum(self.stored, registers[:count], rest)
 
     def reads(self, low: Lowering, node: Node) -> tuple[View, ...]:
-        """What the kernel reads of a sum's operands."""
+        """Views that the kernel reads of a sum's operands."""
         count = len(self.heights)
         read = (*node.inputs[:count], node.inputs[-1]) if self.shorts else node.inputs
         return tuple(map(low.contiguous, read))
@@ -109,7 +108,7 @@ class StoredTables:
 
 @lowers(SumOfRows)
 def lower_sum_of_rows(low: Lowering, node: Node) -> None:
-    """One pass over the rows. Raises CompileError for more tables than registers."""
+    """Append one pass over the rows. Raises CompileError for more tables than registers."""
     count, features = len(node.inputs) // 2, node.output.shape[0]
     if count > MOST_TABLES:
         raise CompileError(f"rows of {count} tables are added at once; add {MOST_TABLES} at most")
@@ -134,7 +133,7 @@ def lower_sum_of_rows(low: Lowering, node: Node) -> None:
 
 
 def sum_of_rows_for_gates(low: Lowering, node: Node) -> GateSum:
-    """A sum of rows that a GRU's gates add up."""
+    """A sum of rows that a GRU's gates compute."""
     tables = StoredTables.of(low, node)
 
     def emit(asm: Assembler, at: Locations) -> RowSum:
@@ -151,9 +150,9 @@ def emit_row_of(
     place: tuple[Location, Location],
     shape: tuple[int, int],
 ) -> None:
-    """register = the address of a table's row by index, the shape being rows and bytes of one.
+    """register = the address of a table's row by index; shape: rows, and bytes of a row.
 
-    Where there is none r11 = 1, and it is row 0. Clobbers rax.
+    If the index is out of range, r11 = 1, and the address is of row 0. Clobbers rax.
     """
     index, table = place
     index.point(asm, register)
@@ -163,7 +162,7 @@ def emit_row_of(
 
 
 def _padded(table: Array, lanes: int) -> Array:
-    """A table with room in its rows for a vector that begins anywhere in them, float32."""
+    """The float32 table, with rows padded so that a vector may begin at any feature."""
     rows, features = table.shape
     width = -(-features // lanes) * lanes + (lanes if features % lanes else 0)
     stored = np.zeros((rows, width), np.float32)
@@ -172,7 +171,7 @@ def _padded(table: Array, lanes: int) -> Array:
 
 
 def _as_float16(table: Array) -> Array:
-    """Raises InvalidInput for greater numbers than it holds."""
+    """The table in float16. Raises InvalidInput for numbers beyond its range."""
     with np.errstate(over="ignore"):
         stored = table.astype(np.float16)
     if not np.isfinite(stored).all():

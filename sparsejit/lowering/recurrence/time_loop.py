@@ -1,12 +1,12 @@
-"""Recurrent layers: a loop over time around the planner's kernel and the gates behind it.
+"""Recurrent layers: a loop over time around the planner's kernel and the gates.
 
     recurrent = W_hh h[t-1] + b_hh                  the planner's kernel
-    h[t]      = cell(gates[t], recurrent, h[t-1])   one pass, written where h[t] is wanted
+    h[t]      = cell(gates[t], recurrent, h[t-1])   one pass, which writes h[t] to its destination
 
 A GRU that resets first has two products a step: of h[t-1] to r and z, then of r h[t-1] to n.
-Samples with lengths have their states where the last ones are wanted (`sample_lengths`).
+For samples with lengths, states lie at the destination of the last states (`sample_lengths`).
 
-Registers held across a step: r12 gates[t], r13 where h[t] goes, r14 h[t-1], r15 c, rbx steps left.
+Registers held across a step: r12: gates[t]; r13: h[t]; r14: h[t-1]; r15: c; rbx: steps left.
 """
 
 from collections.abc import Callable
@@ -92,7 +92,7 @@ _UPDATES: dict[RecurrentCell, Callable[[Assembler, int, _Results], None]] = {
 
 @lowers(Recurrence)
 def lower_recurrence(low: Lowering, node: Node) -> None:
-    """One kernel for all time steps; the last states are views of what it leaves."""
+    """Append one kernel for all time steps; without lengths, the last h is a view of the result."""
     op = node.op
     assert isinstance(op, Recurrence)
     gates, *initial, weights, bias = node.inputs
@@ -122,7 +122,7 @@ def lower_recurrence(low: Lowering, node: Node) -> None:
 def _products(
     low: Lowering, op: Recurrence, weights: Value, bias: Value, batch: int
 ) -> list[tuple[Layer, SparseMatrix, Plan]]:
-    """The products of a step, which write the rows of one matrix (batch, gates * hidden)."""
+    """The products of a time step, which write rows of one matrix (batch, gates * hidden)."""
     matrix, values = low.matrix(weights), low.constant(bias)
     rows, hidden = weights.shape
     whole = MatVec(rows, hidden, dtype=op.dtype)
@@ -150,7 +150,7 @@ def _products(
 def _sums_and_bias(
     low: Lowering, weights: Value, bias: Value
 ) -> tuple[ConstantBuffer, TensorType]:
-    """The sum of each row of weights as int8 holds them, and the bias, one behind the other."""
+    """Array (2, rows): the sum of each row of weights as int8 holds them, and the bias."""
     scales, sums = int8_sums(low.matrix(weights))
     array = np.stack([scales.astype(np.float64) * sums, low.constant(bias)]).astype(np.float32)
     return ConstantBuffer.of(array), TensorType(array.shape)
@@ -170,7 +170,7 @@ def _last(view: View) -> View:
 
 
 def _facts(products: list[Facts], loop: "_TimeLoop", target: Target) -> Facts:
-    """Facts of the products in every step, and of the gates; of several no layer is named."""
+    """Facts of all time steps: products and gates; `layer` is None for several products."""
     time, batch, hidden = loop.into.shape
     cell, first = RecurrentCell.GRU if loop.resets_first else loop.cell, products[0]
     ns = gates_ns(cell, batch * hidden, target) + sum(one.predicted_ns or 0.0 for one in products)
@@ -194,8 +194,8 @@ def _facts(products: list[Facts], loop: "_TimeLoop", target: Target) -> Facts:
 class _TimeLoop:
     """The loop; `given` (time, batch, gates * hidden) and `into` (time, batch, hidden) in order.
 
-    The product wants the rows of h[t-1] side by side. Where they do not lie so in `into`, a copy
-    is kept behind the product in the scratch memory.
+    The product reads the rows of h[t-1] side by side. If `into` has gaps between them, a copy is
+    kept behind the product in the scratch memory.
     """
 
     op: Recurrence
@@ -234,7 +234,7 @@ class _TimeLoop:
 
     @property
     def state_offset(self) -> int:
-        """Where the copy lies in the scratch memory."""
+        """Offset of the copy in the scratch memory."""
         return -(-self.given.type.bytes // self.given.shape[0] // 64) * 64
 
     @property
@@ -243,7 +243,7 @@ class _TimeLoop:
 
     @property
     def reset_offset(self) -> int:
-        """Where states that were reset, (batch, hidden), lie in the scratch memory."""
+        """Offset of the reset or rounded states, (batch, hidden), in the scratch memory."""
         copied = _FLOAT * self.batch * self.hidden if self.keeps_copy else 0
         return self.state_offset + -(-copied // 64) * 64
 
@@ -256,11 +256,11 @@ class _TimeLoop:
 
     @property
     def pairs_offset(self) -> int:
-        """Where the scales of a rounded state lie, which itself lies at `reset_offset`."""
+        """Offset of each rounded row's pair of floats: scale, and scale * (128 - zero)."""
         return self.reset_offset + -(-_FLOAT * self.batch * self.hidden // 64) * 64
 
     def emit(self, asm: Assembler, at: Locations) -> None:
-        """Append all steps."""
+        """Append the loop over all time steps."""
         push(asm, _SAVED)
         states = at.reads[1 : 1 + self.cell.states]
         if self.with_lengths:
@@ -309,7 +309,7 @@ class _TimeLoop:
         asm.emit("add", register, offset)
 
     def _round(self, asm: Assembler, at: Locations, spec: OwnSteps) -> None:
-        """The state's rows at rdi in steps of their own; rdi = where these are."""
+        """Quantise each row of the state at rdi with a scale of its own; rdi = the result."""
         row = _FLOAT * self.hidden
         self._point_behind(asm, at.scratch, rsi, self.reset_offset)
         self._point_behind(asm, at.scratch, rdx, self.pairs_offset)
@@ -319,7 +319,7 @@ class _TimeLoop:
         self._point_behind(asm, at.scratch, rdi, self.reset_offset)
 
     def _scale(self, asm: Assembler, at: Locations) -> None:
-        """The product of rounded rows, by their scales."""
+        """Apply each row's scale and zero point to the product of rounded rows; add the bias."""
         rows = self.op.gates * self.hidden
         at.scratch.point(asm, rdi)
         at.reads[-1].point(asm, rsi)
@@ -328,7 +328,7 @@ class _TimeLoop:
         self._by_row(asm, steps, lambda: emit_from_own_steps(asm, rows))
 
     def _reset(self, asm: Assembler, at: Locations) -> None:
-        """r h[t - 1], row by row of the batch."""
+        """Compute r h[t - 1], row by row of the batch."""
         row = _FLOAT * self.hidden
         asm.emit("mov", rdi, r12)
         at.scratch.point(asm, rsi)
@@ -338,7 +338,7 @@ class _TimeLoop:
         self._by_row(asm, steps, lambda: emit_gru_reset(asm, GruUpdate(self.hidden), r8))
 
     def _by_row(self, asm: Assembler, steps: dict[Register, int], body: Callable[[], None]) -> None:
-        """The body for each row of the batch, registers moved on by `steps`; clobbers r10."""
+        """Append `body` for each row of the batch; `steps` advance registers. Clobbers r10."""
         if self.batch == 1:
             body()
             return
@@ -352,7 +352,7 @@ class _TimeLoop:
         asm.jump("jnz", again)
 
     def _update(self, asm: Assembler, at: Locations) -> None:
-        """The gates, row by row of the batch."""
+        """Compute the gates, row by row of the batch."""
         is_lstm, row = self.cell is RecurrentCell.LSTM, _FLOAT * self.hidden
         results = (r8, r9) if self.keeps_copy or self.with_lengths else (r8,)
         steps = {rdi: self.given.strides[1], rsi: row * self.cell.gates, rdx: row}
@@ -382,7 +382,7 @@ class _TimeLoop:
             self._by_row(asm, steps, update)
 
     def _begin_lengths(self, asm: Assembler, at: Locations) -> None:
-        """Initial states to where states lie, and a look at all lengths."""
+        """Check all lengths, and copy initial states to the destination of the last states."""
         at.reads[self.lengths_place].point(asm, r11)
         emit_length_check(asm, self.batch, self.into.shape[0])
         at.status.report_where(asm, r10)

@@ -1,4 +1,4 @@
-"""A walk through a binary tree: a comparison a level, the carry flag its bit; and its numbers."""
+"""A walk through a binary tree: each level's comparison sets the carry flag; random numbers."""
 
 from sparsejit.asm_templates.pointwise.random_uniform import emit_random_uniforms
 from sparsejit.ir.graph import Node
@@ -14,7 +14,7 @@ _FLOAT = 4
 
 @lowers(UniformRow)
 def lower_uniform_row(low: Lowering, node: Node) -> None:
-    """The generator's key once, then a number after the other."""
+    """Append the generator's key once, then one number after another."""
     op = node.op
     assert isinstance(op, UniformRow)
 
@@ -33,7 +33,7 @@ def lower_uniform_row(low: Lowering, node: Node) -> None:
 
 @lowers(TreeDraw)
 def lower_tree_draw(low: Lowering, node: Node) -> None:
-    """One load, one comparison and one addition a bit; nothing is predicted."""
+    """Append one load, one comparison and one addition per bit; there are no branches."""
     op = node.op
     assert isinstance(op, TreeDraw)
 

@@ -1,1 +1,1 @@
-"""Which thread runs what, and the code that keeps threads together."""
+"""Schedules of steps on threads, and the code that synchronises threads."""

@@ -1,4 +1,4 @@
-"""The threads of a wave while it grows: who has what to do, and what each must wait for."""
+"""The threads of a wave while it grows: the steps of each, and the conflicts between them."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.lowering.step import Step
 from sparsejit.planner.sharing import WavePrices
 
-Way = tuple[Step, ...]  # a step divided, or alone
+Way = tuple[Step, ...]  # the parts of a divided step, or a whole step
 
 
 class ScheduledStep(NamedTuple):
-    """A step, or a part of one; `number` is the place of the whole in the model."""
+    """A step, or a part of one; `number` is the place of the whole step in the model."""
 
     number: int
     step: Step
 
 
 class LastWriters:
-    """Who wrote what in earlier waves, and so has it near."""
+    """The threads that wrote each buffer in earlier waves, whose cores have it in their caches."""
 
     def __init__(self, prices: WavePrices) -> None:
         self._prices = prices
         self._written: dict[Buffer, list[tuple[int, View]]] = {}
 
     def note(self, threads: Sequence[Sequence[ScheduledStep]]) -> None:
-        """Say what each thread of a wave ran."""
+        """Record the views that each thread of a wave writes."""
         for thread, steps in enumerate(threads):
             for view in (view for each in steps for view in each.step.writes):
                 self._written.setdefault(view.buffer, []).append((thread, view))
 
     def crossing_ns(self, step: Step, thread: int) -> float:
-        """How long what other threads wrote should take to arrive where a step reads it."""
+        """Predicted nanoseconds to fetch bytes that a step reads and other threads wrote."""
         crossing = sum(
             shared_bytes(view, other)
             for view in step.reads
@@ -45,14 +45,14 @@ class LastWriters:
         return self._prices.crossing_ns(crossing)
 
     def torn_ns(self, way: Way) -> float:
-        """How long lines of which two parts of a step write some should take."""
+        """Predicted nanoseconds for cache lines that two parts of a step write."""
         writes = [part.writes for part in way]
         lines = max((sum(map(torn_lines, *both)) for both in pairwise(writes)), default=0)
         return self._prices.torn_ns(lines)
 
 
 class _Assigned(NamedTuple):
-    """A step on a thread, and what it should take there: what crosses between cores included."""
+    """A step on a thread, and its predicted time there, including bytes that cross cores."""
 
     step: Step
     thread: int
@@ -60,7 +60,7 @@ class _Assigned(NamedTuple):
 
 
 class Crew:
-    """The steps of each thread and the nanoseconds they should take, and who touches what."""
+    """The steps of each thread, their predicted nanoseconds, and the views each thread touches."""
 
     def __init__(self, threads: int, writers: LastWriters) -> None:
         self.steps: list[list[ScheduledStep]] = [[] for _ in range(threads)]
@@ -69,9 +69,10 @@ class Crew:
         self._touched: dict[Buffer, list[tuple[int, View, bool]]] = {}
 
     def take(self, number: int, ways: Sequence[Way]) -> bool:
-        """Give out a step in the way that leaves the longest thread shortest.
+        """Assign a step to threads, in the way in which the busiest thread ends first.
 
-        False, and nothing is given, if in every way a part would have to wait for two threads.
+        Returns False, and assigns nothing, if in every way a part would have to wait for two
+        threads.
         """
         given = [places for way in ways if (places := self._places(way)) is not None]
         if not given:
@@ -81,9 +82,10 @@ class Crew:
         return True
 
     def _places(self, way: Way) -> list[_Assigned] | None:
-        """A thread for every part: the one that has what it conflicts with, or the next in order.
+        """A thread for every part: the thread that it conflicts with, or the next in order.
 
-        A whole step goes to the least busy: parts in order keep the same halves on the same core.
+        A whole step goes to the thread that ends first; parts in order keep the same halves on the
+        same core. None if a part conflicts with two threads.
         """
         bound = [self._bound_to(step) for step in way]
         if any(len(threads) > 1 for threads in bound):
@@ -100,7 +102,7 @@ class Crew:
         return places
 
     def _ns_with(self, places: Sequence[_Assigned]) -> list[float]:
-        """What each thread would take with more to do."""
+        """Predicted nanoseconds of each thread with additional steps."""
         ns = list(self.ns)
         for place in places:
             ns[place.thread] += place.ns
@@ -113,7 +115,7 @@ class Crew:
             self._touched.setdefault(view.buffer, []).append((place.thread, view, is_written))
 
     def _bound_to(self, step: Step) -> set[int]:
-        """The threads that write what a step touches, or touch what it writes."""
+        """Threads that write bytes which a step touches, or touch bytes which it writes."""
         return {
             thread
             for view, is_written in _touches(step)
@@ -123,5 +125,5 @@ class Crew:
 
 
 def _touches(step: Step) -> list[tuple[View, bool]]:
-    """Its views, and whether each is written."""
+    """A step's views, and whether each is written."""
     return [*((view, False) for view in step.reads), *((view, True) for view in step.writes)]

@@ -5,7 +5,7 @@
     thread 0:  step, step ...
     thread 1:  step, step ...
 
-What steps of several threads run on columns of their own is appended once (`SharedBodies`).
+Steps of several threads that run the same code on their own columns share it (`SharedBodies`).
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ Locate = Callable[[Assembler, int, Step], Locations]
 def emit_wave(
     asm: Assembler, wave: Wave, locate: Locate, bodies: SharedBodies, saved_ns: float
 ) -> None:
-    """Append a wave of several threads; `saved_ns` is what these are expected to save in all."""
+    """Append a wave of several threads; `saved_ns`: predicted saving by this and later waves."""
     function, end = asm.label("wave"), asm.label("end of wave")
     asm.emit("mov", rdi, WORKSPACE)
     asm.jump("call", function)
@@ -44,7 +44,7 @@ def emit_wave(
 
 
 def emit_thread(asm: Assembler, label: Label, run: Callable[[], None]) -> None:
-    """Append void function(workspace) around what `run` appends; it keeps rdi for dispatchers."""
+    """Append void function(workspace) around the code of `run`; it keeps rdi for dispatchers."""
     kept = WORKSPACE, rdi
     asm.align(64)
     asm.bind(label)

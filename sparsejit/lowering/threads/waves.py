@@ -1,12 +1,12 @@
-"""Which thread runs what, fixed before the model runs: waves of steps with a barrier behind each.
+"""Schedule steps on threads before the model runs: waves of steps, with a barrier after each.
 
     wave 1   thread 0  stem, rows 0 to 55               thread 1  stem, rows 56 to 111
     ---------------------------------------------------------------------------------- barrier
     wave 2   thread 0  b, then c, which reads it        thread 1  d
 
-A wave takes the steps that come next, divided or whole, as long as what each must wait for is of
-an earlier wave or was run before it by its own thread. It ends where that gains most; a step that
-gains too little runs alone. What another core wrote takes time to arrive, and is reckoned with.
+A wave takes the next steps, divided or whole, as long as each depends only on steps of earlier
+waves or earlier steps of its own thread. It ends where the gain is greatest; a step that gains too
+little runs alone. Predictions include the time to fetch bytes that another core wrote.
 (Waves of tiles placed at compile time: Ma et al., "Rammer: enabling holistic deep learning compiler
 optimizations with rTasks", 2020.)
 """
@@ -24,9 +24,9 @@ from sparsejit.planner.sharing import WavePrices
 
 @dataclass(frozen=True)
 class Wave:
-    """What each thread runs, one after another, the caller's first; nanoseconds as predicted.
+    """The steps of each thread, in order, the caller's thread first; nanoseconds are predicted.
 
-    `alone_ns` is what the steps should take on one thread, `ns` what they should take so.
+    `alone_ns` is the time of the steps on one thread, `ns` their time on these threads.
     """
 
     threads: tuple[tuple[ScheduledStep, ...], ...]
@@ -35,16 +35,16 @@ class Wave:
 
     @property
     def is_shared(self) -> bool:
-        """Whether there is anything but the caller's."""
+        """Whether threads other than the caller's have steps."""
         return len(self.threads) > 1
 
     @property
     def steps(self) -> list[ScheduledStep]:
-        """All of them, thread by thread."""
+        """All steps, thread by thread."""
         return [each for steps in self.threads for each in steps]
 
     def without_code(self, records: dict[Step, Step]) -> Wave:
-        """A record of it; `records` has those of steps, which are made once."""
+        """A record of the wave; `records` has a record of each step, which is made once."""
         threads = [
             tuple(ScheduledStep(number, _record(step, records)) for number, step in steps)
             for steps in self.threads
@@ -60,7 +60,7 @@ def _record(step: Step, records: dict[Step, Step]) -> Step:
 
 
 def schedule(steps: Sequence[Step], threads: int, prices: WavePrices) -> tuple[Wave, ...]:
-    """Waves for at most so many threads; a wave a step on one, and where nothing gains."""
+    """Waves for at most `threads` threads; one wave per step where sharing gains nothing."""
     each = (ScheduledStep(number, step) for number, step in enumerate(steps))
     alone = tuple(Wave(((one,),), one.step.ns, one.step.ns) for one in each)
     if threads == 1:
@@ -73,16 +73,17 @@ def schedule(steps: Sequence[Step], threads: int, prices: WavePrices) -> tuple[W
 
 
 def _gain_enough(waves: Sequence[Wave], prices: WavePrices) -> bool:
-    """Whether what threads share is faster by enough, with all that crosses to any wave."""
+    """Whether shared waves gain enough, with the time of all bytes that cross between cores."""
     shared_ns = sum(wave.alone_ns for wave in waves if wave.is_shared)
     saved_ns = sum(wave.alone_ns - wave.ns for wave in waves)
     return prices.score(shared_ns, shared_ns - saved_ns, True) >= 1
 
 
 def _grown_one_by_one(ways: _Ways, prices: WavePrices, reckoned: LastWriters) -> tuple[Wave, ...]:
-    """Each wave as fast as it can be; `reckoned` says what crosses between cores then.
+    """Waves chosen one by one, each as fast as possible; `reckoned` predicts crossing times.
 
-    That does not see what crosses later: without it longer waves are found at times.
+    A choice does not see bytes that cross to later waves: a search without crossing times finds
+    longer waves at times.
     """
     waves: list[Wave] = []
     growing = _Growing(ways, prices, reckoned)
@@ -97,7 +98,7 @@ def _grown_one_by_one(ways: _Ways, prices: WavePrices, reckoned: LastWriters) ->
 
 
 def _priced(wave: Wave, writers: LastWriters, prices: WavePrices) -> Wave:
-    """The wave with all that it should take; its writers are noted."""
+    """The wave with its complete predicted time; `writers` records the views it writes."""
     parts: dict[int, list[Step]] = {}
     for number, step in wave.steps:
         parts.setdefault(number, []).append(step)
@@ -111,18 +112,18 @@ def _priced(wave: Wave, writers: LastWriters, prices: WavePrices) -> Wave:
 
 
 class _Ways:
-    """The steps of a model, and the ways to divide each, which are made once."""
+    """The steps of a model, and the ways to divide each, which are computed once."""
 
     def __init__(self, steps: Sequence[Step], threads: int) -> None:
         self.steps, self.threads = steps, threads
         self._divided: dict[int, list[Way]] = {}
 
     def whole(self, number: int) -> list[Way]:
-        """The step as it is."""
+        """The step undivided, as the only way."""
         return [(self.steps[number],)]
 
     def divided(self, number: int) -> list[Way]:
-        """Whole where there is no other way."""
+        """The ways to divide a step; whole where there is none."""
         if number not in self._divided:
             divide = self.steps[number].divide
             ways = [tuple(way) for way in divide(self.threads)] if divide else []
@@ -131,9 +132,9 @@ class _Ways:
 
 
 class _Grown(NamedTuple):
-    """A wave, and how many times faster it is than the caller alone from here on.
+    """A wave, and its score: the number of times it is faster than the caller's thread alone.
 
-    Less where threads share it, since prediction may be half as wrong.
+    A shared wave's score is lower than that ratio, since predictions err.
     """
 
     wave: Wave
@@ -141,13 +142,13 @@ class _Grown(NamedTuple):
 
 
 class _Growing:
-    """Makes waves that begin with some step."""
+    """Makes the waves that may begin with a step."""
 
     def __init__(self, ways: _Ways, prices: WavePrices, writers: LastWriters) -> None:
         self._ways, self._prices, self._writers = ways, prices, writers
 
     def waves_from(self, first: int) -> Iterator[_Grown]:
-        """The step alone; it and those behind it whole; and divided, in each way to divide it."""
+        """Waves of the step alone, of it and later steps whole, and of it divided in each way."""
         yield from self._grown(first, self._ways.whole(first)[0], self._ways.whole)
         for way in self._ways.divided(first):
             yield from self._grown(first, way, self._ways.divided)
@@ -155,7 +156,7 @@ class _Growing:
     def _grown(
         self, first: int, way: Way, ways_of: Callable[[int], Sequence[Way]]
     ) -> Iterator[_Grown]:
-        """The wave of a step, divided so or whole; then that of two steps, and so on."""
+        """Waves of one step, run in `way`, of two steps, and so on."""
         crew = Crew(self._ways.threads, self._writers)
         crew.take(first, [way])
         number = first

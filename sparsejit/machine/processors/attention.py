@@ -1,10 +1,10 @@
-"""What attention by its own kernel costs, in cycles of Golden Cove; assumed for all others.
+"""Costs of the attention kernel, in cycles of Golden Cove; assumed for all other cores.
 
 From 92 attentions of 16 to 512 queries and 16 to 128 features at 3.0 GHz, dense and under masks of
 six kinds: predicted at 0.86 to 1.16 of their time, at 0.93 to 1.05 on AVX2, at 0.99 in the
-geometric mean. Least right are strides, whose tiles add to others. `apart` is from 45 dense ones
-of 4 to 256 tokens: the way that is chosen takes 1.01 of the least in the geometric mean, 1.21 at
-most.
+geometric mean. Predictions are worst for strides, whose tiles add to others. `apart` is from 45
+dense ones of 4 to 256 tokens: the chosen form takes 1.01 of the least time in the geometric mean,
+1.21 at most.
 """
 
 from sparsejit.machine.prices import AttentionPrices
@@ -32,7 +32,7 @@ ATTENTION = {
     ),
 }
 _WIDE = ATTENTION["avx512"]
-# Where one vector of 512 bits is multiplied and loaded a cycle, not two.
+# For cores that multiply and load one vector of 512 bits a cycle, not two.
 ATTENTION_BY_HALVES = {
     "avx512": AttentionPrices(*(2 * price for price in _WIDE))._replace(apart=_WIDE.apart),
     "avx2": ATTENTION["avx2"],

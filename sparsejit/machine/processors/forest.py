@@ -1,7 +1,7 @@
-"""What forests cost, in cycles of Golden Cove; assumed for all others.
+"""Costs of forests, in cycles of Golden Cove; assumed for all other cores.
 
-From 20 forests of 10 to 1000 trees, 4 to 12 levels, at 3.0 GHz: of those in L2 seven eighths of
-their time to a third more, beyond it two thirds to one.
+From 20 forests of 10 to 1000 trees, 4 to 12 levels, at 3.0 GHz: predicted at seven eighths of their
+time to a third more in L2, at two thirds to one beyond it.
 """
 
 from sparsejit.machine.prices import ForestPrices

@@ -1,8 +1,8 @@
-"""Any core that has no data of its own, at both levels; calibration makes better ones of these.
+"""Data of any core without data of its own, at both levels; calibration improves on them.
 
-Rates, and prices of steps, lie between those of Zen 5 and Golden Cove, and no trick is used that
-gains on one of them and harms on the other. The rest is of one core: `folding` and `gate_cycles`
-are Zen 5's; `code_rates`, `batch`, `csr`, `shared_panel_loads`, `halves_share_loads`, `l2_ways` and
+Rates, and costs of steps, lie between Zen 5's and Golden Cove's, and no trick is used that gains on
+one of them and harms on the other. The rest is from one core: `folding` and `gate_cycles` are Zen
+5's; `code_rates`, `batch`, `csr`, `shared_panel_loads`, `halves_share_loads`, `l2_ways` and
 `unhidden` Golden Cove's.
 """
 
@@ -14,7 +14,7 @@ from sparsejit.machine.processors.golden_cove import GOLDEN_COVE
 from sparsejit.machine.processors.zen5 import ZEN5
 from sparsejit.machine.rates import Rates
 
-# What the tables of kernels assume where nothing was measured on Zen 5.
+# Cycles that the tables of kernels assume where nothing was measured on Zen 5.
 _ASSUMED = {
     ("permute-inline", "avx512", "float32"): 1.4,
     ("permute-inline", "avx2", "float32"): 2.2,

@@ -1,7 +1,7 @@
 """Golden Cove: Sapphire and Emerald Rapids, Alder and Raptor Lake.
 
 Only port 5 permutes, and it is one of two that multiply 512 bits, so that steps that permute cost
-about twice what they cost on Zen 5. What is not said here is taken to be as on Zen 5.
+about twice as much as on Zen 5. All other numbers are assumed to be Zen 5's.
 """
 
 from dataclasses import replace
@@ -19,9 +19,9 @@ from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.zen5 import STEPS, ZEN5
 from sparsejit.machine.rates import Rates
 
-# Layers of up to 256x64 in L1 on an Emerald Rapids core at 3.0 GHz: between what the quietest
-# and an ordinary hour of a shared machine gave, which differ by a tenth, loops by a third. Loops of
-# 24 steps on a Sapphire Rapids core gave the same within a tenth.
+# Layers of up to 256x64 in L1 on an Emerald Rapids core at 3.0 GHz: between the times of the
+# quietest and of an ordinary hour of a shared machine, which differ by a tenth, for loops by a
+# third. Loops of 24 steps on a Sapphire Rapids core gave the same within a tenth.
 _MEASURED = "layers in L1, docs/kernels/processors.md"
 
 
@@ -93,7 +93,7 @@ GOLDEN_COVE = Core(
     redirects=True,
     # B takes 0.89 of the time of two loads a line, 1024x1024 at 10 % in 1x8 0.83.
     halves_share_loads=True,
-    # What unpacks weights takes ports from multiplications. 256x256 at 20 % in 4x4 takes 511 ns in
+    # Unpacking weights takes ports from multiplications. 256x256 at 20 % in 4x4 takes 511 ns in
     # bfloat16, 347 as float32; at 10 % in 1x8 220 and 145; B in float16 600 and 424.
     widened={
         ("broadcast", "bfloat16"): "L1",
@@ -106,12 +106,14 @@ GOLDEN_COVE = Core(
     # Port 5 spreads: 512x784 at 90 %, 64 columns: 52.9 us with 0.2, 54.7 with 0.45.
     shared_panel_loads=_SHARED_LOADS,
     shared_window_loads=_SHARED_LOADS,
-    # In 162 layers these lost 1.014 to the best family, 94 % predicted within 1.5; shares of 0.2 to
-    # 0.3 predict better in noisy hours and choose worse. In 20 to 40 bytes of code beside a vector
-    # of data, the lesser added 0.05 from L2, 0.32 to 0.48 from L3.
+    # In 162 layers choices by these took 1.014 times the best family's time, and 94 % of layers
+    # were predicted within 1.5; shares of 0.2 to 0.3 predict better in noisy hours and choose
+    # worse. With 20 to 40 bytes of code beside a vector of data, the lesser added 0.05 from L2,
+    # 0.32 to 0.48 from L3.
     shared_way=0.05,
     shared_far=0.4,
-    # 2 MB: loads come at 44 bytes a cycle up to 1 MB, at 35, 21, 16 and 13 of 1.5, 1.75, 2 and 2.5.
+    # 2 MB: loads come at 44 bytes a cycle up to 1 MB, at 35, 21, 16 and 13 from 1.5, 1.75, 2 and
+    # 2.5 MB.
     l2_ways=16,
     unhidden=0.1,
     # C90 in 4730 ns, C95 in 3120.
@@ -119,11 +121,12 @@ GOLDEN_COVE = Core(
     # Seven layers in float32 from L2 were predicted at 0.80 to 0.89 of their time, in straight code
     # at 0.94 to 0.99: nothing hides the ends of loops.
     data_rates={"broadcast-loop": 0.87, "broadcast-mixed": 0.87},
-    # In 112 layers with 16 and 64 columns these lost 1.005 and 1.007 to the best family,
-    # 93 and 96 % predicted within 1.5; of 70 on AVX2 1.003 and 1.025. Port 5 spreads weights,
-    # and is one of two that multiply 512 bits. A store beyond L1 takes 5 cycles. A square takes
-    # 66 in L1, 109 beyond; on AVX2 23 and 30. Feature-major one of 2 columns takes as long as
-    # one of 16: A at batch 2 to 16 as rows, 1000 ns beside 208 a column.
+    # In 112 layers with 16 and 64 columns choices by these took 1.005 and 1.007 times the best
+    # family's time, and 93 and 96 % were predicted within 1.5; in 70 layers on AVX2 1.003 and
+    # 1.025. Port 5 spreads weights, and is one of two that multiply 512 bits. A store beyond L1
+    # takes 5 cycles. A square takes 66 in L1, 109 beyond; on AVX2 23 and 30. Feature-major, a
+    # square of 2 columns takes as long as one of 16: A at batch 2 to 16 as rows, 1000 ns beside
+    # 208 a column.
     batch=replace(
         ZEN5.batch,
         l2_code=1.15,
@@ -151,7 +154,7 @@ GOLDEN_COVE = Core(
         ("avx512", "quads"): CsrPrices(2.1, 0.0, 0.0, 3.2, 30, (7, 9), (11, 17), 0.3),
         ("avx2", "floats"): CsrPrices(0.6, 0.51, 0.1, 3.2, 20, (1.4, 2.7), (2.3, 5.7), 0.4),
         ("avx2", "integers"): CsrPrices(0.6, 0.51, 0.1, 4.2, 20, (5, 7.5), (4, 7.5), 0.4),
-        # Assumed, from what its ports take.
+        # Assumed, from the instructions on its ports.
         ("avx2", "pairs"): CsrPrices(0.6, 0.68, 0.1, 3.7, 20, (5, 7.5), (4, 7.5), 0.4),
     },
     forest=FOREST,
@@ -161,7 +164,7 @@ GOLDEN_COVE = Core(
     multipliers=2,
     ask_ahead=16 << 10,  # assumed
     l3_share=0.5,
-    # Assumed, from what its ports take.
+    # Assumed, from the instructions on its ports.
     quads=QuadPrices(
         quad=(8.0, 8.5),
         shifted=(9.0, 9.5),
@@ -171,7 +174,7 @@ GOLDEN_COVE = Core(
         row=24.0,
         added=16.0,
     ),
-    # 64 KB to 1 MB, read and then written again by the other in order: 8 to 15. With 6 the least
-    # time of a transformer and MobileNet on two threads.
+    # 64 KB to 1 MB, read and then written again by the other core in order: 8 to 15 bytes a ns. 6
+    # gave the least time of a transformer and MobileNet on two threads.
     sharing=SharingPrices(barrier_ns=583.0, crossing_bytes=6.0),
 )

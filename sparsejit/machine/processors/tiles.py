@@ -1,7 +1,7 @@
-"""What the tiles of AMX cost: on paper, for no core that has them was at hand.
+"""Costs of the tiles of AMX: on paper, for no core that has them was at hand.
 
-Throughputs of tiles are those of Intel's Optimization Reference Manual, chapter 20. What stands
-around them was timed on an Emerald Rapids core at 3.0 GHz, with the instructions of AMX left out.
+Throughputs of tiles are from Intel's Optimization Reference Manual, chapter 20. The code around
+them was timed on an Emerald Rapids core at 3.0 GHz, with the instructions of AMX left out.
 """
 
 from sparsejit.machine.prices import StepPrice

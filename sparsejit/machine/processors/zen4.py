@@ -1,9 +1,9 @@
-"""Zen 4: as Zen 5, with 256 bits where that has 512.
+"""Zen 4: as Zen 5, with 256 bits where Zen 5 has 512.
 
-Little here was measured, and says so. It multiplies and loads one vector of 512 bits a cycle, or
-two of 256, so AVX-512 steps, which loads and multiplications bind on Zen 5, are assumed to cost
-twice as much, and AVX2 steps the same. Caches are assumed to deliver half: 64, 32 and 16 bytes a
-cycle.
+Few numbers here were measured, and these say so. The core multiplies and loads one vector of 512
+bits a cycle, or two of 256, so AVX-512 steps, which loads and multiplications bind on Zen 5, are
+assumed to cost twice as much, and AVX2 steps the same. Caches are assumed to deliver half: 64, 32
+and 16 bytes a cycle.
 """
 
 import math
@@ -25,12 +25,12 @@ from sparsejit.machine.rates import Rates
 
 _WIDE_FACTOR = 2.0
 # Measured: 142 cases of 10 shapes from 64x256 to 3072x768, 10 and 25 % nonzeros, 64 to 784 columns;
-# twice Zen 5's prices were 1.19 times what they took (median; 0.92 to 1.37), 1.12 from 20 to 60 %.
+# twice Zen 5's costs were 1.19 times the measured (median; 0.92 to 1.37), 1.12 from 20 to 60 %.
 _FLOATS_FACTOR = _WIDE_FACTOR / 1.13
 
 
 def _in_halves(prices: CsrPrices, factor: float) -> CsrPrices:
-    """What works on vectors of 512 bits takes so many times as long."""
+    """Return the costs with work on vectors of 512 bits multiplied by `factor`."""
     return prices._replace(
         weight=factor * prices.weight,
         product=factor * prices.product,
@@ -77,13 +77,13 @@ ZEN4 = Core(
     code_rates=ZEN5.code_rates,
     data_rates=ZEN5.data_rates,
     # In BERT-base at 128 columns: 768x768 0.2 more than warm; 3072x768 and 768x3072 0.25 and 0.4
-    # more than four times that warm.
+    # more than four times the warm 768x768.
     # loads: one of 512 bits a cycle, but two that are broadcast; 17 panels, x as it lies, then take
     # 0.92 to 1.36 of the prediction, the most where x comes from L3.
     # products: 768x768, 256x1152, 512x512 at 128 to 784 columns, 20 to 60 % nonzeros: 1.05 to 1.2.
     # windows: 11 layers of ResNet-50 and small nets took 1.1 to 1.5 times one product a cycle.
-    # unhidden_code: 512x512, 1024x1024 at 16 and 32 columns, 30 to 100 % nonzeros, code asked for
-    # ahead: 0.9 to 1.2 of the prediction.
+    # unhidden_code: 512x512, 1024x1024 at 16 and 32 columns, 30 to 100 % nonzeros, with prefetched
+    # code: 0.9 to 1.2 of the prediction.
     # dense_fetch: 1000x1280, 1024x1024, 4096x1024 at 16 columns, weights from memory.
     batch=replace(
         ZEN5.batch,
@@ -125,7 +125,7 @@ ZEN4 = Core(
     loops=LoopPrices(far_element={"avx512": 0.00625, "avx2": 0.0}),
     ask_ahead=16 << 10,  # 32 columns, 47 MB: 7.26 ms without, 4.70 with, 4.81 at 8 KB
     l3_share=0.75,
-    # Measured in L1 and L2; ResNet-50's layers take 0.85 to 1.2 of what these predict.
+    # Measured in L1 and L2; ResNet-50's layers take 0.85 to 1.2 of the predictions by these.
     quads=QuadPrices(
         quad=(7.2, 8.5),
         shifted=(9.8, 10.6),

@@ -1,7 +1,7 @@
 """Zen 5, the core that every kernel was first tuned on.
 
-Figures are of one EPYC 9005 core at 4.0 to 4.2 GHz; docs/kernels names the layers: A, B, C90 and so
-on are those of `sparsejit bench kernels`.
+Figures are from one EPYC 9005 core at 4.0 to 4.2 GHz; docs/kernels names the layers: A, B, C90 and
+so on are layers of `sparsejit bench kernels`.
 """
 
 from sparsejit.machine.core import Core, FoldingRule, caches, models
@@ -14,7 +14,7 @@ from sparsejit.machine.rates import Rates
 _DERIVED = "not timed: loads and multiplications are those of broadcast in 1x16"
 
 STEPS = {
-    **TILE_STEPS,  # it has none, but targets of these prices may
+    **TILE_STEPS,  # Zen 5 has no tiles, but targets with its costs may
     ("permute", "avx512", "float32"): StepPrice(0.85, "A in 104 ns"),
     ("permute", "avx2", "float32"): StepPrice(0.78, "A in 520 ns"),
     ("permute", "avx512", "bfloat16"): StepPrice(
@@ -23,7 +23,7 @@ STEPS = {
     ("permute", "avx2", "bfloat16"): StepPrice(1.2, "256x256 at 90 % in 1x8 in 244 ns"),
     ("permute", "avx512", "float16"): StepPrice(1.25, "A unpacked: 181 ns"),
     ("permute", "avx2", "float16"): StepPrice(1.3, "256x256 at 90 % in 1x8 in 267 ns"),
-    # An index in the weight took 0.87 to 1.06 of the time of packed ones, by place: left behind.
+    # Dropped: an index in the weight took 0.87 to 1.06 of the time of packed indices, by place.
     ("lane16", "avx512", "float32"): StepPrice(0.73, "A-lane in 71 ns"),
     ("lane16", "avx512", "bfloat16"): StepPrice(0.73, "the same kernel as float32"),
     ("lookup", "avx512", "float32"): StepPrice(1.7, "C90 and C95 in 3140 and 2010 ns at 4.0 GHz"),
@@ -89,7 +89,8 @@ STEPS = {
     ("int8-pairs", "avx2", "int8"): StepPrice(1.15, "A in 970 ns, C90 in 15.4 us"),
 }
 
-# From fewer nonzeros on code fits where it is kept; docs/kernels/gather.md.
+# With fewer nonzeros the code fits the cache that keeps it, and folding loses; see
+# docs/kernels/gather.md.
 FOLDING: dict[tuple[str, bool], tuple[FoldingRule, ...]] = {
     ("avx512", False): (FoldingRule(21_000, 0.045, 2), FoldingRule(50_000, 0.045, 4)),
     ("avx512", True): (FoldingRule(17_000, 0.025, 2), FoldingRule(50_000, 0.025, 4)),
@@ -97,7 +98,7 @@ FOLDING: dict[tuple[str, bool], tuple[FoldingRule, ...]] = {
     ("avx2", True): (FoldingRule(50_000, 0.09, 4),),
 }
 
-# docs/kernels/batch.md has where these come from.
+# docs/kernels/batch.md has the sources of these.
 BATCH = BatchPrices(
     loads=2.0,
     products=2.0,
@@ -133,13 +134,13 @@ GATE_CYCLES = {
 CSR = {
     ("avx512", "floats"): CsrPrices(0.45, 0.55, 0.5, 2.5, 30, (2.5, 3.2), (5, 6.5), 0.3),
     ("avx512", "integers"): CsrPrices(0.45, 0.55, 0.5, 3.5, 30, (7.5, 8.9), (7, 8.5), 0.3),
-    # x to bytes is 8.5 on paper: dearer, so that what nobody timed displaces no `rows` that were.
+    # x to bytes is 8.5 on paper; it costs more here, so that no timed `rows` are displaced.
     ("avx512", "bytes"): CsrPrices(0.45, 0.6, 0.5, 2.5, 30, (13, 14), (7, 8.5), 0.3),
     # Prototypes: 4.4 to 5 cycles for four weights and 64 columns.
     ("avx512", "quads"): CsrPrices(1.35, 0.0, 0.0, 2.5, 30, (7, 8), (7, 8.5), 0.3),
     ("avx2", "floats"): CsrPrices(0.45, 0.55, 0.2, 2.5, 30, (1.3, 1.5), (2.6, 3), 0.3),
     ("avx2", "integers"): CsrPrices(0.45, 0.55, 0.2, 3.5, 30, (4.6, 5), (4, 4.4), 0.3),
-    # By integers' as on Zen 4: unstructured as long, in blocks over inputs 0.6.
+    # From the integers' as on Zen 4: unstructured takes as long, blocks over inputs 0.6.
     ("avx2", "pairs"): CsrPrices(0.45, 0.7, 0.2, 3.0, 30, (4.6, 5), (4, 4.4), 0.3),
 }
 
@@ -164,7 +165,7 @@ ZEN5 = Core(
     folding=FOLDING,
     padding=True,
     redirects=True,
-    # Not tried there.
+    # Not tried on Zen 5.
     halves_share_loads=False,
     widened={},
     placement=True,
@@ -177,7 +178,7 @@ ZEN5 = Core(
     shared_far=0.25,
     l2_ways=0,  # recorded layers were fitted without
     unhidden=0.0,
-    # `rates` are of instructions of five bytes.
+    # `rates` are for instructions of five bytes.
     code_rates={"permute": 1.4, "broadcast": 1.25, "broadcast-4x4": 1.25},
     data_rates={},
     batch=BATCH,
@@ -199,6 +200,6 @@ ZEN5 = Core(
         row=14.0,
         added=10.0,
     ),
-    # `sparsejit bench threads`, docs/notes/threads.md; what crosses is assumed, within one L3.
+    # `sparsejit bench threads`, docs/notes/threads.md; crossing bytes are assumed, within one L3.
     sharing=SharingPrices(barrier_ns=100.0, crossing_bytes=20.0),
 )

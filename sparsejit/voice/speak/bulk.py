@@ -1,6 +1,6 @@
-"""A folder of recordings spoken into a folder: each once, what failed once more, the rest kept.
+"""A folder of recordings spoken into a folder; failed files are tried once more, others kept.
 
-Who does it is a `Crew`: worker processes of this machine, or a Ray cluster (`voice/crews.py`).
+A `Crew` does the work: worker processes of this machine, or a Ray cluster (`speak/crews.py`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +23,7 @@ from sparsejit.voice.speak.wavernn import WaveRNN
 from sparsejit.voice.spec.trained import TrainedNetwork
 from sparsejit.voice.weights import is_voice_file
 
-# What is read of a folder; a single recording may be of any format that libsndfile reads.
+# Files that are read from a folder; a single recording may have any format that libsndfile reads.
 SOURCE_SUFFIXES = (
     *AUDIO_SUFFIXES,
     *(".aif", ".aiff", ".au", ".caf", ".mp3", ".oga", ".opus", ".w64"),
@@ -41,10 +41,10 @@ class SpeakingTask:
 
 @dataclass(frozen=True)
 class Manner:
-    """How all files of a folder are spoken; `dtype` is how the voice's matrices are stored.
+    """Settings for all files of a folder; `dtype` is the dtype of the voice's stored matrices.
 
-    `post_filter` is for voices of our own: those of another project are never filtered.
-    `sample_rate` and `companding` are of a checkpoint that another project wrote, as in
+    `post_filter` is for voices of our own: voices of another project are never filtered.
+    `sample_rate` and `companding` are for a checkpoint that another project wrote, as in
     `WaveRNN.from_checkpoint`.
     """
 
@@ -57,9 +57,9 @@ class Manner:
     post_filter: bool = True
 
     def compile(self) -> WaveRNN:
-        """The voice. Raises as `WaveRNN.from_pretrained` or `WaveRNN.from_checkpoint` does.
+        """Compile the voice. Raises as `WaveRNN.from_pretrained` or `WaveRNN.from_checkpoint` does.
 
-        InvalidInput too for a sample rate or companding of a voice of our own.
+        Raises InvalidInput too for a sample rate or companding with a voice of our own.
         """
         how = {name: getattr(self, name) for name in ("dtype", "temperature", "post_filter")}
         if not is_voice_file(self.voice):
@@ -73,9 +73,10 @@ class Manner:
         return WaveRNN.from_pretrained(self.voice, **how)
 
     def speak(self, task: SpeakingTask, look_up: Callable[[], None]) -> SpokenFile | str:
-        """Speak one file, and say in one line why it failed, if it did.
+        """Speak one file; return its error in one line where it fails.
 
-        `look_up` is called after every piece; what it raises beyond Exception ends the work.
+        `look_up` is called after every piece; a BaseException from it that is no Exception, such
+        as KeyboardInterrupt, ends the work.
         """
         try:
             voice = _compiled(self)
@@ -83,18 +84,18 @@ class Manner:
             return speak_file(voice, task.source, task.out, self.seed, lambda _: look_up())
         except SparseJitError as error:
             return str(error)
-        except Exception as error:  # of a file: the others are spoken all the same
+        except Exception as error:  # one file's error: the others are still spoken
             return f"{type(error).__name__}: {error}"
 
 
 Outcome = tuple[SpeakingTask, SpokenFile | str]
-# Speaks tasks, in any order, and gives what became of each.
+# Speaks tasks, in any order, and yields the outcome of each.
 Crew = Callable[[Iterable[SpeakingTask]], Iterator[Outcome]]
 
 
 @dataclass
 class FolderReport:
-    """What became of the files of a folder; of `failed`, why."""
+    """Outcome of the files of a folder; `failed` has the errors."""
 
     spoken: dict[SpeakingTask, SpokenFile] = field(default_factory=dict)
     kept: list[SpeakingTask] = field(default_factory=list)
@@ -102,7 +103,7 @@ class FolderReport:
 
 
 def tasks_of(folder: Path, out: Path) -> list[SpeakingTask]:
-    """The recordings and mels of a folder, by name, each with a WAV file of `out` to speak into.
+    """Tasks for the recordings and mels of a folder, by name, each with a WAV file in `out`.
 
     Raises InvalidInput where there is none, where two would be spoken into one file, and where
     `out` lies in the folder or cannot be written to.
@@ -135,7 +136,7 @@ def speak_tasks(
     overwrite: bool,
     finished: Callable[[], None],
 ) -> FolderReport:
-    """Speak what is not there yet, or all to `overwrite` it; then what failed, once more.
+    """Speak the files that are not there yet, or all with `overwrite`; then failed ones once more.
 
     `finished` is called for each file that was there already, was spoken, or has failed twice;
     `network` is the voice's.
@@ -165,15 +166,15 @@ def speak_tasks(
 
 
 def _is_there(task: SpeakingTask, network: TrainedNetwork) -> bool:
-    """Whether the output is there whole. One of another length may be of another recording."""
+    """Whether the whole output is there. A file of another length may be of another recording."""
     try:
         samples = expected_samples(task.source, network)
     except InvalidInput:
-        return False  # and fails when it is to be spoken
+        return False  # speaking it then reports the error
     return is_whole_wav(task.out, samples, network.sample_rate)
 
 
 @lru_cache(maxsize=1)
 def _compiled(manner: Manner) -> WaveRNN:
-    """Once in each process."""
+    """Compile the voice, once in each process."""
     return manner.compile()

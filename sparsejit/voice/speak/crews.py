@@ -1,4 +1,4 @@
-"""Who speaks a folder: worker processes of this machine, or a Ray cluster."""
+"""Crews that speak a folder: worker processes of this machine, or a Ray cluster."""
 
 import logging
 import multiprocessing
@@ -20,9 +20,9 @@ from sparsejit.voice.speak.bulk import Crew, Manner, Outcome, SpeakingTask
 from sparsejit.voice.speak.speak_file import SpokenFile
 
 _DIED = "its worker process died; was there too little memory?"
-# Libraries that would start threads of their own beside the workers.
+# Variables of libraries that would start threads of their own beside the workers.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-# Until a cluster has ended what was cancelled and removed what it had begun.
+# Time for a cluster to end cancelled tasks and to remove their files.
 _SECONDS_TO_STOP = 30.0
 _SECONDS_TO_ANSWER = 5.0
 
@@ -31,7 +31,7 @@ _SECONDS_TO_ANSWER = 5.0
 def worker_processes(manner: Manner, workers: int) -> Iterator[Crew]:
     """A crew of processes. At the end of the block each stops, within a piece, and leaves no file.
 
-    Each has an executor of its own: one that dies takes no other's file with it.
+    Each has an executor of its own: a process that dies does not fail another's file.
     """
     stop = multiprocessing.get_context("spawn").Event()
     executors = [_executor(manner, stop) for _ in range(workers)]
@@ -40,7 +40,7 @@ def worker_processes(manner: Manner, workers: int) -> Iterator[Crew]:
         with _as_workers_start():
             try:
                 return executors[place].submit(_speak_in_worker, task)
-            except BrokenProcessPool:  # it died without a task
+            except BrokenProcessPool:  # the process died without a task
                 executors[place] = _executor(manner, stop)
                 return executors[place].submit(_speak_in_worker, task)
 
@@ -75,9 +75,9 @@ def _executor(manner: Manner, stop: Event) -> ProcessPoolExecutor:
 
 @contextmanager
 def _as_workers_start() -> Iterator[None]:
-    """What a new process inherits: one thread for its libraries, and no Ctrl-C.
+    """Set the state that a new process inherits: one thread for its libraries, and no Ctrl-C.
 
-    The terminal sends that to all processes, but this one alone decides when work ends.
+    The terminal sends Ctrl-C to all processes, but this one alone decides when work ends.
     """
     added = [name for name in _THREAD_VARIABLES if name not in os.environ]
     os.environ.update(dict.fromkeys(added, "1"))
@@ -91,7 +91,7 @@ def _as_workers_start() -> Iterator[None]:
 
 
 class _WorkerProcess:
-    """What a worker process knows."""
+    """State of a worker process."""
 
     manner: Manner
     stop: Event
@@ -104,7 +104,7 @@ class _WorkerProcess:
 
     @classmethod
     def end_with_parent(cls) -> None:
-        """If that is killed, nobody else would end this process."""
+        """End this process with its parent, which may be killed and then ends no worker."""
         parent = multiprocessing.parent_process()
         if parent is not None:
             parent.join()
@@ -127,7 +127,7 @@ def _speak_in_worker(task: SpeakingTask) -> SpokenFile | str:
 def ray_cluster(manner: Manner, address: str) -> Iterator[Crew]:
     """A crew that is a Ray cluster, whose nodes see the files under the same paths.
 
-    At the end of the block what still runs is cancelled, and leaves no file. Raises
+    At the end of the block running tasks are cancelled, and leave no file. Raises
     MissingDependency where Ray is not installed, InvalidInput where no cluster answers.
     """
     try:
@@ -139,7 +139,7 @@ def ray_cluster(manner: Manner, address: str) -> Iterator[Crew]:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
         raise InvalidInput(f"no Ray cluster answers at {address} ({error})") from error
-    # What fails is spoken once more by who asked, as with processes.
+    # No retries here: `speak_tasks` repeats failed tasks, as with processes.
     speak = ray.remote(num_cpus=1, max_retries=0)(_speak_on_cluster)
     there = replace(manner, voice=manner.voice.absolute())
     running: dict[Future[SpokenFile | str], Any] = {}
@@ -169,7 +169,10 @@ def ray_cluster(manner: Manner, address: str) -> Iterator[Crew]:
 
 
 def _check_that_it_listens(address: str) -> None:
-    """Ray would try for minutes; of other forms than host:port it says at once what is wrong."""
+    """Raise InvalidInput where host:port refuses a connection, which Ray would retry for minutes.
+
+    Addresses of other forms are left to Ray, which reports errors in them at once.
+    """
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdigit():
         return

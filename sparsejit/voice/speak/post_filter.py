@@ -1,8 +1,8 @@
-"""A post-filter: every band of a frame gets the power that the mel asks for.
+"""A post-filter that gives every band of a frame the power in the mel.
 
-Samples are drawn, so the power of a band in a frame varies about the one wanted. The filter
-measures the log-mel of what was drawn, multiplies each frame's spectrum by the square root of
-wanted over found, and adds up the frames, which overlap, by weighted overlap-add:
+Samples are drawn at random, so the power of a band in a frame varies about the one wanted. The
+filter measures the log-mel of the drawn samples, multiplies each frame's spectrum by the square
+root of wanted over found, and adds up the overlapping frames by weighted overlap-add:
 
     drawn --> window, FFT --> mel found          frame f: samples 220 f - 290 to 220 f + 510
                   |               |
@@ -38,7 +38,7 @@ _BEFORE = WINDOW_LENGTH // 2 - HOP_LENGTH // 2
 
 
 def post_filtered(drawn: Iterable[tuple[FloatArray, FloatArray]]) -> Iterator[FloatArray]:
-    """The speech, float32, of pieces of (log-mel (80, F), samples (220 F)) as they come.
+    """Yield filtered speech, float32, of pieces (log-mel (80, F), samples (220 F,)) as they come.
 
     The pieces joined do not depend on how the speech was cut.
     """
@@ -60,14 +60,14 @@ class PostFilter:
         self._to_drop, self._to_give = _BEFORE, 0
 
     def push(self, mel: FloatArray, samples: FloatArray) -> Iterator[FloatArray]:
-        """The samples that are final once these have been drawn."""
+        """Take drawn samples and their mel; yield the speech that is final with them."""
         self._to_give += len(samples)
         self._mel = np.concatenate([self._mel, mel.T])
         self._samples = np.concatenate([self._samples, samples])
         yield from self._filter()
 
     def finish(self) -> Iterator[FloatArray]:
-        """The rest: after the last sample comes silence."""
+        """Yield the rest, with silence after the last sample."""
         self._samples = np.concatenate([self._samples, np.zeros(WINDOW_LENGTH, np.float32)])
         yield from self._filter()
         yield from self._give(self._sum, self._weight)
@@ -81,12 +81,12 @@ class PostFilter:
             yield from self._add(filtered)
 
     def _whole_frames(self) -> int:
-        """How many frames are next whose windows are drawn."""
+        """Number of the next frames whose windows are drawn completely."""
         windows = max(0, (len(self._samples) - WINDOW_LENGTH) // HOP_LENGTH + 1)
         return min(windows, len(self._mel), _FRAMES_AT_ONCE)
 
     def _add(self, filtered: DoubleArray) -> Iterator[FloatArray]:
-        """Add up windows (F, 800), 220 samples apart; give what no later one reaches."""
+        """Add up windows (F, 800), 220 samples apart; yield speech that no later one reaches."""
         final = len(filtered) * HOP_LENGTH
         total, weight = (np.pad(each, (0, final)) for each in (self._sum, self._weight))
         squared = hann_window() ** 2
@@ -98,7 +98,7 @@ class PostFilter:
         yield from self._give(total[:final], weight[:final])
 
     def _give(self, total: DoubleArray, weight: DoubleArray) -> Iterator[FloatArray]:
-        """The speech out of sums in the order of time: not what lies before its begin or after."""
+        """Yield speech from sums in the order of time, without silence before and after it."""
         dropped = min(self._to_drop, len(total))
         place = slice(dropped, dropped + min(len(total) - dropped, self._to_give))
         speech = (total[place] / weight[place]).astype(np.float32)
@@ -109,7 +109,7 @@ class PostFilter:
 
 
 def _filtered(windows: FloatArray, wanted: FloatArray) -> DoubleArray:
-    """Windows (F, 800) of samples with the log-mel (F, 80) wanted, windowed twice."""
+    """Filter windows (F, 800) of samples to the log-mel (F, 80) wanted; window them twice."""
     spectrum = np.fft.rfft(windows * hann_window(), FFT_LENGTH, axis=1)
     found = log_bands(spectrum.real**2 + spectrum.imag**2)
     most = 2 * np.log10(MOST_GAIN)

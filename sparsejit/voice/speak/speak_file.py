@@ -30,11 +30,10 @@ _FRAMES_AT_ONCE = 1024  # of a stored mel
 
 @dataclass(frozen=True)
 class SpokenFile:
-    """What was spoken, and how long it took.
+    """Length of the speech in a file, and the time that it took.
 
-    computing_seconds: reading, features and samples, without writing and playing.
-    first_audio_ms: from when the first mel frame and its frames of look-ahead were there to its
-        samples.
+    computing_seconds: time of reading, features and samples, without writing and playing.
+    first_audio_ms: time from the first mel frame and its frames of look-ahead to its samples.
     """
 
     samples: int
@@ -56,7 +55,7 @@ def mel_pieces(source: Path, network: TrainedNetwork) -> Iterator[FloatArray]:
     """Mels (bands, some frames) of a recording, or of a .npy file that holds (bands, frames).
 
     The pieces joined are `log_mel` of the whole recording, to the bit. Raises InvalidInput, naming
-    the file, where it cannot be read, or is no recording or mel that can be spoken.
+    the file, where it cannot be read, or holds no recording or mel that can be spoken.
     """
     stored = _is_mel(source, network)
     pieces = _stored_mel(source, network.n_mels) if stored else _mel_of_audio(source)
@@ -80,9 +79,10 @@ def _is_mel(source: Path, network: TrainedNetwork) -> bool:
 
 
 def count_frames(source: Path, network: TrainedNetwork, heard: Callable[[int], None]) -> int:
-    """Read a source to its end, so that what is wrong with it is known before any work is lost.
+    """Read a source to its end and count its frames, to find errors before any work is lost.
 
-    `heard` is given the number of frames of each piece. Raises InvalidInput as `mel_pieces` does.
+    `heard` is called with the number of frames of each piece. Raises InvalidInput as `mel_pieces`
+    does.
     """
     frames = 0
     for mel in mel_pieces(source, network):
@@ -92,7 +92,7 @@ def count_frames(source: Path, network: TrainedNetwork, heard: Callable[[int], N
 
 
 def expected_samples(source: Path, network: TrainedNetwork) -> int:
-    """How many samples will be spoken, from what the file's header says.
+    """Number of samples that will be spoken, by the file's header.
 
     Raises InvalidInput where there is no header that can be read.
     """
@@ -112,9 +112,9 @@ def speak_file(
 ) -> SpokenFile:
     """Speak a recording's mel, or a stored one, into a WAV file, 16-bit mono at the voice's rate.
 
-    The samples are those of `voice.generate` for the whole mel. `heard` is given each piece of
-    them; what it raises ends the work, and leaves no file. Raises InvalidInput as `mel_pieces`
-    does, and where the file cannot be written.
+    The samples equal `voice.generate` of the whole mel. `heard` is called with each piece of them;
+    an exception from it ends the work and leaves no file. Raises InvalidInput as `mel_pieces` does,
+    and where the file cannot be written.
     """
     watch, samples = _StreamWatch(voice.source.context_frames), 0
     with wav_writer(out, voice.sample_rate) as write:
@@ -127,7 +127,7 @@ def speak_file(
 
 
 class _StreamWatch:
-    """Times a stream: all the waiting for its pieces, and that for the first."""
+    """Times a stream: the waiting for all its pieces, and for the first one."""
 
     def __init__(self, look_ahead: int) -> None:
         self._look_ahead = look_ahead
@@ -136,7 +136,7 @@ class _StreamWatch:
         self._ready_at: int | None = None
 
     def noted(self, mels: Iterator[FloatArray]) -> Iterator[FloatArray]:
-        """The same pieces of mel; notes when the first frame and its look-ahead are there."""
+        """Pass on pieces of mel; note when the first frame and its look-ahead are there."""
         frames = 0
         for mel in mels:
             frames += mel.shape[1]
@@ -147,7 +147,7 @@ class _StreamWatch:
             self._ready_at = native_timing.clock()
 
     def timed(self, pieces: Iterator[FloatArray]) -> Iterator[FloatArray]:
-        """The same pieces of speech."""
+        """Pass on pieces of speech; time the waiting for each."""
         first = True
         asked = native_timing.clock()
         for piece in pieces:
@@ -170,13 +170,13 @@ def _mel_of_audio(source: Path) -> Iterator[FloatArray]:
 def _stored_mel(source: Path, bands: int) -> Iterator[FloatArray]:
     frames = _mapped_mel(source, bands).shape[1]
     for first in range(0, frames, _FRAMES_AT_ONCE):
-        # Mapped anew: what is read stays in memory until its mapping goes.
+        # Mapped again for each piece: pages stay in memory as long as their mapping.
         piece = _mapped_mel(source, bands)[:, first : first + _FRAMES_AT_ONCE]
         yield np.array(piece, np.float32)
 
 
 def _mapped_mel(source: Path, bands: int) -> npt.NDArray[np.floating]:
-    """The array in a .npy file, (bands, one frame or more)."""
+    """Map the array in a .npy file, (bands, one frame or more)."""
     try:
         stored = np.load(source, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:

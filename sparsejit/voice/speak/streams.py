@@ -10,7 +10,7 @@ from sparsejit.voice.spec.loop_arrays import LoopArrays
 from sparsejit.voice.spec.sample_loop import SampleLoop
 from sparsejit.voice.spec.sampler import Sampler, run_in_lockstep
 
-# More at once gain little more, and what each has for itself fills the caches.
+# More streams at once gain little more, and their own data fills the caches.
 MOST_STREAMS = 16
 
 
@@ -28,15 +28,15 @@ class UtteranceInProgress:
         return self.arrays.frames - self.spoken
 
     def samples(self) -> FloatArray:
-        """All that was spoken, float32."""
+        """All samples spoken so far, float32."""
         return np.concatenate([np.empty(0, np.float32), *self.pieces])
 
 
 class StreamScheduler:
     """Streams of one compiled voice in lockstep, sample by sample.
 
-    Each has the samples that a `Sampler` alone gives, whoever speaks beside it. Not for two threads
-    at once; make one for each.
+    Each has the samples that a `Sampler` alone gives, with any other streams beside it. Not for two
+    threads at once; make one for each.
     """
 
     def __init__(self, loop: SampleLoop) -> None:
@@ -47,17 +47,17 @@ class StreamScheduler:
         return len(self._streams)
 
     def join(self, inputs: LoopArrays, seed: int) -> UtteranceInProgress:
-        """A stream begins with the next chunk. Raises InvalidInput for a seed that is none."""
+        """Add a stream that begins with the next chunk. Raises InvalidInput for an invalid seed."""
         stream = UtteranceInProgress(Sampler(self._loop, seed), inputs)
         self._streams.append(stream)
         return stream
 
     def leave(self, stream: UtteranceInProgress) -> None:
-        """A stream ends here, whatever it has left."""
+        """Remove a stream, even with frames left."""
         self._streams.remove(stream)
 
     def speak(self) -> list[UtteranceInProgress]:
-        """A chunk, up to the end of the shortest; returns those that ended, which have left."""
+        """Speak a chunk, up to the end of the shortest stream; remove and return ended streams."""
         if self._streams:
             frames = min(stream.frames_left for stream in self._streams)
             inputs = [
@@ -78,9 +78,9 @@ class StreamScheduler:
 def speak_side_by_side(
     loop: SampleLoop, utterances: Iterable[tuple[LoopArrays, int]], most: int = MOST_STREAMS
 ) -> Iterator[tuple[int, FloatArray]]:
-    """Speak inputs with their seeds, at most so many at once; number and samples as they end.
+    """Speak inputs with their seeds, at most `most` at once; yield number and samples as each ends.
 
-    Those that wait join, in order, when others leave. Raises InvalidInput for a seed that is none.
+    Waiting inputs join, in order, when others leave. Raises InvalidInput for an invalid seed.
     """
     scheduler, waiting = StreamScheduler(loop), enumerate(utterances)
     numbers: dict[UtteranceInProgress, int] = {}

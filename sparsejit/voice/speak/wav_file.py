@@ -20,9 +20,9 @@ def check_wav(path: Path) -> None:
 
 @contextmanager
 def wav_writer(path: Path, rate: int) -> Iterator[Callable[[FloatArray], None]]:
-    """Yield what writes the next samples, float32 in [-1, 1]; ask `check_wav` before.
+    """Yield a function that writes the next samples, float32 in [-1, 1]; call `check_wav` before.
 
-    The file is there when the block has ended well. Raises InvalidInput where the disk is full.
+    The file appears when the block ends without error. Raises InvalidInput where the disk is full.
     """
     import soundfile
 
@@ -37,7 +37,7 @@ def wav_writer(path: Path, rate: int) -> Iterator[Callable[[FloatArray], None]]:
 
 
 def write_wav(path: Path, audio: FloatArray, rate: int) -> None:
-    """Write samples, float32 in [-1, 1]; ask `check_wav` before."""
+    """Write samples, float32 in [-1, 1]; call `check_wav` before."""
     with wav_writer(path, rate) as write:
         write(audio)
 

@@ -29,9 +29,9 @@ from sparsejit.voice.spec.trained import GivenConditioning, TrainedNetwork
 from sparsejit.voice.spec.voice_spec import VoiceSpec
 from sparsejit.voice.weights import VoiceWeights
 
-# Frames of a stream: more gain no speed, and nothing interrupts what is being spoken.
+# Most frames of a stream's piece: more gain no speed, and a piece cannot be interrupted.
 _MOST_FRAMES_AT_ONCE = 64
-# What `explain` times: so many frames at once, so many times.
+# `explain` times this number of frames at once, this number of times.
 _FRAMES_TIMED, _TIMES = 20, 9
 
 
@@ -48,12 +48,12 @@ class WaveRNN(Explained):
         source: a voice that `train` made, or a network
         target: "native", a level such as "avx2", or a `Target`
         dtype: how the matrices of the network are stored, "float32", "bfloat16", "float16" or
-            "int8"; or a dict from names of `layers` to that. With int8, inputs of products are
+            "int8"; or a dict from names of `layers` to dtypes. With int8, inputs of products are
             quantised too, the state in steps of 1/127, and sums are exact.
-        post_filter: whether a filter brings what is spoken nearer to the mel, with 800 samples (36
-            ms) more of delay. It knows the mels of sparsejit's own voices only: those of another
+        post_filter: whether a filter brings the speech nearer to the mel, with 800 samples (36 ms)
+            more of delay. It works on mels of sparsejit's own voices only: voices of another
             project are never filtered.
-        temperature: in place of the network's own; classes are drawn from softmax(logits /
+        temperature: replaces the network's own; classes are drawn from softmax(logits /
             temperature)
     """
 
@@ -77,7 +77,7 @@ class WaveRNN(Explained):
         self.n_mels = network.n_mels
         self._target = calibrated(Target.resolve(target))
         self.loop: SampleLoop = compile_sample_loop(network.graph.sample, self._target, dtype)
-        # What is made or faulted in at first use, here, or a first stream would wait for it.
+        # Speak a frame here, or a first stream would wait for allocations and page faults.
         self.generate(np.full((self.n_mels, 1), np.log10(POWER_FLOOR)))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -103,11 +103,11 @@ class WaveRNN(Explained):
         return tuple(layer for layer in self.explain().layers if layer.candidates)
 
     def explain(self, *, measure: bool = False) -> Report:
-        """What every layer costs a sample and why.
+        """Report the cost of every layer for a sample, and the reasons.
 
         Args:
-            measure: speak for about a second. Only the whole is measured, pinned to one core:
-                nanoseconds a sample.
+            measure: speak for about a second, pinned to one core, and report nanoseconds a sample
+                of the network as a whole
         """
         check_flags(measure=measure)
         loop = self.loop
@@ -197,12 +197,12 @@ class WaveRNN(Explained):
 
         Args:
             source: a state dict, or a file of one, safetensors or torch's (only tensors are read)
-            spec: what the network is; its tensors are those of `spec.tensor_shapes()`, and the
-                "mel" of `generate` is its conditioning, (rows, frames): see `GivenConditioning`.
+            spec: the network's description, whose `tensor_shapes()` name its tensors; the "mel" of
+                `generate` is then its conditioning, (rows, frames): see `GivenConditioning`.
                 Without one the state dict is of fatchord/WaveRNN (RAW or MOL) or of a one-GRU
-                network in the same words.
-            sample_rate: in Hz, where there is no spec; by default what that project trains with
-            companding: "linear" or "mu_law", where there is no spec; the same default
+                network with the same names.
+            sample_rate: in Hz, where there is no spec; that project's own by default
+            companding: "linear" or "mu_law", where there is no spec; that project's own by default
             target: as for `WaveRNN`
             dtype: as for `WaveRNN`
             temperature: as for `WaveRNN`
@@ -234,7 +234,7 @@ class WaveRNN(Explained):
         """Compile a `sparsejit.voice.train.module.WaveRNNModule`, pruned or not.
 
         Args:
-            module: what was trained
+            module: the trained module
             target: as for `WaveRNN`
             dtype: as for `WaveRNN`
             temperature: as for `WaveRNN`
@@ -285,7 +285,7 @@ class WaveRNN(Explained):
         return self._finished(mel, Sampler(self.loop, seed).generate(self.source.conditioning(mel)))
 
     def _finished(self, mel: npt.ArrayLike, samples: FloatArray) -> FloatArray:
-        """What was drawn for a whole mel as it is heard."""
+        """The samples of a whole mel, filtered where the voice has a post-filter."""
         if not self.post_filter:
             return samples
         return np.concatenate(list(post_filtered([(self.source.checked_mel(mel), samples)])))
@@ -302,8 +302,8 @@ class WaveRNN(Explained):
             seeds: one for each mel
 
         Raises:
-            InvalidInput: the numbers of mels and seeds differ, a seed is none, or a mel is not what
-                `generate` takes; nothing is spoken then
+            InvalidInput: the numbers of mels and seeds differ, a seed is invalid, or `generate`
+                would refuse a mel; nothing is spoken then
         """
         for name, given in (("mels", mels), ("seeds", seeds)):
             if not isinstance(given, Sequence | np.ndarray):
@@ -330,8 +330,8 @@ class WaveRNN(Explained):
         """Speak chunks of a mel as they arrive.
 
         Two frames of look-ahead are held back until they can be spoken, and 800 samples where a
-        post-filter follows. A piece is at most 64 frames, however long the chunk was; the first is
-        as short as can be, so that it is there at once.
+        post-filter follows. A piece is at most 64 frames, even of a longer chunk; the first is as
+        short as possible, so that it is there at once.
 
         Args:
             mel_frames: log-mels (80, any number of frames), one after the other
@@ -370,7 +370,7 @@ class WaveRNN(Explained):
                 piece = waiting[:, : longest + 2 * around]
                 yield speak(piece)
                 waiting = waiting[:, piece.shape[1] - 2 * around :]
-                # Whoever plays them has a piece to play while one twice as long is made.
+                # A player has a piece to play while one twice as long is made.
                 longest = min(2 * longest, _MOST_FRAMES_AT_ONCE)
         if waiting is not None and around:
             last = self.source.beyond(waiting[:, -1:])

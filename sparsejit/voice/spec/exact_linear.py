@@ -1,4 +1,4 @@
-"""Products of frames, exact.
+"""Exact products of frames and matrices.
 
 A frame's values must not depend on how many frames are computed at once, or speech would change
 with the cut of the stream. A matrix product does: a BLAS sums one row in another order than many.
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sparsejit.voice.features import FloatArray
 
 # A float64 holds every whole number to 2**53: inputs of 23 bits times a row of weights of 29, and
-# one bit for what rounding adds to the weights.
+# one bit for the rounding of the weights.
 _INPUT_BITS = 23
 _WEIGHT_BITS = 29
 
@@ -22,7 +22,7 @@ DoubleArray = npt.NDArray[np.float64]
 
 
 class ExactLinear:
-    """W x + b for rows of x in float64: the same bits, whatever sums the product.
+    """W x + b for rows of x in float64: the same bits in any order of summation.
 
     W (M, N) and x are rounded to whole multiples of units, powers of two that leave every partial
     sum below 2**53 times their product: 2**-23 of `largest`, the greatest |x| that may come, and
@@ -52,7 +52,7 @@ def _power_from(value: float) -> float:
 
 
 class RowwiseLinear:
-    """W x + b of rows x in float64: the same bits for a row, however many there are.
+    """W x + b of rows x in float64: the same bits for a row, with any number of rows.
 
     `ExactLinear` with every row scaled by its own power of two, so that no bound on x is needed.
     """
@@ -69,5 +69,5 @@ class RowwiseLinear:
 
 
 def taps_in_a_row(weight: FloatArray) -> FloatArray:
-    """A convolution's weight (out, in, width) as the matrix (out, width * in) of frames joined."""
+    """A convolution's weight (out, in, width) as a matrix (out, width * in) for frames joined."""
     return weight.transpose(0, 2, 1).reshape(len(weight), -1)

@@ -1,4 +1,4 @@
-"""What a network thinks of audio that is given: teacher-forced negative log-likelihood."""
+"""Score of a network on given audio: teacher-forced negative log-likelihood."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ _FRAMES_AT_ONCE = 64
 
 
 class ForcedNetwork:
-    """A voice's network compiled to be fed with audio that is given.
+    """A voice's network compiled to score given audio.
 
     Raises:
         InvalidInput: an output that is neither categorical nor a dual softmax

@@ -1,4 +1,4 @@
-"""What the loop of a `VoiceSpec` reads of every frame and sample, from the conditioning."""
+"""Inputs of a `VoiceSpec`'s loop for every frame and sample, from the conditioning."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ from sparsejit.voice.spec.network_graph import FrameTerm, SpecGraph
 
 
 class FrameTerms:
-    """A network's terms of frames, computed from its conditioning."""
+    """Computes the terms of frames of a network from its conditioning."""
 
     def __init__(self, graph: SpecGraph) -> None:
         self._kernels = graph.kernels
@@ -26,11 +26,11 @@ class FrameTerms:
         }
 
     def __call__(self, conditioning: Mapping[str, DoubleArray], frames: int) -> LoopArrays:
-        """The inputs of `frames` frames.
+        """The loop's inputs for `frames` frames.
 
-        conditioning: by its name (frames, size); of interpolated conditioning (frames + taps - 1,
-        size), from `taps` // 2 frames before the first. With linear prediction PREDICTOR, (frames,
-        32), and RESIDUAL_SCALE and LEVEL_SCALE, (frames,).
+        conditioning: arrays by name, (frames, size); interpolated conditioning is
+        (frames + taps - 1, size), from `taps` // 2 frames before the first. With linear prediction
+        also PREDICTOR, (frames, 32), and RESIDUAL_SCALE and LEVEL_SCALE, (frames,).
         """
         arrays: list[Array] = []
         for term in self._terms:
@@ -44,7 +44,7 @@ class FrameTerms:
     def _rows(
         self, term: FrameTerm, conditioning: Mapping[str, DoubleArray], frames: int
     ) -> list[Array]:
-        """An array (frames, n) for each tap."""
+        """An array (frames, n) for each tap of a term."""
         total = np.tile(term.constant, (frames + term.taps - 1, 1))
         for name in term.weights:
             product, rows = self._products.get((term.name, name)), conditioning[name]
@@ -54,6 +54,6 @@ class FrameTerms:
 
 
 def _is_identity(weights: DoubleArray) -> bool:
-    """Whether conditioning is added as it is."""
+    """Whether the weights add conditioning unchanged."""
     rows, columns = weights.shape
     return rows == columns and np.array_equal(weights, np.eye(rows))

@@ -1,4 +1,4 @@
-"""A sample graph by its operators' float64 references: what the compiled loop is held to."""
+"""A sample graph run by its operators' float64 references, to check the compiled loop."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from sparsejit.voice.spec.sample_graph import SampleGraph
 
 
 class GraphTurns:
-    """A graph by `Graph.evaluate`, sample after sample, told what the loop gave."""
+    """Runs a sample graph by `Graph.evaluate`, sample after sample."""
 
     def __init__(self, sample: SampleGraph, arrays: LoopArrays, seed: int) -> None:
         self._loop, self._arrays, self._seed = sample.loop, arrays, seed
@@ -29,7 +29,7 @@ class GraphTurns:
         self._sample = 0
 
     def next(self) -> tuple[list[Array], float]:
-        """Results of a sample, and how near a decision was: 0 where rounding may change it."""
+        """Results of the next sample, and the least margin of its draws; 0 is a rounding tie."""
         frame = self._sample // self._loop.hop
         given = {
             Role.CALL: iter([np.array(self._seed, np.uint64).view(np.int64)]),
@@ -48,14 +48,14 @@ class GraphTurns:
         return [value for role, value in roles if role is Role.SAMPLE], margin
 
     def follow(self, name: str, value: float) -> None:
-        """Go on from another value of a state."""
+        """Continue from another value of a state, such as the compiled loop's."""
         if name in self._state_names:
             state = self._state_names.index(name)
             self._states[state] = np.asarray(value, self._states[state].dtype)
 
 
 def _decisions(graph: Graph) -> list[Node]:
-    """Draws of any kind."""
+    """The nodes that draw a class."""
     return [node for node in graph.nodes if isinstance(node.op, Draw | TreeDraw)]
 
 

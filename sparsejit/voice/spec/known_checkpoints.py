@@ -1,5 +1,7 @@
-"""State dicts that are known by their names: fatchord/WaveRNN's, and the one-GRU network of
-geneing/WaveRNN-Pytorch as the project's `wavernn-16k` renames it.
+"""Readers of state dicts with known tensor names.
+
+They are fatchord/WaveRNN's, and the one-GRU network of geneing/WaveRNN-Pytorch with the names that
+the project's `wavernn-16k` gives it.
 """
 
 import os
@@ -43,14 +45,14 @@ MEL = "mel"
 LARGEST_MEL = 10.0
 # Counters that training keeps in a state dict.
 _COUNTERS = ("num_batches_tracked", "step")
-# Numbers of a mixture of logistics: ten of them.
+# Outputs for a mixture of ten logistics.
 _MIXTURE = 30
 _GRU_PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 _ANY = 0
 
 
 class TensorReader:
-    """Takes tensors of a state dict by name, each of the shape that it must have."""
+    """Takes tensors of a state dict by name, and checks their shapes."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors, self._left = tensors, dict(tensors)
@@ -59,7 +61,7 @@ class TensorReader:
         return name in self._tensors
 
     def take(self, name: str, *shape: int) -> FloatArray:
-        """The tensor; a length of 0 may be any. Raises InvalidInput for another, or none."""
+        """Take a tensor; a length of 0 allows any. Raises InvalidInput where none fits."""
         wanted = ", ".join(str(n) if n else "any" for n in shape)
         if name not in self._tensors:
             raise InvalidInput(
@@ -87,16 +89,16 @@ class TensorReader:
 
 @dataclass(frozen=True)
 class KnownFormat:
-    """One project's network: how its state dict names the parts, and what is usual there.
+    """Format of one project's state dicts: names of the parts, and default values.
 
-    stack, blocks, norm: the residual stack, its blocks, and batch norms 1 and 2 in them.
-    kernel, first_kernel, kernel_step, kernel_axes: of upsampling; the names' numbers, and the axes
-        of one element before its taps.
-    grus, dense: layers after "I", by name, with the features that are joined to each; the last has
-        no activation, all other dense ones ReLU.
-    gru_suffix: after the names of a GRU's tensors.
-    parts: how many features the stack's are cut into, "aux1" and so on; unread: how many of the
-        first are left out at its end.
+    stack, blocks, norm: names of the residual stack, its blocks, and batch norms 1 and 2 in them.
+    kernel, first_kernel, kernel_step, kernel_axes: the names of upsampling kernels, the first
+        number in them and its step, and the kernel's axes of one element before its taps.
+    grus, dense: layers after "I", by name, with the features that are concatenated to each; the
+        last has no activation, all other dense ones ReLU.
+    gru_suffix: suffix of the names of a GRU's tensors.
+    parts: number of parts of the stack's features, "aux1" and so on; unread: number of features
+        that are left out at the end of the first part.
     """
 
     sample_rate: int
@@ -150,7 +152,7 @@ ONE_GRU = KnownFormat(
 
 @dataclass(frozen=True, eq=False)
 class StackReader:
-    """The mel itself, under its name, and features [first, end) of the stack's, by theirs."""
+    """Conditioning by name: the mel itself, and slices [first, end) of the stack's features."""
 
     bands: int
     stack: ResidualStack
@@ -162,7 +164,7 @@ class StackReader:
         return self.stack.width // 2
 
     def beyond(self, frame: FloatArray) -> FloatArray:
-        """Zeros, as in the training."""
+        """Zeros beyond the first or last frame, as in training."""
         return np.zeros((len(frame), self.around), np.float32)
 
     def check_scale(self, mel: FloatArray) -> None:
@@ -180,7 +182,7 @@ class StackReader:
 
 
 def read_checkpoint(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, FloatArray]:
-    """Tensors by name, float32, of a state dict or of a file of one: safetensors, or torch's.
+    """Read the tensors, float32 by name, of a state dict or a file of one, safetensors or torch's.
 
     They are copies, since training may go on; counters of steps and batches are left out. Raises
     as `read_tensors` does.
@@ -196,10 +198,10 @@ def read_checkpoint(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[
 def known_network(
     tensors: Tensors, sample_rate: int | None = None, companding: str | None = None
 ) -> TrainedNetwork:
-    """The network of a state dict. What it does not say has the format's usual value:
+    """Make the network of a state dict; arguments that are None have the format's default:
 
-    sample_rate: in Hz; 22,050 of fatchord's, 16,000 of the one-GRU network.
-    companding: how classes lie, "linear" or "mu_law"; mu_law of fatchord's, else linear.
+    sample_rate: in Hz; 22,050 for fatchord's, 16,000 for the one-GRU network.
+    companding: spacing of classes, "linear" or "mu_law"; mu_law for fatchord's, else linear.
 
     Raises InvalidInput that names the first tensor that does not fit.
     """
@@ -258,7 +260,7 @@ def _network(
 def _output(
     name: str, outputs: int, companding: Companding
 ) -> Categorical | MixtureOfLogistics:
-    """Raises InvalidInput where so many outputs are no power of two, nor a mixture."""
+    """The output of a network. Raises InvalidInput unless `outputs` fits classes or a mixture."""
     if outputs == _MIXTURE:
         return MixtureOfLogistics(_MIXTURE // 3)
     if outputs < 2 or outputs & (outputs - 1):
@@ -272,7 +274,7 @@ def _output(
 def _tensors(
     reader: TensorReader, spec: VoiceSpec, kernels: list[FloatArray], gru_suffix: str
 ) -> Tensors:
-    """Those that the spec names; a GRU's have a suffix in the state dict."""
+    """The tensors that the spec names; a GRU's have a suffix in the state dict."""
     (mel,) = (c for c in spec.conditioning if isinstance(c, InterpolatedConditioning))
     tensors = {f"{MEL}.kernel": interpolation_kernel(kernels, mel.taps)}
     for name, shape in spec.tensor_shapes().items():
@@ -284,7 +286,7 @@ def _tensors(
 
 
 def _stack(reader: TensorReader, names: KnownFormat) -> tuple[ResidualStack, int]:
-    """The residual stack, and how many features it gives."""
+    """The residual stack, and the number of its features."""
     prefix = names.stack
     conv_in = reader.take(f"{prefix}.conv_in.weight", _ANY, _ANY, _ANY)
     size, _, width = conv_in.shape

@@ -1,5 +1,6 @@
-"""Features of a sample as a sum of what is known about them, so that a product is taken of no
-more than it must: what only a frame changes is multiplied once a frame, a scalar by a column.
+"""Features of a sample as a sum of parts, so that products cost as little as possible.
+
+Parts that change only with the frame are multiplied once a frame; a scalar multiplies one column.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ DoubleArray = npt.NDArray[np.float64]
 class Features:
     """constant + sum of column * scalar + rows of tables + W c of conditioning + computed.
 
-    constant and columns are (n,), tables (rows, n), W (n, size of c); `computed` is (n,) and no
-    larger than `largest` in size, where that is known.
+    constant and columns are (n,), tables (rows, n), W (n, size of c); `computed` is (n,), with
+    magnitudes up to `largest`, where that is known.
     """
 
     constant: DoubleArray
@@ -32,7 +33,7 @@ class Features:
 
     @classmethod
     def of_computed(cls, value: Value, largest: float | None = None) -> Features:
-        """What a layer made."""
+        """Features that a layer computed."""
         return cls(np.zeros(value.shape[0]), computed=value, largest=largest)
 
     @classmethod
@@ -45,17 +46,17 @@ class Features:
 
     @property
     def known(self) -> Features:
-        """Without what is computed."""
+        """The features without the computed part."""
         return replace(self, computed=None, largest=None)
 
     @property
     def is_zero(self) -> bool:
-        """Whether nothing is in it."""
+        """Whether there are no parts, and the constant is zero."""
         some = self.scaled or self.rows or self.conditioning or self.computed
         return not some and not self.constant.any()
 
     def product(self, matrix: DoubleArray) -> Features:
-        """matrix (m, n) times all of it but what is computed."""
+        """matrix (m, n) times all parts but the computed one."""
         return Features(
             matrix @ self.constant,
             tuple((scalar, matrix @ column) for scalar, column in self.scaled),
@@ -64,7 +65,7 @@ class Features:
         )
 
     def picked(self, order: npt.NDArray[np.intp]) -> Features:
-        """Its features in another order; nothing of it is computed."""
+        """The features in another order; they must have no computed part."""
         return Features(
             self.constant[order],
             tuple((scalar, column[order]) for scalar, column in self.scaled),
@@ -73,7 +74,7 @@ class Features:
         )
 
     def plus(self, other: Features) -> Features:
-        """The sum of both, one of which is computed at most."""
+        """The sum of both, of which at most one has a computed part."""
         both = dict(self.conditioning)
         for name, weights in other.conditioning.items():
             both[name] = both[name] + weights if name in both else weights
@@ -90,7 +91,7 @@ class Features:
 def _summed(
     parts: tuple[tuple[Value, DoubleArray], ...],
 ) -> tuple[tuple[Value, DoubleArray], ...]:
-    """One part for each value."""
+    """The parts with one array for each value: arrays of the same value are added."""
     sums: dict[Value, DoubleArray] = {}
     for value, array in parts:
         sums[value] = sums[value] + array if value in sums else array

@@ -1,4 +1,4 @@
-"""The layers of a network of the WaveRNN family; `VoiceSpec` says how they are joined."""
+"""The layers of a network of the WaveRNN family, which a `VoiceSpec` joins."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -10,7 +10,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class DenseSpec:
-    """tensors["<name>.weight"] (size, in_features) and ["<name>.bias"] (size,).
+    """A dense layer: tensors["<name>.weight"] (size, in_features) and ["<name>.bias"] (size,).
 
     Attributes:
         name: the layer's, and the beginning of its tensors' names
@@ -42,8 +42,8 @@ class DenseSpec:
 class DualDenseSpec:
     """The sum over k in 0, 1 of scale[k] * tanh(weight[k] x + bias[k] + a[k]).
 
-    tensors["<name>.weight"] (2, size, in_features), ".bias" and ".scale" (2, size). What is added
-    has 2 * size features. As LPCNet's last layer: Valin and Skoglund 2019, equation 5.
+    tensors["<name>.weight"] (2, size, in_features), ".bias" and ".scale" (2, size). Added
+    conditioning has 2 * size features. As LPCNet's last layer: Valin and Skoglund 2019, equation 5.
     """
 
     name: str
@@ -67,7 +67,7 @@ class DualDenseSpec:
 
 @dataclass(frozen=True)
 class GruSpec:
-    """tensors["<name>.weight_ih"], ".weight_hh", ".bias_ih", ".bias_hh", as torch.nn.GRUCell has.
+    """A GRU: tensors["<name>.weight_ih"], ".weight_hh", ".bias_ih", ".bias_hh" of torch.nn.GRUCell.
 
     Gates are in order r-z-n.
 
@@ -88,7 +88,7 @@ class GruSpec:
 
     @property
     def out_features(self) -> int:
-        """Features of the product with what it reads."""
+        """Features of the product with the layer's input, all gates included."""
         return 3 * self.size
 
     def shapes(self, in_features: int) -> dict[str, Shape]:

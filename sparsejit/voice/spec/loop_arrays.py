@@ -1,4 +1,4 @@
-"""What a sample loop reads of a chunk of frames."""
+"""Inputs of a sample loop for a chunk of frames."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class LoopArrays:
     of_samples: Sequence[Array] = ()
 
     def part(self, first: int, end: int) -> "LoopArrays":
-        """Its frames from `first` to before `end`."""
+        """The inputs of frames `first` to `end` - 1."""
         of_samples = [
             each[first * len(each) // self.frames : end * len(each) // self.frames]
             for each in self.of_samples

@@ -1,8 +1,8 @@
-"""The per-sample graph of a `VoiceSpec`, and what it wants of every frame.
+"""The per-sample graph of a `VoiceSpec`, and its inputs for every frame.
 
-What only conditioning changes is multiplied once a frame: a layer's input of a frame, or of the
-frames around a sample, is W c + b already, and a sample weighs and adds those. A product that
-no activation separates from the next is taken together with it, in float64, when this is built.
+Conditioning is multiplied once a frame: a layer's input from a frame, or from the frames around a
+sample, is W c + b already, and a sample weighs and adds these terms. A product that no activation
+separates from the next is merged with it, in float64, when the graph is built.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,9 +41,9 @@ Tensors = Mapping[str, FloatArray]
 
 @dataclass(frozen=True, eq=False)
 class FrameTerm:
-    """What conditioning gives a layer: constant (n,) + the sum of W c, of W by its name, (n, c).
+    """A layer's term from conditioning: constant (n,) + the sum of W c, with W by c's name, (n, c).
 
-    It is `taps` inputs of the loop, each a frame later than the last.
+    The loop has `taps` inputs of it, each from one frame later than the input before.
     """
 
     name: str
@@ -54,10 +54,10 @@ class FrameTerm:
 
 @dataclass(frozen=True, eq=False)
 class SpecGraph:
-    """A graph, its inputs of a frame, and the kernels (hop, taps) that its inputs of a sample are.
+    """A graph, its inputs of a frame (`terms`) and of a sample (`kernels`, (hop, taps)).
 
-    Results of a sample are the sample and, of an output that has classes, the class, int64. A term
-    that is a name is given as it is.
+    Results of a sample are the sample and, if the output has classes, the class, int64. A term
+    that is a name is the conditioning of that name, unchanged.
     """
 
     sample: SampleGraph
@@ -92,10 +92,10 @@ def drawing_graph(spec: VoiceSpec, tensors: Tensors) -> SpecGraph:
 
 
 def forced_graph(spec: VoiceSpec, tensors: Tensors) -> SpecGraph:
-    """The graph of the last layer's results (n,) for samples that are given, for a score.
+    """The graph that returns the last layer's results (n,) for given samples, for a score.
 
-    A sample has after the kernels its class, int64 (), or where it has none itself, float32 ().
-    A dual softmax has two of either, coarse and fine.
+    A sample's inputs are the kernels and its class, int64 (); without classes the sample itself,
+    float32 (). A dual softmax has two classes and two results, coarse and fine.
     """
     check_tensors(spec, tensors)
     build = _NetworkBuilder(spec, tensors)
@@ -136,7 +136,7 @@ def check_tensors(spec: VoiceSpec, tensors: Tensors) -> None:
 
 
 class _NetworkBuilder:
-    """Builds the layers, and notes what they want of a frame."""
+    """Builds the layers, and collects their terms of a frame."""
 
     def __init__(self, spec: VoiceSpec, tensors: Tensors) -> None:
         self.spec, self.make = spec, SampleWriter(spec.hop_length)
@@ -150,18 +150,18 @@ class _NetworkBuilder:
             for layer in spec.layers
             if isinstance(layer, GruSpec)
         }
-        # Before all other inputs of a sample.
+        # The kernels come before all other inputs of a sample.
         for each in spec.conditioning:
             if isinstance(each, InterpolatedConditioning):
                 self._kernels[each.name] = self._kernel_weights(each)
 
     def _kernel_weights(self, each: InterpolatedConditioning) -> list[Value]:
-        """The weight of each tap, ()."""
+        """The weight of each tap of a kernel, ()."""
         row = self.make.given(Role.SAMPLE, f"{each.name}.kernel", float_type((each.taps,)))
         return [_element(self.make, row, tap) for tap in range(each.taps)]
 
     def network(self) -> Value:
-        """What the last layer gives, (n,)."""
+        """The output of the last layer, (n,)."""
         parts = [self._input(each) for each in self.spec.inputs]
         result = parts[0]
         for layer in self.spec.layers:
@@ -172,14 +172,14 @@ class _NetworkBuilder:
     def halves(
         self, output: DualSoftmax, choose: Callable[[int, Value], Value]
     ) -> tuple[Value, Value]:
-        """The coarse and the fine class, each as `choose` says of its number and logits."""
+        """The coarse and the fine class, which `choose` returns for number 0 or 1 and logits."""
         parts = [self._input(each) for each in self.spec.inputs]
         *layers, gru = self.spec.layers
         for layer in layers:
             parts = [self._layer(layer, parts)]
         assert isinstance(gru, GruSpec)
         half, state = gru.size // 2, self._states[gru.name]
-        # Gates r, z, n of the first half of units, then those of the second.
+        # Gates r, z, n of the first half of units, then of the second.
         order = np.arange(3 * gru.size).reshape(3, 2, half).swapaxes(0, 1).reshape(-1)
         gates, recurrent = self._gate_products(gru, parts, order)
         column = self._tensors[f"{gru.name}.weight_ih"][order[3 * half :], -1]
@@ -222,7 +222,7 @@ class _NetworkBuilder:
         return self._dense(layer, parts)
 
     def _dual_dense(self, layer: DualDenseSpec, parts: Sequence[Features]) -> Features:
-        """One product for both, then halves weighed and added."""
+        """Both products in one, whose halves are then weighed and added."""
         name, scale = layer.name, self._tensors[f"{layer.name}.scale"]
         for each in ("weight", "bias"):
             both = self._tensors[f"{name}.{each}"]
@@ -264,7 +264,7 @@ class _NetworkBuilder:
     def _gate_products(
         self, layer: GruSpec, parts: Sequence[Features], order: npt.NDArray[np.intp]
     ) -> tuple[Value, Value]:
-        """What gates take of the input and of the state, (3 * size,), rows in that order."""
+        """The gates' products with input and state, (3 * size,), with rows in the given order."""
         name = layer.name
         weight_ih, weight_hh, bias_ih, bias_hh = (
             self._tensors[f"{name}.{each}"]
@@ -272,7 +272,7 @@ class _NetworkBuilder:
         )
         if layer is self.spec.halved:
             weight_ih = weight_ih[:, :-1]
-        # The bias of the new gate lies within the product with r.
+        # The recurrent bias of the new gate stays in its recurrent product, which r multiplies.
         is_outside = np.arange(3 * layer.size) < 2 * layer.size
         both = bias_ih + np.where(is_outside, bias_hh, 0)
         before, matrix, rest = self._product(layer, parts, weight_ih, both)
@@ -297,7 +297,7 @@ class _NetworkBuilder:
     def _product(
         self, layer: SampleLayer, parts: Sequence[Features], matrix: DoubleArray, bias: DoubleArray
     ) -> tuple[Features, DoubleArray, Features]:
-        """What is computed before, its columns of the matrix, and all else, multiplied."""
+        """The computed part, its columns of the matrix, and the product of all other parts."""
         joined = [
             Features.of_conditioning(name, self._conditioning[name].size)
             for name in layer.concatenated
@@ -319,7 +319,7 @@ class _NetworkBuilder:
         rest: Features,
         activation: Activation = Activation.NONE,
     ) -> Value:
-        """activation(matrix times what is computed + rest)."""
+        """activation(matrix times the computed part + rest)."""
         value = self._value(f"{name}.term", rest)
         if before.computed is None:
             return value
@@ -328,7 +328,7 @@ class _NetworkBuilder:
         return self.make.linear(name, before.computed, weights, value, activation, scale)
 
     def _value(self, name: str, features: Features) -> Value:
-        """All of it in one vector."""
+        """The sum of all parts, one vector."""
         if features.computed is not None and not features.known.is_zero:
             value = self._value(name, features.known)
             return self.make.pointwise("add", features.computed, value, name=name)
@@ -350,7 +350,7 @@ class _NetworkBuilder:
         return value
 
     def _held(self, name: str, features: Features) -> Value:
-        """The constant, and what a frame adds for all its samples."""
+        """The constant plus the terms that all samples of a frame share."""
         held = {n: w for n, w in features.conditioning.items() if n not in self._kernels}
         if not held:
             return self.make.constant(features.constant.astype(np.float32), f"{name}.bias")
@@ -369,7 +369,7 @@ class _NetworkBuilder:
         return value
 
     def finish(self, *states: Value) -> SpecGraph:
-        """The graph; `states` are more than the turn's and the GRUs'."""
+        """The graph; `states` are further states, besides the turn's and the GRUs'."""
         self.make.keep(*self.turn.states(), *self._states.values(), *states)
         kernels = (self._tensors[f"{name}.kernel"] for name in self._kernels)
         narrow = tuple(np.ascontiguousarray(kernel, np.float32) for kernel in kernels)

@@ -1,4 +1,4 @@
-"""How a sample is drawn from what the last layer says."""
+"""Distributions from which samples are drawn, with the last layer's outputs as parameters."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -8,7 +8,7 @@ from sparsejit.voice.spec.layers import DenseSpec
 
 
 class Companding(Choice):
-    """How amplitudes lie between classes: evenly, or on ITU-T G.711's curve, mu = classes - 1."""
+    """Spacing of the classes' amplitudes: even, or on ITU-T G.711's curve, mu = classes - 1."""
 
     LINEAR = "linear"
     MU_LAW = "mu_law"
@@ -18,7 +18,7 @@ class Companding(Choice):
 class Categorical:
     """Class k ~ softmax(parameters / temperature). One uniform number a sample.
 
-    The network is fed 2 k / (classes - 1) - 1; the sample given is that, expanded.
+    The network reads back 2 k / (classes - 1) - 1; the sample is this number, expanded.
     """
 
     classes: int
@@ -67,8 +67,9 @@ class Gaussian:
 class BinaryTree:
     """A class of `bits` bits, the highest first; bit ~ sigmoid(parameter / temperature).
 
-    Which parameter that is, 1 to 2**bits - 1, is 1 followed by the bits drawn so far; number 0 is
-    not read. One uniform number a bit; a bit is 1 where the number is less. As LPCNet since 2021.
+    The parameter's number, 1 to 2**bits - 1, is 1 followed by the bits drawn so far; parameter 0 is
+    not read. One uniform number a bit; a bit is 1 where the number is less than its probability.
+    As LPCNet since 2021.
     """
 
     bits: int
@@ -90,7 +91,7 @@ class DualSoftmax:
     The last of a spec's layers is a GRU of an even size that reads one feature more, the last
     column of its weight_ih: 2 c / (2**bits - 1) - 1, of the c just drawn. The first half of its
     units runs through the layers `coarse` to the logits of c; in their rows that column is zero.
-    The second half runs through `fine` to those of f. Each half ~ softmax(logits / temperature).
+    The second half runs through `fine` to f's logits. Each half ~ softmax(logits / temperature).
 
     sample = (2**bits c + f) / 2**(2 bits - 1) - 1. Two uniform numbers a sample, for c and for f.
 

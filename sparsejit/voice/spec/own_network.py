@@ -1,11 +1,11 @@
-"""The network that `train` makes, as a `VoiceSpec`, and what reads its log-mels.
+"""The network that `train` makes, as a `VoiceSpec`, and the reader of its log-mels.
 
     input   = rows of three tables for s[t-1], class[t-1] and the prediction p
     h       = GRU(W_ih input + the frame's gate terms, h)
     dense   = relu(W_1 h + the frame's terms)
     class   ~ softmax((W_2 dense + b) / temperature)
 
-The signal around it is that of `prediction`.
+The signal processing around it is in `sparsejit.voice.prediction`.
 """
 
 from collections.abc import Mapping
@@ -86,7 +86,7 @@ def own_network(tensors: Mapping[str, FloatArray], temperature: float) -> Traine
     renamed = {f"{each.name}.table": rows for each, rows in zip(spec.inputs, tables, strict=True)}
     for part in ("weight_hh", "bias_ih", "bias_hh"):
         renamed[f"recurrent.{part}"] = tensors[f"rnn.{part}_l0"]
-    # The rows are added, and then multiplied.
+    # All inputs share one matrix: their rows are added, and then multiplied.
     renamed["recurrent.weight_ih"] = np.tile(tensors["rnn.weight_ih_l0"], len(spec.inputs))
     for name, layer in (("dense", "fc1"), ("output", "fc2")):
         for part in ("weight", "bias"):
@@ -97,7 +97,7 @@ def own_network(tensors: Mapping[str, FloatArray], temperature: float) -> Traine
 class LogMelReader:
     """The layers that run once a frame: log10 mel in, terms of the gates and the dense layer out.
 
-    And the predictors and gains of the mel.
+    It also computes the predictors and gains of the mel.
     """
 
     bands, around, is_log_mel = N_MELS, CONTEXT_FRAMES, True
@@ -115,7 +115,7 @@ class LogMelReader:
         self._dense = ExactLinear(tensors["condition_dense.weight"])
 
     def beyond(self, frame: FloatArray) -> FloatArray:
-        """It again."""
+        """The first or last frame repeated."""
         return np.repeat(frame, self.around, axis=1)
 
     def __call__(self, mel: DoubleArray) -> dict[str, DoubleArray]:
@@ -135,7 +135,7 @@ class LogMelReader:
         }
 
     def check_scale(self, mel: FloatArray) -> None:
-        """Refuse what cannot be log10 power of audio in [-1, 1]."""
+        """Raise InvalidInput for a mel that cannot be log10 power of audio in [-1, 1]."""
         low, high = float(mel.min()), float(mel.max())
         found = f"the mel runs from {low:.4g} to {high:.4g}"
         wanted = "WaveRNN.features gives log10 power, from -9 to 2 for audio in [-1, 1]"

@@ -26,7 +26,7 @@ class BatchNorm:
     variance: FloatArray
 
     def folded(self, weight: FloatArray, bias: FloatArray | float = 0.0) -> RowwiseLinear:
-        """It after the product with weight (n, m) and its bias (n,), in one."""
+        """The product with weight (n, m) and bias (n,) followed by this norm, as one product."""
         variance = self.variance.astype(np.float64) + BATCH_NORM_EPSILON
         scale = self.weight / np.sqrt(variance)
         return RowwiseLinear(weight * scale[:, None], self.bias + (bias - self.mean) * scale)
@@ -63,7 +63,7 @@ class ResidualStack:
 
 
 def interpolation_kernel(kernels: Sequence[FloatArray], taps: int) -> FloatArray:
-    """What repeating by (len(k) - 1) / 2 and smoothing with k, for each k in turn, comes to.
+    """Combine repeating by (len(k) - 1) / 2 and smoothing with k, for each k in turn, into one.
 
     Returns float32 (hop, taps): the weights of the frames around each sample of a frame. Raises
     InvalidInput where samples depend on more frames.
@@ -74,10 +74,10 @@ def interpolation_kernel(kernels: Sequence[FloatArray], taps: int) -> FloatArray
     hop = 1
     for kernel in kernels:
         scale = (len(kernel) - 1) // 2
-        # torch's convolution does not turn the kernel around; numpy's does.
+        # torch's convolution does not reverse the kernel; numpy's does.
         impulse = np.convolve(np.repeat(impulse, scale), kernel[::-1].astype(np.float64), "same")
         hop *= scale
-    # Frame f's weight in a sample of the frame in the middle is that of the middle in f's mirror.
+    # Frame f's weight in a sample of the middle frame is the middle's weight in f's mirror frame.
     rows = impulse.reshape(frames, hop)[::-1]
     first = frames // 2 - taps // 2
     if rows[:first].any() or rows[first + taps :].any():

@@ -1,4 +1,4 @@
-"""How a class or sample is drawn from what the last layer says, as operators of the graph."""
+"""Draws of a class or sample from the last layer's outputs, as operators of the graph."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -27,20 +27,20 @@ _EDGE = 1e-5
 
 @dataclass(eq=False)
 class UniformNumbers:
-    """The numbers of a seed's stream one after the other; `counter` is that of the next."""
+    """The numbers of a seed's stream one after the other; `counter` is the next one's index."""
 
     make: SampleWriter
     seed: Value
     counter: Value
 
     def one(self) -> Value:
-        """A number ()."""
+        """The next number, ()."""
         number = self.make.one(Uniform(), self.seed, self.counter, name="uniform")
         self.counter = self.make.next(self.counter)
         return number
 
     def row(self, count: int) -> Value:
-        """Numbers (count,)."""
+        """The next numbers, (count,)."""
         numbers = self.make.one(UniformRow(count), self.seed, self.counter, name="uniform")
         more = self.make.constant(np.array(count, np.int64), "numbers")
         self.counter = self.make.pointwise("add", self.counter, more, name="counter")
@@ -56,7 +56,7 @@ class SampleDraw:
     uniform: UniformNumbers
 
     def of(self, output: SingleOutput, parameters: Value) -> Value:
-        """What `output` draws from parameters (n,): a class int64 (), or a sample float32 ()."""
+        """Draw from `output` with parameters (n,): a class int64 (), or a sample float32 ()."""
         match output:
             case Categorical():
                 return self.categorical(parameters)
@@ -89,7 +89,7 @@ class SampleDraw:
         return self._continuous(mean, log_scale, output.least_log_scale, noise)
 
     def _inside(self, uniform: Value) -> Value:
-        """[0, 1] to [1e-5, 1 - 1e-5]."""
+        """Map [0, 1] to [1e-5, 1 - 1e-5]."""
         return self._number("fma", uniform, 1 - 2 * _EDGE, _EDGE)
 
     def _gaussian(self, output: Gaussian, parameters: Value) -> Value:
@@ -108,7 +108,7 @@ class SampleDraw:
         return self._number("minimum", self._number("maximum", free, -1.0), 1.0)
 
     def _tree(self, output: BinaryTree, parameters: Value) -> Value:
-        """u < sigmoid(p / temperature) where temperature * log(u / (1 - u)) < p."""
+        """Draw by u < sigmoid(p / temperature), which is temperature * log(u / (1 - u)) < p."""
         u = self.uniform.row(output.bits)
         # 1 - u is exact.
         logs = (self._number("log", each) for each in (u, self._number("sub", 1.0, u)))
@@ -131,7 +131,7 @@ class SampleDraw:
 
 
 def picked(make: SampleWriter, numbers: Value, index: Value) -> Value:
-    """Number `index` of numbers (n,): ()."""
+    """Element `index` of numbers (n,): ()."""
     column = make.one(Reshape((numbers.shape[0], 1)), numbers, name="picked")
     row = make.one(Embedding(), index, column, name="picked")
     return make.one(Reshape(()), row, name="picked")

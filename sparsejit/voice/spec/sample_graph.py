@@ -1,4 +1,4 @@
-"""A graph that runs once a sample, the loop around it, and what builds them."""
+"""A graph that runs once a sample, the loop around it, and the builder of both."""
 
 from dataclasses import dataclass
 
@@ -13,13 +13,13 @@ from sparsejit.ir.spec import Activation
 from sparsejit.lowering.loop import GraphLoop, Role
 from sparsejit.voice.prediction import THRESHOLDS
 
-# A GRU's state lies within [-1, 1]: as int8 it has steps of this size.
+# Step of a GRU's state as int8: the state lies within [-1, 1].
 STATE_STEP = 1 / 127
 
 
 @dataclass(frozen=True, eq=False)
 class SampleGraph:
-    """A graph, the loop around it, and what its states begin with, in the order of the loop's."""
+    """A graph, the loop around it, and its initial states, in the order of the loop's states."""
 
     graph: Graph
     loop: GraphLoop
@@ -37,22 +37,22 @@ class SampleWriter(Writer):
         self._initial: list[Array] = []
 
     def given(self, role: Role, name: str, kind: TensorType) -> Value:
-        """An operand that the caller gives."""
+        """Add an operand with a role."""
         self._inputs.append(role)
         return self.input(kind, name)
 
     def state(self, name: str, initial: Array) -> Value:
-        """What the last turn left; `keep` says what that is, in the order of states."""
+        """Add a state from the last turn; `keep` sets the next values, in the order of states."""
         self._initial.append(initial)
         kind = TensorType(initial.shape, Element(initial.dtype.name))
         return self.given(Role.STATE, name, kind)
 
     def keep(self, *values: Value) -> None:
-        """What states are in the next turn."""
+        """Set the values of the states in the next turn."""
         self._outputs += [(Role.STATE, value) for value in values]
 
     def give(self, *values: Value) -> None:
-        """What the caller gets of every sample."""
+        """Add results that the caller gets for every sample."""
         self._outputs += [(Role.SAMPLE, value) for value in values]
 
     def newest(self, history: Value) -> Value:
@@ -68,13 +68,13 @@ class SampleWriter(Writer):
         return self.one(Concat(0), older, newest, name="history")
 
     def level(self, signal: Value, scale: Value) -> Value:
-        """A scaled signal's row of a table."""
+        """The row of a table for a signal times a scale."""
         scaled = self.pointwise("mul", signal, scale, name="level")
         thresholds = self.constant(THRESHOLDS, "thresholds")
         return self.one(Quantise(), scaled, thresholds, name="level")
 
     def next(self, counter: Value) -> Value:
-        """One more."""
+        """The counter plus one."""
         one = self.constant(np.array(1, np.int64), "one")
         return self.pointwise("add", counter, one, name="counter")
 

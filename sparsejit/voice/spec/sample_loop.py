@@ -21,9 +21,9 @@ from sparsejit.voice.spec.sample_graph import SampleGraph
 
 @dataclass(frozen=True, eq=False)
 class SampleLoop(SharedCode):
-    """The native function, what `loop` says of its operands, and the record of its kernels.
+    """The native function, the roles of its operands (`loop`), and the record of its kernels.
 
-    `initial` are the states of a stream that begins, `results` the types of what a sample gives. A
+    `initial` are the states of a stream that begins, `results` the types of a sample's results. A
     probe keeps its slots in the workspace from `probe_offset` on.
     """
 
@@ -44,7 +44,7 @@ class SampleLoop(SharedCode):
         }
 
     def new_states(self) -> tuple[list[Array], list[Array]]:
-        """The states of a stream that begins, and the arrays that they change places with."""
+        """The states of a stream that begins, and the arrays with which they alternate."""
         before, after = ([aligned_copy(each) for each in self.initial] for _ in range(2))
         return before, after
 
@@ -57,7 +57,7 @@ def compile_sample_loop(
 ) -> SampleLoop:
     """Compile a sample graph; `dtypes` as in `compile`, by the layers' names.
 
-    `probe` makes what times the steps, from the offset of its first slot.
+    `probe` makes the probe that times the steps, from the offset of its first slot.
     """
     graph = with_dtypes(run_passes(sample.graph), dtypes)
     lowered = lower_model(graph, ModelOptions(target, part_bytes=target.l1d_bytes // 2))

@@ -1,6 +1,6 @@
-"""From one sample to the next: what the network reads of the last one, and what it becomes.
+"""From one sample to the next: the inputs that the network reads back, and the output sample.
 
-A choice is what was drawn or is given: a class, or where there are none the sample.
+A choice is a class that was drawn or is given; without classes it is the sample.
 """
 
 from dataclasses import dataclass
@@ -50,11 +50,11 @@ class PredictedSignal:
         self.prediction = make.one(Predict(), self._history, predictor, name="prediction")
 
     def level(self, signal: Value) -> Value:
-        """Its row of a table."""
+        """The row of a table for a signal."""
         return self._make.level(signal, self._level_scale)
 
     def after(self, choice: Value, amplitudes: Value) -> Value:
-        """The sample of a class; `keep` comes next."""
+        """The output sample of a class; moves the states to the next turn."""
         op = Reconstruct(self._spec.limit, self._spec.emphasis)
         operands = choice, amplitudes, self._residual_scale, self.prediction, self._last_output
         signal, output = self._make.many(op, *operands, name="signal")
@@ -68,7 +68,7 @@ class PredictedSignal:
 
 @dataclass(eq=False)
 class SampleTurn:
-    """The states that samples leave to the next ones."""
+    """The states that each sample leaves to the next one."""
 
     make: SampleWriter
     spec: VoiceSpec
@@ -95,7 +95,7 @@ class SampleTurn:
         )
 
     def last(self, each: NetworkInput) -> tuple[Value, ...]:
-        """The numbers, or the row of the table, that an input is."""
+        """The numbers of an input, or its row of the table."""
         if each in self._states:
             return self._states[each]
         assert self.signal is not None
@@ -106,7 +106,7 @@ class SampleTurn:
         return (self.signal.level(signal),)
 
     def after(self, choice: Value) -> Value:
-        """The sample that is given; states become those of the next turn."""
+        """The output sample of a choice; moves the states to the next turn."""
         output = self.spec.output
         sample, fed_back = choice, choice
         if isinstance(output, Categorical | BinaryTree):
@@ -116,7 +116,7 @@ class SampleTurn:
         return sample
 
     def after_halves(self, output: DualSoftmax, coarse: Value, fine: Value) -> tuple[Value, Value]:
-        """The sample that is given, and its class int64 (), by its halves; as `after`."""
+        """The output sample and its class, int64 (), from halves; moves the states as `after`."""
         make = self.make
         count = make.constant(np.array(output.half_classes, np.int64), "half classes")
         high = make.pointwise("mul", coarse, count, name="class")
@@ -133,12 +133,12 @@ class SampleTurn:
         return sample, whole
 
     def half_level(self, output: DualSoftmax, half: Value) -> Value:
-        """What the network is fed for a half, float32 ()."""
+        """The number that the network reads back for a half, float32 ()."""
         levels = class_levels(output.half_classes).astype(np.float32)
         return picked(self.make, self.make.constant(levels, "levels"), half)
 
     def _of_class(self, output: Categorical | BinaryTree, choice: Value) -> tuple[Value, Value]:
-        """Its sample, and what the network is fed."""
+        """The sample of a class, and the number that the network reads back."""
         levels = class_levels(output.classes)
         is_linear = output.companding is Companding.LINEAR
         heights = levels if is_linear else expanded(levels, output.classes)
@@ -153,6 +153,6 @@ class SampleTurn:
         return sample, picked(self.make, table, choice)
 
     def states(self) -> tuple[Value, ...]:
-        """For `keep`, in their order."""
+        """The states for `SampleWriter.keep`, in their order."""
         signal = () if self.signal is None else self.signal.states()
         return (*signal, *(value for values in self._states.values() for value in values))

@@ -17,10 +17,10 @@ from sparsejit.voice.spec.sample_loop import SampleLoop
 
 
 class Sampler(NotCopied):
-    """One utterance in progress: its own state, the shared native code.
+    """One utterance in progress, with its own state and the shared native code.
 
     Chunks of any number of frames give the samples that one call with all frames would give.
-    `classes` of the last call, int64, none where samples have no class, and the bytes of
+    `classes` of the last call, int64, empty where samples have no class, and the bytes of
     `workspace` are kept for inspection. Not for two threads at once; make one Sampler per thread.
     """
 
@@ -44,18 +44,18 @@ class Sampler(NotCopied):
         self._write(loop.header.outputs, self._outputs.table)
 
     def generate(self, conditioning: LoopArrays) -> FloatArray:
-        """The samples of the frames that come next, float32."""
+        """The samples of the next frames, float32."""
         samples, *classes = self.run(conditioning)
         self.classes = classes[0] if classes else np.empty(0, np.int64)
         return samples
 
     def run(self, inputs: LoopArrays) -> list[Array]:
-        """The loop's results for the frames that come next, a row a sample."""
+        """The loop's results for the next frames, a row a sample."""
         (results,) = run_in_lockstep([self], [inputs])
         return results
 
     def take(self, arrays: LoopArrays) -> list[Array]:
-        """Let the next run read these frames; returns where it puts its results."""
+        """Let the next run read these frames; return the arrays that it will fill with results."""
         count = arrays.frames * self.loop.hop
         results = [np.empty((count, *kind.shape), kind.element.value) for kind in self._results]
         self._inputs.set(Role.FRAME, arrays.of_frames)
@@ -64,7 +64,7 @@ class Sampler(NotCopied):
         return results
 
     def go_before(self, other: "Sampler") -> None:
-        """In the next run the other one comes after this; the last comes before the first."""
+        """Let `other` follow this sampler in the next run; the last one precedes the first."""
         self._write(self._header.next, other.workspace.ctypes.data)
 
     def _write(self, offset: int, address: int) -> None:
@@ -72,7 +72,7 @@ class Sampler(NotCopied):
 
 
 def check_seed(seed: int) -> None:
-    """Raises InvalidInput for what is not a whole number of 64 bits."""
+    """Raise InvalidInput unless `seed` is a whole number of 64 bits."""
     if not isinstance(seed, Integral) or isinstance(seed, bool) or not 0 <= seed < 2**64:
         raise InvalidInput(f"seed {seed!r} is not a 64-bit number; give 0 to 2**64 - 1")
 
@@ -80,10 +80,10 @@ def check_seed(seed: int) -> None:
 def run_in_lockstep(
     samplers: Sequence[Sampler], inputs: Sequence[LoopArrays]
 ) -> list[list[Array]]:
-    """The results of each for the frames that come next, as `run` alone has them.
+    """Run samplers of one loop together; return the results of each, as `run` alone gives them.
 
-    Samplers of one loop, each with as many frames. They take turns sample by sample, so that
-    weights are read once for all.
+    All have the same number of frames. They take turns sample by sample, so that weights are read
+    once for all.
     """
     assert len({each.frames for each in inputs}) == 1, "all streams speak as many frames"
     results = [sampler.take(each) for sampler, each in zip(samplers, inputs, strict=True)]
@@ -95,7 +95,7 @@ def run_in_lockstep(
 
 
 class _OperandTable:
-    """The table of addresses of operands with these roles; the loop changes those of states."""
+    """The table of addresses of operands with these roles; the loop swaps addresses of states."""
 
     def __init__(self, roles: Sequence[Role]) -> None:
         self._roles = roles
@@ -103,7 +103,7 @@ class _OperandTable:
         self.table = self._values.ctypes.data
 
     def set(self, role: Role, arrays: Sequence[Array]) -> None:
-        """All operands of a role, in order."""
+        """Set the addresses of all operands of a role, in order."""
         places = [number for number, each in enumerate(self._roles) if each is role]
         for place, array in zip(places, arrays, strict=True):
             self._values[place] = array.ctypes.data

@@ -1,4 +1,4 @@
-"""How short the layers of another project's network may be stored: by what it thinks of audio."""
+"""Choice of short dtypes for the layers of another project's network, by its score on audio."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from sparsejit.voice.spec.sampler import Sampler
 from sparsejit.voice.spec.trained import TrainedNetwork
 
 SHORT_DTYPES = ("int8", "bfloat16")
-# A share of a layer's time: less is within the error of a prediction.
+# Least gain as a share of a layer's time: less is within the error of a prediction.
 _LEAST_GAIN = 0.05
 
 
@@ -25,18 +25,19 @@ def choose_dtypes(
     target: str | Target = "native",
     seed: int = 0,
 ) -> dict[str, str]:
-    """Dtypes by layer that raise the nats a sample by `most_nats` in all, or less.
+    """Choose dtypes by layer that raise the nats a sample by `most_nats` in all, or less.
 
-    The network speaks a mel in float32; then it is fed with that, its layers shortened one after
-    the other, from that on which most time is saved as predicted, each to what is fastest and costs
-    no more than is left. Layers that are not named stay float32. A second of speech takes seconds.
+    The network speaks a mel in float32 and is then scored on this audio, with its layers shortened
+    one after the other in the order of predicted savings, each to the fastest dtype with which the
+    loss stays within `most_nats`. Layers that are not named stay float32. A second of speech takes
+    seconds.
 
     Args:
         voice: a network, such as `WaveRNN.source`
         mel: (bands, frames)
         most_nats: nats a sample that may be lost
         target: "native", a level or a `Target`
-        seed: of what is spoken
+        seed: seed of the speech
 
     Raises:
         InvalidInput: `most_nats` is negative, and as `ForcedNetwork` and its `nats` do
@@ -53,7 +54,7 @@ def choose_dtypes(
 
 
 class _Trial:
-    """Audio that the float32 network drew, and what it thinks of it."""
+    """Audio that the float32 network drew, and the network's score on it with shorter dtypes."""
 
     def __init__(
         self, voice: TrainedNetwork, target: Target, mel: npt.ArrayLike, seed: int
@@ -65,7 +66,7 @@ class _Trial:
         self._float32 = self._nats({})
 
     def cost(self, dtypes: Mapping[str, str]) -> float:
-        """Nats a sample above those of float32."""
+        """Nats a sample above the float32 network's."""
         return self._nats(dtypes) - self._float32
 
     def _nats(self, dtypes: Mapping[str, str]) -> float:
@@ -74,7 +75,7 @@ class _Trial:
 
 
 def _by_gain(voice: TrainedNetwork, target: Target) -> list[tuple[str, str]]:
-    """Layers and dtypes that are predicted to be faster, those that save most first."""
+    """Layers and dtypes that are predicted to be faster, by falling saving of time."""
     times = {
         dtype: {
             name: plan.chosen.cost.ns

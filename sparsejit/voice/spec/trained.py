@@ -1,4 +1,4 @@
-"""A trained network: its spec and tensors, and what its mels go through before it reads them."""
+"""A trained network: its spec, its tensors, and the reader of its mels."""
 
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -26,10 +26,10 @@ from sparsejit.voice.spec.voice_spec import (
 
 
 class MelReader(Protocol):
-    """From mels to conditioning.
+    """Reader of mels, from which it computes conditioning.
 
-    `bands` are those of a mel; a frame's conditioning depends on `around` frames on either side.
-    `is_log_mel`: whether its mels are those of `features.log_mel`.
+    `bands`: the bands of a mel. `around`: frames on either side on which a frame's conditioning
+    depends. `is_log_mel`: whether its mels come from `features.log_mel`.
     """
 
     is_log_mel: bool
@@ -41,18 +41,18 @@ class MelReader(Protocol):
     def around(self) -> int: ...
 
     def beyond(self, frame: FloatArray) -> FloatArray:
-        """What lies beyond the first or last frame (bands, 1): (bands, around)."""
+        """The frames beyond the first or last frame (bands, 1): (bands, around)."""
 
     def check_scale(self, mel: FloatArray) -> None:
-        """Raise InvalidInput for a finite mel (bands, frames) of another scale."""
+        """Raise InvalidInput for a finite mel (bands, frames) on another scale."""
 
     def __call__(self, mel: DoubleArray) -> dict[str, DoubleArray]:
-        """Make of mel (frames + 2 * around, bands) conditioning as `FrameTerms` takes it."""
+        """Compute conditioning of mel (frames + 2 * around, bands), as `FrameTerms` takes it."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainedNetwork:
-    """A network that can be compiled: its spec, its tensors, and what reads its mels."""
+    """A network that can be compiled: its spec, its tensors, and the reader of its mels."""
 
     spec: VoiceSpec
     tensors: Tensors
@@ -72,7 +72,7 @@ class TrainedNetwork:
 
     @property
     def hidden_size(self) -> int:
-        """The size of the first GRU, or without one of the first layer."""
+        """The size of the first GRU; without a GRU, of the first layer."""
         grus = (layer for layer in self.spec.layers if isinstance(layer, GruSpec))
         return next(grus, self.spec.layers[0]).size
 
@@ -87,7 +87,7 @@ class TrainedNetwork:
 
     @cached_property
     def graph(self) -> SpecGraph:
-        """What is compiled."""
+        """The graph that is compiled."""
         return drawing_graph(self.spec, self.tensors)
 
     @cached_property
@@ -95,20 +95,20 @@ class TrainedNetwork:
         return FrameTerms(self.graph)
 
     def __getstate__(self) -> dict[str, object]:
-        """Without what is computed."""
+        """The fields without cached results."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def at_temperature(self, temperature: float) -> "TrainedNetwork":
         return replace(self, spec=replace(self.spec, temperature=temperature))
 
     def beyond(self, frame: FloatArray) -> FloatArray:
-        """What lies beyond the first or last frame (bands, 1): (bands, context_frames)."""
+        """The frames beyond the first or last frame (bands, 1): (bands, context_frames)."""
         return self.reads.beyond(frame)
 
     def conditioning(self, mel: npt.ArrayLike, context: bool = False) -> LoopArrays:
-        """What the loop reads of the frames of mel (bands, F).
+        """The loop's inputs for the frames of mel (bands, F).
 
-        With `context` mel has `context_frames` more on either side.
+        With `context`, mel has `context_frames` more frames on either side.
 
         Raises:
             InvalidInput: as `checked_mel` does, and where there is no frame
@@ -130,8 +130,8 @@ class TrainedNetwork:
         """`mel` as float32 (bands, frames).
 
         Raises:
-            InvalidInput: another shape, NaN and infinity, and another scale than that of the
-                network's training
+            InvalidInput: another shape, NaN and infinity, and a scale that is not the network's in
+                training
         """
         values = np.asarray(to_array(mel, "the mel"), np.float32)
         if values.ndim != 2 or len(values) != self.n_mels or values.shape[1] < least_frames:
@@ -147,10 +147,10 @@ class TrainedNetwork:
 
 
 class GivenConditioning:
-    """The conditioning of a network that is a spec alone: its "mel" is that, row under row.
+    """Reader for a network given by a spec: its "mel" is the conditioning, row under row.
 
-    Rows are those of `spec.conditioning` in its order; after them, of linear prediction, the 32
-    weights of the predictor, the residual scale and the level scale. Beyond its ends are zeros.
+    The rows follow `spec.conditioning`; after them, with linear prediction, come the 32 weights of
+    the predictor, the residual scale and the level scale. Frames beyond the ends are zeros.
     """
 
     is_log_mel = False
@@ -171,7 +171,7 @@ class GivenConditioning:
         return np.zeros((self.bands, self.around), np.float32)
 
     def check_scale(self, mel: FloatArray) -> None:
-        """Any is one."""
+        """Accept any scale."""
 
     def __call__(self, mel: DoubleArray) -> dict[str, DoubleArray]:
         ends = np.cumsum(list(self._sizes.values()))

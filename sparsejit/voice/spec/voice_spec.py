@@ -1,7 +1,7 @@
-"""What a network of the WaveRNN family is: what it reads, its layers, how a sample is drawn.
+"""Spec of a network of the WaveRNN family: its inputs, its layers, and the draw of a sample.
 
-A sample's features run through the layers in order. A layer reads what the one before it made,
-followed by conditioning that is joined to it:
+A sample's features run through the layers in order. A layer reads the output of the layer before
+it, followed by the conditioning that is concatenated to it:
 
     dense    y  = activation(W [x, c] + b + a);   two of them, added: `DualDenseSpec`
     GRU      h' = GRU(W_ih [x, c] + b_ih + a, h);   y = h', or x + h' with `residual`
@@ -53,17 +53,17 @@ __all__ = [
 
 LAST_SAMPLE = "last sample"
 PREDICTOR, RESIDUAL_SCALE, LEVEL_SCALE = "predictor", "residual scale", "level scale"
-# Levels of a signal, in tables.
+# Levels of a signal, the rows of tables.
 LEVELS = 256
-# Beyond these, softmax(logits / temperature) is the greatest logit, or no choice at all.
+# Below these softmax(logits / temperature) is the greatest logit, above them it is even.
 TEMPERATURES = (0.01, 100.0)
 
 
 @dataclass(frozen=True)
 class LastSample:
-    """The sample before, one number in [-1, 1], 0 at first.
+    """The previous sample, one number in [-1, 1], 0 at first.
 
-    With classes it is 2 k / (classes - 1) - 1, with linear prediction the signal.
+    With classes it is 2 k / (classes - 1) - 1; with linear prediction it is the signal.
     """
 
     name: str = LAST_SAMPLE
@@ -72,9 +72,9 @@ class LastSample:
 
 @dataclass(frozen=True)
 class LastHalves:
-    """The coarse and the fine half of the class before, two numbers 2 k / (2**bits - 1) - 1.
+    """The coarse and the fine half of the previous class, two numbers 2 k / (2**bits - 1) - 1.
 
-    At first those of class `first`: of 16 bits 32,768 is silence.
+    At first they are the halves of class `first`; with 16 bits, 32,768 is silence.
     """
 
     name: str = "last halves"
@@ -84,9 +84,9 @@ class LastHalves:
 
 @dataclass(frozen=True)
 class LastClass:
-    """A row of tensors["<name>.table"], (classes, size), for the class before.
+    """A row of tensors["<name>.table"], (classes, size), for the previous class.
 
-    At first that is class `first`.
+    The first sample reads the row of class `first`.
     """
 
     name: str
@@ -96,9 +96,9 @@ class LastClass:
 
 @dataclass(frozen=True)
 class LastSampleRow:
-    """A row of tensors["<name>.table"], (256, size), for the level of the signal before.
+    """A row of tensors["<name>.table"], (256, size), for the previous signal's level.
 
-    That is of 256 levels on the mu-law curve of the signal times the frame's level scale.
+    The level is the signal times the frame's level scale, among 256 levels on the mu-law curve.
     """
 
     name: str
@@ -107,7 +107,7 @@ class LastSampleRow:
 
 @dataclass(frozen=True)
 class PredictionRow:
-    """The same for the level of the signal's prediction."""
+    """A row as of `LastSampleRow`, for the level of the signal's prediction."""
 
     name: str
     size: int
@@ -115,11 +115,11 @@ class PredictionRow:
 
 @dataclass(frozen=True)
 class LinearPrediction:
-    """Classes say what linear prediction leaves of a signal, the sample before pre-emphasis.
+    """Linear prediction of the pre-emphasised signal; classes code its residual.
 
     prediction = sum over k of predictor[k] * signal[t - 1 - k]
     signal = clamp(amplitude of the class * residual scale + prediction, -limit, limit)
-    sample = signal + emphasis * the sample before
+    sample = signal + emphasis * the previous sample
 
     A frame has PREDICTOR (32,), the oldest signal's weight first, RESIDUAL_SCALE and LEVEL_SCALE.
     """
@@ -138,7 +138,7 @@ class HeldConditioning:
 
 @dataclass(frozen=True)
 class InterpolatedConditioning:
-    """`size` features of a sample: sums of those of `taps` frames, `taps` // 2 before its own.
+    """`size` features of a sample, interpolated over `taps` frames, `taps` // 2 before its own.
 
     Sample p of a frame weighs them by row p of tensors["<name>.kernel"], (hop_length, taps).
     """
@@ -159,12 +159,12 @@ class VoiceSpec:
     Attributes:
         sample_rate: in Hz
         hop_length: samples a frame
-        inputs: what the first layer reads of the samples before
-        conditioning: what layers read of a frame
+        inputs: inputs of the first layer, from previous samples
+        conditioning: features of a frame that layers read
         layers: one after the other
-        output: how a sample is drawn
+        output: the distribution from which a sample is drawn
         temperature: classes are drawn from softmax(logits / temperature)
-        prediction: linear prediction, whose rest the network then draws
+        prediction: linear prediction, whose residual the network then draws
 
     Raises:
         InvalidInput: two parts have one name; conditioning is not declared; sizes of layers do not
@@ -199,7 +199,7 @@ class VoiceSpec:
 
     @property
     def halved(self) -> GruSpec | None:
-        """The GRU whose second half of units reads what the first half led to."""
+        """The GRU of a dual softmax, whose second half of units reads the coarse half drawn."""
         last = self.layers[-1]
         return last if isinstance(self.output, DualSoftmax) and isinstance(last, GruSpec) else None
 
@@ -267,7 +267,7 @@ class VoiceSpec:
                 )
 
     def layer_inputs(self) -> Iterator[tuple[SampleLayer, int]]:
-        """Every layer, and how many features it reads before what is concatenated."""
+        """Every layer, and the number of its input features without concatenated conditioning."""
         features = sum(each.size for each in self.inputs)
         for layer in self.layers:
             yield layer, features

@@ -24,7 +24,7 @@ from sparsejit.voice.prediction import (
 )
 from sparsejit.voice.spec.own_network import CONTEXT_FRAMES
 
-# Raise when features or coding change: it names the cache.
+# Raise when features or coding change: the names of cache files depend on it.
 ENCODING_VERSION = 2
 
 
@@ -79,7 +79,7 @@ def load_clips(
 ) -> list[Clip]:
     """Return the recordings of `folder`, encoded; the encoding is kept in folder `cache`.
 
-    All of them, or those whose names without suffix are in `names`.
+    With `names`, only recordings whose names without suffix are in it.
     """
     files = audio_files(folder)
     chosen = [path for path in files if names is None or path.stem in names]
@@ -112,7 +112,7 @@ def encode_clips(recordings: dict[str, FloatArray]) -> list[Clip]:
 
 
 def _cached(files: list[Path], cache: str | os.PathLike[str]) -> Path:
-    """Where the encoding of just these files is kept."""
+    """Path of the cached encoding of exactly these files."""
     listing = "\n".join(f"{path.name} {path.stat().st_size}" for path in files)
     digest = hashlib.sha256(f"{ENCODING_VERSION}\n{listing}".encode()).hexdigest()
     return Path(cache) / f"clips-{digest[:16]}.npz"

@@ -14,13 +14,13 @@ BLOCK = 20
 
 
 class FusedGRU(torch.autograd.Function):
-    """torch.nn.GRU's recurrence, given the inputs' half of the gates.
+    """torch.nn.GRU's recurrence, given the gates' products with the inputs.
 
     r = sigmoid(x_r + W_hr h + b_hr), z = sigmoid(x_z + W_hz h + b_hz),
     n = tanh(x_n + r * (W_hn h + b_hn)), h' = n + z * (h - n).
 
     torch's own GRU spends most of its time outside the matrix products at 16 streams. With `int8`
-    the product W_h h is that of the int8 kernels, h in steps of 1/127; h itself is not rounded.
+    the product W_h h is rounded as in int8 kernels, h in steps of 1/127; h itself is not rounded.
     """
 
     @staticmethod
@@ -86,7 +86,7 @@ class FusedGRU(torch.autograd.Function):
 
 
 class _Trace(NamedTuple):
-    """What the forward pass leaves for the backward one, a row a step.
+    """Tensors that the forward pass leaves for the backward one, a row a step.
 
     states (T, B, H) before each step; reset_update (T, B, 2H), the gates r and z;
     new (T, B, H), n; products (T, B, 3H), W_h h + b.
@@ -109,7 +109,7 @@ def _backward_block(
     grad_products: Tensor,
     grad_gates: Tensor,
 ) -> Tensor:
-    """Fill the gradients of one block of steps; return that of the state before it.
+    """Fill the gradients of one block of steps; return the gradient of the state before it.
 
     Gradients of the products and of the inputs' gates differ in n alone. All local derivatives
     come first, so that a step only scales them by its state's gradient and multiplies once.

@@ -1,4 +1,4 @@
-"""How well a voice predicts recordings: teacher-forced nats a sample."""
+"""Score of a voice's prediction of recordings: teacher-forced nats a sample."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from sparsejit.voice.train.dataset import Batch, Clip, audio_files, load_clips
 from sparsejit.voice.train.module import WaveRNNModule
 from sparsejit.voice.weights import VoiceWeights
 
-# What a target is where a clip has ended before the longest one.
+# The target where a clip has ended before the longest one.
 _NO_TARGET = -100
 
 

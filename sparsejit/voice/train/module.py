@@ -19,7 +19,7 @@ from sparsejit.voice.weights import (
     VoiceWeights,
 )
 
-# The tensors whose rows are units of the gates r, z, n.
+# Prefixes of the tensors whose rows are units of the gates r, z, n.
 BY_GATE = ("rnn.", "condition_gates.")
 
 
@@ -76,9 +76,10 @@ class WaveRNNModule(nn.Module):
         return model
 
     def start_from(self, weights: VoiceWeights) -> None:
-        """Take over a voice's weights; where this network is wider, the wider one says the same.
+        """Copy a voice's weights; a wider network then gives the same outputs as the voice.
 
-        Units that the voice lacks keep their random inputs, but nothing listens to them yet.
+        Units that the voice lacks keep their random inputs, but no layer and no unit of the voice
+        reads them yet.
 
         Raises InvalidInput for a voice with more units than this network.
         """

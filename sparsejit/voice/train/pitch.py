@@ -1,4 +1,4 @@
-"""The pitch of speech, and how well a voice keeps that of the recording."""
+"""The pitch of speech, and its agreement with the recording's."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from sparsejit.voice.features import HOP_LENGTH, SAMPLE_RATE, FloatArray
 LOWEST_HZ, HIGHEST_HZ = 60.0, 400.0
 # 25 ms.
 WINDOW = SAMPLE_RATE // 40
-# From here on a frame is clearly periodic.
+# Least periodicity of a clearly periodic frame.
 PERIODIC = 0.8
 _SILENCE = 1e-6
 
@@ -19,7 +19,7 @@ DoubleArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PitchAgreement:
-    """The share spoken within a semitone, of `frames` clearly periodic frames of a recording.
+    """Share of a recording's `frames` clearly periodic frames that are spoken within a semitone.
 
     median_semitones: the median of spoken over recorded pitch; above 0 is sharp.
     """
@@ -33,7 +33,7 @@ def pitch(audio: FloatArray) -> tuple[DoubleArray, DoubleArray]:
     """Return F0 in Hz and periodicity, at most 1, of frames 220 samples apart at 22,050 Hz.
 
     Periodicity is the normalised autocorrelation sum(x y) / sqrt(sum(x x) sum(y y)), where y is
-    the window x one lag later, at the lag where it is greatest; that of silence is 0.
+    the window x one lag later, at the lag where it is greatest; silence has 0.
     """
     lags = np.arange(int(SAMPLE_RATE / HIGHEST_HZ) - 1, int(SAMPLE_RATE / LOWEST_HZ) + 2)
     padded = np.pad(audio.astype(float), (0, WINDOW + int(lags[-1])))
@@ -56,7 +56,7 @@ def pitch(audio: FloatArray) -> tuple[DoubleArray, DoubleArray]:
 
 
 def pitch_agreement(recording: FloatArray, spoken: FloatArray) -> PitchAgreement:
-    """Compare the pitch of speech with that of the recording, both at 22,050 Hz, frame by frame."""
+    """Compare the pitch of speech with the recording's, both at 22,050 Hz, frame by frame."""
     length = min(len(recording), len(spoken))
     wanted, periodicity = pitch(recording[:length])
     found, _ = pitch(spoken[:length])

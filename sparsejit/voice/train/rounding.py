@@ -1,7 +1,7 @@
-"""Products rounded as the int8 kernels round them, for training: gradients pass the rounding by.
+"""Products rounded as the int8 kernels round them, for training: gradients ignore the rounding.
 
-The formulas are those of `quantised_weights` and `quantised_input` in `ir/reference.py`. Integers
-up to 127 are exact in bfloat16 and their sums in float32, so that a product is the kernel's also
+`quantised_weights` and `quantised_input` in `ir/reference.py` have the same formulas. Integers up
+to 127 are exact in bfloat16 and their sums in float32, so that a product is the kernel's also
 where matrix products round their inputs to bfloat16.
 """
 
@@ -21,7 +21,7 @@ def integer_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Int8Linear(torch.autograd.Function):
-    """x W^T with weights and inputs rounded to int8; the gradients of the product of the rounded.
+    """x W^T with weights and inputs rounded to int8; gradients are of the product of both, rounded.
 
     The straight-through estimator of Bengio et al. 2013: rounding counts as the identity.
     """

@@ -1,4 +1,4 @@
-"""How good free-running speech is against the recordings: STOI and pitch."""
+"""Score of free-running speech against the recordings: STOI and pitch."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ class Generator(Protocol):
 
 @dataclass(frozen=True)
 class SpeechScore:
-    """How one recording fared: STOI (Taal et al. 2011, pystoi), 0 to 1, and pitch."""
+    """Score of one recording: STOI (Taal et al. 2011, pystoi), 0 to 1, and pitch."""
 
     stoi: float
     pitch: PitchAgreement
@@ -64,7 +64,7 @@ def score_of(voice: Generator, recording: Path, seed: int = 0) -> SpeechScore:
 
 
 def mean_pitch_agreement(scores: Iterable[SpeechScore]) -> float:
-    """The share of all voiced frames, of all recordings, that are within a semitone."""
+    """The share of the voiced frames of all recordings that are within a semitone."""
     found = [score.pitch for score in scores if score.pitch.frames]
     frames = sum(pitch.frames for pitch in found)
     return sum(pitch.within_a_semitone * pitch.frames for pitch in found) / max(frames, 1)

@@ -35,13 +35,13 @@ from sparsejit.voice.weights import DENSE_LAYERS, RECURRENT, VoiceWeights, read_
 
 CHECKPOINT_SECONDS = 300.0
 _REMEDY = "delete it to start afresh"
-# How much of each held-out recording the log goes by: a second.
+# Frames of each held-out recording that the log scores: a second.
 LOGGED_FRAMES = 100
 
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """Where a run is: `loss` in nats a sample, `density` of what is pruned."""
+    """Progress of a run: `loss` in nats a sample, `density` of the pruned matrices."""
 
     step: int
     steps: int
@@ -138,13 +138,13 @@ def train(
 ) -> Path:
     """Train on the recordings in `folder`; return the path of the finished voice.
 
-    `out` receives the encoded audio, `checkpoint.pt` (written every minute or so and on Ctrl-C,
+    `out` receives the encoded audio, `checkpoint.pt` (written every five minutes and on Ctrl-C,
     which then ends the step that is running; resumed from when present, with the same result as
     without interruption), `log.jsonl`, and `voice.safetensors` at the end. Eight evenly spread
     recordings are held out. CUDA is used where present unless `device` says otherwise. `progress`
-    is called after every step. The network begins at random, or as the voice `start`, all of whose
-    zeros may grow again; it may be wider than that. Its held-out recordings, where `folder` has
-    one, are then held out again.
+    is called after every step. The network begins at random, or with the weights of the voice
+    `start`, all of whose zeros may grow again; it may be wider than the voice. The voice's
+    held-out recordings, where `folder` has one, are then held out again.
 
     Raises InvalidInput for fewer than four recordings, an unreadable or empty one, a device that
     is not here, an `out` that cannot be written to, a checkpoint of another network, or a `start`
@@ -163,7 +163,7 @@ def train(
     clips = load_clips(folder, voice.parent)
     names = held_out_names([clip.name for clip in clips])
     if start is not None and set(start.held_out) & {clip.name for clip in clips}:
-        names = list(start.held_out)  # what it was trained on tells nothing
+        names = list(start.held_out)  # a score on recordings that it was trained on tells nothing
     held_out = [clip for clip in clips if clip.name in names]
     if not held_out:
         raise InvalidInput(f"{folder} holds {len(clips)} recordings; give at least 4")
@@ -193,7 +193,7 @@ def _run(
     checkpoint: Path,
     progress: Callable[[TrainingProgress], None],
 ) -> None:
-    """Train to the plan's end; checkpoint and log about every minute."""
+    """Train to the plan's end; checkpoint and log about every five minutes."""
     plan = trainer.plan
     density = trainer.pruner.sparsity_report().density
     losses: list[float] = []

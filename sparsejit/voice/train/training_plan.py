@@ -1,4 +1,4 @@
-"""What to train a voice on and for how long."""
+"""Settings of a voice's training."""
 
 import math
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ PRECISIONS = ("highest", "medium")
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What to train and for how long; the unit of time is a sample of audio.
+    """Settings of a training: size, length and pruning; the unit of time is a sample of audio.
 
     Pruning runs between the fractions `prune_start` and `prune_end` of `samples`; the learning
-    rate falls over all of it on a cosine. `amount` is what goes of the recurrent matrix,
-    `dense_amount` of the dense layers, the same where None; 0 prunes nothing. `per_gate` gives
-    each gate the same density; else all rows of the recurrent matrix are ranked together. From
-    the fraction `int8_start` on products are rounded as int8 kernels round them; 1 is never.
+    rate falls over all of it on a cosine. `amount` is the share of the recurrent matrix that is
+    pruned, `dense_amount` of the dense layers, the same where None; 0 prunes nothing. `per_gate`
+    gives each gate the same density; else all rows of the recurrent matrix are ranked together.
+    From the fraction `int8_start` on products are rounded as int8 kernels round them; 1 is never.
     `product_precision` is torch's, "highest" or "medium": the latter rounds the inputs of products
     to bfloat16, faster on some processors and slower on others.
 
-    Raises InvalidInput for what cannot be trained, pruned or spoken.
+    Raises InvalidInput for settings that cannot be trained, pruned or spoken.
     """
 
     hidden_size: int = 384

@@ -1,1 +1,1 @@
-"""What each operator of ONNX becomes, one file a group."""
+"""Mappings of ONNX's operators, one file a group."""

@@ -14,11 +14,11 @@ from sparsejit.frontends.writing.views import cut
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Value
 
-_FORBIDDEN = -10000.0  # what is added to a score that a mask forbids
+_FORBIDDEN = -10000.0  # added to scores that a mask forbids
 
 
 def attention(write: Writer, call: Call) -> Any:
-    """q, k and v by one product."""
+    """Attention with q, k and v by one product."""
     x, weights, bias = call.value(write, 0), call.value(write, 1), call.optional(write, 2)
     if call.has(4) or call.has(6):
         raise Unmapped("keeps a past")
@@ -42,7 +42,7 @@ def quantised_attention(write: Writer, call: Call) -> Any:
 
 
 def multi_head_attention(write: Writer, call: Call) -> Any:
-    """q, k and v (batch, length, heads depth) apart, with a bias of all three side by side."""
+    """Attention of q, k, v (batch, length, heads depth) apart, with one bias for all three."""
     if any(map(call.has, range(6, len(call)))):
         raise Unmapped("keeps a past")
     given = [call.optional(write, place) for place in range(3)]
@@ -66,9 +66,9 @@ def _of_one_product(
 def _attended(
     write: Writer, call: Call, parts: list[Value], mask: int, added: int | None = None
 ) -> Any:
-    """Attention of q, k, v (batch, length, heads depth), with what masks, or is added to, scores.
+    """Attention of q, k, v (batch, length, heads depth); `mask` and `added` are places of operands.
 
-    What else the operator may return is kept by none.
+    Other results of the operator are left out.
     """
     (batch, length, width), keys = parts[0].shape, parts[1].shape[1]
     heads = call.attribute("num_heads")
@@ -98,9 +98,9 @@ def _apart(write: Writer, x: Value, heads: int) -> Value:
 
 
 def _mask(write: Writer, call: Call, place: int, sizes: tuple[int, int, int]) -> Value:
-    """What is added to scores (batch, heads, queries, keys), of 1 for keys that are seen.
+    """Summand of scores (batch, heads, queries, keys), from a mask of 1 for keys that are seen.
 
-    Or of how many keys are seen, from the first on.
+    The mask may also be the number of keys that are seen, from the first on.
     """
     given = write.floats(call.value(write, place))
     batch, queries, keys = sizes

@@ -24,7 +24,7 @@ _STEPS = "strides", "dilations"
 
 
 def _around(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -> Widths:
-    """Padding before and after each spatial axis, as `pads` or `auto_pad` says."""
+    """Padding before and after each spatial axis, by `pads` or `auto_pad`."""
     rank = len(kernel)
     mode = call.choice("auto_pad", ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID"))
     pads = call.attribute("pads") or [0] * (2 * rank)
@@ -45,16 +45,17 @@ def _around(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -> Widths
 
 
 def _around_windows(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -> Widths:
-    """As `_around`, for pooling. Raises Unmapped where ONNX Runtime pads otherwise than ONNX says.
+    """`_around`, for pooling. Raises Unmapped where ONNX Runtime pads differently from ONNX.
 
-    It leaves dilations out, and takes away where windows are further apart than they are long.
+    ONNX Runtime leaves dilations out, and pads by a negative number where strides exceed the
+    kernel.
     """
     widths = _around(call, spatial, kernel)
     if call.attribute("auto_pad", "NOTSET").startswith("SAME"):
         strides, spans = (call.attribute(name) or [1] * len(kernel) for name in _STEPS)
         for n, k, s, d, pair in zip(spatial, kernel, strides, spans, widths, strict=True):
             total = (-(-n // s) - 1) * s + k - n
-            # Less than one window takes nothing away that another reads.
+            # A padding of -1 removes nothing that a window reads.
             if total != sum(pair) and not (total == -1 and 1 in (k, d)):
                 raise Unmapped(
                     f"auto_pad={call.attribute('auto_pad')} with dilations, or strides beyond the "
@@ -65,12 +66,12 @@ def _around_windows(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -
 
 
 def conv(write: Writer, call: Call) -> Value:
-    """A convolution; padding that differs before and after becomes zeros of its own."""
+    """A convolution; padding that differs before and after is written as separate zeros."""
     return _conv(write, call, call.value(write, 0), call.value(write, 1), call.optional(write, 2))
 
 
 def conv_integer(write: Writer, call: Call) -> Value:
-    """A convolution of bytes less their zero points, held as floats."""
+    """A convolution of bytes minus their zero points, as floats."""
     rank = len(call.value(write, 0).shape)
     x = quantisation.centred(write, call, 0, 2, 1, rank)
     weight = quantisation.centred(write, call, 1, 3, 0, rank)
@@ -100,7 +101,7 @@ def _conv(write: Writer, call: Call, x: Value, weight: Value, bias: Value | None
 
 
 def _wanted(call: Call, spatial: Sequence[int], strides: Sequence[int]) -> list[int] | None:
-    """The sizes that a transposed convolution is asked for, where it is."""
+    """The sizes that a transposed convolution is asked for; None where it is not."""
     shape = call.attribute("output_shape")
     if shape:
         return list(shape[-len(spatial) :])
@@ -110,7 +111,7 @@ def _wanted(call: Call, spatial: Sequence[int], strides: Sequence[int]) -> list[
 
 
 def _cut_off(call: Call, full: Sequence[int], wanted: Sequence[int]) -> Widths:
-    """What is left out before and after each axis of `full` to leave the sizes wanted."""
+    """Widths to cut before and after each axis of `full`, which leave the sizes `wanted`."""
     widths = []
     for size, n in zip(full, wanted, strict=True):
         less, more = max(size - n, 0) // 2, -(-max(size - n, 0) // 2)
@@ -146,7 +147,7 @@ def conv_transpose(write: Writer, call: Call) -> Value:
 
 
 def pool(kind: PoolingKind) -> Callable[[Writer, Call], Any]:
-    """MaxPool and AveragePool."""
+    """Mapping of MaxPool and AveragePool."""
 
     def mapping(write: Writer, call: Call) -> Any:
         x = call.value(write, 0)
@@ -175,7 +176,10 @@ def _pooled(
     counts_padding: bool,
     counts_beyond: bool = False,
 ) -> Value:
-    """Windows as the attributes say; `counts_beyond`: as a mean also over what ceil_mode adds."""
+    """Pool as the attributes say.
+
+    With `counts_beyond` a mean also counts the places that ceil_mode adds.
+    """
     kernel = tuple(call.attribute("kernel_shape"))
     strides, spans = (tuple(call.attribute(name) or [1] * len(kernel)) for name in _STEPS)
     widths, beyond = _around_windows(call, x.shape[2:], kernel), (0,) * len(kernel)
@@ -189,14 +193,14 @@ def _pooled(
 
 
 def power_over_positions(write: Writer, call: Call) -> Value:
-    """(sum |x|^p)^(1 / p) over all spatial axes, which stay."""
+    """(sum |x|^p)^(1 / p) over all spatial axes, which are kept with one element."""
     x = call.value(write, 0)
     axes = list(range(2, len(x.shape)))
     return reductions.vector_norm(write, x, call.attribute("p", 2), axes, True)
 
 
 def over_positions(reduce: Callable[..., Value]) -> Callable[[Writer, Call], Value]:
-    """A reduction over all spatial axes, which stay."""
+    """A reduction over all spatial axes, which are kept with one element."""
 
     def mapping(write: Writer, call: Call) -> Value:
         x = call.value(write, 0)

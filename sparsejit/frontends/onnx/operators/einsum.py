@@ -17,7 +17,7 @@ from sparsejit.frontends.writing import arranging, products, reductions
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.graph import Value
 
-# A letter for each axis; those of an ellipsis are numbered from its end.
+# A letter for each axis; the axes of an ellipsis are numbered from its end.
 Labels = list[str]
 
 
@@ -28,12 +28,12 @@ class _Term:
         self.x, self.labels, self._write = x, labels, write
 
     def sizes(self, labels: Sequence[str]) -> list[int]:
-        """The sizes of axes; 1 where it has none of that label."""
+        """The sizes of axes; 1 for labels that it does not have."""
         own = dict(zip(self.labels, self.x.shape, strict=True))
         return [own.get(each, 1) for each in labels]
 
     def summed(self, kept: Collection[str]) -> _Term:
-        """Without the axes of other labels."""
+        """The term summed over axes of other labels."""
         axes = [n for n, label in enumerate(self.labels) if label not in kept]
         if not axes:
             return self
@@ -41,14 +41,14 @@ class _Term:
         return _Term(self._write, reductions.sum_over(self._write, self.x, axes), labels)
 
     def without_ones(self, sizes: Mapping[str, int]) -> _Term:
-        """Without axes of one element that broadcast to those of another operand."""
+        """The term without axes of one element that broadcast."""
         pairs = zip(self.labels, self.x.shape, strict=True)
         labels = [label for label, n in pairs if n == sizes[label]]
         x = arranging.reshaped(self._write, self.x, self.sizes(labels))
         return _Term(self._write, x, labels)
 
     def as_shape(self, order: Sequence[str], shape: Sequence[int]) -> Value:
-        """Its elements with axes in this order, then as a shape."""
+        """Its elements with axes in this order, then reshaped."""
         axes = [self.labels.index(label) for label in order]
         known = self._write.known(self.x)
         if known is not None:
@@ -58,13 +58,13 @@ class _Term:
         return arranging.reshaped(self._write, turned, shape)
 
     def as_axes_of(self, labels: Sequence[str]) -> Value:
-        """As one of these axes, those that it has not of one element."""
+        """Its elements with an axis for each label; labels that it lacks get one element."""
         own = [label for label in labels if label in self.labels]
         return self.as_shape(own, self.sizes(labels))
 
 
 def einsum(write: Writer, call: Call) -> Value:
-    """Sums of products over the axes that the equation does not keep, operand after operand."""
+    """Sums of products over the axes that the equation does not keep, operand by operand."""
     operands = [write.floats(x) for x in call.values(write)]
     given, result = _labels(str(call.attribute("equation")), [len(x.shape) for x in operands])
     terms = [_Term(write, *pair) for pair in zip(operands, given, strict=True)]
@@ -96,7 +96,7 @@ def _labels(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], Labels]:
 
 
 def _spread(term: str, hidden: int) -> Labels:
-    """The labels of a term whose ellipsis stands for so many axes."""
+    """The labels of a term whose ellipsis stands for `hidden` axes."""
     before, dots, after = term.partition("...")
     letters = before + after
     if hidden < 0 or (hidden and not dots) or not (letters.isalpha() or not letters):
@@ -116,9 +116,9 @@ def _sizes(terms: Sequence[_Term]) -> dict[str, int]:
 
 
 def _product(write: Writer, a: _Term, b: _Term, kept: Collection[str]) -> _Term:
-    """The product of two, summed over what is not kept."""
+    """The product of two terms, summed over labels that are not kept."""
     a, b = a.summed({*kept, *b.labels}), b.summed({*kept, *a.labels})
-    if write.known(a.x) is not None:  # weights stand second
+    if write.known(a.x) is not None:  # weights are the second operand
         a, b = b, a
     both = [label for label in a.labels if label in b.labels]
     batch = [label for label in both if label in kept]

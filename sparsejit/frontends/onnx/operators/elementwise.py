@@ -35,7 +35,7 @@ def with_attributes(function: Callable[..., Any], **defaults: float) -> Mapping:
 
 
 def folded(function: Callable[..., Value]) -> Mapping:
-    """A function of two operands over any number of them, from the left."""
+    """A function of two operands, extended to any number of them from the left."""
     return lambda write, call: reduce(lambda x, y: function(write, x, y), call.values(write))
 
 
@@ -46,21 +46,21 @@ def mean(write: Writer, call: Call) -> Value:
 
 
 def divide(write: Writer, call: Call) -> Value:
-    """The quotient; that of whole numbers towards zero."""
+    """The quotient; whole numbers are rounded towards zero."""
     x, other = call.values(write)
     whole = "f" not in (write.dtype(x).kind, write.dtype(other).kind)
     return pointwise.divide(write, x, other, "trunc" if whole else None)
 
 
 def modulo(write: Writer, call: Call) -> Value:
-    """The remainder with the sign of the divisor, or with fmod that of x."""
+    """The remainder with the divisor's sign; with fmod, with x's sign."""
     x, other = call.values(write)
     function = remainders.fmod if call.flag("fmod") else remainders.remainder
     return function(write, x, other)
 
 
 def power(write: Writer, call: Call) -> Value:
-    """x to a known power, or a known base to each element."""
+    """x to a power."""
     x, exponent = call.values(write)
     known = write.known(exponent)
     if known is None:
@@ -74,31 +74,31 @@ def power(write: Writer, call: Call) -> Value:
 
 
 def _for_root(write: Writer, x: Value) -> Value:
-    """x where its root is its power: C's pow gives infinity for -inf, and 0 for -0."""
+    """x changed so that its root is its power: C's pow gives infinity for -inf, and 0 for -0."""
     f, x = write.formula("root"), write.floats(x)
     zero_or_x = f("where", f("equal", x, 0.0), 0.0, x)
     return f.finish(f("where", f("equal", x, -np.inf), np.inf, zero_or_x))
 
 
 def shift(write: Writer, call: Call) -> Value:
-    """Bits moved to one side."""
+    """Shift bits to one side."""
     side = call.choice("direction", ("LEFT", "RIGHT"))
     return write.pointwise(f"shift_{side.lower()}", *call.values(write))
 
 
 def bitwise_not(write: Writer, x: Value) -> Value:
-    """Every bit the other one: -1 - x."""
+    """Invert every bit: -1 - x."""
     return write.pointwise("sub", -1, x)
 
 
 def clip(write: Writer, call: Call) -> Value:
-    """Between bounds, each where it is given."""
+    """Clamp to bounds, either of which may be left out."""
     low, high = call.optional(write, 1), call.optional(write, 2)
     return pointwise.clamp(write, call.value(write, 0), low, high)
 
 
 def cast(write: Writer, call: Call) -> Value:
-    """To a dtype; floats to whole numbers towards zero."""
+    """Cast to a dtype; floats become whole numbers towards zero."""
     dtype = dtype_of(call.attribute("to"), "attribute to")
     if dtype == np.uint64:
         raise Unmapped("to uint64, which int64 does not hold")
@@ -106,7 +106,7 @@ def cast(write: Writer, call: Call) -> Value:
 
 
 def cast_like(write: Writer, call: Call) -> Value:
-    """To the dtype of another operand."""
+    """Cast to the dtype of another operand."""
     like = call.operand(1)
     dtype = like.dtype if isinstance(like, np.ndarray) else write.dtype(like)
     return write.converted(call.value(write, 0), dtype)
@@ -125,7 +125,7 @@ def dropout(write: Writer, call: Call) -> tuple[Value, None]:
 
 
 def gelu(write: Writer, call: Call) -> Value:
-    """x Phi(x), or its form with tanh."""
+    """x Phi(x), or its approximation with tanh."""
     kind = call.choice("approximate", ("none", "tanh"))
     return activations.gelu(write, call.value(write, 0), kind)
 
@@ -179,7 +179,7 @@ def shrink(write: Writer, x: Value, bias: float, lambd: float) -> Value:
 
 
 def is_infinite(write: Writer, call: Call) -> Value:
-    """Whether x is infinite, of a sign that is not switched off."""
+    """Whether x is infinite, with a sign that is not switched off."""
     x = call.value(write, 0)
     down, up = call.flag("detect_negative", True), call.flag("detect_positive", True)
     if down and up:
@@ -193,7 +193,7 @@ def _pointwise(kind: str) -> Mapping:
     return lambda write, call: write.pointwise(kind, *call.values(write))
 
 
-# ONNX's name and ours.
+# ONNX's name and the function's kind in graphs.
 _FUNCTIONS = {
     "Abs": "abs",
     "Ceil": "ceil",

@@ -16,7 +16,7 @@ from sparsejit.ir.ops.types import axis_of
 
 
 def dft(write: Writer, call: Call) -> Value:
-    """The transform over an axis, its inverse, or the real one of half the size."""
+    """The transform over an axis, its inverse, or the one-sided transform of a real signal."""
     x = _signal(write, call.value(write, 0))
     rank = len(x.shape) + 1
     if call.opset >= 20:
@@ -70,7 +70,7 @@ def stft(write: Writer, call: Call) -> Value:
 
 
 def _signal(write: Writer, x: Value) -> Signal:
-    """A real signal where the last axis has one element, a complex one of two."""
+    """The real signal of a last axis of one element, the complex signal of one of two."""
     if not x.shape or x.shape[-1] not in (1, 2):
         raise Unmapped(f"its last axis must have 1 or 2 elements, and its shape is {list(x.shape)}")
     value = write.floats(x)

@@ -1,7 +1,7 @@
 """Operators of com.microsoft that ONNX Runtime's optimiser and quantiser write.
 
-Its ContribOperators.md says what they are. Where a quantised one stands for a row of standard
-nodes, `expansions.py` has it.
+ONNX Runtime's ContribOperators.md defines them. `expansions.py` has the quantised ones that stand
+for a row of standard nodes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EPSILON = 1e-12  # of its normalisations
 
 
 def fused_matmul(write: Writer, call: Call) -> Value:
-    """alpha A B, the last two axes of each exchanged if asked, or the first one before the last."""
+    """alpha A B, with A's and B's last two axes exchanged, or their first one moved, if asked."""
     a, b = call.values(write)
     a = arranging.moved(write, a, 0, -2) if call.flag("transBatchA") else a
     b = arranging.moved(write, b, 0, -2) if call.flag("transBatchB") else b
@@ -65,7 +65,7 @@ def quick_gelu(write: Writer, call: Call) -> Value:
 
 
 def _activated(write: Writer, call: Call, x: Value) -> Value:
-    """By the function that attribute `activation` names."""
+    """Apply the function that attribute `activation` names."""
     kind, given = call.attribute("activation", ""), call.attribute("activation_params", [])
     if kind in ("", "Relu", "Sigmoid", "Tanh"):
         return write.pointwise(kind.lower(), x) if kind else x
@@ -115,9 +115,9 @@ def skip_simplified_layer_normalization(write: Writer, call: Call) -> Any:
 
 
 def embed_layer_normalization(write: Writer, call: Call) -> Any:
-    """The norm of the sum of rows for words, positions and segments, which is its third result.
+    """The norm of the sum of rows for words, positions and segments; the sum is the third result.
 
-    Its second is how many words of each sample the mask keeps.
+    The second result is the number of words of each sample that the mask keeps.
     """
     words = call.value(write, 0)
     rows = [selection.looked_up(write, call.value(write, 2), 0, words)]
@@ -142,7 +142,7 @@ def embed_layer_normalization(write: Writer, call: Call) -> Any:
 
 
 def dynamic_quantize_matmul(write: Writer, call: Call) -> Value:
-    """A in steps of its own range, by B of bytes, plus a bias."""
+    """A, quantised by its own range, times B of bytes, plus a bias."""
     steps, scale, zero = quantisation.dynamic_steps(write, call.value(write, 0))
     a = write.pointwise("sub", steps, zero)
     b = quantisation.centred(write, call, 1, 3, -1, len(call.value(write, 1).shape))
@@ -153,7 +153,7 @@ def dynamic_quantize_matmul(write: Writer, call: Call) -> Value:
 
 
 def matmul_integer_to_float(write: Writer, call: Call) -> Value:
-    """Bytes by bytes, by both scales, plus a bias."""
+    """Bytes times bytes, times both scales, plus a bias."""
     rank = len(call.value(write, 0).shape), len(call.value(write, 1).shape)
     a = quantisation.centred(write, call, 0, 4, -2, rank[0])
     b = quantisation.centred(write, call, 1, 5, -1, rank[1])
@@ -163,7 +163,7 @@ def matmul_integer_to_float(write: Writer, call: Call) -> Value:
 
 
 def matmul_n_bits(write: Writer, call: Call) -> Value:
-    """x W^T plus a bias, of weights (N, blocks, bytes) of few bits with a scale for each block."""
+    """x W^T plus a bias, with weights (N, blocks, bytes) of few bits and a scale for each block."""
     bits, length = call.attribute("bits", 4), call.attribute("block_size")
     columns, rows = call.attribute("K"), call.attribute("N")
     if call.has(4):
@@ -186,7 +186,7 @@ def matmul_n_bits(write: Writer, call: Call) -> Value:
 
 
 def _unpacked(held: Array, bits: int) -> Array:
-    """Bytes along the last axis as numbers of so many bits, the lowest first."""
+    """Bytes along the last axis as numbers of `bits` bits, the lowest bits first."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     apart = (held[..., None] >> shifts) & np.uint8((1 << bits) - 1)
     return np.asarray(apart.reshape(*held.shape[:-1], -1))

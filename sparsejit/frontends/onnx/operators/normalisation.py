@@ -14,11 +14,11 @@ from sparsejit.frontends.writing.writer import Writer
 from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.types import axis_of
 
-_EPSILON = 1e-5  # what ONNX takes where none is given
+_EPSILON = 1e-5  # ONNX's default
 
 
 def batch_normalization(write: Writer, call: Call) -> Any:
-    """With the statistics of training."""
+    """Normalise channels by the statistics of training."""
     training = call.flag("training_mode")
     epsilon = call.attribute("epsilon", _EPSILON)
     x, scale, shift, middle, square = (call.value(write, place) for place in range(5))
@@ -29,14 +29,14 @@ def batch_normalization(write: Writer, call: Call) -> Any:
 
 
 def instance_normalization(write: Writer, call: Call) -> Value:
-    """Over the positions of each channel."""
+    """Normalise over the positions of each channel."""
     x, scale, shift = call.values(write)
     epsilon = call.attribute("epsilon", _EPSILON)
     return normalisation.group_norm(write, x, x.shape[1], scale, shift, epsilon)
 
 
 def group_normalization(write: Writer, call: Call) -> Value:
-    """Over groups of channels; before opset 21 one scale and shift a group."""
+    """Normalise over groups of channels; before opset 21 each group has one scale and shift."""
     x, scale, shift = call.values(write)
     groups, epsilon = call.attribute("num_groups"), call.attribute("epsilon", _EPSILON)
     if call.opset >= 21:
@@ -55,7 +55,7 @@ def group_normalization(write: Writer, call: Call) -> Value:
 
 
 def layer_normalization(write: Writer, call: Call) -> Any:
-    """Over the axes from `axis` on; mean and deviation are not kept."""
+    """Normalise over the axes from `axis` on; mean and deviation are not returned."""
     x, scale, shift = call.value(write, 0), call.value(write, 1), call.optional(write, 2)
     axis = axis_of(call.attribute("axis", -1), len(x.shape))
     epsilon = call.attribute("epsilon", _EPSILON)
@@ -64,7 +64,7 @@ def layer_normalization(write: Writer, call: Call) -> Any:
 
 
 def rms_normalization(write: Writer, call: Call) -> Any:
-    """Over the axes from `axis` on; the deviation is not kept."""
+    """Divide by the root of the mean square over the axes from `axis` on; it is not returned."""
     x, scale = call.value(write, 0), call.value(write, 1)
     axis = axis_of(call.attribute("axis", -1), len(x.shape))
     epsilon = call.attribute("epsilon", _EPSILON)
@@ -73,7 +73,7 @@ def rms_normalization(write: Writer, call: Call) -> Any:
 
 
 def softmax(function: Callable[..., Value]) -> Callable[[Writer, Call], Value]:
-    """Over an axis; before opset 13 over all axes from it on together."""
+    """Mapping of `function` over an axis; before opset 13 over all axes from it on together."""
 
     def mapping(write: Writer, call: Call) -> Value:
         x = call.value(write, 0)
@@ -115,7 +115,7 @@ def power_normalization(write: Writer, call: Call) -> Value:
 
 
 def _hardmax(write: Writer, x: Value, axis: int) -> Value:
-    """1 where the first of the largest stands, else 0."""
+    """1 at the first of the largest elements, else 0."""
     place = reductions.arg_max(write, x, axis, True)
     shape = [1] * len(x.shape)
     shape[axis] = -1

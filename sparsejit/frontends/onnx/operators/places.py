@@ -1,4 +1,4 @@
-"""Elements and rows by places of several axes."""
+"""Gather and scatter elements, or parts, by places along several axes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _MOST_UPDATES = 16  # of a TensorScatter, one after another
 
 
 def gather_elements(write: Writer, call: Call) -> Value:
-    """An element for each place along an axis."""
+    """Gather an element for each place along an axis."""
     x = call.value(write, 0)
     axis = axis_of(call.attribute("axis", 0), len(x.shape))
     return places.by_axis(write, x, _indices(write, call), axis)
 
 
 def gather_nd(write: Writer, call: Call) -> Value:
-    """A part for each tuple of places."""
+    """Gather a part of x for each tuple of places."""
     batch_axes = call.attribute("batch_dims", 0)
     return places.by_tuples(write, call.value(write, 0), _indices(write, call), batch_axes)
 
 
 def scatter_elements(write: Writer, call: Call) -> Value:
-    """Places along an axis replaced, or reduced with updates."""
+    """Replace elements at places along an axis, or reduce them with updates."""
     x, updates = call.value(write, 0), call.value(write, 2)
     axis = axis_of(call.attribute("axis", 0), len(x.shape))
     reduction = call.attribute("reduction", "none")
@@ -39,14 +39,14 @@ def scatter_elements(write: Writer, call: Call) -> Value:
 
 
 def scatter_nd(write: Writer, call: Call) -> Value:
-    """The parts that tuples of places name replaced, or reduced with updates."""
+    """Replace the parts at tuples of places, or reduce them with updates."""
     x, updates = call.value(write, 0), call.value(write, 2)
     reduction = call.attribute("reduction", "none")
     return places.replaced_by_tuples(write, x, _indices(write, call), updates, reduction)
 
 
 def tensor_scatter(write: Writer, call: Call) -> Value:
-    """A cache with updates along an axis, from a place of each sample's own on."""
+    """Write updates into a cache along an axis, from each sample's own place on."""
     cache, updates = call.value(write, 0), call.value(write, 1)
     axis, is_circular = axis_of(call.attribute("axis", -2), len(cache.shape)), False
     if call.choice("mode", ("linear", "circular")) == "circular":

@@ -15,12 +15,12 @@ from sparsejit.ir.graph import Element, Value
 
 
 def matmul(write: Writer, call: Call) -> Value:
-    """numpy's `a @ b`; with a known b of two axes a layer."""
+    """numpy's `a @ b`; a layer where b is known and has two axes."""
     return products.matmul(write, *call.values(write))
 
 
 def gemm(write: Writer, call: Call) -> Value:
-    """alpha A B + beta C, factors by themselves; a layer where B is known."""
+    """alpha A B + beta C, with both factors applied separately; a layer where B is known."""
     a, b, c = call.value(write, 0), call.value(write, 1), call.optional(write, 2)
     if call.flag("transA"):
         a = arranging.swapped(write, a, 0, 1)
@@ -35,7 +35,7 @@ def gemm(write: Writer, call: Call) -> Value:
 
 
 def matmul_integer(write: Writer, call: Call) -> Value:
-    """(a - its zero point) @ (b - its zero point) of bytes, held as floats that are exact."""
+    """(a - its zero point) @ (b - its zero point) of bytes, as floats if these are exact."""
     rank = len(call.value(write, 0).shape), len(call.value(write, 1).shape)
     a = quantisation.centred(write, call, 0, 2, -2 if rank[0] > 1 else -1, rank[0])
     b = quantisation.centred(write, call, 1, 3, -1, rank[1])

@@ -1,8 +1,8 @@
-"""Quantised numbers: steps of a scale, as floats.
+"""Quantised numbers: whole steps of a scale, held as floats.
 
-What stands between QuantizeLinear and DequantizeLinear is computed on the values that quantised
-numbers stand for. `passes/quantised_layers.py` makes layers in int8 of products and convolutions of
-such values. It makes none of MatMulInteger and ConvInteger: their scale is known in the call alone.
+Layers between QuantizeLinear and DequantizeLinear are computed on the values that quantised numbers
+stand for. `passes/quantised_layers.py` makes int8 layers of products and convolutions of such
+values, but not of MatMulInteger and ConvInteger: their scale is known in the call alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparsejit.ir.graph import Array, Value
 
 _STEPS = 255  # of uint8
 
-# The largest byte less its zero point, and the end of the whole numbers that float32 all holds.
+# The largest byte minus its zero point; and float32 holds all whole numbers up to this one.
 _LARGEST_CENTRED, _WHOLE_IN_FLOAT32 = 255, 1 << 24
 
 
@@ -52,7 +52,7 @@ def dynamic_quantize(write: Writer, call: Call) -> tuple[Value, ...]:
 
 
 def dynamic_steps(write: Writer, x: Value) -> tuple[Value, Value, Value]:
-    """x in 255 steps from its least number, or 0, to its largest; their scale and zero point."""
+    """x in 255 steps from its minimum, or 0, to its maximum; with their scale and zero point."""
     row = arranging.reshaped(write, x, (1, x.type.size))
     f = write.formula("range")
     high, negated = f("row_max", row), f("row_max", f("neg", row))
@@ -70,7 +70,7 @@ def dynamic_steps(write: Writer, x: Value) -> tuple[Value, Value, Value]:
 
 
 def centred(write: Writer, call: Call, place: int, zero: int, axis: int, axes: int) -> Value:
-    """Whole numbers as floats, less their zero point: one number, or one for a place of an axis."""
+    """Whole numbers as floats, minus their zero point: one number, or one a place of an axis."""
     given, point = call.operand(place), call.operand(zero)
     if point is None:
         point = np.zeros((), np.float32)
@@ -88,9 +88,9 @@ def centred(write: Writer, call: Call, place: int, zero: int, axis: int, axes: i
 
 
 def sums_are_exact(write: Writer, call: Call, weights: Value, terms: int) -> bool:
-    """Whether float32 holds each partial sum of products of centred bytes, or only floats are read.
+    """Whether float32 holds all partial sums of products of centred bytes, or readers cast anyway.
 
-    `weights` are centred, their outputs on the last axis of a matrix; `terms` are summed.
+    `weights` are centred, with outputs on the last axis of a matrix; `terms` products are summed.
     """
     if call.is_read_as_float:
         return True
@@ -110,7 +110,7 @@ def _dtype(call: Call) -> Dtype:
 
 
 def _along(call: Call, x: Value) -> tuple[Array, Array]:
-    """Scale and zero point, each one number, or one for each place of `axis`."""
+    """Scale and zero point: scalars, or a number for each place of `axis`."""
     if call.attribute("block_size", 0):
         raise Unmapped("of blocks")
     if _dtype(call).kind not in "iu":

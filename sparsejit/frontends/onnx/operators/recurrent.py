@@ -1,4 +1,4 @@
-"""Recurrent layers: ONNX's gate orders become torch's."""
+"""Recurrent layers: ONNX's gates in torch's order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, T
 def layer(
     write: Writer, call: Call, one: Callable[..., tuple[Value, ...]] = one_layer
 ) -> tuple[Value, ...]:
-    """One layer in one or two directions: all h (time, directions, batch, H), last states.
+    """One layer in one or two directions: all h (time, directions, batch, H), and the last states.
 
     `one` writes a direction, as `one_layer` does.
     """
@@ -70,7 +70,7 @@ def layer(
 
 
 def _cell(call: Call) -> RecurrentCell:
-    """The cell, of torch's those with the same gates."""
+    """The cell with these gates, as torch names it."""
     if call.operator == "RNN":
         is_relu = set(recurrent_cells.names_of(call)) == {"relu"}
         return RecurrentCell.RNN_RELU if is_relu else RecurrentCell.RNN_TANH
@@ -94,7 +94,7 @@ def _lengths(write: Writer, call: Call, batch: int, time: int) -> Value | None:
 
 
 def _of_no_empty(write: Writer, state: Value, lengths: Value | None) -> Value:
-    """An initial state that is zero where the length is: so ONNX Runtime's last state is there."""
+    """The initial state, zero for samples of length 0, whose last state is zero in ONNX Runtime."""
     known = write.known(state)
     if lengths is None or (known is not None and not known.any()):
         return state
@@ -104,7 +104,7 @@ def _of_no_empty(write: Writer, state: Value, lengths: Value | None) -> Value:
 
 
 def _hidden_size(call: Call, cell: RecurrentCell, directions: int) -> int:
-    """H. Raises Unmapped where weights and bias are not of that many units and directions."""
+    """H. Raises Unmapped where shapes of weights and bias do not fit H and the directions."""
     w, r = call.known(1, "weights W"), call.known(2, "weights R")
     hidden = int(call.attribute("hidden_size", r.shape[-1] if r.ndim else 0))
     rows = cell.gates * hidden
@@ -138,7 +138,7 @@ def _weights(write: Writer, call: Call, cell: RecurrentCell, way: int) -> list[V
 def _state(
     write: Writer, call: Call, place: int, way: int, batch_first: bool, shape: tuple[int, int]
 ) -> Value:
-    """The initial state (batch, H) of one direction; zeros where none is given."""
+    """The initial state (batch, H) of one direction; zeros if it is not given."""
     given = call.operand(place)
     if given is None or (isinstance(given, np.ndarray) and not given.any()):
         return write.zeros(shape)

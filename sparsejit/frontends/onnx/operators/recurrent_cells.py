@@ -1,4 +1,4 @@
-"""Recurrent cells that torch has not: clipped gates, peepholes, coupled gates, other activations.
+"""Recurrent cells that torch lacks: clipped gates, peepholes, coupled gates, other activations.
 
 They run in turns of a body, which is one step. Gates are in torch's order.
 """
@@ -52,9 +52,9 @@ def _named(kind: str) -> Function:
 
 @dataclass(frozen=True)
 class _CellFunction:
-    """A function with the defaults of its alpha and beta, None where it has none.
+    """An activation with the defaults of its alpha and beta, None if it has none.
 
-    A default that is NaN must be given: ONNX has none, or ONNX Runtime has another.
+    A default of NaN must be given in the file: ONNX has none, or ONNX Runtime has another.
     """
 
     function: Callable[..., Value]
@@ -78,17 +78,17 @@ _ACTIVATIONS = {
 
 
 def names_of(call: Call) -> list[str]:
-    """The activations of all directions, in small letters; none where they are the usual ones."""
+    """The activations of all directions in lower case; empty for the usual ones."""
     return [name.lower() for name in call.attribute("activations") or []]
 
 
 def usual_names(call: Call) -> list[str]:
-    """The activations of one direction where the file names none."""
+    """The activations of one direction if the file names none."""
     return [name.lower() for name in _USUAL[call.operator]]
 
 
 def functions_of(call: Call, ways: int) -> list[list[Function]]:
-    """The activations of each direction. Raises Unmapped for names that ONNX has not."""
+    """The activations of each direction. Raises Unmapped for names that ONNX does not have."""
     each = len(_USUAL[call.operator])
     names = names_of(call) or usual_names(call) * ways
     if len(names) != each * ways:
@@ -99,7 +99,7 @@ def functions_of(call: Call, ways: int) -> list[list[Function]]:
 
 
 def _function(name: str, given: dict[str, list[float]]) -> Function:
-    """The function of a name, which takes the next alpha and beta if it has any."""
+    """The activation of a name, which takes the next alpha and beta if it has any."""
     found = _ACTIVATIONS.get(name)
     if found is None:
         raise Unmapped(f"has the activation {name!r}")
@@ -115,7 +115,7 @@ def _function(name: str, given: dict[str, list[float]]) -> Function:
 
 
 def is_usual(call: Call) -> bool:
-    """Whether the layer's cells are among torch's."""
+    """Whether torch has the layer's cell."""
     names, usual = names_of(call), usual_names(call)
     others = {"relu"} if call.operator == "RNN" else set[str]()
     is_plain = names == usual * (len(names) // len(usual)) or (names and set(names) == others)
@@ -124,7 +124,7 @@ def is_usual(call: Call) -> bool:
 
 
 def step_of(call: Call, functions: Sequence[Function], way: int, hidden: int) -> Step:
-    """A step of one direction."""
+    """The step of one direction."""
     clip = call.attribute("clip")
     clipped = partial(_clipped, None if clip is None else float(clip))
     if call.operator == "RNN":
@@ -141,7 +141,7 @@ def _clipped(limit: float | None, write: Writer, x: Value) -> Value:
 
 
 def _peepholes(call: Call, way: int, hidden: int) -> list[Array] | None:
-    """Weights of c in the gates i, o and f."""
+    """Weights of c in the gates i, o and f; None without peepholes."""
     if not call.has(7):
         return None
     whole = call.known(7, "peepholes").astype(np.float32)

@@ -20,9 +20,9 @@ _AXES_AS_OPERAND = 18
 def over_axes(
     function: Callable[..., Value], since: int = _AXES_AS_OPERAND
 ) -> Callable[[Writer, Call], Value]:
-    """function(write, x, axes, keepdims) over the axes named, or over all.
+    """Mapping of function(write, x, axes, keepdims) over the axes named, or over all.
 
-    With `noop_with_empty_axes` over none: what is left is what it does with each element.
+    With `noop_with_empty_axes` and no axes, the function reduces each element alone.
     """
 
     def mapping(write: Writer, call: Call) -> Value:
@@ -59,7 +59,7 @@ def _product(write: Writer, x: Value, axes: list[int], keepdims: bool) -> Value:
 def place(function: Callable[..., Value], is_least: bool) -> Callable[[Writer, Call], Value]:
     """The place of the largest or least along an axis, the first of equals or the last.
 
-    As in ONNX Runtime a NaN is passed over, but for one in the first place, which is not left.
+    As in ONNX Runtime a NaN is skipped, except in the first place, where the search then stays.
     """
 
     def mapping(write: Writer, call: Call) -> Value:
@@ -82,7 +82,7 @@ def place(function: Callable[..., Value], is_least: bool) -> Callable[[Writer, C
 
 
 def _without_nan(write: Writer, rows: Value, is_least: bool) -> Value:
-    """Rows with the number that is found last in the place of NaN, and first in the first place."""
+    """Replace NaN by the infinity that is found last, or first if it is in the first place."""
     away = np.full(rows.shape[-1], np.inf if is_least else -np.inf, np.float32)
     away[:1] *= -1
     f, rows = write.formula("places"), write.floats(rows)
@@ -97,7 +97,7 @@ def top_k(write: Writer, call: Call) -> tuple[Value, ...]:
 
 
 def cumulative_sum(write: Writer, call: Call) -> Value:
-    """Sums up to each place, itself left out if exclusive, from the end if reverse."""
+    """Sums up to each place: without its own element if exclusive, from the end if reverse."""
     x, axis = call.value(write, 0), call.number(1, "axis")
     axis = axis_of(axis, len(x.shape))
     backwards = call.flag("reverse")

@@ -19,7 +19,7 @@ _MOST_CLASSES = 1 << 20
 
 
 def gather(write: Writer, call: Call) -> Value:
-    """Places of an axis: one known place, several, or rows of a table by computed indices."""
+    """Elements of an axis at one known place or several, or rows of a table by computed indices."""
     x = call.value(write, 0)
     axis = axis_of(call.attribute("axis", 0), len(x.shape))
     indices = call.operand(1)
@@ -32,7 +32,7 @@ def gather(write: Writer, call: Call) -> Value:
 
 
 def _from_the_front(write: Writer, places: Value, length: int) -> Value:
-    """Places of an axis of that length, of which negative ones count from its end."""
+    """Places of an axis of that length, where negative ones count from its end."""
     if write.dtype(places).kind == "u":
         return places
     is_behind = write.pointwise("less", places, 0)
@@ -40,7 +40,7 @@ def _from_the_front(write: Writer, places: Value, length: int) -> Value:
 
 
 def reverse_sequence(write: Writer, call: Call) -> Value:
-    """Each sample's first steps in reverse, as many as its length says."""
+    """Reverse each sample's first steps, up to its length."""
     x, lengths = call.value(write, 0), call.value(write, 1)
     batch_axis, time_axis = call.attribute("batch_axis", 1), call.attribute("time_axis", 0)
     if {batch_axis, time_axis} != {0, 1} or len(x.shape) < 2:
@@ -90,7 +90,7 @@ def one_hot(write: Writer, call: Call) -> Value:
 
 
 def resize(write: Writer, call: Call) -> Value:
-    """Each axis by a matrix of what new positions take of old ones."""
+    """Multiply each axis by a matrix of weights of its old positions."""
     x = call.value(write, 0)
     named = call.attribute("axes") or range(len(x.shape))
     axes = [axis_of(axis, len(x.shape)) for axis in named]
@@ -133,7 +133,7 @@ _OLD_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
 
 def sample_grid(write: Writer, call: Call) -> Value:
-    """Images at the points of a grid."""
+    """Sample images at the points of a grid."""
     mode = call.choice("mode", ("linear", "nearest", "cubic", *_OLD_MODES))
     padding = call.choice("padding_mode", ("zeros", "border", "reflection"))
     x, grid, is_centred = call.value(write, 0), call.value(write, 1), call.flag("align_corners")
@@ -149,7 +149,7 @@ def nonzero(write: Writer, call: Call) -> Value:
 
 
 def compress(write: Writer, call: Call) -> Value:
-    """The places of an axis, of all elements without one, where a condition holds."""
+    """The places of an axis, or of all elements without an axis, where a condition holds."""
     x, condition = call.value(write, 0), call.value(write, 1)
     axis = call.attribute("axis")
     if axis is None:

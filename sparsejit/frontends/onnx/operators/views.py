@@ -24,12 +24,12 @@ def shape(write: Writer, call: Call) -> Array:
 
 
 def size(write: Writer, call: Call) -> Array:
-    """How many elements there are, known now."""
+    """The number of elements, known now."""
     return np.array(call.value(write, 0).type.size, np.int64)
 
 
 def reshape(write: Writer, call: Call) -> Value:
-    """As another shape; 0 keeps a size unless allowzero is set."""
+    """Reshape; 0 keeps a size unless allowzero is set."""
     x = call.value(write, 0)
     sizes = call.numbers(1, "shape")
     if not call.flag("allowzero"):
@@ -38,7 +38,7 @@ def reshape(write: Writer, call: Call) -> Value:
 
 
 def flatten(write: Writer, call: Call) -> Value:
-    """As a matrix: the axes before `axis`, and the rest."""
+    """Reshape to a matrix: the axes before `axis`, and the others."""
     x = call.value(write, 0)
     axis = call.attribute("axis", 1)
     axis = axis + len(x.shape) if axis < 0 else axis
@@ -46,12 +46,12 @@ def flatten(write: Writer, call: Call) -> Value:
 
 
 def squeeze(write: Writer, call: Call) -> Value:
-    """Without axes of one element, those named or all."""
+    """Remove axes of one element: the axes named, or all."""
     return views.squeeze(write, call.value(write, 0), call.axes(1, since=13))
 
 
 def unsqueeze(write: Writer, call: Call) -> Value:
-    """With new axes of one element at these places of the result."""
+    """Add axes of one element at these places of the result."""
     x, axes = call.value(write, 0), call.axes(1, since=13)
     if axes is None:
         raise Unmapped("its axes are missing")
@@ -61,18 +61,18 @@ def unsqueeze(write: Writer, call: Call) -> Value:
 
 
 def transpose(write: Writer, call: Call) -> Value:
-    """Axes in another order, by default reversed."""
+    """Permute the axes; by default reverse them."""
     x = call.value(write, 0)
     return arranging.permuted(write, x, call.attribute("perm") or range(len(x.shape))[::-1])
 
 
 def concatenate(write: Writer, call: Call) -> Value:
-    """One after the other along an axis."""
+    """Join operands along an axis."""
     return views.concatenate(write, call.values(write), call.attribute("axis"))
 
 
 def split(write: Writer, call: Call) -> tuple[Value, ...]:
-    """Parts of given lengths, or as many as there are outputs, the last the shortest."""
+    """Parts of given lengths, or one for each output, with a shorter last part."""
     x = call.value(write, 0)
     axis = axis_of(call.attribute("axis", 0), len(x.shape))
     lengths = call.attribute("split") if call.opset < 13 else None
@@ -85,7 +85,7 @@ def split(write: Writer, call: Call) -> tuple[Value, ...]:
 
 
 def slice_axes(write: Writer, call: Call) -> Value:
-    """Python's slices of axes."""
+    """Slice axes, as in Python."""
     x = call.value(write, 0)
     if isinstance(call.operand(1), Value) and isinstance(call.operand(2), Value):
         return _from_a_place(write, call, x)
@@ -104,9 +104,9 @@ def slice_axes(write: Writer, call: Call) -> Value:
 
 
 def _from_a_place(write: Writer, call: Call, x: Value) -> Value:
-    """As many places of an axis as the end is behind the start, which a call gives.
+    """Slice an axis from a computed start, to an end at a known distance.
 
-    All must be places of the axis: a call with others raises InvalidInput.
+    All places must lie on the axis: a call with others raises InvalidInput.
     """
     first, end = call.value(write, 1), call.value(write, 2)
     (one, before), (other, behind) = _origin_of(write, first), _origin_of(write, end)
@@ -120,7 +120,7 @@ def _from_a_place(write: Writer, call: Call, x: Value) -> Value:
 
 
 def _origin_of(write: Writer, x: Value) -> tuple[Value, int]:
-    """What a whole number is computed of by adding known ones, and their sum."""
+    """The value to which known numbers are added to compute x, and the sum of these numbers."""
     total = 0
     while (made := write.producer(x)) is not None:
         op, operands = made
@@ -140,7 +140,7 @@ def _origin_of(write: Writer, x: Value) -> tuple[Value, int]:
 
 
 def expand(write: Writer, call: Call) -> Value:
-    """Repeated by broadcasting, in both directions."""
+    """Repeat by broadcasting, in both directions."""
     x = call.value(write, 0)
     sizes = call.numbers(1, "shape")
     try:
@@ -151,16 +151,16 @@ def expand(write: Writer, call: Call) -> Value:
 
 
 def tile(write: Writer, call: Call) -> Value:
-    """Each axis repeated as a whole."""
+    """Repeat each axis as a whole."""
     return views.repeat(write, call.value(write, 0), call.numbers(1, "repeats"))
 
 
-# ONNX's modes of padding, the default first, and ours.
+# ONNX's modes of padding, the default first, and the names in `views.pad_any`.
 _PADDING = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wrap": "circular"}
 
 
 def pad(write: Writer, call: Call) -> Value:
-    """With a number, or with elements of x itself."""
+    """Pad with a number, or with elements of x."""
     x, widths = call.value(write, 0), call.numbers(1, "pads")
     axes = call.numbers(3, "axes") if call.has(3) else range(len(x.shape))
     around = [(0, 0)] * len(x.shape)
@@ -176,7 +176,7 @@ def pad(write: Writer, call: Call) -> Value:
 
 
 def depth_to_space(write: Writer, call: Call) -> Value:
-    """Channels to positions."""
+    """Move blocks of channels to positions."""
     x, block = call.value(write, 0), call.attribute("blocksize")
     if call.choice("mode", ("DCR", "CRD")) == "CRD":
         return views.pixel_shuffle(write, x, block)
@@ -187,7 +187,7 @@ def depth_to_space(write: Writer, call: Call) -> Value:
 
 
 def space_to_depth(write: Writer, call: Call) -> Value:
-    """Positions to channels."""
+    """Move blocks of positions to channels."""
     x, block = call.value(write, 0), call.attribute("blocksize")
     batch, channels, height, width = x.shape
     rows, columns = height // block, width // block

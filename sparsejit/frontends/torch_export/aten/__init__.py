@@ -1,1 +1,1 @@
-"""Rows of the table of ATen operators, with what is torch's alone."""
+"""Mappings of ATen operators; `frontends/writing` has the code that other formats share."""

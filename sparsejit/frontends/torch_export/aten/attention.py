@@ -48,12 +48,12 @@ def attention(
 
 @lru_cache(maxsize=2)
 def _causal(queries: int, keys: int) -> Array:
-    """One mask for all layers of a model."""
+    """The causal mask, one array for all layers of a model."""
     return below((queries, keys))
 
 
 def masked_softmax(write: Writer, scores: Value, mask: Operand) -> Value:
-    """softmax of scores + mask, or of those where a mask of bools is set."""
+    """softmax of scores + mask, or of the scores that a mask of bools allows."""
     leaves_one = False
     if write.is_known(mask):
         offsets, leaves_one = write.derived(mask, _offsets)
@@ -66,7 +66,7 @@ def masked_softmax(write: Writer, scores: Value, mask: Operand) -> Value:
 
 
 def _offsets(write: Writer, mask: Operand) -> tuple[Value, bool]:
-    """What a known mask adds to scores, and whether it leaves something of every row."""
+    """The numbers that a known mask adds to scores, and whether it leaves a key to every row."""
     known = write.known(mask)
     assert known is not None
     allowed = known if known.dtype == bool else known > row_chains.LEAST_SCORE
@@ -96,7 +96,7 @@ def flash_attention(
     attn_mask: Operand = None,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    """As `attention`, as decompositions write it; the sums are not kept."""
+    """`attention` as decompositions call it; None in place of the sums."""
     result = attention(write, query, key, value, attn_mask, dropout_p, is_causal, scale)
     return result, None
 

@@ -48,7 +48,7 @@ def complex_dtype(nest: Any) -> str:
 
 
 def _part(write: Writer, x: Operand, part: str, of_any: bool) -> Operand:
-    """One part of an operand; of real floats, or with `of_any` of all tensors, zeros as well."""
+    """A part of an operand; of real floats, with `of_any` of all real tensors, `imag` is zeros."""
     if isinstance(x, list | tuple):
         return [_part(write, item, part, of_any) for item in x]
     if isinstance(x, Complex | complex):
@@ -62,7 +62,7 @@ def _part(write: Writer, x: Operand, part: str, of_any: bool) -> Operand:
 
 
 def by_parts(row: Row, of_any: bool = False) -> Row:
-    """A row that is linear in all of its data, such as a view, of both parts alike."""
+    """Apply a row that is linear in all of its data, such as a view, to both parts."""
 
     def mapping(write: Writer, *args: Any, **kwargs: Any) -> Any:
         made = []
@@ -97,7 +97,7 @@ def of_pair(row: Row) -> Row:
 
 
 def converted(write: Writer, x: Operand, dtype: Any = None, *_: Any) -> Any:
-    """As another dtype, of which a real one loses the imaginary part."""
+    """x in another dtype; a real dtype drops the imaginary part."""
     if dtype is None or "complex" in str(dtype):
         return as_complex(write, x)
     return write.converted(as_complex(write, x).real, dtype)
@@ -109,7 +109,7 @@ def converted_on_device(write: Writer, x: Operand, _: Any, dtype: Any, *__: Any)
 
 
 def converted_as(write: Writer, x: Operand, other: Operand, *_: Any) -> Any:
-    """As the dtype of another tensor."""
+    """x in the dtype of another tensor."""
     is_pair = isinstance(other, Complex)
     return as_complex(write, x) if is_pair else write.converted(x.real, write.dtype(other))
 
@@ -158,7 +158,7 @@ def _shape(write: Writer, x: Operand) -> tuple[int, ...]:
 def constant_pad(
     write: Writer, x: Complex, pad: Sequence[int], value: complex | None = None
 ) -> Complex:
-    """Around each axis a number, from the last axis on."""
+    """x with a number around each axis; `pad` lists the widths from the last axis on."""
     number = complex(value or 0.0)
     widths = list(zip(pad[::2], pad[1::2], strict=True))[::-1]
     whole = [(0, 0)] * (len(x.shape) - len(widths)) + widths
@@ -172,14 +172,14 @@ def pad_any(
     mode: str = "constant",
     value: complex | None = None,
 ) -> Complex:
-    """With a number, or with elements of x itself."""
+    """x padded with a number, or with elements of x itself."""
     if mode == "constant":
         return constant_pad(write, x, pad, value)
     return Complex(*(views.pad_any(write, getattr(x, p), pad, mode) for p in _PARTS))
 
 
 def adjoint(write: Writer, z: Complex) -> Complex:
-    """The last two axes exchanged, of the conjugate."""
+    """The conjugate with the last two axes exchanged."""
     turned = by_parts(views.transpose_last)(write, z)
     return values.conjugate(write, turned)
 
@@ -202,7 +202,7 @@ def scaled_sum(
 
 
 def conjugate_dot(write: Writer, a: Operand, b: Operand) -> Complex:
-    """The sum of products of conjugates with another vector."""
+    """The dot product of a's conjugate and b."""
     return values.product_by(products.dot)(write, values.conjugate(write, a), b)
 
 
@@ -223,7 +223,7 @@ def deviation(overload: str) -> Row:
 
 
 def is_nan(write: Writer, z: Complex) -> Value:
-    """Whether a part differs from itself."""
+    """Whether a part is NaN."""
     return values.both("logical_or", "not_equal")(write, z, z)
 
 

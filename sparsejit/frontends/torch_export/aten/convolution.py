@@ -20,7 +20,7 @@ def direct(
     dilation: int | Sequence[int] = 1,
     groups: int = 1,
 ) -> Value:
-    """conv1d to conv3d; padding "same" adds what is odd at the end."""
+    """conv1d to conv3d; padding "same" adds an odd element at the end."""
     value = write.value(x)
     around: int | Sequence[int] = 0  # "valid"
     if padding == "same":

@@ -1,4 +1,4 @@
-"""ATen's Fourier transforms; its composite ones are made of the first three."""
+"""ATen's Fourier transforms; torch composes its other ones of the first three here."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def spectrum(
 def real_spectrum(
     write: Writer, x: Operand, dim: Sequence[int], normalization: int, onesided: bool
 ) -> Complex:
-    """The transform of a real tensor, of its last axis half if one-sided."""
+    """The transform of a real tensor over axes; if one-sided, half of the last one."""
     value = write.floats(x)
     *others, last = dim
     scale = _scale(normalization, [value.shape[axis] for axis in dim])
@@ -132,7 +132,7 @@ def centred_stft(
 
 
 def _centred(write: Writer, window: Operand, size: int) -> Value:
-    """A window in the middle of zeros."""
+    """A window padded with zeros on both sides."""
     if isinstance(window, Complex):
         raise Unmapped("of a complex window; multiply frames by it")
     value = write.floats(window)
@@ -153,8 +153,10 @@ def istft(
     length: int | None = None,
     return_complex: bool = False,
 ) -> Value:
-    """The signal (..., time) of spectra (..., bins, frames): windows added, and divided by the
-    sum of their squares."""
+    """The signal (..., time) of spectra (..., bins, frames).
+
+    Windows are added, and divided by the sum of their squares.
+    """
     if return_complex:
         raise Unmapped("with return_complex; take real signals")
     hop = n_fft // 4 if hop_length is None else hop_length
@@ -177,7 +179,7 @@ def istft(
 
 
 def _known_window(write: Writer, window: Operand, win_length: int | None, size: int) -> Array:
-    """The window in float64, in the middle of zeros."""
+    """The window in float64, padded with zeros on both sides."""
     known = np.ones(win_length or size) if window is None else write.known(window)
     if known is None:
         raise Unmapped("of a window that is not known; make it a buffer or a constant")

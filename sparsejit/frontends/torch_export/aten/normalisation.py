@@ -27,13 +27,13 @@ def legitimate_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Any, ...]:
-    """As `batch_norm`, as decompositions write it; nothing of the batch is kept."""
+    """`batch_norm` as decompositions call it; None in place of the batch's statistics."""
     result = batch_norm(write, x, weight, bias, mean, variance, False, momentum, eps)
     return result, None, None
 
 
 def native_layer_norm(write: Writer, *operands: Any) -> tuple[Any, ...]:
-    """As `layer_norm`, as decompositions write it; mean and deviation are not kept."""
+    """`layer_norm` as decompositions call it; None in place of mean and deviation."""
     return layer_norm(write, *operands), None, None
 
 
@@ -48,7 +48,7 @@ def native_group_norm(
     group: int,
     eps: float,
 ) -> tuple[Any, ...]:
-    """As `group_norm`, as decompositions write it."""
+    """`group_norm` as decompositions call it; None in place of mean and deviation."""
     return group_norm(write, x, group, weight, bias, eps), None, None
 
 
@@ -64,7 +64,7 @@ def instance_norm(
     eps: float,
     *_: Any,
 ) -> Value:
-    """Over the positions of each channel, or with known statistics as `batch_norm`."""
+    """Normalise over the positions of each channel, or with known statistics as `batch_norm`."""
     if not use_input_stats:
         return batch_norm(write, x, weight, bias, mean, variance, False, momentum, eps)
     return group_norm(write, x, write.shape(x)[1], weight, bias, eps)

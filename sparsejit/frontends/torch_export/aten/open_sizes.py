@@ -1,6 +1,6 @@
-"""ATen's operators whose results have as many rows as a mask has true elements.
+"""ATen's operators whose results have a row for each true element of a mask.
 
-A row gives the result and its open size, or None where the operands leave no size open.
+A mapping returns the result and its open size, or None where the operands leave no size open.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def index(
 
 
 def masked_select(write: Writer, x: Operand, mask: Operand) -> tuple[Value, MaskSize] | None:
-    """The elements of x under the mask, which broadcast."""
+    """The elements of x under the mask; both broadcast."""
     if write.is_known(mask):
         return None
     shape = np.broadcast_shapes(write.shape(x), write.shape(mask))
@@ -51,7 +51,7 @@ def nonzero(write: Writer, x: Operand) -> tuple[Value, MaskSize] | None:
 
 
 def places_where(write: Writer, x: Operand) -> tuple[list[Value], MaskSize] | None:
-    """As `nonzero`, an array for each axis."""
+    """As `nonzero`, but an array of indices for each axis."""
     if write.is_known(x):
         return None
     value = write.value(x)

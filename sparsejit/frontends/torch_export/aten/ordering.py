@@ -25,7 +25,7 @@ from sparsejit.ir.ops.types import axis_of
 def diagonal(
     write: Writer, x: Operand, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value:
-    """Elements whose second index is the first and the offset, on a new last axis."""
+    """Elements whose second index is the first plus the offset, on a new last axis."""
     flat, places = _on_diagonal(write, x, offset, dim1, dim2)
     if not len(places):
         return sliced(write, flat, -1, 0, 0)
@@ -36,7 +36,7 @@ def diagonal(
 def _on_diagonal(
     write: Writer, x: Operand, offset: int, dim1: int, dim2: int
 ) -> tuple[Value, np.ndarray[Any, np.dtype[np.int64]]]:
-    """x with both axes as one, the last, and the places of a diagonal there."""
+    """x with both axes merged into the last, and the indices of a diagonal there."""
     shape = write.shape(x)
     rows, columns = axis_of(dim1, len(shape)), axis_of(dim2, len(shape))
     matrices = moved(write, moved(write, x, rows, -1), columns - (columns > rows), -1)
@@ -73,7 +73,7 @@ def strided(
     stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> Value:
-    """Elements at any strides of x in row-major order."""
+    """Elements of x at any strides over its row-major order."""
     value = write.value(x)
     places = _strided_places(value, size, stride, storage_offset)
     flat = reshaped(write, value, (-1,))
@@ -114,7 +114,7 @@ def strided_replaced(
 def distances(
     write: Writer, x: Operand, other: Operand, p: float = 2, compute_mode: int | None = None
 ) -> Value:
-    """The p-norm of the difference of each row of x to each of the other."""
+    """The p-norm of the difference of each row of x and each row of `other`."""
     first, second = unsqueeze(write, write.floats(x), -2), unsqueeze(write, write.floats(other), -3)
     return vector_norm(write, write.pointwise("sub", first, second), p, [-1])
 

@@ -1,4 +1,4 @@
-"""ATen's rows that take, replace or reduce elements at places."""
+"""ATen's operators that take, replace or reduce elements at indices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparsejit.ir.ops.types import axis_of
 
 
 def gather(write: Writer, x: Operand, dim: int, index: Operand, *_: Any, **__: Any) -> Value:
-    """An element for each place along an axis."""
+    """The element of x at each index along an axis."""
     value, chosen = _with_axes(write, x, index)
     rank = max(len(value.shape), 1)
     if 0 in chosen.shape:
@@ -38,7 +38,7 @@ def _with_axes(write: Writer, x: Operand, index: Operand) -> tuple[Value, Operan
 
 
 def take_along_dim(write: Writer, x: Operand, index: Operand, dim: int | None = None) -> Value:
-    """As `gather`, with the other axes broadcast; without an axis, of all elements in order."""
+    """As `gather`, with the other axes broadcast; without `dim`, from all elements in order."""
     if dim is None:
         flat, chosen = (reshaped(write, each, (-1,)) for each in (x, index))
         return gather(write, flat, 0, chosen)
@@ -65,7 +65,7 @@ _REDUCTIONS = {
 
 
 def scatter(reduction: str) -> Callable[..., Value]:
-    """Places along an axis replaced by elements or by one number, or reduced with them."""
+    """x with elements at indices along an axis replaced by `updates`, or reduced with them."""
 
     def mapping(
         write: Writer,
@@ -101,7 +101,7 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> Value:
-    """Places along an axis reduced with elements, and with what was there where asked."""
+    """x with elements at indices reduced with `updates`; `include_self` counts the old element."""
 
     def put(into: Operand, new: Operand, kind: str) -> Value:
         return scatter(kind)(write, into, dim, index, new)
@@ -119,7 +119,7 @@ def index_reduce(
     *,
     include_self: bool = True,
 ) -> Value:
-    """Parts along an axis reduced with others, and with what was there where asked."""
+    """x with parts at indices reduced with `updates`; `include_self` counts the old part."""
 
     def put(into: Operand, new: Operand, kind: str) -> Value:
         return put_parts(write, into, dim, index, new, kind)
@@ -135,7 +135,7 @@ def _reduced_at_places(
     reduce: str,
     include_self: bool,
 ) -> Value:
-    """`put` reduces updates into a tensor; without itself each place begins with nothing."""
+    """x with updates reduced by `put`; without `include_self`, from the neutral number on."""
     value, kind = write.value(x), _REDUCTIONS[reduce]
     ones = expanded(write, write.number(1, value.type.element), write.shape(updates))
     base, none = value, expanded(write, write.cast(0, value.type.element), value.shape)
@@ -152,7 +152,7 @@ def _reduced_at_places(
 
 
 def _start_of(write: Writer, kind: str, x: Value) -> Value:
-    """The number that a reduction leaves as it is."""
+    """The neutral number of a reduction."""
     if x.type.element is Element.FLOAT32:
         low, high = -np.inf, np.inf
     else:
@@ -164,7 +164,7 @@ def _start_of(write: Writer, kind: str, x: Value) -> Value:
 def put_parts(
     write: Writer, x: Operand, dim: int, index: Operand, updates: Operand, kind: str
 ) -> Value:
-    """Parts of x along an axis replaced by those of updates, or reduced with them."""
+    """x with parts at indices along an axis replaced by `updates`, or reduced with them."""
     value, new = write.value(x), write.converted(updates, write.dtype(x))
     shape = value.shape or (1,)
     axis = axis_of(dim, len(shape))
@@ -188,18 +188,18 @@ def put_parts(
 def index_add(
     write: Writer, x: Operand, dim: int, index: Operand, source: Operand, *, alpha: float = 1
 ) -> Value:
-    """alpha times parts of the source added to parts of x."""
+    """x with alpha times parts of the source added to parts at indices."""
     new = source if alpha == 1 else multiply(write, source, alpha)
     return put_parts(write, x, dim, index, new, "add")
 
 
 def index_copy(write: Writer, x: Operand, dim: int, index: Operand, source: Operand) -> Value:
-    """Parts of the source in the place of parts of x."""
+    """x with parts at indices replaced by parts of the source."""
     return put_parts(write, x, dim, index, source, "none")
 
 
 def index_fill(write: Writer, x: Operand, dim: int, index: Operand, value: Operand) -> Value:
-    """One number in parts of x."""
+    """x with parts at indices replaced by one number."""
     shape = write.shape(x) or (1,)
     axis = axis_of(dim, len(shape))
     none = expanded(write, write.number(0, Element.FLOAT32), (shape[axis],))
@@ -212,7 +212,7 @@ def index_fill(write: Writer, x: Operand, dim: int, index: Operand, value: Opera
 
 
 def take(write: Writer, x: Operand, index: Operand) -> Value:
-    """Elements of x in row-major order."""
+    """Elements of x at indices in row-major order."""
     flat = reshaped(write, x, (-1,))
     return indexed(write, flat, [index])
 
@@ -220,14 +220,14 @@ def take(write: Writer, x: Operand, index: Operand) -> Value:
 def put(
     write: Writer, x: Operand, index: Operand, source: Operand, accumulate: bool = False
 ) -> Value:
-    """x, taken in row-major order, with elements replaced or added to."""
+    """x with elements at indices in row-major order replaced or added to."""
     flat = reshaped(write, x, (-1,))
     new = reshaped(write, source, write.shape(index))
     return reshaped(write, index_replaced(write, flat, [index], new, accumulate), write.shape(x))
 
 
 def masked_scatter(write: Writer, x: Operand, mask: Operand, source: Operand) -> Value:
-    """Elements of the source, one after another, where the mask is set."""
+    """x with elements of the source, one after another, where the mask is set."""
     shape = np.broadcast_shapes(write.shape(x), write.shape(mask))
     if not prod(shape):
         return expanded(write, x, shape)

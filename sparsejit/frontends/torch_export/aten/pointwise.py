@@ -29,7 +29,7 @@ from sparsejit.ir.graph import Element, Value
 
 
 def unary(kind: str) -> Mapping:
-    """A function that keeps the element."""
+    """A function whose result has the operand's dtype."""
 
     def mapping(write: Writer, x: Operand) -> Value:
         return write.pointwise(kind, x)
@@ -56,7 +56,7 @@ def bitwise(kind: str, of_bools: str) -> Mapping:
 
 
 def bitwise_not(write: Writer, x: Operand) -> Value:
-    """Every bit the other one: -1 - x."""
+    """Every bit inverted: -1 - x."""
     if _all_bool(write, x):
         return write.pointwise("logical_not", x)
     return write.pointwise("sub", -1, x)
@@ -131,7 +131,7 @@ def dropout(write: Writer, x: Operand, p: float = 0.5, train: bool = False) -> V
 
 
 def to_dtype(write: Writer, x: Operand, dtype: Any = None, *_: Any) -> Value:
-    """x as a dtype."""
+    """x in a dtype."""
     return write.value(x) if dtype is None else write.converted(x, dtype)
 
 
@@ -141,7 +141,7 @@ def to_dtype_on_device(write: Writer, x: Operand, _: Any, dtype: Any, *__: Any) 
 
 
 def to_dtype_of(write: Writer, x: Operand, other: Operand, *_: Any) -> Value:
-    """x as the dtype of another tensor."""
+    """x in the dtype of another tensor."""
     return write.converted(x, write.dtype(other))
 
 
@@ -157,7 +157,7 @@ def nan_to_num(
     posinf: float | None = None,
     neginf: float | None = None,
 ) -> Value:
-    """Finite numbers, by default 0 and the dtype's largest, in the place of those that are not."""
+    """x with NaN replaced, by default by 0, and infinities by the dtype's largest numbers."""
     if not _is_float(write, x):
         return write.value(x)
     largest = largest_of(write.dtype(x))

@@ -1,4 +1,4 @@
-"""ATen's pooling, and images made larger."""
+"""ATen's pooling, and resizing of images."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _uneven(write: Writer, x: Value, kind: PoolingKind, wanted: Sequence[int]) -
 
 
 def adaptive_max_with_places(rank: int) -> Callable[..., tuple[Value, Value]]:
-    """The largest element of each window, and its place."""
+    """The largest element of each window, and its index."""
 
     def mapping(write: Writer, x: Operand, output_size: Sizes) -> tuple[Value, Value]:
         value = write.floats(x)
@@ -224,7 +224,7 @@ def resampled(mode: str) -> Callable[..., Value]:
 
 
 def _weights(length: int, size: int | None, factor: float | None, mode: str, align: bool) -> Array:
-    """(size, length): what each new position takes of each old one."""
+    """The weights (size, length) of each old position in each new one."""
     import torch
 
     images = torch.eye(length, dtype=torch.float64).reshape(length, 1, length, 1)

@@ -1,4 +1,4 @@
-"""ATen's recurrent layers: those of a network in turn."""
+"""ATen's recurrent layers, and single steps of their cells."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _stacked(write: Writer, states: Sequence[Value]) -> Value:
 def single(
     write: Writer, cell: RecurrentCell, x: Operand, hx: Operand, *rest: Any
 ) -> tuple[Value, ...]:
-    """A network of one state."""
+    """Layers of a cell with one state."""
     return layers(write, cell, x, [hx], *rest)
 
 
@@ -114,7 +114,7 @@ def step(
 def single_step(
     write: Writer, cell: RecurrentCell, x: Operand, hx: Operand, *weights: Operand
 ) -> Value:
-    """One step of a cell of one state."""
+    """One step of a cell with one state."""
     return step(write, cell, x, [hx], *weights)[0]
 
 

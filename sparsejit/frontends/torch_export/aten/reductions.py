@@ -97,7 +97,7 @@ def variance_and_mean(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> tuple[Value, Value]:
-    """Both."""
+    """The variance and the mean over axes."""
     unbiased = _variance(1.0 if correction is None else float(correction))
     value = write.floats(x)
     return (
@@ -119,13 +119,13 @@ def norm(
 
 
 def any_over(write: Writer, x: Operand, dim: Axes = None, keepdim: bool = False) -> Value:
-    """Whether one differs from zero."""
+    """Whether an element differs from zero."""
     truths = write.cast(write.cast(x, Element.BOOL), Element.FLOAT32)
     return write.cast(reduced(write, truths, dim, keepdim, "any", _largest), Element.BOOL)
 
 
 def all_over(write: Writer, x: Operand, dim: Axes = None, keepdim: bool = False) -> Value:
-    """Whether all differ from zero."""
+    """Whether all elements differ from zero."""
     truths = write.cast(write.cast(x, Element.BOOL), Element.FLOAT32)
     return write.cast(reduced(write, truths, dim, keepdim, "all", _least), Element.BOOL)
 
@@ -133,14 +133,14 @@ def all_over(write: Writer, x: Operand, dim: Axes = None, keepdim: bool = False)
 def max_with_place(
     write: Writer, x: Operand, dim: int, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    """The largest along an axis, and where it is."""
+    """The largest element along an axis, and its index."""
     return largest(write, x, dim, keepdim), arg_max(write, x, dim, keepdim)
 
 
 def min_with_place(
     write: Writer, x: Operand, dim: int, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    """The least along an axis, and where it is."""
+    """The least element along an axis, and its index."""
     return least(write, x, dim, keepdim), arg_min(write, x, dim, keepdim)
 
 

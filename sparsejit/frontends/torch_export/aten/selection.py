@@ -1,4 +1,4 @@
-"""ATen's rows by index, bags, sorting."""
+"""ATen's look-ups by index, embedding bags and sorting."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BAGS = (ops.BagKind.SUM, ops.BagKind.MEAN, ops.BagKind.MAX)
 
 
 def embedding(write: Writer, weight: Operand, indices: Operand, *_: Any) -> Value:
-    """Rows of a table."""
+    """Rows of a table by index."""
     return write.one(ops.Embedding(), write.cast(indices, Element.INT64), write.floats(weight))
 
 
@@ -75,7 +75,7 @@ def padded_embedding_bag(
 def _bags(
     write: Writer, index: Value, offsets: Operand, include_last: bool
 ) -> tuple[int, int] | None:
-    """(bags, length) where all are known to have one length."""
+    """(bags, length) if all bags are known to have one length, else None."""
     if len(index.shape) == 2:
         return index.shape[0], index.shape[1]
     known = write.known(offsets)
@@ -89,7 +89,7 @@ def _bags(
 
 
 def index_select(write: Writer, x: Operand, dim: int, index: Operand) -> Value:
-    """Places of an axis; a tensor without axes has one place, and stays without."""
+    """Elements at indices of an axis; a tensor without axes has one element, and no axes after."""
     known, rows = write.known(index), with_axis(write, x)
     if known is not None:
         found = taken(write, rows, dim, known.reshape(-1))
@@ -99,24 +99,24 @@ def index_select(write: Writer, x: Operand, dim: int, index: Operand) -> Value:
 
 
 def sort(write: Writer, x: Operand, dim: int = -1, descending: bool = False) -> tuple[Value, ...]:
-    """All elements along an axis in order, and their places."""
+    """All elements along an axis in order, and their indices."""
     return top_k(write, x, with_axis(write, x).shape[dim], dim, descending)
 
 
 def stable_sort(
     write: Writer, x: Operand, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[Value, ...]:
-    """As `sort`: of equals the first comes first."""
+    """As `sort`, which keeps the order of equals."""
     return sort(write, x, dim, descending)
 
 
 def arg_sort(write: Writer, x: Operand, dim: int = -1, descending: bool = False) -> Value:
-    """The places alone."""
+    """The indices of `sort` alone."""
     return sort(write, x, dim, descending)[1]
 
 
 def one_hot(write: Writer, x: Operand, num_classes: int = -1) -> Value:
-    """Whether each of the classes is the one."""
+    """1 for the class of each element and 0 for other classes, on a new last axis."""
     if num_classes < 0:
         raise Unmapped("of a number of classes that depends on the values; give num_classes")
     index = write.value(x)

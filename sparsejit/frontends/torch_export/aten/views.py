@@ -44,12 +44,12 @@ from sparsejit.ir.ops.types import axis_of
 
 
 def view(write: Writer, x: Operand, shape: Sizes, *_: Any) -> Value:
-    """In row-major order as another shape."""
+    """x in another shape, in row-major order."""
     return reshaped(write, x, shape)
 
 
 def view_as(write: Writer, x: Operand, other: Operand) -> Value:
-    """In the shape of another tensor."""
+    """x in the shape of another tensor."""
     return reshaped(write, x, write.shape(other))
 
 
@@ -88,35 +88,35 @@ def transpose_last(write: Writer, x: Operand) -> Value:
 
 
 def move_axis(write: Writer, x: Operand, source: int, destination: int) -> Value:
-    """One axis at another place."""
+    """One axis moved to another position."""
     return moved(write, x, source, destination)
 
 
 def expand(write: Writer, x: Operand, sizes: Sizes, *_: Any, **__: Any) -> Value:
-    """Repeated by broadcasting; -1 keeps a size."""
+    """x repeated by broadcasting; -1 keeps a size."""
     shape = write.shape(x)
     old = (1,) * (len(sizes) - len(shape)) + tuple(shape)
     return expanded(write, x, [m if n == -1 else n for n, m in zip(sizes, old, strict=True)])
 
 
 def expand_as(write: Writer, x: Operand, other: Operand) -> Value:
-    """To the shape of another tensor."""
+    """x repeated to the shape of another tensor."""
     return expanded(write, x, write.shape(other))
 
 
 def tensor_split(write: Writer, x: Operand, sections: int, dim: int = 0) -> list[Value]:
-    """So many parts, the first ones one element longer."""
+    """`sections` parts of an axis, of which the first may be one element longer."""
     length, longer = divmod(write.shape(x)[dim], sections)
     return cut(write, x, [length + (n < longer) for n in range(sections)], dim)
 
 
 def unbind(write: Writer, x: Operand, dim: int = 0) -> list[Value]:
-    """Each element of an axis, which goes."""
+    """Each element of an axis, which is removed."""
     return [at(write, x, dim, place) for place in range(write.shape(x)[dim])]
 
 
 def select(write: Writer, x: Operand, dim: int, index: int) -> Value:
-    """One element of an axis, which goes."""
+    """One element of an axis, which is removed."""
     return at(write, x, dim, index % write.shape(x)[dim])
 
 
@@ -160,7 +160,7 @@ def element_replaced(write: Writer, x: Operand, source: Operand, dim: int, index
 def repeat_by(
     write: Writer, x: Operand, repeats: Operand, dim: int | None = None, **_: Any
 ) -> Value:
-    """Every element of an axis as often as a known tensor says."""
+    """Every element of an axis, repeated by the counts in a known tensor."""
     counts = write.known(repeats)
     if counts is None:
         raise Unmapped("as often as an input says, which leaves the size open")
@@ -177,7 +177,7 @@ def pad_with(mode: str) -> Callable[..., Value]:
 
 
 def roll(write: Writer, x: Operand, shifts: int | Sizes, dims: int | Sizes = ()) -> Value:
-    """Elements moved along axes, those that leave come in at the other end."""
+    """Elements moved cyclically along axes."""
     steps = [shifts] if isinstance(shifts, int) else list(shifts)
     axes = [dims] if isinstance(dims, int) else list(dims)
     if not axes:
@@ -192,10 +192,10 @@ def roll(write: Writer, x: Operand, shifts: int | Sizes, dims: int | Sizes = ())
 
 
 def windows(write: Writer, x: Operand, dimension: int, size: int, step: int) -> Value:
-    """Windows of an axis, which becomes their number, their elements on a new last axis."""
+    """Windows of an axis: the axis counts them, and a new last axis holds their elements."""
     value = with_axis(write, x)
     axis = axis_of(dimension, len(value.shape))
-    if not write.shape(x):  # its only axis is that of the elements
+    if not write.shape(x):  # its only axis holds the elements
         return sliced(write, value, 0, 0, size)
     if not size:
         lengths = list(value.shape)
