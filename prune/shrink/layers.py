@@ -22,6 +22,7 @@ from sparsejit.passes.calibrated_layers import keyed_layers, weights_of
 
 # Fewer weights take too little time to show in the time of a call.
 LEAST_WEIGHTS = 512
+_WITHOUT_INT8 = tuple(dtype for dtype in SHORT if dtype is not DType.INT8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +140,7 @@ def shrink_layers(graph: Graph, has_int8_gates: bool = True) -> list[ShrinkLayer
             around = (node, *_readers_of_elements(node.outputs[0], readers))
             cells = {each.op.gates for each in around if isinstance(each.op, Recurrence)}
             is_state = isinstance(node.op, Recurrence)
+            takes_int8 = not cells or (has_int8_gates and not is_state)
             found.append(
                 ShrinkLayer(
                     key,
@@ -146,7 +148,7 @@ def shrink_layers(graph: Graph, has_int8_gates: bool = True) -> list[ShrinkLayer
                     weights.shape,
                     bias=own[0] if own else None,
                     gates=max(cells) if len(cells) == 1 else 1,
-                    dtypes=SHORT if not cells or (has_int8_gates and not is_state) else SHORT[1:],
+                    dtypes=SHORT if takes_int8 else _WITHOUT_INT8,
                 )
             )
     return found

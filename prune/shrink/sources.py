@@ -87,8 +87,10 @@ class Source:
 
     def _place_of_rows(self, array: Array) -> TensorPlace | None:
         """The one tensor that has the rows of a matrix, such as a file's weights before slices."""
-        tensors = {name: _array(holder) for name, holder in self._tensors.items()}
-        made = (_place_of_rows(name, tensor, array) for name, tensor in tensors.items())
+        if array.ndim != 2:
+            return None
+        tensors = self._tensors.items()
+        made = (_place_of_rows(name, _array(holder), array) for name, holder in tensors)
         found = [place for place in made if place is not None]
         return found[0] if len(found) == 1 else None
 
