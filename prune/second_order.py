@@ -43,10 +43,16 @@ class InverseFactor(NamedTuple):
 
 
 def inverse_factor(hessian: Tensor, window: int) -> InverseFactor:
-    """The factor for patterns of that window; its computation takes as long as some choices."""
+    """The factor for patterns of that window; its computation takes as long as some choices.
+
+    With the columns the other way round, Cholesky gives H = R RT of an upper triangular R. The
+    factor is then R's inverse: the Hessian's own inverse is never made.
+    """
     order = _columns_by_energy(hessian, window)
-    inverse = torch.linalg.inv(hessian[order][:, order])
-    return InverseFactor(order, torch.linalg.cholesky(inverse, upper=True))
+    back = order.flip(0)
+    root = torch.linalg.cholesky(hessian[back][:, back]).flip(0, 1)
+    unit = torch.eye(len(root)).to(root)
+    return InverseFactor(order, torch.linalg.solve_triangular(root, unit, upper=True))
 
 
 def choose_by_second_order(
@@ -72,9 +78,11 @@ def choose_by_second_order(
     pruned = torch.zeros_like(work, dtype=torch.bool)
     width = max(COLUMNS, len(order) // batches)
     batch = -(-width // pattern.window) * pattern.window
-    for start in range(0, work.shape[1], batch):
+    by_batch = torch.stack([rows.square().sum(0) for rows in upper.split(batch)])
+    diagonals = by_batch.flip(0).cumsum(0).flip(0)  # of the inverse for the columns still open
+    for start, diagonal in zip(range(0, work.shape[1], batch), diagonals, strict=True):
         columns = slice(start, start + batch)
-        cost = work.square() / upper[start:].square().sum(0)
+        cost = work.square() / diagonal
         cost[:, :start] = torch.inf  # decided: pruned, or never to be
         pruned[:, columns] = choose_least(cost, pattern, counts, alive=~pruned)[:, columns]
         _compensate(work, pruned, upper, columns)
@@ -93,14 +101,15 @@ def _columns_by_energy(hessian: Tensor, window: int) -> Tensor:
 
 def _compensate(work: Tensor, pruned: Tensor, upper: Tensor, columns: slice) -> None:
     """Zero the pruned weights of these columns and shift all later columns accordingly."""
-    stop = min(columns.stop, work.shape[1])
-    errors = work.new_zeros(work.shape[0], stop - columns.start)
-    for column in range(columns.start, stop):
-        error = work[:, column] * pruned[:, column] / upper[column, column]
-        work[:, column:stop] -= error[:, None] * upper[column, column:stop]
-        errors[:, column - columns.start] = error
-    work[:, stop:] -= errors @ upper[columns.start : stop, stop:]
-    work[:, columns.start : stop].masked_fill_(pruned[:, columns.start : stop], 0)
+    own, stop = work[:, columns], columns.stop
+    square = upper[columns, columns]
+    errors = own.T.contiguous()  # a row for each column
+    shares = (pruned[:, columns] / square.diagonal()).T.contiguous()
+    for column, share in enumerate(shares):
+        errors[column] *= share
+        errors[column + 1 :].addr_(square[column, column + 1 :], errors[column], alpha=-1)
+    own.addmm_(errors.T, square, alpha=-1).masked_fill_(pruned[:, columns], 0)
+    work[:, stop:].addmm_(errors.T, upper[columns, stop:], alpha=-1)
 
 
 def refit_survivors(target: Tensor, hessian: Tensor, pruned: Tensor) -> Tensor:

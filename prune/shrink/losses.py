@@ -19,7 +19,12 @@ from sparsejit.prune.shrink.forms import DENSE, FINEST, LayerForm
 from sparsejit.prune.shrink.layers import ShrinkLayer
 from sparsejit.prune.shrink.moments import Moments
 from sparsejit.prune.shrink.reaction import Change, reactions
-from sparsejit.prune.shrink.zeros import choices_by_amount, sampled_rows, squared_error
+from sparsejit.prune.shrink.zeros import (
+    choices_by_amount,
+    factors_by_window,
+    sampled_rows,
+    squared_error,
+)
 
 Elements = Sequence[Sequence[Array]]
 # Most and fewest elements that reactions are measured on, and about the runs of the model in all.
@@ -82,17 +87,18 @@ class LossTable:
         seen, held = some.hessian(has_bias), others.hessian(has_bias)
         weight = torch.tensor(self._weights(layer)).to(seen)
         self._own[layer] = {}
-        for name in self._patterns:
-            lying = on_weight(PATTERNS[name], layer.shape)
-            rows = sampled_rows(len(weight), lying, layer.gates)
-            given = weight[rows], seen, held, lying
-            found = choices_by_amount(*given, self.amounts, layer.gates)
-            times = len(weight) / len(rows)
-            self._own[layer][name] = [times * error for _, error in found]
-            if name == FINEST:
-                made, error = _to_try(weight[rows], held, found)
-                mean = some.mean if has_bias else torch.zeros_like(some.mean)
-                self._trials[layer] = self._change_by_zeros(layer, rows, made, mean), error
+        patterns = {name: on_weight(PATTERNS[name], layer.shape) for name in self._patterns}
+        for factor, alike in factors_by_window(seen, patterns):
+            for name, lying in alike.items():
+                rows = sampled_rows(len(weight), lying, layer.gates)
+                given = weight[rows], factor, held, lying
+                found = choices_by_amount(*given, self.amounts, layer.gates)
+                times = len(weight) / len(rows)
+                self._own[layer][name] = [times * error for _, error in found]
+                if name == FINEST:
+                    made, error = _to_try(weight[rows], held, found)
+                    mean = some.mean if has_bias else torch.zeros_like(some.mean)
+                    self._trials[layer] = self._change_by_zeros(layer, rows, made, mean), error
 
     def measured(self, layers: Sequence[ShrinkLayer], elements: Elements) -> Losses:
         """The losses of the layers, by the outputs on some of these elements.

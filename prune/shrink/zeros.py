@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from sparsejit.prune.patterns import Pattern
 from sparsejit.prune.second_order import (
+    InverseFactor,
     choose_by_second_order,
     damped,
     inverse_factor,
@@ -43,9 +44,19 @@ def sampled_rows(rows: int, pattern: Pattern, gates: int) -> Tensor:
     return torch.cat([found + gate * each for gate in range(gates)])
 
 
+def factors_by_window(
+    seen: Tensor, patterns: Mapping[str, Pattern]
+) -> Iterator[tuple[InverseFactor, dict[str, Pattern]]]:
+    """The factor of a Hessian for each window of the patterns, and its patterns."""
+    firm = damped(seen, _DAMPING)
+    for window in dict.fromkeys(pattern.window for pattern in patterns.values()):
+        own = {name: each for name, each in patterns.items() if each.window == window}
+        yield inverse_factor(firm, window), own
+
+
 def choices_by_amount(
     weight: Tensor,
-    seen: Tensor,
+    factor: InverseFactor,
     held: Tensor,
     pattern: Pattern,
     amounts: Sequence[float],
@@ -53,10 +64,10 @@ def choices_by_amount(
 ) -> list[tuple[Tensor, float]]:
     """Weights with each share of zeros, and the mean square of their outputs' errors, summed.
 
-    `seen` is the Hessian of the rows that zeros are chosen by, `held` of the held-back rows that
-    errors are measured on: few rows can be fitted exactly, and say nothing of others.
+    `factor` is of the Hessian of the rows that zeros are chosen by, `held` the Hessian of the
+    held-back rows that errors are measured on: few rows can be fitted exactly, and say nothing of
+    others.
     """
-    factor = inverse_factor(damped(seen, _DAMPING), pattern.window)
     found = []
     for amount in amounts:
         counts = block_counts(weight, pattern, amount, gates)

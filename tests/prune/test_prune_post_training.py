@@ -17,6 +17,9 @@ from sparsejit.prune import (
     prune_wanda,
     refit,
 )
+from sparsejit.prune.allocation import choose_least
+from sparsejit.prune.patterns import choose_pattern
+from sparsejit.prune.second_order import COLUMNS, choose_by_second_order, damped, inverse_factor
 
 PATTERNS = {"unstructured": 0.8, "1x8": 0.7, "lane16": 0.85, "2:4": 0.5, "1:4": 0.75}
 
@@ -69,6 +72,39 @@ def test_second_order_never_errs_more_than_magnitude_on_the_same_budget(
     again = copy.deepcopy(mine)
     Pruner(amount, pattern, targets=["weight"]).prepare(again)
     assert torch.equal(again.weight, mine.weight)
+
+
+def by_inverses(weight: np.ndarray, hessian: np.ndarray, pattern, counts: list[int], batches: int):
+    """The choice of `choose_by_second_order`, with the inverse of each open Hessian itself."""
+    order = inverse_factor(torch.tensor(hessian), pattern.window).order.numpy()
+    work, hessian = weight[:, order], hessian[np.ix_(order, order)]
+    pruned = np.zeros(work.shape, bool)
+    width = max(COLUMNS, len(order) // batches)
+    batch = -(-width // pattern.window) * pattern.window
+    for start in range(0, len(order), batch):
+        cost = np.full_like(work, np.inf)
+        cost[:, start:] = work[:, start:] ** 2 / np.linalg.inv(hessian[start:, start:]).diagonal()
+        chosen = choose_least(torch.tensor(cost), pattern, counts, torch.tensor(~pruned)).numpy()
+        for column in range(start, min(start + batch, len(order))):
+            pruned[:, column] = chosen[:, column]
+            inverse = np.linalg.inv(hessian[column:, column:])
+            errors = work[:, column] * pruned[:, column] / inverse[0, 0]
+            work[:, column:] -= np.outer(errors, inverse[0])
+    back = order.argsort()
+    return pruned[:, back], work[:, back] * ~pruned[:, back]
+
+
+@pytest.mark.parametrize("name", ["unstructured", "1x16", "4x2in", "lane16"])
+@pytest.mark.parametrize("batches", [2, 48])
+def test_choices_by_factors_are_the_choices_by_inverses(name: str, batches: int) -> None:
+    dense, x = layer_and_inputs(32, 66, 0)
+    hessian = damped(x.double().T @ x.double() / len(x), 0.01)
+    weight, pattern = dense.weight.detach().double(), choose_pattern(name)
+    counts = [pattern.count(16, 66) // 2] * 2
+    zeros = choose_by_second_order(weight, hessian, pattern, counts, batches)
+    pruned, weights = by_inverses(weight.numpy(), hessian.numpy(), pattern, counts, batches)
+    assert (zeros.pruned.numpy() == pruned).all()
+    np.testing.assert_allclose(zeros.weights, weights, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("pattern", ["unstructured", "1x8", "lane16", "2:4"])
