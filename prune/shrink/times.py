@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,7 +14,7 @@ import torch
 from sparsejit.api.final_graph import Dtypes
 from sparsejit.api.predicted_times import predicted_times
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Array, Graph, Value
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.prune.allocation import choose_least
@@ -27,6 +27,8 @@ from sparsejit.prune.shrink.zeros import block_counts
 AMOUNTS = (0.0, 0.15, 0.3, 0.6, 0.75, 0.92)
 # A form that saves less of the layers' time, at this share of zeros, is left out.
 _LEAST_GAIN, _TRIED = 0.02, AMOUNTS[3]
+# Layers are of one kind where the spreads of their magnitudes agree to about a tenth of the mean.
+_FINENESS = 10
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,15 +114,23 @@ class LayerTimes:
         """Nanoseconds of each layer (layers,), and of all else."""
         if (form, amount) in self._known:
             return self._known[form, amount]
-        weights = {
-            layer.weights: by_magnitude(layer, self.graph.constants[layer.weights], form, amount)
-            for layer in self.layers
-        }
-        graph = with_weights(self.graph, weights)
+        graph = with_weights(self.graph, self._pruned(form, amount))
         ns, by_layer = predicted_times(graph, self.dtypes[form.dtype], self.options)
         own = np.array([self._own_time(layer, by_layer) for layer in self.layers])
         self._known[form, amount] = own, ns - float(own.sum())
         return self._known[form, amount]
+
+    def _pruned(self, form: LayerForm, amount: float) -> dict[Value, Array]:
+        """The weights of all layers, with zeros at the same places in all layers of a kind."""
+        first: dict[Hashable, Array] = {}
+        pruned = {}
+        for layer, kind in zip(self.layers, self._kinds, strict=True):
+            own = self.graph.constants[layer.weights]
+            if kind not in first:
+                first[kind] = by_magnitude(layer, own, form, amount)
+            made = first[kind]
+            pruned[layer.weights] = own if made is own else np.where(made == 0, made, own)
+        return pruned
 
     def _own_time(self, layer: ShrinkLayer, by_layer: Mapping[str, Mapping[str, float]]) -> float:
         """Nanoseconds of a layer: of its weights, and its share of the rest of its module."""
@@ -130,11 +140,29 @@ class LayerTimes:
         return module.get(own, 0.0) / alike.count(own) + rest / len(alike)
 
     @cached_property
+    def _kinds(self) -> list[Hashable]:
+        return [kind_of(layer, self.graph.constants[layer.weights]) for layer in self.layers]
+
+    @cached_property
     def _by_module(self) -> dict[str, list[ShrinkLayer]]:
         found: dict[str, list[ShrinkLayer]] = defaultdict(list)
         for layer in self.layers:
             found[layer.key.layer].append(layer)
         return found
+
+
+def kind_of(layer: ShrinkLayer, weights: Array) -> Hashable:
+    """A key that layers share whose least weights lie about alike, so that zeros take equal times.
+
+    Zeros are chosen by magnitude, so that they lie as the magnitudes of rows, inputs and taps do.
+    A layer that has zeros already is alone.
+    """
+    if not weights.all():
+        return layer
+    squares, axes = np.square(weights), range(weights.ndim)
+    by_axis = [np.sqrt(squares.mean(axis=(*axes[:n], *axes[n + 1 :]))) for n in axes]
+    spreads = tuple(round(float(_FINENESS * each.std() / each.mean())) for each in by_axis)
+    return layer.shape, layer.gates, spreads
 
 
 def by_magnitude(layer: ShrinkLayer, weights: Array, form: LayerForm, amount: float) -> Array:

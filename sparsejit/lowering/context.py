@@ -128,8 +128,9 @@ class Lowering:
         return feature_major(self.graph, self.readers, self.wanted, takes_panels, self.target)
 
     def _nonzeros(self, value: Value) -> int:
-        if self.kept is not None and value in self.graph.constants:
-            return self.kept.matrix(value, self.graph.constants).nnz
+        is_kept = self.kept is not None and value in self.graph.constants
+        if is_kept or self.common.get(value) is not None:
+            return self.matrix(value).nnz
         return int(np.count_nonzero(self.constant(value)))
 
     def view(self, value: Value) -> View:

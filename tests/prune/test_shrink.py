@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import sparsejit
+import sparsejit.api.predicted_times as predicted_times_of
 from sparsejit.api.example_calls import calls_of
 from sparsejit.api.final_graph import final_graph, kept_scales
 from sparsejit.api.options import ModelSettings
@@ -23,13 +24,16 @@ from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.spec import DType
 from sparsejit.passes.calibrated_layers import keyed_layers
+from sparsejit.perf.zoo.attention import Bert
 from sparsejit.prune.shrink import shrinking
 from sparsejit.prune.shrink.data import read_data
+from sparsejit.prune.shrink.forms import DENSE, FORMS
 from sparsejit.prune.shrink.layers import with_weights
 from sparsejit.prune.shrink.layers_of_source import tensors_of
 from sparsejit.prune.shrink.qdq import with_short_layers
 from sparsejit.prune.shrink.search import FormSearch, within_time
 from sparsejit.prune.shrink.segments import stages
+from sparsejit.prune.shrink.times import AMOUNTS, LayerTimes
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -173,6 +177,46 @@ def test_the_source_takes_what_the_graph_has(
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
     (before,) = search.graph.evaluate([x.numpy()])
     assert not np.allclose(before, wanted, rtol=0.1)
+
+
+def times_of(model: Any, data: list[torch.Tensor]) -> LayerTimes:
+    search = job_of(model, data).search
+    return LayerTimes(search.graph, search.layers, {DENSE.dtype: "float32"}, search.options)
+
+
+def test_layers_of_a_kind_share_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the price of each alone to 2 %, and the same steps are left."""
+    torch.manual_seed(2)
+    words = [torch.randint(Bert.WORDS, (1, 24)) for _ in range(8)]
+    times = times_of(Bert(2, 192, 3).eval(), words)
+    assert len(set(times._kinds)) == 3 < len(times.layers)
+    cases = [(form, amount) for form in FORMS if form.dtype is DENSE.dtype for amount in AMOUNTS]
+    shared = [times._times(*case) for case in cases]
+    monkeypatch.setattr(predicted_times_of, "_matrices_by_zeros", lambda graph: {})
+    same_zeros = [replace(times, _known={})._times(*case) for case in cases]
+    monkeypatch.setattr("sparsejit.prune.shrink.times.kind_of", lambda layer, weights: layer)
+    alone = [replace(times, _known={})._times(*case) for case in cases]
+    for found, same, own in zip(shared, same_zeros, alone, strict=True):
+        np.testing.assert_allclose([*found[0], found[1]], [*same[0], same[1]], rtol=1e-9)
+        np.testing.assert_allclose(found[0], own[0], rtol=0.02)
+
+
+def test_kinds_differ_where_magnitudes_lie_otherwise() -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = nn.Sequential(*(nn.Linear(96, 96) for _ in range(5)))
+            with torch.no_grad():
+                self.layers[1].weight[::2] *= 3
+                self.layers[2].weight[:, ::2] *= 3
+                self.layers[3].weight[0, 0] = 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers(x)
+
+    first, *others, last = times_of(Layers().eval(), [torch.randn(1, 96)] * 8)._kinds
+    assert first == last and len({first, *others}) == 4
 
 
 def test_layers_that_do_not_read_each_other_share_a_stage() -> None:
