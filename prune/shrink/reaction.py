@@ -1,17 +1,20 @@
-"""Reactions of a model's outputs to changed weights of each layer."""
+"""Reactions of a model's outputs to changed weights of each layer.
+
+level 0: the nodes before the first layers, and these layers     live values of one element
+         one of these layers' y changes
+level 1: the nodes behind them, and the next layers              runs for each change
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sparsejit.api.output_error import OutputErrors
 from sparsejit.api.seen_inputs import WatchedRun
-from sparsejit.ir.graph import Array, Graph, Node, Origin, Value
-from sparsejit.ir.ops.pointwise import Pointwise
+from sparsejit.ir.graph import Array, Graph, Node, Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
+from sparsejit.prune.shrink.segments import part_of
 
 # A function from a layer's x to the change of its y, or new constants where y feeds back.
 Change = Callable[[Array], Array] | Mapping[Value, Array]
@@ -25,13 +28,10 @@ def reactions(
 ) -> list[float]:
     """Squared relative error of the outputs when one layer's products change, for each trial.
 
-    The change of a layer's y is an input, added after the layer, so that one function serves all
-    trials except trials of recurrent layers.
+    The change of a layer's y is added after the layer, and the model runs from there on. With new
+    constants all of it runs.
     """
-    layers = list(dict.fromkeys(layer for layer, change in trials if callable(change)))
-    run = WatchedRun(graph, [value for layer in layers for value in layer.reads], options)
-    noisy = WatchedRun(with_noise(graph, layers), (), options)
-    silent = {layer: np.zeros(layer.y.shape, np.float32) for layer in layers}
+    run = LevelledRun(graph, [layer for layer, change in trials if callable(change)], options)
     others = {
         number: WatchedRun(with_weights(graph, change), (), options)
         for number, (_, change) in enumerate(trials)
@@ -39,28 +39,85 @@ def reactions(
     }
     errors = [OutputErrors() for _ in trials]
     for inputs in elements:
-        exact, seen = run(inputs)
+        dense = run.dense(inputs)
+        exact = run.outputs(len(dense) - 1, dense[-1])
         for number, (layer, change) in enumerate(trials):
             if callable(change):
-                own = {**silent, layer: change(layer.multiplied(seen))}
-                made, _ = noisy([*inputs, *own.values()])
+                level = run.level_of[layer]
+                values = dense[level]
+                y = values[layer.y] + change(layer.multiplied(values))
+                made = run.outputs(level, {**values, layer.y: y})
             else:
                 made, _ = others[number](inputs)
             errors[number].add(made, exact)
     return [error.mean**2 for error in errors]
 
 
-def with_noise(graph: Graph, layers: Sequence[ShrinkLayer]) -> Graph:
-    """The graph with one more input for each layer, which is added to the layer's y."""
-    noise = {layer.y: Value(layer.y.type, Origin(f"noise {n}")) for n, layer in enumerate(layers)}
-    now: dict[Value, Value] = {}
-    nodes = []
-    for node in graph.nodes:
-        nodes.append(Node(node.op, tuple(now.get(v, v) for v in node.inputs), node.outputs))
-        for value in node.outputs:
-            if value in noise:
-                now[value] = Value(value.type, value.origin)
-                nodes.append(Node(Pointwise("add"), (value, noise[value]), (now[value],)))
-    outputs = tuple(now.get(value, value) for value in graph.outputs)
-    inputs = (*graph.inputs, *noise.values())
-    return Graph(inputs, outputs, tuple(nodes), graph.constants, graph.notes)
+class LevelledRun:
+    """A graph that may run from behind each of its layers.
+
+    Attributes:
+        level_of: the number of the level that each layer is in
+    """
+
+    def __init__(
+        self, graph: Graph, layers: Iterable[ShrinkLayer], options: ModelOptions
+    ) -> None:
+        self._graph = graph
+        by_node = {id(layer.node): layer for layer in layers}
+        self.level_of: dict[ShrinkLayer, int] = {}
+        self._runs: list[tuple[Graph, WatchedRun] | None] = []
+        self._kept: list[set[Value]] = []  # values of each level that something reads behind it
+        levels = _levels(graph, by_node.keys())
+        later = set(graph.outputs)
+        for number, nodes in reversed([*enumerate(levels)]):
+            own = [by_node[id(node)] for node in nodes if id(node) in by_node]
+            self.level_of |= dict.fromkeys(own, number)
+            kept = later | {value for layer in own for value in (*layer.reads, layer.y)}
+            part = part_of(graph, nodes, kept)
+            self._kept.insert(0, kept)
+            self._runs.insert(0, None if part is None else (part, WatchedRun(part, (), options)))
+            later = later | {value for node in nodes for value in node.inputs}
+
+    def dense(self, inputs: Sequence[Array]) -> list[dict[Value, Array]]:
+        """The values that are read behind each level, for one element of the data."""
+        values = dict(zip(self._graph.inputs, inputs, strict=True))
+        found = []
+        for number in range(len(self._runs)):
+            values = self._advanced(number, values)
+            found.append(values)
+        return found
+
+    def outputs(self, level: int, values: Mapping[Value, Array]) -> list[Array]:
+        """The outputs of the graph from the values behind a level."""
+        for number in range(level + 1, len(self._runs)):
+            values = self._advanced(number, values)
+        known = {**self._graph.constants, **values}
+        return [known[value] for value in self._graph.outputs]
+
+    def _advanced(self, number: int, values: Mapping[Value, Array]) -> dict[Value, Array]:
+        run = self._runs[number]
+        made: dict[Value, Array] = {}
+        if run is not None:
+            part, call = run
+            outputs, _ = call([values[value] for value in part.inputs])
+            made = dict(zip(part.outputs, outputs, strict=True))
+        return {value: x for value, x in {**values, **made}.items() if value in self._kept[number]}
+
+
+def _levels(graph: Graph, ends: Iterable[int]) -> list[list[Node]]:
+    """The nodes in levels: no node reads values that depend on an end of its own level.
+
+    `ends` are the ids of nodes.
+    """
+    found, left, last = [], list(graph.nodes), set(ends)
+    while left:
+        level, later, behind = [], [], set[Value]()
+        for node in left:
+            is_behind = not behind.isdisjoint(node.inputs)
+            (later if is_behind else level).append(node)
+            if is_behind or id(node) in last:
+                behind.update(node.outputs)
+        found.append(level)
+        left = later
+    return found

@@ -9,11 +9,11 @@ A recurrent layer runs in two segments: its rows are its own states, until it ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sparsejit.api.seen_inputs import WatchedRun
-from sparsejit.ir.graph import Array, Graph, Value
+from sparsejit.ir.graph import Array, Graph, Node, Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.passes.dead_code import remove_dead_code
 from sparsejit.prune.shrink.layers import ShrinkLayer
@@ -83,7 +83,7 @@ class SegmentedRun:
         """Run the nodes of a stage, with the constants of `now`."""
         nodes = stage.nodes
         later = self._read_from(stage.then) | {v for each in stage.layers for v in each.reads}
-        made = self._segment(now, nodes, later)
+        made = part_of(now, now.nodes[nodes], later)
         if made is None:
             return
         known = {} if self._known is None else self._known
@@ -95,21 +95,19 @@ class SegmentedRun:
             for value in [value for value in values if value not in later]:
                 del values[value]
 
-    def _segment(self, now: Graph, nodes: slice, later: set[Value]) -> Graph | None:
-        """The nodes as a graph whose outputs are the values read `later`; None without any."""
-        own = now.nodes[nodes]
-        if not own:
-            return None
-        made = {value for node in own for value in node.outputs}
-        read = dict.fromkeys(value for node in own for value in node.inputs)
-        outputs = tuple(v for node in own for v in node.outputs if v in later)
-        inputs = tuple(v for v in read if v not in made and v not in now.constants)
-        constants = {value: now.constants[value] for value in read if value in now.constants}
-        return remove_dead_code(Graph(inputs, outputs, own, constants)) if outputs else None
-
     def _read_from(self, first: int) -> set[Value]:
         """The values that nodes from number `first` on read, and the model's outputs."""
         return {v for node in self._graph.nodes[first:] for v in node.inputs} | {
             *self._graph.outputs
         }
 
+
+def part_of(graph: Graph, nodes: Sequence[Node], later: Collection[Value]) -> Graph | None:
+    """Some nodes as a graph whose outputs are the values read `later`; None without any."""
+    made = {value for node in nodes for value in node.outputs}
+    read = dict.fromkeys(value for node in nodes for value in node.inputs)
+    outputs = tuple(v for node in nodes for v in node.outputs if v in later)
+    inputs = tuple(v for v in read if v not in made and v not in graph.constants)
+    constants = {value: graph.constants[value] for value in read if value in graph.constants}
+    whole = Graph(inputs, outputs, tuple(nodes), constants)
+    return remove_dead_code(whole) if outputs else None

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import sparsejit.api.predicted_times as predicted_times_of
 from sparsejit.api.example_calls import calls_of
 from sparsejit.api.final_graph import final_graph, kept_scales
 from sparsejit.api.options import ModelSettings
+from sparsejit.api.output_error import OutputErrors
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.spec import DType
@@ -28,9 +30,10 @@ from sparsejit.perf.zoo.attention import Bert
 from sparsejit.prune.shrink import shrinking
 from sparsejit.prune.shrink.data import read_data
 from sparsejit.prune.shrink.forms import DENSE, FORMS
-from sparsejit.prune.shrink.layers import with_weights
+from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
 from sparsejit.prune.shrink.layers_of_source import tensors_of
 from sparsejit.prune.shrink.qdq import with_short_layers
+from sparsejit.prune.shrink.reaction import Change, LevelledRun, reactions
 from sparsejit.prune.shrink.search import FormSearch, within_time
 from sparsejit.prune.shrink.segments import stages
 from sparsejit.prune.shrink.times import AMOUNTS, LayerTimes
@@ -222,6 +225,35 @@ def test_kinds_differ_where_magnitudes_lie_otherwise() -> None:
 def test_layers_that_do_not_read_each_other_share_a_stage() -> None:
     search = job_of(Net().eval(), rows(8)).search
     assert [len(stage.layers) for stage in stages(search.graph, search.layers)] == [1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "data", "levels"), [(Net, rows, 3), (Images, images, 3), (Recurrent, sequences, 4)]
+)
+def test_reactions_are_the_errors_of_changed_weights(make: Any, data: Any, levels: int) -> None:
+    """The model runs from each layer on, or as a whole where y feeds back."""
+    search = job_of(make().eval(), data(16)).search
+    graph, elements = search.graph, search.fitted[:3]
+    rng = np.random.default_rng(0)
+    trials: list[tuple[ShrinkLayer, Change]] = []
+    wanted = []
+    for layer in search.layers:
+        own = graph.constants[layer.weights]
+        change = rng.normal(scale=0.1 * own.std(), size=own.shape).astype(np.float32)
+        changed = {layer.weights: own + change}
+        added = partial(layer.product, weights=change)
+        trials.append((layer, changed if layer.is_recurrent else added))
+        errors = OutputErrors()
+        for inputs in elements:
+            errors.add(with_weights(graph, changed).evaluate(inputs), graph.evaluate(inputs))
+        wanted.append(errors.mean**2)
+    found = reactions(graph, elements, trials, search.options)
+    np.testing.assert_allclose(found, wanted, rtol=1e-3)
+    plain = [layer for layer in search.layers if not layer.is_recurrent]
+    run = LevelledRun(graph, plain, search.options)
+    assert len(run.dense(elements[0])) == levels
+    if make is Net:
+        assert [run.level_of[layer] for layer in plain] == [0, 1, 1, 2]
 
 
 def test_predicted_and_measured_errors_agree() -> None:
