@@ -13,12 +13,17 @@ import numpy as np
 import torch
 
 from sparsejit.api.chosen_scales import SHORT
-from sparsejit.api.final_graph import Dtypes, kept_scales
+from sparsejit.api.final_graph import Dtypes, final_graph, kept_scales
 from sparsejit.api.output_error import mean_output_error
 from sparsejit.api.predicted_times import predicted_times
 from sparsejit.api.scales import Scales
 from sparsejit.api.seen_inputs import WatchedRun
-from sparsejit.api.short_layers import CalibrationInput, ShortLayers, outputs_of
+from sparsejit.api.short_layers import (
+    CalibrationInput,
+    ShortLayers,
+    compiled_outputs,
+    outputs_of,
+)
 from sparsejit.api.steps_of_input import Forms
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, Graph, Value
@@ -280,8 +285,10 @@ class FormSearch:
             )
             for layer, one in chosen.items()
         }
-        error = mean_output_error(self.outputs(graph, scales, self.held), self.exact)
-        ns, _ = predicted_times(graph, scales or "float32", self.options)
+        final = final_graph(graph, self.options, scales or "float32")
+        run = compiled_outputs(final, self.options)
+        error = mean_output_error([run(*inputs) for inputs in self.held], self.exact)
+        ns, _ = predicted_times(final, self.options)
         self.tried.append(FrontierPoint(ns, error))
         return Tried(graph, chosen, scales, error, ns)
 

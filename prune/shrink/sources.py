@@ -20,6 +20,8 @@ _WAYS: tuple[tuple[Callable[[Array], Array], Callable[[Array, tuple[int, ...]], 
     (lambda x: x, lambda x, shape: x.reshape(shape)),
     (lambda x: x.T, lambda x, shape: x.reshape(shape[::-1]).T),
 )
+# Numbers of the rows with equal hashes, by the hash and the tensor's name.
+_RowIndex = dict[int, dict[str, list[int]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +74,7 @@ class Source:
     def __init__(self, model: Any) -> None:
         self.model = _loaded(model)
         self._tensors = dict(tensor_holders(self.model))
+        self._rows: dict[tuple[int, np.dtype[Any]], _RowIndex] = {}
 
     def place_of(self, name: str, array: Array) -> TensorPlace | None:
         """The tensor of that name, or another one that has the rows of a matrix; None for none."""
@@ -83,16 +86,40 @@ class Source:
         for read, write in _WAYS if tensor.size == array.size else ():
             if np.array_equal(read(tensor).reshape(array.shape), array):
                 return TensorPlace(name, tensor, write)
-        return _place_of_rows(name, tensor, array)
+        return self._place_of_rows(array, name)
 
-    def _place_of_rows(self, array: Array) -> TensorPlace | None:
-        """The one tensor that has the rows of a matrix, such as a file's weights before slices."""
-        if array.ndim != 2:
+    def _place_of_rows(self, array: Array, name: str | None = None) -> TensorPlace | None:
+        """The rows of the named tensor, else of the only one, that make up a matrix.
+
+        None where a row has no match or several, such as a file's weights before slices.
+        """
+        if array.ndim != 2 or not array.size:
             return None
-        tensors = self._tensors.items()
-        made = (_place_of_rows(name, _array(holder), array) for name, holder in tensors)
-        found = [place for place in made if place is not None]
+        rows = self._rows_like(array)
+        matches = [rows.get(hash(row.tobytes()), {}) for row in array]
+        found = []
+        for each in matches[0] if name is None else [name]:
+            numbers = [match.get(each, []) for match in matches]
+            if any(len(some) != 1 for some in numbers):
+                continue
+            tensor, places = _array(self._tensors[each]), np.concatenate(numbers)
+            own = tensor.reshape(-1, array.shape[1])[places]
+            if tensor.size >= array.size and own.tobytes() == array.tobytes():
+                found.append(TensorPlace(each, tensor, _WAYS[0][1], places))
         return found[0] if len(found) == 1 else None
+
+    def _rows_like(self, array: Array) -> _RowIndex:
+        """The rows of all tensors of the array's width and dtype, read one after another."""
+        width, dtype = array.shape[1], array.dtype
+        if (width, dtype) not in self._rows:
+            found: _RowIndex = {}
+            for name, holder in self._tensors.items():
+                if _shape(holder)[-1:] == (width,) and (tensor := _array(holder)).dtype == dtype:
+                    for number, row in enumerate(tensor.reshape(-1, width)):
+                        place = found.setdefault(hash(row.tobytes()), {})
+                        place.setdefault(name, []).append(number)
+            self._rows[width, dtype] = found
+        return self._rows[width, dtype]
 
     def written(self, tensors: Mapping[str, Array]) -> Any:
         """A copy of the model with other numbers in these tensors, of the same shapes."""
@@ -105,21 +132,6 @@ class Source:
             if name in tensors:
                 _put(holder, tensors[name])
         return made
-
-
-def _place_of_rows(name: str, tensor: Array, array: Array) -> TensorPlace | None:
-    """The tensor's rows that make up a matrix; None where a row has no match or several."""
-    if array.ndim != 2 or not tensor.ndim or tensor.shape[-1] != array.shape[1]:
-        return None
-    if tensor.dtype != array.dtype or tensor.size < array.size:
-        return None
-    places: dict[bytes, list[int]] = {}
-    for number, row in enumerate(tensor.reshape(-1, tensor.shape[-1])):
-        places.setdefault(row.tobytes(), []).append(number)
-    found = [places.get(row.tobytes(), []) for row in array]
-    if any(len(each) != 1 for each in found):
-        return None
-    return TensorPlace(name, tensor, _WAYS[0][1], np.concatenate(found))
 
 
 def _loaded(model: Any) -> Any:
@@ -144,6 +156,10 @@ def tensor_holders(model: Any) -> list[tuple[str, Any]]:
             found += [(node.output[0], a.t) for a in node.attribute if a.name == "value"]
     uses = Counter(name for name, _ in found)
     return [(name, holder) for name, holder in found if uses[name] == 1]
+
+
+def _shape(holder: Any) -> tuple[int, ...]:
+    return tuple(holder.shape if hasattr(holder, "detach") else holder.dims)
 
 
 def _array(holder: Any) -> Array:

@@ -11,8 +11,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from sparsejit.api.final_graph import Dtypes
-from sparsejit.api.predicted_times import predicted_times
+from sparsejit.api.final_graph import Dtypes, final_graph
+from sparsejit.api.predicted_times import matrices_by_zeros, predicted_times
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, Graph, Value
 from sparsejit.ir.spec import DType
@@ -115,7 +115,8 @@ class LayerTimes:
         if (form, amount) in self._known:
             return self._known[form, amount]
         graph = with_weights(self.graph, self._pruned(form, amount))
-        ns, by_layer = predicted_times(graph, self.dtypes[form.dtype], self.options)
+        final = final_graph(graph, self.options, self.dtypes[form.dtype])
+        ns, by_layer = predicted_times(final, self.options, matrices_by_zeros(final))
         own = np.array([self._own_time(layer, by_layer) for layer in self.layers])
         self._known[form, amount] = own, ns - float(own.sum())
         return self._known[form, amount]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from sparsejit.api.final_graph import Dtypes
+from sparsejit.api.final_graph import Dtypes, final_graph
 from sparsejit.api.output_error import output_error
 from sparsejit.api.predicted_times import predicted_times
 from sparsejit.api.scales import Scales
@@ -103,7 +103,8 @@ class ChosenScales:
                     yield _Change(layer, dtype, scales, saved)
 
     def _times(self, dtypes: Dtypes) -> tuple[float, dict[str, float]]:
-        ns, times = predicted_times(self.priced, dtypes, self.options)
+        final = final_graph(self.priced, self.options, dtypes)
+        ns, times = predicted_times(final, self.options)
         return ns, {layer: sum(steps.values()) for layer, steps in times.items()}
 
     def _filled(

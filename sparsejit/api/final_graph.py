@@ -47,8 +47,11 @@ def final_graph(
 
 
 def kept_scales(graph: Graph, options: ModelOptions, scales: Scales) -> Scales:
-    """Return the scales with float32 for convolutions that int8 would make slower."""
-    _, kept = _in_bytes(folded(quantised_layers(graph)), options, scales)
+    """Return the scales with float32 for convolutions that int8 would make slower.
+
+    The graph is folded, with `quantised_layers`.
+    """
+    _, kept = _in_bytes(graph, options, scales)
     places = {each.place for each in kept.layers}
     layers = (
         each

@@ -6,7 +6,6 @@ from collections import defaultdict
 
 import numpy as np
 
-from sparsejit.api.final_graph import Dtypes, final_graph
 from sparsejit.ir.graph import Graph, Value
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -15,24 +14,24 @@ from sparsejit.lowering.model import lower_model
 
 
 def predicted_times(
-    graph: Graph, dtypes: Dtypes, options: ModelOptions
+    final: Graph, options: ModelOptions, common: CommonMatrices | None = None
 ) -> tuple[float, dict[str, dict[str, float]]]:
     """Predict the nanoseconds of a run, and of each layer's steps by the name of their weights.
 
-    The name is "" for steps without weights. Linear layers whose zeros lie at the same places share
-    the statistics of one matrix. Raises the errors of `final_graph`.
+    The graph is from `final_graph`, `common` as in `lower_model`. The name is "" for steps without
+    weights.
     """
-    final = final_graph(graph, options, dtypes)
-    lowered = lower_model(final, options, common=_matrices_by_zeros(final))
+    lowered = lower_model(final, options, common=common)
     times: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for step in lowered.steps:
         times[step.origin.layer][step.facts.parameter] += step.ns
     return lowered.ns, times
 
 
-def _matrices_by_zeros(graph: Graph) -> CommonMatrices:
+def matrices_by_zeros(graph: Graph) -> CommonMatrices:
     """One matrix for all linear layers of a shape whose zeros lie at the same places.
 
+    It is for prices alone: its weights are those of one of the layers, and so are their statistics.
     The arrays stay constants of their own: equal ones would become one constant of the model, whose
     weights would then seem to fit in nearer caches.
     """

@@ -6,7 +6,7 @@ Each layer is calibrated alone; outputs are computed by the compiled code.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from sparsejit.api.final_graph import Dtypes, final_graph
 from sparsejit.api.scales import Scales
 from sparsejit.api.seen_inputs import SeenInput, SeenValues, WatchedModel, rows_each
 from sparsejit.api.steps_of_input import Forms, short_forms, steps_of_values
-from sparsejit.api.variant import TiledGraph, Variant, lowered_variant
+from sparsejit.api.variant import TiledGraph, lowered_variant
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, Graph, Value
 from sparsejit.ir.layer_scales import LayerKey, LayerScales, SumScales
@@ -26,6 +26,9 @@ from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.passes.calibrated_layers import keyed_layers, weights_of
 from sparsejit.passes.default import folded
 from sparsejit.passes.quantised_layers import quantised_layers
+
+# A function from a model's inputs to its outputs.
+OutputsOf = Callable[..., list[Array]]
 
 
 class CalibrationInput(NamedTuple):
@@ -150,15 +153,20 @@ def outputs_of(
     elements: Sequence[CalibrationInput], dtypes: Dtypes, options: ModelOptions
 ) -> list[list[Array]]:
     """Return the outputs of the compiled code for each element, with layers in these dtypes."""
-    variants: dict[int, Variant] = {}
+    calls: dict[int, OutputsOf] = {}
     results = []
     for graph, inputs in elements:
-        if id(graph) not in variants:
-            final = replace(final_graph(graph, options, dtypes), batch_axes=None)
-            made = [TiledGraph(final, None)]
-            variants[id(graph)] = lowered_variant(made, options, "tried", is_cached=False)
-        results.append(variants[id(graph)].call.run(*inputs))
+        if id(graph) not in calls:
+            calls[id(graph)] = compiled_outputs(final_graph(graph, options, dtypes), options)
+        results.append(calls[id(graph)](*inputs))
     return results
+
+
+def compiled_outputs(final: Graph, options: ModelOptions) -> OutputsOf:
+    """Return the compiled function of a graph from `final_graph`, for its own batch alone."""
+    made = [TiledGraph(replace(final, batch_axes=None), None)]
+    call = lowered_variant(made, options, "tried", is_cached=False).call
+    return lambda *inputs: call.run(*inputs)
 
 
 def _check_finite(layer: str, x: Array) -> None:

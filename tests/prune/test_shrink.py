@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 import sparsejit
-import sparsejit.api.predicted_times as predicted_times_of
 from sparsejit.api.example_calls import calls_of
 from sparsejit.api.final_graph import final_graph, kept_scales
 from sparsejit.api.options import ModelSettings
@@ -27,7 +26,7 @@ from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.spec import DType
 from sparsejit.passes.calibrated_layers import keyed_layers
 from sparsejit.perf.zoo.attention import Bert
-from sparsejit.prune.shrink import shrinking
+from sparsejit.prune.shrink import shrinking, sources
 from sparsejit.prune.shrink.data import read_data
 from sparsejit.prune.shrink.forms import DENSE, FORMS
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
@@ -36,6 +35,7 @@ from sparsejit.prune.shrink.qdq import with_short_layers
 from sparsejit.prune.shrink.reaction import Change, LevelledRun, reactions
 from sparsejit.prune.shrink.search import FormSearch, within_time
 from sparsejit.prune.shrink.segments import stages
+from sparsejit.prune.shrink.sources import Source
 from sparsejit.prune.shrink.times import AMOUNTS, LayerTimes
 
 onnx = pytest.importorskip("onnx")
@@ -182,6 +182,30 @@ def test_the_source_takes_what_the_graph_has(
     assert not np.allclose(before, wanted, rtol=0.1)
 
 
+def test_rows_of_a_file_are_found_in_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices without a name, by rows in any order; each tensor of their width is read once."""
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.normal(size=(6, 4)).astype(np.float32) for name in ("a", "b", "twin")}
+    arrays["twin"][3] = arrays["b"][0]
+    arrays |= {"wide": rng.normal(size=(6, 5)).astype(np.float32), "whole": np.ones((6, 4), int)}
+    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    source = Source(onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], tensors)))
+    read: list[str] = []
+    array_of = sources._array
+    monkeypatch.setattr(sources, "_array", lambda one: read.append(one.name) or array_of(one))
+    order = np.array([4, 0, 2])
+    place = source.place_of("unnamed", arrays["a"][order])
+    assert place is not None and place.name == "a" and (place.rows == order).all()
+    assert read == ["a", "b", "twin", "whole", "a"]
+    place = source.place_of("another", arrays["b"][1:])
+    assert place is not None and place.name == "b" and read[5:] == ["b"]
+    assert source.place_of("in two", arrays["b"][:1]) is None
+    assert source.place_of("in none", arrays["a"] + 1) is None
+    assert source.place_of("mixed", np.stack([arrays["a"][0], arrays["b"][1]])) is None
+    place = source.place_of("twin", arrays["b"][:1])
+    assert place is not None and place.name == "twin" and (place.rows == [3]).all()
+
+
 def times_of(model: Any, data: list[torch.Tensor]) -> LayerTimes:
     search = job_of(model, data).search
     return LayerTimes(search.graph, search.layers, {DENSE.dtype: "float32"}, search.options)
@@ -195,7 +219,7 @@ def test_layers_of_a_kind_share_a_price(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(set(times._kinds)) == 3 < len(times.layers)
     cases = [(form, amount) for form in FORMS if form.dtype is DENSE.dtype for amount in AMOUNTS]
     shared = [times._times(*case) for case in cases]
-    monkeypatch.setattr(predicted_times_of, "_matrices_by_zeros", lambda graph: {})
+    monkeypatch.setattr("sparsejit.prune.shrink.times.matrices_by_zeros", lambda graph: {})
     same_zeros = [replace(times, _known={})._times(*case) for case in cases]
     monkeypatch.setattr("sparsejit.prune.shrink.times.kind_of", lambda layer, weights: layer)
     alone = [replace(times, _known={})._times(*case) for case in cases]
