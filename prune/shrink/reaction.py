@@ -112,7 +112,7 @@ def _levels(graph: Graph, ends: Iterable[int]) -> list[list[Node]]:
     """
     found, left, last = [], list(graph.nodes), set(ends)
     while left:
-        level, later, behind = [], [], set[Value]()
+        level, later, behind = list[Node](), list[Node](), set[Value]()
         for node in left:
             is_behind = not behind.isdisjoint(node.inputs)
             (later if is_behind else level).append(node)

@@ -184,6 +184,7 @@ class _ShrinkJob:
 
     def compared(self, found: Tried, loss: Loss | None) -> Shrunk | None:
         """The choice as a compiled model; None where it is not faster than the dense one."""
+        self.search.release()
         self.search.tell("compiling the result", 0.92)
         dense = self.search.graph
         own = self.source.written(tensors_of(self.tied, dense, found.graph))
@@ -388,17 +389,21 @@ def _at_speed(job: _ShrinkJob, speed: float) -> Shrunk | None:
             f"speed={speed:g} is out of reach: with zeros wherever they may be this model becomes "
             f"{search.dense_ns / least:.3g} times as fast; ask for less"
         )
-    best: Shrunk | None = None
-    wanted_ns = search.dense_ns / speed
+    best: Tried | None = None
+    made: Shrunk | None = None
+    fastest, wanted_ns = 0.0, search.dense_ns / speed
     for _ in range(_MEASURED_TRIES):
-        found = job.compared(within_time(search, wanted_ns, _TRIES), None)
-        if found is None or (best is not None and found.speed <= best.speed):
+        made = None  # its memory is free while the next one is made
+        tried = within_time(search, wanted_ns, _TRIES)
+        made = job.compared(tried, None)
+        if made is None or made.speed <= fastest:
+            made = None
+            return None if best is None else job.compared(best, None)
+        if made.speed >= speed * _MEASURED_AS_ASKED:
             break
-        best = found
-        if best.speed >= speed * _MEASURED_AS_ASKED:
-            break
-        wanted_ns = max(wanted_ns * best.speed / speed, least)
-    return best
+        best, fastest = tried, made.speed
+        wanted_ns = max(wanted_ns * fastest / speed, least)
+    return made
 
 
 def _times(models: Sequence[CompiledModel], call: ExampleCall, threads: int) -> list[float]:

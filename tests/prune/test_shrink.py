@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -586,6 +587,35 @@ def test_another_process_finds_its_tables(tmp_path: Path) -> None:
         for seed in ("1", "2")
     }
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("speeds", "made"),
+    [
+        ({"a": 2.0}, ["a"]),
+        ({"a": 1.5, "b": 1.9, "c": 1.95}, ["a", "b", "c"]),
+        ({"a": 1.5, "b": 1.8, "c": 1.7}, ["a", "b", "c", "b"]),
+        ({"a": 1.5, "b": None}, ["a", "b", "a"]),
+        ({"a": None}, ["a"]),
+    ],
+)
+def test_a_slower_try_gives_way_to_the_one_before_it(
+    speeds: dict[str, float | None], made: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier one is compiled again, so that two results are never in memory."""
+    tried, compared = iter(speeds), []
+    monkeypatch.setattr(shrinking, "within_time", lambda *_: next(tried))
+
+    def result_of(one: str, _: None) -> Any:
+        compared.append(one)
+        return None if speeds[one] is None else SimpleNamespace(name=one, speed=speeds[one])
+
+    choices = SimpleNamespace(times=np.array([10.0]))
+    search = SimpleNamespace(choices=choices, times=SimpleNamespace(others=0.0), dense_ns=100.0)
+    job: Any = SimpleNamespace(search=search, compared=result_of)
+    found = shrinking._at_speed(job, 2.0)
+    assert compared == made
+    assert (found and found.name) == (None if speeds[made[-1]] is None else made[-1])
 
 
 def test_an_interrupt_keeps_the_best_choice(monkeypatch: pytest.MonkeyPatch) -> None:
