@@ -55,6 +55,7 @@ class CodeBySizes:
         self._compiling = threading.RLock()
         self._session: Any = None
         self._compiles_whole = self._compiles_parts = True
+        self._has_warned = False
         self.made: list[CompiledModel | PartedModel] = []
 
     def run(self, arrays: Sequence[Array]) -> list[Any]:
@@ -155,7 +156,8 @@ class CodeBySizes:
         models = self._whole.get(values)
         if models is None:
             if len(self._whole) >= _MOST_VALUES:
-                self._compiles_whole = False
+                self._compiles_whole, self._frozen = False, ()
+                self._engines.clear()
                 raise InvalidInput("values of whole numbers decide the graph, and change too often")
             names = [self._declared.inputs[place].name for place in self._frozen]
             given = (arrays[place] for place in self._frozen)
@@ -189,10 +191,10 @@ class CodeBySizes:
             threads=self._threads,
         )
         results = model.run(arrays)
-        if self._compiles_whole:
-            self._compiles_whole = False
-            parts = (part for part in model.parts if isinstance(part, LeftPart))
-            left = [node for part in parts for node in part.left]
+        self._compiles_whole = self._compiles_whole and bool(self._whole)
+        parts = (part for part in model.parts if isinstance(part, LeftPart))
+        left = [node for part in parts for node in part.left]
+        if left:
             self._warn(f"leaves {len(left)} nodes to ONNX Runtime, the first is {left[0]}")
         self.made.append(model)
         return model.run, results, "compiled in parts"
@@ -205,13 +207,16 @@ class CodeBySizes:
             results = self.run_by_runtime(arrays)
         except MissingDependency as error:
             raise refused(f"{reason}; {error}") from reason
-        if self._compiles_parts:
-            self._warn(f"is left to ONNX Runtime: {reason}")
+        self._warn(f"is left to ONNX Runtime: {reason}")
         if not self._engines:
             self._compiles_whole = self._compiles_parts = False
         return self.run_by_runtime, results, ""
 
     def _warn(self, what: str) -> None:
+        """Log a warning about ONNX Runtime, once a session."""
+        if self._has_warned:
+            return
+        self._has_warned = True
         say(self._options, logging.WARNING, f"{self._file.title} {what}")
 
     def _say_time(self, arrays: Sequence[Array], seconds: float, how: str) -> None:

@@ -13,6 +13,7 @@ from sparsejit.frontends.onnx.reading import initialised, size_of
 if TYPE_CHECKING:
     from onnx import ModelProto, TypeProto, ValueInfoProto
 
+_NO_VERSION = (1 << 63) - 1
 _TYPES = {"FLOAT": "float", "DOUBLE": "double"}
 _DTYPES = {"float": "float32", "double": "float64", "string": "str"}
 
@@ -96,7 +97,7 @@ def _about(model: ModelProto) -> ModelMetadata:
         model.domain,
         model.doc_string,
         model.graph.doc_string,
-        model.model_version,
+        model.model_version if model.HasField("model_version") else _NO_VERSION,
         {each.key: each.value for each in model.metadata_props},
     )
 

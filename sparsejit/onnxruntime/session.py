@@ -40,6 +40,10 @@ class InferenceSession:
     compiled, ONNX Runtime runs it, or all of them, and a warning says so once.
     """
 
+    _code: CodeBySizes
+    _places: dict[str, int]
+    _dtypes: list[tuple[str, np.dtype[Any] | None]]
+
     def __init__(
         self,
         path_or_bytes: Any,
@@ -81,6 +85,9 @@ class InferenceSession:
         if not self._file.is_onnx or _needs_runtime(self._options):
             self._session = self._file.session(self._options)
             return
+        if self._options.optimized_model_filepath:
+            with suppress(MissingDependency):
+                self._file.session(self._options)  # writes the file
         try:
             self._declared = self._file.declared()
         except (MissingDependency, InvalidGraph, InvalidProtobuf) as refusal:
@@ -331,7 +338,7 @@ class InferenceSession:
 
 def _needs_runtime(options: Any) -> bool:
     if is_of_runtime(options):
-        return bool(options.enable_profiling or options.optimized_model_filepath)
+        return bool(options.enable_profiling)
     return bool(options.needs_runtime)
 
 

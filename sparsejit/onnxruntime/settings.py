@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -13,8 +12,7 @@ from sparsejit.planner.split import AUTO, parse_threads
 LOGGER = logging.getLogger("sparsejit.onnxruntime")
 # A set of sizes is compiled at its n-th call, and run by ONNX Runtime before.
 COMPILE_AT_USE = "sparsejit.compile_at_use"
-_VERBOSE, _INFO, _WARNING, _ERROR, _FATAL = range(5)
-_LEVELS = (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL)
+_WARNING = 2  # ONNX Runtime's number of a severity
 _ACCEPTED = {
     "enable_cpu_mem_arena": True,
     "enable_mem_pattern": True,
@@ -81,8 +79,8 @@ class SessionOptions:
     """Options of a session.
 
     `intra_op_num_threads` and `log_severity_level` are followed, and 0 threads are one a core.
-    A session that profiles, writes its optimised model, or has custom operators, given
-    initialisers or fixed dimensions is ONNX Runtime's. Other options change nothing.
+    A session that profiles, or has custom operators, given initialisers or fixed dimensions is ONNX
+    Runtime's, which also writes an optimised model. Other options change nothing.
     """
 
     __slots__ = (*_ACCEPTED, "_calls", "_entries")
@@ -110,7 +108,7 @@ class SessionOptions:
             raise RuntimeError(f"SessionOptions does not have configuration with key: {key}")
         return self._entries[key]
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
+    def __getattr__(self, name: str) -> Any:
         """Return a method of ONNX Runtime, whose calls are repeated on ONNX Runtime's options."""
         if not name.startswith(("add_", "register_", "set_")):
             raise AttributeError(f"SessionOptions has no attribute {name!r}")
@@ -123,8 +121,7 @@ class SessionOptions:
     @property
     def needs_runtime(self) -> bool:
         """Whether only a session of ONNX Runtime does what the options ask for."""
-        asked = self.enable_profiling or self.optimized_model_filepath
-        return bool(self._calls or asked)
+        return bool(self._calls or self.enable_profiling)
 
     def of_runtime(self, runtime: Any) -> Any:
         """Return the same options as ONNX Runtime's own object."""
@@ -188,10 +185,13 @@ def uses_before_compiling(options: Any) -> int:
 
 
 def say(options: Any, level: int, message: str) -> None:
-    """Log a message of a level of `logging`, if the session's severity lets it through."""
+    """Log a message of a level of `logging`, unless the session's severity is above warnings.
+
+    Below, the logger's own level decides.
+    """
     own = options.log_severity_level
     severity = DefaultSettings.severity if own < 0 else own
-    if level >= _LEVELS[min(severity, _FATAL)]:
+    if severity <= _WARNING:
         LOGGER.log(level, message)
 
 
