@@ -3,7 +3,8 @@
     python -m sparsejit.perf.studies.dropin_libraries [--calls 20] [NAME ...]
 
 Installs nothing: a library that cannot be imported is listed as absent. Each engine has a process,
-in which the library is imported as it is; the two processes are called in turn.
+in which the library is imported as it is; the two processes are called in turn. Begin the command
+with `taskset -c 1` to compare them on one core.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -205,7 +206,8 @@ class Engine:
     def end(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # it has ended already
+            self._process.stdin.close()
         self._process.wait()
 
 

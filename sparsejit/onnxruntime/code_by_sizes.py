@@ -28,6 +28,7 @@ from sparsejit.onnxruntime.capi.onnxruntime_pybind11_state import own_errors, re
 from sparsejit.onnxruntime.declared import Declared
 from sparsejit.onnxruntime.given_file import GivenFile
 from sparsejit.onnxruntime.settings import say, threads_of, uses_before_compiling
+from sparsejit.planner.split import AUTO, parse_threads
 
 Key = tuple[Any, ...]
 Engine = Callable[[Sequence[Array]], list[Any]]
@@ -36,6 +37,9 @@ _MOST_VALUES = 8  # of constants; then their inputs are left to ONNX Runtime
 _FEW = 8  # elements of an input that may be a constant
 _SLOW_SECONDS = 1.0  # to compile; more is a warning
 _MOST_COUNTED = 4096
+# Calls on one thread that take longer, of no more kernels, may have several threads. The time to
+# plan threads grows with the square of the kernels.
+_LONG_SECONDS, _MOST_KERNELS = 1e-3, 250
 
 
 class CodeBySizes:
@@ -275,10 +279,33 @@ class _WholeModels:
         return self._sized, self._sized.parts.variants != before, results
 
     def _compiled(self, leaves: Sequence[Array], **sizes: Any) -> CompiledModel:
+        """Compile a model; the first one decides whether one thread a core may gain.
+
+        Code for one thread is cached between processes, and planned sooner.
+        """
+        if self._threads != AUTO:
+            return self._made(leaves, self._threads, sizes)
+        made = self._made(leaves, 1, sizes)
+        self._threads = AUTO if parse_threads(AUTO) > 1 and _may_gain(made, leaves) else 1
+        return made if self._threads == 1 else self._made(leaves, self._threads, sizes)
+
+    def _made(
+        self, leaves: Sequence[Array], threads: int | str, sizes: Mapping[str, Any]
+    ) -> CompiledModel:
         source = self._file.model if sizes else self._file.for_compiling()
         return compile_model(
-            source, tuple(leaves), constants=self._constants, threads=self._threads, **sizes
+            source, tuple(leaves), constants=self._constants, threads=threads, **sizes
         )
+
+
+def _may_gain(model: CompiledModel, leaves: Sequence[Array]) -> bool:
+    """Whether threads are worth planning: for calls of some length, of few kernels."""
+    if model.stats["kernels"] > _MOST_KERNELS:
+        return False
+    model.run(leaves)  # brings code and weights into the caches
+    begin = time.perf_counter()
+    model.run(leaves)
+    return time.perf_counter() - begin > _LONG_SECONDS
 
 
 def _takes(model: CompiledModel, shapes: Sequence[tuple[int, ...]]) -> bool:
