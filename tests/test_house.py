@@ -22,6 +22,7 @@ ROOMS = (
     *("errors", "files", "install_peachpy", "attention_masks"),
     *("machine", "native", "x86", "runtime", "ir", "passes"),
     *("asm_templates", "measuring", "planner", "lowering", "artefact", "frontends", "api"),
+    "onnxruntime",
     *("prune", "voice", "selftest", "sparsejit", "perf", "commands", "__main__"),
 )
 # The same within rooms. The two tables, last of the templates, name every kernel of the rooms

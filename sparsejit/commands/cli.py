@@ -14,6 +14,7 @@ from sparsejit.commands.doctor import doctor
 from sparsejit.commands.explain import disasm, explain
 from sparsejit.commands.models import check_command, compile_command, run_command
 from sparsejit.commands.prune import prune
+from sparsejit.commands.run_with import SETTINGS, run_with
 from sparsejit.commands.selftest import selftest
 from sparsejit.commands.shrink import shrink
 from sparsejit.commands.synth import synth
@@ -33,6 +34,7 @@ for machine_command in (calibrate, cache, selftest, doctor):
 app.command("compile")(compile_command)
 app.command("check")(check_command)
 app.command("run")(run_command)
+app.command("run-with", context_settings=SETTINGS)(run_with)
 app.add_typer(bench, name="bench")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.errors import CompileError, DamagedFile, InvalidInput, MissingDependency
@@ -12,6 +14,9 @@ from sparsejit.runtime.python_objects import ArrayType
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, TensorProto, TypeProto
 
+_PACKAGE = "onnxruntime"
+# The package, or None without one, once another module has its name.
+_kept: list[Any] = []
 _MOST_BYTES = 1 << 31  # The limit of protobuf.
 # Dtypes of arrays that go in and out as they lie in memory.
 _DTYPES = (
@@ -21,18 +26,46 @@ _DTYPES = (
 _FATAL = 4  # Its errors are reported; its log would repeat them.
 
 
+def runtime() -> Any:
+    """Return ONNX Runtime's package, also where another module has its name.
+
+    Raises MissingDependency without the package.
+    """
+    found = _kept[0] if _kept else _imported()
+    if found is None:
+        raise MissingDependency(
+            "fallback=\"onnxruntime\" needs ONNX Runtime: pip install 'sparsejit[onnxruntime]'"
+        )
+    return found
+
+
+def replace_runtime(modules: Mapping[str, ModuleType]) -> None:
+    """Let `import onnxruntime` give other modules, by their names; `runtime` keeps the package.
+
+    Modules of the package that have no replacement can still be imported.
+    """
+    if not _kept:
+        _kept.append(_imported())
+        if _kept[0] is not None:
+            modules[_PACKAGE].__path__.extend(_kept[0].__path__)
+    sys.modules.update(modules)
+
+
+def _imported() -> Any:
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    return onnxruntime
+
+
 def open_session(model: bytes, threads: int = 1) -> Any:
     """Open a session of ONNX Runtime on the processor, for a model as bytes.
 
     Raises MissingDependency without the package, and CompileError, in its words, where it cannot
     run the model.
     """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise MissingDependency(
-            "fallback=\"onnxruntime\" needs ONNX Runtime: pip install 'sparsejit[onnxruntime]'"
-        ) from error
+    onnxruntime = runtime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = _FATAL

@@ -1,0 +1,163 @@
+"""The inputs, outputs and metadata that a file declares, as ONNX Runtime shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsejit.frontends.onnx.reading import initialised, size_of
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, TypeProto, ValueInfoProto
+
+_NO_VERSION = (1 << 63) - 1
+_TYPES = {"FLOAT": "float", "DOUBLE": "double"}
+_DTYPES = {"float": "float32", "double": "float64", "string": "str"}
+
+
+@dataclass(frozen=True)
+class NodeArg:
+    """An input or an output: name, type and shape; an open size is a name, or None without one."""
+
+    name: str
+    type: str
+    shape: list[int | str | None]
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """The dtype of its arrays; None where numpy has none."""
+        kind = self.type.removeprefix("tensor(").removesuffix(")")
+        try:
+            return np.dtype(_DTYPES.get(kind, kind))
+        except TypeError:
+            return None
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """The descriptions in a file.
+
+    Attributes:
+        producer_name: the exporter
+        graph_name: the name of the graph
+        domain: the name space of the model
+        description: the model's text
+        graph_description: the graph's text
+        version: the model's version
+        custom_metadata_map: further texts by key
+    """
+
+    producer_name: str
+    graph_name: str
+    domain: str
+    description: str
+    graph_description: str
+    version: int
+    custom_metadata_map: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The surface of a model. `overridable` are inputs with a value in the file.
+
+    `ranked` are the inputs whose number of axes is declared; `named` the axes of open sizes.
+    """
+
+    inputs: list[NodeArg]
+    outputs: list[NodeArg]
+    overridable: list[NodeArg]
+    about: ModelMetadata
+    ranked: frozenset[str]
+    named: Mapping[str, Mapping[int, str]]
+
+
+def declared_by(model: ModelProto) -> Declared:
+    """Return the surface of a model."""
+    held = initialised(model.graph)
+    inputs = [each for each in model.graph.input if each.name not in held]
+    overridable = [each for each in model.graph.input if each.name in held]
+    ranked = frozenset(each.name for each in inputs if _is_ranked(each))
+    return Declared(
+        [*map(_shown, inputs)],
+        [*map(_shown, _complete_outputs(model))],
+        [*map(_shown, overridable)],
+        _about(model),
+        ranked,
+        {each.name: _named_axes(each) for each in inputs},
+    )
+
+
+def _about(model: ModelProto) -> ModelMetadata:
+    return ModelMetadata(
+        model.producer_name,
+        model.graph.name,
+        model.domain,
+        model.doc_string,
+        model.graph.doc_string,
+        model.model_version if model.HasField("model_version") else _NO_VERSION,
+        {each.key: each.value for each in model.metadata_props},
+    )
+
+
+def _complete_outputs(model: ModelProto) -> list[ValueInfoProto]:
+    """Return the outputs, with inferred types where the file declares none."""
+    outputs = list(model.graph.output)
+    if all(_is_ranked(each) for each in outputs):
+        return outputs
+    from onnx.shape_inference import infer_shapes
+
+    try:
+        return list(infer_shapes(model).graph.output)
+    except Exception:  # of protobuf, for models too large to infer
+        return outputs
+
+
+def _is_ranked(value: ValueInfoProto) -> bool:
+    return value.type.WhichOneof("value") != "tensor_type" or value.type.tensor_type.HasField(
+        "shape"
+    )
+
+
+def _shown(value: ValueInfoProto) -> NodeArg:
+    axes = value.type.tensor_type.shape.dim
+    return NodeArg(value.name, _type_of(value.type), [_size(axis) for axis in axes])
+
+
+def _size(axis: Any) -> int | str | None:
+    if axis.HasField("dim_value"):
+        return int(axis.dim_value) if axis.dim_value >= 0 else None
+    return str(axis.dim_param) or None
+
+
+def _named_axes(value: ValueInfoProto) -> dict[int, str]:
+    """Return names of the axes of open sizes; an axis without a name has one of its own."""
+    sizes = [size_of(axis) for axis in value.type.tensor_type.shape.dim]
+    return {
+        axis: size or f"{value.name}[{axis}]"
+        for axis, size in enumerate(sizes)
+        if not isinstance(size, int)
+    }
+
+
+def _type_of(kind: TypeProto) -> str:
+    which = kind.WhichOneof("value")
+    if which == "sequence_type":
+        return f"seq({_type_of(kind.sequence_type.elem_type)})"
+    if which == "optional_type":
+        return f"optional({_type_of(kind.optional_type.elem_type)})"
+    if which == "map_type":
+        key = _element(kind.map_type.key_type)
+        return f"map({key},{_type_of(kind.map_type.value_type)})"
+    if which == "sparse_tensor_type":
+        return f"sparse_tensor({_element(kind.sparse_tensor_type.elem_type)})"
+    return f"tensor({_element(kind.tensor_type.elem_type)})"
+
+
+def _element(number: int) -> str:
+    from onnx import TensorProto
+
+    name = TensorProto.DataType.Name(number)
+    return _TYPES.get(name, name.lower())
