@@ -34,7 +34,7 @@ from sparsejit.lowering.tiles import ENOUGH_ROWS
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 from sparsejit.passes.last_layers import last_layers
-from sparsejit.planner.convolution_plan import WindowPlan, plan_windows
+from sparsejit.planner.convolution_plan import plan_windows
 
 ISAS = ["avx2", *(["avx512"] if Target.detect().isa == "avx512" else [])]
 CLASSES = 33
@@ -206,7 +206,7 @@ def test_several_samples_may_take_other_windows(
 ) -> None:
     """Whose planes may be others, too: the code of one sample is not theirs then."""
 
-    def planned(image: PaddedImage, *given: Any) -> WindowPlan:
+    def planned(image: PaddedImage, *given: Any) -> Any:
         name = "sparse-windows" if image.samples == 1 else several
         return plan_windows(image, *given[:3], name)
 
