@@ -7,7 +7,7 @@ in `model`, `loop` and others; then come the buffers, and the memory of the join
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -42,6 +42,10 @@ class LoweredModel:
     turns: SampleTurns | None = None
     end: JointEnd | None = None
     decisions: tuple[Decision, ...] = ()
+
+    def with_decisions(self, further: tuple[Decision, ...]) -> LoweredModel:
+        """The same model with further decisions."""
+        return replace(self, decisions=(*self.decisions, *further)) if further else self
 
     @property
     def ns(self) -> float:

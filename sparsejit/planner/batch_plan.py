@@ -26,6 +26,7 @@ from sparsejit.asm_templates.lowered import Counts
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.machine.target import Target
+from sparsejit.planner.choice import cheapest, priced
 from sparsejit.planner.cost import Cost, cache_level, cache_shares, price
 from sparsejit.planner.csr_price import price_csr
 from sparsejit.planner.plan import AUTO, HARDLY_MORE, Job, Plan, choose
@@ -121,9 +122,11 @@ def prefers_panels(
     costs: dict[bool, list[float]] = {True: [], False: []}
     for candidate in job.candidates(_possible(spec, matrix, target, AUTO, True), exact):
         costs[candidate.template.family == "panels"].append(candidate.cost.ns)
-    others = min(costs[False], default=math.inf)
     most = min(target.core.loops.panels_from, 1 / HARDLY_MORE if any_length else 1.0)
-    return bool(costs[True]) and min(costs[True]) < most * others
+    rows = [priced("others", min(costs[False], default=math.inf), margin=most)]
+    if costs[True]:
+        rows.append(priced("panels", min(costs[True])))
+    return cheapest(rows, None).name == "panels"
 
 
 def _is_possible(template: Template, spec: MatMul, target: Target) -> bool:

@@ -18,6 +18,7 @@ from sparsejit.ir.graph import Decision
 
 Work = TypeVar("Work")
 Price = TypeVar("Price")
+Item = TypeVar("Item")
 
 
 def _always(work: Any) -> bool:
@@ -39,6 +40,13 @@ class TableRow(Generic[Work, Price]):
     applies: Callable[[Work], bool] = _always
     emitter: Any = None
     margin: float = 1.0
+
+
+def priced(
+    name: str, price: Price, emitter: Any = None, margin: float = 1.0
+) -> TableRow[object, Price]:
+    """Return the row of a candidate whose price is known, for any work."""
+    return TableRow(name, lambda _: price, emitter=emitter, margin=margin)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +105,11 @@ def cheapest(
         _RECORD.reset(token)
     best, other, *_ = sorted(fitting, key=lambda row: row.margin * _number(prices[row.name]))
     return Chosen(best, work, prices, other)
+
+
+def least(items: Iterable[Item], price: Callable[[Item], float]) -> Item:
+    """Return the first of the items with the least price, as a step of a search."""
+    return min(items, key=price)
 
 
 def _number(price: Any) -> float:
