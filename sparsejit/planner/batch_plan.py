@@ -29,7 +29,7 @@ from sparsejit.machine.target import Target
 from sparsejit.planner.choice import cheapest, priced
 from sparsejit.planner.cost import Cost, cache_level, cache_shares, price
 from sparsejit.planner.csr_price import price_csr
-from sparsejit.planner.plan import AUTO, HARDLY_MORE, Job, Plan, choose
+from sparsejit.planner.plan import AUTO, HARDLY_MORE, Job, Plan, choose_template
 from sparsejit.planner.tile_price import price_tiles
 
 # From these numbers of columns on, kernels repeated by the column do not win for matrices with at
@@ -67,7 +67,7 @@ def plan_batch(
     possible = _possible(spec, matrix, target, strategy, alike)
     job = Job(spec, matrix, target, price_batch)
     preferred = _FOR_ANY_LENGTH if any_length else frozenset()
-    return choose(job, possible, strategy, batch_strategies(), exact, preferred)
+    return choose_template(job, possible, strategy, batch_strategies(), exact, preferred)
 
 
 def expected_batch_ns(
