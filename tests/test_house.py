@@ -258,6 +258,12 @@ def has_price(node: ast.AST) -> bool:
     return any(PRICE.fullmatch(name) for name in names)
 
 
+def test_steps_of_a_level_are_named_by_the_table_of_kernels() -> None:
+    """So that a kernel of an operator has a row, or is refused."""
+    found = lines_with(re.compile(r"-\{\w*\.?target\.isa\}"), in_room("lowering"))
+    assert not found, "\n".join(found)
+
+
 def test_planner_never_emits() -> None:
     """What it has measured, `measuring` writes."""
     found = []

@@ -53,6 +53,7 @@ from sparsejit.planner.byte_plan import (
     takes_columns,
 )
 from sparsejit.planner.cost import Cost
+from sparsejit.planner.kernels import kernel_name
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdx
 
@@ -202,7 +203,7 @@ def _step(low: Lowering, product: _Product) -> Step:
 
     facts = _facts(matrix, product, cost, lowered.stream.nbytes)
     return Step(
-        f"quads-{low.target.isa}",
+        kernel_name("quads", low.target),
         product.node.output.origin,
         product.reads,
         (product.result,),

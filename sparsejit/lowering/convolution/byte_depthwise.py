@@ -23,6 +23,7 @@ from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.byte_plan import byte_depthwise_cost
+from sparsejit.planner.kernels import kernel_name
 from sparsejit.x86.assembler import Assembler
 
 
@@ -96,5 +97,5 @@ def _step(
         bound=cost.bound,
         parameter=node.inputs[1].origin.name,
     )
-    name = f"byte-depthwise-{low.target.isa}"
+    name = kernel_name("byte-depthwise", low.target)
     return Step(name, node.output.origin, (x,), (result,), emit, facts, divide=divide)

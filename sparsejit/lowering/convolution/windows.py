@@ -51,6 +51,7 @@ from sparsejit.planner.convolution_plan import (
     plan_windows,
 )
 from sparsejit.planner.cost import Cost
+from sparsejit.planner.kernels import kernel_name
 from sparsejit.planner.split import some_rows
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdx
@@ -166,7 +167,7 @@ def _product_step(
 
     code = _code(image, matrix, each, y, name, low.target, adds=len(reads) > 1)
     facts = _facts(matrix, name, cost, image, node.inputs[1].origin.name)
-    kernel, origin = f"{name}-{low.target.isa}", node.output.origin
+    kernel, origin = kernel_name(name, low.target), node.output.origin
     made = Step(kernel, origin, reads, (y,), code.emit, facts, code.scratch_bytes, divide=divide)
     return replace(made, body=code.body)
 
