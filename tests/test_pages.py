@@ -17,6 +17,7 @@ from example_files import write_files
 from typer.main import get_command
 
 from sparsejit.commands.cli import app
+from sparsejit.planner.kernels import kernel_table
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -69,6 +70,11 @@ def test_code_fits_a_page_of_1280_pixels(page: Path) -> None:
     blocks = re.findall(r"```(?:python|sh|c)\n(.*?)```", page.read_text(), re.DOTALL)
     wide = [line for block in blocks for line in block.splitlines() if len(line) > MOST_COLUMNS]
     assert not wide, "\n".join(wide)
+
+
+def test_the_table_of_kernels_is_the_planner_s() -> None:
+    page = (DOCS / "kernels" / "index.md").read_text()
+    assert "\n".join(kernel_table()) in page
 
 
 def test_notes_do_not_link_to_guides() -> None:

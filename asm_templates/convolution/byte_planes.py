@@ -124,6 +124,12 @@ class ByteWindows:
         return together * (groups[:, None] * apart + np.array(self.taps)).reshape(-1)
 
 
+def windows_of(planes: BytePlanes, rows: Axis, columns: Axis, gap_fits: bool = True) -> ByteWindows:
+    """Return windows over an image: in place if possible, else over a copy in phases."""
+    found = windows_in_place(planes, rows, columns) if gap_fits else None
+    return found or windows_in_phases(planes.samples, planes.channels, rows, columns)
+
+
 def windows_in_place(image: BytePlanes, rows: Axis, columns: Axis) -> ByteWindows | None:
     """Return windows over the image itself; None if gaps are too small or a stride exceeds 1."""
     (row_phases, row_taps), (column_phases, column_taps) = map(_along, (rows, columns))

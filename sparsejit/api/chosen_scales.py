@@ -23,6 +23,7 @@ from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.passes.calibrated_layers import keyed_layers
+from sparsejit.planner.choice import choose, priced
 
 # Returns whether outputs are good enough; it gets a list of outputs for each element of the data.
 Judge = Callable[[list[list[Array]]], bool]
@@ -147,7 +148,11 @@ class ChosenScales:
         """Return the choice as Scales: all float32 where it is not predicted to be faster."""
         short = _layers(chosen.values())
         ns, _ = self._times(self._layers.scales(short)) if short else (self._float32_ns, {})
-        if ns > (1 - _LEAST_WHOLE_GAIN) * self._float32_ns:
+        rows = (
+            priced("short layers", ns),
+            priced("float32", self._float32_ns, margin=1 - _LEAST_WHOLE_GAIN),
+        )
+        if choose("dtypes", rows, None).name == "float32":
             short, ns = [], self._float32_ns
         outputs = self._layers.outputs(self._layers.scales(short)) if short else self._layers.exact
         error = output_error(outputs, self._layers.exact)

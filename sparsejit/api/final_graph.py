@@ -21,6 +21,7 @@ from sparsejit.passes.calibrated_layers import keyed_layers, with_scales
 from sparsejit.passes.calibrated_sums import left_in_floats, with_rounded_sums
 from sparsejit.passes.default import folded, run_passes
 from sparsejit.passes.quantised_layers import quantised_layers
+from sparsejit.planner.choice import recording
 
 NamedDtypes = str | Mapping[str, str]
 Dtypes = NamedDtypes | Scales
@@ -34,16 +35,24 @@ def final_graph(
     Where the graph `is_part` of a model, `dtypes` may name layers that it lacks. Raises the errors
     of `with_dtypes`.
     """
+    with recording() as record:
+        final = with_rounded_inputs(_with_dtypes(graph, options, dtypes, is_part))
+    return replace(
+        final,
+        notes=graph.notes,
+        batch_axes=graph.batch_axes,
+        decisions=record.decisions,
+    )
+
+
+def _with_dtypes(graph: Graph, options: ModelOptions, dtypes: Dtypes, is_part: bool) -> Graph:
     layers = quantised_layers(graph)
     if isinstance(dtypes, Scales):
-        made, _ = _in_bytes(folded(layers), options, dtypes)
-        final = run_passes(made)
-    else:
-        if not set(parsed_dtypes(dtypes).values()) - {DType.INT8}:
-            layers = with_byte_layers(layers, options)
-        passed = run_passes(with_cheapest_convolutions(layers, options))
-        final = with_dtypes(passed, dtypes, is_part)
-    return replace(with_rounded_inputs(final), notes=graph.notes, batch_axes=graph.batch_axes)
+        return run_passes(_in_bytes(folded(layers), options, dtypes)[0])
+    if not set(parsed_dtypes(dtypes).values()) - {DType.INT8}:
+        layers = with_byte_layers(layers, options)
+    passed = run_passes(with_cheapest_convolutions(layers, options))
+    return with_dtypes(passed, dtypes, is_part)
 
 
 def kept_scales(graph: Graph, options: ModelOptions, scales: Scales) -> Scales:

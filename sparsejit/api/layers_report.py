@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from sparsejit.api.report import LayerReport, Report, candidates_of
 from sparsejit.api.schedule_text import schedule_lines
 from sparsejit.api.variant import Variant
 from sparsejit.errors import check_flags
-from sparsejit.ir.graph import Array, Element, Graph, Origin, Value
+from sparsejit.ir.graph import Array, Decision, Element, Graph, Origin, Value
 from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
 from sparsejit.lowering.model import build_model
 from sparsejit.lowering.probes import PrefixProbe, StampProbe
@@ -39,7 +39,7 @@ def report_of(
     check_flags(measure=measure)
     times = measured_times(variant) if measure else None
     target = variant.options.target
-    layers = layers_of(variant.steps, target, times)
+    layers = layers_of(variant.steps, target, times, variant.planned.decisions)
     if accuracy is not None:
         layers = list(_with_errors(layers, accuracy))
     if times is not None and times.call is not None:
@@ -48,6 +48,7 @@ def report_of(
     facts = {**facts, "rates": target.core.origin, "processor": target.model, "notes": notes}
     whole, samples = None if times is None else times.whole, variant.tile or 1
     lines = [*_lines(facts), *_batch_lines(variant), *notes]
+    lines += [str(each) for each in variant.planned.decisions if not each.layer]
     lines += _measured_lines(whole, samples, layers)
     lines += [accuracy.line] if accuracy is not None else []
     schedule = tuple(schedule_lines(variant))
@@ -137,9 +138,15 @@ def _has_weights_of(step: Step, others: Sequence[Step]) -> bool:
 
 
 def layers_of(
-    steps: Sequence[Step], target: Target, times: StepTimes | None = None
+    steps: Sequence[Step],
+    target: Target,
+    times: StepTimes | None = None,
+    decisions: Sequence[Decision] = (),
 ) -> list[LayerReport]:
-    """Return a report for each operator that these steps compute, in their order."""
+    """Return a report for each operator that these steps compute, in their order.
+
+    The first report of a layer has its `decisions`.
+    """
     all_bytes = sum(step.facts.weight_bytes for step in steps)
     total = 0.0 if times is None else sum(times.steps) + (times.call or 0.0)
     layers = []
@@ -150,7 +157,10 @@ def layers_of(
         others = all_bytes - sum(each.weight_bytes for each in facts)
         origin = members[0].origin
         layers.append(layer_report(origin, names, facts, target, others, ns, total))
-    return layers
+    by_layer: dict[str, list[Decision]] = defaultdict(list)
+    for each in decisions:
+        by_layer[each.layer].append(each)
+    return [replace(one, decisions=tuple(by_layer.pop(one.layer, ()))) for one in layers]
 
 
 def layer_report(

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.api.shown import Shown
+from sparsejit.ir.graph import Decision
 from sparsejit.planner.plan import Plan
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class LayerReport:
             `accuracy` was given last; None where nothing was measured
         shape: (out_features, in_features) of a product's main kernel
         candidates: the candidates for the main kernel, in order of predicted time
+        decisions: the choices of its kernels' forms, layouts and element types
     """
 
     layer: str
@@ -84,6 +86,12 @@ class LayerReport:
     error: float | None = None
     shape: tuple[int, int] | None = None
     candidates: tuple[CandidateReport, ...] = field(default=(), repr=False)
+    decisions: tuple[Decision, ...] = field(default=(), repr=False)
+
+    @property
+    def why(self) -> str:
+        """The reason for the kernel, and the decisions."""
+        return "; ".join(filter(None, [self.reason, *map(str, self.decisions)]))
 
     @property
     def density(self) -> float | None:

@@ -41,7 +41,7 @@ _LAYERS = (
     Column("real GFLOPS", lambda layer: _number(layer.real_gflops)),
     Column("of limit", lambda layer: _percent(layer.share_of_limit)),
     _ERROR,
-    Column("why", lambda layer: layer.reason, True),
+    Column("why", lambda layer: layer.why, True),
 )
 _CANDIDATES = (
     Column("candidate", lambda candidate: candidate.kernel, True),

@@ -20,7 +20,7 @@ from sparsejit.artefact.graph_file import (
 )
 from sparsejit.errors import CompileError, DamagedFile
 from sparsejit.ir.batch_axes import BatchAxes
-from sparsejit.ir.graph import Graph, Value
+from sparsejit.ir.graph import Decision, Graph, Value
 from sparsejit.ir.packed_graph import PackedGraph
 from sparsejit.lowering.batch_forms import paying
 from sparsejit.lowering.context import ModelOptions, Progress
@@ -56,7 +56,7 @@ class Planned(NamedTuple):
     """The record of a variant: its kernels in order, their schedule on threads, and its memory.
 
     `turns` are the steps in which samples take turns, if they do; `end` are the last steps, if
-    these are computed for several samples at once.
+    these are computed for several samples at once. `decisions` are all choices that led to it.
     """
 
     steps: tuple[Step, ...]
@@ -64,6 +64,7 @@ class Planned(NamedTuple):
     memory: MemoryPlan
     turns: SampleTurns | None
     end: EndRecord | None
+    decisions: tuple[Decision, ...] = ()
 
     @classmethod
     def of(cls, lowered: LoweredModel) -> Planned:
@@ -72,7 +73,7 @@ class Planned(NamedTuple):
         waves = tuple(wave.without_code(records) for wave in lowered.waves)
         steps = tuple(records[step] for step in lowered.steps)
         end = None if lowered.end is None else lowered.end.record
-        return cls(steps, waves, lowered.memory, lowered.turns, end)
+        return cls(steps, waves, lowered.memory, lowered.turns, end, lowered.decisions)
 
 
 @dataclass(frozen=True, eq=False)

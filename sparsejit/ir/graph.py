@@ -91,6 +91,33 @@ class Origin:
         return self.module or self.name
 
 
+@dataclass(frozen=True)
+class Decision:
+    """The record of a choice between kernels, forms, layouts or sizes.
+
+    Attributes:
+        layer: the layer that the choice is about; "" for the whole model
+        question: the table of candidates
+        chosen: the name of the chosen candidate
+        price: its predicted price, in `unit`
+        runner_up: the name of the next best candidate
+        runner_up_price: the price of that candidate
+        unit: the unit of prices
+    """
+
+    layer: str
+    question: str
+    chosen: str
+    price: float
+    runner_up: str
+    runner_up_price: float
+    unit: str = "ns"
+
+    def __str__(self) -> str:
+        chosen = f"{self.chosen} at {self.price:,.0f} {self.unit}"
+        return f"{self.question}: {chosen}, next {self.runner_up} at {self.runner_up_price:,.0f}"
+
+
 @dataclass(frozen=True, eq=False)
 class Value:
     """One tensor. Two values are the same only if they are one object."""
@@ -141,6 +168,7 @@ class Graph:
     `notes` tell the user how the model was read. `batch_axes` are the batch's axes in the user's
     model (in the graph the batch lies on axis 0); None means axis 0 of everything with a batch.
     `open_axes` are the open axes of outputs of a model as it was read; passes drop them.
+    `decisions` are the choices that led to this graph, of element types; passes drop them too.
     """
 
     inputs: tuple[Value, ...]
@@ -150,6 +178,7 @@ class Graph:
     notes: tuple[str, ...] = ()
     batch_axes: BatchAxes | None = None
     open_axes: tuple[OpenAxis, ...] = ()
+    decisions: tuple[Decision, ...] = ()
 
     def with_open_axes(self, counts: Sequence[Value], axes: Sequence[OpenAxis]) -> Graph:
         """The graph with these counts as further outputs."""

@@ -17,39 +17,23 @@ from collections.abc import Sequence
 from sparsejit.lowering.batch_rest import BatchRest
 from sparsejit.lowering.joint_code import code_of
 from sparsejit.lowering.lowered_model import LoweredModel
+from sparsejit.planner.choice import recording
+from sparsejit.planner.sample_plan import TileTime, fewest_samples, tiles_that_pay
 from sparsejit.runtime.common_weights import CommonWeights
 from sparsejit.runtime.program import Program, build
 from sparsejit.x86.assembler import Assembler
 
-# A larger tile is kept if it takes less than this share of the time of smaller tiles.
-_MOST_OF_SMALLER = 0.9
-
 
 def paying(forms: Sequence[LoweredModel]) -> list[LoweredModel]:
     """The forms that are worth their code, the largest tile first."""
-    kept: list[LoweredModel] = []
-    for form in sorted(forms, key=lambda each: each.tile):
-        if not kept or form.ns < _MOST_OF_SMALLER * _least_ns(form.tile, kept):
-            kept.append(form)
-    return kept[::-1]
+    by_tile = {form.tile: form for form in forms}
+    with recording() as record:
+        kept = tiles_that_pay(map(_time, forms))
+    return [by_tile[tile].with_decisions(record.decisions) for tile, _ in kept[::-1]]
 
 
-def _least_ns(samples: int, forms: Sequence[LoweredModel]) -> float:
-    """Nanoseconds of samples in `forms`, smallest first; one more largest tile may run the rest."""
-    whole, rest = divmod(samples, forms[-1].tile)
-    if not rest:
-        return whole * forms[-1].ns
-    fewer = _least_ns(rest, forms[:-1]) if len(forms) > 1 else forms[-1].ns
-    return whole * forms[-1].ns + min(fewer, forms[-1].ns)
-
-
-def fewest_samples(form: LoweredModel, smaller: Sequence[LoweredModel]) -> int:
-    """Fewest samples for which a whole tile beats the `smaller` forms, given largest first."""
-    if not smaller:
-        return 1
-    others = smaller[::-1]
-    slower = (rest for rest in range(1, form.tile) if _least_ns(rest, others) <= form.ns)
-    return max(slower, default=0) + 1
+def _time(form: LoweredModel) -> TileTime:
+    return TileTime(form.tile, form.ns)
 
 
 def build_forms(
@@ -77,9 +61,14 @@ def _room(forms: Sequence[LoweredModel]) -> int:
 
 def _rests(forms: Sequence[LoweredModel]) -> list[BatchRest]:
     return [
-        BatchRest.of(form, fewest_samples(form, forms[number + 1 :]), _room(forms))
+        BatchRest.of(form, _fewest(form, forms[number + 1 :]), _room(forms))
         for number, form in enumerate(forms)
     ]
+
+
+def _fewest(form: LoweredModel, smaller: Sequence[LoweredModel]) -> int:
+    """Fewest samples that a tile runs beside the `smaller` forms, given largest first."""
+    return fewest_samples(_time(form), list(map(_time, smaller[::-1]))) if smaller else 1
 
 
 class _FormsCode:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from sparsejit.lowering.memory.destinations import destinations
 from sparsejit.lowering.memory.storage import Buffer, ConstantBuffer, InputBuffer, View
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
+from sparsejit.planner.choice import Chosen
 from sparsejit.planner.layer_planner import LayerPlanner
 
 # Weights that code for one sample and for several share: their matrices, None until these are made.
@@ -106,7 +108,7 @@ class Lowering:
         self.orders: dict[Buffer, tuple[int, ...]] = {}  # of axes, from `result_in_order`
         self.lowered: set[Node] = set()  # ahead of their turn, with a node whose result they read
         self.sums_for_gates: dict[Value, Node] = {}  # sums that a GRU's gates compute themselves
-        self.attention_forms: dict[Hashable, str] = {}  # the form chosen for each case
+        self.attention_forms: dict[Hashable, Chosen[Any, float]] = {}  # the form of each case
         self._views: dict[Value, View] = {}
         self._copies: dict[Value, View] = {}
         self._arrays: dict[Value, View] = {}  # of constants, made when they are first read

@@ -23,6 +23,7 @@ from sparsejit.ir.spec import MatVec
 from sparsejit.lowering.column_attention import ColumnAttention, column_attention
 from sparsejit.machine.target import Target
 from sparsejit.passes.chain_steps import as_chain
+from sparsejit.planner.choice import about, choose, least, priced
 from sparsejit.planner.layer_planner import LayerPlanner
 
 # Cost of copying an element, relative to a product's cost of transposing one: 1.0 to 1.8.
@@ -207,15 +208,16 @@ class _Sides:
     def _choose(self, group: list[Node]) -> None:
         """Choose nodes of a group: improve the choice of none and of all, and take the cheaper."""
         values = list(dict.fromkeys(v for node in group for v in self.values[node]))
-        found = []
-        for start in (set[Node](), set(group)):
+        rows = []
+        for name, start in (("by row", set[Node]()), ("by column", set(group))):
             self.columns |= start
             self._improve(group)
-            cost = sum(self._lying(value).cost for value in values)
-            found.append((cost, self.columns.intersection(group)))
+            cost = self._cost(values)
+            of_columns = self.columns.intersection(group)
+            rows.append(priced(name, cost, of_columns))
             self.columns -= set(group)
-        _, best = min(found, key=lambda each: each[0])
-        self.columns |= best
+        about(group[0].outputs[0].origin.layer)
+        self.columns |= choose("layout", rows, None, unit="elements").row.emitter
 
     def _improve(self, group: list[Node]) -> None:
         """Change single nodes to the other way as long as that lowers the cost."""
@@ -224,12 +226,17 @@ class _Sides:
             gains = False
             for node in group:
                 values = self.values[node]
-                before = sum(self._lying(value).cost for value in values)
+                costs = {False: self._cost(values)}
                 self.columns ^= {node}
-                if sum(self._lying(value).cost for value in values) < before:
+                costs[True] = self._cost(values)
+                if least(costs, costs.__getitem__):
                     gains = True
                 else:
                     self.columns ^= {node}
+
+    def _cost(self, values: Sequence[Value]) -> int:
+        """Number of elements of these values that are transposed."""
+        return sum(self._lying(value).cost for value in values)
 
     def _lying(self, value: Value) -> _Lying:
         """The cheapest way for a value to lie, given the nodes chosen so far."""
@@ -249,4 +256,4 @@ class _Sides:
                 turned = (by_panels and not is_made) + (0 if True in places else panels)
                 cost = value.type.size * (turned + _COPY * (len(places) - 1))
                 found.append(_Lying(cost, is_made, True in places))
-        return min(found, key=lambda each: each.cost)
+        return least(found, lambda each: each.cost)

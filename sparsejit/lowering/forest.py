@@ -1,5 +1,6 @@
 """Forests: one step for all trees, rows of x one after another or together."""
 
+from sparsejit.asm_templates.forest.kernels import ForestKernel
 from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.forest import Forest, Trees
 from sparsejit.lowering.context import Lowering
@@ -17,24 +18,23 @@ def lower_forest(low: Lowering, node: Node) -> None:
     x, *constants = node.inputs
     y_bytes = node.output.type.element.bytes
     trees = Trees(x.shape[1], node.op.scale, *map(low.constant, constants), y_bytes=y_bytes)
-    plan = plan_forest(trees, x.shape[0], low.target)
+    chosen = plan_forest(trees, x.shape[0], low.target)
+    kernel: ForestKernel = chosen.row.emitter
+    lowered = chosen.work.lowered(kernel)
 
     def emit(asm: Assembler, at: Locations) -> None:
         at.point(asm)
         at.scratch.point(asm, rdx)
-        plan.lowered.emit(asm)
+        lowered.emit(asm)
 
-    lost = ", ".join(
-        f"{name} {ns:,.0f} ns" for name, ns in plan.considered.items() if name != plan.kernel.name
-    )
     heights = trees.tree_heights
     reason = (
         f"{len(heights)} trees of up to {heights.max(initial=0)} levels, {len(trees.nodes):,} "
-        f"nodes: {plan.kernel.about}" + (f"; predicted {lost}" if lost else "")
+        f"nodes: {kernel.about}"
     )
-    facts = Facts(reason, plan.ns, weight_bytes=plan.lowered.counts.data_bytes, bound="execution")
+    facts = Facts(reason, chosen.price, weight_bytes=lowered.counts.data_bytes, bound="execution")
     into = low.dense_result(node.output)
-    scratch = plan.lowered.scratch_bytes
+    scratch = lowered.scratch_bytes
     origin = node.output.origin
     reads = (low.contiguous(x),)
-    low.add(Step(plan.kernel.name, origin, reads, (into,), emit, facts, scratch))
+    low.add(Step(kernel.name, origin, reads, (into,), emit, facts, scratch))

@@ -19,9 +19,7 @@ from sparsejit.lowering.memory.storage import Buffer, OutputBuffer, View
 from sparsejit.lowering.step import Step
 from sparsejit.lowering.tiles import ENOUGH_ROWS
 from sparsejit.passes.last_layers import LastLayers, last_layers, weights_behind
-
-# Least share of a sample's time to save: the end's code, but not weights as data, exists twice.
-_LEAST_SAVED = 0.02
+from sparsejit.planner.sample_plan import EndTimes, TileTime, plan_end
 
 # Lowers a graph of a given number of samples.
 LowerSeveral = Callable[[Graph, int], LoweredModel]
@@ -54,21 +52,21 @@ def common_matrices(graph: Graph, options: ModelOptions) -> CommonMatrices:
 
 def joint_end(low: Lowering, lower: LowerSeveral) -> JointEnd | None:
     """The end of a model whose steps are lowered; None if it has none, or one that saves little."""
-    found = [end for size in _sizes(low.options) if (end := _end(low, lower, size)) is not None]
-    best = max(found, key=lambda end: _saved_ns(low, end), default=None)
-    whole_ns = sum(step.ns for step in low.steps)
-    if best is None or _saved_ns(low, best) < _LEAST_SAVED * whole_ns:
-        return None
-    return best
+    sizes = _sizes(low.options)
+    ends = {
+        f"{size.samples} samples together": end
+        for size in sizes
+        if (end := _end(low, lower, size)) is not None
+    }
+    times = {name: _times(low, end.first, end.lowered) for name, end in ends.items()}
+    name = plan_end(times, sum(step.ns for step in low.steps)) if times else None
+    return None if name is None else ends[name]
 
 
-def _saved_ns(low: Lowering, end: JointEnd) -> float:
-    """Nanoseconds that a sample saves."""
-    return _alone_ns(low, end.first) - end.lowered.ns / end.samples
-
-
-def _alone_ns(low: Lowering, first: int) -> float:
-    return sum(step.ns for step in low.steps[first:])
+def _times(low: Lowering, first: int, lowered: LoweredModel) -> EndTimes:
+    """Times of an end, and of a sample's steps from `first` on."""
+    alone_ns = sum(step.ns for step in low.steps[first:])
+    return EndTimes(TileTime(lowered.tile, lowered.ns), alone_ns)
 
 
 def _end(low: Lowering, lower: LowerSeveral, size: EndSize) -> JointEnd | None:
@@ -81,7 +79,7 @@ def _end(low: Lowering, lower: LowerSeveral, size: EndSize) -> JointEnd | None:
     if not _are_read(views, low.steps[first:]):
         return None
     lowered = lower(found.graph, size.samples)
-    fewest = min(int(lowered.ns / _alone_ns(low, first)) + 1, size.samples)
+    fewest = _times(low, first, lowered).fewest
     return JointEnd(first, fewest, _copies(low, found, views), lowered, found.outputs)
 
 

@@ -7,11 +7,11 @@ in `model`, `loop` and others; then come the buffers, and the memory of the join
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from sparsejit.ir.graph import Graph
+from sparsejit.ir.graph import Decision, Graph
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.memory_plan import MemoryPlan, aligned
 from sparsejit.lowering.sample_turns import SampleTurns
@@ -29,7 +29,8 @@ class LoweredModel:
     """A lowered graph. A run computes `tile` samples; `tile` is 1 where the batch is fixed.
 
     With `turns`, several samples take turns with each of the last steps (`sample_turns`); with
-    `end`, the last steps can run once for several samples (`joint_end`).
+    `end`, the last steps can run once for several samples (`joint_end`). `decisions` are all
+    choices that led to it.
     """
 
     graph: Graph
@@ -40,6 +41,11 @@ class LoweredModel:
     tile: int
     turns: SampleTurns | None = None
     end: JointEnd | None = None
+    decisions: tuple[Decision, ...] = ()
+
+    def with_decisions(self, further: tuple[Decision, ...]) -> LoweredModel:
+        """The same model with further decisions."""
+        return replace(self, decisions=(*self.decisions, *further)) if further else self
 
     @property
     def ns(self) -> float:

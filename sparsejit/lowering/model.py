@@ -51,6 +51,7 @@ from sparsejit.lowering.step import Locations, StatusWord, Step
 from sparsejit.lowering.threads.crew import ScheduledStep
 from sparsejit.lowering.threads.wave_code import emit_wave
 from sparsejit.lowering.threads.waves import schedule
+from sparsejit.planner.choice import about, record_all, recording
 from sparsejit.planner.layer_planner import weight_bytes
 from sparsejit.planner.sharing import WavePrices
 from sparsejit.runtime.program import Program, build
@@ -98,8 +99,29 @@ def lower_model(
     joins = joins and tile == 1 and not options.exact and options.threads == 1
     common = common_matrices(graph, options) if joins else common
     low = Lowering(graph, options, kept, common)
+    with recording() as record:
+        record_all(graph.decisions)
+        _append_steps(low, progress)
+        about("")
+        waves = schedule(low.steps, options.threads_a_tile, WavePrices.on(options.target))
+        end = _end_of(low) if joins else None
+    steps, run = tuple(low.steps), [[[t.step for t in each] for each in w.threads] for w in waves]
+    first = first_of_turns(steps, options) if tile == 1 else None
+    made = partial(LoweredModel, graph, options, steps, waves, decisions=record.decisions)
+    if first is None or (end is not None and end.first < first):
+        return made(plan_memory(run), tile or 1, None, end)
+    own_bytes, most_bytes = header_bytes(graph, waves, end), bytes_of_turns(options)
+    regions = plan_regions(run, first, own_bytes, most_bytes, MOST_IN_TURN)
+    turns = SampleTurns(first, regions.samples, regions.stride)
+    return made(regions.plan, 1, turns, end)
+
+
+def _append_steps(low: Lowering, progress: Progress) -> None:
+    """Append the steps of all nodes, and the copies to the caller's arrays for outputs."""
+    graph = low.graph
     for number, node in enumerate(graph.nodes):
         progress(f"choosing a kernel for {node.outputs[0].origin.name}", number / len(graph.nodes))
+        about(node.outputs[0].origin.layer)
         if node in low.feature_major.between:
             if not low.is_open(node.output):  # the result of an attention of columns is
                 low.bind_later(node.output, partial(_view_of, low, node))
@@ -112,16 +134,6 @@ def lower_model(
         if not _is_there(view, number):
             wanted = View.whole(OutputBuffer(value.type.bytes, number), value.type)
             low.copy(view, wanted, value.origin)
-    waves = schedule(low.steps, options.threads_a_tile, WavePrices.on(options.target))
-    steps, run = tuple(low.steps), [[[t.step for t in each] for each in w.threads] for w in waves]
-    first = first_of_turns(steps, options) if tile == 1 else None
-    end = _end_of(low) if joins else None
-    if first is None or (end is not None and end.first < first):
-        return LoweredModel(graph, options, steps, waves, plan_memory(run), tile or 1, None, end)
-    own_bytes, most_bytes = header_bytes(graph, waves, end), bytes_of_turns(options)
-    regions = plan_regions(run, first, own_bytes, most_bytes, MOST_IN_TURN)
-    turns = SampleTurns(first, regions.samples, regions.stride)
-    return LoweredModel(graph, options, steps, waves, regions.plan, 1, turns, end)
 
 
 def _view_of(low: Lowering, node: Node) -> View:

@@ -22,6 +22,7 @@ from sparsejit.lowering.model import ModelCode, lower_model
 from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.passes.default import run_passes
+from sparsejit.planner.choice import record_all
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, dword, r12, r13, rax, rbx, rcx
 from sparsejit.x86.stack import pop, push
@@ -38,6 +39,7 @@ def lower_turns(low: Lowering, node: Node) -> None:
     body = run_passes(op.body(node, low.graph.constants))
     options = replace(low.options, threads=1, shares_tiles=False)
     inside = lower_model(body, options, kept=low.kept)
+    record_all(inside.decisions)
     given, lead = _inputs(low, op, node), op.states + op.sequences
     pairs = [_state(low, value) for value in given[: op.states]]
     stacked = [low.dense_result(value) for value in node.outputs[op.states :]]

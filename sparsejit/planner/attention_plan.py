@@ -1,15 +1,40 @@
 """Choice between the attention kernel and separate steps, and the predicted cost of the kernel."""
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from math import prod
+from typing import NamedTuple
 
-from sparsejit.asm_templates.attention.frame import AttentionStack
+from sparsejit.asm_templates.attention.frame import AttentionStack, packed_pitch
 from sparsejit.asm_templates.attention.tables import AttentionTiles
 from sparsejit.machine.target import Target
-from sparsejit.planner.attention_price import attention_cycles, attention_products
+from sparsejit.planner.choice import Chosen, TableRow, choose
 from sparsejit.planner.cost import Cost
 
+ATTENTION = "attention"
+ONE_KERNEL, SEVERAL_STEPS = "one kernel", "several steps"
+
+
+class AttentionForms(NamedTuple):
+    """An attention; `ns_of` predicts the sum of its steps' times in a form, each step by itself."""
+
+    ns_of: Callable[[str], float]
+    target: Target
+
+
+def _several_ns(work: AttentionForms) -> float:
+    return work.ns_of(SEVERAL_STEPS) * work.target.core.attention[work.target.isa].apart
+
+
 # All attentions of a stack in one kernel, or two products around a softmax.
-FORMS = ONE_KERNEL, SEVERAL_STEPS = "one kernel", "several steps"
+FORMS: tuple[TableRow[AttentionForms, float], ...] = (
+    TableRow(ONE_KERNEL, lambda work: work.ns_of(ONE_KERNEL)),
+    TableRow(SEVERAL_STEPS, _several_ns),
+)
+
+
+def plan_attention(work: AttentionForms) -> Chosen[AttentionForms, float]:
+    """Choose the form of an attention."""
+    return choose(ATTENTION, FORMS, work)
 
 
 def attention_cost(stack: AttentionStack, tiles: AttentionTiles, target: Target) -> Cost:
@@ -18,8 +43,29 @@ def attention_cost(stack: AttentionStack, tiles: AttentionTiles, target: Target)
     return Cost(sum(attention_products(stack, tiles)), 0, 0, ns, "execution")
 
 
-def plan_attention(ns: Mapping[str, float], target: Target) -> str:
-    """Return the form with the least predicted time; `ns` has the time of each form's steps."""
-    together, apart = ns[ONE_KERNEL], ns[SEVERAL_STEPS]
-    is_least = together <= apart * target.core.attention[target.isa].apart
-    return ONE_KERNEL if is_least else SEVERAL_STEPS
+def attention_products(stack: AttentionStack, tiles: AttentionTiles) -> tuple[int, int]:
+    """Vectors multiplied and added for scores, and for results, in the whole stack."""
+    times, rows = _times(stack, tiles), tiles.all_keys * tiles.rows
+    vectors = -(-stack.values // tiles.lanes)
+    return times * rows * stack.depth // tiles.lanes, times * rows * vectors
+
+
+def attention_cycles(stack: AttentionStack, tiles: AttentionTiles, target: Target) -> float:
+    """Predicted cycles of the whole stack."""
+    prices = target.core.attention[target.isa]
+    scores, results = attention_products(stack, tiles)
+    times, count = _times(stack, tiles), tiles.masks * (tiles.tiles + tiles.added)
+    squares = tiles.width * -(-stack.depth // tiles.lanes)
+    result_vectors = tiles.rows * -(-stack.values // tiles.lanes)
+    each = squares * prices.square + result_vectors * prices.result
+    copied = 0
+    if stack.packed_from:
+        copied = stack.keys * packed_pitch(stack.values, target) // target.vector_bytes
+    cycles = scores * (prices.wide_score if tiles.width > 1 else prices.score)
+    cycles += results * prices.value + times * tiles.all_keys * tiles.width * prices.power
+    return cycles + times * (count * each + tiles.masks * copied * prices.copy)
+
+
+def _times(stack: AttentionStack, tiles: AttentionTiles) -> int:
+    """Number of times that all tiles run."""
+    return prod(length for length, _ in stack.axes) // tiles.masks

@@ -26,9 +26,10 @@ from sparsejit.asm_templates.lowered import Counts
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.machine.target import Target
+from sparsejit.planner.choice import cheapest, priced
 from sparsejit.planner.cost import Cost, cache_level, cache_shares, price
 from sparsejit.planner.csr_price import price_csr
-from sparsejit.planner.plan import AUTO, HARDLY_MORE, Job, Plan, choose
+from sparsejit.planner.plan import AUTO, HARDLY_MORE, Job, Plan, choose_template
 from sparsejit.planner.tile_price import price_tiles
 
 # From these numbers of columns on, kernels repeated by the column do not win for matrices with at
@@ -66,7 +67,7 @@ def plan_batch(
     possible = _possible(spec, matrix, target, strategy, alike)
     job = Job(spec, matrix, target, price_batch)
     preferred = _FOR_ANY_LENGTH if any_length else frozenset()
-    return choose(job, possible, strategy, batch_strategies(), exact, preferred)
+    return choose_template(job, possible, strategy, batch_strategies(), exact, preferred)
 
 
 def expected_batch_ns(
@@ -121,9 +122,11 @@ def prefers_panels(
     costs: dict[bool, list[float]] = {True: [], False: []}
     for candidate in job.candidates(_possible(spec, matrix, target, AUTO, True), exact):
         costs[candidate.template.family == "panels"].append(candidate.cost.ns)
-    others = min(costs[False], default=math.inf)
     most = min(target.core.loops.panels_from, 1 / HARDLY_MORE if any_length else 1.0)
-    return bool(costs[True]) and min(costs[True]) < most * others
+    rows = [priced("others", min(costs[False], default=math.inf), margin=most)]
+    if costs[True]:
+        rows.append(priced("panels", min(costs[True])))
+    return cheapest(rows, None).name == "panels"
 
 
 def _is_possible(template: Template, spec: MatMul, target: Target) -> bool:

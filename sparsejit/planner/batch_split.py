@@ -19,8 +19,9 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.planner.batch_plan import price_batch
+from sparsejit.planner.choice import choose, priced
 from sparsejit.planner.plan import Candidate, Plan
-from sparsejit.planner.sharing import barrier_ns, gains_enough, why_alone
+from sparsejit.planner.sharing import barrier_ns, why_alone, with_one_thread
 from sparsejit.planner.split import (
     ROW_STEP,
     Part,
@@ -51,13 +52,18 @@ def split_batch(
     def expected(cut: _Cut) -> float:
         return scale * layer.expected_ns(*cut.longest) + barrier * (len(cut.bounds) - 2)
 
-    cuts = [cut for count in _counts(threads) for cut in layer.cuts(count)]
-    best = min(cuts, key=expected, default=None)
-    if best is None or not gains_enough(ns, expected(best), target):
+    rows = [
+        priced(cut.name, expected(cut), cut)
+        for count in _counts(threads)
+        for cut in layer.cuts(count)
+    ]
+    made = choose("threads", with_one_thread(rows, ns, target), None)
+    best = made.row.emitter
+    if not isinstance(best, _Cut):
         return undivided(spec, matrix, whole, why_alone(ns, threads, target))
     parts = layer.columns(best.bounds) if best.by_columns else layer.rows(best.bounds)
-    reason = f"{ns:.0f} ns expected on one thread, {expected(best):.0f} on these"
-    return Split(tuple(parts), reason, ns - expected(best))
+    reason = f"{ns:.0f} ns expected on one thread, {made.price:.0f} on these"
+    return Split(tuple(parts), reason, ns - made.price)
 
 
 def ways_to_split(
@@ -88,6 +94,11 @@ class _Cut:
     by_columns: bool
     bounds: list[int]
     longest: tuple[MatMul, SparseMatrix]
+
+    @property
+    def name(self) -> str:
+        """Number of threads, and the way of dividing, in words."""
+        return f"{len(self.bounds) - 1} threads by {'columns' if self.by_columns else 'rows'}"
 
 
 @dataclass(frozen=True)

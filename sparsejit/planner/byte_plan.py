@@ -1,17 +1,34 @@
 """Predicted cost of kernels on images of bytes, and the choice of the form of quads."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
-from sparsejit.asm_templates.convolution.byte_depthwise import ByteChannelWindows
+from sparsejit.asm_templates.convolution.byte_depthwise import (
+    ByteChannelWindows,
+    byte_channel_windows,
+    gaps_for,
+)
 from sparsejit.asm_templates.convolution.byte_heads import ByteHeads
 from sparsejit.asm_templates.convolution.byte_norm import ByteNorm
-from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes, ByteWindows, lines
+from sparsejit.asm_templates.convolution.byte_planes import (
+    LINE,
+    BytePhase,
+    BytePlanes,
+    ByteWindows,
+    lines,
+    windows_of,
+)
+from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.convolution.quad_stream import QUAD, QuadForm, expected_quads
 from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import MatMul
 from sparsejit.machine.target import Target
+from sparsejit.planner.choice import Chosen, TableRow, cheapest, choose
 from sparsejit.planner.convolution_price import (
     QuadCounts,
     price_copy,
@@ -19,18 +36,16 @@ from sparsejit.planner.convolution_price import (
     price_quads,
 )
 from sparsejit.planner.cost import Cost
-
-FORMS = tuple(QuadForm(together, fours) for fours in (False, True) for together in (1, 2))
+from sparsejit.planner.layer_planner import LayerPlanner
 
 
 @dataclass(frozen=True)
-class QuadPlan:
-    """Form in which weights are read, and its cost.
+class QuadPrice:
+    """Cost of quads in a form.
 
     before_ns: time to convert x for that form first.
     """
 
-    form: QuadForm
     cost: Cost
     before_ns: float = 0.0
 
@@ -40,29 +55,127 @@ class QuadPlan:
         return self.before_ns + self.cost.ns
 
 
-def plan_quads(
-    matrix: SparseMatrix,
-    windows: ByteWindows,
-    y: BytePlanes,
-    adds: bool,
-    target: Target,
-    forms: Sequence[QuadForm] = FORMS,
-) -> QuadPlan:
-    """Return the cheapest of `forms`."""
+@dataclass(frozen=True)
+class QuadWork:
+    """A product of bytes; `adds`: whether an operand is added."""
+
+    matrix: SparseMatrix
+    windows: ByteWindows
+    y: BytePlanes
+    adds: bool
+    target: Target
+
+
+def _quads(form: QuadForm, work: QuadWork) -> QuadPrice:
+    windows, y = work.windows, work.y
     taps = np.array(windows.taps)
     channels = windows.planes.channels // windows.phases
     ends = {(tap + end) // LINE for tap in windows.taps for end in (0, LINE - 1)}
     met = LINE * channels * len(ends)
-    moved = windows.planes.bytes + (1 + adds) * y.bytes
-    plans = []
-    for form in forms:
-        quads = expected_quads(matrix, len(taps), form)
-        across = float(np.mean(taps % (LINE * form.offsets // QUAD) != 0))
-        sizes = y.samples * y.vectors, matrix.out_features, quads
-        counts = QuadCounts(form, *sizes, across, met, adds, moved)
-        before = fours_cost(windows.planes, target).ns if form.fours else 0.0
-        plans.append(QuadPlan(form, price_quads(counts, target), before))
-    return min(plans, key=lambda plan: plan.ns)
+    moved = windows.planes.bytes + (1 + work.adds) * y.bytes
+    quads = expected_quads(work.matrix, len(taps), form)
+    across = float(np.mean(taps % (LINE * form.offsets // QUAD) != 0))
+    sizes = y.samples * y.vectors, work.matrix.out_features, quads
+    counts = QuadCounts(form, *sizes, across, met, work.adds, moved)
+    before = fours_cost(windows.planes, work.target).ns if form.fours else 0.0
+    return QuadPrice(price_quads(counts, work.target), before)
+
+
+# Forms in which weights are read: quads of one row or of two, over taps or over four channels.
+QUAD_FORMS: tuple[TableRow[QuadWork, QuadPrice], ...] = tuple(
+    TableRow(
+        f"{'channels' if form.fours else 'inputs'} by four, rows by {form.together}",
+        partial(_quads, form),
+        emitter=form,
+    )
+    for form in (QuadForm(together, fours) for fours in (False, True) for together in (1, 2))
+)
+
+
+def plan_quads(work: QuadWork, form: QuadForm | None = None) -> Chosen[QuadWork, QuadPrice]:
+    """Choose the form of quads, or take a form."""
+    name = "" if form is None else next(row.name for row in QUAD_FORMS if row.emitter == form)
+    return choose("quads", QUAD_FORMS, work, name)
+
+
+class ByteConvolution(NamedTuple):
+    """A convolution from bytes to bytes.
+
+    axes: rows and columns of its windows.
+    adds: whether it adds an operand.
+    matrix: returns the weights.
+    """
+
+    x_shape: tuple[int, ...]
+    y_shape: tuple[int, ...]
+    axes: tuple[Axis, Axis]
+    groups: int
+    adds: bool
+    matrix: Callable[[], SparseMatrix]
+    planner: LayerPlanner
+
+
+def byte_convolution_ns(work: ByteConvolution) -> float:
+    """Predicted nanoseconds from bytes to bytes; infinite if there is no code."""
+    planes, target = BytePlanes.plain(work.x_shape), work.planner.target
+    if work.groups > 1:
+        return _byte_depthwise_ns(work, planes)
+    windows = windows_of(planes, *work.axes)
+    result = BytePlanes.plain(work.y_shape, windows.planes.pitch)
+    matrix = work.matrix()
+    near = work.planner.beside(matrix).target
+    ns = cheapest(QUAD_FORMS, QuadWork(matrix, windows, result, False, near)).price.ns
+    if windows.in_place:
+        return ns
+    return ns + copy_cost(planes.bytes + 2 * windows.planes.bytes, target).ns
+
+
+def _byte_depthwise_ns(work: ByteConvolution, x: BytePlanes) -> float:
+    target = work.planner.target
+    is_alike = work.groups == work.x_shape[1] == work.y_shape[1]
+    if not is_alike or work.adds or not target.has("avx512vbmi"):
+        return inf
+    copying, windows = 0.0, byte_channel_windows(x, work.y_shape, *work.axes)
+    if windows is None:
+        planes = gaps_for(*work.axes, x)
+        copying = copy_cost(x.bytes + 2 * planes.bytes, target).ns
+        windows = byte_channel_windows(planes, work.y_shape, *work.axes)
+    if windows is None:
+        return inf
+    return copying + byte_depthwise_cost(windows, target).ns
+
+
+class ByteColumns(NamedTuple):
+    """A linear layer in int8, which may be a convolution of its columns in bytes."""
+
+    layer: MatMul
+    matrix: SparseMatrix
+    planner: LayerPlanner
+
+
+def _product_ns(work: ByteColumns) -> float:
+    return work.planner.of_one_layer.expected_ns(work.layer, work.matrix)
+
+
+def _columns_ns(work: ByteColumns) -> float:
+    sizes = work.layer.in_features, work.layer.out_features
+    planes, y = (BytePlanes.plain((1, size, work.layer.batch)) for size in sizes)
+    alone = (BytePhase(0, 1, 1),)
+    windows = ByteWindows(planes, alone, alone, (0,), in_place=True)
+    quads = QuadWork(work.matrix, windows, y, False, work.planner.target)
+    return cheapest(QUAD_FORMS, quads).price.ns
+
+
+BY_COLUMN = "columns in bytes"
+LINEAR_FORMS: tuple[TableRow[ByteColumns, float], ...] = (
+    TableRow("int8 of floats", _product_ns),
+    TableRow(BY_COLUMN, _columns_ns),
+)
+
+
+def takes_columns(work: ByteColumns) -> bool:
+    """Whether the convolution of bytes is faster: it makes no copies of x, sums and y."""
+    return choose("linear layer", LINEAR_FORMS, work).name == BY_COLUMN
 
 
 def fills_vectors(columns: int) -> bool:

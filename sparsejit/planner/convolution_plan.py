@@ -4,12 +4,15 @@ Windows are read by weights as code, by a loop over channels with all weights, o
 algorithm. Where code is so long that it comes from beyond L2, gathered columns may be cheaper.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf, isfinite, prod
+from typing import NamedTuple
 
 from sparsejit.asm_templates.convolution.dense_windows import MOST_TAPS, tile_shape
 from sparsejit.asm_templates.convolution.padded_image import PaddedImage
-from sparsejit.asm_templates.convolution.sparse_windows import expect_windows
+from sparsejit.asm_templates.convolution.sparse_windows import WindowCounts, expect_windows
 from sparsejit.asm_templates.convolution.window_loop import DirectCounts
 from sparsejit.asm_templates.convolution.window_panels import window_panels
 from sparsejit.asm_templates.convolution.winograd import (
@@ -20,6 +23,7 @@ from sparsejit.asm_templates.convolution.winograd import (
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
+from sparsejit.planner.choice import Chosen, TableRow, cheapest, choose
 from sparsejit.planner.convolution_price import (
     price_copy,
     price_dense_windows,
@@ -40,21 +44,27 @@ _MOST_WEIGHTS = 10_000  # nonzeros of a convolution whose code is repeated for e
 _MOST_BANDS = 16
 
 
-@dataclass(frozen=True)
-class WindowPlan:
-    """Cost of each possible kernel, without the copy of the image; `name` is the chosen one."""
+@dataclass(frozen=True, eq=False)
+class WindowWork:
+    """A convolution over a padded image."""
 
-    costs: Mapping[str, Cost]
-    name: str
+    image: PaddedImage
+    matrix: SparseMatrix
+    each: MatVec
+    planner: LayerPlanner
 
     @property
-    def cost(self) -> Cost:
-        return self.costs[self.name]
+    def target(self) -> Target:
+        return self.planner.target
 
-    def shared_by(self, samples: int) -> "WindowPlan":
-        """The plan for each of `samples` samples; the code is fetched once for all."""
-        costs = {name: replace(cost, ns=cost.ns / samples) for name, cost in self.costs.items()}
-        return replace(self, costs=costs)
+    @cached_property
+    def counts(self) -> WindowCounts:
+        """Counts of windows with weights as code."""
+        return expect_windows(self.image, self.matrix, self.target)
+
+    def by_tap(self) -> "WindowWork":
+        """The work with planes of its own for each tap of a row."""
+        return replace(self, image=replace(self.image, by_tap=True))
 
 
 @dataclass(frozen=True)
@@ -81,43 +91,82 @@ class FilterProduct:
         return MatMul(self.each, self.positions, Layout.FEATURE_MAJOR) if many else self.each
 
 
+def _sparse_cost(work: WindowWork) -> Cost:
+    return price_sparse_windows(work.counts, work.target)
+
+
+def _has_dense(work: WindowWork) -> bool:
+    few = work.image.rows.kernel * work.image.columns.kernel <= MOST_TAPS
+    return few and not work.image.by_tap
+
+
+def _dense_cost(work: WindowWork) -> Cost:
+    image, target = work.image, work.target
+    cycles = image.samples * tile_shape(work.each, window_panels(image, target), target).cycles
+    return price_dense_windows(cycles, 4 * work.matrix.size, work.counts.moved_bytes, target)
+
+
+def _has_winograd(work: WindowWork) -> bool:
+    may_change = not (work.planner.exact or work.image.by_tap)
+    return may_change and has_winograd(work.image, work.each)
+
+
+def _winograd_cost(work: WindowWork) -> Cost:
+    cycles, passes = winograd_cycles(work.image, work.each, work.target)
+    weight_bytes = round(4 * U_A_WEIGHT * work.matrix.size)
+    moved = work.counts.moved_bytes
+    return price_dense_windows(cycles, weight_bytes, moved, work.target, passes)
+
+
+# Kernels over the padded image; Winograd's changes weights.
+WINDOW_KERNELS: tuple[TableRow[WindowWork, Cost], ...] = (
+    TableRow(SPARSE_WINDOWS, _sparse_cost),
+    TableRow(DENSE_WINDOWS, _dense_cost, _has_dense),
+    TableRow(WINOGRAD, _winograd_cost, _has_winograd),
+)
+
+
 def plan_windows(
     image: PaddedImage, matrix: SparseMatrix, each: MatVec, planner: LayerPlanner, name: str = ""
-) -> WindowPlan:
-    """Choose the cheapest kernel, or the kernel `name`; no Winograd if weights must be exact."""
-    target = planner.target
-    counts = expect_windows(image, matrix, target)
-    costs = {SPARSE_WINDOWS: price_sparse_windows(counts, target)}
-    if image.by_tap:
-        return WindowPlan(costs, SPARSE_WINDOWS)
-    if image.rows.kernel * image.columns.kernel <= MOST_TAPS:
-        cycles = image.samples * tile_shape(each, window_panels(image, target), target).cycles
-        moved = counts.moved_bytes
-        costs[DENSE_WINDOWS] = price_dense_windows(cycles, 4 * matrix.size, moved, target)
-    # A part of a layer's rows keeps the layer's kernel, even where it is too small to choose it.
-    if name == WINOGRAD or (has_winograd(image, each) and not planner.exact):
-        cycles, passes = winograd_cycles(image, each, target)
-        weight_bytes = round(4 * U_A_WEIGHT * matrix.size)
-        moved = counts.moved_bytes
-        costs[WINOGRAD] = price_dense_windows(cycles, weight_bytes, moved, target, passes)
-    return WindowPlan(costs, name or min(costs, key=lambda one: costs[one].ns))
+) -> Chosen[WindowWork, Cost]:
+    """Choose the kernel, without the copy of the image, or take the kernel `name`.
+
+    A part of a layer's rows keeps the layer's kernel, even where it is too small to choose it.
+    """
+    work, name = WindowWork(image, matrix, each, planner), "" if image.by_tap else name
+    return choose("windows", WINDOW_KERNELS, work, name)
+
+
+def _shared_planes_ns(work: WindowWork) -> float:
+    return padding_cost(work.image, work.target).ns + _sparse_cost(work).ns
+
+
+def _planes_by_tap_ns(work: WindowWork) -> float:
+    image, target, by_tap = work.image, work.target, work.by_tap()
+    times = target.core.loops.by_tap[target.isa][image.columns.stride - 1]
+    return padding_cost(by_tap.image, target).ns + times * _sparse_cost(by_tap).ns
+
+
+def _may_have_planes_by_tap(work: WindowWork) -> bool:
+    if work.image.columns.kernel == 1:
+        return False
+    return cheapest(WINDOW_KERNELS, work).name == SPARSE_WINDOWS
+
+
+BY_TAP = "by tap"
+PLANES: tuple[TableRow[WindowWork, float], ...] = (
+    TableRow("shared by taps", _shared_planes_ns),
+    TableRow(BY_TAP, _planes_by_tap_ns, _may_have_planes_by_tap),
+)
 
 
 def cheapest_planes(
     image: PaddedImage, matrix: SparseMatrix, each: MatVec, planner: LayerPlanner
 ) -> PaddedImage:
     """Return the image, with planes for each tap of a row if sparse windows gain by them."""
-    plain = plan_windows(image, matrix, each, planner).name
-    if image.columns.kernel == 1 or plain != SPARSE_WINDOWS:
-        return image
-    target, by_tap = planner.target, replace(image, by_tap=True)
-    windows = [
-        price_sparse_windows(expect_windows(one, matrix, target), target).ns
-        for one in (image, by_tap)
-    ]
-    copies = [padding_cost(one, target).ns for one in (image, by_tap)]
-    times = target.core.loops.by_tap[target.isa][image.columns.stride - 1]
-    return by_tap if copies[1] + times * windows[1] < copies[0] + windows[0] else image
+    work = WindowWork(image, matrix, each, planner)
+    by_tap = choose("planes of the image", PLANES, work).name == BY_TAP
+    return replace(image, by_tap=True) if by_tap else image
 
 
 def fills_windows(image: PaddedImage, target: Target) -> bool:
@@ -159,73 +208,145 @@ def band_count(
     return next((count for count in counts if live_bytes(count) <= near), None)
 
 
-def columns_are_cheaper(
-    image: PaddedImage,
-    matrix: SparseMatrix,
-    each: MatVec,
-    windows: WindowPlan,
-    planner: LayerPlanner,
-) -> bool:
-    """Whether a product of gathered columns is cheaper than long code; False for short code.
+def _windows_inside_ns(windows: Chosen[WindowWork, Cost]) -> float:
+    """Nanoseconds of windows inside the model, whose other layers may evict the code to L3."""
+    work = windows.work
+    target = work.planner.beside(work.matrix).target
+    return price_sparse_windows(expect_windows(work.image, work.matrix, target), target).ns
 
-    Both costs are those inside the model, whose other layers may evict the code to L3.
-    """
-    if windows.name != SPARSE_WINDOWS or windows.cost.code_bytes < planner.target.l2_bytes // 2:
-        return False
-    target = planner.beside(matrix).target
-    inside = price_sparse_windows(expect_windows(image, matrix, target), target)
+
+def _columns_ns(windows: Chosen[WindowWork, Cost]) -> float:
+    """Nanoseconds of gathering columns and of their products."""
+    work = windows.work
+    image, matrix, planner = work.image, work.matrix, work.planner
     positions = image.rows.positions * image.columns.positions
-    layer = MatMul(each, positions, Layout.FEATURE_MAJOR) if positions > 1 else each
+    layer = MatMul(work.each, positions, Layout.FEATURE_MAJOR) if positions > 1 else work.each
     product = planner.plan(layer, matrix).chosen.cost.ns
+    target = planner.beside(matrix).target
     gathering = price_copy(2 * 4 * matrix.in_features * positions, target).ns
-    return image.samples * (product + gathering) < inside.ns
+    return image.samples * (product + gathering)
 
 
-def int8_is_cheaper(
-    int8: FilterProduct,
-    floats: FilterProduct,
-    image: PaddedImage | None,
-    x_shape: tuple[int, ...],
-    planner: LayerPlanner,
-) -> bool:
-    """Whether int8 is predicted to be faster than float32 with the rounding of x.
+def _is_long(windows: Chosen[WindowWork, Cost]) -> bool:
+    is_code = windows.name == SPARSE_WINDOWS
+    return is_code and windows.price.code_bytes >= windows.work.target.l2_bytes // 2
 
-    `image`: the padded image that float32 may read by windows, or None.
+
+COLUMNS = "columns"
+IMAGES: tuple[TableRow[Chosen[WindowWork, Cost], float], ...] = (
+    TableRow("windows", _windows_inside_ns),
+    TableRow(COLUMNS, _columns_ns, _is_long),
+)
+
+
+def gathers_columns(windows: Chosen[WindowWork, Cost]) -> bool:
+    """Whether a product of gathered columns is cheaper than long code; False for short code."""
+    return choose("reading of the image", IMAGES, windows).name == COLUMNS
+
+
+class JoinedSamples(NamedTuple):
+    """A convolution of several samples: one product of all columns, or one for each sample."""
+
+    joined: MatMul
+    alone: MatVec | MatMul
+    samples: int
+    matrix: SparseMatrix
+    planner: LayerPlanner
+
+
+def joins_samples(work: JoinedSamples, most_times: float) -> bool:
+    """Whether the joined product takes less than `most_times` the time of separate products."""
+    rows = (
+        TableRow("a product for each sample", _separate_ns, margin=most_times),
+        TableRow(_JOINED, _joined_ns),
+    )
+    return choose("samples", rows, work).name == _JOINED
+
+
+_JOINED = "one product"
+
+
+def _separate_ns(work: JoinedSamples) -> float:
+    return work.samples * work.planner.expected_ns(work.alone, work.matrix)
+
+
+def _joined_ns(work: JoinedSamples) -> float:
+    return work.planner.expected_ns(work.joined, work.matrix)
+
+
+@dataclass(frozen=True, eq=False)
+class QuantisedWork:
+    """A quantised convolution of float32 images, in int8 and in float32.
+
+    image: the padded image that float32 may read by windows, or None.
+    bytes_ns: nanoseconds from bytes to bytes; infinite if there is no code.
+    rounding_bytes: bytes that are moved to round the result to steps.
     """
-    return _gathered_ns(int8, planner) < float_ns(floats, image, x_shape, planner)
+
+    int8: FilterProduct
+    floats: FilterProduct
+    image: PaddedImage | None
+    x_shape: tuple[int, ...]
+    planner: LayerPlanner
+    bytes_ns: float = inf
+    rounding_bytes: int = 0
 
 
-def quantised_ns(
-    int8: FilterProduct,
-    floats: FilterProduct,
-    image: PaddedImage | None,
-    x_shape: tuple[int, ...],
-    planner: LayerPlanner,
-) -> float:
-    """Nanoseconds of all samples of a quantised convolution of float32 images, the cheaper way."""
-    each = min(_gathered_ns(int8, planner), float_ns(floats, image, x_shape, planner))
-    return x_shape[0] * each
+def _int8_ns(work: QuantisedWork) -> float:
+    return _gathered_ns(work.int8, work.planner)
 
 
-def float_ns(
-    floats: FilterProduct,
-    image: PaddedImage | None,
-    x_shape: tuple[int, ...],
-    planner: LayerPlanner,
-) -> float:
+def _float_ns(work: QuantisedWork) -> float:
     """Nanoseconds of a sample in float32, with the rounding of x."""
-    samples, *sizes = x_shape
-    elements = samples
-    for size in sizes:
-        elements *= size
-    rounding = price_copy(2 * 4 * elements, planner.target).ns / samples
-    in_floats = _gathered_ns(floats, planner)
-    if image is not None:
-        one = replace(image, samples=1)
-        windows = plan_windows(one, floats.matrix, floats.each, planner).cost.ns
-        copied = price_copy(4 * (elements // samples + one.floats), planner.target).ns
-        in_floats = min(windows + copied, in_floats)
-    return in_floats + rounding
+    samples, elements = work.x_shape[0], prod(work.x_shape)
+    rounding = price_copy(2 * 4 * elements, work.planner.target).ns / samples
+    return cheapest(_FLOAT_FORMS, work).price + rounding
+
+
+def _float_columns_ns(work: QuantisedWork) -> float:
+    return _gathered_ns(work.floats, work.planner)
+
+
+def _float_windows_ns(work: QuantisedWork) -> float:
+    assert work.image is not None
+    one, planner = replace(work.image, samples=1), work.planner
+    windows = plan_windows(one, work.floats.matrix, work.floats.each, planner).price.ns
+    elements = prod(work.x_shape) // work.x_shape[0]
+    return windows + price_copy(4 * (elements + one.floats), planner.target).ns
+
+
+_FLOAT_FORMS: tuple[TableRow[QuantisedWork, float], ...] = (
+    TableRow(COLUMNS, _float_columns_ns),
+    TableRow("windows", _float_windows_ns, lambda work: work.image is not None),
+)
+
+FLOATS, INT8, BYTES = "float32", "int8", "bytes to bytes"
+ELEMENTS: tuple[TableRow[QuantisedWork, float], ...] = (
+    TableRow(FLOATS, _float_ns),
+    TableRow(INT8, _int8_ns),
+)
+
+
+def _between_floats_ns(work: QuantisedWork) -> float:
+    """Nanoseconds of all samples, the cheaper way, and of rounding the result."""
+    rounding = price_copy(work.rounding_bytes, work.planner.target).ns
+    return work.x_shape[0] * cheapest(ELEMENTS, work).price + rounding
+
+
+IMAGE_ELEMENTS: tuple[TableRow[QuantisedWork, float], ...] = (
+    TableRow(FLOATS, _between_floats_ns),
+    TableRow(BYTES, lambda work: work.bytes_ns, lambda work: isfinite(work.bytes_ns)),
+)
+
+
+def takes_int8(work: QuantisedWork) -> bool:
+    """Whether int8 is predicted to be faster than float32 with the rounding of x."""
+    return choose("weights", ELEMENTS, work).name == INT8
+
+
+def takes_bytes(work: QuantisedWork) -> bool:
+    """Whether a convolution is faster from bytes to bytes than between floats with rounding."""
+    return choose("images", IMAGE_ELEMENTS, work).name == BYTES
 
 
 def _gathered_ns(product: FilterProduct, planner: LayerPlanner) -> float:

@@ -1,6 +1,7 @@
 """Choose the kernel of a forest: each kernel is lowered and priced from its counts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from sparsejit.asm_templates.forest.kernels import (
     FOREST_KERNELS,
@@ -11,40 +12,61 @@ from sparsejit.asm_templates.forest.kernels import (
 from sparsejit.errors import CompileError
 from sparsejit.ir.ops.forest import Trees
 from sparsejit.machine.target import Target
+from sparsejit.planner.choice import Chosen, TableRow, choose
 from sparsejit.planner.cost import cache_level
 
 
 @dataclass(frozen=True, eq=False)
-class ForestPlan:
-    """The chosen kernel; `considered` has the predicted nanoseconds of each kernel by name."""
+class ForestWork:
+    """Trees for some rows; each kernel that can hold them is lowered once."""
 
-    kernel: ForestKernel
-    lowered: LoweredForest
-    considered: dict[str, float]
+    trees: Trees
+    rows: int
+    target: Target
+    _lowered: dict[str, LoweredForest | CompileError] = field(default_factory=dict, repr=False)
 
-    @property
-    def ns(self) -> float:
-        return self.considered[self.kernel.name]
+    def lowered(self, kernel: ForestKernel) -> LoweredForest:
+        """The trees as a kernel emits them. Raises CompileError where it cannot hold them."""
+        if kernel.name not in self._lowered:
+            try:
+                self._lowered[kernel.name] = kernel.lower(self.trees, self.rows, self.target)
+            except CompileError as error:
+                self._lowered[kernel.name] = error
+        found = self._lowered[kernel.name]
+        if isinstance(found, CompileError):
+            raise found
+        return found
 
 
-def plan_forest(trees: Trees, rows: int, target: Target) -> ForestPlan:
+def _applies(kernel: ForestKernel, work: ForestWork) -> bool:
+    if work.target.isa not in kernel.levels:
+        return False
+    try:
+        work.lowered(kernel)
+    except CompileError:
+        return False
+    return True
+
+
+def _ns(kernel: ForestKernel, work: ForestWork) -> float:
+    return forest_ns(work.lowered(kernel).counts, work.target)
+
+
+FORESTS: tuple[TableRow[ForestWork, float], ...] = tuple(
+    TableRow(kernel.name, partial(_ns, kernel), partial(_applies, kernel), kernel)
+    for kernel in FOREST_KERNELS
+)
+
+
+def plan_forest(trees: Trees, rows: int, target: Target) -> Chosen[ForestWork, float]:
     """Choose the kernel with the least predicted time for `rows` rows.
 
     Raises CompileError where no kernel can hold the trees.
     """
-    lowered: dict[str, tuple[ForestKernel, LoweredForest]] = {}
-    refused: CompileError | None = None
-    for kernel in FOREST_KERNELS:
-        if target.isa in kernel.levels:
-            try:
-                lowered[kernel.name] = kernel, kernel.lower(trees, rows, target)
-            except CompileError as error:
-                refused = error
-    if not lowered:
-        raise refused or CompileError(f"no kernel for forests runs on {target.isa}")
-    considered = {name: forest_ns(each.counts, target) for name, (_, each) in lowered.items()}
-    best = min(considered, key=considered.__getitem__)
-    return ForestPlan(*lowered[best], considered)
+    work = ForestWork(trees, rows, target)
+    if not any(row.applies(work) for row in FORESTS):
+        work.lowered(next(k for k in reversed(FOREST_KERNELS) if target.isa in k.levels))
+    return choose("forest", FORESTS, work)
 
 
 def forest_ns(counts: ForestCounts, target: Target) -> float:

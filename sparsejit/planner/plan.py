@@ -16,6 +16,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, MatMul, MatVec
 from sparsejit.machine.target import Target
+from sparsejit.planner.choice import cheapest, priced
 from sparsejit.planner.cost import Cost, price
 
 AUTO = "auto"
@@ -73,7 +74,7 @@ def plan(
     Raises InvalidInput for a strategy that does not exist, or not for this dtype and target.
     """
     job = Job(spec, matrix, target, price)
-    return choose(job, MATVEC_TEMPLATES, strategy, strategies(), exact)
+    return choose_template(job, MATVEC_TEMPLATES, strategy, strategies(), exact)
 
 
 def expected_ns(spec: MatVec, matrix: SparseMatrix, target: Target, exact: bool) -> float:
@@ -133,7 +134,7 @@ class Job:
         )
 
 
-def choose(
+def choose_template(
     job: Job,
     templates: Iterable[Template],
     strategy: str,
@@ -161,7 +162,8 @@ def choose(
     known_costs = {candidate.template.name: candidate for candidate in made}
     candidates = [known_costs.get(c.template.name, c) for c in candidates]
     ranked = tuple(sorted(candidates, key=_rank))
-    chosen = min(made, key=_rank)
+    rows = [priced(c.template.name, c.cost, c) for c in sorted(made, key=_rank)]
+    chosen: Candidate = cheapest(rows, job).row.emitter
     reason = _comparison(ranked) if strategy == AUTO else f"strategy={strategy!r} was asked for"
     if shared:
         family = chosen.template.family

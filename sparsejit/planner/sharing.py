@@ -6,11 +6,13 @@ recorded data of its core.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from math import inf
 
 from sparsejit.machine.prices import SharingPrices
 from sparsejit.machine.target import Target
+from sparsejit.planner.choice import TableRow, choose, priced
 
 
 def sharing_prices(target: Target) -> SharingPrices:
@@ -28,15 +30,23 @@ def parallel_ns(ns: float, threads: int, target: Target) -> float:
     return ns / threads + barrier_ns(target) * (threads - 1)
 
 
-def gains_enough(ns: float, shared_ns: float, target: Target) -> bool:
-    """Whether work of `ns` on one thread is shared; prediction errs, so it needs a margin."""
-    return ns >= sharing_prices(target).least_gain * shared_ns
-
-
 def worthwhile_threads(ns: float, most: int, target: Target) -> int:
     """Number of threads, at most `most`, that makes a layer of `ns` fastest; 1 for a small gain."""
-    best = min(range(1, most + 1), key=lambda threads: parallel_ns(ns, threads, target))
-    return best if gains_enough(ns, parallel_ns(ns, best, target), target) else 1
+    rows = [
+        priced(f"{threads} threads", parallel_ns(ns, threads, target), threads)
+        for threads in range(2, most + 1)
+    ]
+    threads: int = choose("threads", with_one_thread(rows, ns, target), None).row.emitter
+    return threads
+
+
+def with_one_thread(
+    shared: Iterable[TableRow[object, float]], ns: float, target: Target
+) -> list[TableRow[object, float]]:
+    """Rows of shared work of `ns`, and of one thread; prediction errs, so it needs a margin."""
+    least = sharing_prices(target).least_gain
+    rows = [replace(row, margin=least) for row in shared]
+    return [*rows, priced("one thread", ns, 1)]
 
 
 def why_alone(ns: float, threads: int, target: Target) -> str:
@@ -72,6 +82,10 @@ class WavePrices:
     def wave_ns(self, longest_ns: float, threads: int) -> float:
         """Nanoseconds of a wave of `threads` threads, the caller's among them."""
         return longest_ns + self.prices.barrier_ns * (threads - 1)
+
+    def gain_enough(self, alone_ns: float, ns: float) -> bool:
+        """Whether shared waves, which take `alone_ns` on one thread, gain enough."""
+        return self.score(alone_ns, ns, True) >= 1
 
     def score(self, alone_ns: float, ns: float, is_shared: bool) -> float:
         """Speedup of a wave over one thread, divided by the least gain where threads share it."""

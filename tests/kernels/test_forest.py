@@ -166,16 +166,16 @@ def test_blocks_hold_every_node_once() -> None:
 def test_a_forest_of_many_features_takes_gathers() -> None:
     trees = random_trees(Shape(1000, 40, 6, branching=1.0), 9)
     plan = plan_forest(trees, 1, Target.named("avx512"))
-    assert "forest-blocks" not in plan.considered
-    assert plan.kernel.name == "forest-trees"
-    assert plan_forest(trees, 64, Target.named("avx512")).kernel.name == "forest-rows"
+    assert "forest-blocks" not in plan.prices
+    assert plan.name == "forest-trees"
+    assert plan_forest(trees, 64, Target.named("avx512")).name == "forest-rows"
 
 
 def test_few_features_take_blocks() -> None:
     trees = random_trees(Shape(30, 100, 8, branching=1.0, missing=False), 9)
     for rows in (1, 64):
-        assert plan_forest(trees, rows, Target.named("avx512")).kernel.name == "forest-blocks"
-        assert plan_forest(trees, rows, Target.named("avx2")).kernel.name != "forest-blocks"
+        assert plan_forest(trees, rows, Target.named("avx512")).name == "forest-blocks"
+        assert plan_forest(trees, rows, Target.named("avx2")).name != "forest-blocks"
 
 
 @pytest.mark.parametrize(

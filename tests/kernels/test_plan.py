@@ -10,10 +10,12 @@ from matvec_checks import block_weights, target_of
 
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.ir.graph import Decision
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.lowering.planned_code import emit_plan
 from sparsejit.machine.target import INSTRUCTION_SETS, ISA_LEVELS, Target
+from sparsejit.planner.choice import TableRow, about, choose, recording
 from sparsejit.planner.cost import cache_shares, missed_share, price
 from sparsejit.planner.plan import _lowered_while_they_may_win, plan, strategies
 from sparsejit.x86.assembler import Assembler
@@ -187,3 +189,33 @@ def test_a_tie_of_lowered_candidates_goes_to_less_code() -> None:
     made, best = _lowered_while_they_may_win(job, expected)
     assert [each.name for each in made] == ["long", "short"]
     assert best == "short"
+
+
+def rows_of(**prices: float) -> list[TableRow[None, float]]:
+    return [TableRow(name, lambda _, ns=ns: ns) for name, ns in prices.items()]
+
+
+def test_a_choice_has_the_cheapest_row_its_price_and_the_runner_up() -> None:
+    found = choose("form", rows_of(slow=3.0, fast=1.0, next=2.0), None)
+    assert (found.name, found.price) == ("fast", 1.0)
+    assert found.runner_up is not None and found.runner_up.name == "next"
+    assert choose("form", rows_of(first=1.0, second=1.0), None).name == "first"
+    sure, cheap = TableRow[None, float]("sure", lambda _: 2.0), rows_of(cheap=1.9)[0]
+    assert choose("form", [sure, replace(cheap, margin=1.1)], None).name == "sure"
+    assert choose("form", [sure, replace(cheap, applies=lambda _: False)], None).name == "sure"
+    assert choose("form", [sure, cheap], None, name="sure").price == 2.0
+    with pytest.raises(CompileError):
+        choose("form", [], None)
+
+
+def test_choices_are_recorded_for_their_layer_and_not_those_inside_a_price() -> None:
+    def nested(_: None) -> float:
+        return choose("inner", rows_of(one=1.0, two=2.0), None).price
+
+    rows = [TableRow("outer", nested), *rows_of(other=5.0)]
+    with recording() as record:
+        about("fc")
+        for name in ("", "", "other"):
+            choose("form", rows, None, name)
+    assert record.decisions == (Decision("fc", "form", "outer", 1.0, "other", 5.0),)
+    assert str(record.decisions[0]) == "form: outer at 1 ns, next other at 5"

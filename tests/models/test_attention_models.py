@@ -171,7 +171,12 @@ def test_layers_without_a_mask_use_the_kernel(make: Callable[[], nn.Module]) -> 
     model, x = Layer(make(), None), (torch.randn(2, 64, WIDE),)
     # By prices under which the kernel is cheaper than two products, as it is not on every core.
     fast = sparsejit.compile(model.eval(), example_inputs=x, target=Target.detect().isa)
-    assert "attentions of 64 queries to 64 keys" in str(fast.explain())
+    report = fast.explain()
+    assert "attentions of 64 queries to 64 keys" in str(report)
+    choices = [each for layer in report.layers for each in layer.decisions]
+    (of_attention,) = (each for each in choices if each.question == "attention")
+    assert of_attention.price <= of_attention.runner_up_price
+    assert str(of_attention) in " ".join(layer.why for layer in report.layers)
     checked(model, x, fast)
 
 

@@ -1,7 +1,6 @@
 """A model with several tiles: any batch gets its results from the tiles that fit it."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,18 +15,17 @@ from small_models import small_graph
 import sparsejit
 from sparsejit.api.variant import TiledGraph, make_variant
 from sparsejit.ir.graph import Array, Element, Graph, Value
-from sparsejit.lowering import batch_forms
 from sparsejit.lowering.batch_forms import (
     build_forms,
-    fewest_samples,
     forms_workspace_bytes,
-    paying,
 )
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lowered_model import LoweredModel
 from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
+from sparsejit.planner import sample_plan
+from sparsejit.planner.sample_plan import TileTime, fewest_samples, tiles_that_pay
 
 ISAS = ["avx2", *(["avx512"] if Target.detect().isa == "avx512" else [])]
 BATCHES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 20, 31, 33, 64, 67)
@@ -116,10 +114,10 @@ def test_any_batch_and_any_tiles(batch: int, tiles: set[int]) -> None:
 def test_which_tiles_pay_and_from_how_many_samples_on(
     times: dict[int, float], kept: list[int], fewest: list[int]
 ) -> None:
-    given: list[Any] = [SimpleNamespace(tile=tile, ns=ns) for tile, ns in times.items()]
-    forms = paying(given)
-    assert [each.tile for each in forms] == kept
-    assert [fewest_samples(each, forms[n + 1 :]) for n, each in enumerate(forms)] == fewest
+    pay = tiles_that_pay(TileTime(tile, ns) for tile, ns in times.items())
+    assert [tile.samples for tile in pay[::-1]] == kept
+    found = [fewest_samples(tile, pay[:n]) if n else 1 for n, tile in enumerate(pay)]
+    assert found[::-1] == fewest
 
 
 def test_exact_has_the_same_bits_in_any_batch_and_one_tile() -> None:
@@ -154,7 +152,7 @@ def test_threads_that_take_turns_leave_nothing_over(batch: int) -> None:
 
 
 def test_a_saved_model_keeps_all_tiles(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_forms, "_MOST_OF_SMALLER", 1e9)  # whatever they gain here
+    monkeypatch.setattr(sample_plan, "_MOST_OF_SMALLER", 1e9)  # whatever they gain here
     torch = pytest.importorskip("torch")
     module = torch.nn.Sequential(torch.nn.Linear(40, 200), torch.nn.Tanh(), torch.nn.Linear(200, 9))
     fast = sparsejit.compile(module, (torch.randn(1, 40),))

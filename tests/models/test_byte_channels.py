@@ -136,7 +136,7 @@ def test_scales_of_channels_are_made_and_used_in_bytes() -> None:
 
 @needs_vnni
 def test_it_computes_what_the_file_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = "sparsejit.lowering.convolution.int8_convolutions._bytes_are_cheaper"
+    path = "sparsejit.lowering.convolution.int8_convolutions._takes_bytes"
     monkeypatch.setattr(path, lambda low, node: True)
     model = squeezed()
     fast = sparsejit.compile(model)

@@ -1,7 +1,6 @@
 """Convolutions from bytes to bytes against exact integers, at guard pages, in parts."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from native import built_model, check_at_guard_pages, run_built
 from sketch import Sketch
 from test_divided_steps import divided
 
-from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
+from sparsejit.asm_templates.convolution.byte_planes import BytePlanes, windows_of
 from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.convolution.quad_stream import (
     QuadForm,
@@ -26,15 +25,15 @@ from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.convolution import byte_convolutions
-from sparsejit.lowering.convolution.byte_convolutions import windows_of
 from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target
-from sparsejit.planner.byte_plan import FORMS, QuadPlan, plan_quads
+from sparsejit.planner import byte_plan
+from sparsejit.planner.byte_plan import QUAD_FORMS, QuadWork, plan_quads
 
 LEVEL = Target.named("avx512")
 TARGET = replace(LEVEL, instruction_sets=LEVEL.instruction_sets | {"avx512_vnni"})
 needs_vnni = pytest.mark.skipif(not TARGET.runs_on(Target.detect()), reason="needs AVX-512 VNNI")
+FORMS = [row.emitter for row in QUAD_FORMS]
 # Primes, so that ties are rare.
 X_SCALE, OWN_SCALE, ADDED_SCALE = 0.0211, 0.0307, 0.0173
 
@@ -251,10 +250,8 @@ def test_any_windows_in_every_form(
 
 
 def use(form: QuadForm, monkeypatch: pytest.MonkeyPatch) -> None:
-    def planned(*counted: Any) -> QuadPlan:
-        return plan_quads(*counted[:5], [form])
-
-    monkeypatch.setattr(byte_convolutions, "plan_quads", planned)
+    rows = [row for row in byte_plan.QUAD_FORMS if row.emitter == form]
+    monkeypatch.setattr(byte_plan, "QUAD_FORMS", rows)
 
 
 @needs_vnni
@@ -368,5 +365,5 @@ def test_blocks_over_channels_are_found_from_the_weights(kernel: int) -> None:
     found = {}
     for block in ((1, 1), (1, 4), (2, 4)):
         matrix = SparseMatrix(replace(case, block=block).weights.reshape(512, -1))
-        found[block] = plan_quads(matrix, seen, y, False, TARGET).form
+        found[block] = plan_quads(QuadWork(matrix, seen, y, False, TARGET)).row.emitter
     assert not found[1, 1].fours and found[1, 4].fours and found[2, 4] == QuadForm(2, fours=True)

@@ -141,7 +141,7 @@ def test_functions_of_one_byte_become_tables(kind: str) -> None:
 @needs_vnni
 @pytest.mark.parametrize("kind", ["silu", "hardswish", "gelu", "bias by channel"])
 def test_they_compute_what_the_file_says(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = "sparsejit.lowering.convolution.int8_convolutions._bytes_are_cheaper"
+    path = "sparsejit.lowering.convolution.int8_convolutions._takes_bytes"
     monkeypatch.setattr(path, lambda low, node: True)
     model = activated(kind)
     fast = sparsejit.compile(model)

@@ -34,7 +34,8 @@ from sparsejit.lowering.tiles import ENOUGH_ROWS
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 from sparsejit.passes.last_layers import last_layers
-from sparsejit.planner.convolution_plan import WindowPlan, plan_windows
+from sparsejit.planner import sample_plan
+from sparsejit.planner.convolution_plan import plan_windows
 
 ISAS = ["avx2", *(["avx512"] if Target.detect().isa == "avx512" else [])]
 CLASSES = 33
@@ -135,7 +136,7 @@ GRAPHS = {
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Last layers are joined whatever they gain."""
-    monkeypatch.setattr(joint_end, "_LEAST_SAVED", -1e9)
+    monkeypatch.setattr(sample_plan, "LEAST_SAVED", -1e9)
 
 
 def lowered(graph: Graph, isa: str, joins: bool = True) -> LoweredModel:
@@ -206,7 +207,7 @@ def test_several_samples_may_take_other_windows(
 ) -> None:
     """Whose planes may be others, too: the code of one sample is not theirs then."""
 
-    def planned(image: PaddedImage, *given: Any) -> WindowPlan:
+    def planned(image: PaddedImage, *given: Any) -> Any:
         name = "sparse-windows" if image.samples == 1 else several
         return plan_windows(image, *given[:3], name)
 
@@ -238,7 +239,7 @@ def test_weights_are_there_once(far: None) -> None:
 @given(st.integers(1, 40), st.integers(1, 16))
 def test_few_samples_are_computed_apart(batch: int, fewest: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joint_end, "_LEAST_SAVED", -1e9)
+        patch.setattr(sample_plan, "LEAST_SAVED", -1e9)
         made = lowered(classifier(), "avx2")
     assert made.end is not None
     object.__setattr__(made.end, "fewest", fewest)
@@ -292,9 +293,9 @@ def test_what_needs_all_samples_for_itself_has_no_end() -> None:
 def test_an_end_that_gains_little_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     made = lowered(classifier(), "avx2")
     whole = sum(step.ns for step in made.steps)
-    monkeypatch.setattr(joint_end, "_LEAST_SAVED", 1.0)
+    monkeypatch.setattr(sample_plan, "LEAST_SAVED", 1.0)
     assert lowered(classifier(), "avx2").end is None
-    monkeypatch.setattr(joint_end, "_LEAST_SAVED", -1e9)
+    monkeypatch.setattr(sample_plan, "LEAST_SAVED", -1e9)
     joined = lowered(classifier(), "avx2")
     assert joined.end is not None
     assert sum(step.ns for step in joined.steps) == whole

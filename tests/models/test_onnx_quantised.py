@@ -108,8 +108,8 @@ def choose(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     def in_bytes(low: Lowering, node: Node) -> bool:
         return way == "bytes" and byte_product_ns(low, node) < np.inf
 
-    monkeypatch.setattr(int8_convolutions, "_is_cheaper", lambda low, node: way != "float32")
-    monkeypatch.setattr(int8_convolutions, "_bytes_are_cheaper", in_bytes)
+    monkeypatch.setattr(int8_convolutions, "_takes_int8", lambda low, node: way != "float32")
+    monkeypatch.setattr(int8_convolutions, "_takes_bytes", in_bytes)
 
 
 @pytest.mark.parametrize("per_channel", [True, False])

@@ -26,6 +26,7 @@ from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.byte_plan import byte_scaling_cost
+from sparsejit.planner.kernels import kernel_name
 from sparsejit.x86.assembler import Assembler
 
 
@@ -88,5 +89,5 @@ def _step(
         bound=cost.bound,
         moved_bytes=scaling.x.bytes + scaling.y.bytes,
     )
-    name, writes = f"byte-scale-{low.target.isa}", (result,)
+    name, writes = kernel_name("byte-scale", low.target), (result,)
     return Step(name, node.output.origin, tuple(reads), writes, emit, facts, divide=divide)

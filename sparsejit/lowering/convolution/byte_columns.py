@@ -45,6 +45,7 @@ from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.byte_plan import attention_cost, norm_cost
+from sparsejit.planner.kernels import kernel_name
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rsi
 
@@ -105,7 +106,8 @@ def _norm_step(
         bound=cost.bound,
         moved_bytes=cost.data_bytes,
     )
-    name, origin, scratch = f"byte-norm-{low.target.isa}", node.output.origin, norm.scratch_bytes
+    name, origin = kernel_name("byte-norm", low.target), node.output.origin
+    scratch = norm.scratch_bytes
     return Step(name, origin, tuple(reads), tuple(writes), emit, facts, scratch)
 
 
@@ -168,7 +170,7 @@ def _attention_step(
         bound=cost.bound,
     )
     return Step(
-        f"byte-attention-{low.target.isa}",
+        kernel_name("byte-attention", low.target),
         node.output.origin,
         tuple(reads),
         (result,),

@@ -11,8 +11,7 @@ from sparsejit.asm_templates.convolution.byte_planes import (
     BytePhase,
     BytePlanes,
     ByteWindows,
-    windows_in_phases,
-    windows_in_place,
+    windows_of,
 )
 from sparsejit.asm_templates.convolution.byte_rows import emit_byte_pooling
 from sparsejit.asm_templates.convolution.geometry import Axis
@@ -26,10 +25,7 @@ from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul, MatVec
 from sparsejit.lowering.context import ByteImage, Lowering
-from sparsejit.lowering.convolution.byte_depthwise import (
-    byte_depthwise_ns,
-    lower_byte_depthwise,
-)
+from sparsejit.lowering.convolution.byte_depthwise import lower_byte_depthwise
 from sparsejit.lowering.convolution.byte_ends import ends_of, plain
 from sparsejit.lowering.convolution.byte_images import (
     ZERO,
@@ -47,11 +43,19 @@ from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.products.quantised import with_input_scale
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.planner.byte_plan import QuadPlan, copy_cost, fills_vectors, plan_quads
+from sparsejit.planner.byte_plan import (
+    ByteColumns,
+    ByteConvolution,
+    QuadWork,
+    byte_convolution_ns,
+    fills_vectors,
+    plan_quads,
+    takes_columns,
+)
+from sparsejit.planner.cost import Cost
+from sparsejit.planner.kernels import kernel_name
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdx
-
-_WORTH_CUTTING = 2.0**31  # what an int32 holds
 
 
 def lower_byte_convolution(low: Lowering, node: Node) -> None:
@@ -69,7 +73,7 @@ def lower_byte_convolution(low: Lowering, node: Node) -> None:
     adds = len(others) == 2 and op.rounding.added is not None
     matrix = _plain_filters(low, node)[0]
     target = low.options.planner.beside(matrix).target
-    form = plan_quads(matrix, windows, y, adds, target).form
+    form: QuadForm = plan_quads(QuadWork(matrix, windows, y, adds, target)).row.emitter
     reads: tuple[View, ...] = (x,)
     if form.fours:
         fours = ChannelFours(windows.planes, windows.phases)
@@ -102,12 +106,6 @@ def lower_byte_pooling(low: Lowering, node: Node, rows: Axis, columns: Axis) -> 
     low.add(copy_step(low, "byte-pooling", node.output.origin, (x, result), moved, emit))
     bind_image(low, node.output, ByteImage(result, y, image.steps))
     return True
-
-
-def windows_of(planes: BytePlanes, rows: Axis, columns: Axis, gap_fits: bool = True) -> ByteWindows:
-    """Windows over an image: in place if possible, else over a copy in phases."""
-    found = windows_in_place(planes, rows, columns) if gap_fits else None
-    return found or windows_in_phases(planes.samples, planes.channels, rows, columns)
 
 
 def _windows(
@@ -165,8 +163,8 @@ class _Product:
         into = self.result.sliced(1, first, end)
         return replace(self, reads=reads, result=into, first=first, end=end)
 
-    def lowered(self, low: Lowering) -> tuple[SparseMatrix, LoweredQuads, QuadPlan]:
-        """The weights of these output channels, their lowered kernel and its plan."""
+    def lowered(self, low: Lowering) -> tuple[SparseMatrix, LoweredQuads, Cost]:
+        """The weights of these output channels, their lowered kernel and its cost."""
         matrix, each = _plain_filters(low, self.node)
         matrix, bias = matrix.rows(self.first, self.end), each.bias
         bias = None if bias is None else bias[self.first : self.end]
@@ -177,15 +175,16 @@ class _Product:
         places = windows.places(QUAD // form.offsets)
         before = -min(0, int(places.min()))
         target, adds = low.options.planner.beside(matrix).target, len(self.reads) > 1
-        plan = plan_quads(matrix, windows, self.part, adds, target, [form])
+        work = QuadWork(matrix, windows, self.part, adds, target)
+        cost = plan_quads(work, form).price.cost
         where = places + before, self.y.channel
         stream = quad_stream(integers, *where, ends, form, len(windows.taps))
         ways = stream, epilogue, form, self.first == 0
-        return matrix, LoweredQuads(x, self.part, before, *ways), plan
+        return matrix, LoweredQuads(x, self.part, before, *ways), cost
 
 
 def _step(low: Lowering, product: _Product) -> Step:
-    matrix, lowered, plan = product.lowered(low)
+    matrix, lowered, cost = product.lowered(low)
 
     def emit(asm: Assembler, at: Locations) -> None:
         at.point(asm)
@@ -202,9 +201,9 @@ def _step(low: Lowering, product: _Product) -> Step:
             _step(low, product.some(first, end)), share=f"channels {first} to {end - 1}"
         )
 
-    facts = _facts(matrix, product.part, plan, lowered.stream.nbytes, product.node)
+    facts = _facts(matrix, product, cost, lowered.stream.nbytes)
     return Step(
-        f"quads-{low.target.isa}",
+        kernel_name("quads", low.target),
         product.node.output.origin,
         product.reads,
         (product.result,),
@@ -222,24 +221,25 @@ def _plain_filters(low: Lowering, node: Node) -> tuple[SparseMatrix, MatVec]:
 
 
 def _facts(
-    matrix: SparseMatrix, y: BytePlanes, plan: QuadPlan, stream_bytes: int, node: Node
+    matrix: SparseMatrix, product: _Product, cost: Cost, stream_bytes: int
 ) -> Facts:
     weights = matrix.out_features * matrix.in_features
+    y, form = product.part, product.form
     positions = y.samples * y.rows * y.columns
-    together = plan.form.together
+    together = form.together
     rows = "a row" if together == 1 else f"{together} rows"
-    four = "four channels side by side" if plan.form.fours else "four inputs"
+    four = "four channels side by side" if form.fours else "four inputs"
     return Facts(
-        f"bytes to bytes, {four} of {rows} at a time, bound by {plan.cost.bound}",
-        predicted_ns=plan.cost.ns,
+        f"bytes to bytes, {four} of {rows} at a time, bound by {cost.bound}",
+        predicted_ns=cost.ns,
         nnz=matrix.nnz,
         weights=weights,
         weight_bytes=stream_bytes,
         effective_flops=2 * weights * positions,
         flops=2 * matrix.nnz * positions,
-        bound=plan.cost.bound,
+        bound=cost.bound,
         zeros=matrix.zero_bits(),
-        parameter=node.inputs[1].origin.name,
+        parameter=product.node.inputs[1].origin.name,
     )
 
 
@@ -249,24 +249,17 @@ def byte_product_ns(low: Lowering, node: Node) -> float:
     assert isinstance(op, Convolution)
     if op.transposed or max(op.stride) > 2 or len(x.shape) not in (3, 4):
         return inf
-    planes = BytePlanes.plain(x.shape)
-    if op.groups > 1:
-        return byte_depthwise_ns(low, node, planes)
-    windows, y = windows_of(planes, *node_axes(node)), node.output
-    result = BytePlanes.plain(y.shape, windows.planes.pitch)
-    matrix, _ = _plain_filters(low, node)
-    target = low.options.planner.beside(matrix).target
-    ns = plan_quads(matrix, windows, result, False, target).ns
-    if windows.in_place:
-        return ns
-    return ns + copy_cost(planes.bytes + 2 * windows.planes.bytes, low.target).ns
+    adds, planner = len(node.inputs) > 3, low.options.planner
+    sizes = x.shape, node.output.shape, node_axes(node), op.groups, adds
+    return byte_convolution_ns(
+        ByteConvolution(*sizes, lambda: _plain_filters(low, node)[0], planner)
+    )
 
 
-def byte_columns_are_cheaper(low: Lowering, node: Node) -> bool:
-    """Whether a linear layer in int8 should be faster as a convolution of its columns in bytes.
+def takes_byte_columns(low: Lowering, node: Node) -> bool:
+    """Whether a linear layer in int8 should be a convolution of its columns in bytes.
 
-    It runs the loop of int8 `quads` without the copies of x, sums and y: it is faster where columns
-    fill vectors. Elsewhere predicted times decide.
+    It should where columns fill vectors. Elsewhere predicted times decide.
     """
     op, (x, weights, *others) = node.op, node.inputs
     assert isinstance(op, Linear)
@@ -275,11 +268,8 @@ def byte_columns_are_cheaper(low: Lowering, node: Node) -> bool:
         return False
     if fills_vectors(columns):
         return True
-    matrix, target = low.matrix(weights), low.target
-    planes, y = (BytePlanes.plain((1, size, columns)) for size in weights.shape[::-1])
-    alone = (BytePhase(0, 1, 1),)
-    windows = ByteWindows(planes, alone, alone, (0,), in_place=True)
-    each = MatVec(y.channels, planes.channels, None, op.activation, op.dtype)
+    matrix = low.matrix(weights)
+    outputs, inputs = weights.shape
+    each = MatVec(outputs, inputs, None, op.activation, op.dtype)
     layer = MatMul(with_input_scale(each, matrix, op), columns)
-    others_ns = low.options.planner.of_one_layer.expected_ns(layer, matrix)
-    return plan_quads(matrix, windows, y, False, target).ns < others_ns
+    return takes_columns(ByteColumns(layer, matrix, low.options.planner))

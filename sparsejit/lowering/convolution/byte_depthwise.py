@@ -1,7 +1,6 @@
 """Convolutions by channel of bytes to bytes."""
 
 from dataclasses import replace
-from math import inf
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from sparsejit.asm_templates.convolution.byte_depthwise import (
     emit_byte_depthwise,
     gaps_for,
 )
-from sparsejit.asm_templates.convolution.byte_planes import BytePhase, BytePlanes, ByteWindows
+from sparsejit.asm_templates.convolution.byte_planes import BytePhase, ByteWindows
 from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
 from sparsejit.ir.graph import Node
 from sparsejit.ir.ops.convolution import Convolution
@@ -23,12 +22,13 @@ from sparsejit.lowering.convolution.depthwise import node_axes
 from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.planner.byte_plan import byte_depthwise_cost, copy_cost
+from sparsejit.planner.byte_plan import byte_depthwise_cost
+from sparsejit.planner.kernels import kernel_name
 from sparsejit.x86.assembler import Assembler
 
 
 def lower_byte_depthwise(low: Lowering, node: Node, image: ByteImage) -> None:
-    """Append a convolution for which `byte_depthwise_ns` is finite."""
+    """Append a convolution for which `byte_convolution_ns` is finite."""
     op = node.op
     assert isinstance(op, Convolution) and op.rounding is not None
     axes, shape = node_axes(node), node.output.shape
@@ -97,22 +97,5 @@ def _step(
         bound=cost.bound,
         parameter=node.inputs[1].origin.name,
     )
-    name = f"byte-depthwise-{low.target.isa}"
+    name = kernel_name("byte-depthwise", low.target)
     return Step(name, node.output.origin, (x,), (result,), emit, facts, divide=divide)
-
-
-def byte_depthwise_ns(low: Lowering, node: Node, x: BytePlanes) -> float:
-    """Predicted nanoseconds of a convolution by channel in bytes; infinite if there is no code."""
-    op, axes = node.op, node_axes(node)
-    assert isinstance(op, Convolution)
-    is_alike = op.groups == node.inputs[0].shape[1] == node.output.shape[1]
-    if not is_alike or len(node.inputs) > 3 or not low.target.has("avx512vbmi"):
-        return inf
-    copying, windows = 0.0, byte_channel_windows(x, node.output.shape, *axes)
-    if windows is None:
-        planes = gaps_for(*axes, x)
-        copying = copy_cost(x.bytes + 2 * planes.bytes, low.target).ns
-        windows = byte_channel_windows(planes, node.output.shape, *axes)
-    if windows is None:
-        return inf
-    return copying + byte_depthwise_cost(windows, low.target).ns

@@ -19,6 +19,7 @@ from sparsejit.lowering.convolution.depthwise import has_whole_rows, pitches
 from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.byte_plan import copy_cost, fours_cost, has_quads
+from sparsejit.planner.kernels import kernel_name
 from sparsejit.x86.assembler import Assembler
 
 # The element type of bytes in the memory plan: it has one byte.
@@ -54,7 +55,7 @@ def by_fours(low: Lowering, x: View, fours: ChannelFours, gap: int, origin: Orig
         cost = fours_cost(planes, low.target)
         moved = planes.bytes + fours.bytes
         facts = Facts("fours", predicted_ns=cost.ns, bound=cost.bound, moved_bytes=moved)
-        low.add(Step(f"fours-{low.target.isa}", origin, (x,), (into,), emit, facts))
+        low.add(Step(kernel_name("fours", low.target), origin, (x,), (into,), emit, facts))
         low.byte_fours[x] = into
     return low.byte_fours[x]
 
@@ -116,7 +117,7 @@ def copy_step(
     x, y = between
     cost = copy_cost(moved_bytes, low.target)
     facts = Facts(kernel, predicted_ns=cost.ns, bound=cost.bound, moved_bytes=moved_bytes)
-    return Step(f"{kernel}-{low.target.isa}", origin, (x,), (y,), emit, facts)
+    return Step(kernel_name(kernel, low.target), origin, (x,), (y,), emit, facts)
 
 
 def copied(

@@ -17,6 +17,7 @@ from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.convolution_plan import channel_windows_cost
+from sparsejit.planner.kernels import kernel_name
 from sparsejit.x86.assembler import Assembler
 
 
@@ -66,7 +67,7 @@ def _step(low: Lowering, node: Node, spec: Depthwise, x: View, y: View) -> Step:
         ]
 
     facts = _facts(low, spec, node.inputs[1].origin.name)
-    name = f"depthwise-{low.target.isa}"
+    name = kernel_name("depthwise", low.target)
     return Step(name, node.output.origin, (x,), (y,), emit, facts, divide=divide)
 
 

@@ -11,17 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite, prod
 
-from sparsejit.asm_templates.convolution.padded_image import PaddedImage
 from sparsejit.ir.graph import Graph, Node, Origin, Value
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import Lowering, ModelOptions
-from sparsejit.lowering.convolution.byte_convolutions import (
-    byte_columns_are_cheaper,
-    byte_product_ns,
-)
+from sparsejit.lowering.convolution.byte_convolutions import byte_product_ns, takes_byte_columns
 from sparsejit.lowering.convolution.depthwise import is_depthwise
 from sparsejit.lowering.convolution.filters import filter_matrix
 from sparsejit.lowering.convolution.windows import window_image
@@ -30,9 +26,14 @@ from sparsejit.passes.byte_layers import byte_layers
 from sparsejit.passes.quantised_values import rounded_to_steps
 from sparsejit.passes.recognise_norms import recognise_norms
 from sparsejit.passes.rewriter import Site, rewrite
-from sparsejit.planner.byte_plan import copy_cost, fills_vectors, has_quads
-from sparsejit.planner.convolution_plan import FilterProduct, int8_is_cheaper, quantised_ns
-from sparsejit.planner.layer_planner import LayerPlanner
+from sparsejit.planner.byte_plan import fills_vectors, has_quads
+from sparsejit.planner.choice import about
+from sparsejit.planner.convolution_plan import (
+    FilterProduct,
+    QuantisedWork,
+    takes_bytes,
+    takes_int8,
+)
 
 
 def with_cheapest_convolutions(graph: Graph, options: ModelOptions) -> Graph:
@@ -48,8 +49,9 @@ def with_cheapest_convolutions(graph: Graph, options: ModelOptions) -> Graph:
             return None
         if op.rounding is not None:
             return None
+        about(site.output.origin.layer)
         known = all(map(site.is_constant, site.inputs[1:]))
-        if known and _is_cheaper(low, Node(op, site.inputs, site.outputs)):
+        if known and _takes_int8(low, Node(op, site.inputs, site.outputs)):
             return None
         return _in_floats(site, op)
 
@@ -62,12 +64,18 @@ def with_byte_layers(graph: Graph, options: ModelOptions) -> Graph:
         return graph
     graph = recognise_norms(graph)
     layers = Lowering(graph, options)
-    graph = byte_columns(graph, lambda node: byte_columns_are_cheaper(layers, node))
+
+    def takes_columns(node: Node) -> bool:
+        about(node.output.origin.layer)
+        return takes_byte_columns(layers, node)
+
+    graph = byte_columns(graph, takes_columns)
     low = Lowering(graph, options)
 
     def wins(node: Node) -> bool:
+        about(node.output.origin.layer)
         known = all(value in graph.constants for value in node.inputs[1:])
-        return known and _bytes_are_cheaper(low, node)
+        return known and _takes_bytes(low, node)
 
     return byte_layers(graph, wins, options.target.has("avx512vbmi"))
 
@@ -109,29 +117,28 @@ def _is_in_steps(site: Site, x: Value, steps: QuantisedSteps) -> bool:
     return node.op.rounding.result == steps
 
 
-def _is_cheaper(low: Lowering, node: Node) -> bool:
-    """Whether int8 is predicted to be faster than the rounding of x and float32."""
+def _takes_int8(low: Lowering, node: Node) -> bool:
+    """Whether there is int8 for a convolution, and it is chosen."""
     op = node.op
     assert isinstance(op, Convolution)
-    if op.transposed or is_depthwise(_plain(node)):
-        return False
-    return int8_is_cheaper(*_contestants(low, node))
+    return not (op.transposed or is_depthwise(_plain(node))) and takes_int8(_work(low, node))
 
 
-def _bytes_are_cheaper(low: Lowering, node: Node) -> bool:
-    """Whether a convolution is faster from bytes to bytes than between floats with rounding.
+def _takes_bytes(low: Lowering, node: Node) -> bool:
+    """Whether a convolution should run from bytes to bytes.
 
-    A layer of one tap is, after `byte_columns`, if its positions fill vectors.
+    A layer of one tap should, after `byte_columns`, if its positions fill vectors, and a layer by
+    channel wherever there is code: float32 takes copies of both images as well.
     """
     shape = node.output.shape
     is_turned = shape[0] == 1 and node.inputs[1].shape[2:] == (1,)
     if is_turned and fills_vectors(shape[2]):
         return True
-    in_bytes = byte_product_ns(low, node)
+    bytes_ns = byte_product_ns(low, node)
     if is_depthwise(_plain(node)):
-        return isfinite(in_bytes)  # float32 takes copies of both images as well
-    rounding = copy_cost(2 * node.output.type.bytes, low.target).ns
-    return in_bytes < quantised_ns(*_contestants(low, node)) + rounding
+        return isfinite(bytes_ns)
+    moved = 2 * node.output.type.bytes
+    return takes_bytes(replace(_work(low, node), bytes_ns=bytes_ns, rounding_bytes=moved))
 
 
 def _plain(node: Node) -> Node:
@@ -140,13 +147,11 @@ def _plain(node: Node) -> Node:
     return replace(node, op=replace(op, dtype=DType.FLOAT32, input_scale=None, input_shift=None))
 
 
-def _contestants(
-    low: Lowering, node: Node
-) -> tuple[FilterProduct, FilterProduct, PaddedImage | None, tuple[int, ...], LayerPlanner]:
+def _work(low: Lowering, node: Node) -> QuantisedWork:
     """A convolution in int8 and in float32, as the planner compares them."""
     plain = _plain(node)
     int8, floats, image = _product(low, node), _product(low, plain), window_image(low, plain)
-    return int8, floats, image, node.inputs[0].shape, low.options.planner
+    return QuantisedWork(int8, floats, image, node.inputs[0].shape, low.options.planner)
 
 
 def _product(low: Lowering, node: Node) -> FilterProduct:

@@ -17,6 +17,7 @@ from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.products.linear import steps_of_product
+from sparsejit.planner.convolution_plan import JoinedSamples, joins_samples
 
 # Number of positions beyond which joining samples gains little: a vector's lanes.
 _ENOUGH_POSITIONS = 16
@@ -43,10 +44,8 @@ def joined_layer(
     many = samples * prod(positions)
     added_pitch = many if adds_operand(node) else None
     joined = MatMul(each, many, Layout.FEATURE_MAJOR, added_pitch=added_pitch)
-    planner = low.options.planner
-    apart_ns = samples * planner.expected_ns(alone, matrix)
-    most_times = _MOST_OF_LONG if is_long else _MOST_TIMES
-    return joined if planner.expected_ns(joined, matrix) < most_times * apart_ns else None
+    work = JoinedSamples(joined, alone, samples, matrix, low.options.planner)
+    return joined if joins_samples(work, _MOST_OF_LONG if is_long else _MOST_TIMES) else None
 
 
 def lower_joined(low: Lowering, node: Node, matrix: SparseMatrix, joined: MatMul) -> None:

@@ -20,6 +20,7 @@ from sparsejit.lowering.memory.storage import ConstantBuffer, View
 from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.convolution_plan import channel_windows_cost, pools_by_windows
+from sparsejit.planner.kernels import kernel_name
 from sparsejit.x86.assembler import Assembler
 
 _TAPS_A_CHAIN = 6
@@ -103,7 +104,7 @@ def _window_step(low: Lowering, node: Node, spec: WindowPooling, x: View, y: Vie
         bound=cost.bound,
         moved_bytes=cost.data_bytes,
     )
-    name, origin = f"pooling-{low.target.isa}", node.output.origin
+    name, origin = kernel_name("pooling", low.target), node.output.origin
     return Step(name, origin, (x,), (y,), emit, facts, divide=divide)
 
 

@@ -44,13 +44,14 @@ from sparsejit.planner.convolution_plan import (
     DENSE_WINDOWS,
     SPARSE_WINDOWS,
     WINOGRAD,
-    WindowPlan,
     cheapest_planes,
-    columns_are_cheaper,
     fills_windows,
+    gathers_columns,
     padding_cost,
     plan_windows,
 )
+from sparsejit.planner.cost import Cost
+from sparsejit.planner.kernels import kernel_name
 from sparsejit.planner.split import some_rows
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdx
@@ -74,12 +75,12 @@ def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec)
         return False  # code for one sample gathers columns: its prepared weights exist already
     image = cheapest_planes(image, matrix, each, low.options.planner)
     choice = plan_windows(image, matrix, each, low.options.planner)
-    if columns_are_cheaper(image, matrix, each, choice, low.options.planner):
+    if gathers_columns(choice):
         return False
     x, adds = with_whole_rows(low, node), adds_operand(node)
     in_order = low.dense_result(node.output) if adds else None
     y = in_order or image_result(low, node, lambda view: view.is_contiguous)
-    _add_steps(low, node, x, y, image, matrix, each, choice)
+    _add_steps(low, node, x, y, image, matrix, each, choice.name, choice.price)
     return True
 
 
@@ -89,7 +90,7 @@ def window_steps(low: Lowering, node: Node, x: View, y: View, over: tuple[Axis, 
     matrix, each = filter_matrix(low, node)
     image = cheapest_planes(image, matrix, each, low.options.planner)
     choice = plan_windows(image, matrix, each, low.options.planner)
-    _add_steps(low, node, x, y, image, matrix, each, choice)
+    _add_steps(low, node, x, y, image, matrix, each, choice.name, choice.price)
 
 
 def _add_steps(
@@ -100,23 +101,24 @@ def _add_steps(
     image: PaddedImage,
     matrix: SparseMatrix,
     each: MatVec,
-    choice: WindowPlan,
+    name: str,
+    cost: Cost,
 ) -> None:
     image = replace(image, x_pitches=pitches(x))
-    read = winograd_image(image) if choice.name == WINOGRAD else image
+    read = winograd_image(image) if name == WINOGRAD else image
     planes = low.temporary(TensorType((read.floats,), Element.FLOAT32))
     low.add(_padding_step(low, node, read, x, planes))
     reads = (planes, low.contiguous(node.inputs[3])) if adds_operand(node) else (planes,)
-    is_there = choice.name == SPARSE_WINDOWS and matrix.has_made(_code_key(image, y))
+    is_there = name == SPARSE_WINDOWS and matrix.has_made(_code_key(image, y))
     if adds_operand(node) or not is_there:
-        low.add(_product_step(low, node, image, matrix, each, reads, y, choice))
+        low.add(_product_step(low, node, image, matrix, each, reads, y, name, cost))
         return
     one, size = replace(image, samples=1), image.channels * image.channel
-    alone = choice.shared_by(image.samples)
+    alone = replace(cost, ns=cost.ns / image.samples)  # the code is fetched once for all
     for sample in range(image.samples):
         plane = planes.sliced(0, sample * size, (sample + 1) * size)
         place = y.sliced(0, sample, sample + 1)
-        low.add(_product_step(low, node, one, matrix, each, (plane,), place, alone))
+        low.add(_product_step(low, node, one, matrix, each, (plane,), place, name, alone))
 
 
 def _padding_step(low: Lowering, node: Node, image: PaddedImage, x: View, planes: View) -> Step:
@@ -147,7 +149,8 @@ def _product_step(
     each: MatVec,
     reads: tuple[View, ...],
     y: View,
-    choice: WindowPlan,
+    name: str,
+    cost: Cost,
 ) -> Step:
     """The step that multiplies planes, and adds an operand if there is one."""
 
@@ -156,15 +159,15 @@ def _product_step(
 
     def some_rows_of(first: int, end: int) -> Step:
         rows, some = matrix.rows(first, end), some_rows(each, first, end)
-        own = plan_windows(image, rows, some, low.options.planner, choice.name)
+        own = plan_windows(image, rows, some, low.options.planner, name).price
         from_channels = reads[0], *(added.sliced(1, first, end) for added in reads[1:])
         into = y.sliced(1, first, end)
-        made = _product_step(low, node, image, rows, some, from_channels, into, own)
+        made = _product_step(low, node, image, rows, some, from_channels, into, name, own)
         return replace(made, share=f"channels {first} to {end - 1}")
 
-    code = _code(image, matrix, each, y, choice.name, low.target, adds=len(reads) > 1)
-    facts = _facts(matrix, each, choice, image, node.inputs[1].origin.name)
-    kernel, origin = f"{choice.name}-{low.target.isa}", node.output.origin
+    code = _code(image, matrix, each, y, name, low.target, adds=len(reads) > 1)
+    facts = _facts(matrix, name, cost, image, node.inputs[1].origin.name)
+    kernel, origin = kernel_name(name, low.target), node.output.origin
     made = Step(kernel, origin, reads, (y,), code.emit, facts, code.scratch_bytes, divide=divide)
     return replace(made, body=code.body)
 
@@ -237,29 +240,24 @@ def _copy_facts(image: PaddedImage, low: Lowering) -> Facts:
 
 def _facts(
     matrix: SparseMatrix,
-    each: MatVec,
-    choice: WindowPlan,
+    name: str,
+    cost: Cost,
     image: PaddedImage,
     parameter: str,
 ) -> Facts:
     positions = image.samples * image.rows.positions * image.columns.positions
     weights = matrix.out_features * matrix.in_features
-    held = {SPARSE_WINDOWS: matrix.nnz, WINOGRAD: U_A_WEIGHT * weights}.get(choice.name, weights)
-    others = "".join(
-        f"; {other} at {cost.ns / choice.cost.ns:.2f} times that"
-        for other, cost in choice.costs.items()
-        if other != choice.name
-    )
+    held = {SPARSE_WINDOWS: matrix.nnz, WINOGRAD: U_A_WEIGHT * weights}.get(name, weights)
     return Facts(
-        f"{choice.name} over a padded image, bound by {choice.cost.bound}{others}",
-        predicted_ns=choice.cost.ns,
+        f"{name} over a padded image, bound by {cost.bound}",
+        predicted_ns=cost.ns,
         nnz=matrix.nnz,
         weights=weights,
         weight_bytes=round(4 * held),
-        code_bytes=choice.cost.code_bytes,
+        code_bytes=cost.code_bytes,
         effective_flops=2 * weights * positions,
         flops=2 * matrix.nnz * positions,
-        bound=choice.cost.bound,
+        bound=cost.bound,
         zeros=matrix.zero_bits(),
         parameter=parameter,
     )

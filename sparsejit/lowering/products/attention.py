@@ -28,11 +28,14 @@ from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import CodeKey, Facts, Locations, Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.attention_plan import (
+    ATTENTION,
     ONE_KERNEL,
     SEVERAL_STEPS,
+    AttentionForms,
     attention_cost,
     plan_attention,
 )
+from sparsejit.planner.choice import record
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import r8, rcx, rdi, rdx, rsi
 
@@ -98,16 +101,23 @@ def lower_attention(low: Lowering, node: Node) -> None:
         return
     _write_permuted(low, node)
     key = _case(low, node)
-    form = low.attention_forms.get(key)
-    if form is not None:  # layers are alike
-        _WAYS[form](low, node)
+    known = low.attention_forms.get(key)
+    if known is not None:  # layers are alike
+        record(known, ATTENTION)
+        _WAYS[known.name](low, node)
         return
-    trials = {form: low.trial(node.inputs[:3]) for form in _WAYS}
-    for form, trial in trials.items():
-        _WAYS[form](trial, node)
-    ns = {form: sum(step.ns for step in trial.steps) for form, trial in trials.items()}
-    form = low.attention_forms[key] = plan_attention(ns, low.target)
-    low.adopt(trials[form])
+    trials: dict[str, Lowering] = {}
+
+    def ns_of(form: str) -> float:
+        trials[form] = low.trial(node.inputs[:3])
+        _WAYS[form](trials[form], node)
+        return sum(step.ns for step in trials[form].steps)
+
+    made = low.attention_forms[key] = plan_attention(AttentionForms(ns_of, low.target))
+    if made.name in trials:
+        low.adopt(trials[made.name])
+    else:
+        _WAYS[made.name](low, node)
 
 
 def _case(low: Lowering, node: Node) -> Hashable:

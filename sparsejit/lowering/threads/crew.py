@@ -9,6 +9,7 @@ from typing import NamedTuple
 from sparsejit.lowering.memory.overlap import overlap, shared_bytes, torn_lines
 from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.lowering.step import Step
+from sparsejit.planner.choice import least
 from sparsejit.planner.sharing import WavePrices
 
 Way = tuple[Step, ...]  # the parts of a divided step, or a whole step
@@ -77,7 +78,7 @@ class Crew:
         given = [places for way in ways if (places := self._places(way)) is not None]
         if not given:
             return False
-        for place in min(given, key=lambda places: max(self._ns_with(places))):
+        for place in least(given, lambda places: max(self._ns_with(places))):
             self._give(number, place)
         return True
 
@@ -98,7 +99,7 @@ class Crew:
                 _Assigned(step, thread, step.ns + torn_ns + self._writers.crossing_ns(step, thread))
                 for thread in threads or usual
             ]
-            places.append(min(possible, key=lambda place: self.ns[place.thread] + place.ns))
+            places.append(least(possible, lambda place: self.ns[place.thread] + place.ns))
         return places
 
     def _ns_with(self, places: Sequence[_Assigned]) -> list[float]:

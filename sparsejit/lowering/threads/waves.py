@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from sparsejit.lowering.step import Step
 from sparsejit.lowering.threads.crew import Crew, LastWriters, ScheduledStep, Way
+from sparsejit.planner.choice import choose, least, priced
 from sparsejit.planner.sharing import WavePrices
 
 
@@ -66,17 +67,35 @@ def schedule(steps: Sequence[Step], threads: int, prices: WavePrices) -> tuple[W
     if threads == 1:
         return alone
     ways = _Ways(steps, threads)
-    reckoned = prices, prices.without_crossing
-    found = (_grown_one_by_one(ways, prices, LastWriters(each)) for each in reckoned)
-    shared = (waves for waves in found if _gain_enough(waves, prices))
-    return min([alone, *shared], key=lambda waves: sum(wave.ns for wave in waves))
+    reckoned = {
+        f"{threads} threads": prices,
+        f"{threads} threads, longer waves": prices.without_crossing,
+    }
+    found = {
+        name: _grown_one_by_one(ways, prices, LastWriters(each))
+        for name, each in reckoned.items()
+    }
+    rows = [
+        priced("one thread", _ns(alone), alone),
+        *(
+            priced(name, _ns(waves), waves)
+            for name, waves in found.items()
+            if _gain_enough(waves, prices)
+        ),
+    ]
+    made: tuple[Wave, ...] = choose("threads", rows, None).row.emitter
+    return made
+
+
+def _ns(waves: Sequence[Wave]) -> float:
+    return sum(wave.ns for wave in waves)
 
 
 def _gain_enough(waves: Sequence[Wave], prices: WavePrices) -> bool:
     """Whether shared waves gain enough, with the time of all bytes that cross between cores."""
     shared_ns = sum(wave.alone_ns for wave in waves if wave.is_shared)
     saved_ns = sum(wave.alone_ns - wave.ns for wave in waves)
-    return prices.score(shared_ns, shared_ns - saved_ns, True) >= 1
+    return prices.gain_enough(shared_ns, shared_ns - saved_ns)
 
 
 def _grown_one_by_one(ways: _Ways, prices: WavePrices, reckoned: LastWriters) -> tuple[Wave, ...]:
@@ -90,7 +109,7 @@ def _grown_one_by_one(ways: _Ways, prices: WavePrices, reckoned: LastWriters) ->
     arriving = LastWriters(prices)
     first = 0
     while first < len(ways.steps):
-        wave = max(growing.waves_from(first), key=lambda grown: grown.score).wave
+        wave = least(growing.waves_from(first), lambda grown: -grown.score).wave
         reckoned.note(wave.threads)
         waves.append(_priced(wave, arriving, prices))
         first += len({each.number for each in wave.steps})

@@ -1,0 +1,158 @@
+"""One table of all kernels: families of products, and the kernels of all other operators.
+
+Lowering names its steps by it, and the table in docs/kernels/index.md is made from it. Elementwise
+functions, gates, embeddings and samplers are generated as chains and loops, and have no rows.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
+from sparsejit.asm_templates.forest.kernels import FOREST_KERNELS
+from sparsejit.errors import CompileError
+from sparsejit.ir.spec import DType
+from sparsejit.machine.target import Target
+from sparsejit.planner.attention_plan import attention_cost
+from sparsejit.planner.batch_plan import price_batch
+from sparsejit.planner.byte_plan import attention_cost as byte_attention_cost
+from sparsejit.planner.byte_plan import (
+    byte_depthwise_cost,
+    byte_scaling_cost,
+    copy_cost,
+    fours_cost,
+    norm_cost,
+)
+from sparsejit.planner.convolution_plan import (
+    DENSE_WINDOWS,
+    SPARSE_WINDOWS,
+    WINOGRAD,
+    channel_windows_cost,
+)
+from sparsejit.planner.convolution_price import (
+    price_dense_windows,
+    price_quads,
+    price_sparse_windows,
+)
+from sparsejit.planner.cost import price
+from sparsejit.planner.forest_plan import forest_ns
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """A kernel, or a family of kernels.
+
+    operator: the operator that it computes.
+    levels: the instruction set levels that it has code for; it needs the sets in `requires` too.
+    dtypes: the dtypes of its weights, or of its operands where it has no weights.
+    source: where the idea is from.
+    cost: the function that prices it.
+    """
+
+    name: str
+    operator: str
+    levels: tuple[str, ...]
+    dtypes: tuple[DType, ...]
+    source: str
+    cost: Callable[..., Any]
+    requires: frozenset[str] = frozenset()
+
+    @property
+    def dtype_names(self) -> list[str]:
+        return [dtype.value for dtype in self.dtypes]
+
+    @property
+    def needs(self) -> str:
+        """Levels and further instruction sets, in words."""
+        sets = f" with {', '.join(sorted(self.requires))}" if self.requires else ""
+        return f"{', '.join(self.levels)}{sets}"
+
+
+def _of_families(
+    templates: Iterable[Template], operator: str, cost: Callable[..., Any]
+) -> Iterable[KernelRow]:
+    """Rows of the families of a table of templates; a row needs the sets that all kernels need."""
+    families: dict[str, list[Template]] = {}
+    for each in templates:
+        families.setdefault(each.family, []).append(each)
+    for name, members in families.items():
+        levels = tuple(dict.fromkeys(each.isa for each in members))
+        dtypes = tuple(dict.fromkeys(each.dtype for each in members))
+        needed = frozenset.intersection(*(each.requires for each in members))
+        yield KernelRow(name, operator, levels, dtypes, members[0].source, cost, needed)
+
+
+_BOTH, _AVX512 = ("avx512", "avx2"), ("avx512",)
+_F32, _INT8 = (DType.FLOAT32,), (DType.INT8,)
+_FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
+_VNNI, _VBMI = frozenset({"avx512_vnni"}), frozenset({"avx512_vnni", "avx512vbmi"})
+_BY_BYTES = "images in bytes from layer to layer"
+_DIRECT = "direct convolution, positions as lanes"
+_WEIGHTS_AS_CODE = "weights as code over positions, as in `panels`"
+_WINOGRAD = "minimal filtering: Lavin and Gray 2016"
+_TILES = "tiles of queries, which look at the keys that a mask allows"
+_COPY = "a copy in another order"
+
+KERNELS: tuple[KernelRow, ...] = (
+    *_of_families(MATVEC_TEMPLATES, "product", price),
+    *_of_families(MATMUL_TEMPLATES, "product of a batch", price_batch),
+    KernelRow("depthwise", "convolution", _BOTH, _FLOATS, _DIRECT, channel_windows_cost),
+    KernelRow(
+        *(SPARSE_WINDOWS, "convolution", _BOTH, _FLOATS, _WEIGHTS_AS_CODE), price_sparse_windows
+    ),
+    KernelRow(DENSE_WINDOWS, "convolution", _BOTH, _FLOATS, _DIRECT, price_dense_windows),
+    KernelRow(WINOGRAD, "convolution", _BOTH, _FLOATS, _WINOGRAD, price_dense_windows),
+    KernelRow("padding", "convolution", _BOTH, _F32, _COPY, copy_cost),
+    KernelRow("quads", "convolution of bytes", _AVX512, _INT8, _BY_BYTES, price_quads, _VNNI),
+    KernelRow("fours", "convolution of bytes", _AVX512, _INT8, _COPY, fours_cost, _VNNI),
+    KernelRow(
+        *("byte-depthwise", "convolution of bytes", _AVX512, _INT8, _BY_BYTES),
+        *(byte_depthwise_cost, _VBMI),
+    ),
+    KernelRow("phases", "convolution of bytes", _AVX512, _INT8, _COPY, copy_cost, _VNNI),
+    KernelRow("to-bytes", "rounding", _AVX512, _INT8, _COPY, copy_cost, _VNNI),
+    KernelRow("to-floats", "rounding", _AVX512, _INT8, _COPY, copy_cost, _VNNI),
+    KernelRow("pooling", "pooling", _BOTH, _F32, _DIRECT, channel_windows_cost),
+    KernelRow("byte-pooling", "pooling", _AVX512, _INT8, _BY_BYTES, copy_cost, _VNNI),
+    KernelRow("byte-means", "pooling", _AVX512, _INT8, _BY_BYTES, copy_cost, _VNNI),
+    KernelRow("byte-scale", "scaling", _AVX512, _INT8, _BY_BYTES, byte_scaling_cost, _VNNI),
+    KernelRow("byte-norm", "norm", _AVX512, _INT8, _BY_BYTES, norm_cost, _VNNI),
+    KernelRow("attention", "attention", _BOTH, _F32, _TILES, attention_cost),
+    KernelRow("masked attention", "attention", _BOTH, _F32, _TILES, attention_cost),
+    KernelRow(
+        *("byte-attention", "attention", _AVX512, _INT8, _BY_BYTES), byte_attention_cost, _VNNI
+    ),
+    *(
+        KernelRow(each.name, "forest", each.levels, _F32, each.about, forest_ns)
+        for each in FOREST_KERNELS
+    ),
+)
+
+
+@cache
+def _others() -> dict[str, KernelRow]:
+    """The rows of operators other than products, by name."""
+    return {row.name: row for row in KERNELS if not row.operator.startswith("product")}
+
+
+def kernel_name(name: str, target: Target) -> str:
+    """Return the name of the step of a kernel at a level.
+
+    Raises CompileError for a kernel without a row, or without code for the target's level.
+    """
+    row = _others().get(name)
+    if row is None or target.isa not in row.levels:
+        raise CompileError(f"there is no kernel {name} for {target.isa}")
+    return f"{name}-{target.isa}"
+
+
+def kernel_table() -> list[str]:
+    """Return the table of all kernels, in Markdown."""
+    rows = [
+        (f"`{row.name}`", row.operator, row.needs, ", ".join(row.dtype_names), row.source)
+        for row in KERNELS
+    ]
+    head = ("kernel", "operator", "needs", "weights", "the idea is from")
+    return [f"| {' | '.join(each)} |" for each in (head, ("---",) * len(head), *rows)]
