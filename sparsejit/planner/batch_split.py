@@ -56,7 +56,7 @@ def split_batch(
     if best is None or not gains_enough(ns, expected(best), target):
         return undivided(spec, matrix, whole, why_alone(ns, threads, target))
     parts = layer.columns(best.bounds) if best.by_columns else layer.rows(best.bounds)
-    reason = f"{ns:.0f} ns expected on one thread, {expected(best):.0f} on these"
+    reason = f"{ns:.0f} ns expected on one thread, {expected(best):.0f} ns on all threads"
     return Split(tuple(parts), reason, ns - expected(best))
 
 
