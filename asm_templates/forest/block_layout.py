@@ -55,7 +55,9 @@ def block_layout(trees: Trees) -> BlockLayout:
     slots = Slots.of(trees)
     ranks, thresholds = _ranks(trees, slots)
     if len(slots) > MOST_SLOTS or max(map(len, thresholds), default=0) > _MOST_RANKS:
-        raise CompileError(f"the forest compares {len(slots)} features; blocks take {MOST_SLOTS}")
+        raise CompileError(
+            f"the forest compares {len(slots)} features; blocks read at most {MOST_SLOTS}"
+        )
     order = tree_order(trees)
     heaps, block_of = _heaps(trees, trees.trees[order, 0])
     inner = heaps[:, :EXITS] >= 0

@@ -61,7 +61,9 @@ def walk_layout(trees: Trees) -> WalkLayout:
     first = 2 + 2 * np.concatenate([[0], np.cumsum(counts + 1)])
     records, bits = int(first[-1]), len(slots).bit_length()
     if records > _MOST_RECORDS or 2 * int(counts.max(initial=0)) >> (31 - bits):
-        raise CompileError(f"the forest has {len(trees.nodes):,} nodes; give fewer or smaller")
+        raise CompileError(
+            f"the forest has {len(trees.nodes):,} nodes; give fewer or smaller trees"
+        )
     pair_of = np.zeros(len(trees.nodes), np.int64)
     begins = np.concatenate([[0], np.cumsum(counts)])[:-1]
     pair_of[nodes] = 2 * (np.arange(len(nodes)) - begins[owner] + 1)
@@ -99,7 +101,7 @@ def _level_order(trees: Trees, order: Array) -> tuple[Array, Array]:
     owners, nodes = [owner[:0]], [node[:0]]
     while node.size:
         if np.any((seen[node] >= 0) & (seen[node] != owner)):
-            raise InvalidInput("a node belongs to two trees of a forest; copy it")
+            raise InvalidInput("a node belongs to two trees of a forest; copy it for each tree")
         _, once = np.unique(node, return_index=True)
         once = np.sort(once[seen[node[once]] < 0])
         owner, node = owner[once], node[once]

@@ -89,7 +89,7 @@ class ArrayReader:
         """Return the array that `ArrayWriter.add` described."""
         found = self.matrix(data)
         if isinstance(found, CompressedRows):
-            raise DamagedFile("has compressed rows where an array belongs")
+            raise DamagedFile("has compressed rows in the place of an array")
         return found
 
     def matrix(self, data: Any) -> Array | CompressedRows:
@@ -109,7 +109,7 @@ class ArrayReader:
     def finish(self) -> None:
         """Raise DamagedFile for tensors that were never read."""
         if self._unread:
-            raise DamagedFile(f"has tensors that nothing reads: {', '.join(sorted(self._unread))}")
+            raise DamagedFile(f"has unread tensors: {', '.join(sorted(self._unread))}")
 
     def _unpacked(self, kind: TensorType, mask: Any, values: Any, minus: Any = None) -> Array:
         kept = self._mask(mask, kind)

@@ -48,7 +48,7 @@ class ExportedFunction:
     def __post_init__(self) -> None:
         if self.threads > 1:
             raise InvalidInput(
-                f"this was compiled for {self.threads} threads of this process; "
+                f"this kernel or model was compiled for {self.threads} threads of this process; "
                 "compile it with threads=1 to export it"
             )
 

@@ -140,7 +140,7 @@ def _node_from_data(data: Any, known: list[Value]) -> Node:
     try:
         types = op.infer(*(value.type for value in operands))
     except InvalidInput as error:
-        raise DamagedFile(f"has a node that cannot be: {error}") from error
+        raise DamagedFile(f"has a node that is not valid: {error}") from error
     if types != tuple(value.type for value in made):
         found = ", ".join(str(value.type) for value in made)
         wanted = ", ".join(map(str, types))
@@ -152,5 +152,5 @@ def _node_from_data(data: Any, known: list[Value]) -> Node:
 def _at(numbers: list[Any], known: list[Value]) -> tuple[Value, ...]:
     for number in numbers:
         if type(number) is not int or not 0 <= number < len(known):
-            raise DamagedFile(f"names value {number!r} where there are {len(known)}")
+            raise DamagedFile(f"names value {number!r} where the count of values is {len(known)}")
     return tuple(known[number] for number in numbers)

@@ -8,7 +8,7 @@ def c_header(function: ExportedFunction) -> str:
     prefix = function.name.upper()
     codes = (
         Macro("OK", OK, "run has written its outputs"),
-        Macro("UNSUPPORTED_CPU", UNSUPPORTED_CPU, "run did nothing: something above is lacking"),
+        Macro("UNSUPPORTED_CPU", UNSUPPORTED_CPU, "run did nothing: a feature above is missing"),
     )
     needs = " ".join(sorted(function.instruction_sets))
     macros = "\n".join(_define(prefix, macro) for macro in (*codes, *function.macros))
@@ -44,7 +44,7 @@ int {function.symbol}({function.parameters});
 
 _TILES = """\
  * Its first call asks Linux to let this process use the tiles of AMX: arch_prctl with
- * ARCH_REQ_XCOMP_PERM. Where that is refused it says UNSUPPORTED_CPU.
+ * ARCH_REQ_XCOMP_PERM. If Linux refuses, it returns UNSUPPORTED_CPU.
 """
 
 

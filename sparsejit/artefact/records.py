@@ -67,12 +67,12 @@ def _record_from_data(data: Any, kind: Any) -> Any:
     known = {"record", *hints}
     if not known - _newer(kind) <= data.keys() <= known:
         wrong = ", ".join(sorted(data.keys() ^ known))
-        raise DamagedFile(f"has a {name} with fields too many or missing: {wrong}")
+        raise DamagedFile(f"has a {name} with unknown or missing fields: {wrong}")
     try:
         given = {field: hint for field, hint in hints.items() if field in data}
         return kind(**{field: _from_data(data[field], hint) for field, hint in given.items()})
     except (TypeError, ValueError) as error:  # InvalidInput is a ValueError
-        raise DamagedFile(f"has a {name} that cannot be: {error}") from error
+        raise DamagedFile(f"has a {name} that is not valid: {error}") from error
 
 
 def _to_data(value: Any, hint: Any) -> Any:
@@ -137,14 +137,14 @@ def fields_of(data: Any, **wanted: type) -> list[Any]:
 
 def _core(key: Any) -> Core:
     if key not in MICROARCHITECTURES:
-        raise ValueError(f"{_shown(key)} is no microarchitecture")
+        raise ValueError(f"{_shown(key)} is not a microarchitecture")
     return core_named(key)
 
 
 def _within(op: Any) -> Operator:
     """Return an operator of a body, which has no body itself. Raises TypeError for others."""
     if OPERATORS.get(type(op).__name__) is not type(op) or isinstance(op, Turns):
-        raise TypeError(f"{_shown(op)} is no operator of a body")
+        raise TypeError(f"{_shown(op)} is not an operator of a body")
     return op
 
 
@@ -208,7 +208,7 @@ def _float_to_data(value: Any) -> float | str:
 
 def _finite(number: float) -> float:
     if not math.isfinite(number):
-        raise ValueError(f"{number} is no number that can be saved")
+        raise ValueError(f"{number} is not a finite number")
     return number
 
 

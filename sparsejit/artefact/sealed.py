@@ -96,7 +96,7 @@ class BytesReader:
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             raise DamagedFile(f"no readable header ({error})") from error
         if place is None or not fits or self.size != rest - len(self._start) + len(length):
-            raise DamagedFile("not a whole file of this kind")
+            raise DamagedFile("not a complete file of this kind")
         self._digest = place
 
     def read_into(self, room: memoryview) -> None:
@@ -108,7 +108,7 @@ class BytesReader:
             for first in range(0, len(room), _PIECE_BYTES):
                 piece = room[first : first + _PIECE_BYTES]
                 if self._file.readinto(piece) != len(piece):  # type: ignore[attr-defined]
-                    raise DamagedFile("shorter than it says")
+                    raise DamagedFile("shorter than its header says")
                 other.submit(seen.update, piece)
         if seen.hexdigest().encode() != place[1]:
             raise DamagedFile("does not match its own SHA-256 digest")
@@ -135,7 +135,7 @@ def read(path: str | os.PathLike[str], kinds: Collection[str]) -> SealedFile:
         except (KeyError, ValueError, RecursionError) as error:
             raise DamagedFile(f"has no readable header ({error})") from error
         if not isinstance(header, dict):
-            raise DamagedFile("has a header without names")
+            raise DamagedFile("has a header that is not an object")
     return SealedFile(kind, header, tensors)
 
 
@@ -159,7 +159,7 @@ def _check_format(file: Path, metadata: Mapping[str, str]) -> None:
         raise DamagedFile(f"{file} has format {found!r}, not {_FORMAT!r}; {REMEDY}")
     number = metadata.get("version", "")
     if not re.fullmatch("[1-9][0-9]{0,8}", number):
-        raise DamagedFile(f"{file} has format version {number!r}, which is none; {REMEDY}")
+        raise DamagedFile(f"{file} has format version {number!r}, which does not exist; {REMEDY}")
     if int(number) != FORMAT_VERSION:
         made_by = metadata.get("made_by", "another sparsejit")
         newer = "install a newer sparsejit, or " if int(number) > FORMAT_VERSION else ""
@@ -187,7 +187,7 @@ def _compiler() -> str:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def write_sealed(
@@ -214,7 +214,7 @@ def read_sealed(path: Path, remedy: str) -> tuple[Tensors, dict[str, str]]:
         raise DamagedFile(f"{path} is not readable ({error.strerror}); {remedy}") from error
     place = _DIGEST.search(content, 0, _header_end(content))
     if place is None:
-        raise DamagedFile(f"{path} is not a whole file of sparsejit's; {remedy}")
+        raise DamagedFile(f"{path} is not a complete file of sparsejit; {remedy}")
     digest = hashlib.sha256(content[: place.start(1)] + _BLANK)
     digest.update(memoryview(content)[place.end(1) :])
     if digest.hexdigest().encode() != place[1]:

@@ -74,7 +74,7 @@ def free_batch_of(
         try:
             return graph_of(batch)
         except SparseJitError as error:
-            raise SamplesMixed(f"the model takes no batch of {batch}: {error}") from None
+            raise SamplesMixed(f"the model does not accept a batch of {batch}: {error}") from None
 
     few, many = map(made, PROBES)
     found = checked_axes(few, many, axes)

@@ -56,8 +56,8 @@ def calibrated(pair: Any, methods: Mapping[str, Write]) -> Write:
         return _temperature(scores, float(pair.calibrators[0].beta_))
     if len(own) != len(classes):
         raise InvalidInput(
-            f"the {type(pair.estimator).__name__} knows {len(own)} of {len(classes)} classes; fit "
-            "it to all"
+            f"the {type(pair.estimator).__name__} has {len(own)} of {len(classes)} classes; fit "
+            "it to all classes"
         )
     make = _sigmoids if pair.method == "sigmoid" else _lines
 

@@ -118,7 +118,7 @@ class ColumnScales:
         """1 where a column equals the category, else 0; an unknown value gives zeros."""
         plain = ColumnScales.of(len(self.source), self.dtype)
         if not np.array_equal(self.numbers[:MISSING], plain.numbers[:MISSING]):
-            raise InvalidInput("a OneHotEncoder stands behind a scaler; let it take X itself")
+            raise InvalidInput("a OneHotEncoder follows a scaler; apply it to X itself")
         kept = kept_categories(encoder)
         encoded = self.take(np.repeat(np.arange(len(kept)), [len(each) for each in kept]))
         category, missing = np.concatenate(kept), encoded.numbers[MISSING]

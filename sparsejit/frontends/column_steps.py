@@ -113,12 +113,12 @@ def filling_of(imputer: Any) -> Filling:
     missing = imputer.missing_values
     if not (isinstance(missing, float) and np.isnan(missing)):
         raise InvalidInput(
-            f"the SimpleImputer fills in for {missing!r}; let it fill in for NaN, and give NaN"
+            f"the SimpleImputer replaces {missing!r}; fit it with missing_values=nan"
         )
     try:
         values = np.asarray(imputer.statistics_, np.float64)
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"the SimpleImputer fills in no numbers ({error})") from error
+        raise InvalidInput(f"the SimpleImputer does not fill in numbers ({error})") from error
     kept = np.arange(len(values))
     if not imputer.keep_empty_features:
         kept = np.flatnonzero(~np.isnan(values))

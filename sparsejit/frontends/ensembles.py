@@ -169,7 +169,8 @@ def _check_votes(weights: Sequence[float]) -> None:
         if all((a < b) == (c < d) for (a, b), (c, d) in steps):
             return
     raise InvalidInput(
-        f"votes weigh {list(weights)}, whose sums float32 does not tell apart; give whole numbers"
+        f"votes have weights {list(weights)}, whose sums have another order in float32; "
+        "give whole numbers"
     )
 
 

@@ -230,7 +230,7 @@ class EstimatorInput:
         if "category" in kinds and self.library != "sklearn":
             raise InvalidInput(
                 "X has columns of categories; give their codes, X[column].cat.codes, as "
-                "floats, NaN for those that are missing"
+                "floats, and NaN for missing values"
             )
         if hasattr(X, "toarray"):
             return dense(X, self.name, self.left_out)
@@ -257,7 +257,7 @@ class EstimatorInput:
     def _floats(self, array: Array, is_frame: bool) -> Array:
         if array.dtype.kind not in f"{_NUMBERS}O":
             raise InvalidInput(
-                f"X has dtype {array.dtype}; give numbers, real ones: X.astype(np.float64)"
+                f"X has dtype {array.dtype}; give real numbers: X.astype(np.float64)"
             )
         if array.dtype == np.float16 and self._keeps_dtypes:
             raise InvalidInput(_SHORT)
@@ -299,7 +299,7 @@ class EstimatorInput:
 
     def _check_finite(self, array: Array) -> None:
         for refused, is_there, what in (
-            (self.refusals.no_nan, np.isnan, "fill it in, as SimpleImputer does"),
+            (self.refusals.no_nan, np.isnan, "replace it, as SimpleImputer does"),
             (self.refusals.no_infinity, np.isinf, "give numbers that its dtype holds"),
         ):
             rows, columns = np.nonzero(is_there(array) & refused)

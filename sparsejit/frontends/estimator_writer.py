@@ -88,7 +88,7 @@ class EstimatorWriter(Writer):
         if columns.changes_nothing(x.shape[1]) and x.type.element is element:
             return x
         if not len(columns.source):
-            raise InvalidInput("the steps before the last give no columns; keep one")
+            raise InvalidInput("the steps before the last give no columns; keep at least one")
         self.at("columns")
         constants = (
             self.constant(columns.source, "columns"),

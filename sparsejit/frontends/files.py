@@ -34,7 +34,7 @@ def read_matrix(path: str | PathLike[str], tensor: str | None = None) -> Array:
     only = layer_names(parameters)
     name = only[0] if tensor is None and only else tensor
     if name not in parameters:
-        names = ", ".join(parameters) or "there is none"
+        names = ", ".join(parameters) or "the file has none"
         raise InvalidInput(f"{path} has no tensor {tensor!r}; name one with --tensor: {names}")
     return parameters[name]()
 

@@ -57,8 +57,8 @@ def _without_steps(
     features, dtype = x.shape[1], np.dtype(x.element.value)
     if np.isinf(forest.missing):
         raise InvalidInput(
-            f"the XGBoost model takes {forest.missing} for missing behind other steps or beside "
-            "other estimators; fit it on NaN for what is missing"
+            f"the XGBoost model has missing={forest.missing} and follows other steps or is one of "
+            "several estimators; fit it with NaN for missing values"
         )
     steps = _forgiving(steps)
     own = forest.rounds_x, forest.missing, forest.skips_zeros
@@ -123,7 +123,7 @@ class _Outputs:
             return self.joined([self.take(filling.kept), marks])
         if kind == "OneHotEncoder":
             if is_scaled or not np.isnan(self.category).all():
-                raise InvalidInput("a OneHotEncoder stands behind a scaler; let it take X itself")
+                raise InvalidInput("a OneHotEncoder follows a scaler; apply it to X itself")
             kept = kept_categories(step)
             source = np.repeat(self.source, [len(each) for each in kept])
             return _Outputs(source, np.concatenate(kept), np.zeros(len(source), bool))

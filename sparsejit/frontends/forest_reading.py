@@ -142,8 +142,8 @@ def _check_zeros(booster: Any) -> None:
         # Bits 2 and 3 are the value that counts as missing: none, zero or NaN.
         if name == "decision_type" and any(int(n) >> 2 & 3 == 1 for n in numbers.split()):
             raise InvalidInput(
-                "the LightGBM model has zero_as_missing=True, which is not read; train it with "
-                "NaN for what is missing"
+                "the LightGBM model has zero_as_missing=True, which is not supported; train it "
+                "with NaN for missing values"
             )
 
 
@@ -177,7 +177,7 @@ class _Reader:
         column = np.maximum(targets, 0) * self.most_classes + np.maximum(classes, 0)
         if self.width > 1 and self.width != self.outputs:
             raise InvalidInput(
-                f"leaves have {self.width} numbers for {self.outputs} outputs; give 1 or all"
+                f"leaves have {self.width} numbers for {self.outputs} outputs; give 1 number or all"
             )
         roots = [self._tree(number) for number in range(count)]
         trees = np.stack([np.array(roots, np.int64), column.astype(np.int64)], axis=1)

@@ -116,7 +116,7 @@ def _check_forward(module: Any) -> None:
     if kind.forward is not base.forward or getattr(module, "_forward_hooks", None):
         raise InvalidInput(
             f"weights is a {type(module).__name__} with a forward pass or a hook of its own; give "
-            "its weight, and apply what else it does yourself"
+            "its weight, and apply the rest of its computation yourself"
         )
 
 

@@ -50,7 +50,7 @@ class NamedModel:
         except UnsupportedOperator as error:
             advice = (
                 f"\ninput {name} is one number: where it never changes, --constant {name}=... "
-                "leaves out what depends on it"
+                "leaves out the operators that depend on it"
                 for name in single
             )
             raise UnsupportedOperator(f"{error}{''.join(advice)}") from error
@@ -187,7 +187,7 @@ def _named(text: str, option: str, read: Any) -> tuple[str, Any]:
         return name, read(value)
     except ValueError:
         example = "x=1x576" if option == "--shape" else "sr=16000"
-        raise InvalidInput(f"{option} {text} says nothing; write it as {example}") from None
+        raise InvalidInput(f"{option} {text} is not valid; write it as {example}") from None
 
 
 def _sizes(text: str) -> tuple[int, ...]:

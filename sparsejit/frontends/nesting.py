@@ -106,7 +106,7 @@ def describe(
         return Nest(NestKind.DICT, each(nest.values(), keys), keys)
     raise InvalidInput(
         f"{where} is a {type(nest).__name__}; give tensors in tuples, lists, dicts, named tuples "
-        "or dataclasses that torch.export.register_dataclass knows"
+        "or dataclasses registered with torch.export.register_dataclass"
     )
 
 
@@ -132,7 +132,7 @@ def _tensors(form: Nest, nest: Any, where: str) -> Iterator[Any]:
     elif form.kind is NestKind.CONSTANT:
         if not _is_same(nest, form.value):
             raise InvalidInput(
-                f"{where} is {nest!r}, but the model was compiled for {form.value!r}; give that"
+                f"{where} is {nest!r}, but the model was compiled for {form.value!r}; give it"
             )
     elif form.kind is NestKind.DICT:
         if form.rebuild and is_dataclass(nest) and not isinstance(nest, Mapping):

@@ -122,14 +122,14 @@ def _forest_of(chain: Sequence[Any]) -> ReadForest:
     mixing = [step for step in before if is_mixing(step)]
     if any(isinstance(step, Stack) for step in mixing):
         raise InvalidInput(
-            f"the {kind} compares what other estimators predict, to the last bit; let a linear "
-            "model or a perceptron be the final one"
+            f"the {kind} compares the predictions of other estimators to the last bit; make a "
+            "linear model or a perceptron the final estimator"
         )
     for step in mixing:
         name = type(step).__name__
         if not forest.rounds_x or linear_map(step)[0].size > MOST_DOUBLES:
             raise InvalidInput(
-                f"the {kind} compares what the {name} makes in float64, where the last bit depends "
+                f"the {kind} compares the float64 results of the {name}, whose last bit depends "
                 "on the batch; let a forest of scikit-learn or XGBoost take it"
             )
         if step.components_.dtype != np.float64:
@@ -224,7 +224,7 @@ def _check_chain(chain: Sequence[Any]) -> None:
     if passing and before[passing[-1]].passes_x and passing[-1] + 1 < len(before):
         raise InvalidInput(
             f"the {type(before[passing[-1]].estimator).__name__} has passthrough=True, with steps "
-            "before the final estimator; let that be one without steps"
+            "before the final estimator; give a final estimator without steps"
         )
 
 

@@ -90,7 +90,7 @@ class Follower:
         if not np.array_equal(apart, np.broadcast_to(first, apart.shape)):
             raise SamplesMixed("treats samples differently, by their place in the batch")
         if self.shared.setdefault(value, place._replace(axis=axis)) != place._replace(axis=axis):
-            raise SamplesMixed("reads one array in two ways")
+            raise SamplesMixed("reads one array with two layouts of the batch")
 
     def array(self, value: Value) -> Array:
         """The array of a value that depends on constants and noted inputs alone."""

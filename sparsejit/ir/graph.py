@@ -58,8 +58,8 @@ class TensorType:
         bytes_ = prod(max(length, 1) for length in self.shape) * self.element.bytes
         if min(self.shape, default=0) < 0 or bytes_ > MOST_BYTES:
             raise InvalidInput(
-                f"a tensor of sizes {list(self.shape)}; give sizes from 0 on, which take at most "
-                f"{MOST_BYTES >> 40} TiB"
+                f"a tensor has sizes {list(self.shape)}; give sizes of at least 0 and a tensor "
+                f"of at most {MOST_BYTES >> 40} TiB"
             )
 
     @property
@@ -255,7 +255,7 @@ class GraphBuilder:
         element = _ELEMENTS.get(array.dtype)
         if element is None:
             raise InvalidInput(
-                f"{origin.name} has dtype {array.dtype}; use a real or whole number"
+                f"{origin.name} has dtype {array.dtype}; use real or whole numbers"
             )
         value = Value(TensorType(array.shape, element), origin)
         self._constants[value] = array

@@ -64,11 +64,11 @@ class LayerScales:
     def __post_init__(self) -> None:
         """Raise InvalidInput for steps that are out of range, incomplete, or with another dtype."""
         if (self.input_scale is None) is not (self.input_shift is None):
-            raise InvalidInput(f"{self.layer}: give input_scale and input_shift, or neither")
+            raise InvalidInput(f"{self.layer}: give both input_scale and input_shift, or neither")
         if self.input_scale is not None:
             QuantisedSteps(self.input_scale, self.input_shift or 0)
             if self.dtype is not DType.INT8:
-                raise InvalidInput(f"{self.layer}: only int8 has an input_scale, leave it out")
+                raise InvalidInput(f"{self.layer}: only int8 has an input_scale; leave it out")
 
     @property
     def place(self) -> tuple[str, int]:

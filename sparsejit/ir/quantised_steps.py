@@ -17,7 +17,7 @@ class QuantisedSteps:
         """Raise InvalidInput for a scale or a zero point out of range."""
         if not fits_steps(self.scale, self.shift):
             raise InvalidInput(
-                f"steps of {self.scale!r} around {self.shift}; give a scale of "
+                f"the scale is {self.scale!r} and the zero point {self.shift}; give a scale of "
                 f"{SMALLEST_SCALE:.3g} to {LARGEST_SCALE:.3g} and a zero point of -128 to 127"
             )
 

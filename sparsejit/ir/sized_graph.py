@@ -63,7 +63,7 @@ class SizedGraph:
     def __init__(self, graphs: Sequence[Graph], lengths: Sequence[int]) -> None:
         """Compare graphs of three lengths; constants that do not grow are the first graph's.
 
-        Raises ValueError where the graphs differ by more than a length.
+        Raises ValueError where the graphs differ in more than one length.
         """
         self._first = graphs[0]
         self._lengths = tuple(lengths)
@@ -74,7 +74,7 @@ class SizedGraph:
         try:
             self._compare(graphs)
         except _DiffersError as error:
-            raise ValueError("the graphs differ by more than a length") from error
+            raise ValueError("the graphs differ in more than one length") from error
 
     def at(self, length: int) -> Graph | None:
         """The graph of a length; None where it must be made from the model.

@@ -154,7 +154,7 @@ class SparseMatrix:
         if self.is_vast:
             raise CompileError(
                 f"a matrix of {self.out_features} by {self.in_features} with {self.nnz} nonzeros "
-                "is never laid out with its zeros"
+                "is too large to be stored with its zeros"
             )
         dense = self._held.dense()
         dense.flags.writeable = False

@@ -99,8 +99,8 @@ class MatVec:
             self.input_scale is None or not -LARGEST_INT8 - 1 <= self.input_shift <= LARGEST_INT8
         ):
             raise InvalidInput(
-                f"input_shift={self.input_shift} with input_scale={self.input_scale}; give one of "
-                "-128 to 127, and a scale"
+                f"input_shift={self.input_shift} with input_scale={self.input_scale}; give a shift "
+                "of -128 to 127, and a scale"
             )
         if self.input_scale is None:
             return

@@ -34,7 +34,10 @@ def lower_cast(low: Lowering, node: Node) -> None:
 
 def _lower(low: Lowering, node: Node, chain: Chain) -> None:
     if 0 in chain.shape:  # elements are made of no elements: rows of length 0 are reduced
-        raise InvalidInput(f"{chain.title} reduces rows of {chain.shape}; give them elements")
+        raise InvalidInput(
+            f"{chain.title} reduces empty rows of shape {chain.shape}; give rows of at least one "
+            "element"
+        )
     if node in low.feature_major.chains:
         _lower_by_column(low, node, chain)
         return

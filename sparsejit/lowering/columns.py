@@ -23,13 +23,13 @@ def lower_scaled_columns(low: Lowering, node: Node) -> None:
     places = low.constant(columns)
     wrong = places[(places < 0) | (places >= features)]
     if wrong.size:
-        raise InvalidInput(f"column {wrong[0]} of x is read; give numbers below {features}")
+        raise InvalidInput(f"column {wrong[0]} of x does not exist; give columns below {features}")
     scaling = ColumnScaling(
         *(rows, features, x.type.element.bytes, node.output.type.element.bytes),
         *(places, low.constant(numbers)),
     )
     vectors = rows * -(-scaling.outputs // 4)
-    reason = f"{scaling.outputs} columns in float64 of {features}, {rows} times"
+    reason = f"{scaling.outputs} of {features} columns in float64, {rows} times"
     moved = x.type.bytes + node.output.type.bytes
     _add(low, node, "columns", reason, (vectors * 8, moved), partial(_emit_columns, scaling))
 
@@ -44,7 +44,7 @@ def lower_double_product(low: Lowering, node: Node) -> None:
     spec = DoubleProductSpec(x.shape[0], *sizes)
     lanes = low.target.lanes // 2
     vectors = spec.rows * -(-len(spec.used) // lanes) * (len(spec.bias) + 1)
-    reason = f"{len(spec.bias)} sums in float64 of {len(spec.used)} inputs, {spec.rows} times"
+    reason = f"{len(spec.bias)} float64 sums of {len(spec.used)} inputs, {spec.rows} times"
     moved = x.type.bytes + spec.rows * 8 * len(spec.bias) * len(spec.used)
     _add(low, node, "float64-product", reason, (vectors, moved), partial(_emit_product, spec))
 

@@ -195,7 +195,7 @@ class Lowering:
         if value not in self.graph.constants:
             raise UnsupportedOperator(
                 f"{value.origin.name} is the weight of an operator that takes known weights only; "
-                "make it a parameter or a buffer of the model, not an input or computed"
+                "make it a parameter or a buffer of the model, not an input or a computed value"
             )
         return self.graph.constants[value]
 

@@ -18,6 +18,6 @@ def is_empty(low: Lowering, node: Node) -> bool:
         if 0 in value.type.shape and not node.op.takes_empty:
             raise InvalidInput(
                 f"{node.outputs[0].origin.name} reads {value.origin.name}, which has shape "
-                f"{value.shape}; give it elements, or leave it out"
+                f"{value.shape} and no elements; give it elements, or leave out the operator"
             )
     return False

@@ -93,7 +93,10 @@ def build_loop(
     for read, written in loop.states():
         before, after = graph.inputs[read], graph.outputs[written]
         if before.type != after.type:
-            raise CompileError(f"state {before.origin.name} is {before.type}, then {after.type}")
+            raise CompileError(
+                f"give state {before.origin.name} one type: it is read as {before.type} and "
+                f"written as {after.type}"
+            )
     return build(name, lowered.options.target, _LoopCode(lowered, loop, probe).emit)
 
 

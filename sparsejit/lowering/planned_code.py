@@ -10,7 +10,7 @@ from sparsejit.x86.assembler import Assembler
 def emit_plan(asm: Assembler, plan: Plan) -> None:
     """Append the chosen kernel, without a return. Raises CompileError for a record."""
     if plan.lowered is None:
-        raise CompileError("this plan is a record of a kernel made before; plan the layer anew")
+        raise CompileError("this plan is a record of a kernel, without code; plan the layer again")
     plan.chosen.template.emit(asm, plan.lowered)
 
 

@@ -67,7 +67,7 @@ def lower_own_rows(low: Lowering, node: Node) -> None:
     batch, count, features = node.output.shape
     rows, floats = tables.shape[1], features * tables.type.element.bytes // _FLOAT
     if rows == 0:
-        raise InvalidInput(f"{tables.origin.name} has no rows; give tables that have some")
+        raise InvalidInput(f"{tables.origin.name} has no rows; give tables of at least one row")
     into = low.dense_result(node.output)
     spec = RowCopies(count, rows, floats, _INDEX, _FLOAT * floats)
 
@@ -102,7 +102,7 @@ def lower_placed_rows(low: Lowering, node: Node) -> None:
     if not spec.has_code:
         raise CompileError(
             f"{node.output.origin.name} reduces {element.value} by {node.op.reduction.value}, "
-            "for which there is no code; reduce float32"
+            "for which there is no code; cast it to float32"
         )
     into = low.dense_result(node.output)
 
@@ -164,7 +164,8 @@ def _lower_largest(low: Lowering, node: Node, count: int, least: bool) -> None:
     (x,) = node.inputs
     if x.type.element is not Element.FLOAT32:
         raise CompileError(
-            f"{x.origin.name} is {x.type.element.value}; the largest elements are found in float32"
+            f"{x.origin.name} is {x.type.element.value}; cast it to float32 to find the largest "
+            "elements"
         )
     length, origin = x.shape[-1], node.outputs[0].origin
     shape = (prod(x.shape[:-1]), length)
@@ -199,14 +200,14 @@ def lower_true_places(low: Lowering, node: Node) -> None:
             place.point(asm, register)
         emit_true_places(asm, mask.type.size)
 
-    facts = Facts(f"places of the true ones of {mask.type.size} elements")
+    facts = Facts(f"places of the true elements among {mask.type.size} elements")
     low.add(Step("true-places", node.outputs[0].origin, (low.contiguous(mask),), into, emit, facts))
 
 
 def _table_shape(table: Value) -> tuple[int, int]:
     rows, features = table.shape
     if rows == 0:
-        raise InvalidInput(f"{table.origin.name} has no rows; give a table that has some")
+        raise InvalidInput(f"{table.origin.name} has no rows; give a table of at least one row")
     return rows, features
 
 

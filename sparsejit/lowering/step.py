@@ -168,4 +168,4 @@ class Step:
 
 
 def _no_code(asm: Assembler, at: Locations) -> None:
-    raise AssertionError("a record has no code")
+    raise AssertionError("the record of a step has no code")

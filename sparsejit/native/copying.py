@@ -17,7 +17,7 @@ class NotCopied:
         NotCopyable: a TypeError; its message ends with the remedy, `instead_of_copying`
     """
 
-    instead_of_copying = "pickle what it was compiled from, and compile that again"
+    instead_of_copying = "pickle its weights or its model, and compile again"
 
     def __reduce__(self) -> Any:
         self.refuse_a_copy()

@@ -142,7 +142,7 @@ class ExecutableMemory(SharedCode):
         else:
             address = self._within.take(self.size)
             if address is None:
-                raise CompileError(f"{self.size} bytes of code: a neighbourhood has no room left")
+                raise CompileError(f"{self.size} bytes of code: the region for nearby code is full")
             self.address, release = address, self._within.give_back
         self._release = weakref.finalize(self, release, self.address, self.size)
         self._release.atexit = False  # a daemon thread may be in it until the very end
@@ -244,7 +244,7 @@ def _refused(action: str, size: int) -> CompileError:
 class BoundCall(NotCopied):
     """Objects that a built-in function keeps alive, such as its definition and its code."""
 
-    instead_of_copying = "pickle the kernel or model, and bind that again"
+    instead_of_copying = "pickle the kernel or model, and bind its copy"
 
     def __init__(self, *held: object) -> None:
         self.held = held

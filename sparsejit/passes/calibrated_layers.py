@@ -91,8 +91,8 @@ def _check_layers(graph: Graph, layers: Iterable[LayerScales]) -> None:
         found = shapes.get(each.place)
         if found is None and each.dtype is not DType.FLOAT32:
             raise InvalidInput(
-                f"the scales name {each.weights}, which the model does not multiply with; give the "
-                "scales that quantise chose for this model"
+                f"the scales name {each.weights}, which no layer of the model multiplies with; "
+                "give the scales that quantise chose for this model"
             )
         if found is not None and each.shape and found != each.shape:
             raise InvalidInput(

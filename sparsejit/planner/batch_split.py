@@ -62,7 +62,7 @@ def split_batch(
     if not isinstance(best, _Cut):
         return undivided(spec, matrix, whole, why_alone(ns, threads, target))
     parts = layer.columns(best.bounds) if best.by_columns else layer.rows(best.bounds)
-    reason = f"{ns:.0f} ns expected on one thread, {made.price:.0f} on these"
+    reason = f"{ns:.0f} ns expected on one thread, {made.price:.0f} ns on all threads"
     return Split(tuple(parts), reason, ns - made.price)
 
 

@@ -37,7 +37,7 @@ def recall(file: Path) -> Any:
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"not JSON ({error})") from error
     if value is None:
-        raise DamagedFile("it holds nothing")
+        raise DamagedFile("it holds no value")
     return value
 
 

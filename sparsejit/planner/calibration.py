@@ -95,7 +95,7 @@ class Measured:
         if not kin:
             return known[key]
         factor = geometric_mean(self.steps[one] / known[one].cycles for one in kin)
-        source = f"{known[key].source}, times what its kin measured"
+        source = f"{known[key].source}, times the measured ratio of related steps"
         return StepPrice(known[key].cycles * factor, source)
 
     def _far_rates(self, own: Rates) -> Rates:
@@ -140,7 +140,7 @@ def _calibrated(target: Target) -> Target:
     found, damage = _kept(file, target.core)
     if found is None and _is_this_machine(target) and _can_be_kept(file):
         why = f" ({damage})" if damage else ""
-        remedy = f"{CALIBRATE_VARIABLE}=0 turns that off"
+        remedy = f"{CALIBRATE_VARIABLE}=0 turns this measurement off"
         _say(f"sparsejit: measuring this processor once, for about a second; {remedy}{why}")
         found = _measured(target)
         remember(file, _to_json(found))
@@ -155,7 +155,7 @@ def _kept(file: Path, core: Core) -> tuple[Measured | None, str]:
     except DamagedFile as problem:
         if isinstance(problem.__cause__, OSError):
             return None, f"{file} cannot be read: {problem}; XDG_CACHE_HOME names its folder"
-        return None, f"{file} is damaged: {problem}; `sparsejit calibrate` writes it anew"
+        return None, f"{file} is damaged: {problem}; `sparsejit calibrate` writes it again"
 
 
 def _with(target: Target, file: Path, found: Measured | None, damage: str) -> Target:
@@ -177,7 +177,7 @@ def calibrate(target: Target) -> Core:
     try:
         check_writable(file)
     except InvalidInput as error:
-        raise InvalidInput(f"rates could not be kept: {error}, with XDG_CACHE_HOME") from error
+        raise InvalidInput(f"rates cannot be stored: {error}, with XDG_CACHE_HOME") from error
     problem = remember(file, _to_json(_measured(target)))
     if problem is not None:
         raise InvalidInput(problem)
@@ -332,15 +332,15 @@ def _checked(stored: object, core: Core) -> Measured:
     shared = _fields("sharing", found["sharing"], set(known) if found["sharing"] else set())
     known_steps = {" ".join(key): price.cycles for key, price in all_steps(core).items()}
     if not isinstance(steps, dict) or not steps.keys() <= known_steps.keys():
-        raise DamagedFile("steps has keys that are no kind, level and dtype of a step")
+        raise DamagedFile("steps has keys that do not name the kind, level and dtype of a step")
     if not all(isinstance(gains, bool) for gains in tricks.values()):
-        raise DamagedFile("tricks has what is neither true nor false")
+        raise DamagedFile("tricks has a value that is neither true nor false")
     if not is_number(found["shared_way"], 0.0, 1.0):
-        raise DamagedFile("shared_way is no number from 0 to 1")
+        raise DamagedFile("shared_way is not a number from 0 to 1")
     try:
         date.fromisoformat(found["measured_on"])
     except (TypeError, ValueError) as error:
-        raise DamagedFile("measured_on is no date") from error
+        raise DamagedFile("measured_on is not a date") from error
     cycles = _numbers("steps", steps, known_steps)
     return Measured(
         Rates(clock, data, code),
@@ -359,7 +359,7 @@ def _key(text: str) -> Key:
 
 def _fields(name: str, value: object, keys: set[str]) -> dict[str, Any]:
     if not isinstance(value, dict) or value.keys() != keys:
-        raise DamagedFile(f"{name} has not the keys {', '.join(sorted(keys))}")
+        raise DamagedFile(f"{name} does not have exactly the keys {', '.join(sorted(keys))}")
     return value
 
 
@@ -370,5 +370,5 @@ def _numbers(name: str, values: dict[str, Any], known: Mapping[str, float]) -> d
 def _number(name: str, value: Any, known: float) -> float:
     least, most = (known * times for times in _PLAUSIBLE)
     if not is_number(value, least, most):
-        raise DamagedFile(f"{name} is no number from {least:g} to {most:g}")
+        raise DamagedFile(f"{name} is not a number from {least:g} to {most:g}")
     return float(value)

@@ -167,7 +167,7 @@ def choose_template(
     reason = _comparison(ranked) if strategy == AUTO else f"strategy={strategy!r} was asked for"
     if shared:
         family = chosen.template.family
-        reason = f"{family} reads weights that serve all lengths; {reason}"
+        reason = f"{family} reads one copy of the weights for all lengths; {reason}"
     return Plan(chosen, ranked, reason, lowered=lowered)
 
 

@@ -105,7 +105,7 @@ class Split:
         lines = [f"threads: {len(self.parts)}: {self.reason}"]
         if len(self.parts) > available_cores():
             lines.append(
-                f"this process may use {available_cores()} cores only: some threads take turns"
+                f"this process may use {available_cores()} cores only: some threads share a core"
             )
         if len(self.parts) > 1:
             lines += [
@@ -122,7 +122,9 @@ def parse_threads(threads: int | str) -> int:
     if threads == AUTO:
         return min(available_cores(), MAX_THREADS)
     if isinstance(threads, bool) or not isinstance(threads, int | np.integer):
-        raise InvalidInput(f"threads={threads!r}; give a number, or {AUTO!r} for one a core")
+        raise InvalidInput(
+            f"threads={threads!r}; give a number, or {AUTO!r} for one thread for each core"
+        )
     if not 1 <= threads <= MAX_THREADS:
         raise InvalidInput(f"threads={threads}; give 1 to {MAX_THREADS}, or {AUTO!r}")
     return int(threads)
@@ -156,7 +158,7 @@ def split(
         part_spec, rows = some_rows(spec, first, end), matrix.rows(first, end)
         parts.append(Part(first, part_spec, rows, planner.plan(part_spec, rows)))
     expected = parallel_ns(ns, count, target)
-    reason = f"{ns:.0f} ns expected on one thread, {expected:.0f} on these"
+    reason = f"{ns:.0f} ns expected on one thread, {expected:.0f} ns on all threads"
     return Split(tuple(parts), reason, ns - expected)
 
 

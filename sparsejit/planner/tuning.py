@@ -78,4 +78,4 @@ def _read(file: Path, contenders: tuple[Candidate, ...]) -> dict[str, float] | N
 
 def _comparison(measured: dict[str, float], problem: str | None) -> str:
     reason = "measured: " + ", ".join(f"{name} {ns:.0f} ns" for name, ns in measured.items())
-    return reason if problem is None else f"{reason}; not kept for the next time: {problem}"
+    return reason if problem is None else f"{reason}; the times are not stored: {problem}"

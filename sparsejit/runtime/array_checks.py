@@ -62,8 +62,8 @@ def _rows_in_words(kind: ArrayType, rows: int) -> str:
         return ""
     axis = kind.shape.index(None)
     if axis == 0:
-        return f", with {rows} rows as the inputs before"
-    return f", with the batch of the inputs before, {rows}, on axis {axis}"
+        return f", with {rows} rows as in earlier inputs"
+    return f", with the batch of earlier inputs, {rows}, on axis {axis}"
 
 
 def _is_plain(array: Array) -> bool:
@@ -90,7 +90,7 @@ def check_outputs(
         if not output.flags.writeable:
             raise InvalidInput(f"{kind.name} is read-only; give a writable array")
         if any(np.may_share_memory(output, other) for other in [*inputs, *outputs[:number]]):
-            raise InvalidInput(f"{kind.name} shares memory with another array; give one of its own")
+            raise InvalidInput(f"{kind.name} shares memory with another array; give a new array")
 
 
 def with_rows(shape: tuple[int | None, ...], rows: int) -> tuple[int, ...]:

@@ -164,9 +164,10 @@ class _CheckedCall:
             self.workspaces.append(workspace)
         if status:
             raise InvalidInput(
-                f"kernel {status} of the model found an index that its table has no row for, "
-                "offsets of bags that do not ascend from 0, or whole numbers divided by 0; give "
-                "indices from 0 to below the rows, and other divisors"
+                f"kernel {status} of the model found an index without a row in its table, "
+                "offsets of bags that do not ascend from 0, or a whole number divided by 0; give "
+                "indices from 0 to below the number of rows, ascending offsets, and divisors "
+                "other than 0"
             )
 
 

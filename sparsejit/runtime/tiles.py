@@ -28,7 +28,7 @@ def refusal() -> str | None:
     return (
         "the system does not let this process use AMX tiles (arch_prctl: "
         f"{errno.errorcode.get(code, code)} {os.strerror(code)}); allow that call, enlarge "
-        "alternate signal stacks, or choose strategy='auto' and target='native', which do without"
+        "alternate signal stacks, or choose strategy='auto' and target='native'"
     )
 
 

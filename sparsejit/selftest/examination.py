@@ -131,7 +131,7 @@ def _side_effect(
     case: Case, x: GuardedArray, y: GuardedArray, report: StateLeft, mxcsr: int
 ) -> str | None:
     if not y.surroundings_intact():
-        return "wrote beside y"
+        return "wrote outside y"
     if not x.surroundings_intact() or x.values.tobytes() != case.x.tobytes():
         return "wrote to x"
     return report.problem(mxcsr)

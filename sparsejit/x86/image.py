@@ -77,7 +77,7 @@ class Image:
         Raises CompileError where no trace was kept.
         """
         if self.trace is None:
-            raise CompileError("this code was made without a listing; make it anew with one")
+            raise CompileError("this code has no listing; compile it again with one")
         rows = [row for run in self.trace for row in run.rows()]
         for position, text, literal in sorted(rows, key=lambda row: row[0]):
             comment = "" if literal is None else f"  ; {self._values_at(literal)}"

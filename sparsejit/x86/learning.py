@@ -253,7 +253,7 @@ def _encode_tile(key: Key, displacement: int) -> npt.NDArray[np.uint8]:
         code = prefix + bytearray([row.opcode, 0xC0 | first << 3 | second])
     else:
         if row.form != "memory" and memory[2] is None:
-            raise CompileError(f"{mnemonic} needs an index register: the distance of rows")
+            raise CompileError(f"{mnemonic} needs an index register for the distance between rows")
         address = _peachpy_operand(memory, None, displacement).address
         prefix = encoding.vex3(0xC4, 2, row.prefix, 0, address)
         place = encoding.modrm_sib_disp((*tiles, 0)[0], address, min_disp=displacement_bytes)

@@ -64,7 +64,7 @@ def test_times_that_cannot_be_kept_are_used_all_the_same(
     timed.clear()
     kernel = sparsejit.compile_matrix(WEIGHTS, tune=True)
     assert len(timed) == len(kernel.plan.measured_ns) > 1
-    assert re.search(r"; not kept for the next time: .* cannot be written: ", str(kernel.explain()))
+    assert re.search(r"; the times are not stored: .* cannot be written: ", str(kernel.explain()))
     x = np.ones(64, np.float32)
     np.testing.assert_allclose(kernel(x), WEIGHTS.astype(np.float64) @ x, atol=1e-4)
 

@@ -163,7 +163,7 @@ def test_a_damaged_file_is_as_good_as_none() -> None:
         known = target.core.origin
         assert core.origin.startswith(f"{known}, because {file} is damaged: "), name
         assert "\n" not in core.origin and len(core.origin) < 500, name
-        assert core.origin.endswith("; `sparsejit calibrate` writes it anew"), name
+        assert core.origin.endswith("; `sparsejit calibrate` writes it again"), name
 
 
 def test_steps_that_nobody_can_take_are_damage() -> None:
@@ -269,7 +269,7 @@ def test_the_first_compile_measures_once_and_says_so(
 ) -> None:
     kernel = sparsejit.compile_matrix(WEIGHTS)
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "SPARSEJIT_CALIBRATE=0 turns that off" in said
+    assert said.count("\n") == 1 and "SPARSEJIT_CALIBRATE=0 turns this measurement off" in said
     assert "about a second" in said
     assert "measured on 2026-01-31" in str(kernel.explain())
     calibration.forget_calibration()

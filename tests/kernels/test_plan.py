@@ -139,7 +139,7 @@ def test_what_was_lowered_is_emitted_and_then_let_go() -> None:
     row = template(choice.chosen.template.name)
     row.emit(again, row.lower(spec_of(matrix), matrix, target))
     assert asm.finish().data == again.finish().data
-    with pytest.raises(CompileError, match="plan the layer anew"):
+    with pytest.raises(CompileError, match="plan the layer again"):
         emit_plan(asm, choice.record())
 
 

@@ -190,7 +190,7 @@ def hang(entered: Path, case: Case) -> NativeCase:
 
 FAULTS: list[tuple[Compile, str]] = [
     (wrong_weight, "wrong value: y["),
-    (store_after_y, "wrote beside y"),
+    (store_after_y, "wrote outside y"),
     (store_before_y, "crashed: killed by SIGSEGV"),
     (store_to_x, "wrote to x"),
     (load_after_x, "crashed: killed by SIGSEGV"),

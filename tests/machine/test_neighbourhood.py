@@ -14,7 +14,7 @@ def test_a_neighbourhood_has_an_end_and_is_given_back() -> None:
     first = ExecutableMemory.filled(100, lambda room: None, near)
     beside = ExecutableMemory.filled(5000, lambda room: None, near)
     assert 0 < beside.address - first.address <= 1 << 16
-    with pytest.raises(CompileError, match="a neighbourhood has no room left"):
+    with pytest.raises(CompileError, match="the region for nearby code is full"):
         ExecutableMemory.filled(1 << 31, lambda room: None, near)
     del near, first
     gc.collect()

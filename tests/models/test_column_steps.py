@@ -116,5 +116,5 @@ def test_what_cannot_be_compared_is_named() -> None:
     with pytest.raises(InvalidInput, match="OrdinalEncoder cannot stand"):
         sparsejit.compile(make_pipeline(other, Ridge()).fit(X, SCORE))
     scaled = make_pipeline(StandardScaler(), ENCODER, RandomForestClassifier(3))
-    with pytest.raises(InvalidInput, match="behind a scaler"):
+    with pytest.raises(InvalidInput, match="follows a scaler"):
         sparsejit.compile(scaled.fit(X, CLASSES))

@@ -246,7 +246,7 @@ def test_gradients_are_left_to_torch(tiles: list[int | None]) -> None:
     model = pruned(Layers(torch.sigmoid))
     twin, x = copy.deepcopy(model), torch.randn(4, 16)
     fast = compiled(model)
-    with pytest.warns(UserWarning, match="gradients are wanted") as record:
+    with pytest.warns(UserWarning, match="gradients are enabled") as record:
         outputs = [fast(torch.randn(5, 16)), fast(x)]
     outputs[1].sum().backward()
     twin(x).sum().backward()

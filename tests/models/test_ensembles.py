@@ -166,8 +166,11 @@ np.save("y.npy", again.predict_proba(np.load("x.npy")))
 @pytest.mark.parametrize(
     ("estimator", "message"),
     [
-        (StackingClassifier(THRICE, TREES, cv=2), "RandomForestClassifier compares what other"),
-        (make_pipeline(PCA(2), HistGradientBoostingClassifier(max_iter=2)), "PCA makes in float64"),
+        (StackingClassifier(THRICE, TREES, cv=2), "RandomForestClassifier compares the predict"),
+        (
+            make_pipeline(PCA(2), HistGradientBoostingClassifier(max_iter=2)),
+            "float64 results of the PCA",
+        ),
         (
             CalibratedClassifierCV(MLPClassifier((4,)), method="isotonic", cv=2),
             "so steep",
@@ -177,7 +180,7 @@ np.save("y.npy", again.predict_proba(np.load("x.npy")))
             StackingClassifier(THRICE, make_pipeline(StandardScaler(), LINEAR), passthrough=True),
             "passthrough=True",
         ),
-        (VotingClassifier([("a", XGBClassifier(missing=np.inf)), *THRICE]), "beside"),
+        (VotingClassifier([("a", XGBClassifier(missing=np.inf)), *THRICE]), "several estimators"),
     ],
 )
 def test_what_cannot_be_equal_is_refused(estimator: Any, message: str) -> None:

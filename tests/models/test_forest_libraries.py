@@ -96,7 +96,7 @@ def test_a_number_that_stands_for_missing(missing: float) -> None:
 
 def test_an_imputer_of_other_values_is_refused() -> None:
     imputer = SimpleImputer(missing_values=0)
-    with pytest.raises(InvalidInput, match="fills in for 0"):
+    with pytest.raises(InvalidInput, match="replaces 0"):
         sparsejit.compile(make_pipeline(imputer, RandomForestRegressor(2)).fit(X, SCORE))
 
 

@@ -74,7 +74,7 @@ def test_operands_of_another_element_are_refused(tmp_path: Path, name: str) -> N
         tensors["0"] = tensors["0"] > 0
 
     path = forged(GRAPHS[name], tmp_path, to_bools)
-    with pytest.raises(DamagedFile, match=r"a node that cannot be: .* got \(.*bool.*; give "):
+    with pytest.raises(DamagedFile, match=r"a node that is not valid: .* got \(.*bool.*; give "):
         sparsejit.load(path)
 
 
@@ -91,7 +91,7 @@ def test_a_tree_of_many_bits_is_refused_before_there_are_so_many(tmp_path: Path)
     def deepen(graph: Any, _: Any) -> None:
         graph["nodes"][0]["op"]["bits"] = 2_000_000_000
 
-    with pytest.raises(DamagedFile, match=r"a TreeDraw that cannot be: .*give 1 to 24 bits"):
+    with pytest.raises(DamagedFile, match=r"a TreeDraw that is not valid: .*give 1 to 24 bits"):
         sparsejit.load(forged(one(TreeDraw(3), [(8,), (3,)]), tmp_path, deepen))
 
 

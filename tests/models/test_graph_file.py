@@ -59,7 +59,7 @@ def test_numpy_s_numbers_are_saved_as_python_s() -> None:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (Pad(((0, 1),), float("nan")), "nan is no number that can be saved"),
+        (Pad(((0, 1),), float("nan")), "nan is not a finite number"),
         (Pad(((0, 1.5),)), "1.5 is no int"),  # type: ignore[arg-type]
         (Embedding, "a type cannot be saved; use only "),
         (TensorType((2,)), "a TensorType cannot be saved"),
@@ -87,19 +87,19 @@ POOLING = OPERATOR_RECORDS.encode(
         ({**SLICE, "record": "Origin"}, "where a record belongs"),
         ({**SLICE, "record": ["Slice"]}, "where a record belongs"),
         ({**SLICE, "record": "os.system"}, "where a record belongs"),
-        ({**SLICE, "more": 1}, "fields too many or missing: more"),
-        ({k: v for k, v in SLICE.items() if k != "step"}, "fields too many or missing: step"),
+        ({**SLICE, "more": 1}, "unknown or missing fields: more"),
+        ({k: v for k, v in SLICE.items() if k != "step"}, "unknown or missing fields: step"),
         ({**SLICE, "step": True}, "True is no int"),
         ({**SLICE, "step": 1.0}, "1.0 is no int"),
         ({**SLICE, "step": "1"}, "'1' is no int"),
         ({**SLICE, "step": None}, "None is no int"),
-        ({"record": "Pointwise", "kind": "no"}, "no function 'no'"),
+        ({"record": "Pointwise", "kind": "no"}, "function 'no' is unknown"),
         ({"record": "Concat", "axis": [1]}, r"\[1\] is no int"),
         ({"record": "Reshape", "shape": 3}, "3 is no list"),
         ({"record": "Reshape", "shape": [[3]]}, r"\[3\] is no int"),
-        ({"record": "Pad", "widths": [[1, 2, 3]], "value": 0.0}, "a Pad that cannot be"),
+        ({"record": "Pad", "widths": [[1, 2, 3]], "value": 0.0}, "a Pad that is not valid"),
         ({"record": "Pad", "widths": [[1, 2]], "value": "nan"}, "'nan' is no float"),
-        ({"record": "Pad", "widths": [[1, 2]], "value": float("nan")}, "nan is no number"),
+        ({"record": "Pad", "widths": [[1, 2]], "value": float("nan")}, "nan is not a finite"),
         ({"record": "Pad", "widths": [[1, 2]], "value": 0}, "0 is no float"),
         ({"record": "Bmm", "transposed": 0, "scale": 1.0}, "0 is no bool"),
         ({"record": "ArgMax", "keeps_axis": "yes"}, "'yes' is no bool"),
@@ -107,7 +107,7 @@ POOLING = OPERATOR_RECORDS.encode(
         ({**LINEAR, "dtype": 3}, "3 is no str"),
         ({**LINEAR, "input_scale": "1"}, "'1' is none of float"),
         ({**OPERATOR_RECORDS.encode(softmax((2,))), "results": [9]}, r"names values \(9,\) of 7"),
-        ({**OPERATOR_RECORDS.encode(softmax((2,))), "results": [-1]}, "name earlier ones"),
+        ({**OPERATOR_RECORDS.encode(softmax((2,))), "results": [-1]}, "name earlier values"),
         ({**OPERATOR_RECORDS.encode(softmax((2,))), "steps": [SLICE]}, "where a ChainStep belongs"),
         ({**CONVOLUTION, "stride": [0, 1]}, "a size below 1"),
         ({**CONVOLUTION, "padding": [0, -1]}, "a size below 0"),
@@ -199,9 +199,9 @@ FIRST = ["constants", 0, "array"]
         (change(["more"], 1), "where only inputs, constants, nodes, outputs, notes, batch_axes"),
         (change(["nodes"], {}), "where only inputs, constants, nodes, outputs, notes, batch_axes"),
         (change(["inputs", 0], 3), "has 3 where only element, shape, origin belong"),
-        (change(["inputs", 0, "shape"], [2, -3, 8]), r"a tensor of sizes \[2, -3, 8\]"),
+        (change(["inputs", 0, "shape"], [2, -3, 8]), r"a tensor has sizes \[2, -3, 8\]"),
         (change(["inputs", 0, "shape"], [2, True, 8]), "value of shape"),
-        (change(["inputs", 0, "shape"], [2, 3, 9]), "a node that cannot be"),
+        (change(["inputs", 0, "shape"], [2, 3, 9]), "a node that is not valid"),
         (change(["inputs", 0, "element"], "float16"), "element 'float16'"),
         (change(["inputs", 0, "origin"], ["x"]), "origin"),
         (change([*FIRST, "tensors"], [99, 98]), "has none as tensor 99"),
@@ -209,17 +209,17 @@ FIRST = ["constants", 0, "array"]
         (change([*FIRST, "form"], 1), "where only element, shape, form, tensors belong"),
         (change([*FIRST, "element"], "int64"), r"has int64\[5, 8\] as 'packed' of 3 tensors"),
         (change([*FIRST, "form"], "rows"), "as tensor 0, not int64"),
-        (change([*FIRST, "shape"], [2**40, 2**40]), "a tensor of sizes"),
+        (change([*FIRST, "shape"], [2**40, 2**40]), "a tensor has sizes"),
         (change([*FIRST, "shape"], [4, 8]), "as tensor 0, not uint8"),
         (change(["constants", 4, "array", "element"], "bool"), r"int64\[\] as tensor \d+, not"),
         (change(["constants", 0, "origin"], [1, 2, 3, 4]), "origin"),
-        (change(["nodes", 2, "inputs"], [7]), "a node that cannot be"),
+        (change(["nodes", 2, "inputs"], [7]), "a node that is not valid"),
         (change(["nodes", 0, "outputs", 0, "shape"], [2, 3, 6]), r"makes \(float32\[2, 3, 6\]\)"),
-        (change(["nodes", 0, "inputs"], [0, 2, 7]), "names value 7 where there are 7"),
+        (change(["nodes", 0, "inputs"], [0, 2, 7]), "names value 7 where the count of values is 7"),
         (change(["nodes", 0, "inputs"], [0, 2, -1]), "names value -1"),
         (change(["nodes", 0, "inputs"], [0, 2, True]), "names value True"),
         (change(["nodes", 0, "outputs"], []), r"makes \(\), but it makes"),
-        (change(["nodes", 3, "op", "count"], 0), "a node that cannot be"),
+        (change(["nodes", 3, "op", "count"], 0), "a node that is not valid"),
         (change(["outputs"], [99]), "names value 99"),
         (change(["notes"], "text"), "only inputs, constants, nodes, outputs, notes, batch_axes"),
         (change(["notes"], [3]), r"has the notes \[3\]"),
@@ -240,7 +240,7 @@ def test_a_graph_that_cannot_be_is_refused(damage: Callable[[Any], None], messag
 
 def test_tensors_that_nothing_reads_are_refused() -> None:
     header, tensors = to_data(model())
-    with pytest.raises(DamagedFile, match="tensors that nothing reads: more"):
+    with pytest.raises(DamagedFile, match="unread tensors: more"):
         from_data(header, {**tensors, "more": np.zeros(2)})
 
 

@@ -258,7 +258,7 @@ def test_an_index_out_of_range_is_found_in_any_sample(wrong: int, joined: None) 
     indices = np.zeros((20, 20), np.int64)
     fast.run([indices])
     indices[wrong, 7] = WORDS
-    with pytest.raises(InvalidInput, match="found an index that its table has no row for"):
+    with pytest.raises(InvalidInput, match="found an index without a row in its table"):
         fast.run([indices])
 
 

@@ -236,7 +236,7 @@ def first_graph(header: Any) -> Any:
             lambda h: first_graph(h)["graph"]["constants"][0]["array"].update(tensors=[99, 1]),
             "none as tensor 99",
         ),
-        (lambda h: h.update(variants=[]), "tensors that nothing reads: "),
+        (lambda h: h.update(variants=[]), "unread tensors: "),
         (lambda h: h.update(variants=2 * h["variants"]), "not one model for inputs of several"),
     ],
 )

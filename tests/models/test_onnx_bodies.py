@@ -70,5 +70,5 @@ def test_attention_is_one_operator(name: str) -> None:
 
 
 def test_a_body_of_operators_that_are_missing_names_them() -> None:
-    with pytest.raises(UnsupportedOperator, match=r"Bernoulli \(ONNX writes it with RandomUni"):
+    with pytest.raises(UnsupportedOperator, match=r"Bernoulli \(its ONNX function has RandomUni"):
         sparsejit.compile(model_of("Bernoulli", [floats(3)], 1, 22))

@@ -101,8 +101,8 @@ def test_spectrograms_equal_onnx_runtimes_for_any_batch() -> None:
     ("model", "words"),
     [
         (dft(17, [2, 8, 2], 2), r"DFT \(axis"),
-        (dft(20, [2, 5, 2], 1, 12, inverse=1, onesided=1), "12 points that has 5 of its bins"),
-        (dft(20, [2, 5, 2], 1, 6, inverse=1, onesided=1), "6 points that has 5 of its bins"),
+        (dft(20, [2, 5, 2], 1, 12, inverse=1, onesided=1), "12 points with 5 bins"),
+        (dft(20, [2, 5, 2], 1, 6, inverse=1, onesided=1), "6 points with 5 bins"),
         (dft(20, [2, 8, 3], 1), "DFT"),
     ],
 )

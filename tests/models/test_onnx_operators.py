@@ -16,11 +16,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, i
 # Why a case may be refused: (operator, part of the reason).
 REFUSED = {
     ("BatchNormalization", "takes its statistics from the batch"),
-    ("DequantizeLinear", "of blocks"),
+    ("DequantizeLinear", "has a scale for each block"),
     ("Dropout", "at random"),
     ("Einsum", "repeats a label"),
     ("Pow", "of whole numbers"),
-    ("QuantizeLinear", "of blocks"),
+    ("QuantizeLinear", "has a scale for each block"),
     ("Resize", "crops"),
     ("Resize", "keeps the aspect ratio"),
 }

@@ -75,5 +75,5 @@ def test_same_padding_is_that_of_onnx_runtime_or_refused(operator: str, mode: st
             continue
         assert found.shape == wanted.shape
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
-    text = "ONNX Runtime make results of different sizes; write pads"
+    text = "ONNX Runtime give results of different sizes; write pads"
     assert refused and all(may and text in reason for may, reason in refused)

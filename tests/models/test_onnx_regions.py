@@ -98,7 +98,7 @@ def test_a_constant_of_a_branch_that_hides_another_is_refused() -> None:
         if fits:
             check(model, *inputs.values())
             continue
-        with pytest.raises(UnsupportedOperator, match="calls a constant w, as a value around"):
+        with pytest.raises(UnsupportedOperator, match="a constant w, the name of a value around"):
             sparsejit.compile(model)
         known["c"] = np.array(True)
         model = whole(region(nodes, {"y": X, "z": X}, {"x": X}, known))

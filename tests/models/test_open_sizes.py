@@ -86,7 +86,7 @@ REFUSED = {
     "a range": (lambda m, x: torch.arange(x[x > 0].shape[0]), "takes a size that values decide"),
     "a sort": (lambda m, x: x[x > 0].sort().values, "values decide its size, and a step"),
     "a cumulative sum": (lambda m, x: x[x > 0].cumsum(0), "values decide its size, and a step"),
-    "several sizes": (lambda m, x: x.expand(3, 8)[:, x > 0].flatten(), "that of output 0"),
+    "several sizes": (lambda m, x: x.expand(3, 8)[:, x > 0].flatten(), "and of output 0"),
     "a size": (lambda m, x: x[x > 0].shape[0] * 2, "the model returns the number"),
 }
 

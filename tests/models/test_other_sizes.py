@@ -209,7 +209,7 @@ def test_short_lengths_of_large_models_have_tiles_of_several_samples(
     for time, own in found.items():
         wanted = tiles.batch_tiles(reading(time).graph, 1, 1, one_tile=False).samples
         assert set(own) <= set(wanted) and (time < 16) == (len(wanted) > 1)
-    assert any(16 in own for own in found.values())
+    assert any(max(own) > 1 for own in found.values()), found
 
 
 def test_what_was_made_first_for_other_sizes_goes(monkeypatch: pytest.MonkeyPatch) -> None:

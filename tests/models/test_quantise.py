@@ -257,7 +257,7 @@ def test_what_makes_no_sense_is_named(arguments: dict[str, Any], said: str) -> N
 def test_steps_belong_to_int8() -> None:
     with pytest.raises(InvalidInput, match="only int8 has an input_scale"):
         LayerScales("0", "w", 0, DType.FLOAT16, 0.1, 0)
-    with pytest.raises(InvalidInput, match="give input_scale and input_shift, or neither"):
+    with pytest.raises(InvalidInput, match="give both input_scale and input_shift, or neither"):
         LayerScales("0", "w", 0, DType.INT8, 0.1)
     with pytest.raises(InvalidInput, match="zero point of -128 to 127"):
         LayerScales("0", "w", 0, DType.INT8, 0.1, 300)

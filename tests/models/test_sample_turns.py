@@ -71,7 +71,7 @@ def test_an_index_out_of_range_is_found_in_any_sample(wrong: int, turns: Any) ->
     fast, _ = compiled(words(1), tile=1)
     indices = np.zeros((5, 3), np.int64)
     indices[wrong, 1] = WORDS
-    with pytest.raises(InvalidInput, match="found an index that its table has no row for"):
+    with pytest.raises(InvalidInput, match="found an index without a row in its table"):
         fast.run([indices, np.ones(5, bool)])
 
 

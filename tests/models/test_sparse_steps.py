@@ -134,7 +134,7 @@ def test_a_number_for_missing_behind_steps(missing: float) -> None:
 
 def test_infinity_for_missing_behind_steps_is_refused() -> None:
     pipeline = make_pipeline(MinMaxScaler(), boosted(missing=np.inf)).fit(X, Y)
-    with pytest.raises(InvalidInput, match="takes inf for missing behind other steps"):
+    with pytest.raises(InvalidInput, match="missing=inf and follows other steps"):
         sparsejit.compile(pipeline)
 
 

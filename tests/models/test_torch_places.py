@@ -114,5 +114,5 @@ def test_a_place_that_is_none_is_reported(wrong: int) -> None:
         return torch.scatter(x, 1, places, new)
 
     compiled: Any = sparsejit.compile(Applied(put).eval(), (x, places, x[:, :2]))
-    with pytest.raises(InvalidInput, match="an index that its table has no row for"):
+    with pytest.raises(InvalidInput, match="an index without a row in its table"):
         compiled(x, torch.tensor([[0, 1], [wrong, 2]]), x[:, :2])

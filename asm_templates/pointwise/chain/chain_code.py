@@ -97,8 +97,9 @@ def lower_chain(
     reads = sum(operand.constant is None for operand in operands)
     if reads > MOST_OPERANDS or reads + len(results) > MOST_ARRAYS:
         raise CompileError(
-            f"chain {chain.title!r} reads {reads} arrays and writes {len(results)}; split it, so "
-            f"that each reads {MOST_OPERANDS} at most, and {MOST_ARRAYS} with its results"
+            f"chain {chain.title!r} reads {reads} arrays and writes {len(results)}; split it, "
+            f"so that each part reads at most {MOST_OPERANDS} arrays and reads and writes at most "
+            f"{MOST_ARRAYS} arrays"
         )
     ins, outs = tuple(operands), tuple(results)
     if not outs or 0 in chain.shape:

@@ -67,7 +67,8 @@ def lay_out(
     for array in arrays:
         if array.constant is None and len(array.strides) != len(shape):
             raise CompileError(
-                f"strides {array.strides} do not fit shape {tuple(shape)}; give one for each axis"
+                f"strides {array.strides} do not fit shape {tuple(shape)}; "
+                "give one stride for each axis"
             )
     axes = [
         ChainAxis(length, tuple(0 if a.constant is not None else a.strides[n] for a in arrays))

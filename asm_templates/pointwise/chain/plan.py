@@ -247,8 +247,8 @@ class ChainPlan:
                 return plan
             self.slot_count = taken
         raise TooFewRegisters(
-            f"{len(row_pass.reductions)} reductions of one row at a time take more registers "
-            "than there are; split the chain"
+            f"{len(row_pass.reductions)} reductions of one row at a time need more registers "
+            "than the processor has; split the chain"
         )
 
     def _row_inputs(self, row_pass: RowPass) -> list[int]:
@@ -270,7 +270,9 @@ class ChainPlan:
         def take(count: int) -> tuple[int, ...]:
             taken = tuple(next(free, most) for _ in range(count))
             if most in taken:
-                raise TooFewRegisters("accumulators and values of a row fill all registers")
+                raise TooFewRegisters(
+                    "accumulators and values of a row need more registers than the processor has"
+                )
             return taken
 
         accumulators = {r: take(vectors) for r in row_pass.reductions}

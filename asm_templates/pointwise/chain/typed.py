@@ -133,7 +133,7 @@ class _Typing:
     def _function(
         self, kind: str, arguments: tuple[int, ...], element: Element, of: Element
     ) -> int:
-        assert kind in REDUCTIONS or kind in _TABLES[of], f"no {kind} of {of.value}"
+        assert kind in REDUCTIONS or kind in _TABLES[of], f"no code for {kind} of {of.value}"
         if kind in COMMUTATIVE and self.values[arguments[0]].kind == "constant":
             arguments = arguments[::-1]
         per_row = kind in REDUCTIONS or all(self.values[a].per_row for a in arguments)

@@ -31,7 +31,7 @@ def compiled_by_parts(
 
     tensors = [*filter(is_tensor, inputs), *module.parameters()]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        say_once("gradients are wanted; call the model under torch.no_grad()")
+        say_once("gradients are enabled; call the model under torch.no_grad()")
         return module.forward
     names = [_path(node) for node in module.graph.nodes if node.op == "placeholder"]
 

@@ -19,7 +19,7 @@ def described(error: Exception) -> str:
     """Message of an error; an error that is not of sparsejit's own types is a fault in it."""
     if isinstance(error, SparseJitError):
         return str(error)
-    return f"a part at which sparsejit fails, please report it: {error!r}"
+    return f"sparsejit fails to compile a part, please report it: {error!r}"
 
 
 def forget_notices() -> None:

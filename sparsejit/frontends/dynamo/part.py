@@ -96,7 +96,7 @@ class DynamoPart(SharedCode):
             return made
         if len(compiled.by_sizes) >= MOST_SIZES:
             say_once(
-                f"further sizes of a part that was compiled for {MOST_SIZES}, since "
+                f"further sizes of a part, which was compiled for {MOST_SIZES} sizes, since "
                 f"{self._graphs.why_not_free}; pad inputs to fewer sizes"
             )
             return self._run_module

@@ -39,7 +39,7 @@ from sparsejit.ir.ops.selection import TruePlaces
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
-_REMEDY = "write them with others"
+_REMEDY = "write them with other operators"
 # Errors that a fault of sparsejit may raise while a node is read.
 _FAULTS = (LookupError, TypeError, ValueError, ArithmeticError, AssertionError, AttributeError)
 
@@ -276,7 +276,7 @@ class _Divider:
         made = (self._known.get(name) for name in makes(node))
         if any(reader.write.depends_on(x, TruePlaces) for x in made):
             self._known.update(dict.fromkeys(makes(node), ABSENT))
-            return "how large its result is, a call decides"
+            return "a call decides the size of its result"
         own = operator_of(node)
         words = (
             each.reason if each.operator == own else f"{each.operator} within it {each.reason}"

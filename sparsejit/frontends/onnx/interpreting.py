@@ -41,7 +41,9 @@ _MISFITS = (ValueError, TypeError, LookupError, ArithmeticError)
 MISFIT = "its operands or attributes do not fit together"
 # Most bytes of folded results, which are all kept while a model is read.
 MOST_KNOWN_BYTES = 1 << 31
-_REMEDY = 'write them with others, or leave them to ONNX Runtime with fallback="onnxruntime"'
+_REMEDY = (
+    'write them with other operators, or leave them to ONNX Runtime with fallback="onnxruntime"'
+)
 
 
 class ReadGraph(NamedTuple):
@@ -110,7 +112,7 @@ _JUMPING = ("Ceil", "Floor", "Mod", "Round", "Shrink", "Sign", "ThresholdedRelu"
 # Reasons why operators that compute the sizes of their results are mapped for known operands only.
 _OF_OPEN_SIZE = dict.fromkeys(
     ("NonMaxSuppression", "Range", "Unique"),
-    "how large its result is, a call decides; make what it reads constants, or end before it",
+    "a call decides the size of its result; make its operands constants, or end before it",
 )
 
 
@@ -218,7 +220,7 @@ class NodeInterpreter:
         finally:
             self._opset, self.missing = before, found
         if lacking:
-            raise Unmapped(f"ONNX writes it with {lacking}")
+            raise Unmapped(f"its ONNX function has {lacking}")
         return [known.get(name, ABSENT) for name in body.outputs[: len(node.output)]]
 
     def _check_sizes(self, operands: Sequence[Operand], results: Sequence[Operand]) -> None:
@@ -311,7 +313,7 @@ class NodeInterpreter:
             return ABSENT
         one, two = (self.write.value(_plain(each)) for each in (then, other))
         if one.type != two.type:
-            raise Unmapped(f"its branches give {one.type} and {two.type}, and which is not known")
+            raise Unmapped(f"its branches give {one.type} and {two.type}; a call decides which")
         return self.write.pointwise("where", truth, one, two)
 
     def value(self, operand: Operand) -> Value:

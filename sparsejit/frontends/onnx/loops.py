@@ -79,7 +79,7 @@ def _written_out(
     is_number = isinstance(turns, np.ndarray) and turns.size == 1 and turns.dtype.kind == "i"
     most = int(np.asarray(turns).item()) if is_number else None
     if most is None or most > _MOST_WRITTEN_OUT:
-        raise Unmapped(f"does not turn a known number of times, at most {_MOST_WRITTEN_OUT}")
+        raise Unmapped(f"has no known number of turns up to {_MOST_WRITTEN_OUT}")
     body = body_of(node)
     scanned: list[Sequence[Operand]] = []
     with interpreter.inference.within(names_of(body.output[1:]), node.output):
@@ -88,7 +88,7 @@ def _written_out(
                 break
             interpreter.turns += 1
             if interpreter.turns > _MOST_IN_ALL:
-                raise Unmapped(f"turns more than {_MOST_IN_ALL} times, with other loops")
+                raise Unmapped(f"has more than {_MOST_IN_ALL} turns together with other loops")
             given = np.array(turn, np.int64), np.array(True), *carried
             interpreter.inference.copy(body.output[1:] if turn else node.input[2:], body.input[2:])
             condition, *made = interpreter.inside(body, given, known)
@@ -111,9 +111,9 @@ def loop_in_turns(
     most, condition, *carried = operands
     body = body_of(node)
     if isinstance(condition, Value):
-        raise Unmapped("may not turn at all: a call decides")
+        raise Unmapped("may have no turn: a call decides")
     if condition is not None and not np.all(condition):
-        raise Unmapped("does not turn")
+        raise Unmapped("has no turns")
     write = interpreter.write
     initial = [np.zeros((), np.int64), *carried]
     states = [interpreter.value(x) for x in initial]
@@ -130,13 +130,13 @@ def loop_in_turns(
         arrays = [write.known(value) for value in states]
         count = turns_before(read.graph, truth, arrays, limit)
     elif limit is None:
-        raise Unmapped("does not turn a known number of times")
+        raise Unmapped("has no known number of turns")
     else:
         count = limit if np.all(constant) else min(limit, 1)
     if count < 1:
-        raise Unmapped("does not turn")
+        raise Unmapped("has no turns")
     if count > _MOST_TURNS:
-        raise Unmapped(f"turns {count} times, at most {_MOST_TURNS}")
+        raise Unmapped(f"has {count} turns, more than {_MOST_TURNS}")
     made = write_turns(write, trimmed, count, states, [], read.others)
     _note(write, made, [*read.dtypes[: len(states)], *read.dtypes[len(states) + 1 :]])
     return made[1:]
@@ -164,7 +164,7 @@ def _number(most: Operand) -> int | None:
     if most is None:
         return None
     if not isinstance(most, np.ndarray) or most.size != 1 or most.dtype.kind != "i":
-        raise Unmapped("does not turn a known number of times")
+        raise Unmapped("has no known number of turns")
     return int(most.item())
 
 

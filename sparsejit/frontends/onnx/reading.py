@@ -251,5 +251,5 @@ def numpy_dtype_of(number: int, whose: str) -> np.dtype[Any]:
         return np.dtype(tensor_dtype_to_np_dtype(number))
     except KeyError:
         raise InvalidInput(
-            f"{whose} has the type {number}, which ONNX does not know; export the model again"
+            f"{whose} has the type {number}, which ONNX does not define; export the model again"
         ) from None

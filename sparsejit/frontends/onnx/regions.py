@@ -32,8 +32,8 @@ def own_constants(region: GraphProto, outside: Mapping[str, Operand]) -> dict[st
         other = outside.get(name)
         if other is not None and not (isinstance(other, np.ndarray) and _is_same(array, other)):
             raise Unmapped(
-                f"{region.name or 'a graph'} within it calls a constant {name}, as a "
-                "value around it is called; give it a name of its own"
+                f"{region.name or 'a graph'} within it has a constant {name}, the "
+                "name of a value around it; give the constant another name"
             )
     return found
 

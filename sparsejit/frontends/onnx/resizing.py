@@ -42,7 +42,7 @@ class Resizing:
         """
         wanted = length * scale if scale is not None else size or 0
         if not 0 <= wanted <= _MOST_POSITIONS:
-            raise Unmapped(f"of an axis of {length} to {wanted:g}, at most {_MOST_POSITIONS}")
+            raise Unmapped(f"resizes an axis of {length} to {wanted:g}, not 0 to {_MOST_POSITIONS}")
         new = int(wanted)
         step = scale if scale is not None else new / length
         at = self._positions(length, new, step)

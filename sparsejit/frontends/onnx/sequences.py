@@ -38,7 +38,7 @@ class TensorSequence:
             return count - 1
         place = call.number(operand, what)
         if not -count <= place < count:
-            raise Unmapped(f"its {what} is {place}, of {count}")
+            raise Unmapped(f"its {what} is {place}, outside the length {count}")
         return place % count
 
 
@@ -47,7 +47,7 @@ Mapped = Callable[[Writer, Call, Sequence[Any], "tuple[Dtype | None, ...]"], Any
 
 def _items(given: Sequence[Any], place: int = 0) -> TensorSequence:
     if not isinstance(given[place], TensorSequence):
-        raise Unmapped(f"operand {place} is no sequence whose length is known")
+        raise Unmapped(f"operand {place} is not a sequence of known length")
     return given[place]
 
 
@@ -83,7 +83,7 @@ def _length(write: Writer, call: Call, given: Sequence[Any], dtypes: Any) -> Arr
 def _concatenate(write: Writer, call: Call, given: Sequence[Any], dtypes: Any) -> Item:
     (dtype, *others), tensors = _apart(write, _items(given))
     if any(other != dtype for other in others):
-        raise Unmapped("of tensors of several dtypes")
+        raise Unmapped("has tensors of several dtypes")
     join = views.stack if call.flag("new_axis") else views.concatenate
     return join(write, tensors, call.attribute("axis")), dtype
 
@@ -91,7 +91,7 @@ def _concatenate(write: Writer, call: Call, given: Sequence[Any], dtypes: Any) -
 def _apart(write: Writer, held: TensorSequence) -> tuple[list[Any], list[Value]]:
     """The dtypes and the values of a sequence. Raises Unmapped for an empty one."""
     if not held.items:
-        raise Unmapped("of no tensors")
+        raise Unmapped("has no tensors")
     tensors = [write.value(plain(x) if isinstance(x, np.ndarray) else x) for x, _ in held.items]
     return [dtype for _, dtype in held.items], tensors
 
@@ -108,7 +108,7 @@ def _split(write: Writer, call: Call, given: Sequence[Any], dtypes: Any) -> Tens
     elif call.known(1, "split").ndim:
         lengths = call.numbers(1, "split")
         if sum(lengths) != length or min(lengths, default=0) < 0:
-            raise Unmapped(f"its parts are {lengths}, of {length}")
+            raise Unmapped(f"its parts are {lengths}, whose sum is not {length}")
         parts = views.cut(write, x, lengths, axis)
     else:
         step = call.number(1, "split")

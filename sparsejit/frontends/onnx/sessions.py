@@ -121,7 +121,7 @@ def _type_proto(text: str, shape: Sequence[int | str | None] | None) -> TypeProt
         return make_tensor_type_proto(TensorProto.DataType.Value(inner.upper()), shape)
     if outer == "seq":
         return make_sequence_type_proto(_type_proto(inner, None))
-    raise CompileError(f"its result is {text}; only tensors and sequences of them are kept")
+    raise CompileError(f"its result is {text}; only tensors and sequences of tensors are kept")
 
 
 def _no_axes(model: ModelProto, name: str) -> tuple[int, ...] | None:

@@ -353,5 +353,5 @@ def _why_one_batch(program: ExportedProgram) -> str:
     (first, (size, *_)), *others = sizes
     for name, (other, *_) in others:
         if other != size:
-            return f"axis 0 of input {first} is {size}, that of {name} is {other}"
+            return f"axis 0 of input {first} is {size}, axis 0 of {name} is {other}"
     return "it was exported for one batch"

@@ -226,7 +226,7 @@ class Interpreter:
             args = [args[0], _always_one(node, len(args[0].shape))]
         try:
             if target._schema.name in _OF_STORAGE and not _fills_its_storage(node):
-                raise Unmapped("of a view, whose memory a graph does not have")
+                raise Unmapped("reads a view, whose memory a graph does not have")
             result = self._mapped(target, args, kwargs, node.meta.get("val"))
             self._check_shape(result, node.meta.get("val"))
             return result
@@ -263,7 +263,7 @@ class Interpreter:
         if not any(isinstance(leaf, Value | Complex) for leaf in leaves(operands)):
             return computed(target, args, kwargs, example)
         if dtype == "complex32":
-            raise Unmapped("of complex32; compute in complex64")
+            raise Unmapped("computes in complex32; compute in complex64")
         if dtype:
             args, kwargs = pairs(self.write, (args, kwargs))
         elif (opened := self._opened(target, args, kwargs, example)) is not None:

@@ -42,7 +42,7 @@ def read_program(
         ) from error
     if program.example_inputs is None:
         raise InvalidInput(
-            f"{file} has no example inputs; save what torch.export.export made with them"
+            f"{file} has no example inputs; save a program that torch.export.export made with them"
         )
     args, kwargs = program.example_inputs
     return program, tuple(args), dict(kwargs)

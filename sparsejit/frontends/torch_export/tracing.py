@@ -50,12 +50,12 @@ def traced(
     if not isinstance(model, torch.nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise InvalidInput(
             f"the model is a {type(model).__name__}; give a torch.nn.Module, not scripted, or "
-            "what torch.export.export made"
+            "the result of torch.export.export"
         )
     _check_layers(model)
     if any(module.training for module in model.modules()):
-        warn_caller("the model is in training mode; what model.eval() computes is compiled")
-    why_not = "it was not asked for" if axes is None else _no_common_batch(args, kwargs, axes)
+        warn_caller("the model is in training mode; it is compiled as after model.eval()")
+    why_not = "it was not requested" if axes is None else _no_common_batch(args, kwargs, axes)
     with _evaluating(model) as told, known_recurrent_shapes(), traceable_packing():
         program = None
         if not why_not:
@@ -84,7 +84,7 @@ def _check_layers(model: Module) -> None:
             raise InvalidInput(
                 f"layer {name or 'itself'} is torch's quantised {type(module).__name__}, which "
                 "torch.export cannot export; give the model before it was quantised, with "
-                'dtype="int8" or what sparsejit.quantise returns'
+                'dtype="int8" or the scales from sparsejit.quantise'
             )
 
 

@@ -151,7 +151,7 @@ def power(write: Writer, z: Complex, exponent: Operand) -> Complex:
     if number == 0.5:
         return square_root(write, z)
     if number is None or number.imag or number.real % 1 or abs(number.real) > 64:
-        raise Unmapped("a complex base to a power that is not a known whole number or 0.5")
+        raise Unmapped("raises a complex base to a power that is not a known whole number or 0.5")
     left = int(abs(number.real))
     result: Operand = 1.0
     factor = z

@@ -104,7 +104,7 @@ def _over_three_axes(
     batch, channels, depth, *plane = x.shape
     count = (depth - span * (taps - 1) - 1) // step + 1
     if count < 1:
-        raise Unmapped(f"of {depth} positions, fewer than its kernel spans")
+        raise Unmapped(f"has {depth} positions, fewer than its kernel spans")
     last = step * (count - 1) + 1
     parts = [sliced(write, x, 2, n * span, n * span + last, step) for n in range(taps)]
     apart = (batch, channels, 1, count, *plane)

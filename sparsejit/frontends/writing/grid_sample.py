@@ -34,9 +34,9 @@ def grid_sampled(
     image, points = write.floats(x), write.floats(grid)
     axes = len(image.shape) - 2
     if mode == "cubic" and axes != 2:
-        raise Unmapped(f"cubic over {axes} axes")
+        raise Unmapped(f"interpolates cubically over {axes} axes")
     if not image.type.size:
-        raise Unmapped("of an image without pixels")
+        raise Unmapped("has an image without pixels")
     batch, channels, *sizes = image.shape
     places = points.shape[1:-1]
     tables = reshaped(write, moved(write, image, 1, -1), (batch, prod(sizes), channels))

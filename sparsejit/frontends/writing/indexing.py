@@ -87,7 +87,7 @@ def _masked(
     """
     own, rest = write.shape(mask), x.shape[axis + len(write.shape(mask)) :]
     if len(updates.shape) > len(rest) and any(n != 1 for n in updates.shape[: -len(rest) or None]):
-        raise Unmapped("with other updates for each element that a mask of a call chooses")
+        raise Unmapped("has different updates for the elements that a mask of a call chooses")
     new = reshaped(write, updates, updates.shape[max(len(updates.shape) - len(rest), 0) :])
     chosen = reshaped(write, mask, (*own, *(1,) * len(rest)))
     if accumulate:
@@ -109,14 +109,14 @@ def _by_axis(write: Writer, x: Value, indices: Indices) -> dict[int, Places]:
             axis += 1
             continue
         if known is None:
-            raise Unmapped("by a mask, which leaves the size open")
+            raise Unmapped("indexes by a mask, which leaves the size open")
         if known.ndim == 0:
-            raise Unmapped("by a mask without axes")
+            raise Unmapped("indexes by a mask without axes")
         for places in np.nonzero(known):
             named[axis] = places
             axis += 1
     if axis > len(x.shape):
-        raise Unmapped(f"by indices of {axis} axes of {len(x.shape)}")
+        raise Unmapped(f"indexes {axis} axes of {len(x.shape)}")
     return named
 
 
@@ -210,7 +210,7 @@ def _layout(write: Writer, x: Value, named: Mapping[int, Places]) -> _IndexedAxe
     try:
         shape = np.broadcast_shapes(*(each.shape for each in named.values()))
     except ValueError:
-        raise Unmapped("by indices that do not broadcast") from None
+        raise Unmapped("has indices that do not broadcast") from None
     own, along = _counted_axis(x, named, len(shape))
     others = [axis for axis in axes if axis != own]
     rest = [axis for axis in range(len(x.shape)) if axis not in named]

@@ -44,7 +44,7 @@ def open_size(write: Writer, mask: Operand) -> MaskSize:
 def _counted(write: Writer, mask: Operand) -> MaskSize:
     flat = reshaped(write, write.cast(mask, Element.BOOL), (prod(write.shape(mask)),))
     if not flat.type.size:
-        raise Unmapped("by a mask without elements")
+        raise Unmapped("indexes by a mask without elements")
     if flat.type.size == 1:
         flat = joined(write, (flat, np.zeros(1, bool)), 0)
     places, count = write.many(TruePlaces(), flat)
@@ -56,7 +56,7 @@ def chosen(write: Writer, x: Operand, axis: int, mask: Operand) -> tuple[Value, 
     value, rank = write.value(x), len(write.shape(mask))
     before, masked, after = np.split(value.shape, [axis, axis + rank])
     if tuple(masked) != write.shape(mask):
-        raise Unmapped(f"by a mask {list(write.shape(mask))} of {list(value.shape)} elements")
+        raise Unmapped(f"has a mask {list(write.shape(mask))} for {list(value.shape)} elements")
     size = open_size(write, mask)
     flat = reshaped(write, value, (*map(int, before), int(np.prod(masked)), *map(int, after)))
     return looked_up(write, flat, axis, size.places), size
@@ -97,7 +97,7 @@ def with_open_outputs(graph: Graph) -> tuple[Graph, list[Missing]]:
                 count = len(graph.outputs) + counts.index(size.count)
                 found.append(OpenAxis(output, *axes[value], count))
             elif value in reached:
-                text = f"values decide its size, and that of output {output}, {list(value.shape)}"
+                text = f"values decide the sizes of it and of output {output}, {list(value.shape)}"
                 return graph, [Missing("mask", text, origin)]
     return graph.with_open_axes(counts, found), []
 

@@ -192,7 +192,7 @@ def _check_along(shape: Sequence[int], given: Sequence[int], axis: int) -> None:
     sizes = enumerate(zip(given, shape, strict=False))
     fits = (own <= most for number, (own, most) in sizes if number != axis)
     if len(given) != len(shape) or not all(fits):
-        raise Unmapped(f"has places {list(given)} of {list(shape)} along axis {axis}")
+        raise Unmapped(f"has places {list(given)} for {list(shape)} along axis {axis}")
 
 
 def _along(write: Writer, shape: Sequence[int], places: Operand, axis: int) -> _Along:

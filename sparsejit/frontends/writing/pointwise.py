@@ -87,7 +87,7 @@ def power(write: Writer, x: Operand, exponent: Operand) -> Value:
         return expanded(write, write.number(1, write.element(x)), write.shape(x))
     if not _is_float(write, x):
         if power < 0:
-            raise Unmapped("whole numbers to a negative power")
+            raise Unmapped("raises whole numbers to a negative power")
         return _whole_power(write, x, int(power))
     special = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal", 2.0: "square"}
     if power in special:

@@ -48,7 +48,7 @@ def _whole_matmul(write: Writer, a: Value, b: Value) -> Value:
     columns = swapped(write, columns, -2, -1)
     depth = rows.shape[-1]
     if depth != columns.shape[-1]:
-        raise Unmapped(f"of {list(a.shape)} and {list(b.shape)}")
+        raise Unmapped(f"multiplies {list(a.shape)} by {list(b.shape)}")
     lead = np.broadcast_shapes(rows.shape[:-2], columns.shape[:-2])
     shape = (*lead, rows.shape[-2], columns.shape[-2])
     one = reshaped(write, rows, (*rows.shape[:-1], 1, depth))

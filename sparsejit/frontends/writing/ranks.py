@@ -61,7 +61,7 @@ def median_of_all(passes_nan: bool) -> Callable[[Writer, Operand], Value]:
 
     def mapping(write: Writer, x: Operand) -> Value:
         if not write.value(x).type.size:
-            raise Unmapped("of no elements")
+            raise Unmapped("has no elements")
         return median(passes_nan)(write, reshaped(write, x, (-1,)))[0]
 
     return mapping

@@ -57,11 +57,11 @@ def _of_nothing(write: Writer, made: Value) -> Value:
     op, operands = write.producer(made) or (None, ())
     known = [np.zeros(x.shape) if not x.type.size else write.known(x) for x in operands]
     if op is None or any(array is None for array in known):
-        raise Unmapped("of no elements")
+        raise Unmapped("reduces no elements")
     try:
         (result,) = op.reference(*[np.asarray(array) for array in known])
     except ValueError:  # the extreme of nothing
-        raise Unmapped("of no elements") from None
+        raise Unmapped("reduces no elements") from None
     return write.constant(result.astype(made.type.element.value), made.origin.name)
 
 
@@ -232,7 +232,7 @@ def histogram(
 ) -> Value:
     """The number of elements in each of `bins` equal parts of low .. high, as floats."""
     if not low < high:
-        raise Unmapped("between the least and the largest element, which a call decides")
+        raise Unmapped("has the least and the largest element as bounds, which a call decides")
     value = reshaped(write, write.floats(x), (1, -1))
     each = write.constant(np.arange(bins)[:, None], "bins")
     zero, one = (write.number(n, Element.FLOAT32) for n in (0, 1))

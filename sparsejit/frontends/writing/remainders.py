@@ -44,7 +44,7 @@ def _divided(write: Writer, x: Operand, other: Operand) -> tuple[Value, Value]:
     known = write.known(other)
     if known is not None:
         if not known.all():
-            raise Unmapped("by zero; give other divisors")
+            raise Unmapped("divides by zero; give other divisors")
         return x, other
     places = write.cast(write.pointwise("equal", other, 0), Element.INT64)
     found = write.one(Embedding(), places, np.zeros((1, 1), np.int64))

@@ -129,7 +129,7 @@ def digamma(write: Writer, x: Operand) -> Value:
 def polygamma(write: Writer, n: int, x: Operand) -> Value:
     """The n-th derivative of digamma, for 0 alone."""
     if n:
-        raise Unmapped(f"of order {n}")
+        raise Unmapped(f"has order {n}")
     return digamma(write, write.floats(x))
 
 

@@ -37,7 +37,7 @@ def write_turns(
     pairs = zip(states, body.outputs, strict=False)
     for before, after in pairs:
         if before.type != after.type:
-            raise Unmapped(f"a state is {before.type}, and then {after.type}")
+            raise Unmapped(f"a state changes from {before.type} to {after.type}")
     constants = [write.builder.adopt(value, array) for value, array in body.constants.items()]
     numbers = {value: number for number, value in enumerate(body.values())}
     nodes = tuple(

@@ -118,7 +118,7 @@ def constant_pad(write: Writer, x: Operand, pad: Sizes, value: float | None = No
     """Pad with a number; `pad` = (before, after) of the last axis, then of the one before it ..."""
     around = float(value or 0.0)
     if value is not None and around != value:
-        raise Unmapped(f"with {value}, which float64 does not hold")
+        raise Unmapped(f"has {value}, which float64 does not hold")
     return padded(write, x, _widths(pad, len(write.shape(x))), around)
 
 

@@ -40,7 +40,7 @@ def by_windows(
     batch, channels, *spatial = x.shape
     places = positions(tuple(spatial), kernel, stride, op.dilation)
     if min(places) < 1:
-        raise Unmapped(f"of {list(spatial)} positions, fewer than its kernel has")
+        raise Unmapped(f"has {list(spatial)} positions, fewer than its kernel")
     taps = []
     for tap in product(*map(range, kernel)):
         part = x

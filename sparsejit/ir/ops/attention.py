@@ -27,7 +27,7 @@ class Attention(Operator):
         "mask? bool [..., n, m] -> float32 [..., n, e]"
     )
     needs: ClassVar[str] = (
-        ", a mask being longer than 1 along one axis of the stack at most, and a scale up to "
+        ", with a mask longer than 1 along at most one axis of the stack, and a scale of at most "
         f"{LARGEST_SCALE:.3g}"
     )
     mixing: ClassVar[str] = "attends from one sample to another"

@@ -92,7 +92,9 @@ class ByteAttention(Operator):
         "value float32 [1, heads*each, columns], mask? float32 [samples, length] "
         "-> float32 [1, heads*each, columns]"
     )
-    needs: ClassVar[str] = ", features of a head by fours, columns by the length"
+    needs: ClassVar[str] = (
+        ", with features of a head in multiples of 4 and columns in multiples of the length"
+    )
     mixes: ClassVar[tuple[str, ...]] = ("columns", "heads*each")
     mixing: ClassVar[str] = "attends from one token to another"
 
@@ -101,8 +103,8 @@ class ByteAttention(Operator):
         is_factor = SMALLEST_SCALE <= abs(self.scale) <= LARGEST_SCALE
         if self.heads < 1 or self.length < 1 or self.shares.shift != -128 or not is_factor:
             raise InvalidInput(
-                f"{self}: give heads and length of 1 or more, shares from -128 on, and a scale of "
-                f"{SMALLEST_SCALE:.3g} to {LARGEST_SCALE:.3g}"
+                f"{self}: give heads and length of at least 1, shares with zero point -128, and a "
+                f"scale of {SMALLEST_SCALE:.3g} to {LARGEST_SCALE:.3g}"
             )
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:

@@ -22,7 +22,7 @@ class Cast(Operator):
 
     def __post_init__(self) -> None:
         if self.element is Element.FLOAT64:
-            raise InvalidInput("a Cast makes no float64; cast to float32")
+            raise InvalidInput("a Cast cannot make float64; cast to float32")
 
     types: ClassVar[str] = "x any [...] -> element [...]"
 

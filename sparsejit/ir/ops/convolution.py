@@ -43,7 +43,7 @@ def positions(spatial: Sizes, kernel: Sizes, stride: Sizes, dilation: Sizes) -> 
 def _check_axes(op: object, axes: int, *others: Sequence[object]) -> None:
     """Raise InvalidInput unless there are 1 or 2 axes, and a number for each in `others`."""
     if not 1 <= axes <= 2 or any(len(other) != axes for other in others):
-        raise InvalidInput(f"{op}: give as many numbers as there are axes, 1 or 2")
+        raise InvalidInput(f"{op}: give one number for each spatial axis, for 1 or 2 axes")
 
 
 def _check_sizes(op: object, least: int, *sizes: Sizes) -> None:
@@ -77,7 +77,7 @@ class RoundedResult:
         """Raise InvalidInput for fields that do not fit each other."""
         has_table, adds = self.table is not None, self.added is not None
         if self.own is None and (self.late or has_table or adds):
-            raise InvalidInput(f"{self} does more behind the product; give `own` its steps")
+            raise InvalidInput(f"{self} has operations after the product; give `own` its steps")
         is_whole = self.table is None or len(self.table) == 256
         if not is_whole or (adds and (self.late or has_table)):
             raise InvalidInput(f"{self}: give `added` alone, or a table of 256 integers")

@@ -35,7 +35,7 @@ class Forest(Operator):
         "leaves float32 [leaves, width], trees int64 [trees, 2], base float32 [outputs] "
         "-> result [batch, outputs]"
     )
-    needs: ClassVar[str] = ", with a feature at least, and a width of 1 or all outputs"
+    needs: ClassVar[str] = ", with at least one feature, and a width of 1 or of all outputs"
     mixes: ClassVar[tuple[str, ...]] = ("outputs",)
     mixing: ClassVar[str] = "compares features of several samples"
     takes_empty: ClassVar[bool] = True
@@ -107,7 +107,7 @@ class Trees:
             if np.array_equal(higher, heights[:-1]):
                 return heights[:-1]
             heights[:-1] = higher
-        raise InvalidInput("a node of a forest is its own ancestor; give trees")
+        raise InvalidInput("a node of a forest is its own ancestor; give trees without cycles")
 
     @property
     def x_bytes(self) -> int:

@@ -142,7 +142,9 @@ class Pointwise(Operator):
 
     def __post_init__(self) -> None:
         if self.kind not in FUNCTIONS:
-            raise InvalidInput(f"no function {self.kind!r}; use one of {', '.join(FUNCTIONS)}")
+            raise InvalidInput(
+                f"function {self.kind!r} is unknown; use one of {', '.join(FUNCTIONS)}"
+            )
 
     def signature(self, operands: int) -> Signature:
         function = FUNCTIONS[self.kind]
@@ -204,7 +206,7 @@ class Chain(Operator):
     results: tuple[int, ...]
     title: str = field(default="chain", compare=False)
 
-    needs: ClassVar[str] = ", as many as it counts, that broadcast to its shape"
+    needs: ClassVar[str] = ", one for each operand that it counts, all broadcast to its shape"
 
     @cached_property
     def _hash(self) -> int:
@@ -227,7 +229,9 @@ class Chain(Operator):
 
     def _check(self, numbers: tuple[int, ...], known: int) -> None:
         if not all(0 <= number < known for number in numbers):
-            raise InvalidInput(f"{self.title} names values {numbers} of {known}; name earlier ones")
+            raise InvalidInput(
+                f"{self.title} names values {numbers} of {known}; name earlier values"
+            )
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
         shapes = [operand.shape for operand in operands]

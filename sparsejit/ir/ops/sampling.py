@@ -55,7 +55,7 @@ class Draw(Operator):
 
     types: ClassVar[str] = "logits float32 [classes], uniform float32 [] -> int64 []"
     needs: ClassVar[str] = (
-        ", of one class at least, and an inverse temperature of "
+        ", with at least one class and an inverse temperature of "
         f"{SMALLEST_SCALE:.3g} to {LARGEST_SCALE:.3g}"
     )
 

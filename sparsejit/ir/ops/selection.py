@@ -143,7 +143,7 @@ class ArgMax(Operator):
 
     keeps_axis: bool = False
 
-    needs: ClassVar[str] = ", with a last axis to search"
+    needs: ClassVar[str] = ", with elements in the last axis"
     mixing: ClassVar[str] = "compares samples with each other"
 
     def signature(self, operands: int) -> Signature:
@@ -169,7 +169,7 @@ class TopK(Operator):
     least: bool = field(default=False, metadata={"newer": "than files of 0.1"})
 
     types: ClassVar[str] = "x float32 [*rows, n] -> float32 [*rows, count], int64 [*rows, count]"
-    needs: ClassVar[str] = ", with so many in the last axis"
+    needs: ClassVar[str] = ", with at least `count` elements in the last axis"
     mixing: ClassVar[str] = "compares samples with each other"
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:

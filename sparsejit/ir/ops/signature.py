@@ -108,7 +108,7 @@ def signature(text: str) -> Signature:
 
 
 def _tensors(text: str) -> tuple[DeclaredTensor, ...]:
-    assert not re.sub(", ", "", _TENSOR.sub("", text)), f"{text!r} is no list of tensors"
+    assert not re.sub(", ", "", _TENSOR.sub("", text)), f"{text!r} is not a list of tensors"
     return tuple(
         DeclaredTensor(
             found["name"] or "",
@@ -182,7 +182,7 @@ def _made(declared: DeclaredTensor, bound: Mapping[str, Any], op: object) -> Ten
             shape += bound[axis] if axis in bound else getattr(op, axis[1:])
         else:
             known, unknown = _factors(axis, bound, op)
-            assert not unknown, f"{op} makes {axis}, which nothing says"
+            assert not unknown, f"{op} makes {axis}, whose size no operand or field gives"
             shape.append(known)
     name = declared.element
     element = bound[name] if name in bound else getattr(op, name, None) or Element(name)

@@ -22,7 +22,9 @@ def axis_of(axis: int, rank: int) -> int:
     Raises InvalidInput for one that does not exist.
     """
     if not -max(rank, 1) <= axis < max(rank, 1):
-        raise InvalidInput(f"axis {axis} of a tensor of {rank} axes; use {-rank} to {rank - 1}")
+        raise InvalidInput(
+            f"axis {axis} does not exist in a tensor of {rank} axes; use {-rank} to {rank - 1}"
+        )
     return axis % rank if rank else 0
 
 

@@ -22,7 +22,7 @@ class Reshape(Operator):
 
     types: ClassVar[str] = "x X [*given] -> X [*shape]"
 
-    needs: ClassVar[str] = ", of as many elements"
+    needs: ClassVar[str] = ", with the same number of elements"
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
         return {} if prod(bound["*given"]) == prod(self.shape) else None
@@ -78,7 +78,7 @@ class Slice(Operator):
     step: int = 1
 
     types: ClassVar[str] = "x X [*given] -> X [*taken]"
-    needs: ClassVar[str] = ", with that range within the axis"
+    needs: ClassVar[str] = ", with the range within the axis"
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
         given = bound["*given"]
@@ -134,7 +134,7 @@ class Concat(Operator):
 
     axis: int
 
-    needs: ClassVar[str] = ", alike but for the axis"
+    needs: ClassVar[str] = ", equal in all other axes"
     takes_empty: ClassVar[bool] = True
 
     def signature(self, operands: int) -> Signature:
@@ -170,7 +170,7 @@ class Pad(Operator):
 
     types: ClassVar[str] = "x X [*given] -> X [*padded]"
 
-    needs: ClassVar[str] = ", of as many axes, whose elements can be that value"
+    needs: ClassVar[str] = ", with widths of at least 0 for each axis, and a value of the dtype"
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
         given = bound["*given"]

@@ -84,7 +84,7 @@ def _step(
 
     cost = byte_scaling_cost(scaling.y, low.target)
     facts = Facts(
-        "bytes to bytes, a number by channel",
+        "bytes to bytes, one factor for each channel",
         predicted_ns=cost.ns,
         bound=cost.bound,
         moved_bytes=scaling.x.bytes + scaling.y.bytes,

@@ -30,7 +30,10 @@ ZERO = 128  # the byte that stands for the integer 0
 def check_bytes(low: Lowering, node: Node) -> None:
     """Raise CompileError on processors without AVX-512 VNNI, which images in bytes need."""
     if not has_quads(low.target):
-        raise CompileError(f"{node.output.origin.name} is in bytes, which takes AVX-512 VNNI")
+        raise CompileError(
+            f"{node.output.origin.name} is stored in bytes, which needs AVX-512 VNNI; "
+            "use dtype='float32'"
+        )
 
 
 def byte_view(planes: BytePlanes) -> View:

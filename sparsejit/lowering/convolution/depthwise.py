@@ -132,7 +132,7 @@ def _facts(low: Lowering, spec: Depthwise, parameter: str) -> Facts:
     places = loop.samples * loop.rows.positions * loop.columns.positions
     nnz = int(np.count_nonzero(spec.taps))
     reason = (
-        f"a kernel a channel: {counts.products:,} products of vectors, "
+        f"one kernel for each channel: {counts.products:,} products of vectors, "
         f"{counts.moved_bytes:,} bytes read and written, bound by {cost.bound}"
     )
     return Facts(

@@ -290,8 +290,8 @@ def _facts(
     if not masks.arrays.all():
         looked = tiles.all_keys * tiles.rows / masks.arrays.size
         reason += (
-            f", of which the mask allows {masks.share:.1%} and tiles of {tiles.rows} queries "
-            f"look at {looked:.1%}"
+            f", the mask allows {masks.share:.1%} of the pairs, and tiles of {tiles.rows} queries "
+            f"compute {looked:.1%}"
         )
     effective = 2 * count * queries * keys * (stack.depth + stack.values)
     cost = attention_cost(stack, tiles, target)

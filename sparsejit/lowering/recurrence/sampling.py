@@ -90,7 +90,7 @@ def lower_predict(low: Lowering, node: Node) -> None:
         at.writes[0].point(asm, rdi)
         asm.emit("vmovss", Memory(rdi), xmm(0))
 
-    _add(low, node, "predict", "from past samples", emit)
+    _add(low, node, "predict", "a prediction from past samples", emit)
 
 
 @lowers(Reconstruct)
@@ -123,7 +123,7 @@ def lower_reconstruct(low: Lowering, node: Node) -> None:
 
     writes = tuple(map(low.dense_result, node.outputs))
     reads = (*map(low.contiguous, (level, levels)), *map(low.view, numbers))
-    facts = Facts(f"from one of {count} levels")
+    facts = Facts(f"a sample from one of {count} levels")
     low.add(Step("reconstruct", node.outputs[0].origin, reads, writes, emit, facts))
 
 

@@ -132,7 +132,9 @@ def _products(
     ends = [rows]
     if op.cell is RecurrentCell.GRU_RESET_FIRST:
         if op.rounds_state:
-            raise CompileError("a GRU that resets first has no state in steps; leave rounds_state")
+            raise CompileError(
+                "a GRU that resets first has no quantised state; leave rounds_state at False"
+            )
         ends = [2 * hidden, rows]
     found, first = [], 0
     for end in ends:

@@ -11,7 +11,7 @@ from sparsejit.machine.processors.forest import FOREST
 from sparsejit.machine.processors.tiles import TILE_STEPS
 from sparsejit.machine.rates import Rates
 
-_DERIVED = "not timed: loads and multiplications are those of broadcast in 1x16"
+_DERIVED = "not timed: the loads and multiplications of broadcast in 1x16"
 
 STEPS = {
     **TILE_STEPS,  # Zen 5 has no tiles, but targets with its costs may
@@ -44,7 +44,7 @@ STEPS = {
     ("broadcast-4x4", "avx512", "float16"): StepPrice(0.86, _DERIVED),
     ("broadcast-4x4", "avx2", "float16"): StepPrice(0.61, _DERIVED),
     ("broadcast-loop", "avx512", "float32"): StepPrice(
-        1.12, "64x64; code is that of the block rows' ends"
+        1.12, "64x64; the code of the block rows' ends"
     ),
     ("broadcast-loop", "avx2", "float32"): StepPrice(1.0, "1152x384 at 80 to 95 % zero"),
     ("broadcast-loop", "avx512", "bfloat16"): StepPrice(0.88, "1024x1024 at 5 % in 1x16 in 760 ns"),

@@ -23,7 +23,7 @@ def attention(write: Writer, call: Call) -> Any:
     if call.has(4) or call.has(6):
         raise Unmapped("keeps a past")
     if call.attribute("qkv_hidden_sizes") or call.flag("do_rotary"):
-        raise Unmapped("of other sizes, or rotated")
+        raise Unmapped("has qkv_hidden_sizes or do_rotary")
     whole = pointwise.total(write, [products.matmul(write, x, weights), bias])
     return _of_one_product(write, call, whole, 3, 5)
 
@@ -78,7 +78,7 @@ def _attended(
     summands: list[Value | None] = [write.pointwise("mul", scores, float(scale))]
     if call.flag("unidirectional"):
         if length != keys:
-            raise Unmapped(f"unidirectional, of {length} queries and {keys} keys")
+            raise Unmapped(f"is unidirectional with {length} queries and {keys} keys")
         summands.append(write.value(np.triu(np.full((length, length), -np.inf, np.float32), 1)))
     if call.has(mask):
         summands.append(_mask(write, call, mask, (batch, length, keys)))

@@ -59,7 +59,7 @@ def _around_windows(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -
             if total != sum(pair) and not (total == -1 and 1 in (k, d)):
                 raise Unmapped(
                     f"auto_pad={call.attribute('auto_pad')} with dilations, or strides beyond the "
-                    "kernel, of which ONNX and ONNX Runtime make results of different sizes; "
+                    "kernel, for which ONNX and ONNX Runtime give results of different sizes; "
                     "write pads instead"
                 )
     return widths
@@ -86,7 +86,7 @@ def conv_integer(write: Writer, call: Call) -> Value:
 def _conv(write: Writer, call: Call, x: Value, weight: Value, bias: Value | None) -> Value:
     rank = len(weight.shape) - 2
     if len(x.shape) != len(weight.shape):
-        raise Unmapped(f"of sizes {list(x.shape)} with weights of {list(weight.shape)}")
+        raise Unmapped(f"has sizes {list(x.shape)} and weights of {list(weight.shape)}")
     widths = _around(call, x.shape[2:], weight.shape[2:])
     even = all(before == after and before >= 0 for before, after in widths)
     if not even:

@@ -91,7 +91,7 @@ def _labels(equation: str, ranks: Sequence[int]) -> tuple[list[Labels], Labels]:
     once = sorted(label for label, count in counts.items() if count == 1 and label.isalpha())
     result = _spread(right, most) if arrow else [*_spread("...", most), *once]
     if not set(result) <= set(counts) or len(set(result)) < len(result):
-        raise Unmapped(f"its equation {equation} gives what no operand has, or twice")
+        raise Unmapped(f"its equation {equation} gives a label twice or one of no operand")
     return found, result
 
 

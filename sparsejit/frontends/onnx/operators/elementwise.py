@@ -101,7 +101,7 @@ def cast(write: Writer, call: Call) -> Value:
     """Cast to a dtype; floats become whole numbers towards zero."""
     dtype = dtype_of(call.attribute("to"), "attribute to")
     if dtype == np.uint64:
-        raise Unmapped("to uint64, which int64 does not hold")
+        raise Unmapped("casts to uint64, which int64 does not hold")
     return write.converted(call.value(write, 0), dtype)
 
 

@@ -32,12 +32,12 @@ def dft(write: Writer, call: Call) -> Value:
     if call.has(1):
         size = call.number(1, "dft_length")
     if size < 1:
-        raise Unmapped(f"of {size} points")
+        raise Unmapped(f"has {size} points")
     if inverse and half:
         if not isinstance(x, Complex):
-            raise Unmapped("a one-sided inverse of real numbers")
+            raise Unmapped("is a one-sided inverse of real numbers")
         if length != size // 2 + 1:  # the package and ONNX Runtime differ there
-            raise Unmapped(f"a one-sided inverse of {size} points that has {length} of its bins")
+            raise Unmapped(f"is a one-sided inverse of {size} points with {length} bins")
         made = fourier.real_signal(write, x, size, 1 / size, axis)
         return reshaped(write, made, (*made.shape, 1))
     plan = (fourier.one_sided if half else fourier.inverse if inverse else fourier.forward)(size)

@@ -169,7 +169,7 @@ def matmul_n_bits(write: Writer, call: Call) -> Value:
     if call.has(4):
         raise Unmapped("its columns are in another order (g_idx)")
     if bits not in (2, 4, 8):
-        raise Unmapped(f"of {bits} bits")
+        raise Unmapped(f"has weights of {bits} bits")
     blocks = -(-columns // length)
     held = np.asarray(call.known(1, "weights"), np.uint8).reshape(rows, blocks, -1)
     steps = _unpacked(held, bits)[..., :length].astype(np.float32)

@@ -53,7 +53,9 @@ def tensor_scatter(write: Writer, call: Call) -> Value:
         is_circular = True
     length, count = cache.shape[axis], updates.shape[axis]
     if count > _MOST_UPDATES or axis == 0:
-        raise Unmapped(f"of {count} updates along axis {axis}, at most {_MOST_UPDATES}, not axis 0")
+        raise Unmapped(
+            f"has {count} updates along axis {axis}; give at most {_MOST_UPDATES}, not along axis 0"
+        )
     shape = [1] * len(cache.shape)
     stands = np.arange(length).reshape([-1 if n == axis else 1 for n in range(len(shape))])
     shape[0] = cache.shape[0]

@@ -112,7 +112,7 @@ def _dtype(call: Call) -> Dtype:
 def _along(call: Call, x: Value) -> tuple[Array, Array]:
     """Scale and zero point: scalars, or a number for each place of `axis`."""
     if call.attribute("block_size", 0):
-        raise Unmapped("of blocks")
+        raise Unmapped("has a scale for each block")
     if _dtype(call).kind not in "iu":
         raise Unmapped(f"to {_dtype(call)}")
     scale = plain(call.known(1, "scale"))

@@ -66,9 +66,9 @@ def diagonal_like(write: Writer, call: Call) -> Array:
         dtype = dtype_of(call.attribute("dtype"), "attribute dtype")
     shape = call.value(write, 0).shape
     if len(shape) != 2:
-        raise Unmapped(f"of {len(shape)} axes, not two")
+        raise Unmapped(f"has {len(shape)} axes, not two")
     if not isinstance(dtype, np.dtype):
-        raise Unmapped(f"of {dtype}")
+        raise Unmapped(f"has dtype {dtype}")
     return np.eye(*shape, k=call.attribute("k", 0), dtype=dtype)
 
 
@@ -80,7 +80,7 @@ def one_hot(write: Writer, call: Call) -> Value:
         raise Unmapped(f"its values have shape {values.shape}, not (2,)")
     off, on = values.tolist()
     if not 0 < depth <= _MOST_CLASSES:
-        raise Unmapped(f"of {depth} classes, not 1 to {_MOST_CLASSES}")
+        raise Unmapped(f"has {depth} classes, not 1 to {_MOST_CLASSES}")
     axis = axis_of(call.attribute("axis", -1), len(index.shape) + 1)
     wrapped = _from_the_front(write, index, depth)
     column = arranging.reshaped(write, wrapped, (*index.shape, 1))
@@ -114,7 +114,7 @@ def resize(write: Writer, call: Call) -> Value:
         scales = call.known(2, "scales").astype(float).reshape(-1).tolist()
         wanted = [(axis, scale, None) for axis, scale in zip(axes, scales, strict=True)]
     if 0 in x.shape or any(size == 0 for _, _, size in wanted):
-        raise Unmapped("of no elements")
+        raise Unmapped("has no elements")
     for axis, scale, size in wanted:
         if scale != 1 and size != x.shape[axis]:
             x = _resized(write, x, axis, how.weights(x.shape[axis], scale, size))

@@ -93,7 +93,7 @@ def slice_axes(write: Writer, call: Call) -> Value:
     axes = call.numbers(3, "axes") if call.has(3) else range(len(starts))
     steps = call.numbers(4, "steps") if call.has(4) else [1] * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps) or 0 in steps:
-        raise Unmapped("its starts, ends, axes and steps are not alike many, or a step is 0")
+        raise Unmapped("its starts, ends, axes and steps differ in length, or a step is 0")
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if step > 0:
             x = views.slice_axis(write, x, axis, start, end, step)
@@ -112,7 +112,7 @@ def _from_a_place(write: Writer, call: Call, x: Value) -> Value:
     (one, before), (other, behind) = _origin_of(write, first), _origin_of(write, end)
     steps = call.numbers(4, "steps") if call.has(4) else [1]
     if first.type.size != 1 or one != other or behind < before or steps != [1]:
-        raise Unmapped("how many elements it takes is not known before the model runs")
+        raise Unmapped("its number of elements is not known before the model runs")
     axis = call.number(3, "axes") if call.has(3) else 0
     start = arranging.reshaped(write, first, (1,))
     places = write.pointwise("add", start, np.arange(behind - before))
@@ -146,7 +146,7 @@ def expand(write: Writer, call: Call) -> Value:
     try:
         whole = np.broadcast_shapes(x.shape, tuple(sizes))
     except ValueError as error:
-        raise Unmapped(f"of {list(x.shape)} to {sizes}: {error}") from None
+        raise Unmapped(f"expands {list(x.shape)} to {sizes}: {error}") from None
     return arranging.expanded(write, x, whole)
 
 

@@ -84,7 +84,7 @@ def stft(
 ) -> Any:
     """Spectra (..., bins, frames) of windows of a signal (..., time)."""
     if align_to_window:
-        raise Unmapped("with align_to_window")
+        raise Unmapped("has align_to_window")
     hop = n_fft // 4 if hop_length is None else hop_length
     pair = x if isinstance(x, Complex) else write.floats(x)
     if window is None and win_length not in (None, n_fft):
@@ -134,7 +134,7 @@ def centred_stft(
 def _centred(write: Writer, window: Operand, size: int) -> Value:
     """A window padded with zeros on both sides."""
     if isinstance(window, Complex):
-        raise Unmapped("of a complex window; multiply frames by it")
+        raise Unmapped("has a complex window; multiply frames by it")
     value = write.floats(window)
     before = (size - value.shape[0]) // 2
     return padded(write, value, [(before, size - value.shape[0] - before)])
@@ -158,7 +158,7 @@ def istft(
     Windows are added, and divided by the sum of their squares.
     """
     if return_complex:
-        raise Unmapped("with return_complex; take real signals")
+        raise Unmapped("has return_complex; take real signals")
     hop = n_fft // 4 if hop_length is None else hop_length
     whole = as_complex(write, x)
     rows = Complex(*(swapped(write, part, -1, -2) for part in (whole.real, whole.imag)))
@@ -182,7 +182,7 @@ def _known_window(write: Writer, window: Operand, win_length: int | None, size: 
     """The window in float64, padded with zeros on both sides."""
     known = np.ones(win_length or size) if window is None else write.known(window)
     if known is None:
-        raise Unmapped("of a window that is not known; make it a buffer or a constant")
+        raise Unmapped("has a window that is not known; make it a buffer or a constant")
     before = (size - len(known)) // 2
     return np.pad(known.astype(np.float64), (before, size - len(known) - before))
 

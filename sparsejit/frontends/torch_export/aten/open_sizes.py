@@ -29,7 +29,7 @@ def index(
     if not masks:
         return None
     if len(named) > 1:
-        raise Unmapped("by a mask beside other indices")
+        raise Unmapped("indexes by a mask beside other indices")
     ((axis, mask),) = named
     return chosen(write, x, axis, mask)
 

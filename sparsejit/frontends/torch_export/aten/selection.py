@@ -118,7 +118,7 @@ def arg_sort(write: Writer, x: Operand, dim: int = -1, descending: bool = False)
 def one_hot(write: Writer, x: Operand, num_classes: int = -1) -> Value:
     """1 for the class of each element and 0 for other classes, on a new last axis."""
     if num_classes < 0:
-        raise Unmapped("of a number of classes that depends on the values; give num_classes")
+        raise Unmapped("has a number of classes that depends on the values; give num_classes")
     index = write.value(x)
     classes = np.arange(num_classes)
     hot = write.pointwise("equal", reshaped(write, index, (*index.shape, 1)), classes)

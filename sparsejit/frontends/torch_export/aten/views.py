@@ -139,7 +139,7 @@ def slice_replaced(
     length = write.shape(x)[dim]
     first, last, stride = slice(start, end, step).indices(length)
     if stride != 1:
-        raise Unmapped(f"of every {stride}nd element")
+        raise Unmapped(f"writes every {stride}nd element")
     inside = write.converted(source, write.dtype(x))
     shape = list(write.shape(x))
     shape[dim] = max(last - first, 0)
@@ -163,7 +163,7 @@ def repeat_by(
     """Every element of an axis, repeated by the counts in a known tensor."""
     counts = write.known(repeats)
     if counts is None:
-        raise Unmapped("as often as an input says, which leaves the size open")
+        raise Unmapped("repeats as often as an input says, which leaves the size open")
     value = reshaped(write, x, (-1,)) if dim is None else write.value(x)
     axis = axis_of(dim or 0, len(value.shape))
     if counts.size == 1:
