@@ -50,18 +50,18 @@ INNER_ROOMS = {
     "voice": VOICE_ROOMS,
 }
 
-# What lowering may ask the planner: choices, and what a step should take. It knows no prices.
+# Modules that lowering may ask the planner: choices, and times of steps. It knows no prices.
 CHOICES = {
     *("attention_plan", "byte_plan", "convolution_plan", "forest_plan", "layer_planner"),
     *("plan", "sharing", "split", "vector_cost"),
 }
 
-# What prices are made of: a core's data, and counts of cycles.
+# Modules that prices are made of: a core's data, and counts of cycles.
 PRICES = {"core", "rates", "cycles", "cycles_per_ns"}
-# What makes native code beside `x86`.
+# Modules that make native code beside `x86`.
 WRITERS = {"sparsejit.runtime.program", "sparsejit.native.executable_memory"}
 
-# What only some rooms may import. perf calls MKL, a rival measured beside us, through ctypes.
+# Modules that only some rooms may import. perf calls MKL, a rival measured beside us, by ctypes.
 ONLY_IN = {
     "peachpy": {"x86"},
     "mmap": {"native", "runtime"},
@@ -103,7 +103,7 @@ def room_of(module: str, depth: int = 1) -> str:
 
 
 class Facts(NamedTuple):
-    """What the rules ask of a file, from one walk over its syntax."""
+    """The facts about a file that the rules need, from one walk over its syntax."""
 
     imports: list[ast.Import | ast.ImportFrom | ast.Call]
     # Names after a dot and strings, each with its line.
@@ -215,7 +215,7 @@ def test_lowering_never_prices() -> None:
 
 
 def test_planner_never_emits() -> None:
-    """What it has measured, `measuring` writes."""
+    """`measuring` writes the data that the planner has measured."""
     found = []
     for path in in_room("planner"):
         code = [name for name in imports_of(path) if room_of(name) == "x86" or name in WRITERS]
@@ -229,7 +229,7 @@ def in_room(room: str) -> list[Path]:
 
 
 def attributes(path: Path, wanted: Callable[[str], bool]) -> list[str]:
-    """Those that are wanted, with their places."""
+    """The attributes that are wanted, with their places."""
     return [
         f"{house_path(path)}:{line}: .{name}"
         for name, line in facts_of(path).attributes
@@ -306,7 +306,7 @@ PROCESSORS = re.compile(
     r"|skylake|haswell|broadwell|\bepyc|\bryzen|\bxeon",
     re.IGNORECASE,
 )
-# Where figures and data of single processors belong.
+# Rooms where figures and data of single processors belong.
 MAY_NAME_PROCESSORS = (*("perf/", "tests/", "sparsejit/machine/"),)
 
 

@@ -58,7 +58,7 @@ def _without_steps(
     if np.isinf(forest.missing):
         raise InvalidInput(
             f"the XGBoost model takes {forest.missing} for missing behind other steps or beside "
-            "other estimators; fit it on NaN for what is missing"
+            "other estimators; fit it on NaN for missing values"
         )
     steps = _forgiving(steps)
     own = forest.rounds_x, forest.missing, forest.skips_zeros

@@ -143,7 +143,7 @@ def _check_zeros(booster: Any) -> None:
         if name == "decision_type" and any(int(n) >> 2 & 3 == 1 for n in numbers.split()):
             raise InvalidInput(
                 "the LightGBM model has zero_as_missing=True, which is not read; train it with "
-                "NaN for what is missing"
+                "NaN for missing values"
             )
 
 

@@ -172,7 +172,7 @@ def test_code_for_c_is_written_beside_it(tmp_path: Path, net: str) -> None:
     [
         (["--out", "m.safetensors"], "is not a .sjit path"),
         (["--out", "nets.py/m.sjit"], "cannot be written"),
-        (["--out", "m.sjit", "--header", "m.h"], "--header .* describes what --export writes"),
+        (["--out", "m.sjit", "--header", "m.h"], "--header .* describes the file of --export"),
         (["--out", "m.sjit", "--export", "m.dll"], r"is no \.o or \.so file"),
         (["--out", "m.sjit", "--export", "my-net.o"], "becomes a name in C"),
         (["--out", "m.sjit", "--html", "nets.py/page.html"], "cannot be written"),
