@@ -1,4 +1,4 @@
-"""What the examples share: pruning by magnitude, and torch's time beside ours on one core."""
+"""Parts that the examples share: pruning by magnitude, and torch's time beside ours on one core."""
 
 from collections.abc import Callable
 from time import perf_counter

@@ -1,8 +1,8 @@
 """A whole pruned model called from C: no Python, no library, one object file.
 
 Run with `python examples/deploy_from_c.py [folder]`; it needs a C compiler. It exports a perceptron
-as digits.o and digits.h, writes main.c, compiles both, compares the program's output with that of
-the same model in Python, and its time with torch's.
+as digits.o and digits.h, writes main.c, compiles both, compares the program's output with the
+same model's in Python, and its time with torch's.
 """
 
 import shutil

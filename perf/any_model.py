@@ -29,7 +29,7 @@ OURS = {
     "bfloat16": ModelPeer("sparsejit-bfloat16", "its weights in bfloat16", is_float32=False),
     "float16": ModelPeer("sparsejit-float16", "its weights in float16", is_float32=False),
     "int8": ModelPeer(
-        "sparsejit-int8", "its weights and what they multiply in int8", is_float32=False
+        "sparsejit-int8", "its weights and inputs in int8", is_float32=False
     ),
     "auto": ModelPeer(
         "sparsejit-auto", "as short as 1 % of the largest output allows", is_float32=False
@@ -56,7 +56,7 @@ class AnyComparison:
         ours = [times.pop(peer.name) for peer in OURS.values() if peer.name in times]
         if not ours:
             why = (self.skipped.get(peer.name) for peer in OURS.values())
-            return f"sparsejit does not run it: {next(filter(None, why), 'it was not asked to')}"
+            return f"sparsejit does not run it: {next(filter(None, why), '--dtype leaves it out')}"
         short = [one for one in times.values() if not MODEL_PEERS[one.name].is_float32]
         wrong = [one for one in times.values() if one.relative_error > _WRONG and one not in short]
         others = [one for one in times.values() if one not in short + wrong]

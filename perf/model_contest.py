@@ -192,7 +192,7 @@ def measure(
 def _first_cores(count: int) -> list[int]:
     allowed = sorted(os.sched_getaffinity(0))
     if count > len(allowed):
-        raise InvalidInput(f"{count} threads on {len(allowed)} cores; give at most so many")
+        raise InvalidInput(f"{count} threads on {len(allowed)} cores; give at most {len(allowed)}")
     return allowed[:count]
 
 

@@ -106,7 +106,7 @@ CONTESTS: dict[tuple[str, str], Callable[[], Callable[[], float]]] = {
 
 
 def main(
-    threads: Annotated[int, typer.Option(help="How many beside one.")] = 2,
+    threads: Annotated[int, typer.Option(help="Number of threads, beside one.")] = 2,
     record: Annotated[bool, typer.Option("--record", help="Append the times.")] = False,
 ) -> None:
     """Print a line for every model."""

@@ -36,8 +36,8 @@ class Batches:
                 batch = next(self._iterator, self)
         if batch is self:
             raise InvalidInput(
-                f"batches yielded nothing in pass {self._pass + 1}: give what can be iterated "
-                "again, such as a DataLoader or a list, with at least one batch"
+                f"batches yielded nothing in pass {self._pass + 1}: give an iterable "
+                "that can start again, such as a DataLoader or a list, with at least one batch"
             )
         self._taken += 1
         return batch

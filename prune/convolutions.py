@@ -147,7 +147,7 @@ def _check_known(name: str, module: nn.Module, example_inputs: Any) -> None:
     if example_inputs is None:
         raise InvalidInput(
             f"{name} belongs to a {type(module).__name__}, whose time depends on the size of its "
-            "images: give example_inputs, what the model is called with, such as "
+            "images: give example_inputs, the arguments of a call, such as "
             "torch.zeros(1, 3, 224, 224), or a recipe's Workload batches"
         )
 

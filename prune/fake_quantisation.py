@@ -54,7 +54,7 @@ class FakeQuantisation:
         check_model(model)
         if not isinstance(scales, Scales):
             raise InvalidInput(
-                f"scales is a {type(scales).__name__}; give what sparsejit.quantise returned"
+                f"scales is a {type(scales).__name__}; give the result of sparsejit.quantise"
             )
         self._scales = scales
         short = [each for each in scales.layers if each.dtype is not DType.FLOAT32]
@@ -97,7 +97,7 @@ def _owner(model: nn.Module, layer: LayerScales) -> nn.Module | None:
         module = model.get_submodule(owner)
     except AttributeError:
         raise InvalidInput(
-            f"scales name {layer.weights}, which the model lacks; give those of this very model"
+            f"scales name {layer.weights}, which the model lacks; give the scales of this model"
         ) from None
     if layer.shape and prod(layer.shape) != weight.numel():
         raise InvalidInput(

@@ -84,7 +84,7 @@ def _parameter(model: nn.Module, name: str) -> nn.Parameter:
         return model.get_parameter(name)
     except AttributeError as error:
         raise InvalidInput(
-            f"the model has no weight {name!r}, which the report names; give the model it is of"
+            f"the model has no weight {name!r}, which the report names; give its own report"
         ) from error
 
 

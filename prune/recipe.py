@@ -312,7 +312,7 @@ class Recipe:
         elif isinstance(pruner.criterion, Movement):
             raise InvalidInput(
                 f"prune.criterion is movement, and method {self.method.kind} prunes before "
-                "anything moves: use method gradual"
+                "any weight moves: use method gradual"
             )
 
     def _check_gradual(self, schedule: Schedule) -> None:

@@ -47,7 +47,7 @@ class GroupLasso:
 
     def __init__(self, strength: float, pattern: str | Pattern) -> None:
         if not _is_number(strength) or not strength > 0:
-            raise InvalidInput(f"strength={strength!r} draws nothing to zero: give more than 0")
+            raise InvalidInput(f"strength={strength!r} draws no weight to zero: give more than 0")
         chosen = choose_pattern(pattern)
         if not isinstance(chosen, BlockPattern):
             raise InvalidInput(

@@ -20,7 +20,7 @@ _MODULES_OF_CLASSES = {"datetime": "datetime", "date": "datetime"}
 
 A_TIME = "a time in ns"
 
-# Names of measured times and of what is made of them.
+# Names of measured times and of values made of them.
 MEASURED = {
     *("min_ns", "median_ns", "ns_min", "ns_median", "ns_python", "ns_by_place", "measured_ns"),
     *("ns_alone", "ns_shared", "barrier_ns", "kernel_ns", "us_min", "us_median", "us_torch"),
@@ -29,7 +29,7 @@ MEASURED = {
     *("bytes_a_cycle", "cycles_per_ns", "clock_ghz", "fma_gflops", "real_gflops"),
     *("effective_gflops", "l1_bytes_per_ns", "l2_bytes_per_ns", "l3_bytes_per_ns"),
     *("memory_bytes_per_ns", "elapsed"),
-    # A field called ns, but for that of a planner's cost, which is predicted from counts.
+    # A field called ns, except in a planner's cost, which is predicted from counts.
     A_TIME,
 }
 # Functions that measure: what they return is a time as well.
@@ -37,8 +37,8 @@ MEASURING = {
     *("time_native", "time_in_turn", "time_copies", "time_python", "time_at_places"),
     *("median_of_least", "least_ns", "load_bandwidth", "time_synthesis", "us_in_turn"),
 }
-# What makes times known: a test that takes one of these compares what is exact. So does one that is
-# marked as reading recordings.
+# Fixtures that make times known: a test that takes one of these compares exactly. So does one
+# that is marked as reading recordings.
 FAKES = {"steady_clock", "fake_clock", "pretended"}
 
 _ORDERS = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
@@ -46,7 +46,7 @@ _IN_TEXT = re.compile(r"\b(perf_counter|monotonic|process_time|thread_time|time\
 
 
 def breaches(source: str) -> list[str]:
-    """What is against the rule in a test's source, each with its line."""
+    """Each line of a test's source that is against the rule."""
     tree = ast.parse(source)
     found = [*_clocks(tree), *_texts(tree), *_orders(tree, known=False)]
     return [f"line {line}: {what}" for line, what in sorted(set(found))]
@@ -115,7 +115,7 @@ def _named_after_measuring(tree: ast.AST) -> set[str]:
 
 
 def _words(node: ast.AST) -> Iterator[str]:
-    """Names, attributes and keys in an expression, but of what is asked for its keys or length."""
+    """Names, attributes and keys in an expression, except objects asked for keys or length."""
     if isinstance(node, ast.Call):
         called = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if called in {"keys", "len", "isinstance"}:

@@ -23,25 +23,25 @@ from sparsejit.x86.shipping import ship
 os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
 _TEMPORARY = own_temporary_folder()
 
-# What an earlier calibration or tuning of this machine left behind must not sway the planner.
+# An earlier calibration or tuning of this machine must not sway the planner.
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="cache-")
 
 # Nor is code taken that an earlier run left there.
 os.environ["SPARSEJIT_CODE_CACHE_MB"] = "0"
 
-# Nor is it measured: prices are those of its data.
+# Nor is it measured: prices come from its data.
 os.environ["SPARSEJIT_CALIBRATE"] = "0"
 
-# What an operator leaves unwritten is NaN, or -1.
+# Elements that an operator leaves unwritten are NaN, or -1.
 os.environ["SPARSEJIT_FILL"] = "1"
 
 # A forked process has no other threads, which torch would wait for.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Output is that of a pipe, whatever terminal the tests run in.
+# Output is as in a pipe, whatever terminal the tests run in.
 os.environ.pop("COLUMNS", None)
 
-# What a shell runs in the background ignores Ctrl-C, and so would all that a test starts.
+# A command that a shell runs in the background ignores Ctrl-C, and so would all that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

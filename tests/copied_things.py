@@ -33,7 +33,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 
 class Kind(NamedTuple):
-    """How a thing is made, and what it gives when it is used."""
+    """A way to make a thing, and the values that it gives when it is used."""
 
     make: Callable[[], Any]
     use: Callable[[Any], Any]
@@ -115,7 +115,7 @@ KINDS = {
 
 
 def tried(kind: Kind, box: list[Any], way: Callable[[Any], Any]) -> str:
-    """ITSELF or ANOTHER, as the copy of what lies in the box is, or why there is none."""
+    """ITSELF or ANOTHER, as the copy of the thing in the box is, or why there is none."""
     made = box.pop()
     before = kind.use(made)
     try:
@@ -130,7 +130,7 @@ def tried(kind: Kind, box: list[Any], way: Callable[[Any], Any]) -> str:
 
 
 def in_a_child(kind: Kind, box: list[Any], way: Callable[[Any], Any]) -> str:
-    """What `tried` says, or how its process ended."""
+    """The word of `tried`, or the end of its process."""
     reads, writes = os.pipe()
     child = os.fork()
     if not child:

@@ -37,7 +37,7 @@ def assert_instruction(
 ) -> None:
     """Assert that `found` is that instruction, with the `row`-th number of operand arrays.
 
-    A Literal's offset and a Relative's name are taken for what they are here: a displacement
+    A Literal's offset and a Relative's name are taken for their values here: a displacement
     from the end of the instruction, and anything.
     """
     shown = str(found)

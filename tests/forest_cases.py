@@ -106,7 +106,7 @@ def in_float64(trees: Trees, x: Array, seed: int) -> tuple[Trees, Array]:
 
 
 def expected(trees: Trees, x: Array) -> Array:
-    """What the reference says, in float64."""
+    """The reference's results, in float64."""
     operands = (trees.thresholds, trees.nodes, trees.leaves, trees.trees, trees.base)
     (y,) = Forest(trees.scale).reference(x.astype(np.float64), *operands)
     return y

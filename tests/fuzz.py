@@ -44,7 +44,7 @@ KINDS = {
 }
 # No case takes a tenth of it; a machine may be busy.
 PATIENCE_S = 120.0
-# Of address space beyond what a process has at first, and of the processor's time, a case: so that
+# Address space beyond the first of a process, and time of the processor for a case: so that
 # a forged size cannot take the machine with it, and a damaged file is refused soon.
 MOST_BYTES, MOST_CPU_S = 12 << 30, 3600
 OF_DAMAGED_FILES = {"mutants": (2 << 30, 10)}
@@ -53,7 +53,7 @@ CASES_A_PROCESS = 150
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one case; `problem` is empty unless it is a finding."""
+    """The outcome of one case; `problem` is empty unless it is a finding."""
 
     kind: str
     seed: int
@@ -63,7 +63,7 @@ class Outcome:
 
 @dataclass
 class Found:
-    """What became of the cases of a kind, and its findings by seed."""
+    """The number of cases of a kind by outcome, and its findings by seed."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     findings: dict[int, str] = field(default_factory=dict)
@@ -89,7 +89,7 @@ def attempt(task: tuple[str, int]) -> Outcome:
 
 
 def limit(more_bytes: int, more_s: int) -> None:
-    """Of this process: beyond them MemoryError is raised, or SIGPROF ends it."""
+    """Limit this process: beyond them MemoryError is raised, or SIGPROF ends it."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -111,7 +111,7 @@ def tasks(kinds: list[str], seeds: range, stop: threading.Event) -> Iterator[tup
 
 
 def run(kinds: list[str], seeds: range, minutes: float, jobs: int) -> dict[str, Found]:
-    """Cases of the seeds for so many minutes at most; findings are printed as they come."""
+    """Cases of the seeds for that many minutes at most; findings are printed as they come."""
     found = {kind: Found() for kind in kinds}
     stop = threading.Event()
     timer = threading.Timer(60 * minutes, stop.set)
@@ -147,7 +147,7 @@ def main(
     case: Annotated[str, typer.Option(help="One case, as kind:seed.")] = "",
     record: Annotated[bool, typer.Option(help="Append to perf/results/fuzz.jsonl.")] = False,
 ) -> None:
-    """Look for what is wrong, raw, crashed or hung."""
+    """Look for wrong results, raw errors, crashes and hung cases."""
     os.environ.setdefault("SPARSEJIT_CALIBRATE", "0")
     os.environ.setdefault("SPARSEJIT_FILL", "1")  # what is left unwritten is NaN, or -1
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a forked process has no other threads

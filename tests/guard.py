@@ -1,4 +1,4 @@
-"""A child process to try hostile surroundings in, such as those of `runtime.guard_pages`."""
+"""A child process to try hostile surroundings in, such as `runtime.guard_pages`."""
 
 import contextlib
 import faulthandler
@@ -15,7 +15,7 @@ __all__ = ["EDGES", "Edge", "GuardedArray", "Outcome", "run_in_child"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a child ended: the signal that killed it (0: none), a traceback, its last check."""
+    """The end of a child: the signal that killed it (0: none), a traceback, its last check."""
 
     signal: int
     failure: str

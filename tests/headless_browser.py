@@ -39,7 +39,7 @@ class OpenPage:
         self._page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
 
     def needed_width(self) -> int:
-        """What the document takes; more than the window means scrolling sideways."""
+        """The width that the document takes; more than the window means scrolling sideways."""
         return self._page.evaluate("document.documentElement.scrollWidth")
 
     def picture_sizes(self) -> list[list[int]]:

@@ -27,11 +27,11 @@ import typer
 
 from sparsejit.selftest.trials import Trials
 
-# Of an entry in one dtype; a machine may be busy.
+# Limits of an entry in one dtype; a machine may be busy.
 PATIENCE_S = 1800.0
 MOST_BYTES, MOST_CPU_S = 8 << 30, 1200
 ENTRIES_A_PROCESS = 60
-# What makes a finding.
+# The outcomes that are findings.
 FINDINGS = ("wrong", "raw", "crash")
 
 Task = tuple[str, str, int | None]
@@ -67,7 +67,7 @@ def attempt(task: Task) -> dict[str, Any]:
 
 
 def _limit() -> None:
-    """Of this process: beyond them MemoryError is raised, or SIGPROF ends it."""
+    """Limit this process: beyond them MemoryError is raised, or SIGPROF ends it."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MOST_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))

@@ -1,7 +1,7 @@
 """Makes this machine look like another processor: one that is known, or one that nobody tuned for.
 
 What the processor can do stays, but for AVX-512 and AMX on cores that have neither. Vendor,
-numbers, name and cache sizes are those of the core's data, and read through the ordinary readers of
+numbers, name and cache sizes come from the core's data, read through the ordinary readers of
 /proc and /sys, so that whatever starts from here sees them too.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 UNKNOWN = "unknown"
 # Tells Python processes that are started from here which one is meant.
 VARIABLE = "SPARSEJIT_TESTS_PROCESSOR"
-# Bytes; none is a power of two or that of any known core.
+# Bytes; none is a power of two or any known core's.
 UNKNOWN_CACHES = {"l1d": 40 << 10, "l1i": 24 << 10, "l2": 768 << 10, "l3": 6 << 20}
 
 _CACHE_SIZE = re.compile(r"/sys/devices/system/cpu/cpu\d+/cache/index\d+/size")
@@ -24,7 +24,7 @@ _read_text = Path.read_text
 
 
 class Appearance(NamedTuple):
-    """What stands in /proc/cpuinfo by name of the field, bytes of caches, and the level."""
+    """The fields of /proc/cpuinfo by name, bytes of caches, and the level."""
 
     fields: Mapping[str, str]
     caches: Mapping[str, int]
@@ -38,7 +38,7 @@ class Appearance(NamedTuple):
 
 @cache
 def appearance(key: str) -> Appearance:
-    """That of a core of `microarchitecture.MICROARCHITECTURES`, or of the unknown one."""
+    """The processor of a core of `microarchitecture.MICROARCHITECTURES`, or the unknown one."""
     from sparsejit.machine.microarchitecture import core_named  # not before a process needs it
 
     if key == UNKNOWN:

@@ -13,7 +13,7 @@ API_PAGES = Path(__file__).parents[1] / "docs" / "api"
 
 
 def public_objects() -> Iterator[tuple[str, Any]]:
-    """What the pages of the API show and `sparsejit` exports, with the members of classes."""
+    """The objects that the pages of the API show and `sparsejit` exports, with their members."""
     shown = "\n".join(page.read_text() for page in sorted(API_PAGES.glob("*.md")))
     names = re.findall(r"^::: (\S+)", shown, re.MULTILINE)
     for name in dict.fromkeys([*names, *(f"sparsejit.{each}" for each in sparsejit.__all__)]):

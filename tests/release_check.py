@@ -1,4 +1,4 @@
-"""What `make release-check` runs: the wheel and the sdist, each in bare environments.
+"""The checks of `make release-check`: the wheel and the sdist, each in bare environments.
 
 Builds both in a temporary folder, then does what a new user would, with every Python from 3.10 to
 3.14 that is there. README's blocks and commands run as they are written. Not part of the
@@ -58,7 +58,7 @@ int main(void)
     return model_run(inputs, outputs, workspace) == MODEL_OK ? 0 : 1;
 }
 """
-# What needs no extras, such as torch.
+# Commands that need no extras, such as torch.
 TESTS = ("tests/test_house.py", "tests/machine", "tests/kernels/test_caches.py")
 
 
@@ -91,7 +91,7 @@ class Environment:
 
 def run(*command: str | Path, status: int = 0, cwd: Path | None = None) -> str:
     """The command's output; stops the check unless it exits with `status`."""
-    # Nothing of this checkout, of its environment or of what was kept may help.
+    # Nothing of this checkout, of its environment or of caches may help.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     environment["XDG_CACHE_HOME"] = str(cwd or ROOT / "build")
     done = subprocess.run(

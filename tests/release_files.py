@@ -110,7 +110,7 @@ KINDS: dict[str, Callable[[], Made]] = {
 
 
 def results(made: Any, inputs: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-    """What a compiled thing makes of arrays, in order."""
+    """The results of a compiled thing for arrays, in order."""
     if isinstance(made, sparsejit.CompiledEstimator):
         return [made.predict_proba(*inputs)]
     return [made(*inputs)] if isinstance(made, sparsejit.Kernel) else list(made.run(inputs))

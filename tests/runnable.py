@@ -1,4 +1,4 @@
-"""What of the instruction sets and kernels this machine can run."""
+"""The instruction sets and kernels that this machine can run."""
 
 from collections.abc import Iterable
 from dataclasses import replace

@@ -9,8 +9,8 @@ import tempfile
 def own_temporary_folder() -> tempfile.TemporaryDirectory[str]:
     """Make the folder, and make it TMPDIR for this process and its children.
 
-    `cleanup`, or the end of the process, removes it. A run within a run has a folder beside that of
-    the other: Ray's sockets need short paths.
+    `cleanup`, or the end of the process, removes it. A run within a run has a folder beside the
+    other one: Ray's sockets need short paths.
     """
     outer = os.environ.setdefault("SPARSEJIT_TESTS_TMPDIR", tempfile.gettempdir())
     tempfile.tempdir = outer

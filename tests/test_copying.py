@@ -1,4 +1,4 @@
-"""What copy, deepcopy and pickle make of everything that holds machine code."""
+"""The results of copy, deepcopy and pickle for everything that holds machine code."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from copied_things import ANOTHER, ITSELF, KINDS, WAYS, estimator
 
 REFUSED = r"an? \w+ holds addresses .* cannot be copied or pickled; \w+.*"
 GENERATOR = "cannot pickle 'generator' object"
-# Of each kind what its copies are, and what it comes to when it is pickled.
+# The copies of each kind, and the result of pickling it.
 WANTED = {
     "kernel": (ITSELF, ANOTHER),
     "kernel on threads": (ITSELF, ANOTHER),

@@ -51,6 +51,7 @@ INNER_ROOMS = {
     "voice": VOICE_ROOMS,
 }
 
+<<<<<<< HEAD
 # What prices are made of: a core's data, and counts of cycles.
 PARTS_OF_PRICES = {"core", "rates", "cycles", "cycles_per_ns"}
 # Names of prices. Rooms that compare none, because `planner/choice.py` does, and modules that
@@ -59,9 +60,20 @@ PRICE = re.compile(r"_?([a-z0-9]+_)*(ns|cost|price)s?")
 CHOOSE_BY_ROWS = {"lowering", "passes", "api"}
 TELL_OF_TIMES = {"layers_report", "timed_layers", "advisor", "parted_report", "schedule_text"}
 # What makes native code beside `x86`.
+=======
+# Modules that lowering may ask the planner: choices, and times of steps. It knows no prices.
+CHOICES = {
+    *("attention_plan", "byte_plan", "convolution_plan", "forest_plan", "layer_planner"),
+    *("plan", "sharing", "split", "vector_cost"),
+}
+
+# Modules that prices are made of: a core's data, and counts of cycles.
+PRICES = {"core", "rates", "cycles", "cycles_per_ns"}
+# Modules that make native code beside `x86`.
+>>>>>>> hE
 WRITERS = {"sparsejit.runtime.program", "sparsejit.native.executable_memory"}
 
-# What only some rooms may import. perf calls MKL, a rival measured beside us, through ctypes.
+# Modules that only some rooms may import. perf calls MKL, a rival measured beside us, by ctypes.
 ONLY_IN = {
     "peachpy": {"x86"},
     "mmap": {"native", "runtime"},
@@ -103,7 +115,7 @@ def room_of(module: str, depth: int = 1) -> str:
 
 
 class Facts(NamedTuple):
-    """What the rules ask of a file, from one walk over its syntax."""
+    """The facts about a file that the rules need, from one walk over its syntax."""
 
     imports: list[ast.Import | ast.ImportFrom | ast.Call]
     # Names after a dot and strings, each with its line.
@@ -266,7 +278,7 @@ def test_steps_of_a_level_are_named_by_the_table_of_kernels() -> None:
 
 
 def test_planner_never_emits() -> None:
-    """What it has measured, `measuring` writes."""
+    """`measuring` writes the data that the planner has measured."""
     found = []
     for path in in_room("planner"):
         code = [name for name in imports_of(path) if room_of(name) == "x86" or name in WRITERS]
@@ -280,7 +292,7 @@ def in_room(room: str) -> list[Path]:
 
 
 def attributes(path: Path, wanted: Callable[[str], bool]) -> list[str]:
-    """Those that are wanted, with their places."""
+    """The attributes that are wanted, with their places."""
     return [
         f"{house_path(path)}:{line}: .{name}"
         for name, line in facts_of(path).attributes
@@ -357,7 +369,7 @@ PROCESSORS = re.compile(
     r"|skylake|haswell|broadwell|\bepyc|\bryzen|\bxeon",
     re.IGNORECASE,
 )
-# Where figures and data of single processors belong.
+# Rooms where figures and data of single processors belong.
 MAY_NAME_PROCESSORS = (*("perf/", "tests/", "sparsejit/machine/"),)
 
 

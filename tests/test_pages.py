@@ -49,7 +49,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def check_c(program: str, folder: Path) -> None:
-    """Build it with what the page's Python exported, and run it."""
+    """Build it with the files that the page's Python exported, and run it."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler: apt-get install gcc")
@@ -78,7 +78,7 @@ def test_the_table_of_kernels_is_the_planner_s() -> None:
 
 
 def test_notes_do_not_link_to_guides() -> None:
-    """Guides say what to do and link to what was measured; a loop of links says neither."""
+    """Guides say what to do and link to measurements; a loop of links says neither."""
     found = [
         f"{path.relative_to(ROOT)}: {link}"
         for path in sorted(DOCS.rglob("*.md"))

@@ -26,7 +26,7 @@ def parameters(found: Any) -> list[str]:
 
 
 def missing(name: str, found: Any) -> Iterator[str]:
-    """What its docstring leaves out, or names in vain."""
+    """The parameters that its docstring leaves out, or names in vain."""
     if not found.__doc__:  # it inherits its docstring
         return
     lines = documented(found)

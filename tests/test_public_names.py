@@ -1,4 +1,4 @@
-"""What `import sparsejit` brings, and when."""
+"""The names and modules that `import sparsejit` brings, and when."""
 
 import subprocess
 import sys

@@ -1,5 +1,6 @@
-"""The words of pages and public docstrings, by the table at the end of docs/glossary.md."""
+"""The words of pages, docstrings, comments and messages, by the end of docs/glossary.md."""
 
+import ast
 import inspect
 import re
 from collections.abc import Iterator
@@ -17,7 +18,14 @@ DOCS = ROOT / "docs"
 GLOSSARY = DOCS / "glossary.md"
 FOR_DEVELOPERS = {"notes", "kernels", "architecture.md"}
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
-BEGINS_WITH_OF = re.compile(r"(?:^|[.!?:]\s|\n\n|\n[-*] |\| )(Of|That of|Those of)\b")
+ROOMS = ("asm_templates", "sparsejit", "prune", "perf", "examples", "tests")
+COMMENTS = re.compile(r"(?:^[ ]*# .*\n)+|  # .*$", re.MULTILINE)
+# A pronoun or a preposition in the place of the noun.
+FIRST_WORD = re.compile(r"\A\s*(?:What|Where|How|That|Those)\b")
+PHRASES = re.compile(
+    r"\b(?:so\s+many|(?:those|that)\s+of|(?:of|to|for|by|in|with|from)\s+what)\b", re.IGNORECASE
+)
+SENTENCE_WITH_OF = re.compile(r"(?:^|[.!?:]\s|\n\n|\n[-*] |\| )Of\b")
 
 
 def banned() -> list[tuple[str, str, str]]:
@@ -51,17 +59,25 @@ def docstrings() -> Iterator[tuple[str, str]]:
 
 
 def helps(command: Any, name: str) -> Iterator[tuple[str, str]]:
-    """What --help says of a command, of its options, and of the commands in it."""
+    """The texts in --help of a command, of its options, and of the commands in it."""
     for text in (command.help, *(getattr(each, "help", None) for each in command.params)):
         yield name, text or ""
     for last, inner in getattr(command, "commands", {}).items():
         yield from helps(inner, f"{name} {last}")
 
 
-def found_in(name: str, text: str, for_users: bool) -> list[str]:
-    prose = CODE.sub("", text)
-    words = " ".join(prose.split())
-    found = [f"{name}: begins with {match[1]!r}" for match in BEGINS_WITH_OF.finditer(prose)]
+def without_noun(text: str, *more: re.Pattern[str]) -> Iterator[tuple[int, str]]:
+    """The line and the words of each phrase in text, apart from code, that lacks a noun."""
+    prose = CODE.sub(lambda code: "``" + "\n" * code[0].count("\n"), text)
+    for pattern in (PHRASES, SENTENCE_WITH_OF, *more):
+        for match in pattern.finditer(prose):
+            yield prose.count("\n", 0, match.start()), " ".join(match[0].split())
+
+
+def found_in(name: str, text: str, for_users: bool, *more: re.Pattern[str]) -> list[str]:
+    words = " ".join(CODE.sub("", text).split())
+    lacking = without_noun(text, *more)
+    found = [f"{name}:{line + 1}: {phrase!r}; name the noun" for line, phrase in lacking]
     for phrase, write, where in banned():
         if where == "all" or for_users:
             for match in re.finditer(rf"\b{re.escape(phrase)}\b", words, re.IGNORECASE):
@@ -70,10 +86,29 @@ def found_in(name: str, text: str, for_users: bool) -> list[str]:
     return found
 
 
+def message(node: ast.AST) -> str | None:
+    """A string as it stands in the source, `...` for each value in it; None for no string."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(message(each) or "..." for each in node.values)
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return node.value if is_text else None
+
+
+def texts(source: str) -> Iterator[tuple[int, str]]:
+    """Each docstring, message of a raised exception, and comment, with its first line."""
+    for node in ast.walk(ast.parse(source)):
+        strings = ast.walk(node) if isinstance(node, ast.Raise) else [getattr(node, "value", None)]
+        if isinstance(node, ast.Raise | ast.Expr):
+            yield from ((each.lineno, text) for each in strings if (text := message(each)))
+    for block in COMMENTS.finditer(source):
+        text = re.sub(r"^[ ]*# ?", "", block[0], flags=re.MULTILINE)
+        yield source.count("\n", 0, block.start()) + 1, text
+
+
 def test_the_table_is_read() -> None:
     assert ("held to", "checked against", "all") in banned()
     assert found_in("x", "They are held to it. Of these, one is dear.", True) == [
-        "x: begins with 'Of'",
+        "x:1: '. Of'; name the noun",
         "x: 'held to' in 'They are held to it. Of these, one is dear.'; write checked against",
         "x: 'dear' in 'They are held to it. Of these, one is dear.'; write cost, costs more",
     ]
@@ -91,21 +126,46 @@ def test_public_docstrings_use_plain_words() -> None:
 
 
 def test_help_uses_plain_words() -> None:
-    texts = helps(get_command(app), "sparsejit")
-    found = [line for name, text in texts for line in found_in(name, text, True)]
+    given = helps(get_command(app), "sparsejit")
+    found = [line for name, text in given for line in found_in(name, text, True, FIRST_WORD)]
     assert not found, "\n".join(found)
 
 
-def test_no_docstring_or_comment_begins_with_of() -> None:
-    """In any room: who reads code wants the noun first, too."""
-    rooms = [ROOT / name for name in ("sparsejit", "asm_templates", "prune", "perf", "examples")]
-    sources = sorted({path.resolve() for room in rooms for path in room.rglob("*.py")})
-    begins = re.compile(r'(?:"""|^\s*|[.!?:] |# )(Of|That of|Those of) ')
+def test_phrases_without_a_noun_are_found() -> None:
+    lines = (
+        '"""Steps, by\n',
+        'what they read, `so many`."""\n',
+        "# So many\n",
+        "# rows.\n",
+        "x: int = 1  ",
+        "# Those of x.\n",
+        '"""What x is."""\n',
+        'raise ValueError(f"{x} is of"\n',
+        '    f" what {x!r} reads")\n',
+    )
     found = [
-        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for path in sources
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if begins.search(line)
+        (number + line, phrase)
+        for number, text in texts("".join(lines))
+        for line, phrase in without_noun(text, FIRST_WORD)
     ]
-    assert len(sources) > 500
-    assert not found, "\n".join(found)
+    assert sorted(set(found)) == [
+        (1, "by what"),
+        (3, "So many"),
+        (5, "Those"),
+        (5, "Those of"),
+        (6, "What"),
+        (7, "of what"),
+    ]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_docstrings_comments_and_messages_name_the_noun(room: str) -> None:
+    sources = sorted({path.resolve() for path in (ROOT / room).rglob("*.py")})
+    found = [
+        f"{path.relative_to(ROOT)}:{number + line}: {phrase!r}; name the noun"
+        for path in sources
+        for number, text in texts(path.read_text())
+        for line, phrase in without_noun(text, FIRST_WORD)
+    ]
+    assert sources
+    assert not found, "\n".join(dict.fromkeys(found))

@@ -24,7 +24,7 @@ needs_tiles = pytest.mark.skipif(
 
 
 def tile_target(**more: int) -> Target:
-    """A target with AMX, of the caches named or those of the avx512 level."""
+    """A target with AMX, of the caches named or the avx512 level's."""
     level = Target.named("avx512")
     return replace(level, instruction_sets=level.instruction_sets | AMX, **more)
 
@@ -38,7 +38,7 @@ def run_tiles() -> None:
 
 
 def emulated_instructions() -> int:
-    """How many instructions the emulator has executed for this thread."""
+    """The number of instructions that the emulator has executed for this thread."""
     return 0 if is_native else int(_library().emulated_instructions())
 
 

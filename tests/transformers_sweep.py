@@ -48,7 +48,7 @@ def died(case: Case, problem: str) -> Outcome:
 
 
 def run(chosen: list[Case], minutes: float) -> Iterator[Outcome]:
-    """Their outcomes as they come, one process at a time, for so many minutes at most."""
+    """Their outcomes as they come, one process at a time, for that many minutes at most."""
     stop = threading.Event()
     timer = threading.Timer(60 * minutes, stop.set)
     timer.daemon = True
@@ -76,7 +76,7 @@ def main(
     page: Annotated[bool, typer.Option(help="Write docs/notes from all rows there.")] = False,
     out: Annotated[Path | None, typer.Option(help="Append rows there instead.")] = None,
 ) -> None:
-    """Look for what is wrong, raw, crashed or hung."""
+    """Look for wrong results, raw errors, crashes and hung cases."""
     os.environ.setdefault("SPARSEJIT_CALIBRATE", "0")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if case:

@@ -97,7 +97,7 @@ _GOLDEN_COVE = {
 }
 
 _MEASURED_HERE = "Emerald Rapids, shared virtual machine, November 2026"
-_TESTS = "what the tests held until November 2026"
+_TESTS = "bounds of the tests until November 2026"
 
 # Other parts of the runtime, on any core with AVX2 unless a microarchitecture is named.
 _OF_THE_REST = (

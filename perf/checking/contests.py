@@ -114,7 +114,7 @@ def _tuned_against_predicted(problem: MatVecProblem) -> Round:
 
 def _two_threads_against_one(problem: MatVecProblem) -> Round:
     if len(os.sched_getaffinity(0)) < 2:
-        raise UnsupportedTarget("one core cannot show what two gain")
+        raise UnsupportedTarget("one core cannot show the gain of two")
     weights, x = problem.weights(), aligned(problem.input())
     shared, alone = compile_matrix(weights, threads=2), compile_matrix(weights)
     for kernel in (shared, alone):

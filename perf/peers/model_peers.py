@@ -110,7 +110,7 @@ class ModelPeer:
             lines = done.stderr.strip().splitlines() or ["in silence"]
             raise MissingDependency(
                 f"{self.name} could not be installed: `{' '.join(command)}` ended with "
-                f"{lines[-1]!r}; try again, what was done so far is not used"
+                f"{lines[-1]!r}; try again: the next try starts over"
             )
 
 

@@ -33,8 +33,8 @@ def main(
     model: Annotated[list[str] | None, typer.Option(help="bert or resnet; repeat.")] = None,
     samples: Annotated[int, typer.Option(help="Number of samples.")] = 128,
     blocks: Annotated[int, typer.Option(help="Number of blocks of BERT.")] = _BLOCKS,
-    speed: Annotated[float, typer.Option(help="How many times as fast as dense.")] = 1.5,
-    here: Annotated[bool, typer.Option(help="In this very process.", hidden=True)] = False,
+    speed: Annotated[float, typer.Option(help="Speed over dense.")] = 1.5,
+    here: Annotated[bool, typer.Option(help="In this process.", hidden=True)] = False,
 ) -> None:
     """Shrink each model once."""
     for name in model or _MODELS:

@@ -44,7 +44,7 @@ def read_data(path: str | Path, names: Sequence[str]) -> list[tuple[Array, ...]]
         )
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) != 1:
-        raise InvalidInput(f"{path} has arrays of lengths {lengths}; give as many of each input")
+        raise InvalidInput(f"{path} has arrays of lengths {lengths}; give equal lengths")
     count = next(iter(lengths.values()))
     return [tuple(arrays[name][n : n + 1] for name in names) for n in range(count)]
 

@@ -319,17 +319,17 @@ def _checked(budget: Any, metric: Any, speed: Any) -> float:
         raise InvalidInput("speed and a budget are both given; give one, the other is optimised")
     if metric is not None and (not callable(metric) or budget is None):
         raise InvalidInput(
-            "metric goes with budget: give a function of a list of outputs, and what it may lose"
+            "metric needs a budget: give a function of a list of outputs, and its largest loss"
         )
     if speed is not None:
         if not _is_number(speed) or not 1 < speed <= 100:
-            raise InvalidInput(f"speed={speed!r}; give how many times as fast, such as 2.0")
+            raise InvalidInput(f"speed={speed!r}; give the speed over the dense model, such as 2.0")
         return float(speed)
     value = BUDGET if budget is None else budget
     if not _is_number(value) or not value > 0 or (metric is None and value >= 1):
         raise InvalidInput(
             f"budget={budget!r}; give the error that outputs may have, above 0 and below 1, such "
-            "as 0.01, or with a metric what it may lose"
+            "as 0.01, or with a metric its largest loss"
         )
     return float(value)
 
@@ -362,7 +362,7 @@ def input_names(model: Any, constants: Mapping[str, Any]) -> list[str]:
 
     forward = getattr(model, "forward", None)
     if forward is None:
-        raise InvalidInput("data is a file, whose arrays the model does not name; give a list")
+        raise InvalidInput("data is a file, and the model has no names for its arrays; give a list")
     return [
         name
         for name, each in signature(forward).parameters.items()
@@ -386,8 +386,8 @@ def _at_speed(job: _ShrinkJob, speed: float) -> Shrunk | None:
     least = float(search.choices.times[0] + search.times.others)
     if search.dense_ns / speed < least:
         raise InvalidInput(
-            f"speed={speed:g} is out of reach: with zeros wherever they may be this model becomes "
-            f"{search.dense_ns / least:.3g} times as fast; ask for less"
+            f"speed={speed:g} is out of reach: with all zeros that it may have this model "
+            f"becomes {search.dense_ns / least:.3g} times as fast; ask for less"
         )
     best: Tried | None = None
     made: Shrunk | None = None

@@ -136,7 +136,7 @@ class Shrunk(Shown):
             for peer in self.peers
         )
         names = ", ".join(self.left_out)
-        few = f"{names}: too few rows in the data for zeros; give more of it"
+        few = f"{names}: too few rows in the data for zeros; give more data"
         return self.line, *others, *([few] if names else [])
 
     @property

@@ -80,8 +80,8 @@ class Advice:
     def _heading(self) -> str:
         run = f"{self.whole_ns:,.0f} ns a run of {self.samples} sample" + "s" * (self.samples > 1)
         if not self.suggestions:
-            return f"{run}: nothing to advise that saves {self.least_share:.0%} of it"
-        return f"{run}; what would save time, each by itself:"
+            return f"{run}: no change saves {self.least_share:.0%} of this time"
+        return f"{run}; changes that would save time, each by itself:"
 
 
 def _names(suggestion: Suggestion) -> str:

@@ -178,7 +178,7 @@ class _Advisor:
             price = self.prices.with_sizes(layer, (then[0], then[1]), density)
             gains.append(timed.gain(price, f"{then[0]} x {then[1]}"))
         change = "make sizes multiples of 16, with as many weights as now"
-        return _Idea(change, gains, _resized, "the model changes: train it anew")
+        return _Idea(change, gains, _resized, "the model changes: train it again")
 
     def _threads(self) -> Iterator[_Idea]:
         cores = available_cores()
@@ -207,10 +207,10 @@ class _Advisor:
                 price = self.prices.batched(layer, timed.matrix, MOST_SAMPLES)
                 gains.append(timed.gain(price, batch=MOST_SAMPLES))
         yield _Idea(
-            f"run {MOST_SAMPLES} samples at a time, if calls bring so many",
+            f"run {MOST_SAMPLES} samples at a time, if calls have enough",
             gains,
             lambda _: f"example_inputs with a batch of {MOST_SAMPLES}",
-            f"calls of fewer samples take as long as those of {MOST_SAMPLES}",
+            f"calls of fewer samples take as long as calls of {MOST_SAMPLES}",
         )
 
     def _activations(self) -> Iterator[_Idea]:
@@ -218,7 +218,7 @@ class _Advisor:
             gains = [LayerGain(s.origin.layer, ns) for s, ns in self.steps if s.kernel == name]
             change = f"relu in place of {name}: products apply it as they write"
             yield _Idea(
-                change, gains, lambda _: "torch.nn.ReLU()", "accuracy: train the model anew"
+                change, gains, lambda _: "torch.nn.ReLU()", "accuracy: train the model again"
             )
 
     def _far_chains(self) -> _Idea:

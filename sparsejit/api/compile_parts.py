@@ -32,8 +32,8 @@ def check_fallback(fallback: str | None, model: Any) -> None:
         raise InvalidInput(f"fallback={fallback!r}; give {ONNXRUNTIME!r} or None")
     if fallback is not None and not is_onnx(model):
         raise InvalidInput(
-            f"fallback={fallback!r} is for ONNX models; of a torch module "
-            'torch.compile(model, backend="sparsejit") leaves operators to torch'
+            f"fallback={fallback!r} is for ONNX models; use torch.compile(model, "
+            'backend="sparsejit") for a torch module: it leaves operators to torch'
         )
 
 

@@ -207,7 +207,7 @@ def _graphs_from_data(
     }
     names = {tuple(each) for each in graphs.values()}
     if list(graphs) != wanted or len(features) != 1 or len(names) != 1:
-        raise DamagedFile("has methods that are not those of one estimator")
+        raise DamagedFile("has methods that are not one estimator's")
     return graphs
 
 
@@ -250,7 +250,7 @@ def _labels_from_data(data: Any) -> Array | None:
         filled = [np.nan if value is None and kind.kind == "f" else value for value in values]
         array: Array = np.array(filled, kind)
     except (TypeError, ValueError, OverflowError) as error:
-        raise DamagedFile(f"has labels that are none ({error})") from error
+        raise DamagedFile(f"has labels of another dtype ({error})") from error
     if array.ndim != 1:
         raise DamagedFile("has labels of several axes")
     return array
@@ -264,7 +264,7 @@ def _mask(values: list[Any], features: int) -> Array:
 
 def _known_from_data(entry: Any, features: int) -> tuple[int, Array]:
     if type(entry) is not list or len(entry) != 2 or type(entry[0]) is not int:
-        raise DamagedFile("has known numbers of no feature")
+        raise DamagedFile("has a list of known numbers without a feature")
     feature, seen = entry[0], _labels_from_data(entry[1])
     if not 0 <= feature < features or seen is None or seen.dtype.kind not in "biuf":
         raise DamagedFile(f"has known numbers of feature {feature} of {features}")

@@ -102,7 +102,7 @@ def _exactness(about: Mapping[str, Any]) -> str:
         return f"weights: exactly as {about['dtype']} holds them"
     kernels = ", ".join(dict.fromkeys(part["kernel"] for part in about["parts"]))
     return (
-        f"weights: each changed by at most 2^{log2(change):.0f} of itself, and those below 2^-125 "
-        f"become zero, since {kernels} keeps an index in their lowest bits; "
-        "exact=True rules that out"
+        f"weights: each changed by at most 2^{log2(change):.0f} of itself, and weights below "
+        f"2^-125 become zero, since {kernels} keeps an index in their lowest bits; "
+        "exact=True excludes such kernels"
     )

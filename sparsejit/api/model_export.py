@@ -39,7 +39,7 @@ def exported_model(name: str, variant: Variant, nests: Sequence[Nest] = ()) -> E
 
 
 # Notes for callers about numbers whose dtype in the model is another.
-_ASKED = {"input": "read as they are", "output": "such as it holds"}
+_ASKED = {"input": "read as they are", "output": "values that it can hold"}
 
 
 def _noted(nests: Sequence[Nest]) -> dict[tuple[str, int], str]:
@@ -114,10 +114,10 @@ def _about(variant: Variant, prefix: str, noted: Mapping[tuple[str, int], str]) 
         elif axis is None and tile is not None:
             lines.append("    the same for all samples")
     if tile is not None:
-        lines.append("samples is how many of them there are, any number.")
+        lines.append("samples is the number of samples; any number is allowed.")
     lines += [
-        "No output may overlap another array. The workspace may hold anything before; calls at",
-        "one time need one each.",
+        "No output may overlap another array. The workspace may hold anything before a call;",
+        "concurrent calls need one each.",
     ]
     return [*lines, *_about_indices(variant, prefix)]
 
@@ -129,7 +129,7 @@ def _about_indices(variant: Variant, prefix: str) -> list[str]:
     return [
         "Where an index lies outside its table, or offsets of bags do not ascend from 0, the",
         f"result is positive, neither {prefix}_OK nor {prefix}_UNSUPPORTED_CPU: 1 + the number",
-        "of the kernel that found it. Outputs then mean nothing.",
+        "of the kernel that found it. The outputs are then undefined.",
     ]
 
 

@@ -15,7 +15,7 @@ from sparsejit.frontends.torch_export import is_program
 _WEIGHTS = "give the module with these weights; compile_matrix takes a file with one layer"
 # Remedies for a file in place of a model, by its suffix.
 _FILES = {
-    ".sjit": "sparsejit.load({path!r}) compiles what `save` wrote",
+    ".sjit": "use sparsejit.load({path!r})",
     ".pt2": "give torch.export.load({path!r})",
     **dict.fromkeys((".pt", ".safetensors"), _WEIGHTS),
 }
@@ -33,7 +33,7 @@ def check_model(model: Any) -> None:
     if isinstance(model, Explained):
         raise InvalidInput(f"the model is compiled already: {model.title}; call it")
     if isinstance(model, type):
-        raise InvalidInput(f"the model is the class {model.__name__}; give an object of it")
+        raise InvalidInput(f"the model is the class {model.__name__}; give an instance of it")
     raise InvalidInput(f"the model is a {type(model).__name__}; {_MODELS}")
 
 

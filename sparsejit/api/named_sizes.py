@@ -179,7 +179,7 @@ def arguments_by_name(
         names = names_of_places(model, args)
     else:
         raise InvalidInput(
-            f"dynamic_shapes with a {type(model).__name__}, which says itself what its sizes are; "
+            f"dynamic_shapes is given with a {type(model).__name__}, which names its sizes itself; "
             "leave it out"
         )
     if len(args) > len(names) or not (args or kwargs):

@@ -190,7 +190,7 @@ class OtherSizes:
                 lengths.append(length)
             if len(graphs) == _TELLING:
                 return _Rule(SizedGraph(graphs, lengths), max(lengths))
-        raise ValueError(f"the model takes no third length of {name}")
+        raise ValueError(f"the model can be read at fewer than {_TELLING} lengths of {name}")
 
     def _read_at(
         self, program: Any, name: str, length: int, leaves: Sequence[Array], tile: int | None

@@ -135,8 +135,8 @@ class PartedModel(CalledModel):
         left = [node for part in self.parts if isinstance(part, LeftPart) for node in part.left]
         names = ", ".join(dict.fromkeys(f"{node.operator} (node {node.name})" for node in left))
         raise InvalidInput(
-            f"{path} would lack what ONNX Runtime runs: {names}; write these with other operators "
-            "and compile without fallback, or save the model and load it in Python"
+            f"{path} would lack the nodes that ONNX Runtime runs: {names}; write these with other "
+            "operators and compile without fallback, or save the model and load it in Python"
         )
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:

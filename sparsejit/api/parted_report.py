@@ -93,7 +93,7 @@ def _lines(
     own = sum(part.nodes for part in chain.parts) - left
     lines = [
         f"{len(parts)} parts: {own} nodes compiled, {left} in ONNX Runtime",
-        "the batch is that of the example, since ONNX Runtime's nodes may mix samples",
+        "the batch is the example's, since ONNX Runtime's nodes may mix samples",
     ]
     for number, (part, found) in enumerate(zip(chain.parts, parts, strict=True)):
         name = "ONNX Runtime" if isinstance(part, LeftPart) else part.engine

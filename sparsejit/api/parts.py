@@ -118,7 +118,7 @@ class LeftPart(SharedCode):
             if kind is None or None in kind.shape or name in unknown:
                 raise InvalidInput(
                     f"{name} has sizes that are known only when ONNX Runtime has run, or is no "
-                    "tensor of numbers; such a model is not bound, call it"
+                    "tensor of numbers; this model cannot be bound: call it"
                 )
         split = len(self._taken)
         kinds = [kind for kind in found if kind is not None]

@@ -52,7 +52,7 @@ def checked_budget(budget: Any) -> Budget:
     if not is_number or not 0 <= budget < 1:
         raise InvalidInput(
             f"budget={budget!r}; give the error that outputs may have, as a share of the largest "
-            "one, such as 0.01, or a function of a list of outputs that says whether they will do"
+            "one, such as 0.01, or a function that accepts or rejects a list of outputs"
         )
     return float(budget)
 

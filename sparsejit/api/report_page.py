@@ -173,13 +173,13 @@ def as_page(report: Report) -> str:
     tables = "".join(html_table(columns, rows) for columns, rows in _tables(report))
     body = f'<div class="bar">{bars}</div>{tables}{_schedule(report)}'
     facts = report.title, *report.lines
-    return html_page("sparsejit model", "Where the time goes", facts, body, _BARS)
+    return html_page("sparsejit model", "Time by layer", facts, body, _BARS)
 
 
 def _schedule(report: Report) -> str:
     """Return the schedule as HTML; "" for a report without one."""
     lines = escape("\n".join(report.schedule))
-    return f"<h2>Who runs what</h2><pre>{lines}</pre>" if lines else ""
+    return f"<h2>Steps of each thread</h2><pre>{lines}</pre>" if lines else ""
 
 
 def _segment(numbered: tuple[int, LayerReport]) -> str:

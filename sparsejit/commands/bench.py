@@ -87,7 +87,9 @@ def kernels(
             show(report.comparison_table(comparison))
             rows += comparison.rows
     if not rows:
-        raise InvalidInput("no such kernel for these problems and dtypes: use --strategy auto")
+        raise InvalidInput(
+            "no kernel of this --strategy takes these problems and dtypes: use --strategy auto"
+        )
     speeds = history.speeds()
     values = [{**row.as_dict(), **speeds} for row in rows]
     if plot:
@@ -161,7 +163,7 @@ def threads(
 def check(
     subject: Annotated[
         list[str] | None,
-        typer.Option("--claim", help="What is claimed: A, speech, ...; repeatable. Default: all."),
+        typer.Option("--claim", help="Subject: A, speech, ...; repeatable. Default: all."),
     ] = None,
     as_json: JsonOption = False,
     out: JsonFileOption = None,

@@ -85,7 +85,7 @@ def model(
         float | None, typer.Option(min=0.01, help="Calls a second for --latency. Default: 100.")
     ] = None,
     peers: Annotated[
-        str | None, typer.Option(help="Other engines, with commas between. Default: all installed.")
+        str | None, typer.Option(help="Other engines, separated by commas. Default: all installed.")
     ] = None,
     as_json: JsonOption = False,
     out: JsonFileOption = None,
@@ -170,7 +170,7 @@ def _source(asked: ModelRequest, data: Path | None) -> NamedModel:
         if source.kwargs:
             raise InvalidInput(
                 f"{asked.model} takes {', '.join(source.kwargs)} by name; `bench` gives inputs by "
-                "position, so export it with all of them so"
+                "position; export it with all inputs by position"
             )
         check_fallback(asked.fallback, source.model)
         return replace(source, fallback=asked.fallback)
@@ -204,7 +204,7 @@ def _latency_table(found: "LatencyReport") -> Table:
         calls = ", ".join(sorted({f"{one.calls:,}" for one in found.engines}))
         notes.insert(0, f"{calls} calls each; histogram: {span}, bins and heights by logarithms")
     if any(None in one.percentiles.values() for one in found.engines):
-        notes.append("a percentile is left out where too few calls are for one to lie beyond it")
+        notes.append("a percentile with no call beyond it is left out")
     title = f"us from when a call was due to its end, at {found.rate:g} calls a second"
     figures = (*(f"p{percent:g}" for percent in PERCENTILES), "worst")
     table = table_of(title, (), (), notes)

@@ -31,13 +31,13 @@ def models(
         list[int] | None, typer.Option(help="A batch size; repeatable. Default: 1.")
     ] = None,
     peers: Annotated[
-        str | None, typer.Option(help="Other engines, with commas between. Default: all installed.")
+        str | None, typer.Option(help="Other engines, separated by commas. Default: all installed.")
     ] = None,
     density: Annotated[
         float, typer.Option(help="Share of the pruned layers' weights that is left; 1 is dense.")
     ] = 0.1,
     pattern: Annotated[
-        str, typer.Option(help="What is pruned together, as `Pruner(pattern=...)` takes it.")
+        str, typer.Option(help="Pattern of the zeros, as `Pruner(pattern=...)` takes it.")
     ] = "unstructured",
     as_json: JsonOption = False,
     out: JsonFileOption = None,

@@ -28,10 +28,10 @@ def planner(
         list[int] | None, typer.Option(min=1, help="A batch size; repeatable. Default: 1, 16, 64")
     ] = None,
     count: Annotated[
-        int | None, typer.Option("--layers", min=1, help="How many layers to try. Default: all.")
+        int | None, typer.Option("--layers", min=1, help="Number of layers to try. Default: all.")
     ] = None,
     first: Annotated[
-        int, typer.Option("--from", min=0, help="How many layers to leave out first.")
+        int, typer.Option("--from", min=0, help="Number of layers to skip first.")
     ] = 0,
     dtype: Annotated[
         list[str] | None, typer.Option(help="float32, bfloat16, ...; repeatable. Default: all.")

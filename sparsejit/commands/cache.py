@@ -9,7 +9,7 @@ from sparsejit.commands.console import JsonOption, hand_over, say
 
 
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove all that is kept.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all entries.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print the folder and the size of the kept code of compiled models; or remove it."""

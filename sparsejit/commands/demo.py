@@ -66,7 +66,7 @@ def demo(
     console.print(_synthesis_table(voice, times))
     console.print(f'"{utterance.text}" ({utterance.name}, not in the training data)')
     say(f"{len(audio) / voice.sample_rate:.1f} s of speech in {out / 'demo.wav'}")
-    say(f"spectrograms in {out / 'demo.png'}; all of it to hear and see in {out / 'demo.html'}")
+    say(f"spectrograms in {out / 'demo.png'}; a page with the sound in {out / 'demo.html'}")
 
 
 def _prune(seed: int, quiet: bool) -> dict[str, float]:
@@ -168,7 +168,7 @@ def _write_page(
     clock = f"{cycles_per_ns(target):.1f} GHz"
     page = ListeningPage(
         text=utterance.text,
-        source=f"{utterance.name} of LJ Speech (public domain), which training did not hear.",
+        source=f"{utterance.name} of LJ Speech (public domain), not in the training data.",
         machine=f"{target.model} ({target.core.key}, {target.isa}), one core at {clock}",
         takes=takes,
         layers=[row for comparison in layers for row in comparison.rows],

@@ -54,7 +54,7 @@ def _print(diagnosis: Diagnosis) -> None:
         first, *rest = findings
         names = ", ".join(each.name for each in (first, *rest))
         say(f"remedy for {names}: {remedy}", style=_style(first))
-    console.print("ready" if diagnosis.can_run else "not ready: the core lacks what is red")
+    console.print("ready" if diagnosis.can_run else "not ready: the core needs the red entries")
 
 
 def _order(finding: Finding) -> tuple[int, str]:

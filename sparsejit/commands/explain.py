@@ -32,7 +32,7 @@ from sparsejit.frontends.files import read_matrix
 _MATRIX = "A .npy or .safetensors file, or a state dict as .pt"
 WeightsArgument = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help=f"{_MATRIX}.")]
 TensorOption = Annotated[
-    str | None, typer.Option(help="Which tensor of a file that holds several.")
+    str | None, typer.Option(help="Name of the tensor, in a file with several.")
 ]
 StrategyOption = Annotated[str, typer.Option(help="For a matrix: auto, or a kernel family.")]
 

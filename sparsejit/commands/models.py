@@ -47,7 +47,7 @@ ExportOption = Annotated[
     Path | None, typer.Option(dir_okay=False, help="File to write code for C to, .o or .so.")
 ]
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", help="Print all that is known of every layer.")
+    bool, typer.Option("--verbose", help="Print all facts about every layer.")
 ]
 
 
@@ -118,7 +118,7 @@ def check_command(
         if fallback is not None:
             found = {"compiles": True, "parts": _parts(asked), "missing": []}
     if not hand_over(found, as_json, None):
-        lines = found["missing"] or found.get("parts") or [f"every operator of {model} is known"]
+        lines = found["missing"] or found.get("parts") or [f"every operator of {model} compiles"]
         say("\n".join(lines))
     if found["missing"]:
         raise typer.Exit(1)
@@ -146,7 +146,7 @@ def _nodes(asked: ModelRequest) -> int:
     source = read_source(asked.model, asked.shape, asked.constant, batch=asked.batch)
     if is_estimator(source.model):
         raise InvalidInput(
-            f"{asked.model} returned an estimator; `sparsejit compile` says what it lacks"
+            f"{asked.model} returned an estimator; use `sparsejit compile`"
         )
     check_fallback(asked.fallback, source.model)
     with source.advising():
@@ -186,5 +186,5 @@ def _check_outputs(out: Path, export: Path | None, header: Path | None, html: Pa
     if export is not None:
         check_export(export, header)
     elif header is not None:
-        raise InvalidInput(f"--header {header} describes what --export writes; give both")
+        raise InvalidInput(f"--header {header} describes the file of --export; give both")
     check_outputs(out, export, header, html)

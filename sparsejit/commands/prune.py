@@ -45,7 +45,7 @@ def prune(
     checkpoint: Annotated[
         Path | None,
         typer.Option(
-            dir_okay=False, help="File to save the training to; goes on from it if it exists."
+            dir_okay=False, help="File to save the training to; an existing one is continued."
         ),
     ] = None,
     as_json: JsonOption = False,

@@ -37,12 +37,12 @@ _INTERRUPTED = 130  # exit status of a command that Ctrl-C ended, as in shells
 def selftest(
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.01, help="How long to try. [default: 1, or until --kernels are done]"),
+        typer.Option(min=0.01, help="Duration. [default: 1, or until --kernels are done]"),
     ] = None,
-    kernels: Annotated[int | None, typer.Option(min=1, help="How many kernels.")] = None,
+    kernels: Annotated[int | None, typer.Option(min=1, help="Number of kernels.")] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, help="Seed of all random numbers; by default another each time."),
+        typer.Option(min=0, help="Seed of all random numbers; by default a new one each time."),
     ] = None,
     only: Annotated[int | None, typer.Option(min=0, help="Try one kernel, by its number.")] = None,
     workers: Annotated[
@@ -132,7 +132,7 @@ def _print(tally: Tally, seconds: float) -> None:
         table.add_row(family, dtype, *held, f"{failed:,}", style="red" if failed else None)
     console.print(table)
     if len(tally.failures) >= MOST_FAILURES:
-        console.print(f"stopped: {MOST_FAILURES} failures tell enough", style="red")
+        console.print(f"stopped after {MOST_FAILURES} failures", style="red")
     around = _surroundings()
     rate = tally.kernels / max(seconds, 1e-9)
     console.print(

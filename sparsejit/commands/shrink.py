@@ -38,7 +38,7 @@ BudgetOption = Annotated[
     str | None, typer.Option(help="Error of the outputs, such as 1% (the default).")
 ]
 SpeedOption = Annotated[
-    str | None, typer.Option(help="In place of it, how many times as fast: 2x.")
+    str | None, typer.Option(help="In place of --budget, the speed over dense: 2x.")
 ]
 MetricOption = Annotated[
     str | None, typer.Option(help="file.py:function of the outputs; --budget is its loss.")
@@ -50,7 +50,7 @@ FinetuneOption = Annotated[
     int, typer.Option(min=0, help="Steps of training on the dense outputs, at most.")
 ]
 ResumeOption = Annotated[
-    Path | None, typer.Option(dir_okay=False, help="Keeps the tables of errors; goes on from them.")
+    Path | None, typer.Option(dir_okay=False, help="File of error tables, kept for the next run.")
 ]
 
 

@@ -31,7 +31,7 @@ _SampleRate = Annotated[
     typer.Option(min=1, help="Sample rate of a checkpoint, in Hz. Default: its project's."),
 ]
 _Companding = Annotated[
-    str | None, typer.Option(help="How the classes of a checkpoint lie: linear or mu_law.")
+    str | None, typer.Option(help="Companding of a checkpoint: linear or mu_law.")
 ]
 _PostFilter = Annotated[
     bool, typer.Option(help="Correct the power of each band; without it, 36 ms less delay.")
@@ -54,14 +54,14 @@ def synth(
     ] = 0,
     temperature: _Temperature = None,
     dtype: Annotated[
-        str, typer.Option(help="How weights are stored: float32, bfloat16, float16 or int8.")
+        str, typer.Option(help="Dtype of stored weights: float32, bfloat16, float16 or int8.")
     ] = "float32",
     sample_rate: _SampleRate = None,
     companding: _Companding = None,
     post_filter: _PostFilter = True,
     play: Annotated[bool, typer.Option("--play", help="Play it while it is made.")] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Speak again what a folder of results has already.")
+        bool, typer.Option("--overwrite", help="Speak recordings again that have a result already.")
     ] = False,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes for a folder. Default: one a core.")

@@ -44,7 +44,7 @@ def synth_folder(
 ) -> None:
     """Speak a folder; exit status 1 where a file has failed twice, 130 after Ctrl-C."""
     if options.workers is not None and options.ray is not None:
-        raise InvalidInput("--workers and --ray exclude each other; a cluster knows its cores")
+        raise InvalidInput("--workers and --ray exclude each other; Ray counts its cluster's cores")
     tasks = tasks_of(folder, out)
     # Compile here first: an unusable voice is found, and a processor that was never measured is
     # measured once, without workers beside it.
@@ -77,7 +77,7 @@ def _speak(
             bar.begin("speaking", len(tasks))
             return speak_tasks(tasks, network, crew, options.overwrite, bar.step)
     except KeyboardInterrupt:
-        error_console.print("stopped; the same command goes on with what is not spoken yet")
+        error_console.print("stopped; the same command speaks the remaining recordings")
         raise typer.Exit(130) from None
 
 

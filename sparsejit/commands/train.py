@@ -32,7 +32,9 @@ def train(
     dense_amount: Annotated[
         float | None, typer.Option(help="The same of the dense layers. Default: --amount.")
     ] = None,
-    pattern: Annotated[str | None, typer.Option(help="What to prune in, such as lane16.")] = None,
+    pattern: Annotated[
+        str | None, typer.Option(help="Pattern of the zeros, such as lane16.")
+    ] = None,
     learning_rate: Annotated[float | None, typer.Option(help="The highest learning rate.")] = None,
     int8_start: Annotated[
         float | None, typer.Option(help="Share of the training after which it rounds to int8.")
@@ -42,7 +44,7 @@ def train(
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="A voice to start from; its zeros grow."),
+        typer.Option(exists=True, dir_okay=False, help="A voice to start from, zeros and all."),
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of weights and batches.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda; cuda where present.")] = None,

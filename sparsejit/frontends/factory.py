@@ -33,7 +33,8 @@ def named_function(reference: str, role: str) -> Any:
     module_name, colon, name = reference.rpartition(":")
     if not colon or not name.isidentifier():
         raise InvalidInput(
-            f"{reference!r} names no {role}: write path/to/file.py:{role} or package.module:{role}"
+            f"{reference!r} does not end in ':' and the name of a {role}: write "
+            f"path/to/file.py:{role} or package.module:{role}"
         )
     module = _import(module_name)
     factory = getattr(module, name, None)

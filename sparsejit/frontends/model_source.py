@@ -75,6 +75,10 @@ def read_source(
         left = [each for each in declared if each.name not in numbers]
         args = _onnx_inputs(left, shapes, batch, data, always_inputs)
         return NamedModel(reference, reference, args, {}, numbers, tuple(declared))
+    if not reference.endswith(".pt2") and ":" not in reference:
+        raise InvalidInput(
+            f"{reference!r} is no model: give an .onnx or .pt2 file, or path/to/file.py:factory"
+        )
     if shapes or numbers or batch or data:
         raise InvalidInput(
             f"{reference} brings its own inputs; --shape, --constant, --batch and --data are for "

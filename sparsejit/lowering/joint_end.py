@@ -33,7 +33,7 @@ class EndSize(NamedTuple):
 
 
 _NARROW = EndSize(ENOUGH_ROWS, ENOUGH_ROWS)
-# Where code comes from memory, several samples share it for images with fewer positions than this.
+# Code from memory is shared by several samples for images with fewer positions than this.
 # More samples would exceed L2.
 _FAR = EndSize(256, 4)
 

@@ -61,9 +61,7 @@ def _rows_in_words(kind: ArrayType, rows: int) -> str:
     if not is_free(kind):
         return ""
     axis = kind.shape.index(None)
-    if axis == 0:
-        return f", with {rows} rows as in earlier inputs"
-    return f", with the batch of earlier inputs, {rows}, on axis {axis}"
+    return f"; axis {axis} is the batch, {rows} in this call"
 
 
 def _is_plain(array: Array) -> bool:

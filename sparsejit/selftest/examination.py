@@ -25,8 +25,8 @@ Float64 = npt.NDArray[np.float64]
 # |W x| + |bias|.
 TOLERANCE = 1e-5
 INT8_TOLERANCE = 1e-6
-# Where sums of whole numbers cancel exactly, the reference's float64 sums, which are of whole
-# numbers times a step, may not.
+# The reference's float64 sums, of whole numbers times a step, may not cancel exactly where sums of
+# whole numbers do.
 FLOAT64_ERROR = 1e-12
 # Allowed absolute errors of tanh and sigmoid themselves.
 ACTIVATION_ERROR = {Activation.TANH: 1e-6, Activation.SIGMOID: 1e-6}

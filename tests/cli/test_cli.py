@@ -188,7 +188,7 @@ def test_an_expected_error_is_one_line(
 
 @pytest.fixture
 def rates_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `calibrate` would measure, at once."""
+    """The rates that `calibrate` would measure, at once."""
     monkeypatch.setattr(calibrate, "measure", lambda target: target.core)
 
 

@@ -172,7 +172,7 @@ def test_code_for_c_is_written_beside_it(tmp_path: Path, net: str) -> None:
     [
         (["--out", "m.safetensors"], "is not a .sjit path"),
         (["--out", "nets.py/m.sjit"], "cannot be written"),
-        (["--out", "m.sjit", "--header", "m.h"], "--header .* describes what --export writes"),
+        (["--out", "m.sjit", "--header", "m.h"], "--header .* describes the file of --export"),
         (["--out", "m.sjit", "--export", "m.dll"], r"is no \.o or \.so file"),
         (["--out", "m.sjit", "--export", "my-net.o"], "becomes a name in C"),
         (["--out", "m.sjit", "--html", "nets.py/page.html"], "cannot be written"),
@@ -221,6 +221,8 @@ def test_a_kernel_is_no_model_and_a_text_no_array(tmp_path: Path, net: str) -> N
     np.save(tmp_path / "x.npy", np.ones(3, np.float32))
     files = ["--input", tmp_path / "x.npy", "--out", tmp_path / "y.npy"]
     assert_refused("holds a Kernel, not a model; load and", "run", tmp_path / "k.sjit", *files)
+    out = ["--out", tmp_path / "m.sjit"]
+    assert_refused("'net.onx' is no model: give an .onnx", "compile", "net.onx", *out)
     compile_quickly(net, tmp_path / "m.sjit")
     assert_refused(r"input has shape \(3,\)", "run", tmp_path / "m.sjit", *files)
     (tmp_path / "x.npy").write_text("1 2 3")

@@ -189,8 +189,8 @@ def test_weights_that_do_not_fit_or_cannot_be_read(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("reference", "message"),
     [
-        ("net.py", "names no factory: write path/to/file.py:factory"),
-        ("net.py:", "names no factory"),
+        ("net.py", "does not end in ':' and the name of a factory: write path/to/file.py:factory"),
+        ("net.py:", "does not end in ':' and the name of a factory"),
         ("absent.py:workload", "there is no file .*absent.py: check the path"),
         ("absent.module:workload", r"there is no module absent\.module"),
         ("torch.absent:workload", r"there is no module torch\.absent"),

@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """How many workers, or which cluster, were asked for; this process speaks."""
+    """Record the number of workers, or the cluster, asked for; this process speaks."""
     crews: list[object] = []
 
     @contextmanager
@@ -139,6 +139,6 @@ def test_ctrl_c_leaves_no_half_file(
     assert eventually(lambda: is_speaking() or process.poll() is not None)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate()
-    stopped = "stopped; the same command goes on with what is not spoken yet\n"
+    stopped = "stopped; the same command speaks the remaining recordings\n"
     assert (process.returncode, stdout, stderr) == (130, "", stopped)
     assert list(out.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What is shipped and published: read from the files that say so. `make release-check` tries it."""
+"""Shipped and published files, as the files say that list them. `make release-check` tries it."""
 
 import re
 from pathlib import Path

@@ -64,7 +64,7 @@ def _isolation(generator: np.random.Generator) -> dict[str, Any]:
 
 
 def _part(generator: np.random.Generator, classifies: bool, probable: bool = False) -> Any:
-    """What an ensemble may be made of."""
+    """The parts that an ensemble may have."""
     from lightgbm import LGBMClassifier, LGBMRegressor
     from sklearn import ensemble, linear_model, neural_network, preprocessing, svm, tree
     from sklearn.decomposition import PCA
@@ -314,7 +314,7 @@ def steps_before(generator: np.random.Generator, kind: EstimatorKind, missing: b
 
 
 def column_steps(generator: np.random.Generator, features: int) -> Any:
-    """A ColumnTransformer of scalers, of what passes, and of an encoder for the last column."""
+    """A ColumnTransformer of scalers, of columns that pass, and of an encoder for the last one."""
     from sklearn.compose import ColumnTransformer
     from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, StandardScaler
 

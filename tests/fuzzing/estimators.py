@@ -42,9 +42,9 @@ SMALLEST_LOGARITHM = -12
 FIRST_OF_ENSEMBLES = 10_000
 # Odd seeds from here on are of pipelines with sparse matrices.
 FIRST_OF_SPARSE = 20_000
-# What must be told labels as places: XGBoost, and what passes them on to it.
+# Estimators that need labels as places: XGBoost, and its wrappers.
 _PLACES_ALONE = ("xgboost", "sklearn.calibration")
-# What is refused since it cannot be equal.
+# Estimators that are refused since they cannot be equal.
 REFUSED = ("are so steep", "other labels", "lose digits", "beside other", "fitted to float32")
 
 
@@ -110,14 +110,14 @@ def _title(estimator: Any) -> str:
 
 
 def _booster_of(estimator: Any) -> Any:
-    """What is inside of an estimator of XGBoost or LightGBM; another as it is."""
+    """The estimator inside one of XGBoost or LightGBM; another as it is."""
     if hasattr(estimator, "get_booster"):
         return estimator.get_booster()
     return getattr(estimator, "booster_", estimator)
 
 
 def _answer(case: EstimatorCase, method: str) -> Array:
-    """What the library returns."""
+    """The library's results."""
     estimator, rows = case.estimator, case.rows
     if type(estimator).__name__ == "Booster":
         rows = np.asarray(rows, np.float64)
@@ -183,7 +183,7 @@ def _rows(
         rows[generator.random(rows.shape) < 0.1] = np.nan
     else:
         rows[::3] = np.round(rows[::3], 1)
-    # Of float32 far from zero the library's own scalers leave no digits.
+    # The library's own scalers leave no digits of float32 far from zero.
     if generator.random() < 0.2 and np.nanmax(np.abs(rows)) < 1e4:
         rows = rows.astype(np.float32 if rows.dtype == np.float64 else np.float64)
     if kind.is_forest:
@@ -202,7 +202,7 @@ def _rows(
 def _on_thresholds(generator: np.random.Generator, estimator: Any, rows: Array) -> None:
     """Put values where a forest compares them, and next to that, in the element of the rows."""
     if any(hasattr(step, "components_") for _, step in getattr(estimator, "steps", ())):
-        return  # they are not those of X
+        return  # they are not columns of X
     read = read_estimator(estimator)
     element = Element.FLOAT64 if read.input.reads_float64 else Element.FLOAT32
     graph = read.graphs(1, element)["predict"]
@@ -214,7 +214,7 @@ def _on_thresholds(generator: np.random.Generator, estimator: Any, rows: Array) 
     values = thresholds[chosen].astype(rows.dtype)
     away = np.array([-np.inf, np.inf], rows.dtype)[generator.integers(0, 2, len(chosen))]
     values = np.where(generator.random(len(chosen)) < 0.5, values, np.nextafter(values, away))
-    # What float32 does not hold a forest may refuse.
+    # A forest may refuse numbers beyond float32.
     values = np.where(np.abs(values) < np.finfo(np.float32).max, values, 0)
     rows[generator.integers(0, len(rows), len(chosen)), nodes[chosen, 0]] = values
 
@@ -248,7 +248,7 @@ def check(case: EstimatorCase) -> str:
 
 
 def _plain(example: Any) -> Any:
-    """An example with as many rows, of what any estimator takes."""
+    """An example with as many rows, as any estimator takes it."""
     return None if example is None else np.ones(example.shape)
 
 
@@ -301,9 +301,9 @@ def _compare(case: EstimatorCase, compiled: Any, method: str) -> str:
 
 
 def _own_error(case: EstimatorCase, method: str, which: Array) -> float:
-    """How far rounding takes the library's own sums of products: float32's, and float64's.
+    """The reach of rounding in the library's own sums of products: float32's, and float64's.
 
-    And how far that of predictions to float32 takes what a stacking estimator makes of them.
+    And the reach of rounding predictions to float32 in the results of a stacking estimator.
     """
     last = case.estimator[-1] if hasattr(case.estimator, "steps") else case.estimator
     final = getattr(last, "final_estimator_", last)
@@ -319,7 +319,7 @@ def _own_error(case: EstimatorCase, method: str, which: Array) -> float:
 
 
 def _is_tied(case: EstimatorCase) -> Array:
-    """Where the library's own scores of two classes are the same to float32's precision."""
+    """True where the library's own scores of two classes are the same to float32's precision."""
     last = case.estimator[-1] if hasattr(case.estimator, "steps") else case.estimator
     if getattr(last, "voting", "") == "hard":
         return _any_part_is_tied(case, last)
@@ -335,7 +335,7 @@ def _is_tied(case: EstimatorCase) -> Array:
 
 
 def _any_part_is_tied(case: EstimatorCase, voting: Any) -> Array:
-    """Where a part of a hard vote, which has no scores itself, is tied."""
+    """True where a part of a hard vote, which has no scores itself, is tied."""
     rows = case.rows
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

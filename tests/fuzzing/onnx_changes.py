@@ -180,7 +180,7 @@ _FEW, _HUGE = (3, 300), (2**20, 2**31, 2**40, 2**62)
 
 
 def huge_value(draw: random.Random, model: ModelProto) -> str:
-    """What a node reads repeated, or filled, to a size that no machine holds, or that some do."""
+    """A node's input repeated, or filled, to a size that no machine holds, or that some do."""
     place = draw.randrange(len(model.graph.node))
     reader = model.graph.node[place]
     name = reader.input[draw.randrange(len(reader.input))]
@@ -267,7 +267,7 @@ def order_of_nodes(draw: random.Random, model: ModelProto) -> str:
 
 
 def declared(draw: random.Random, model: ModelProto) -> str:
-    """What the file says of an input."""
+    """The file's declaration of an input."""
     value = draw.choice(model.graph.input)
     kind, way = value.type.tensor_type, draw.randrange(6)
     if way == 0:

@@ -38,7 +38,7 @@ from sparsejit.ir.ops.turns import Turns
 from sparsejit.perf.zoo import SMALL_ZOO
 
 TRAINED = Path("/work/shared/data/onnx")
-# Of a graph: more would be run for longer than a case is worth.
+# Limits of a graph: more would be run for longer than a case is worth.
 MOST_ELEMENTS, MOST_NODES = 1 << 20, 60
 # Turns of a loop, which the onnx package takes some 20 us each for.
 MOST_TURNS = 1 << 12
@@ -86,7 +86,7 @@ def read(case: OnnxCase) -> Graph | None:
 
 
 def check(case: OnnxCase) -> str:
-    """What became of a case: "refused" by our errors, "read", or if it is small "compiled".
+    """The outcome of a case: "refused" by our errors, "read", or if it is small "compiled".
 
     Raises whatever else comes, and AssertionError where code computes otherwise than ONNX Runtime
     and the onnx package, or than the graph where neither computes anything.
@@ -195,7 +195,7 @@ def _loops_for_long(model: ModelProto | bytes) -> bool:
 
 
 def _assert_close(result: Array, reference: Array) -> None:
-    """Where both are finite, to what their dtype and short formulas leave."""
+    """Compare where both are finite, within rounding of their dtype and of short formulas."""
     relative, of_largest = _OF_SHORT.get(reference.dtype.name, _TOLERANCE)
     with np.errstate(all="ignore"):
         wide, wanted = result.astype(np.float64), reference.astype(np.float64)

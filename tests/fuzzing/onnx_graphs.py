@@ -1,10 +1,10 @@
-"""Random torch models written as ONNX by torch's exporter, compared with what ONNX says of them.
+"""Random torch models written as ONNX by torch's exporter, compared with ONNX's reference.
 
     case = make(seed)        as of torch_models
     check(case)              "equal", "refused" by one of our errors, or "not exported" by torch
 
 The reference is the onnx package's own: torch's exporter errs now and then. It runs in a child, for
-it crashes too: of what is written in place, and of what is empty.
+it crashes too: where an array is written in place, and where one is empty.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def exported(
 
 
 def check(case: TorchCase) -> str:
-    """What became of it. Raises AssertionError for a wrong result, and whatever else comes."""
+    """The outcome. Raises AssertionError for a wrong result, and whatever else comes."""
     from onnx import load_from_string
     from onnx.reference import ReferenceEvaluator
     from onnx.shape_inference import InferenceError, infer_shapes
@@ -72,7 +72,7 @@ def check(case: TorchCase) -> str:
         arrays = {x.name: y.numpy() for x, y in zip(model.graph.input, given, strict=True)}
         try:
             wanted = ReferenceEvaluator(model).run(None, arrays)
-        except Exception:  # of whatever type it raises for what it has not
+        except Exception:  # of any type, for operators that it has not
             return "no reference"
         wanted = [np.asarray(x) for x in wanted]
         try:

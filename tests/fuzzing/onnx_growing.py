@@ -32,7 +32,7 @@ FLOAT = np.dtype(np.float32)
 LONG = np.dtype(np.int64)
 # Relative; float64 is computed in float32.
 NOISE = {"float16": 1e-3, "float32": 1e-6, "float64": 1e-6}
-# What docs/notes/models.md says of these is absolute.
+# The error that docs/notes/models.md states for these is absolute.
 _ABSOLUTE = 5e-7
 _APPROXIMATED = (
     *("Erf", "Gelu", "GRU", "LSTM", "RNN", "Sigmoid", "Tanh", "FastGelu", "BiasGelu"),
@@ -144,7 +144,7 @@ class OnnxGrowing:
         return array.astype(dtype)
 
     def shape(self, fewest: int = 0, most: int = 4) -> tuple[int, ...]:
-        """Of few elements; inputs of none are refused."""
+        """A shape of few elements; inputs of none are refused."""
         rank = self.rank(fewest, most)
         return tuple(self.draw.choice((1, 2, 2, 3, 3, 4, 5, 7)) for _ in range(rank))
 
@@ -366,7 +366,7 @@ def is_taken(opset: int) -> bool:
 
 
 def session(model: ModelProto) -> Any:
-    """Of ONNX Runtime, without its optimisations; of the package's reference where it is not."""
+    """A session of ONNX Runtime, without its optimisations; else of the package's reference."""
     if onnxruntime is None:
         from onnx.reference import ReferenceEvaluator
 

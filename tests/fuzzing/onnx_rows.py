@@ -30,13 +30,13 @@ from sparsejit.ir.graph import Array
 
 ROWS = of_elements.ROWS | of_shapes.ROWS | of_layers.ROWS | of_bytes.ROWS | of_others.ROWS
 ROWS |= of_signals.ROWS
-# Of NaN and infinities, too. A weight of 0, which products leave out, times one is not defined.
+# Rows of NaN and infinities, too. A weight of 0, which products leave out, times one is undefined.
 _OF_NAN = {
     name: make
     for name, make in (of_elements.ROWS | of_shapes.ROWS).items()
     if name not in of_elements.NOT_OF_NAN
 }
-# What rounding may cost: of the largest number on the way, and of what noise costs.
+# The cost that rounding may have: of the largest number on the way, and of the cost of noise.
 _ROUNDING, _HALF_ROUNDING, _MARGIN = 2e-5, 2e-3, 20.0
 # Noise up, down, and either way: what is cut off at a step lies on both sides of it.
 _NOISE = ((1,), (-1,), (-1, 1), (-1, 1))
@@ -102,7 +102,7 @@ def make(seed: int) -> OnnxRowsCase:
 
 
 def check(case: OnnxRowsCase) -> str:
-    """What became of it. Raises AssertionError for a wrong result, and whatever else comes."""
+    """The outcome. Raises AssertionError for a wrong result, and whatever else comes."""
     grown = case.grown
     model = grown.model(case.outputs, case.is_free)
     inputs = {name: _as_called(array) for name, array in grown.inputs.items()}

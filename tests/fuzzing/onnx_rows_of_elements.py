@@ -64,12 +64,12 @@ _UNARY: dict[str, tuple[str, tuple[float, float], dict[str, Any]]] = {
     f"{MICROSOFT}.Gelu": ("f", _ANY, {}),
     f"{MICROSOFT}.QuickGelu": ("f", _ANY, {"alpha": (1.702, 0.5)}),
 }
-# What they make of NaN or of numbers below the normal ones is nowhere said.
+# Their results for NaN or for numbers below the normal ones are nowhere defined.
 NOT_OF_NAN = {
     *("Cast", "CastLike", "DynamicQuantizeLinear", "LogSoftmax", "Mod", "ReduceMax", "ReduceMin"),
     *("Resize", "ScatterElements", "ScatterND", "Sigmoid", "Softmax", "ThresholdedRelu", "TopK"),
 }
-# Of two operands, the second within limits.
+# Functions of two operands, the second within limits.
 _BINARY: dict[str, tuple[str, tuple[float, float]]] = {
     "Add": ("fiu", _ANY),
     "And": ("b", _ANY),
@@ -91,7 +91,7 @@ _BINARY: dict[str, tuple[str, tuple[float, float]]] = {
 
 
 def _is_full(array: Array) -> bool:
-    """Of no elements ONNX Runtime gives other shapes than ONNX says."""
+    """False for no elements, where ONNX Runtime gives other shapes than ONNX says."""
     return array.size > 0
 
 
@@ -185,7 +185,7 @@ _TARGETS += ("int16", "uint16", "uint32", "bfloat16")
 
 
 def _cast(grow: OnnxGrowing) -> None:
-    """Of numbers that every target holds: others are not defined."""
+    """Casts of numbers that every target holds: others are not defined."""
     name = grow.draw.choice(_TARGETS)
     low = 0 if name.startswith("u") else -4
     from_half = name != "bool"  # of which ONNX Runtime flushes the smallest to 0

@@ -93,7 +93,7 @@ def make(seed: int) -> OperatorFile:
 
 
 def check(case: OperatorFile) -> str:
-    """What became of it: "refused", "too large" to run, or "ran"."""
+    """The outcome: "refused", "too large" to run, or "ran"."""
     try:
         with naming(Path("forged.sjit")):
             model = compile_saved(read_model(case.header, case.tensors))
@@ -240,7 +240,7 @@ def other_input(random: Random, header: Any, tensors: Any, known: Any) -> None:
 
 
 def other_shape(random: Random, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of small sizes, and at times as many elements."""
+    """A shape of small sizes, at times with as many elements."""
     kind = random.integers(4)
     if kind == 0:
         return shape[::-1]

@@ -6,7 +6,7 @@
                              or an infinity, where a divisor was rounded to 0
 
 The reference is ONNX Runtime without its optimisations, some of which round elsewhere than the file
-says. Sums of whole numbers are exact, so that a result may differ by what float32 rounds, and where
+says. Sums of whole numbers are exact, so that a result may differ by float32's rounding, and where
 a number lies so near the middle between two steps that rounding decides. From there on bytes differ
 by one step, which moves what is near a middle further on. What that may cost is measured: the
 reference several times more with all that is quantised moved by `_NEAR` of the largest number
@@ -15,7 +15,7 @@ both ways; and all of a value up, then down, for equal numbers are ties together
 repeats.
 
 A result may then be off, at most and in the mean of squares, by twice what the moved ones are, in
-twice as many places and two more; where these are not off, by what float32 rounds.
+twice as many places and two more; where these are not off, by float32's rounding.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from sparsejit.perf.models import export_onnx
 from sparsejit.perf.zoo.quantised import quantise_file
 from sparsejit.prune import Pruner
 
-# Of the largest number: what is nearer to the middle between two steps may be rounded either way.
+# A share of the largest number: one nearer to the middle of two steps may be rounded either way.
 _NEAR = 4e-6
-# Of the largest result: what float32 rounds behind the last steps.
+# A share of the largest result: float32's rounding behind the last steps.
 _ROUNDING = 2e-5
 # Moved runs, each with its opposite.
 _PAIRS = 4
@@ -65,7 +65,7 @@ class QdqCase:
     opset: int
     operators: tuple[str, ...]
     forms: dict[str, Any]
-    # Of scales and zero points of activations: the probability that one is changed.
+    # The probability that a scale or a zero point of activations is changed.
     changed: float
     options: dict[str, Any]
     pruned: str
@@ -113,7 +113,7 @@ def _prepare(draw: random.Random, net: nn.Module, pattern: str, amount: float) -
 
 
 def check(case: QdqCase) -> str:
-    """What became of it. Raises AssertionError for a wrong result, and whatever else comes."""
+    """The outcome. Raises AssertionError for a wrong result, and whatever else comes."""
     inputs = {f"x{number}": x.numpy() for number, x in enumerate(case.inputs)}
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
@@ -170,10 +170,10 @@ def _hold(tensor: TensorProto, array: Array) -> None:
 
 
 def wanted_of(seed: int, model: ModelProto, inputs: Inputs) -> tuple[Array, list[Array]]:
-    """What ONNX Runtime computes, and the moved runs; none where what is quantised is not finite.
+    """ONNX Runtime's results, and the moved runs; none where a quantised value is not finite.
 
-    ONNX says of no byte that NaN becomes it, and an infinity has the sign of what was divided by 0,
-    which may be that of a rounding error.
+    ONNX defines no byte for NaN, and an infinity has the sign of the number divided by 0,
+    which may be a rounding error's.
     """
     moved, places = _moved(model)
     whole = _with_outputs(model, [place for place, _ in places])
@@ -227,7 +227,7 @@ def _with_outputs(model: ModelProto, names: list[str]) -> ModelProto:
 
 
 def compare(found: Array, wanted: Array, runs: list[Array]) -> str:
-    """Raises AssertionError for what neither rounding nor ties explain."""
+    """Raises AssertionError for differences that neither rounding nor ties explain."""
     found = np.asarray(found)
     assert found.shape == wanted.shape, f"shape {found.shape}, not {wanted.shape}"
     assert found.dtype == wanted.dtype, f"{found.dtype}, not {wanted.dtype}"
@@ -243,7 +243,7 @@ def compare(found: Array, wanted: Array, runs: list[Array]) -> str:
 
 
 def _distances(one: Array, other: Array, rounding: float) -> tuple[float, float, float]:
-    """The largest, the root of the mean square, and the count of what rounding does not explain."""
+    """The largest, the root of the mean square, and the count of errors beyond rounding."""
     off = np.abs(np.float64(one) - other)
     off = np.where(np.isfinite(off), np.where(off > rounding, off, 0), np.inf)
     return float(off.max(initial=0)), float(np.sqrt((off**2).mean())), float((off > 0).sum())

@@ -17,7 +17,7 @@ FUNCTIONS: tuple[Callable[[], nn.Module], ...] = (
     *(nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish, nn.GELU, nn.Identity, nn.Sigmoid, nn.Tanh),
     *(partial(nn.LeakyReLU, 0.1), partial(nn.Hardtanh, -0.7, 0.9)),
 )
-# What a mask adds to hidden scores.
+# The number that a mask adds to hidden scores.
 HIDDEN = -1e4
 
 

@@ -32,7 +32,7 @@ _DTYPES = (np.int64, np.float32, np.float64, np.bool_, np.int8, np.uint8, np.int
 
 @dataclass(frozen=True)
 class FileCase:
-    """What is written, and the inputs of the model that the file held."""
+    """A file to write, and the inputs of the model that it held."""
 
     title: str
     header: dict[str, Any]
@@ -118,7 +118,7 @@ def _field(draw: random.Random, header: dict[str, Any], tensors: dict[str, Any])
 
 
 def _moved(draw: random.Random, header: dict[str, Any], tensors: dict[str, Any]) -> str:
-    """What is at one place, at another as well."""
+    """The value at one place, at another as well."""
     places = list(_places(header))
     (one, here), (other, there) = draw.choice(places), draw.choice(places)
     one[here] = copy.deepcopy(other[there])

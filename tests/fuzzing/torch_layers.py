@@ -152,7 +152,7 @@ def product(grow: Growing) -> None:
 
 
 def matrices(grow: Growing) -> None:
-    """Products of what has axes enough, stacks broadcast."""
+    """Products of values with axes enough, stacks broadcast."""
     place = grow.any(lambda x: is_float(x) and x.dim() > 1 and min(x.shape) > 0)
     if place is None:
         return

@@ -29,7 +29,7 @@ from sparsejit.ir.batch_axes import BatchAxes
 
 BATCH = 5  # samples that a model is grown with; it is compiled for the first few of them
 MOST_ELEMENTS, LARGEST = 1 << 13, 1e4
-# What rounding may cost: of the largest number on the way, and of what noise of NOISE costs.
+# The cost that rounding may have: of the largest number on the way, and of the cost of NOISE.
 ROUNDING, NOISE, MARGIN = 1e-5, 1e-6, 20.0
 
 Function = Callable[..., torch.Tensor]
@@ -177,7 +177,7 @@ def make(seed: int) -> TorchCase:
 
 
 def check(case: TorchCase) -> str:
-    """What became of it. Raises AssertionError for a wrong result, and whatever else comes."""
+    """The outcome. Raises AssertionError for a wrong result, and whatever else comes."""
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         example = tuple(x[: case.example].clone() for x in case.inputs)
@@ -226,7 +226,7 @@ def arrays(nest: Any) -> list[np.ndarray]:
 
 
 def by_torch(case: TorchCase, rows: Sequence[torch.Tensor]) -> list[np.ndarray]:
-    """What torch computes of them."""
+    """Torch's results for them."""
     with torch.no_grad():
         return arrays(case.program(*(x.clone() for x in rows)))
 

@@ -1,4 +1,4 @@
-"""What random torch models are made of: each row of STEPS adds a step to a growing program.
+"""Steps of random torch models: each row of STEPS adds a step to a growing program.
 
 A step that jumps where its operand hardly differs is added only where no operand is near a jump.
 """
@@ -122,7 +122,7 @@ def activation(grow: Growing) -> None:
 
 
 def _partner(grow: Growing, x: Tensor) -> int | None:
-    """The place of what broadcasts with x."""
+    """The place of a value that broadcasts with x."""
     return grow.any(lambda y: broadcasts(x, y))
 
 
@@ -329,7 +329,7 @@ def quotient(grow: Growing) -> None:
 
 
 def mixed(grow: Growing) -> None:
-    """Of several operands, or of whole axes with care for infinities."""
+    """Functions of several operands, or of whole axes with care for infinities."""
     place = grow.any(lambda x: is_float(x) and x.dim() > 1)
     if place is None:
         return

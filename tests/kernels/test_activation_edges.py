@@ -19,7 +19,7 @@ from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
 from sparsejit.native.executable_memory import ExecutableMemory
 
 SHAPE = (40, 24)
-# What all of x is; 3e38 makes sums that float32 does not hold.
+# The value of all elements of x; 3e38 makes sums that float32 does not hold.
 EDGES = [0.0, 1e-41, 1e-30, 1e-3, 0.5, 4.0, 10.0, 90.0, 1e4, 1e20, 1e30, 3e38, np.inf, np.nan]
 FAMILIES = dict.fromkeys(row.family for row in MATVEC_TEMPLATES)
 ROWS = [row for family in FAMILIES for row in templates_of(family)]
@@ -49,7 +49,7 @@ def expected(spec: MatVec, matrix: SparseMatrix, value: float) -> np.ndarray:
 
 
 def wrong(found: np.ndarray, wanted: np.ndarray, value: float, row: Template) -> str:
-    """What differs, or nothing."""
+    """The differences, or nothing."""
     if np.isinf(value) and row.dtype is DType.INT8:  # the step is no number then
         return ""
     nan = np.isnan(wanted)

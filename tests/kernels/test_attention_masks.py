@@ -5,7 +5,7 @@ import pytest
 from sparsejit.attention_masks import block, causal, fixed, local, strided
 from sparsejit.errors import InvalidInput
 
-# By what a query at place i sees a key at place j, as the papers say it.
+# The condition for a query at place i to see a key at place j, as the papers say it.
 CASES = {
     "causal": (causal(7), lambda i, j: j <= i),
     "local": (local(9, window=4), lambda i, j: i - 2 <= j <= i + 2),

@@ -189,7 +189,7 @@ def test_every_template_with_several_chunks(
 
 @pytest.mark.parametrize("row", KINDS, ids=lambda row: row.name)
 def test_tiles_without_weights(row: Template) -> None:
-    """Most rows are empty, and panels enough for each to ask for what the next tile needs."""
+    """Most rows are empty, and panels enough for each to ask for rows that the next tile needs."""
     weights = block_weights((90, 21), 0.3)
     weights[5:80] = 0
     matrix = SparseMatrix(weights)

@@ -58,7 +58,7 @@ def check(kernel: ExecutableMemory, spec: MatMul, matrix: SparseMatrix, edge: Ed
 
 
 def check_in_place(kernel: ExecutableMemory, spec: MatMul, edge: Edge) -> None:
-    """What is added lies where y does: the same bits."""
+    """The added array lies where y does: the same bits."""
     values, operand = x_for(spec, 5), operand_for(spec)
     empty = np.full(spec.y_shape, np.nan, np.float32)
     x, apart, both, y = (
@@ -121,7 +121,7 @@ def test_any_shape_and_pitch_inside_guard_pages(row: Template) -> None:
 
 @pytest.mark.parametrize("isa", LEVELS)
 def test_far_outputs_are_asked_for_ahead(isa: str) -> None:
-    """Where y exceeds L2 panels ask for more lines of it, tiles with hardly a weight do not."""
+    """Panels ask for more lines of y beyond L2, tiles with hardly a weight do not."""
     target = replace(Target.named(isa), l2_bytes=1 << 14)
     row = next(row for row in ADDING if row.name == f"f32-panels-{isa}")
     weights = block_weights((90, 40), 0.3, 1)
@@ -162,7 +162,7 @@ def test_parts_of_a_batch_add_their_share(isa: str, strategy: str) -> None:
 
 
 def _run(parts: list[Part], x: np.ndarray, added: np.ndarray) -> np.ndarray:
-    """What parts write one after the other, without the padding."""
+    """Results that parts write one after the other, without the padding."""
     spec = parts[0].spec
     assert isinstance(spec, MatMul)
     y = np.full((added.shape[0], spec.pitch), np.nan, np.float32)

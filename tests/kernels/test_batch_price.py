@@ -1,4 +1,4 @@
-"""What a batch should cost, from counts: caches and what transposes; no clock."""
+"""Costs of a batch, from counts: caches and kernels that transpose; no clock."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ def cycles(
     batch: int = 16,
     on: Target | None = None,
 ) -> float:
-    """What the cheapest kernel of that family should take in float32, clock ticks."""
+    """The clock ticks that the cheapest kernel of that family should take in float32."""
     on = on or target()
     random = np.random.default_rng(1)
     weights = np.where(random.random(shape) < share, 1, 0).astype(np.float32)
@@ -84,7 +84,7 @@ def test_code_that_nearly_fills_l2_comes_from_l3_in_part() -> None:
 
 @pytest.mark.parametrize("name", ["zen4", "zen5", "golden_cove"])
 def test_panels_from_memory_drive_x_from_l2(name: str) -> None:
-    """What comes from L3 drives out nothing that was counted."""
+    """Data from L3 drive out nothing that was counted."""
     core = core_named(name)
     plain = replace(core, batch=replace(core.batch, from_memory=0.0))
     dearer = {
@@ -201,7 +201,7 @@ def test_a_repeated_kernel_that_nearly_fills_l2_comes_from_l3_in_part() -> None:
 
 
 def test_zen5_has_no_edge_and_no_late_inputs() -> None:
-    """What was recorded there is reckoned as it was."""
+    """Times recorded there are predicted as before."""
     batch = core_named("zen5").batch
     assert (batch.late_inputs, batch.late_stores, batch.l3_code) == (0, 0, 1)
     assert core_named("zen5").l2_ways == 0

@@ -26,7 +26,7 @@ def halves(request, monkeypatch):
 
 
 def test_halves_load_their_lines_once_and_in_order(row, halves):
-    """Of two halves in a line, one loads it where they share loads, in float32 and float16."""
+    """One of two halves in a line loads it where they share loads, in float32 and float16."""
     if row.isa != "avx512" or row.dtype is DType.BFLOAT16:
         pytest.skip("no masks, or two vectors a line")
     weights = block_weights((192, 300), 0.1)

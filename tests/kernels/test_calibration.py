@@ -1,4 +1,4 @@
-"""What calibration keeps: whose it is, what is taken from it, what lies in its place."""
+"""Kept calibrations: their owner, the figures taken from them, other files in their place."""
 
 import json
 import os
@@ -38,7 +38,7 @@ MEASURED = {
     "measured_on": "2026-01-31",
 }
 TRICKS_OFF = {"padding": False, "redirects": False, "placement": False}
-# Of what `mutants` makes of that: fewer steps, a share of none, a trick that gains.
+# Mutants of it that remain valid: fewer steps, a share of none, a trick that gains.
 STILL_RIGHT = {
     *(f"without ('steps', '{step}')" for step in MEASURED["steps"]),
     "('steps',) table",
@@ -71,7 +71,7 @@ def processor_file(target: Target) -> Path:
 
 @pytest.mark.parametrize("key", ["zen5", "generic"])
 def test_what_is_in_a_file_is_used_and_named(key: str) -> None:
-    """Where the core's own data were measured: of it only the clock and what lies beyond L2."""
+    """A core with data of its own takes only the clock and rates beyond L2 from a calibration."""
     target = replace(Target.detect(), core=core_named(key))
     file = processor_file(target)
     file.write_bytes(as_json(MEASURED))
@@ -198,7 +198,7 @@ def test_what_no_core_of_the_kind_does_is_damage(times: float) -> None:
 def test_calibration_can_be_turned_off(
     measures: list[Target], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was kept is no more used than anything is measured."""
+    """A kept calibration is not used, and nothing is measured."""
     target = Target.detect()
     file = processor_file(target)
     file.write_bytes(as_json(MEASURED))

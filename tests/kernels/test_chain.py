@@ -139,7 +139,7 @@ TRANSCENDENTAL = ("exp", "exp2", "expm1", "log", "log1p", "erf", "sin", "cos")
 
 
 def within(kind: str, found: Array, wanted: Array, *arguments: Array) -> np.ndarray:
-    """Where a result is as near as is promised, in float32's last place, or in parts of 1."""
+    """True where a result is as near as is promised, in float32's last place, or in parts of 1."""
     with np.errstate(all="ignore"):
         single = np.asarray(wanted).astype(np.float32)
         place = np.spacing(np.abs(single)).astype(np.float64)
@@ -335,7 +335,7 @@ def test_whole_numbers(isa: str) -> None:
 @isas
 @pytest.mark.parametrize("kind", ROW_REDUCTIONS)
 def test_rows_of_whole_numbers(kind: str, isa: str) -> None:
-    """Of any size, sums modulo 2^64; beside what is computed with the result."""
+    """Rows of any size, sums modulo 2^64; beside values computed with the result."""
     generator = np.random.default_rng(4)
     for length in (1, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 25, 33, 64, 100, 257, 1000):
         a = generator.integers(-(2**63), 2**63 - 1, (3, length), endpoint=True)

@@ -56,7 +56,7 @@ def test_random_chains_of_columns(
 @isas
 @pytest.mark.parametrize("length", [1, 3, 16, 33, 257, 1000])
 def test_vectors_lie_across_columns(length: int, isa: str) -> None:
-    """Where they can: as many columns as are no whole vectors are walked one by one."""
+    """Columns that are no whole vectors are walked one by one, where that is possible."""
     target = Target.named(isa)
     for rows, is_across in ((16, True), (64, True), (15, False), (17, False)):
         shape = (1, rows, length)

@@ -1,4 +1,4 @@
-"""What is computed in float64 from columns of x, against the references."""
+"""Functions in float64 of columns of x, against the references."""
 
 from dataclasses import replace
 

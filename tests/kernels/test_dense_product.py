@@ -87,14 +87,14 @@ class Problem:
 
 
 def spaced(values: FloatArray, pitch: int, filler: float) -> FloatArray:
-    """Rows so many bytes apart, the last without what would follow it."""
+    """Rows that many bytes apart, the last without the bytes that would follow it."""
     room = np.full((len(values), pitch // 4), filler, np.float32)
     room[:, : values.shape[1]] = values
     return room.ravel()[: room.size - pitch // 4 + values.shape[1]]
 
 
 def finished(asm: Assembler) -> Image:
-    """What was emitted, as a function."""
+    """The emitted code, as a function."""
     asm.emit("vzeroupper")
     asm.emit("ret")
     return asm.finish()

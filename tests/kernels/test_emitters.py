@@ -27,7 +27,7 @@ from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import r8
 
-# What is saved and put back, and what a product clobbers.
+# Registers that are saved and put back, and registers that a product clobbers.
 _PRODUCT_KEEPS = {Iced.RBX, Iced.RBP, Iced.R12, Iced.R13, Iced.R14, Iced.RSP}
 _PRODUCT_CLOBBERS = {
     *(Iced.RAX, Iced.RCX, Iced.R8, Iced.R9, Iced.R10, Iced.R11),

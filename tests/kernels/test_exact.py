@@ -149,7 +149,7 @@ def test_explain_says_which_kernel_changes_weights_and_by_how_much() -> None:
     name = kernel.plan.chosen.template.name
     assert kernel.explain().facts["weights_change_by"] == CHANGED_BY[name]
     bits = {2.0**-20: "2^-20", 2.0**-21: "2^-21"}[CHANGED_BY[name]]
-    line = f"each changed by at most {bits} of itself, and those below 2^-125 become zero, since "
+    line = f"each changed by at most {bits} of itself, and weights below 2^-125 become zero, since "
     assert f"{line}{name} keeps an index" in str(kernel.explain())
     with pytest.raises(InvalidInput, match=rf"'{inexact}' has no kernel for float32 with exact"):
         sparsejit.compile_matrix(scattered((32, 32), 0.3), strategy=inexact, exact=True)

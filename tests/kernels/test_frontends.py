@@ -1,4 +1,4 @@
-"""What `compile_matrix` and the commands take as weights, and what they refuse."""
+"""Weights that `compile_matrix` and the commands take, and objects that they refuse."""
 
 import copy
 import pickle

@@ -70,7 +70,7 @@ def test_exchanges_undo_any_grouping(
 
 
 def exchanged(held: np.ndarray, stages: int) -> np.ndarray:
-    """What `vpermi2ps` makes of sums (runs, vectors, lanes)."""
+    """The result of `vpermi2ps` on sums (runs, vectors, lanes)."""
     sums, indices = held.copy(), exchange_indices(held, stages)
     for number, pair in enumerate(exchanges(held.shape[1], stages)):
         both = np.concatenate([sums[:, vector] for vector in pair], axis=1)
@@ -103,7 +103,7 @@ def test_what_fills_no_block_forms_smaller_ones():
 
 
 def least_steps(weights: np.ndarray, most_stages: int, swaps: bool = True) -> int:
-    """What bounds the steps from below with exchanges of up to so many stages."""
+    """A lower bound of the steps with exchanges of up to that many stages."""
     machine = replace(AVX512, most_stages=most_stages)
     return RowPlan(SparseMatrix(weights), machine).order(SWEEPS if swaps else 0).steps
 

@@ -1,4 +1,4 @@
-"""What an exported kernel says of the processor that it needs."""
+"""The processor that an exported kernel says it needs."""
 
 import pytest
 from matvec_checks import block_weights, target_of

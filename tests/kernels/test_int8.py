@@ -42,7 +42,7 @@ VNNI = Target.named("avx512")  # as far as counting steps goes
 
 
 def outputs(row: Template, spec: MatVec, weights: FloatArray, x: FloatArray) -> FloatArray:
-    """What the kernel makes of x."""
+    """The kernel's result for x."""
     memory = ExecutableMemory(compile_kernel(row, spec, SparseMatrix(weights)).data)
     y = np.full(spec.out_features, np.nan, np.float32)
     memory.function(2)(x.ctypes.data, y.ctypes.data)
@@ -178,7 +178,7 @@ def test_blocks_share_indices(row, block_rows, index_bytes):
 
 
 def steps_of(sources: int, matrix: SparseMatrix) -> int:
-    """Those of the kernel whose steps pick from so many registers."""
+    """Steps of the kernel that pick from that many registers."""
     spec = MatVec(matrix.out_features, matrix.in_features, dtype=DType.INT8)
     return lower_for("int8-permute", sources, spec, matrix, VNNI).layout.steps
 
@@ -255,7 +255,7 @@ def test_layers_like_trained_ones_lose_less_than_one_percent(density, input_scal
 
 
 def test_the_bundled_voice_loses_less_than_one_percent():
-    """Its layers on states like those of its GRU: most units near -1 or 1."""
+    """Its layers on states as its GRU has them: most units near -1 or 1."""
     weights = WaveRNN.from_pretrained().weights
     generator = np.random.default_rng(5)
     state = np.tanh(1.5 * generator.standard_normal(weights.hidden_size, np.float32))

@@ -1,4 +1,4 @@
-"""What a kernel says of itself, and what copies of it are."""
+"""A kernel's description of itself, and its copies."""
 
 import json
 import pickle

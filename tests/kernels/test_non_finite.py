@@ -1,4 +1,4 @@
-"""What NaN and infinity in x do, by family, as docs/notes/models.md states it."""
+"""Results of NaN and infinity in x, by family, as docs/notes/models.md states it."""
 
 from functools import cache
 
@@ -96,7 +96,7 @@ def test_outputs_without_a_weight_for_it_are_nan_or_as_they_were(
 
 @pytest.mark.parametrize("row", INTEGERS)
 def test_int8_with_a_step_of_its_own_spoils_every_output(row: Template) -> None:
-    """The step is that of the largest magnitude, which is then no number."""
+    """The step follows from the largest magnitude, which is then no number."""
     for value in BAD:
         y = product(row, with_value(value, 21))
         assert np.isnan(y).all() if np.isnan(value) else not np.isfinite(y).any()

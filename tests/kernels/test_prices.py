@@ -1,4 +1,4 @@
-"""What prices say of every kernel, with the data of every core: more work never costs less."""
+"""Prices of every kernel, with the data of every core: more work never costs less."""
 
 from dataclasses import replace
 from functools import cache
@@ -16,7 +16,7 @@ from sparsejit.machine.target import INSTRUCTION_SETS, Target
 from sparsejit.planner.batch_plan import price_batch
 from sparsejit.planner.cost import price
 
-# Those with data of their own; the others have the unknown one's.
+# Cores with data of their own; the others have the unknown one's.
 CORES = [key for key in MICROARCHITECTURES if core_named(key).data_of == key]
 # Counts of steps are estimates from the zeros; a few more zeros may seem to cost a little.
 ROUNDING = 0.99

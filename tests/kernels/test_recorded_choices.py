@@ -1,6 +1,6 @@
-"""With a processor's own prices the planner chooses what was measured fastest on it; no clock.
+"""With a processor's own prices the planner chooses the kernel measured fastest on it; no clock.
 
-Of Zen 5 the layers and times are those of `perf/results`, of Sapphire Rapids those of
+Layers and times of Zen 5 come from `perf/results`, layers and times of Sapphire Rapids from
 `sapphire_rapids.json`.
 """
 
@@ -44,16 +44,16 @@ class Recorded:
     ns: dict[str, tuple[float, str]]
 
     def noise(self, family: str) -> float:
-        """How much slower than the fastest a family may seem and yet be as fast."""
+        """The ratio to the fastest up to which a family may be as fast."""
         _, fastest = min(self.ns.values())
         return NOISE if self.ns[family][1] == fastest else NOISE_BETWEEN
 
     def share(self, choice: Candidate) -> float:
-        """What a choice is predicted to take of the fastest recorded."""
+        """The predicted time of a choice over the fastest recorded."""
         return choice.cost.ns / min(self.ns.values())[0]
 
     def loss(self, family: str) -> float:
-        """The family's time over that of the fastest."""
+        """The family's time over the fastest one's."""
         return self.ns[family][0] / min(self.ns.values())[0]
 
 
@@ -107,7 +107,7 @@ def matrix_of(problem: Problem) -> SparseMatrix:
 def chosen(
     problem: Problem, dtype: str, for_target: Target, batch: int = 1, layout: Any = None
 ) -> Candidate:
-    """What the planner chooses; int8 knows the scale of x, as where it was recorded."""
+    """The planner's choice; int8 knows the scale of x, as where it was recorded."""
     scale = 0.03 if dtype == "int8" else None
     sizes = problem.out_features, problem.in_features
     each = MatVec(*sizes, None, Activation.NONE, DType(dtype), scale)
@@ -184,7 +184,7 @@ def test_golden_cove_prices_choose_what_was_fastest_there(recorded: Recorded) ->
 
 
 def test_prices_of_another_processor_choose_what_is_slower_there() -> None:
-    """What was chosen with the first processor's prices lost 1.5 to 1.8 times in these layers."""
+    """Choices by the first processor's prices lost 1.5 to 1.8 times in these layers."""
     for_target = sapphire_rapids(core_named("zen5"))
     made = [(one, chosen(one.problem, one.dtype, for_target)) for one in MADE_FOR_ANOTHER]
     families = [(one, choice.template.family) for one, choice in made]
@@ -193,7 +193,7 @@ def test_prices_of_another_processor_choose_what_is_slower_there() -> None:
 
 
 def batches_on_zen5(layout: Layout) -> dict[int, tuple[str, float]]:
-    """Of A, float32: the family and the nanoseconds of each batch in the last recording."""
+    """The family and the nanoseconds of each batch in the last recording of A in float32."""
     rows = [row for row in read_rows(RESULTS / "batch.jsonl") if row["machine"] == ZEN5_MACHINE]
     case = ("A", "float32", layout.value)
     rows = [row for row in rows if (row["problem"], row["dtype"], row["layout"]) == case]

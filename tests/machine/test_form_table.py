@@ -20,7 +20,7 @@ KEYS = form_table.keys()
 
 
 def check(key: Key) -> None:
-    """That the form of the table is PeachPy's."""
+    """Assert that the form of the table is PeachPy's."""
     kept = form_table.kept(key)
     assert kept is not None
     learned = learned_form(key)
@@ -40,7 +40,7 @@ def test_every_form_is_what_peachpy_teaches() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_forms_of_other_general_registers_are_too(seed: int) -> None:
-    """Those that stand for others, with the lowest bits of each number drawn."""
+    """The forms that stand for others, with the lowest bits of each number drawn."""
     random = np.random.default_rng(seed)
 
     def drawn(number: int) -> int:

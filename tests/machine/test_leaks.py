@@ -93,7 +93,7 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
 
 
 def left_behind(cycle: str) -> tuple[int, int]:
-    """How many resident pages and mappings come with the cycles after the warm-up."""
+    """The number of resident pages and mappings that come with the cycles after the warm-up."""
     done = run(MEASURED.format(warm_up=WARM_UP, cycles=CYCLES, cycle=cycle))
     assert done.returncode == 0, done.stderr
     (pages, mappings), (more_pages, more_mappings) = json.loads(done.stdout)

@@ -21,7 +21,7 @@ from sparsejit.x86.operands import Memory, rax, rdi, rsi
 
 
 def permissions(address: int) -> str | None:
-    """What /proc/self/maps says of the page at an address; None if it is not mapped."""
+    """The permissions of the page at an address in /proc/self/maps; None if it is not mapped."""
     for row in Path("/proc/self/maps").read_text().splitlines():
         span, flags = row.split()[:2]
         start, end = (int(part, 16) for part in span.split("-"))

@@ -215,7 +215,7 @@ def test_wrong_batches_are_named(inputs: tuple[np.ndarray, np.ndarray], message:
 
 
 def bytes_kept(action: Callable[[], object], times: int) -> int:
-    """By which the memory of Python's objects and numpy's arrays has grown after so many calls.
+    """The growth of the memory of Python's objects and numpy's arrays after that many calls.
 
     Errors lie in cycles, which are memory until they are collected, and the interpreter keeps some
     free objects of each kind: as many calls go before.

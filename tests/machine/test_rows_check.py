@@ -1,4 +1,4 @@
-"""What native code takes as it is: arrays of rows, none with a value that is not finite."""
+"""Rows that native code takes as they are: arrays, none with a value that is not finite."""
 
 from typing import Any
 

@@ -25,7 +25,7 @@ class Ran:
 
 
 def kernels_of(graph: Graph, isa: str) -> list[str]:
-    """Those that a graph is lowered to, in order."""
+    """The steps that a graph is lowered to, in order."""
     return [step.kernel for step in lower_model(graph, ModelOptions(Target.named(isa))).steps]
 
 
@@ -50,7 +50,7 @@ def run_tiles(
 
 
 class Built(NamedTuple):
-    """What is lowered, with its code, which any calls may share."""
+    """A lowered model with its code, which any calls may share."""
 
     lowered: LoweredModel
     program: Program

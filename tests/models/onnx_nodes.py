@@ -58,7 +58,7 @@ def _cases() -> Iterator[NodeCase]:
 
 
 def computed(case: NodeCase) -> list[Array]:
-    """What the graph of a case computes; what must be known is known where nothing else does.
+    """The results of the graph of a case; operands that must be known are known, no others.
 
     Only the first output, where the others are masks and places that no graph keeps.
     """

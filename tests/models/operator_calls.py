@@ -13,7 +13,7 @@ from torch import fx
 
 
 def is_there(row: str) -> bool:
-    """Whether the operator is registered: that of another library is where this is imported."""
+    """Whether the operator is registered: another library's is where this is imported."""
     namespace, packet, _ = row.split(".")
     return hasattr(getattr(torch.ops, namespace), packet)
 

@@ -35,7 +35,7 @@ def graphs(draw: st.DrawFn, most: int = 10) -> tuple[Graph, list[Array]]:
 def graph_cases(
     draw: st.DrawFn, most: int = 10, operators: Sequence[Choice] = OPERATORS
 ) -> GraphCase:
-    """As `graphs` over the operators that are given, with what tests need to know of its numbers.
+    """As `graphs` over the operators that are given, with the facts of its numbers for tests.
 
     An output may be an input or a constant, and the same as another.
     """

@@ -49,7 +49,7 @@ def unary(grow: Growing) -> None:
 
 
 def partner(grow: Growing, x: Value) -> Value:
-    """What broadcasts with x: a number, a vector, a vector of channels, a value."""
+    """A value that broadcasts with x: a number, a vector, a vector of channels, a value."""
     last = x.shape[-1:]
     same = [v for v in grow.pool if _broadcasts(v.shape, x.shape)]
     channels = (x.shape[1], *(1 for _ in x.shape[2:])) if len(x.shape) > 2 else last
@@ -373,7 +373,7 @@ OPERATORS: tuple[Choice, ...] = (
     *(view, view, view, view, concat, bmm, convolution, pooling, embedding, bags, largest),
     *(recurrence, whole_numbers, truths, to_whole),
 )
-# Those that make nodes with several results, and what stands before and behind such a node.
+# Operators with several results, and the nodes before and behind such a node.
 WITH_SEVERAL_RESULTS: tuple[Choice, ...] = (
     *(fused, fused, fused, largest, largest, recurrence, linear, convolution, pooling),
     *(unary, binary, view, rows, embedding),

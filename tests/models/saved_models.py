@@ -117,7 +117,7 @@ def call_of(tensors: int) -> Nest:
 
 
 def inputs_of(model: CompiledModel, samples: int = 1) -> list[Array]:
-    """Random inputs, of so many samples where the batch is free, as a call gives them."""
+    """Random inputs, of that many samples where the batch is free, as a call gives them."""
     arrays = native_inputs(model, samples)
     return arrays if model.batch_axes is None else as_called(arrays, model.batch_axes.inputs)
 

@@ -60,7 +60,7 @@ def node_of(graph: Graph, kind: type[Operator]) -> Node:
 
 
 def applied(step: Pass, graph: Graph) -> Graph:
-    """What a pass makes of a graph, checked to compute the same."""
+    """The graph that a pass makes, checked to compute the same."""
     after = step(graph)
     random = np.random.default_rng(1)
     inputs = [_random_input(random, value) for value in graph.inputs]

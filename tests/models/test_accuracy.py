@@ -70,7 +70,7 @@ def test_layers_have_the_error_of_what_came_before() -> None:
 
 
 def test_a_correction_counts_as_what_it_does() -> None:
-    """It is no part of what is compared with."""
+    """It is no part of the compared outputs."""
     model, x = model_of(40, 64, 80), torch.randn(6, 40)
     fast = sparsejit.compile(model, (x,), dtype=scaled(correction=3.0))
     assert fast.accuracy([x]).error > 1

@@ -49,7 +49,7 @@ class Alone(nn.Module):
 
 
 def sequence(*layers: nn.Module) -> Callable[[nn.Module], nn.Module]:
-    """Those layers with the activation behind each."""
+    """The given layers with the activation behind each."""
     return lambda act: nn.Sequential(*(part for layer in layers for part in (layer, act)))
 
 
@@ -94,7 +94,7 @@ def is_near(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def complaints(model: nn.Module, shape: tuple[int, ...], isa: str) -> list[str]:
-    """Where it differs from torch in float64, by the number that x is."""
+    """The places that differ from torch in float64, by the number that x is."""
     fast = sparsejit.compile(model, (torch.ones(shape),), target=isa)
     wide = deepcopy(model).double()
     found = []

@@ -1,4 +1,4 @@
-"""What a compiled model suggests: the planner's prices, in the user's terms."""
+"""Suggestions of a compiled model: the planner's prices, in the user's terms."""
 
 import io
 import json
@@ -39,7 +39,7 @@ def _one_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def advice(variant: Variant, slower: float = SLOWER) -> Advice:
-    """For a model of which every step takes so many times what is predicted."""
+    """Times of a model of which every step takes that many times its predicted time."""
     steps = [slower * step.facts.predicted_ns for step in variant.steps]
     return advice_for(variant, StepTimes(sum(steps), steps))
 
@@ -281,7 +281,7 @@ def test_time_that_no_price_explains_is_not_shared_out() -> None:
     _, variant = compiled(layers_graph(sparse(256, 256)))
     given = advice(variant, slower=50.0)
     assert given.suggestions == ()
-    assert "nothing to advise" in str(given)
+    assert "no change saves" in str(given)
 
 
 def test_zeros_between_groups_are_no_pattern() -> None:

@@ -77,7 +77,7 @@ def test_any_size_and_mask(
 ) -> None:
     generator = np.random.default_rng(seed)
     shapes = [(*stack, queries, depth), (*stack[-1:], keys, depth), (*stack, keys, values)]
-    # Of the last axis, of the one before it, or one for all.
+    # A mask of the last axis, of the one before it, or one for all.
     heads = {0: (), 1: stack[-1:], 2: (*stack[-2:-1], 1)}[own_masks if stack else 0]
     mask = generator.random((*heads, queries, keys)) < density
     row, column = np.ogrid[:queries, :keys]
@@ -212,7 +212,7 @@ def test_rows_of_a_stride_share_their_keys() -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("form", [row.name for row in FORMS])
 def test_heads_are_written_behind_their_tokens(isa: str, form: str) -> None:
-    """What projects them next reads them as one row, without a copy."""
+    """The projection after them reads them as one row, without a copy."""
     generator, build = np.random.default_rng(6), GraphBuilder()
     q, k, v = (build.input(TensorType((2, 3, 20, 8)), HERE) for _ in range(3))
     heads = build.one(Attention(), q, k, v, origin=HERE)

@@ -287,8 +287,8 @@ def test_calls_keep_to_the_arrays_they_are_given(name: str) -> None:
     [
         (
             ((5, 3, 12), (2, 4, 16)),
-            r"state_0 has shape \(2, 4, 16\); give \(2, any, 16\), with the "
-            "batch of earlier inputs, 3, on axis 1",
+            r"state_0 has shape \(2, 4, 16\); give \(2, any, 16\); "
+            "axis 1 is the batch, 3 in this call",
         ),
         (((5, 3, 13), (2, 3, 16)), r"x has shape \(5, 3, 13\); give \(5, any, 12\)"),
         (((6, 3, 12), (2, 3, 16)), r"x has shape \(6, 3, 12\); give \(5, any, 12\)"),

@@ -205,7 +205,7 @@ def test_many_streams_need_no_more_weights_than_one() -> None:
 
 @pytest.mark.parametrize("size", [-1, -3, "?", "-1", None])
 def test_sizes_that_a_file_leaves_open(size: Any) -> None:
-    """Each axis by itself: those of one such name may differ, as in ONNX Runtime."""
+    """Each axis by itself: axes of one such name may differ, as in ONNX Runtime."""
     weights = np.arange(-3, 3, dtype=np.float32).reshape(3, 2)
 
     def model(*shape: Any) -> Any:

@@ -37,7 +37,7 @@ def form(graph: Graph, tile: int, isa: str) -> LoweredModel:
 
 
 class Whole(NamedTuple):
-    """What `run_built` asks of a lowered model: a sample's graph, the workspace of all forms."""
+    """A lowered model as `run_built` asks it: a sample's graph, the workspace of all forms."""
 
     graph: Graph
     workspace_bytes: int

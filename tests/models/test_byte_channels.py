@@ -112,7 +112,7 @@ def test_other_processors_refuse_what_was_made_for_these() -> None:
 
 
 def squeezed() -> Any:
-    """A convolution by channel, scaled by what its channels are on average, and one behind it."""
+    """A convolution by channel, scaled by the means of its channels, and one behind it."""
     q = Qdq()
     y = q.steps("x", 0.02, 7)
     y = q.steps(q.convolution(y, CHANNELS, 1, 3, group=CHANNELS), 0.043, 120)

@@ -116,7 +116,7 @@ def test_norms_of_any_operands(
 
 @dataclass(frozen=True)
 class Attending:
-    """Attention of so many samples, in steps that the values of random operands fill."""
+    """Attention of that many samples, in steps that the values of random operands fill."""
 
     heads: int = 3
     features: int = 8

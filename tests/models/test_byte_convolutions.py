@@ -83,7 +83,7 @@ class Case:
 
     @property
     def steps(self) -> tuple[QuantisedSteps, QuantisedSteps, QuantisedSteps, QuantisedSteps]:
-        """Of x, of the product, of what is added, of the result."""
+        """The scales of x, of the product, of the added image, of the result."""
         spread = self.channels * np.prod(self.kernel) * self.density + 1
         scale = self.y_scale or 0.031 * float(np.sqrt(spread))
         own = QuantisedSteps(scale, 11) if self.adds else QuantisedSteps(scale, self.y_shift)
@@ -132,7 +132,7 @@ class Case:
         return self.random.standard_normal(self.outputs).astype(np.float32)
 
     def inputs(self, graph: Graph) -> list[Array]:
-        """Of the whole range and beyond it."""
+        """Images over the whole range and beyond it."""
         x_steps, _, added, _ = self.steps
         ranges = [x_steps, added]
         return [
@@ -357,7 +357,7 @@ def test_as_many_quads_are_read_as_the_plan_counts(block: tuple[int, int], form:
 @pytest.mark.plans
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_blocks_over_channels_are_found_from_the_weights(kernel: int) -> None:
-    """Where there are rows enough to share the making of fours, each form wins its own zeros."""
+    """Each form wins its own zeros where there are rows enough to share the making of fours."""
     case = Case(64, 512, (14, 14), (kernel,) * 2, padding=(kernel // 2,) * 2, density=0.2)
     planes = BytePlanes.plain((1, 64, 14, 14))
     axis = Axis(14, 14, kernel, 1, kernel // 2, 1)

@@ -20,7 +20,7 @@ X = np.linspace(-1, 1, 48, dtype=np.float32)[None]
 
 @pytest.fixture
 def folder(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where code is kept."""
+    """The folder where code is kept."""
     monkeypatch.setenv(code_cache.VARIABLE, "64")
     return cache_folder / "code"
 

@@ -42,7 +42,7 @@ def fitted(estimator: Any, X: np.ndarray, y: np.ndarray) -> Any:
 
 
 def rounded(X: np.ndarray) -> np.ndarray:
-    """To what float32 holds, as float64."""
+    """X rounded to float32, as float64."""
     return X.astype(np.float32).astype(np.float64)
 
 
@@ -163,7 +163,7 @@ def test_a_bound_method_reads_x_as_it_is_by_then() -> None:
 
 
 class Frame:
-    """What numpy makes an array of, with names, as a DataFrame is."""
+    """An object that numpy makes an array of, with names, as a DataFrame is."""
 
     def __init__(self, values: np.ndarray, columns: list[str]) -> None:
         self.values, self.columns = values, columns
@@ -200,7 +200,7 @@ FAR_AWAY = {
 )
 @pytest.mark.parametrize("last", FAR_AWAY)
 def test_data_far_from_zero(last: str, scaler: str, batch: int, isa: str) -> None:
-    """What float32 does not hold of X is subtracted first, or summed in float64."""
+    """The part of X beyond float32 is subtracted first, or summed in float64."""
     X, y = make_classification(200, FEATURES, n_informative=8, random_state=1)
     far = X + 1e7 * np.arange(1, FEATURES + 1)
     before = [getattr(preprocessing, scaler)()]

@@ -1,4 +1,4 @@
-"""Calls of compiled models with what they do not take, and what they must not copy."""
+"""Calls of compiled models with arguments that they do not take, and arrays not to be copied."""
 
 import numpy as np
 import pytest

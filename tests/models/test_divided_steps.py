@@ -1,4 +1,4 @@
-"""Every way to divide a step among threads: the results are those of the whole."""
+"""Every way to divide a step among threads: the results equal the whole's."""
 
 from dataclasses import replace
 
@@ -89,7 +89,7 @@ def products() -> Graph:
 
 
 def columns() -> Graph:
-    """What lies feature-major between sparse layers: attention, a function and a layer norm."""
+    """Values that lie feature-major between sparse layers: attention, a function, a layer norm."""
     s = Sketch()
 
     def layer(x: Value, width: int) -> Value:

@@ -53,7 +53,7 @@ def compiled(model: Callable[..., Any], **options: Any) -> Any:
 
 
 def check(fast: Any, model: Any, *inputs: Any) -> None:
-    """Values, dtypes and strides are those of the model."""
+    """Values, dtypes and strides are the model's."""
     with torch.no_grad():
         found, wanted = fast(*inputs), model(*inputs)
     found, wanted = (x if isinstance(x, tuple) else (x,) for x in (found, wanted))
@@ -95,7 +95,7 @@ class Broken(nn.Module):
 
 
 class Layers(nn.Module):
-    """What `between` does, between two layers."""
+    """The function `between`, between two layers."""
 
     def __init__(self, between: Callable[[Any], Any]) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ def pairs() -> tuple[Array, Array]:
 
 
 def assert_near(found: Array, exact: Array, places: float, *operands: Array) -> None:
-    """Within so many last places of float32; infinities, NaN and signs of zeros are the same."""
+    """Within that many last places of float32; infinities, NaN and signs of zeros are the same."""
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = exact.astype(np.float32)
         error = np.abs(found.astype(np.float64) - exact) / np.spacing(np.abs(rounded))
@@ -63,7 +63,7 @@ def assert_near(found: Array, exact: Array, places: float, *operands: Array) -> 
     near = alike | (finite & (error <= places))
     zeros = (rounded == 0) & (found == 0)
     near &= ~zeros | (np.signbit(found) == np.signbit(rounded))
-    # Where float64's result only rounds to infinity, the largest number is as near.
+    # The largest number is as near where float64's result only rounds to infinity.
     near |= np.isinf(rounded) & np.isfinite(exact) & (np.abs(found) > 3.4e38)
     bad = np.flatnonzero(~near)[:5]
     assert near.all(), [(*(x[n] for x in operands), found[n], exact[n]) for n in bad]

@@ -1,4 +1,4 @@
-"""What a compiled model says of where its time goes."""
+"""Reports of a compiled model about the time of its layers."""
 
 import ctypes
 import io

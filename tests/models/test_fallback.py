@@ -47,7 +47,7 @@ def _without_some(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def node(line: str, **attributes: Any) -> Any:
-    """Of "y = Add x z", named as its result."""
+    """The node of "y = Add x z", named as its result."""
     results, _, (operator, *operands) = (part.split() for part in line.partition("="))
     return helper.make_node(operator, operands, results, name=results[0], **attributes)
 
@@ -71,7 +71,7 @@ def net(
 
 
 def wanted(model: Any, *given: np.ndarray) -> list[np.ndarray]:
-    """What ONNX Runtime makes of the whole."""
+    """ONNX Runtime's results for the whole."""
     session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]
     return list(session.run(None, dict(zip(names, given, strict=True))))
@@ -82,7 +82,7 @@ def compiled(model: Any, *examples: Any, **options: Any) -> Any:
 
 
 def engines(fast: Any) -> list[tuple[str, int]]:
-    """Of each part, and its nodes."""
+    """The engine of each part, and its nodes."""
     return [("ours" if isinstance(x, OwnPart) else "left", x.nodes) for x in fast.parts]
 
 
@@ -198,7 +198,7 @@ def test_dtypes_cross_as_the_file_has_them() -> None:
 
 
 def branches(condition: str = "t") -> Any:
-    """An If, by the sum of x where it is t; one branch takes an Erf of what lies around it."""
+    """An If, by the sum of x where it is t; one branch takes an Erf of a value around it."""
     ways = {}
     for name, lines in {"then": ["o = Neg a", "p = Erf o"], "else": ["p = Neg a"]}.items():
         output = helper.make_tensor_value_info("p", TensorProto.FLOAT, [2, 6])
@@ -340,7 +340,7 @@ def test_files_pickles_and_copies_are_the_model(tmp_path: Path) -> None:
         assert engines(other) == engines(fast) and other.parts[1].left == fast.parts[1].left
         for x, y in zip(other(X), fast(X), strict=True):
             assert x.tobytes() == y.tobytes()
-    with pytest.raises(InvalidInput, match=r"lack what ONNX Runtime runs: Erf \(node b\)"):
+    with pytest.raises(InvalidInput, match=r"the nodes that ONNX Runtime runs: Erf \(node b\)"):
         fast.export(tmp_path / "model.o")
 
 
@@ -379,7 +379,7 @@ def test_explain_names_parts_and_reasons() -> None:
     text = str(report)
     assert "part 2: ONNX Runtime, 1 node" in text and "Erf (node b): has no mapping" in text
     assert "3 parts: 2 nodes compiled, 1 in ONNX Runtime" in text
-    assert "the batch is that of the example" in text and "onnxruntime" in report.html()
+    assert "the batch is the example's" in text and "onnxruntime" in report.html()
 
 
 def test_other_shapes_are_compiled_where_they_may_be() -> None:

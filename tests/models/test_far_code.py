@@ -22,7 +22,7 @@ ROWS, FEATURES, LAYERS = 24, 192, 3
 
 
 def layers(rows: int = ROWS) -> Graph:
-    """Linear layers of which each weight is used for so many rows."""
+    """Linear layers of which each weight is used for that many rows."""
     generator = np.random.default_rng(0)
     s = Sketch()
     value = s.input(rows, FEATURES)

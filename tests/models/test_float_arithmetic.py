@@ -26,14 +26,14 @@ class Applied(torch.nn.Module):
 
 
 def pairs(function: Function, *x: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """What the compiled function gives, and torch."""
+    """The results of the compiled function, and torch's."""
     model = Applied(function).eval()
     found = sparsejit.compile(model, x)(*x)
     return np.asarray(found), function(*x).numpy()
 
 
 def assert_same(found: np.ndarray, wanted: np.ndarray) -> None:
-    """Every bit but those of NaN."""
+    """Compare every bit except NaN's."""
     np.testing.assert_array_equal(found, wanted)
     np.testing.assert_array_equal(np.signbit(found)[wanted == 0], np.signbit(wanted)[wanted == 0])
 
@@ -59,7 +59,7 @@ def test_remainders(function: Function) -> None:
 @pytest.mark.parametrize("function", [torch.remainder, torch.fmod, torch.floor_divide])
 @pytest.mark.parametrize("divisor", [None, 1.0, -3.0, 1e-40, 1e30])
 def test_remainders_of_any_numbers(function: Function, divisor: float | None) -> None:
-    """Of quotients up to 2^277, for which torch returns NaN where float32 has no such number."""
+    """Remainders of quotients up to 2^277, torch's NaN where float32 has no such number."""
     bits = np.random.default_rng(5).integers(0, 1 << 32, (2, 1, 20_000), dtype=np.uint64)
     x, others = (torch.from_numpy(each.astype(np.uint32).view(np.float32)) for each in bits)
     x[0, :6] = torch.tensor([inf, -inf, nan, 3.4e38, -1e-45, 0.0])

@@ -64,7 +64,7 @@ def test_numbers_that_lightgbm_takes_for_zero() -> None:
 
 
 def test_histograms_of_measured_data() -> None:
-    """Of 569 rows 22 went another way while X was rounded to float32."""
+    """22 of 569 rows went another way while X was rounded to float32."""
     rows, classes = load_breast_cancer(return_X_y=True)
     estimator = HistGradientBoostingClassifier(max_iter=50).fit(rows, classes)
     compiled = sparsejit.compile(estimator, rows)

@@ -28,7 +28,7 @@ def numbers(*shape: int) -> torch.Tensor:
 
 
 def largest_error(model: nn.Module, *inputs: torch.Tensor, isa: str = "native") -> float:
-    """Of compiled code beside torch in float64, as a part of the largest output."""
+    """The error of compiled code beside torch in float64, as a part of the largest output."""
     found = sparsejit.compile(model.eval(), inputs, target=isa, free_batch=False)(*inputs)
     wanted = model.double()(*(x.double() for x in inputs))
     model.float()

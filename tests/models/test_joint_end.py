@@ -58,7 +58,7 @@ def classifier() -> Graph:
 
 
 def features_too() -> Graph:
-    """What the last layers read is a result, in front of theirs and behind."""
+    """The value that the last layers read is a result, in front of theirs and behind."""
     s = Sketch()
     x = pooled(s)
     first, second = (s(Linear(), x, s.weight(rows, 6), s.weight(rows)) for rows in (7, CLASSES))

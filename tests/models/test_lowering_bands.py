@@ -43,7 +43,7 @@ def steps_of(graph: Graph, isa: str) -> list[str]:
 
 
 def use_bands(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """So many, of images of any size."""
+    """Use `count` bands, for images of any size."""
     monkeypatch.setattr(bands, "gains_by_bands", lambda image_bytes, target: True)
     monkeypatch.setattr(bands, "band_count", lambda rows, threads, live_bytes, target: count)
 

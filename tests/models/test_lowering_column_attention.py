@@ -53,7 +53,7 @@ class Block:
         return lower_model(self.graph, ModelOptions(Target.named(isa)))
 
     def layouts(self, isa: str, *outputs: Value) -> list[str]:
-        """Of x and y of each layer, by first letters; the graph is checked against float64."""
+        """The layouts of x and y of each layer, by first letters; the graph is checked."""
         graph = self.graph = self.build.finish(outputs)
         x = np.random.default_rng(0).standard_normal(self.x.shape).astype(np.float32)
         check_graph(graph, [x], Target.named(isa), 1e-4)

@@ -19,7 +19,7 @@ from sparsejit.machine.target import Target
 def depthwise(
     shape: Sizes, kernel: Sizes, multiplier: int, op: Convolution, biased: bool = True
 ) -> Graph:
-    """x of a shape (batch, channels, *spatial), and so many kernels a channel."""
+    """x of a shape (batch, channels, *spatial), and `multiplier` kernels a channel."""
     s, filters = Sketch(), shape[1] * multiplier
     bias = [s.weight(filters)] if biased else []
     return s.finish(s(op, s.input(*shape), s.weight(filters, 1, *kernel), *bias))

@@ -1,4 +1,4 @@
-"""What lies feature-major around linear layers: which values, and that numbers stay right."""
+"""Feature-major values around linear layers: which they are, and that numbers stay right."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ class Chain:
     def layouts(
         self, isa: str, *outputs: Value, tolerance: float = 1e-4
     ) -> list[tuple[Layout, Layout]]:
-        """Of x and y of each layer; the graph is checked against float64."""
+        """The layouts of x and y of each layer; the graph is checked against float64."""
         graph: Graph = self.builder.finish(outputs)
         target = Target.named(isa)
         x = np.random.default_rng(0).standard_normal(self.x.shape).astype(np.float32)
@@ -77,7 +77,7 @@ def test_values_between_layers_stay_feature_major(isa: str, shape: tuple[int, ..
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT8])
 def test_a_transposed_input_is_read_as_any_other(isa: str, dtype: DType) -> None:
-    """Its strides are those of a value that stays feature-major."""
+    """Its strides are as in a value that stays feature-major."""
     chain = Chain(130, 16)
     turned = chain.builder.one(Permute((1, 0)), chain.x, origin=Origin("t"))
     found = chain.layouts(isa, chain.linear(turned, 200, dtype), tolerance=0.3)
@@ -105,7 +105,7 @@ def test_an_int8_layer_hands_on_what_the_next_one_reads(isa: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("shape", [(16, 200), (61, 200), (3, 21, 200)])
 def test_functions_between_layers_are_of_columns(isa: str, shape: tuple[int, ...]) -> None:
-    """Of a value, numbers and vectors by feature; with and without reductions."""
+    """A function of a value, numbers and vectors by feature; with and without reductions."""
     chain = Chain(*shape)
     first = chain.linear(chain.x, 300)
     scaled = chain.function("mul", chain.function("sin", first), chain.vector(300))
@@ -117,7 +117,7 @@ def test_functions_between_layers_are_of_columns(isa: str, shape: tuple[int, ...
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_residuals_lie_so_too(isa: str) -> None:
-    """What comes from elsewhere is turned once, for all that read it."""
+    """A value from elsewhere is turned once, for all that read it."""
     chain = Chain(40, 200)
     values = [chain.function("sin", chain.x)]
     for width in (300, 280, 320):

@@ -96,7 +96,7 @@ def test_long_images_of_one_tap_that_save_vectors_are_one_product(isa: str) -> N
     graph = run_passes(s.finish(s("add", other, x), both))
     kernels = kernels_of(graph, isa)
     assert sum("f32" in name for name in kernels) == 3
-    assert kernels.count("copy") <= 3  # of x, to the output, and of what is read beside x
+    assert kernels.count("copy") <= 3  # of x, to the output, and of the value read beside x
     check_graph(graph, [random_input(graph)], Target.named(isa), 1e-3)
 
 

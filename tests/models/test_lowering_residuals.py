@@ -103,7 +103,7 @@ def bottlenecks(
 def test_products_of_positions_add(
     isa: str, density: float, size: int, stride: int, samples: int, activation: Activation
 ) -> None:
-    """Also those of short images, whose positions lie side by side."""
+    """Short images too, whose positions lie side by side."""
     graph = run_passes(bottlenecks(size, density, activation, stride, samples))
     assert not {"add", activation.value} & set(kinds(graph))
     assert sum(map(adds_operand, graph.nodes)) == 2

@@ -144,6 +144,6 @@ def test_the_header_names_the_models_dtypes(name: str, tmp_path: Path) -> None:
     lines = [line.strip(" *") for line in (tmp_path / "net.h").read_text().splitlines()]
     first, second = (n for n, line in enumerate(lines) if line.startswith("the model has"))
     assert lines[first] == f"the model has {name}; numbers are read as they are"
-    assert lines[second] == f"the model has {name}; numbers are such as it holds"
+    assert lines[second] == f"the model has {name}; numbers are values that it can hold"
     element = "int64" if name == "int8" else "float32"
     assert lines[first - 1].startswith(f"inputs[0]: {element} ")

@@ -1,4 +1,4 @@
-"""Saved models: the same bits after loading, and one exception for what no model can be.
+"""Saved models: the same bits after loading, and one exception for files of no model.
 
 `test_artefacts` has what is wrong with files of any kind.
 """

@@ -1,4 +1,4 @@
-"""What a compiled model returns is of the classes that the model returns; a file knows none."""
+"""Outputs of a compiled model are of the classes that the model returns; a file knows none."""
 
 from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass

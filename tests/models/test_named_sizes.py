@@ -251,7 +251,7 @@ def test_a_program_has_its_examples_and_sizes() -> None:
         assert_same(fast, model, example(batch, 3, time))
     with pytest.raises(InvalidInput, match=r"axis 2 of input input, 's\d+', has 101 elements"):
         fast(example(1, 3, 101))
-    with pytest.raises(InvalidInput, match="ExportedProgram, which says itself"):
+    with pytest.raises(InvalidInput, match="ExportedProgram, which names its sizes itself"):
         sparsejit.compile(program, dynamic_shapes={"input": {2: "time"}})
 
 

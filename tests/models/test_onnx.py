@@ -150,7 +150,7 @@ def test_layers_in_bytes_are_int8(zero: np.generic) -> None:
     low = (np.iinfo(zero.dtype).min - int(zero)) * scale
     x = random.uniform(low, low + 255 * scale, (3, 64)).astype(np.float32)
     (same,) = model.opset_import
-    same.version = 19  # of what the package computes
+    same.version = 19  # which the package computes
     (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
     # One step of x in each column is the most by which rounding may differ.
     step = scale * np.abs(weights.astype(float) * 0.02).max()

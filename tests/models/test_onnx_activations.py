@@ -34,7 +34,7 @@ OPERATORS: dict[str, dict[str, float | str]] = {
     "Tanh": {},
     "ThresholdedRelu": {"alpha": 0.6},
 }
-# Those whose sums are tried: each takes all of x from one edge.
+# Functions whose sums are tried: each takes all of x from one edge.
 WEIGHTS = np.linspace(0.5, 1.5, 48, dtype=np.float32).reshape(6, 8)
 X = np.repeat(np.array(EDGES, np.float32)[:, None], 6, axis=1)
 

@@ -76,7 +76,7 @@ def attended(whole: Any, heads: int, added: Any = 0.0, causal: bool = False) -> 
 
 
 class Case(NamedTuple):
-    """Operands, of which the first `given`, or those of such numbers, come with the call."""
+    """Operands, of which the first `given`, or the ones of such numbers, come with the call."""
 
     operator: str
     operands: Arrays

@@ -57,7 +57,7 @@ def _declared(name: str, array: np.ndarray) -> Any:
 
 
 def _model_of(nodes: list[NodeProto], x: Any, known: dict[str, Any], y: Any) -> ModelProto:
-    """Nodes that compute y of x and of what is known."""
+    """Nodes that compute y of x and of known values."""
     held = [from_array(np.asarray(array), name) for name, array in known.items()]
     graph = helper.make_graph(nodes, "odd", [_declared("x", x)], [_declared("y", y)], held)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=8)
@@ -270,7 +270,7 @@ def test_turns_of_a_loop_that_are_no_whole_number_are_refused(turns: Any) -> Non
 
 def test_a_slice_whose_numbers_do_not_fit_is_refused() -> None:
     empty = np.zeros((2, 0), np.float32)
-    steps = np.zeros(1 << 20, np.int64)  # so many are not told to the onnx package
+    steps = np.zeros(1 << 20, np.int64)  # that many are not told to the onnx package
     node = OddNode("Slice", [empty, [1], [2], [1], steps], empty)
     with pytest.raises(UnsupportedOperator, match=r"Slice \(its starts, ends, axes and steps"):
         import_onnx(node.model())
@@ -322,7 +322,7 @@ def test_floats_of_whole_numbers_are_refused(operator: str) -> None:
 
 
 def test_a_known_softmax_of_a_file_that_is_not_converted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over all axes from the first one on; the onnx package computes that of one axis alone."""
+    """Over all axes from the first one on; the onnx package computes one axis alone."""
     known = np.zeros((1, 2, 3), np.float32)
     node = OddNode("Softmax", [known], known + np.float32(1 / 6), {"axis": 1}, opset=12, called=0)
     monkeypatch.setattr(reading, "CONVERTED_TO", 12)

@@ -24,7 +24,7 @@ REFUSED = {
     ("Resize", "crops"),
     ("Resize", "keeps the aspect ratio"),
 }
-# Of nothing at all: their reference is numpy's, which has no largest of none.
+# Reductions of nothing at all: their reference is numpy's, which has no largest of none.
 EMPTY = ("log_sum_exp_empty", "reduce_max_empty", "reduce_min_empty")
 
 

@@ -30,7 +30,7 @@ def compiled(
     axes: int,
     **attributes: Any,
 ) -> Any:
-    """One node, called with `inputs`; the others are initialisers; its result has so many axes."""
+    """One node, called with `inputs`; the others are initialisers; its result has `axes` axes."""
     operands = ["x", "places", "updates"][: len(inputs) + len(known)]
     node = helper.make_node(operator, operands, ["y"], **attributes)
     declared = [
@@ -170,7 +170,7 @@ def test_updates_that_lie_otherwise_than_their_places_are_refused() -> None:
 
 
 def sliced(length: int, behind: int, dtype: Any = np.int64) -> Any:
-    """x (2, 7, 3) from a place on axis 1 that is an input, to so many behind it."""
+    """x (2, 7, 3) from a place on axis 1 that is an input, to that many behind it."""
     number = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     nodes = [
         helper.make_node("Add", ["at", "one"], ["first"]),

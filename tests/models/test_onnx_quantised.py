@@ -77,7 +77,7 @@ def sparse_bytes(shape: tuple[int, ...], density: float, largest: int = 127) -> 
 
 
 def inputs(zero: np.generic, channels: int, size: int) -> np.ndarray:
-    """Of the whole range and beyond it; many are its least, as behind a ReLU."""
+    """Numbers over the whole range and beyond it; many are its least, as behind a ReLU."""
     low = (np.iinfo(zero.dtype).min - int(zero)) * X_SCALE
     shape = 2, channels, size, size
     x = np.random.default_rng(4).uniform(low - 1, low + 256 * X_SCALE + 1, shape)
@@ -88,7 +88,7 @@ def assert_within_a_step(model: Any, x: np.ndarray, **options: Any) -> None:
     """And nearly nowhere off by one: sums of integers are exact, only ties differ."""
     found = sparsejit.compile(model, **options)(x)
     (same,) = model.opset_import
-    same.version = 19  # of what the package computes
+    same.version = 19  # which the package computes
     (wanted,) = ReferenceEvaluator(model).run(None, {"x": x})
     steps = np.abs(found - wanted) / Y_SCALE
     assert steps.max() < 1.01

@@ -35,7 +35,7 @@ CASES: dict[str, tuple[str, np.ndarray, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_row(name: str) -> None:
-    """Of a value, and of a known one, which the onnx package's reference need not have right."""
+    """Rows of a value and of a known one, which the onnx package's reference may have wrong."""
     operator, x, attributes = CASES[name]
     compare(model_of(operator, [x], 1, 18, **attributes), [x])
     known = model_of(operator, [x], 0, 18, **attributes)

@@ -89,7 +89,7 @@ def test_a_simplified_layer_normalization(opset: int, axis: int) -> None:
 @pytest.mark.parametrize("operator", ["LayerNormalization", "SimplifiedLayerNormalization"])
 @pytest.mark.parametrize("opset", [8, 12])
 def test_other_operators_beside_it_are_of_their_opset(operator: str, opset: int) -> None:
-    """The onnx package knows the softmax of opset 13 alone; that of a known operand is folded."""
+    """The onnx package knows the softmax of opset 13 alone; a known operand's is folded."""
     x, scale, known = floats(2, 3, 4), floats(4), floats(2, 3, 4)
     model = model_of(operator, (x, scale), 1, opset)
     model.graph.node[0].output[0] = "normal"

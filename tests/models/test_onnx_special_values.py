@@ -38,7 +38,7 @@ AXIS = np.array([1])
 
 @dataclass(frozen=True)
 class Case:
-    """Operands, of which the first so many come with a call, and attributes."""
+    """Operands, of which that many come with a call, the first ones, and attributes."""
 
     operands: tuple[Any, ...]
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -52,7 +52,7 @@ _BITS = {key: [Case(_WHOLE, called=2)] for key in ("BitwiseAnd", "BitwiseOr", "B
 _LOGIC = {key: [Case(_TRUTHS, called=2)] for key in ("And", "Or", "Xor")}
 _TWO = ("Add", "Sub", "Mul", "Div", "Max", "Min", "Mean", "Sum", "PRelu")
 _TWO += ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
-# Of rows with one axis less; `keepdims` and several axes are in other tests.
+# Results of rows with one axis less; `keepdims` and several axes are in other tests.
 _REDUCED = ("L1", "L2", "LogSum", "LogSumExp", "Mean", "Prod", "Sum", "SumSquare")
 _PLACES = [Case((ROWS,), {"axis": axis, "select_last_index": n}) for axis in (0, 1) for n in (0, 1)]
 
@@ -76,7 +76,7 @@ CASES: dict[str, list[Case]] = {
     ],
     "Not": [Case(_TRUTHS[:1])],
     "Pow": [Case((X, np.float32(n))) for n in (0, 1, 2, 3, -1, 0.5, -0.5, 2.5)],
-    # Of NaN ONNX Runtime gives NaN or passes it over, by its place and the length of its row:
+    # ONNX Runtime gives NaN for NaN or passes it over, by its place and the length of its row:
     # ours is NaN, as in the reference of the onnx package.
     "ReduceMax": [Case((WITHOUT_NAN, AXIS))],
     "ReduceMin": [Case((WITHOUT_NAN, AXIS))],
@@ -88,7 +88,7 @@ _PERIODIC = ("Cos", "Sin", "Tan")
 
 
 def cases_of(operator: str) -> list[Case]:
-    """Those of the table, else one of all numbers."""
+    """The rows of the table, else one of all numbers."""
     numbers = X[np.abs(X) < 1e9] if operator in _PERIODIC else X
     return CASES.get(operator, [Case((np.append(numbers, NAN).astype(np.float32),))])
 

@@ -23,7 +23,7 @@ NUMBERS = {"aten.sym_size.int", "aten.size.int"}
 
 
 def expected(row: str, each: Call) -> list[Any]:
-    """What torch computes, in float64."""
+    """Torch's results, in float64."""
 
     def double(x: Any) -> Any:
         if isinstance(x, list | tuple):

@@ -148,7 +148,7 @@ def test_other_lengths_read_the_weights_of_the_first(monkeypatch: pytest.MonkeyP
     for time in (30, 40, 50, 70):
         assert_same(fast, model, words(3, time))
     first, *others = (variant.program.image for variant in fast.parts.variants)
-    # Of its own a length has places of words beyond the first's, numbers and masks.
+    # A length's own arrays are places of words beyond the first's, numbers and masks.
     own = [image.pool_bytes for image in others]
     assert max(own) < 4 * WIDTH * 70 + 10_000 < first.pool_bytes, own
     del first, others

@@ -1,4 +1,4 @@
-"""How many nodes whole models keep after all passes."""
+"""The number of nodes that whole models keep after all passes."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""What products take over: scales, shifts, orders of features, recurrent biases."""
+"""Nodes that products take over: scales, shifts, orders of features, recurrent biases."""
 
 import numpy as np
 import pytest

@@ -19,7 +19,7 @@ from sparsejit.passes.default import PASSES, Pass, run_passes
 from sparsejit.passes.last_layers import LastLayers
 
 SAMPLES = 3
-# What functions take beside a graph.
+# Arguments that functions take beside a graph.
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("byte_layers", "byte_columns"), (lambda node: True,)),
     **dict.fromkeys(("with_scales", "in_float32", "with_rounded_sums"), ((),)),
@@ -85,7 +85,7 @@ def test_nodes_may_have_several_results(name: str, case: GraphCase) -> None:
 
 
 def check_last(graph: Graph, made: LastLayers, case: GraphCase) -> None:
-    """Of equal samples each has the results of the single one."""
+    """Each of equal samples has the results of the single one."""
     trunk = Graph(graph.inputs, made.read, graph.nodes, graph.constants)
     read = [np.repeat(each, SAMPLES, axis=0) for each in trunk.evaluate(case.inputs)]
     wanted = graph.evaluate(case.inputs)

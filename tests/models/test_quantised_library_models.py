@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 WORDS, LENGTH, SIZE, SAMPLES, CLASSES = 50, 12, 32, 4, 20
-# Of 255 over what outputs range over. Products of whole numbers are exact in both, and what is
+# A share of 255 over the range of outputs. Products of whole numbers are exact in both, and what is
 # rounded to steps is rounded alike but for ties: one near the end moves an output by one.
 MOST_STEPS = 1.0
 TEXT = {
@@ -74,7 +74,7 @@ def mobilenet() -> Any:
 NETS: dict[str, Callable[[], Any]] = {
     each.__name__: each for each in (bert, roberta, distilbert, resnet, mobilenet)
 }
-# How, and an operator that tells the file from others.
+# The way to quantise, and an operator that tells the file from others.
 WAYS = {
     "dynamic": ("DynamicQuantizeLinear", None),
     "static, QDQ": ("DequantizeLinear", QuantFormat.QDQ),

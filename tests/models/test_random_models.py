@@ -16,14 +16,14 @@ from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 
 TILES = 2
-# Of the largest element of a result: what a kernel's order of sums and functions may cost.
+# A share of the largest element of a result: the cost of a kernel's order of sums and functions.
 ROUNDING = 1e-6
-# How much further than one such error at every node outputs may be off.
+# The multiple of one such error at every node by which outputs may be off.
 MARGIN = 4
 
 
 def disturbed(graph: Graph, inputs: list[Array], seed: int) -> list[Array]:
-    """The outputs in float64 with an error as of float32 added to what each node makes."""
+    """The outputs in float64 with an error as of float32 added to each node's result."""
     random = np.random.default_rng(seed)
     known = {value: _wide(array) for value, array in graph.constants.items()}
     known.update(zip(graph.inputs, map(_wide, inputs), strict=True))
@@ -42,7 +42,7 @@ def _wide(array: Array) -> Array:
 
 
 def check_native(case: GraphCase, target: Target) -> None:
-    """Compare what machine code makes of the graph with what the graph says, tile by tile."""
+    """Compare machine code's results for the graph with the graph's own, tile by tile."""
     built = built_model(lower_model(run_passes(case.graph), ModelOptions(target)))
     wanted = case.graph.evaluate(case.inputs)
     others = [disturbed(case.graph, case.inputs, seed) for seed in range(2)]

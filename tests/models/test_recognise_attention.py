@@ -16,7 +16,7 @@ from sparsejit.passes.default import run_passes
 STACK, QUERIES, KEYS, DEPTH = (2, 3), 5, 7, 4
 ALLOWED = np.arange(KEYS) <= np.arange(QUERIES)[:, None] + 1
 LOWEST = float(np.finfo(np.float32).min)
-# What is done to scores before the softmax.
+# The functions of scores before the softmax.
 Layers = Callable[[Sketch, Value], Value]
 
 
@@ -108,7 +108,7 @@ def test_what_only_scales_and_masks_is_attention(
         (both(forbids(-np.inf), scales(-0.5)), False),
         (adds(np.where(ALLOWED, 0.5, -np.inf)), False),
         (adds(np.where(ALLOWED, 0, np.inf)), False),
-        (forbids(-1e9, NOTHING_SEEN), False),  # softmax of what is forbidden alike
+        (forbids(-1e9, NOTHING_SEEN), False),  # softmax of scores that are forbidden alike
         (forbids(-1e9, NOTHING_SEEN), True),
         (forbids(-np.inf, OF_HEADS & OF_SAMPLES), False),  # on two axes
         (lambda s, x: s("mul", x, s.weight(QUERIES, KEYS)), False),

@@ -16,7 +16,7 @@ BATCH = 4
 
 
 class Tokens(nn.Module):
-    """A token of its own before those of each sample, places, attention, and a head."""
+    """A token of its own before the tokens of each sample, places, attention, and a head."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -185,7 +185,7 @@ def test_what_crosses_later_is_paid_by_what_was_shared(crossing_ns: float, threa
 
 
 def test_a_step_goes_where_its_data_are() -> None:
-    """Two chains, then one step of each: swapped they would wait for what crosses."""
+    """Two chains, then one step of each: swapped they would wait for values that cross."""
     a, b, c, d, e, f = (vector(64_000) for _ in range(6))
     prices = WavePrices(SharingPrices(1.0, 10.0))
     meeting = step([b.sliced(0, 0, 1), d.sliced(0, 0, 1)], [], 1.0)
@@ -207,7 +207,7 @@ def conflict(one: Step, other: Step) -> bool:
 
 
 def check_waves(lowered: LoweredModel) -> None:
-    """What conflicts is in order: in waves one after another, or on one thread."""
+    """Steps that conflict are in order: in waves one after another, or on one thread."""
     order: list[tuple[int, int, ScheduledStep]] = [
         (number, thread, each)
         for number, wave in enumerate(lowered.waves)
@@ -284,9 +284,9 @@ def test_the_schedule_is_drawn() -> None:
     report = compiled_zoo("transformer-encoder", 2).explain(measure=False)
     assert report.schedule[0].startswith("2 threads, ")
     assert any(line.startswith("wave 2") and "#" in line for line in report.schedule)
-    assert report.schedule[1] in str(report) and "Who runs what" in report.html()
+    assert report.schedule[1] in str(report) and "Steps of each thread" in report.html()
     alone = compiled_zoo("transformer-encoder", 1).explain(measure=False)
-    assert alone.schedule == () and "Who runs what" not in alone.html()
+    assert alone.schedule == () and "Steps of each thread" not in alone.html()
 
 
 # Threads that take turns with tiles

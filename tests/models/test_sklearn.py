@@ -35,7 +35,7 @@ def fitted(estimator: Any, X: np.ndarray, y: np.ndarray) -> Any:
 
 
 def rounded(X: np.ndarray) -> np.ndarray:
-    """To what float32 holds, as float64, in which the estimators then compute."""
+    """X rounded to float32, as float64, in which the estimators then compute."""
     return X.astype(np.float32).astype(np.float64)
 
 
@@ -267,7 +267,7 @@ def test_a_binary_score_of_zero_is_the_first_class(estimator: Any) -> None:
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_modified_huber_beyond_its_range(classes: int) -> None:
-    """Where each class alone is impossible, scikit-learn makes all as probable."""
+    """If each class alone is impossible, scikit-learn makes all as probable."""
     X, y = classification(classes)
     estimator = fitted(linear_model.SGDClassifier(loss="modified_huber", max_iter=5), X, y)
     estimator.intercept_[:] = -2000

@@ -41,11 +41,11 @@ FLOATS = {
     "huge": [1e30, -1e30, 3e38, -3e38, 1e10, -88.5, 104.0, -20.0],
     "large": [16777216.0, 16777218.0, -16777216.0, 33554436.0, 1.0, -3.0, 8388609.0, 0.5],
 }
-# Of these alone it is said what huge numbers do: sums of such overflow, each in its own order.
+# Huge numbers are defined for these alone: sums of such overflow, each in its own order.
 OF_ONE_NUMBER = {f"aten.{name}.default" for name in (*UNARY, *OF_POSITIVE)}
 # Whose whole numbers say a place.
 PLACES = ("embedding", "gather", "grouped_mm", "index", "one_hot", "scatter", "take", "put")
-# Where we differ from torch: the row, the numbers, and why. Those under "" differ with all.
+# The differences from torch: the row, the numbers, and why. Rows under "" differ with all.
 DIFFERENT: dict[tuple[str, str], str] = {
     ("gelu.default", "huge"): "torch's overflows in float32, not in float64",
     ("hardswish.default", "huge"): "torch's overflows in float32, not in float64",
@@ -118,7 +118,7 @@ def edged(each: Call, row: str, kind: str) -> Call:
 
 
 def by_torch(row: str, each: Call) -> list[Array]:
-    """What torch computes of the same numbers in float32."""
+    """Torch's results for the same numbers in float32."""
 
     def plain(x: Any) -> Any:
         if isinstance(x, list | tuple):
@@ -130,7 +130,7 @@ def by_torch(row: str, each: Call) -> list[Array]:
 
 
 def compared(found: Array, wanted: Array, scale: float) -> str:
-    """What is wrong, or nothing. Whole numbers and truths are equal; floats to rounding."""
+    """The fault, or nothing. Whole numbers and truths are equal; floats to rounding."""
     if found.dtype.kind != "f":
         return "" if np.array_equal(found, wanted) else f"{found} instead of {wanted}"
     wide, like = found.astype(np.float64), wanted.astype(np.float64)
@@ -151,7 +151,7 @@ def largest_of(arrays: list[Array]) -> float:
 
 
 def differences(row: str, each: Call, kinds: Sequence[str], target: Target) -> list[str]:
-    """What each output has wrong, by the kind of numbers. One code takes all kinds."""
+    """The faults of each output, by the kind of numbers. One code takes all kinds."""
     module, constants, _ = as_module(row, each)
     built = built_model(lower_model(run_passes(graph_of(module, constants)), ModelOptions(target)))
     wrong = []
@@ -200,7 +200,7 @@ def test_every_difference_is_still_one() -> None:
 
 
 def test_whole_numbers_between_int64_and_float32_round_once() -> None:
-    """Halves of what float32 holds, with a bit more or less far below."""
+    """Halves of float32's numbers, with a bit more or less far below."""
     numbers = [sign * ((1 << 62) + (1 << 38) + more) for sign in (1, -1) for more in (-1, 0, 1)]
     numbers += [sign * ((1 << 61) + (3 << 37) + more) for sign in (1, -1) for more in (-1, 0, 1)]
     x = torch.tensor(numbers)

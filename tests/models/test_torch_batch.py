@@ -57,7 +57,7 @@ def test_a_fixed_batch_refuses_another() -> None:
     assert exported.graph(3).inputs[0].shape == (3, 4)
 
 
-# Of squeezes that torch.export sees with a batch of two or more: none takes that away.
+# Squeezes that torch.export sees with a batch of two or more: none takes that away.
 SQUEEZES: dict[str, Callable[..., Any]] = {
     "all": lambda m, x: (x * 2.0).squeeze(),
     "one": lambda m, x: (x * 2.0).squeeze(0),
@@ -88,7 +88,7 @@ def test_a_graph_unlike_the_probe_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         exported.graph(1)
 
 
-# Of models that look at the batch while they run.
+# Refusals of models that look at the batch while they run.
 BRANCHING: dict[str, Callable[..., Any]] = {
     "operators": lambda m, x: x.relu() if x.shape[0] == 1 else x.tanh(),
     "numbers": lambda m, x: x * (2.0 if x.shape[0] == 1 else 3.0),

@@ -1,4 +1,4 @@
-"""What goes into an export and what comes out of it, besides the numbers."""
+"""Inputs and outputs of an export, besides the numbers."""
 
 from __future__ import annotations
 

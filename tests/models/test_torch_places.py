@@ -57,7 +57,7 @@ def _windows(x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
     return x[_row(x)[:, None], first[:, None] + torch.arange(3)]
 
 
-# The model, and its inputs for a batch of so many.
+# The model, and its inputs for a batch of that many.
 MODELS: dict[str, tuple[Model, Callable[[int], tuple[torch.Tensor, ...]]]] = {
     "pooling": (_pooled_at_the_largest, lambda n: (rand(n, 7, 5), whole(99, n, 7))),
     "windows": (_windows, lambda n: (rand(n, 9, 2), whole(6, n))),

@@ -35,7 +35,7 @@ FILES: dict[str, dict[str, tuple[int, ...]]] = {
 BY_THEMSELVES = ("gtcrn_simple", "magika_v3_3", "ultraface_RFB320", "yolox_nano")
 # Neither soon: they are compared with ONNX Runtime alone.
 LARGE = {"basic_pitch": {}, "dnsmos_sig_bak_ovr": {"input_1": (1, 144160)}}
-# Of each output's largest value, from what ONNX Runtime computes; else no further from float64 than
+# A share of each output's largest value, from ONNX Runtime's; else no further from float64 than
 # it is, but for this factor. The wake word, which is a sigmoid far below 0, is 5e-5 from theirs, of
 # which 4e-7 are ours. YOLOX amplifies rounding: theirs is 8e-5 from float64, ours 5e-5 with AVX-512
 # and 2.4e-4 with AVX2, whose sigmoid is rational.

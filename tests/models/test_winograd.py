@@ -86,7 +86,7 @@ def test_any_image(isa: str, graph: Graph) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_blocks_of_many_channels_and_rounding_of_a_sum_of_products(isa: str) -> None:
-    """V and M fill L2 many times over; errors stay those of the windows themselves."""
+    """V and M fill L2 many times over; errors stay as in the windows themselves."""
     op = Convolution((1, 1), (1, 1), (1, 1), activation=Activation.RELU)
     graph, target = convolution((1, 130, 40, 50), 70, op), Target.named(isa)
     errors = {}
@@ -116,7 +116,7 @@ def test_exact_models_keep_sums_of_products() -> None:
 @pytest.mark.parametrize(("outputs", "side"), [(17, 14), (64, 60)])
 @pytest.mark.usefixtures("barriers_are_free")
 def test_threads_give_the_same_bits(outputs: int, side: int) -> None:
-    """Of 17 outputs one is a part by itself, whose few sums would be taken in several chains."""
+    """One of 17 outputs is a part by itself, whose few sums would be taken in several chains."""
     layer, x = torch.nn.Conv2d(32, outputs, 3, padding=1).eval(), torch.randn(1, 32, side, side)
     with all_by(WINOGRAD):
         one, *more = (sparsejit.compile(layer, (x,), threads=threads)(x) for threads in (1, 2, 3))

@@ -73,12 +73,12 @@ def test_a_header(tmp_path: Any) -> None:
     [
         (5, "the model is a int; give a torch.nn.Module, an .onnx file or a fitted estimator"),
         (None, "the model is a NoneType; give"),
-        ("model.sjit", r"a path, 'model.sjit'; sparsejit.load\('model.sjit'\) compiles"),
+        ("model.sjit", r"a path, 'model.sjit'; use sparsejit.load\('model.sjit'\)"),
         ("model.pt2", r"a path, 'model.pt2'; give torch.export.load\('model.pt2'\)"),
         ("model.pt", r"a path, 'model.pt'; give the module with these weights"),
         ("model", "a path, 'model'; give a torch.nn.Module"),
         (WEIGHTS, "the model is a ndarray; give"),
-        (torch.nn.Linear, "the model is the class Linear; give an object of it"),
+        (torch.nn.Linear, "the model is the class Linear; give an instance of it"),
     ],
 )
 def test_what_is_no_model(model: Any, message: str) -> None:

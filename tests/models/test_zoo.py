@@ -18,7 +18,7 @@ from sparsejit.perf.zoo import SMALL_ZOO, ZOO, ZooModel, pruned
 
 DENSITY = 0.1
 BATCHES = (1, 3, 16)
-# Of an output's largest element.
+# A share of an output's largest element.
 BOUND = 1e-5
 # Weights are rounded to a relative 2^-9 and 2^-12, or quantised by row with x by its largest
 # magnitude; errors of many layers add up, most of them to less than their number's square root.
@@ -104,7 +104,7 @@ def test_tiles_of_one_and_of_many(name: str, isa: str) -> None:
 @pytest.mark.parametrize("dtype", STORAGE_BOUNDS)
 @pytest.mark.parametrize("name", ["mlp", "gru-tagger", "temporal-convolutions"])
 def test_stored_weights(name: str, dtype: str, isa: str) -> None:
-    """Errors stay within the bound, and are not those of float32."""
+    """Errors stay within the bound, and are not float32's."""
     _, wanted = exported(name, DENSITY, 3)
     found = run(made(name, DENSITY, isa, 3, dtype), name, 3)
     compare(found, wanted[3], STORAGE_BOUNDS[dtype])
@@ -116,7 +116,7 @@ def test_stored_weights(name: str, dtype: str, isa: str) -> None:
 @pytest.mark.parametrize("tile", [1, 3, 16])
 @pytest.mark.parametrize("name", ["mlp", "gru-tagger", "recommendation"])
 def test_bits_do_not_depend_on_the_batch(name: str, tile: int, isa: str) -> None:
-    """Of one compiled model: rows of a batch are those of single calls, and of other batches."""
+    """Rows of a batch equal single calls of one compiled model, and rows of other batches."""
     variant = made(name, DENSITY, isa, tile)
     inputs = [x.numpy() for x in inputs_of(ZOO[name], 16)]
     whole = variant.call(inputs)

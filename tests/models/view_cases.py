@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from operator_cases import Call, Known, X, call, rand, truths, weight, whole
 
-# Of an axis of 5, none twice.
+# Places on an axis of 5, none twice.
 PLACES = Known(torch.tensor([[4, 0], [1, 2]]))
 
 ORDER, ZERO, COUNT = torch.tensor([2, 0]), torch.tensor(0), Known(torch.arange(3))

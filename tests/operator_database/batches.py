@@ -33,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a sample; `text` is the reason, unless it is equal."""
+    """The outcome of a sample; `text` is the reason, unless it is equal."""
 
     case: Case
     kind: str
@@ -91,7 +91,7 @@ def _with_elements(x: torch.Tensor) -> torch.Tensor:
 
 
 def cases_of(samples: Sequence[Sample]) -> list[Case]:
-    """Those samples that torch computes, with its results in the sample's dtype and in float64."""
+    """The samples that torch computes, with its results in the sample's dtype and in float64."""
     cases = []
     for sample in samples:
         plain = _by_torch(sample, [x.clone() for x in sample.tensors], sample.function)

@@ -31,7 +31,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
 
 
 def reason(name: str) -> str:
-    """The reason that an entry is left out; empty for those of inference."""
+    """The reason that an entry is left out; empty for entries of inference."""
     for text, patterns in LEFT_OUT.items():
         if any(re.fullmatch(pattern, name) for pattern in patterns):
             return text

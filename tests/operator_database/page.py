@@ -32,7 +32,7 @@ takes of float32, int64 and bool; in part where fewer are.
 
 
 def state_of(row: Mapping[str, Any]) -> str:
-    """What a row of the sweep says of its entry."""
+    """The words of a row of the sweep about its entry."""
     equal = row["counts"].get("equal", 0) + row["with_weights"]
     if not equal:
         return REFUSED
@@ -40,7 +40,7 @@ def state_of(row: Mapping[str, Any]) -> str:
 
 
 def page_of(rows: Sequence[Mapping[str, Any]], names: Iterable[str]) -> str:
-    """The page for rows of a sweep; `names` are those of the whole operator database."""
+    """The page for rows of a sweep; `names` are the whole operator database's."""
     taken = [row for row in rows if row["samples"]]
     found = {(row["name"], row["dtype"]): row for row in taken}
     states: dict[str, str] = {}

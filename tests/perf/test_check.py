@@ -207,7 +207,7 @@ def test_a_wrong_kernel_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None
 def test_contests_of_the_rest_run(
     key: tuple[str, str], ratio: float, steady_clock: FakeClock
 ) -> None:
-    """Where all takes a tick, the same is as good as the same."""
+    """If all takes a tick, the same is as good as the same."""
     assert contests.CONTESTS[key]()() == pytest.approx(ratio)
 
 

@@ -56,7 +56,7 @@ class FakePeer(ModelPeer):
 
 @pytest.fixture
 def right(tmp_path: Path) -> Path:
-    """A file with what MODEL computes for a batch of 2."""
+    """A file with the results of MODEL for a batch of 2."""
     file = tmp_path / "right.npz"
     np.savez(file, *ModelTask(MODEL, 2, 1.0, tmp_path).exact)
     return file

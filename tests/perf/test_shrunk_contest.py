@@ -58,7 +58,7 @@ def test_all_are_timed_in_one_run(kind: str, tmp_path: Path) -> None:
     )
     assert skipped == {}
     assert [peer.name for peer in found.peers] == ["onnxruntime"]
-    assert 1.0 not in (found.ns, found.dense_ns, found.peers[0].ns)  # those of `shrunk`
+    assert 1.0 not in (found.ns, found.dense_ns, found.peers[0].ns)  # as in `shrunk`
     assert found.error == 0.5
 
 

@@ -1,4 +1,4 @@
-"""What a sample of a network costs, in parts and beside peers: the bookkeeping, not the times."""
+"""The cost of a network's sample, in parts and beside peers: the bookkeeping, not the times."""
 
 import json
 from contextlib import ExitStack

@@ -88,7 +88,7 @@ def test_training_sees_what_compiled_code_computes(name: str) -> None:
         pytest.skip("compiled code stays in float32, which is faster here")
     assert not training.left and training.layers == list(scales.dtypes)
     assert (seen - plain).abs().max() > 1e-4 * plain.abs().max()
-    # What lies beside a tie may be rounded another way by a last bit.
+    # A number beside a tie may be rounded another way by a last bit.
     off = (fast(x) - seen).abs().numpy() / float(plain.abs().max())
     assert np.quantile(off, 0.9) < 1e-5 and off.max() < 0.02
     training.finalize()
@@ -179,7 +179,7 @@ def test_a_module_that_is_called_twice_has_both_steps() -> None:
 def test_other_models_and_other_things_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"name 5\.weight, which the model lacks"):
         FakeQuantisation(perceptron(), scales_of(int8("5", 0.1, 0)))
-    with pytest.raises(InvalidInput, match="scales is a str; give what"):
+    with pytest.raises(InvalidInput, match="scales is a str; give the result of"):
         FakeQuantisation(perceptron(), "int8")  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""How an amount is shared among layers and gates, against loops and torch's global pruning."""
+"""Amounts shared among layers and gates, against loops and torch's global pruning."""
 
 import copy
 

@@ -57,7 +57,7 @@ def test_a_loader_goes_on_in_its_second_pass(own: bool) -> None:
 
 
 def test_batches_that_end() -> None:
-    with pytest.raises(InvalidInput, match="nothing in pass 1: give what can be iterated again"):
+    with pytest.raises(InvalidInput, match="in pass 1: give an iterable that can start again"):
         next(Batches([], seed=0))
     once = Batches(iter([1, 2]), seed=0)
     assert [next(once), next(once)] == [1, 2]

@@ -22,7 +22,7 @@ NO_TIME = (0, -1.0, float("nan"), float("inf"), 1e300, 10**400, "1", None, True,
 
 @pytest.fixture(autouse=True)
 def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was timed on a machine where everything takes a microsecond."""
+    """A timed model on a machine where everything takes a microsecond."""
     calls: list[str] = []
 
     def among_others(*_: object) -> float:

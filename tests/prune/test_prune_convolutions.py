@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("cache_folder")
 
 TARGETS = ["*.weight"]
 X = torch.zeros(2, 4, 20, 20)
-# What the pretended machine takes: microseconds a product of a weight that is not zero.
+# The time of the pretended machine: microseconds a product of a weight that is not zero.
 A_CALL, A_PRODUCT = 0.5, 1e-4
 
 
@@ -52,7 +52,7 @@ def pretended_us(kernel: CompiledLayer) -> float:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> list[CompiledLayer]:
-    """A machine of exact times, but for what runs by channel, which chance makes faster each time;
+    """A machine of exact times, except for kernels by channel, which chance makes faster each time;
     returns every kernel timed in a model."""
     found: list[CompiledLayer] = []
 

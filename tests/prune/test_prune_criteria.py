@@ -224,10 +224,10 @@ def test_resuming_movement_and_admm_is_bit_for_bit(options):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: L1(0), r"strength=0 draws nothing"),
+        (lambda: L1(0), r"strength=0 draws no weight"),
         (lambda: GroupLasso(1, PATTERNS["lane16"]), r"'lane16' has no fixed blocks"),
         (lambda: GroupLasso(1, "lane16"), r"'lane16' has no fixed blocks"),
-        (lambda: GroupLasso("1", "1x8"), r"strength='1' draws nothing"),
+        (lambda: GroupLasso("1", "1x8"), r"strength='1' draws no weight"),
         (lambda: GroupLasso(1, "8x"), r"pattern='8x' is unknown"),
         (lambda: ADMM(rho=0), r"rho=0, every=100: use rho > 0"),
         (lambda: ADMM("1"), r"rho='1', every=100: use rho > 0"),

@@ -1,4 +1,4 @@
-"""4x1in and 4x2in: four inputs at one tap, of one output or two, that live and die together."""
+"""4x1in and 4x2in: four inputs at one tap, of one output or two, pruned together."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from sparsejit.prune import (
 
 
 def kept_input_blocks(weight: np.ndarray, rows: int, amount: float) -> np.ndarray:
-    """Kept weights (out, in, taps) by loops: four inputs at one tap, of so many outputs."""
+    """Kept weights (out, in, taps) by loops: four inputs at one tap, of that many outputs."""
     outputs, inputs, taps = weight.shape
     blocks = []
     for top in range(0, outputs, rows):

@@ -25,7 +25,7 @@ from sparsejit.prune.prunable import prunables
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
 TARGETS = ["*.weight"]
-# What the pretended machine takes: microseconds a kernel, a nonzero, and a model of such kernels.
+# The time of the pretended machine: microseconds a kernel, a nonzero, and a model of such kernels.
 A_CALL, A_NONZERO, IN_TURN = 0.01, 1e-3, 1.25
 
 

@@ -406,12 +406,12 @@ def test_a_budget_that_allows_nothing_returns_the_dense_model() -> None:
         ({"budget": 0}, r"budget=0; give the error"),
         ({"budget": 1.5}, r"budget=1.5; give the error"),
         ({"budget": True}, r"budget=True; give the error"),
-        ({"speed": 0.5}, r"speed=0.5; give how many times"),
+        ({"speed": 0.5}, r"speed=0.5; give the speed over the dense model"),
         ({"speed": 2, "budget": 0.1}, r"speed and a budget are both given"),
-        ({"metric": len}, r"metric goes with budget"),
+        ({"metric": len}, r"metric needs a budget"),
         ({"finetune": -1}, r"finetune=-1; give a number of steps"),
         ({"dtype": "int8"}, r"dtype='int8'; give 'float32' or 'auto'"),
-        ({"budget": 0.1, "metric": "accuracy"}, r"metric goes with budget"),
+        ({"budget": 0.1, "metric": "accuracy"}, r"metric needs a budget"),
         ({"data": rows(1)}, r"data has 1 elements; give 8 at least"),
         ({"data": []}, r"data is empty"),
         ({"data": [*rows(9), torch.randn(2, 64)]}, r"data\[9\] has inputs of shape"),
@@ -707,7 +707,7 @@ def test_layers_within_branches_shrink(dtype: str, tmp_path: Path) -> None:
 def test_weights_have_factors_only_beside_an_x_that_is_divided(
     opset: int, tmp_path: Path
 ) -> None:
-    """Where x cannot be rounded in the file, the layer's products are those of its own weights."""
+    """If x cannot be rounded in the file, the layer's products are its own weights'."""
     model, x = nn.Sequential(nn.Conv2d(16, 64, 1)).eval(), torch.randn(1, 16, 6, 6)
     path = tmp_path / "m.onnx"
     given = {"dynamo": False, "input_names": ["x"], "opset_version": opset}

@@ -50,7 +50,7 @@ _QUERIES = _ends_in("num_queries", "num_query_tokens", "num_latents")
 
 
 def divisors(config: dict[str, Any]) -> Iterator[int]:
-    """What all widths may be divided by: the largest first, 1 last."""
+    """The divisors of all widths: the largest first, 1 last."""
     widths = [width for width in _widths(config) if width >= LEAST_WIDTH]
     least = min(widths, default=LEAST_WIDTH)
     divisor = MOST_DIVISOR

@@ -133,7 +133,7 @@ def plain_parameters(
     conditioning: Mapping[str, Array],
     last: Iterable[Sequence[float]],
 ) -> Iterator[Array]:
-    """What the last layer gives for each sample, by `spec`'s formulas.
+    """The last layer's results for each sample, by `spec`'s formulas.
 
     `last` are its inputs, and of a dual softmax what is fed of the coarse half just drawn; then
     the logits of both halves come joined.
@@ -176,7 +176,7 @@ def plain_parameters(
 def plain_signal(
     spec: VoiceSpec, classes: Iterable[int], frames: Mapping[str, Array]
 ) -> Iterator[tuple[list[int], np.float32]]:
-    """What `spec.inputs` read of tables before each sample of linear prediction, and the sample.
+    """The rows that `spec.inputs` read before each sample of linear prediction, and the sample.
 
     In float32 and the order of operations of `asm_templates/pointwise/signal.py`.
     """

@@ -77,7 +77,7 @@ def test_an_output_that_cannot_be_written_is_refused(folder: Path, tmp_path: Pat
 def test_what_is_there_whole_is_kept(folder: Path, tmp_path: Path, manner: Manner) -> None:
     tasks = tasks_of(folder, tmp_path / "out")
     speak_tasks(tasks[:2], NETWORK, crew_of(manner), False, nothing)
-    # Of another length: cut off, or of another recording.
+    # A file of another length: cut off, or of another recording.
     soundfile.write(tasks[1].out, np.zeros(100), 22_050)
     finished: list[int] = []
     report = speak_tasks(tasks, NETWORK, crew_of(manner), False, lambda: finished.append(1))

@@ -75,7 +75,7 @@ def test_raw_scores_as_torch_does() -> None:
 
 
 def test_a_mixture_draws_from_torch_s_parameters() -> None:
-    """Fed with what was drawn, torch gives the parameters that each sample came from."""
+    """Fed with the drawn classes, torch gives the parameters that each sample came from."""
     module = fatchord(30)
     voice = WaveRNN.from_checkpoint(module.state_dict())
     assert voice.source.spec.output == MixtureOfLogistics(10)
@@ -230,7 +230,7 @@ def test_the_one_gru_network_draws_as_its_graph_does(one_gru: TrainedNetwork) ->
     assert ties <= 1
 
 
-# What a sample is thought worse of for each layer of a dtype.
+# The nats that each layer of a dtype costs a sample.
 NATS = {"int8": 0.01, "bfloat16": 0.001}
 
 
@@ -273,5 +273,5 @@ def test_dtypes_are_chosen_by_what_they_cost(monkeypatch: pytest.MonkeyPatch) ->
     assert left >= 0
     assert set(falling[:1]) <= chosen.items()
     assert all(NATS[dtype] > left for layer, dtype in gains if layer not in chosen)
-    with pytest.raises(InvalidInput, match="most_nats=-1; give how much may be lost"):
+    with pytest.raises(InvalidInput, match="most_nats=-1; give the nats that may be lost"):
         choose_dtypes(voice, mel, most_nats=-1)

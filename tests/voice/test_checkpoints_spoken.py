@@ -70,7 +70,7 @@ def test_what_such_a_voice_cannot_speak_is_refused_in_a_sentence(
     out, audio = tmp_path / "out.wav", tmp_path / "a.wav"
     soundfile.write(audio, np.zeros(22_050), 22_050)
     voice = ("--voice", checkpoint)
-    assert "another project's mels; compute them as that does" in refused(audio, out, *voice)
+    assert "project's mels; compute mels as that project does" in refused(audio, out, *voice)
     np.save(mel, np.load(mel).T)
     assert f"has shape ({FRAMES}, {BANDS}); give ({BANDS}, frames)" in refused(mel, out, *voice)
     np.save(mel, np.full((BANDS, 3), -80.0))
@@ -94,7 +94,8 @@ def test_our_own_voices_say_their_sample_rate(tmp_path: Path, checkpoint: Path) 
     own = tmp_path / "voice.safetensors"
     VoiceWeights.random(hidden=8).save(own)
     assert is_voice_file(own) and not is_voice_file(checkpoint)
-    with pytest.raises(InvalidInput, match="says its sample rate and companding; leave those out"):
+    message = "holds its sample rate and companding; leave both options out"
+    with pytest.raises(InvalidInput, match=message):
         Manner(own, sample_rate=16_000).compile()
     own.write_bytes(own.read_bytes()[:1000])
     assert is_voice_file(own)

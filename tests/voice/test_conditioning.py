@@ -1,4 +1,4 @@
-"""What a frame gives the sampler: exact sums, whatever is computed with it, and mels that fit."""
+"""A frame's values for the sampler: exact sums, whatever is computed with it, and mels that fit."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""How samples are drawn, by the formulas of the outputs, from numbers of the counted stream."""
+"""Draws of samples, by the formulas of the outputs, from numbers of the counted stream."""
 
 import numpy as np
 import pytest

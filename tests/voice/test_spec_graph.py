@@ -77,7 +77,7 @@ def test_parameters_are_those_of_the_plain_formulas(name: str) -> None:
 def choices_of(
     spec: VoiceSpec, count: int, generator: np.random.Generator
 ) -> tuple[Array, list[Array]]:
-    """What `plain_parameters` reads of random choices, and what the forced graph is given."""
+    """The random choices that `plain_parameters` reads, and the input of the forced graph."""
     given: list[Array] = [generator.uniform(-1, 1, count).astype(np.float32)]
     samples = given[0]
     halves: list[Array] = []
@@ -123,7 +123,7 @@ def test_compiled_draws_are_the_graph_s_or_ties(name: str, target: Target) -> No
 
 
 def follow(turns: GraphTurns, spec: VoiceSpec, sample: float, drawn: int = 0) -> None:
-    """Go on from what the loop drew."""
+    """Go on from the classes that the loop drew."""
     if isinstance(spec.output, DualSoftmax):
         count = spec.output.half_classes
         for name, half in zip(("coarse", "fine"), divmod(drawn, count), strict=True):
@@ -168,7 +168,7 @@ def test_a_spec_s_voice_is_as_its_spec_says(tmp_path: Path) -> None:
     assert voice.source.temperature == 0.5 and not voice.post_filter
     with pytest.raises(InvalidInput, match=r"shape \(7, 3\); give \(11, frames\)"):
         voice.generate(np.zeros((7, 3)))
-    with pytest.raises(InvalidInput, match="the spec says the sample rate and companding"):
+    with pytest.raises(InvalidInput, match="the spec holds the sample rate and companding"):
         WaveRNN.from_checkpoint(tensors, spec, sample_rate=8000)
     with pytest.raises(InvalidInput, match=r"'I\.bias' has shape None"):
         WaveRNN.from_checkpoint({n: t for n, t in tensors.items() if n != "I.bias"}, spec)
@@ -212,9 +212,9 @@ SPEC = two_grus(Categorical(16))
         ),
         (
             {"inputs": (LastClass("k", 4, 0),), "output": Gaussian()},
-            "input 'k' is the last class, which Gaussian has not",
+            "input 'k' is the last class, which Gaussian lacks",
         ),
-        ({"inputs": (LastHalves(),)}, "'last halves' is halves of a class, which Categorical has"),
+        ({"inputs": (LastHalves(),)}, "halves' is halves of a class, which Categorical lacks"),
         ({"output": DualSoftmax((), (), 4)}, "DualSoftmax after layer 'fc2'; give a GRU"),
         (
             {"layers": (*SPEC.layers[:1], GruSpec("rnn", 24)), "output": DualSoftmax((), (), 4)},

@@ -1,4 +1,4 @@
-"""What a class becomes: amplitudes, levels, and signals of linear prediction."""
+"""Classes turned into amplitudes, levels, and signals of linear prediction."""
 
 import numpy as np
 import pytest

@@ -32,7 +32,7 @@ def target(request: pytest.FixtureRequest) -> Target:
 
 @pytest.fixture(scope="module")
 def voice() -> WaveRNN:
-    """What it draws is what is heard."""
+    """The drawn classes are heard."""
     return WaveRNN(VoiceWeights.random(hidden=72, density=0.3, seed=3), post_filter=False)
 
 
@@ -98,7 +98,7 @@ def test_a_stream_that_leaves_early_has_what_it_spoke(voice: WaveRNN) -> None:
 
 
 def test_inputs_are_taken_as_places_become_free(voice: WaveRNN) -> None:
-    """Conditioning of what waits is not computed yet."""
+    """Conditioning of a waiting stream is not computed yet."""
     taken: list[int] = []
 
     def utterances() -> Iterator[tuple[object, int]]:

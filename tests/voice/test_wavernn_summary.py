@@ -1,4 +1,4 @@
-"""How a voice shows itself: repr, print, rich, and in a notebook."""
+"""Displays of a voice: repr, print, rich, and in a notebook."""
 
 import pytest
 from fake_clock import TICK_NS

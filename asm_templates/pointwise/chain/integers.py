@@ -278,7 +278,7 @@ def _quotient(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]
             _product(asm, divisor, part, b, more[0])
             asm.emit("vpsubq", rest, rest if turn else a, divisor)
         asm.emit("vpaddq", quotient, quotient, more[2])
-        # Where the remainder is not 0 and differs from a in sign, the quotient is 1 too far from 0.
+        # The quotient is 1 too far from 0 where the remainder is not 0 and differs from a in sign.
         _signs(asm, divisor, a)
         asm.emit("vandps", more[2], rest, divisor)
         asm.emit("vxorps", rest, rest, divisor)

@@ -67,8 +67,8 @@ class Manner:
             return WaveRNN.from_checkpoint(self.voice, sample_rate=rate, companding=curve, **how)
         if self.sample_rate is not None or self.companding is not None:
             raise InvalidInput(
-                f"{self.voice} says its sample rate and companding; leave those out, they are for "
-                "another project's checkpoint"
+                f"{self.voice} holds its sample rate and companding; leave both options out, "
+                "which are for another project's checkpoint"
             )
         return WaveRNN.from_pretrained(self.voice, **how)
 

@@ -73,7 +73,7 @@ def _is_mel(source: Path, network: TrainedNetwork) -> bool:
     if not network.reads.is_log_mel:
         raise InvalidInput(
             f"{source} is audio, and this voice was trained on another project's mels; compute "
-            f"them as that does and give a .npy that holds ({network.n_mels}, frames)"
+            f"mels as that project does and give a .npy that holds ({network.n_mels}, frames)"
         )
     return False
 
@@ -180,7 +180,7 @@ def _mapped_mel(source: Path, bands: int) -> npt.NDArray[np.floating]:
     try:
         stored = np.load(source, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise InvalidInput(f"cannot read {source} ({error}); give what np.save wrote") from error
+        raise InvalidInput(f"cannot read {source} ({error}); give a .npy of np.save") from error
     if not isinstance(stored, np.ndarray) or stored.dtype.kind != "f":
         kind = getattr(stored, "dtype", type(stored).__name__)
         raise InvalidInput(f"{source} holds {kind}; give a mel as floating point")

@@ -216,7 +216,7 @@ class WaveRNN(Explained):
         if spec is None:
             network = known_network(tensors, sample_rate, companding)
         elif sample_rate is not None or companding is not None:
-            raise InvalidInput("the spec says the sample rate and companding; leave those out")
+            raise InvalidInput("the spec holds the sample rate and companding; leave both out")
         else:
             network = TrainedNetwork(spec, tensors, GivenConditioning(spec))
         return cls(network, target, dtype, post_filter, temperature)
@@ -262,7 +262,8 @@ class WaveRNN(Explained):
         """
         if not self.source.reads.is_log_mel:
             raise InvalidInput(
-                "this voice was trained on another project's mels; compute them as that does"
+                "this voice was trained on another project's mels; compute mels as that project "
+                "does"
             )
         return log_mel(np.asarray(to_array(audio, "the audio"), np.float32), rate)
 
@@ -307,7 +308,7 @@ class WaveRNN(Explained):
         """
         for name, given in (("mels", mels), ("seeds", seeds)):
             if not isinstance(given, Sequence | np.ndarray):
-                raise InvalidInput(f"{name} is {given!r}; give a list of them")
+                raise InvalidInput(f"{name} is {given!r}; give a list of {name}")
         if len(mels) != len(seeds):
             raise InvalidInput(f"{len(mels)} mels and {len(seeds)} seeds; give a seed for each mel")
         for seed in seeds:

@@ -130,8 +130,8 @@ def check_tensors(spec: VoiceSpec, tensors: Tensors) -> None:
         column = tensors[name][:, -1].reshape(3, 2, -1)
         if column[:, 0].any():
             raise InvalidInput(
-                f"tensor {name!r} is not masked: its last column, the coarse half just drawn, is "
-                "not zero for the units that half is drawn from; make it zero there"
+                f"tensor {name!r} is not masked: its last column, for the coarse half just drawn, "
+                "is not zero in the rows of the coarse units; set it to zero there"
             )
 
 

@@ -141,7 +141,7 @@ class LogMelReader:
         wanted = "WaveRNN.features gives log10 power, from -9 to 2 for audio in [-1, 1]"
         # Not even white noise at full scale reaches power 1 in every band of a frame.
         if float(mel.min(axis=0).max()) >= 0:
-            remedy = f"of power, take np.log10(np.maximum(mel, {POWER_FLOOR:g}))"
+            remedy = f"for power, take np.log10(np.maximum(mel, {POWER_FLOOR:g}))"
             raise InvalidInput(f"{found}, with a frame of no value below 0; {wanted}: {remedy}")
         if low < MEL_RANGE[0] or high > MEL_RANGE[1]:
             remedy = "divide decibels by 10, natural logarithms by 2.3026"

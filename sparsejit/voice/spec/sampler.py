@@ -24,7 +24,7 @@ class Sampler(NotCopied):
     `workspace` are kept for inspection. Not for two threads at once; make one Sampler per thread.
     """
 
-    instead_of_copying = "pickle the voice, and speak anew from the same seed"
+    instead_of_copying = "pickle the voice, and speak again from the same seed"
 
     def __init__(self, loop: SampleLoop, seed: int) -> None:
         check_seed(seed)
@@ -85,7 +85,7 @@ def run_in_lockstep(
     All have the same number of frames. They take turns sample by sample, so that weights are read
     once for all.
     """
-    assert len({each.frames for each in inputs}) == 1, "all streams speak as many frames"
+    assert len({each.frames for each in inputs}) == 1, "all streams speak equally many frames"
     results = [sampler.take(each) for sampler, each in zip(samplers, inputs, strict=True)]
     for sampler, following in zip(samplers, [*samplers[1:], samplers[0]], strict=True):
         sampler.go_before(following)

@@ -43,7 +43,7 @@ def choose_dtypes(
         InvalidInput: `most_nats` is negative, and as `ForcedNetwork` and its `nats` do
     """
     if not most_nats >= 0:
-        raise InvalidInput(f"most_nats={most_nats!r}; give how much may be lost, such as 0.02")
+        raise InvalidInput(f"most_nats={most_nats!r}; give the nats that may be lost, such as 0.02")
     machine = calibrated(Target.resolve(target))
     trial = _Trial(voice, machine, mel, seed)
     chosen: dict[str, str] = {}

@@ -215,7 +215,7 @@ class VoiceSpec:
             if missing:
                 part = "the last class" if isinstance(each, LastClass) else "halves of a class"
                 raise InvalidInput(
-                    f"input {each.name!r} is {part}, which {kind} has not; give LastSample"
+                    f"input {each.name!r} is {part}, which {kind} lacks; give LastSample"
                 )
             if isinstance(each, LastSampleRow | PredictionRow) and not self.prediction:
                 raise InvalidInput(

@@ -54,7 +54,7 @@ def held_out_nats(
     kinds = [DType.parse(dtype) for dtype in dtypes]
     missing = sorted(set(weights.held_out) - {path.stem for path in audio_files(folder)})
     if missing or not weights.held_out:
-        wrong = f"lacks the recording {missing[0]}" if missing else "has none: the voice names none"
+        wrong = f"lacks the recording {missing[0]}" if missing else "has no recording of the voice"
         raise InvalidInput(f"{folder} {wrong}; give the voice's own folder")
     pairs = [
         (clip.mel[:, :most_frames], clip.classes[: most_frames and most_frames * HOP_LENGTH])

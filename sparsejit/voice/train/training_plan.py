@@ -52,7 +52,7 @@ class TrainingPlan:
         if self.hidden_size % UNITS_A_BLOCK or not 0 < self.hidden_size <= MOST_UNITS:
             raise InvalidInput(
                 f"hidden_size is {self.hidden_size}; give a multiple of {UNITS_A_BLOCK} "
-                f"from {UNITS_A_BLOCK} to {MOST_UNITS}: what is pruned are blocks of "
+                f"from {UNITS_A_BLOCK} to {MOST_UNITS}: pruning takes blocks of "
                 f"{UNITS_A_BLOCK} units"
             )
         if self.streams < 1 or self.frames < 1:
@@ -68,8 +68,8 @@ class TrainingPlan:
             )
         if not 0 <= self.int8_start <= 1:
             raise InvalidInput(
-                f"int8_start is {self.int8_start}; give the fraction of the training from which on "
-                "products are rounded, 0 to 1"
+                f"int8_start is {self.int8_start}; give the fraction of the training, 0 to 1, "
+                "after which products are rounded"
             )
         if self.product_precision not in PRECISIONS:
             raise InvalidInput(
