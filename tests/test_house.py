@@ -51,26 +51,14 @@ INNER_ROOMS = {
     "voice": VOICE_ROOMS,
 }
 
-<<<<<<< HEAD
-# What prices are made of: a core's data, and counts of cycles.
+# Modules that prices are made of: a core's data, and counts of cycles.
 PARTS_OF_PRICES = {"core", "rates", "cycles", "cycles_per_ns"}
 # Names of prices. Rooms that compare none, because `planner/choice.py` does, and modules that
 # compare them to tell users about times, not to choose code.
 PRICE = re.compile(r"_?([a-z0-9]+_)*(ns|cost|price)s?")
 CHOOSE_BY_ROWS = {"lowering", "passes", "api"}
 TELL_OF_TIMES = {"layers_report", "timed_layers", "advisor", "parted_report", "schedule_text"}
-# What makes native code beside `x86`.
-=======
-# Modules that lowering may ask the planner: choices, and times of steps. It knows no prices.
-CHOICES = {
-    *("attention_plan", "byte_plan", "convolution_plan", "forest_plan", "layer_planner"),
-    *("plan", "sharing", "split", "vector_cost"),
-}
-
-# Modules that prices are made of: a core's data, and counts of cycles.
-PRICES = {"core", "rates", "cycles", "cycles_per_ns"}
 # Modules that make native code beside `x86`.
->>>>>>> hE
 WRITERS = {"sparsejit.runtime.program", "sparsejit.native.executable_memory"}
 
 # Modules that only some rooms may import. perf calls MKL, a rival measured beside us, by ctypes.
