@@ -243,7 +243,7 @@ def test_comparisons_of_prices_are_recognised(text: str, compares: bool) -> None
 
 
 def compares_prices(node: ast.AST) -> bool:
-    """Whether an expression chooses by price; the time of what runs at once is a `max`."""
+    """Whether an expression chooses by price; the time of parallel steps is a `max`."""
     if isinstance(node, ast.Compare):
         return sum(map(has_price, (node.left, *node.comparators))) > 1
     if not isinstance(node, ast.Call):

@@ -31,7 +31,7 @@ def predicted_times(
 def matrices_by_zeros(graph: Graph) -> CommonMatrices:
     """One matrix for all linear layers of a shape whose zeros lie at the same places.
 
-    It is for prices alone: its weights are those of one of the layers, and so are their statistics.
+    It is for prices alone: it has the weights of one of the layers, and their statistics.
     The arrays stay constants of their own: equal ones would become one constant of the model, whose
     weights would then seem to fit in nearer caches.
     """

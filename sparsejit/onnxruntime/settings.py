@@ -31,7 +31,7 @@ _ACCEPTED = {
 
 
 class GraphOptimizationLevel(IntEnum):
-    """How much ONNX Runtime changes a graph; compiled code does not depend on it."""
+    """Amount by which ONNX Runtime changes a graph; compiled code does not depend on it."""
 
     ORT_DISABLE_ALL = 0
     ORT_ENABLE_BASIC = 1

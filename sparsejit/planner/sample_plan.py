@@ -1,4 +1,4 @@
-"""How many samples run at a time: tiles of a batch, and last layers of several samples."""
+"""Number of samples that run at a time: tiles of a batch, and last layers of several samples."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
