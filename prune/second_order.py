@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sparsejit.prune.allocation import choose_least
 from sparsejit.prune.patterns import Pattern
+from sparsejit.whole_numbers import round_up
 
 # Columns decided at once. Fewer is finer: with 16 the error was up to 3 % less than with 32 (256
 # inputs, 50 and 90 %), for twice the ranking.
@@ -71,7 +72,7 @@ def choose_by_second_order(
     work = weight[:, order].clone()
     pruned = torch.zeros_like(work, dtype=torch.bool)
     width = max(COLUMNS, len(order) // batches)
-    batch = -(-width // pattern.window) * pattern.window
+    batch = round_up(width, pattern.window)
     for start in range(0, work.shape[1], batch):
         columns = slice(start, start + batch)
         cost = work.square() / upper[start:].square().sum(0)

@@ -25,6 +25,7 @@ from sparsejit.planner.sharing import (
     worthwhile_threads,
 )
 from sparsejit.runtime.workers import MAX_THREADS, available_cores
+from sparsejit.whole_numbers import ceil_div
 
 if TYPE_CHECKING:
     from sparsejit.planner.layer_planner import LayerPlanner
@@ -144,7 +145,7 @@ def split(
 
     The parts have about equal predicted cost and begin at multiples of `ROW_STEP` rows.
     """
-    steps, target = -(-spec.out_features // ROW_STEP), planner.target
+    steps, target = ceil_div(spec.out_features, ROW_STEP), planner.target
     ns = whole.measured_ns.get(whole.chosen.template.name, whole.chosen.cost.ns)
     count = worthwhile_threads(ns, min(threads, steps), target)
     if count == 1:
