@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.ir.graph import Node, Value
 from sparsejit.ir.ops.turns import Turns
-from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.lowered_model import POINTER, LoweredModel
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.model import ModelCode, lower_model
-from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.passes.default import run_passes
 from sparsejit.x86.assembler import Assembler

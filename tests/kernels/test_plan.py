@@ -12,7 +12,7 @@ from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
-from sparsejit.lowering.planned_code import emit_plan
+from sparsejit.lowering.products.product_parts import emit_plan
 from sparsejit.machine.target import INSTRUCTION_SETS, ISA_LEVELS, Target
 from sparsejit.planner.cost import cache_shares, missed_share, price
 from sparsejit.planner.plan import _lowered_while_they_may_win, plan, strategies

@@ -20,7 +20,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.batch import BatchPlace, Follower, SamplesMixed
 from sparsejit.ir.graph import Array, Element, TensorType
 from sparsejit.ir.ops.operator import OPERATORS
-from sparsejit.lowering.registry import LOWERINGS
+from sparsejit.lowering.context import LOWERINGS
 from sparsejit.machine.target import Target
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: repr(case.op))

@@ -31,7 +31,7 @@ from sparsejit.ir.graph import Node, Value
 from sparsejit.ir.ops.byte_columns import ByteAttention, NormalisedColumns
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.quantised_steps import QuantisedSteps
-from sparsejit.lowering.context import ByteImage, Lowering
+from sparsejit.lowering.context import ByteImage, Lowering, lowers
 from sparsejit.lowering.convolution.byte_images import (
     ZERO,
     bind_image,
@@ -42,7 +42,6 @@ from sparsejit.lowering.convolution.byte_images import (
 )
 from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import View
-from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.byte_plan import attention_cost, norm_cost
 from sparsejit.x86.assembler import Assembler

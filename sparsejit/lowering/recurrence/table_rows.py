@@ -15,10 +15,9 @@ from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Array, Node
 from sparsejit.ir.ops.sampling import SumOfRows
 from sparsejit.ir.spec import LARGEST_INT8, DType
-from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.recurrence.gate_sums import GateSum, only_gates_read
-from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
