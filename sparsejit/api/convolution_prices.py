@@ -9,7 +9,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Array, Graph, GraphBuilder, Node, Origin, TensorType
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.planner.alternatives import random_zeros
 
 

@@ -16,7 +16,7 @@ from sparsejit.api.variant import Variant
 from sparsejit.errors import check_flags
 from sparsejit.ir.graph import Array, Element, Graph, Origin, Value
 from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
-from sparsejit.lowering.model import build_model
+from sparsejit.lowering.model_code import build_model
 from sparsejit.lowering.probes import PrefixProbe, StampProbe
 from sparsejit.lowering.step import Facts, Step
 from sparsejit.machine.target import Target

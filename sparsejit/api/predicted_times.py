@@ -7,7 +7,7 @@ from collections import defaultdict
 from sparsejit.api.final_graph import Dtypes, final_graph
 from sparsejit.ir.graph import Graph
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 
 
 def predicted_times(

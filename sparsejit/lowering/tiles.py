@@ -1,5 +1,11 @@
-"""Choose the tiles of a free batch: the number of samples that run at a time."""
+"""Choose the tiles of a free batch: the number of samples that run at a time.
 
+    batch_tiles       tiles that a model may have, by its graph
+    paying            forms of the model, one for each tile, that are worth their code
+    fewest_samples    from how many samples on a form beats the smaller ones
+"""
+
+from collections.abc import Sequence
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -7,14 +13,17 @@ from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution, Pooling
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
+from sparsejit.lowering.model_schedule import ModelSchedule
 
 MOST_SAMPLES = 64
 # Rows of x beyond which a product gains nothing by more rows: a vector's lanes.
 ENOUGH_ROWS = 16
-# Tiles that a model of narrow layers may have; the ones that pay are kept (`batch_forms`).
+# Tiles that a model of narrow layers may have; the ones that pay are kept (`paying`).
 _TILES = (1, ENOUGH_ROWS, MOST_SAMPLES)
 # Models with at most this number of weights get code for every tile; larger ones have two tiles.
 _MOST_WEIGHTS = 4_000_000
+# A larger tile is kept if it takes less than this share of the time of smaller tiles.
+_MOST_OF_SMALLER = 0.9
 
 
 class BatchTiles(NamedTuple):
@@ -77,3 +86,30 @@ def _is_wide(single: Graph) -> bool:
         return False
     rows = [prod(n.output.shape[:-1]) for n in single.nodes if isinstance(n.op, Linear)]
     return bool(rows) and min(rows) >= ENOUGH_ROWS
+
+
+def paying(forms: Sequence[ModelSchedule]) -> list[ModelSchedule]:
+    """The forms that are worth their code, the largest tile first."""
+    kept: list[ModelSchedule] = []
+    for form in sorted(forms, key=lambda each: each.tile):
+        if not kept or form.ns < _MOST_OF_SMALLER * _least_ns(form.tile, kept):
+            kept.append(form)
+    return kept[::-1]
+
+
+def _least_ns(samples: int, forms: Sequence[ModelSchedule]) -> float:
+    """Nanoseconds of samples in `forms`, smallest first; one more largest tile may run the rest."""
+    whole, rest = divmod(samples, forms[-1].tile)
+    if not rest:
+        return whole * forms[-1].ns
+    fewer = _least_ns(rest, forms[:-1]) if len(forms) > 1 else forms[-1].ns
+    return whole * forms[-1].ns + min(fewer, forms[-1].ns)
+
+
+def fewest_samples(form: ModelSchedule, smaller: Sequence[ModelSchedule]) -> int:
+    """Fewest samples for which a whole tile beats the `smaller` forms, given largest first."""
+    if not smaller:
+        return 1
+    others = smaller[::-1]
+    slower = (rest for rest in range(1, form.tile) if _least_ns(rest, others) <= form.ns)
+    return max(slower, default=0) + 1

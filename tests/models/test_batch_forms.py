@@ -16,16 +16,12 @@ from small_models import small_graph
 import sparsejit
 from sparsejit.api.variant import TiledGraph, make_variant
 from sparsejit.ir.graph import Array, Element, Graph, Value
-from sparsejit.lowering import batch_forms
-from sparsejit.lowering.batch_forms import (
-    build_forms,
-    fewest_samples,
-    forms_workspace_bytes,
-    paying,
-)
+from sparsejit.lowering import tiles as tiles_module
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.lowered_model import LoweredModel
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.function import build_function, function_workspace_bytes
+from sparsejit.lowering.lower_graph import lower_model
+from sparsejit.lowering.model_schedule import ModelSchedule
+from sparsejit.lowering.tiles import fewest_samples, paying
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 
@@ -34,7 +30,7 @@ BATCHES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 20, 31, 33, 64, 67)
 GRAPHS = {"perceptron": perceptron, "words": words, "small": small_graph}
 
 
-def form(graph: Graph, tile: int, isa: str) -> LoweredModel:
+def form(graph: Graph, tile: int, isa: str) -> ModelSchedule:
     return lower_model(run_passes(graph), ModelOptions(Target.named(isa)), tile=tile)
 
 
@@ -52,8 +48,8 @@ class Forms:
     def __init__(self, name: str, tiles: Sequence[int], isa: str) -> None:
         self.single = GRAPHS[name](1)
         forms = [form(GRAPHS[name](tile), tile, isa) for tile in sorted(tiles)[::-1]]
-        whole: Any = Whole(self.single, forms_workspace_bytes(forms), forms[0].status_offset)
-        self.built = Built(whole, build_forms(forms, "test"))
+        whole: Any = Whole(self.single, function_workspace_bytes(forms), forms[0].status_offset)
+        self.built = Built(whole, build_function(forms, "test"))
 
     def check(self, batch: int, edge: Edge) -> None:
         """Against float64, sample by sample; nothing around the arrays is read or written."""
@@ -154,7 +150,7 @@ def test_threads_that_take_turns_leave_nothing_over(batch: int) -> None:
 
 
 def test_a_saved_model_keeps_all_tiles(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_forms, "_MOST_OF_SMALLER", 1e9)  # whatever they gain here
+    monkeypatch.setattr(tiles_module, "_MOST_OF_SMALLER", 1e9)  # whatever they gain here
     torch = pytest.importorskip("torch")
     module = torch.nn.Sequential(torch.nn.Linear(40, 200), torch.nn.Tanh(), torch.nn.Linear(200, 9))
     fast = sparsejit.compile(module, (torch.randn(1, 40),))

@@ -28,7 +28,7 @@ from sparsejit.ir.spec import Activation, DType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.convolution import byte_convolutions
 from sparsejit.lowering.convolution.byte_convolutions import windows_of
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
 from sparsejit.planner.byte_plan import FORMS, QuadPlan, plan_quads
 

@@ -16,7 +16,7 @@ from sparsejit.ir.ops.convolution import Convolution, RoundedResult, windows
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
 
 SETS = TARGET.instruction_sets | {"avx512vbmi"}

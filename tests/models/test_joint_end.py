@@ -24,12 +24,12 @@ from sparsejit.ir.ops.row_chains import layer_norm, softmax
 from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.views import Permute, Reshape, Slice
 from sparsejit.ir.spec import Activation, DType
-from sparsejit.lowering import joint_end, model
-from sparsejit.lowering.batch_forms import build_forms
+from sparsejit.lowering import lower_graph
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.convolution import windows
-from sparsejit.lowering.lowered_model import LoweredModel
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.function import build_function
+from sparsejit.lowering.lower_graph import lower_model
+from sparsejit.lowering.model_schedule import ModelSchedule
 from sparsejit.lowering.tiles import ENOUGH_ROWS
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
@@ -135,18 +135,18 @@ GRAPHS = {
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> None:
     """Last layers are joined whatever they gain."""
-    monkeypatch.setattr(joint_end, "_LEAST_SAVED", -1e9)
+    monkeypatch.setattr(lower_graph, "_LEAST_SAVED", -1e9)
 
 
-def lowered(graph: Graph, isa: str, joins: bool = True) -> LoweredModel:
+def lowered(graph: Graph, isa: str, joins: bool = True) -> ModelSchedule:
     options = ModelOptions(Target.named(isa))
     return lower_model(run_passes(graph), options, tile=1, joins=joins)
 
 
-def check_batches(graph: Graph, made: LoweredModel, isa: str) -> None:
+def check_batches(graph: Graph, made: ModelSchedule, isa: str) -> None:
     """Against a sample alone, all batches at guard pages; the workspace is NaN before."""
     plain = built_model(lowered(graph, isa, joins=False))
-    built = Built(made, build_forms([made], "joint"))
+    built = Built(made, build_function([made], "joint"))
 
     def check(batch: int, edge: Edge) -> None:
         inputs = [random_samples(value, batch) for value in graph.inputs]
@@ -177,8 +177,8 @@ def test_samples_that_take_turns_have_an_end_in_common(
     name: str, first: int, joined: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = GRAPHS[name]()
-    monkeypatch.setattr(model, "first_of_turns", lambda steps, _: first)
-    monkeypatch.setattr(model, "MOST_IN_TURN", 3)
+    monkeypatch.setattr(lower_graph, "first_of_turns", lambda steps, _: first)
+    monkeypatch.setattr(lower_graph, "_MOST_IN_TURN", 3)
     made = lowered(graph, "avx2")
     assert made.turns is not None and made.end is not None
     check_batches(graph, made, "avx2")
@@ -187,7 +187,7 @@ def test_samples_that_take_turns_have_an_end_in_common(
 @pytest.fixture
 def far(joined: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images of some positions are last layers, too, as where code comes from memory."""
-    monkeypatch.setattr(joint_end, "_sizes", lambda _: [joint_end.EndSize(256, 4)])
+    monkeypatch.setattr(lower_graph, "_sizes", lambda _: [(256, 4)])
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -230,7 +230,7 @@ def test_weights_are_there_once(far: None) -> None:
         again = [each for each in made.end.lowered.steps if each.body is step.body]
         assert len(again) == 4
     alone = lowered(graph, "avx2", joins=False)
-    sizes = [build_forms([each], "joint").image.size for each in (made, alone)]
+    sizes = [build_function([each], "joint").image.size for each in (made, alone)]
     weights = sum(step.facts.code_bytes for step in windows)
     assert sizes[0] - sizes[1] < sizes[1] - weights
 
@@ -238,13 +238,13 @@ def test_weights_are_there_once(far: None) -> None:
 @given(st.integers(1, 40), st.integers(1, 16))
 def test_few_samples_are_computed_apart(batch: int, fewest: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(joint_end, "_LEAST_SAVED", -1e9)
+        patch.setattr(lower_graph, "_LEAST_SAVED", -1e9)
         made = lowered(classifier(), "avx2")
     assert made.end is not None
     object.__setattr__(made.end, "fewest", fewest)
     graph = classifier()
     inputs = [random_samples(value, batch) for value in graph.inputs]
-    ran = run_built(Built(made, build_forms([made], "joint")), inputs)
+    ran = run_built(Built(made, build_function([made], "joint")), inputs)
     for number in range(batch):
         (wanted,) = graph.evaluate([array[number] for array in inputs])
         np.testing.assert_allclose(ran.outputs[0][number], wanted, rtol=1e-5, atol=1e-6)
@@ -292,9 +292,9 @@ def test_what_needs_all_samples_for_itself_has_no_end() -> None:
 def test_an_end_that_gains_little_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     made = lowered(classifier(), "avx2")
     whole = sum(step.ns for step in made.steps)
-    monkeypatch.setattr(joint_end, "_LEAST_SAVED", 1.0)
+    monkeypatch.setattr(lower_graph, "_LEAST_SAVED", 1.0)
     assert lowered(classifier(), "avx2").end is None
-    monkeypatch.setattr(joint_end, "_LEAST_SAVED", -1e9)
+    monkeypatch.setattr(lower_graph, "_LEAST_SAVED", -1e9)
     joined = lowered(classifier(), "avx2")
     assert joined.end is not None
     assert sum(step.ns for step in joined.steps) == whole

@@ -12,7 +12,7 @@ from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.spec import Activation
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.convolution.images import padded_pitch
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
 
 

@@ -11,7 +11,7 @@ from sparsejit.ir.graph import GraphBuilder, Origin, TensorType, Value
 from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.ops.views import Concat, Expand, Permute, Reshape, Slice
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
 
 HERE = Origin("product")
