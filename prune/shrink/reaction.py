@@ -8,8 +8,10 @@ import numpy as np
 
 from sparsejit.api.output_error import OutputErrors
 from sparsejit.api.seen_inputs import WatchedRun
-from sparsejit.ir.graph import Array, Graph, Node, Origin, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.pointwise import Pointwise
+from sparsejit.ir.values import Array, Origin, Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
 

@@ -15,7 +15,8 @@ from small_models import small_graph
 
 import sparsejit
 from sparsejit.api.variant import TiledGraph, make_variant
-from sparsejit.ir.graph import Array, Element, Graph, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.values import Array, Element, Value
 from sparsejit.lowering import batch_forms
 from sparsejit.lowering.batch_forms import (
     build_forms,

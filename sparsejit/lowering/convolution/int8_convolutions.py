@@ -12,11 +12,13 @@ from dataclasses import replace
 from math import isfinite, prod
 
 from sparsejit.asm_templates.convolution.padded_image import PaddedImage
-from sparsejit.ir.graph import Graph, Node, Origin, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Origin, Value
 from sparsejit.lowering.context import Lowering, ModelOptions
 from sparsejit.lowering.convolution.byte_convolutions import (
     byte_columns_are_cheaper,
