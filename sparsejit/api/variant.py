@@ -20,8 +20,9 @@ from sparsejit.artefact.graph_file import (
 )
 from sparsejit.errors import CompileError, DamagedFile
 from sparsejit.ir.batch_axes import BatchAxes
-from sparsejit.ir.graph import Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.packed_graph import PackedGraph
+from sparsejit.ir.values import Value
 from sparsejit.lowering.batch_forms import paying
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.function import build_function, function_workspace_bytes
@@ -147,6 +148,21 @@ class Variant(SharedCode):
     def bytes(self) -> int:
         """Approximate size in memory, with its graph."""
         return self.program.image.size + _RECORD_BYTES
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """`sizes`, the bytes of code, literals and workspace, and the time to compile."""
+        image = self.program.image
+        return {
+            **self.sizes,
+            "code_bytes": image.code_bytes,
+            "pool_bytes": image.pool_bytes,
+            "workspace_bytes": self.workspace_bytes,
+            "buffer_bytes": self.buffer_bytes,
+            "isa": self.options.target.isa,
+            "tile": self.tile,
+            "compile_ms": self.compile_ms,
+        }
 
     @property
     def steps(self) -> tuple[Step, ...]:
