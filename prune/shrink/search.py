@@ -21,21 +21,22 @@ from sparsejit.api.seen_inputs import WatchedRun
 from sparsejit.api.short_layers import CalibrationInput, ShortLayers, outputs_of
 from sparsejit.api.steps_of_input import Forms
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Array, Value
 from sparsejit.lowering.context import ModelOptions, Progress, told
 from sparsejit.prune.frontier import Frontier, LayerOptions, frontier
 from sparsejit.prune.patterns import PATTERNS, on_weight
 from sparsejit.prune.shrink.data import spread
 from sparsejit.prune.shrink.forms import DENSE, LayerForm
+from sparsejit.prune.shrink.frontier_picture import FrontierPoint
 from sparsejit.prune.shrink.kept_tables import KeptTables, ShrinkTables
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
 from sparsejit.prune.shrink.losses import FORBIDDEN, Elements, LossTable
 from sparsejit.prune.shrink.moments import Moments, PairedMoments, count_of_rows
 from sparsejit.prune.shrink.segments import SegmentedRun, stages
-from sparsejit.prune.shrink.shrunk import FrontierPoint
 from sparsejit.prune.shrink.times import LayerTimes, Times
 from sparsejit.prune.shrink.zeros import with_zeros
 

@@ -22,7 +22,8 @@ from sparsejit.api.scales import Scales
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx import declared_inputs, is_onnx
 from sparsejit.frontends.torch_export import is_program
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import Progress, told
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import folded
@@ -30,6 +31,7 @@ from sparsejit.passes.quantised_layers import quantised_layers
 from sparsejit.prune.shrink.data import check_alike, read_data, split
 from sparsejit.prune.shrink.distilling import Distillation
 from sparsejit.prune.shrink.forms import DENSE
+from sparsejit.prune.shrink.frontier_picture import FrontierPoint
 from sparsejit.prune.shrink.kept_tables import KeptTables
 from sparsejit.prune.shrink.layers import ShrinkLayer, shrink_layers
 from sparsejit.prune.shrink.layers_of_source import (
@@ -49,7 +51,7 @@ from sparsejit.prune.shrink.search import (
     within_metric,
     within_time,
 )
-from sparsejit.prune.shrink.shrunk import FrontierPoint, Shrunk, ShrunkLayer
+from sparsejit.prune.shrink.shrunk import Shrunk, ShrunkLayer
 from sparsejit.prune.shrink.sources import Source
 
 Metric = Callable[[list[Any]], float]
