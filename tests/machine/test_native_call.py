@@ -201,7 +201,7 @@ def test_wrong_inputs_are_named(inputs: list[Any], message: str) -> None:
     [
         ((np.zeros((5, WIDTH)), np.zeros(5)), "features has dtype float64"),
         ((np.zeros((5, 7)), np.zeros(5)), r"features has shape \(5, 7\); give \(any, 6\)"),
-        ((np.zeros((8, WIDTH)), np.zeros(4)), r"words has shape \(4,\); .* with 8 rows"),
+        ((np.zeros((8, WIDTH)), np.zeros(4)), r"words has shape \(4,\); .* axis 0 is the batch, 8"),
         ((np.zeros(()), np.zeros(4)), r"features has shape \(\)"),
     ],
 )
