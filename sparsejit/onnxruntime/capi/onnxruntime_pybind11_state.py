@@ -96,9 +96,9 @@ class NotFound(OnnxRuntimeError):
     number, title = 13, "NOT_FOUND"
 
 
-def refused(message: str) -> NotImplemented:
+def refused(message: str) -> OnnxRuntimeError:
     """Return the error of a model that no engine here can run."""
-    return NotImplemented(f"[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : {message}")
+    return NotImplemented.saying(message)
 
 
 @contextmanager
