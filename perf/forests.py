@@ -20,7 +20,7 @@ import numpy as np
 from sparsejit.api.compile_model import compile_model
 from sparsejit.api.compiled_estimator import CompiledEstimator
 from sparsejit.errors import CompileError, InvalidInput, MissingDependency
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.perf.peers.model_peers import ModelPeer
 from sparsejit.perf.peers.peer_process import PeerFailed, PeerProcess
 from sparsejit.perf.timing import RoundsInTurn

@@ -16,7 +16,7 @@ import sparsejit
 from sparsejit.api import CompiledModel
 from sparsejit.frontends.model_source import NamedModel
 from sparsejit.frontends.onnx import is_onnx
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.perf.any_model import AnyTask
 from sparsejit.perf.model_contest import ROUNDS, ModelRounds
 from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer

@@ -15,8 +15,8 @@ from sparsejit.api.convolution_prices import convolution_graph
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.variant import Variant, make_variant
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, TensorType
 from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.values import Array, TensorType
 from sparsejit.prune.calibration import evaluating
 from sparsejit.x86.image import Image
 

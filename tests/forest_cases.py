@@ -4,8 +4,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.forest import Forest, Trees
+from sparsejit.ir.values import Array
 
 _SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, 1e-45, -1e-45, 3.0e38], np.float32)
 

@@ -16,8 +16,8 @@ import numpy as np
 from sparsejit.asm_templates.forest.slots import Slots
 from sparsejit.asm_templates.forest.walk_layout import tree_order
 from sparsejit.errors import CompileError
-from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.forest import Trees
+from sparsejit.ir.values import Array
 
 EXITS = 16
 MOST_SLOTS = 64  # words of two registers

@@ -17,7 +17,7 @@ from sparsejit.asm_templates.forest.block_layout import EXITS, BlockLayout
 from sparsejit.asm_templates.forest.leaf_sums import LeafSums, emit_leaf_sums
 from sparsejit.asm_templates.forest.ranks import emit_ranks
 from sparsejit.asm_templates.shared.loops import repeat
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.forest.block_layout import MISSING, BlockLayout
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, dword, k, r8, r9, rax, xmm, zmm
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.rows import half_vector, vector
-from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.forest import Trees
+from sparsejit.ir.values import Array
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,

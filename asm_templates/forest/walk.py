@@ -17,7 +17,7 @@ from sparsejit.asm_templates.forest.leaf_sums import LeafSums, emit_leaf_sums
 from sparsejit.asm_templates.forest.slots import emit_slots, gather, gather_doubles
 from sparsejit.asm_templates.forest.walk_layout import WalkLayout
 from sparsejit.asm_templates.shared.rows import half_vector, vector
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,

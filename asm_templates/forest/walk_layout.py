@@ -14,8 +14,8 @@ import numpy as np
 
 from sparsejit.asm_templates.forest.slots import Slots
 from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.forest import Trees
+from sparsejit.ir.values import Array
 
 _MOST_RECORDS = 1 << 26  # 20 bytes of each must lie in reach of an address
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.shared.loops import repeat
-from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.columns import CENTRE, HIGH, IS_CATEGORY, LOW, MISSING, SCALE, SHIFT
+from sparsejit.ir.values import Array
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, r8, r9, r10, rax, rdi, rsi, xmm, ymm
 

@@ -10,8 +10,8 @@ from sparsejit.asm_templates.pointwise.chain.lanes import extreme
 from sparsejit.asm_templates.selection.table_rows import emit_row_address
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.asm_templates.shared.spans import Span, emit_spans
-from sparsejit.ir.graph import Element
 from sparsejit.ir.ops.selection import Reduction
+from sparsejit.ir.values import Element
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, Operand, dword, r8, r9, r10, rcx, rdi, rdx, rsi
 

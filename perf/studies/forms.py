@@ -19,10 +19,11 @@ from sklearn.ensemble import RandomForestClassifier
 
 import sparsejit
 from sparsejit.errors import SparseJitError
-from sparsejit.ir.graph import GraphBuilder, Origin, TensorType
+from sparsejit.ir.graph import GraphBuilder
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.values import Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import build_model, lower_model
 from sparsejit.machine.target import Target

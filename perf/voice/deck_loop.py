@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import MissingDependency
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.machine.target import Target
 from sparsejit.perf.voice.voice_networks import FRAMES, SampleNetwork
 from sparsejit.runtime import native_timing

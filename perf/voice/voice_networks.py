@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput, MissingDependency
-from sparsejit.ir.graph import Array
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Array
 from sparsejit.voice.bundled import VOICE, bundled_utterance
 from sparsejit.voice.spec.frame_terms import FrameTerms
 from sparsejit.voice.spec.graph_turns import GraphTurns

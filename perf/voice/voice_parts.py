@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.lowering.loop import Role
 from sparsejit.lowering.probes import SLOT_BYTES, StampProbe
 from sparsejit.lowering.step import Step

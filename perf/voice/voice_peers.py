@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.errors import MissingDependency
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.perf.model_contest import Contestant, checked_error
 from sparsejit.perf.models import export_onnx
 from sparsejit.perf.peers.model_peers import MODEL_PEERS

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsejit.ir.graph import Array
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Array
 from sparsejit.voice.spec.voice_spec import (
     BinaryTree,
     Categorical,

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.files import read_npy, read_npz
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 LEAST_ELEMENTS = 8
 # Every fourth element is held back, to measure errors on.

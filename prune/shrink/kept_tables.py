@@ -14,8 +14,9 @@ from sparsejit.artefact import sealed
 from sparsejit.artefact.records import fields_of
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.files import check_writable
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.prune.patterns import PATTERNS
 from sparsejit.prune.shrink.forms import LayerForm

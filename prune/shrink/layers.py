@@ -12,12 +12,14 @@ from torch.nn import functional
 from sparsejit.api.chosen_scales import SHORT
 from sparsejit.api.seen_inputs import multiplied_rows, takes_steps
 from sparsejit.api.steps_of_input import Forms
-from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import LayerKey, LayerScales
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.ops.views import Permute, Reshape
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Array, Value
 from sparsejit.passes.calibrated_layers import keyed_layers, weights_of
 
 # Fewer weights take too little time to show in the time of a call.

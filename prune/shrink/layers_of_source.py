@@ -12,8 +12,10 @@ import numpy as np
 
 from sparsejit.api.seen_inputs import WatchedRun
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.recurrent import Recurrence
+from sparsejit.ir.values import Array, Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.passes.calibrated_layers import STORING, keyed_layers, weights_of
 from sparsejit.passes.default import folded

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from sparsejit.api.steps_of_input import Forms, stored_matrix, stored_x
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.prune.patterns import PATTERNS, on_weight
 from sparsejit.prune.shrink.data import spread

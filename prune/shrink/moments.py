@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.prune.shrink.layers import ShrinkLayer
 
 # Least number of rows, in all and for each weight of an output; the most rows of one element.

@@ -11,9 +11,10 @@ import numpy as np
 
 from sparsejit.api.steps_of_input import equalised_weights, stored_matrix
 from sparsejit.frontends.onnx.checking import all_graphs, all_nodes
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.spec import LARGEST_INT8, DType
+from sparsejit.ir.values import Array
 from sparsejit.prune.shrink.layers_of_source import SourceLayer
 from sparsejit.prune.shrink.sources import tensor_holders
 

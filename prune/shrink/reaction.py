@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sparsejit.api.output_error import OutputErrors
 from sparsejit.api.seen_inputs import WatchedRun
-from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
+from sparsejit.ir.values import Array, Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
 from sparsejit.prune.shrink.segments import part_of

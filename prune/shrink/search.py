@@ -26,10 +26,11 @@ from sparsejit.api.short_layers import (
 )
 from sparsejit.api.steps_of_input import Forms
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Array, Value
 from sparsejit.lowering.context import ModelOptions, Progress, told
 from sparsejit.prune.frontier import Frontier, LayerOptions, frontier
 from sparsejit.prune.patterns import PATTERNS, on_weight

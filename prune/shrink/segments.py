@@ -13,7 +13,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sparsejit.api.seen_inputs import WatchedRun
-from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
+from sparsejit.ir.values import Array, Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.passes.dead_code import remove_dead_code
 from sparsejit.prune.shrink.layers import ShrinkLayer

@@ -22,7 +22,8 @@ from sparsejit.api.scales import Scales
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx import declared_inputs, is_onnx
 from sparsejit.frontends.torch_export import is_program
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import Progress, told
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import folded

@@ -13,7 +13,7 @@ import numpy as np
 from sparsejit.frontends.onnx import is_onnx
 from sparsejit.frontends.onnx.checking import all_graphs, all_nodes
 from sparsejit.frontends.torch_export import is_program
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 # Ways from a tensor of the source to the graph's constant, and back: as it is, or transposed.
 _WAYS: tuple[tuple[Callable[[Array], Array], Callable[[Array, tuple[int, ...]], Array]], ...] = (

@@ -14,8 +14,9 @@ import torch
 from sparsejit.api.final_graph import Dtypes, final_graph
 from sparsejit.api.predicted_times import matrices_by_zeros, predicted_times
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Array, Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.prune.allocation import choose_least
 from sparsejit.prune.patterns import PATTERNS, on_weight

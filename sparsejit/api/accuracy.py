@@ -11,8 +11,8 @@ import numpy as np
 from sparsejit.api.output_error import ErrorSums
 from sparsejit.api.shown import Shown, table_of
 from sparsejit.api.variant import TiledGraph, Variant, lowered_variant
-from sparsejit.ir.graph import Array
 from sparsejit.ir.layer_scales import LayerScales
+from sparsejit.ir.values import Array
 from sparsejit.passes.calibrated_layers import STORING, in_float32, keyed_layers
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from sparsejit.api.timed_layers import (
     timed_convolutions,
 )
 from sparsejit.api.variant import Variant
-from sparsejit.ir.graph import Graph, Origin
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType, MatVec
+from sparsejit.ir.values import Origin
 from sparsejit.lowering.tiles import MOST_SAMPLES
 from sparsejit.planner.alternatives import PATTERNS, AlternativePrices
 from sparsejit.planner.sharing import parallel_ns, worthwhile_threads

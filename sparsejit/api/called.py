@@ -13,7 +13,7 @@ from sparsejit.api.compiled import Explained
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import Nest, NestKind, dtypes, flatten, unflatten
 from sparsejit.ir.dtypes import COMPLEX, NOTED
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 
 class CalledModel(Explained):

@@ -18,9 +18,10 @@ from sparsejit.api.scales import Scales
 from sparsejit.api.short_layers import CalibrationInput, ShortLayers
 from sparsejit.api.steps_of_input import Forms
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.passes.calibrated_layers import keyed_layers
 from sparsejit.planner.choice import choose, priced

@@ -26,7 +26,8 @@ from sparsejit.artefact import sealed
 from sparsejit.artefact.graph_file import graph_to_data
 from sparsejit.errors import CompileError, DamagedFile, InvalidInput
 from sparsejit.ir.compressed_rows import CompressedRows
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime.program import Program, debug_level, dump_folder

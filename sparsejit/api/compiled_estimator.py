@@ -32,7 +32,7 @@ from sparsejit.artefact.exported import ExportedFunction, c_name
 from sparsejit.artefact.sealed import SealedFile
 from sparsejit.errors import CompileError, DamagedFile, InvalidInput, SparseJitError
 from sparsejit.frontends.forests import LIBRARIES
-from sparsejit.ir.graph import Array, Element
+from sparsejit.ir.values import Array, Element
 from sparsejit.lowering.context import Progress
 from sparsejit.runtime.program import Program
 

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Graph, GraphBuilder, Node, Origin, TensorType
+from sparsejit.ir.graph import Graph, GraphBuilder
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.values import Array, Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import lower_model
 from sparsejit.planner.alternatives import random_zeros

@@ -8,7 +8,8 @@ from typing import Any
 from sparsejit.api.variant import make_variant
 from sparsejit.errors import InvalidInput, check_flags, suggest
 from sparsejit.frontends.dynamo import compiled_by_parts
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated

@@ -31,8 +31,9 @@ from sparsejit.frontends.estimator_parts import held
 from sparsejit.frontends.forests import labels_of
 from sparsejit.frontends.left_out_zeros import LeftOut
 from sparsejit.frontends.sklearn import read_estimator
-from sparsejit.ir.graph import Array, Element, Graph
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Array, Element
 from sparsejit.lowering.tiles import batch_tiles
 
 KIND = "estimator"

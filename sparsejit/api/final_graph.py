@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sparsejit.api.scales import Scales
-from sparsejit.ir.graph import Graph, Node
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import LayerScales, SumScales
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions

@@ -8,8 +8,8 @@ from typing import Any
 
 from sparsejit.api.layers_report import layer_report
 from sparsejit.api.report import Report
-from sparsejit.ir.graph import Origin
 from sparsejit.ir.spec import Layer, MatMul
+from sparsejit.ir.values import Origin
 from sparsejit.lowering.step import Facts
 from sparsejit.machine.target import Target
 from sparsejit.planner.split import Split

@@ -14,8 +14,9 @@ from sparsejit.api.report import LayerReport, Report, candidates_of
 from sparsejit.api.schedule_text import schedule_lines
 from sparsejit.api.variant import Variant
 from sparsejit.errors import check_flags
-from sparsejit.ir.graph import Array, Decision, Element, Graph, Origin, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
+from sparsejit.ir.values import Array, Decision, Element, Origin, Value
 from sparsejit.lowering.model import build_model
 from sparsejit.lowering.probes import PrefixProbe, StampProbe
 from sparsejit.lowering.step import Facts, Step

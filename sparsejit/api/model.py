@@ -30,8 +30,9 @@ from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.errors import CompileError, DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import Nest, open_axes
 from sparsejit.ir.batch_axes import BatchAxes
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import LayerScales
+from sparsejit.ir.values import Array
 from sparsejit.runtime.program import Program
 
 _MOST_BYTES = 256 << 20  # of variants for sizes other than the example's

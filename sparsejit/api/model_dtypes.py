@@ -15,7 +15,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.nesting import Nest, dtypes
 from sparsejit.ir.dtypes import BFLOAT16, as_pairs, dtype_named, from_pairs, rounded
-from sparsejit.ir.graph import Array, Element, Value
+from sparsejit.ir.values import Array, Element, Value
 
 _INT64 = np.dtype(np.int64)
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from sparsejit.api.variant import Variant
 from sparsejit.artefact.exported import ExportedFunction, Macro
 from sparsejit.frontends.nesting import Nest, dtypes
-from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
+from sparsejit.ir.values import Element, Value
 from sparsejit.runtime.call_arrays import WORKSPACE_ALIGNMENT
 from sparsejit.x86.operands import rcx
 

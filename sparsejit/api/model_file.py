@@ -20,7 +20,7 @@ from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.artefact.sealed import Tensors
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import Nest, NestKind, from_json, open_axes, to_json
-from sparsejit.ir.graph import Array, TensorType
+from sparsejit.ir.values import Array, TensorType
 from sparsejit.machine.target import ISA_LEVELS
 from sparsejit.planner.split import parse_threads
 

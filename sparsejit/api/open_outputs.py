@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparsejit.errors import DamagedFile
-from sparsejit.ir.graph import Array, Element, OpenAxis, TensorType, Value
+from sparsejit.ir.graph import OpenAxis
+from sparsejit.ir.values import Array, Element, TensorType, Value
 
 
 def cut(results: Sequence[Array], axes: Sequence[OpenAxis]) -> list[Array]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 
 class ErrorSums:

@@ -34,7 +34,7 @@ from sparsejit.errors import CompileError, DamagedFile
 from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.onnx.dividing import LeftNode
 from sparsejit.frontends.onnx.sessions import check_whole
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.runtime.python_objects import ArrayType
 
 KIND = "model in parts"

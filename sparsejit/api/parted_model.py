@@ -17,7 +17,7 @@ from sparsejit.api.report import Report
 from sparsejit.artefact import sealed
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import Nest
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 
 class PartedModel(CalledModel):

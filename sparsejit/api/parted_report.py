@@ -14,7 +14,7 @@ from sparsejit.api.advisor import LEAST_SHARE
 from sparsejit.api.parts import LeftPart, OwnPart, PartChain
 from sparsejit.api.report import LayerReport, Report
 from sparsejit.errors import check_flags
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.runtime.native_timing import sample
 from sparsejit.runtime.python_objects import ArrayType
 

@@ -22,7 +22,7 @@ from sparsejit.frontends.onnx.sessions import (
     open_session,
     words_of,
 )
-from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.values import Array, Value
 from sparsejit.native.copying import SharedCode
 from sparsejit.runtime.array_checks import check_in_place, check_outputs, require_number
 from sparsejit.runtime.filled_memory import fill, fills

@@ -6,9 +6,10 @@ from collections import defaultdict
 
 import numpy as np
 
-from sparsejit.ir.graph import Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.values import Value
 from sparsejit.lowering.context import CommonMatrices, ModelOptions
 from sparsejit.lowering.model import lower_model
 

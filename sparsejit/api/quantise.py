@@ -17,7 +17,8 @@ from sparsejit.api.scales import Scales
 from sparsejit.api.short_layers import CalibrationInput
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import Nest, flatten, open_axes, unflatten
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions, Progress
 
 BUDGET = 0.01

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.api.shown import Shown
-from sparsejit.ir.graph import Decision
+from sparsejit.ir.values import Decision
 from sparsejit.planner.plan import Plan
 
 if TYPE_CHECKING:

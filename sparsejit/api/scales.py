@@ -12,9 +12,9 @@ from sparsejit.artefact import sealed
 from sparsejit.artefact.arrays import ArrayReader, ArrayWriter
 from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.errors import DamagedFile
-from sparsejit.ir.graph import Array
 from sparsejit.ir.layer_scales import LayerScales, SumScales
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Array
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

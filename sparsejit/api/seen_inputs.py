@@ -9,12 +9,13 @@ from dataclasses import replace
 import numpy as np
 
 from sparsejit.api.variant import TiledGraph, lowered_variant
-from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.convolution import Convolution, windows
-from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Array, Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.passes.calibrated_layers import keyed_layers
 from sparsejit.passes.calibrated_sums import sums_of_images

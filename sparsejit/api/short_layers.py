@@ -19,9 +19,10 @@ from sparsejit.api.seen_inputs import SeenInput, SeenValues, WatchedModel, rows_
 from sparsejit.api.steps_of_input import Forms, short_forms, steps_of_values
 from sparsejit.api.variant import TiledGraph, lowered_variant
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import LayerKey, LayerScales, SumScales
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Array, Value
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.passes.calibrated_layers import keyed_layers, weights_of
 from sparsejit.passes.default import folded

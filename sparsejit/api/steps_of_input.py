@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsejit.api.seen_inputs import SeenInput, SeenValues
-from sparsejit.ir.graph import Array
 from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.reference import stored_weights
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, OVERFLOWS_AT, SMALLEST_SCALE, DType
+from sparsejit.ir.values import Array
 
 # Shares of the range of x to try: clipping may cost less error than coarse steps.
 _SHARES = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)

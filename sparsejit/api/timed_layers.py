@@ -14,10 +14,11 @@ import numpy as np
 
 from sparsejit.api.convolution_prices import ConvolutionPrice, ConvolutionPrices
 from sparsejit.api.variant import Variant
-from sparsejit.ir.graph import Array, Node
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul
+from sparsejit.ir.values import Array
 from sparsejit.lowering.step import Step
 from sparsejit.planner.alternatives import AlternativePrices
 from sparsejit.planner.plan import Candidate

@@ -20,8 +20,9 @@ from sparsejit.artefact.graph_file import (
 )
 from sparsejit.errors import CompileError, DamagedFile
 from sparsejit.ir.batch_axes import BatchAxes
-from sparsejit.ir.graph import Decision, Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.packed_graph import PackedGraph
+from sparsejit.ir.values import Decision, Value
 from sparsejit.lowering.batch_forms import paying
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.function import build_function, function_workspace_bytes

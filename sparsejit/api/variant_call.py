@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sparsejit.ir.graph import Graph, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.values import Value
 from sparsejit.runtime.moved_call import MovedCall
 from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.program import Program

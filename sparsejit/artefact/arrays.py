@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sparsejit.artefact.records import fields_of
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.compressed_rows import CompressedRows
-from sparsejit.ir.graph import Array, Element, TensorType
+from sparsejit.ir.values import Array, Element, TensorType
 
 # Below this share of nonzeros a float32 array is packed.
 PACKED_BELOW = 0.5

@@ -22,8 +22,10 @@ from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.compressed_rows import CompressedRows
-from sparsejit.ir.graph import Array, Element, Graph, Node, Origin, TensorType, Value
-from sparsejit.ir.ops.operator import OPERATORS
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
+from sparsejit.ir.ops import OPERATORS
+from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
 
 Data = dict[str, Any]
 

@@ -14,7 +14,8 @@ from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.ir.ops.operator import OPERATORS, Operator
+from sparsejit.ir.operator import Operator
+from sparsejit.ir.ops import OPERATORS
 from sparsejit.ir.ops.turns import Turns
 from sparsejit.ir.spec import Choice
 from sparsejit.machine.core import Core

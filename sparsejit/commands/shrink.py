@@ -27,7 +27,7 @@ from sparsejit.files import atomic_path
 from sparsejit.frontends.factory import named_function
 from sparsejit.frontends.model_source import NamedModel, constants_of, read_source
 from sparsejit.frontends.onnx import declared_inputs
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 if TYPE_CHECKING:
     from sparsejit.prune.shrink.shrunk import Shrunk

@@ -13,11 +13,12 @@ import numpy as np
 
 from sparsejit.errors import SparseJitError
 from sparsejit.frontends.batch_first import InputAxes, axes_by_sizes, batch_first
-from sparsejit.ir.batch import BatchPlace, Follower, SamplesMixed
 from sparsejit.ir.batch_axes import BatchAxes
-from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import BatchPlace, Follower, Node, SamplesMixed
 from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Expand, Permute, Reshape, Slice
+from sparsejit.ir.values import Array, Value
 
 # Batch sizes of the two compared graphs: primes, so that no other size is mistaken for the batch.
 PROBES = (101, 103)
@@ -135,7 +136,7 @@ def follow_from_inputs(graph: Graph, batch: int, axes: InputAxes) -> Follower:
 
     Raises SamplesMixed, with the reason, where an operator mixes samples.
     """
-    follower = Follower(graph, batch)
+    follower = graph.follower(batch)
     for value, axis in zip(graph.inputs, axes, strict=True):
         if axis is None:
             follower.given.add(value)

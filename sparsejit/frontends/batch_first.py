@@ -11,12 +11,14 @@ from itertools import islice, product
 from typing import NamedTuple
 
 from sparsejit.ir.batch_axes import BatchAxes, from_first, to_first
-from sparsejit.ir.graph import Graph, Node, TensorType, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.views import Permute
+from sparsejit.ir.values import TensorType, Value
 
 # The batch axis of each input, or None for an input without batch.
 InputAxes = Sequence[int | None]

@@ -16,9 +16,9 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.estimator_parts import held
 from sparsejit.frontends.estimator_writer import WIDE, EstimatorWriter, Write, row_shares
 from sparsejit.frontends.writing.arranging import joined, reshaped, sliced
-from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.ir.ops.row_chains import softmax
+from sparsejit.ir.values import Array, Element, Value
 
 _ROUNDING = 2.0**-23  # error of scores in float32, relative to the largest score
 _CLOSE = 5e-7  # largest error of a probability that this may cause

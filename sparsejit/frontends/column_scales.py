@@ -13,8 +13,8 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.column_steps import SELECTORS, filling_of, kept_categories, parts_of
-from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.columns import CENTRE, HIGH, IS_CATEGORY, LOW, MISSING, SCALE, SHIFT
+from sparsejit.ir.values import Array
 
 _NEUTRAL = (0.0, 1.0, 0.0, -np.inf, np.inf, 0.0, np.nan)  # one for each row of numbers
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 COLUMN_STEPS = frozenset({"ColumnTransformer", "OneHotEncoder"})
 SELECTORS = frozenset(

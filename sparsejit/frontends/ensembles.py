@@ -14,8 +14,8 @@ from sparsejit.frontends.calibration import calibrated
 from sparsejit.frontends.estimator_parts import CALIBRATED, STACKS, Stack, parts_of_ensemble
 from sparsejit.frontends.estimator_writer import EstimatorWriter, Write
 from sparsejit.frontends.writing.arranging import joined, reshaped, sliced
-from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.selection import ArgMax
+from sparsejit.ir.values import Array, Value
 
 # Returns the methods of an estimator behind the steps before it, each from X on.
 MethodsOf = Callable[[Any, Sequence[Any]], Mapping[str, Write]]

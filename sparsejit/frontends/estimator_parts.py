@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 VOTES = frozenset({"VotingClassifier", "VotingRegressor"})
 STACKS = frozenset({"StackingClassifier", "StackingRegressor"})

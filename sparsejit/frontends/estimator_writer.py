@@ -9,12 +9,11 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.column_scales import ColumnScales
 from sparsejit.frontends.estimator_parts import Stack, is_mixing, linear_map
 from sparsejit.frontends.writing.arranging import joined
-from sparsejit.frontends.writing.formula import FormulaStep
-from sparsejit.frontends.writing.writer import Formula, Operand, Writer
-from sparsejit.ir.graph import Array, Element, Origin, TensorType, Value
+from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Writer
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
 
 MOST_DOUBLES = 1 << 20  # most weights of a product in float64
 _DOUBLE = np.dtype(np.float64)

@@ -16,7 +16,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.forest_nodes import Nodes, add_search
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 
 @dataclass(frozen=True, eq=False)

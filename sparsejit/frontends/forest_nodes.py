@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 
 @dataclass(eq=False)

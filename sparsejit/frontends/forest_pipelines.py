@@ -25,7 +25,7 @@ from sparsejit.frontends.column_steps import (
 from sparsejit.frontends.forest_nodes import Nodes, add_search
 from sparsejit.frontends.forest_probes import Gap, Probes, Seen
 from sparsejit.frontends.forest_reading import ReadForest, rounded_down
-from sparsejit.ir.graph import Array, Element, TensorType
+from sparsejit.ir.values import Array, Element, TensorType
 
 MONOTONE = frozenset(
     """

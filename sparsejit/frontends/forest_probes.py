@@ -15,7 +15,7 @@ import numpy as np
 
 from sparsejit.frontends.column_steps import SELECTORS, filling_of, parts_of
 from sparsejit.frontends.estimator_parts import is_mixing
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.frontends.forest_categories import Categories, with_places
 from sparsejit.frontends.forest_nodes import Nodes
 from sparsejit.frontends.held_numbers import check_held
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 if TYPE_CHECKING:
     import treelite

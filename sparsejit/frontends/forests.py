@@ -11,11 +11,11 @@ from sparsejit.frontends.estimator_writer import WIDE, EstimatorWriter, Write
 from sparsejit.frontends.forest_reading import ReadForest
 from sparsejit.frontends.writing.activations import log_sigmoid, softplus
 from sparsejit.frontends.writing.arranging import joined, reshaped
-from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.ir.ops.columns import DoubleProduct
 from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.row_chains import log_softmax, softmax
 from sparsejit.ir.ops.selection import ArgMax
+from sparsejit.ir.values import Array, Element, Value
 
 _SOFTMAX = "multi:softmax"  # XGBoost's objective whose predictions are classes
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 _LEAST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 

@@ -17,7 +17,7 @@ from sparsejit.frontends.estimator_writer import EstimatorWriter, Write
 from sparsejit.frontends.forest_reading import ReadForest
 from sparsejit.frontends.forests import forest_sum
 from sparsejit.frontends.writing.arranging import at, reshaped
-from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.values import Array, Value
 
 _DEEP = 1e6  # in mean depths of trees; no sample is this deep
 _HALVINGS = 200

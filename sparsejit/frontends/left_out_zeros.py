@@ -14,7 +14,7 @@ from sparsejit.frontends.column_steps import each_step
 from sparsejit.frontends.estimator_parts import Stack, is_mixing
 from sparsejit.frontends.forest_probes import transformed
 from sparsejit.frontends.forests import is_forest
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 # Steps whose results differ for a sparse matrix: they multiply by the reciprocal of the scale, to
 # other last bits; quantiles are of stored numbers alone.

@@ -22,10 +22,10 @@ from sparsejit.frontends.estimator_writer import (
 from sparsejit.frontends.held_numbers import check_held
 from sparsejit.frontends.writing.activations import log_sigmoid
 from sparsejit.frontends.writing.arranging import reshaped
-from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.row_chains import log_softmax, softmax
 from sparsejit.ir.ops.selection import ArgMax
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Value
 
 _Floats = npt.NDArray[np.float64]
 

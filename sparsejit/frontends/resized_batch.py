@@ -9,12 +9,12 @@ import numpy as np
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.batch_axis import follow_from_inputs, output_axes
 from sparsejit.frontends.batch_first import InputAxes
-from sparsejit.ir.batch import BatchPlace, Follower, SamplesMixed
 from sparsejit.ir.batch_axes import BatchAxes
-from sparsejit.ir.graph import Array, Graph, Node, TensorType, Value
-from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import BatchPlace, Follower, Node, Operator, SamplesMixed
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.ops.views import Expand, Reshape
+from sparsejit.ir.values import Array, TensorType, Value
 
 
 class SizedBatch:

@@ -38,7 +38,8 @@ from sparsejit.frontends.held_numbers import check_held
 from sparsejit.frontends.isolation import isolation_methods, read_isolation
 from sparsejit.frontends.left_out_zeros import LeftOut, left_out_of
 from sparsejit.frontends.linear_models import LINEAR, PERCEPTRONS, linear_methods
-from sparsejit.ir.graph import Element, Graph, TensorType, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.values import Element, TensorType, Value
 
 _SCALERS = frozenset({"MaxAbsScaler", "MinMaxScaler", "RobustScaler", "StandardScaler"})
 _KNOWN = LINEAR | _SCALERS

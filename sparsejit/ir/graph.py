@@ -8,141 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.batch_axes import BatchAxes
-from sparsejit.ir.spec import Choice
+from sparsejit.ir.operator import Follower, Node, Operator
+from sparsejit.ir.values import Array, Decision, Element, Origin, TensorType, Value
 
-if TYPE_CHECKING:
-    from sparsejit.ir.ops.operator import Operator
-
-Array = npt.NDArray[Any]
-
-# Most bytes of one tensor: more is a mistake in its sizes.
-MOST_BYTES = 1 << 43
-
-
-class Element(Choice):
-    """Type of a tensor's elements. Only operators that declare it take float64."""
-
-    FLOAT32 = "float32"
-    FLOAT64 = "float64"
-    INT64 = "int64"
-    BOOL = "bool"
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of one element."""
-        return _DTYPES[self].itemsize
-
-
-_DTYPES = {element: np.dtype(element.value) for element in Element}
-_ELEMENTS = {dtype: element for element, dtype in _DTYPES.items()}
-
-
-@dataclass(frozen=True)
-class TensorType:
-    """Shape and element of a value; row-major."""
-
-    shape: tuple[int, ...]
-    element: Element = Element.FLOAT32
-
-    def __post_init__(self) -> None:
-        """Raise InvalidInput for sizes below 0, or more than MOST_BYTES."""
-        # numpy refuses an empty tensor too, if its other axes alone would be too large.
-        bytes_ = prod(max(length, 1) for length in self.shape) * self.element.bytes
-        if min(self.shape, default=0) < 0 or bytes_ > MOST_BYTES:
-            raise InvalidInput(
-                f"a tensor has sizes {list(self.shape)}; give sizes of at least 0 and a tensor "
-                f"of at most {MOST_BYTES >> 40} TiB"
-            )
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all elements, without padding."""
-        return self.size * self.element.bytes
-
-    def __str__(self) -> str:
-        return f"{self.element.value}{list(self.shape)}"
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Source of a value: its name, the module's path, the user's line as `file:line`."""
-
-    name: str
-    module: str = ""
-    source: str = ""
-    code: str = ""
-
-    @property
-    def layer(self) -> str:
-        """The path of the module; without a module, the value's own name."""
-        return self.module or self.name
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The record of a choice between kernels, forms, layouts or sizes.
-
-    Attributes:
-        layer: the layer that the choice is about; "" for the whole model
-        question: the table of candidates
-        chosen: the name of the chosen candidate
-        price: its predicted price, in `unit`
-        runner_up: the name of the next best candidate
-        runner_up_price: the price of that candidate
-        unit: the unit of prices
-    """
-
-    layer: str
-    question: str
-    chosen: str
-    price: float
-    runner_up: str
-    runner_up_price: float
-    unit: str = "ns"
-
-    def __str__(self) -> str:
-        chosen = f"{self.chosen} at {self.price:,.0f} {self.unit}"
-        return f"{self.question}: {chosen}, next {self.runner_up} at {self.runner_up_price:,.0f}"
-
-
-@dataclass(frozen=True, eq=False)
-class Value:
-    """One tensor. Two values are the same only if they are one object."""
-
-    type: TensorType
-    origin: Origin
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.type.shape
-
-
-@dataclass(frozen=True, eq=False)
-class Node:
-    """One application of an operator."""
-
-    op: Operator
-    inputs: tuple[Value, ...]
-    outputs: tuple[Value, ...]
-
-    @property
-    def output(self) -> Value:
-        """The only output."""
-        (value,) = self.outputs
-        return value
+_ELEMENTS = {np.dtype(element.value): element for element in Element}
 
 
 class OpenAxis(NamedTuple):
@@ -216,10 +91,36 @@ class Graph:
             known.update(zip(node.outputs, results, strict=True))
         return [known[value] for value in self.outputs]
 
-    def __str__(self) -> str:
-        from sparsejit.ir.printing import as_text
+    def follower(self, batch: int) -> Follower:
+        """A follower of a batch of that length, with no places yet."""
+        return Follower(self.constants, self.producers(), batch)
 
-        return as_text(self)
+    def __str__(self) -> str:
+        """A line for each node: `name: type = op(operands)  # module, file:line`."""
+        names = _names(self)
+        lines = [f"input  {names[value]}: {value.type}" for value in self.inputs]
+        lines += [f"weight {names[value]}: {value.type}" for value in self.constants]
+        lines += [_line(node, names) for node in self.nodes]
+        return "\n".join([*lines, f"return {', '.join(names[value] for value in self.outputs)}"])
+
+
+def _line(node: Node, names: dict[Value, str]) -> str:
+    results = ", ".join(f"{names[value]}: {value.type}" for value in node.outputs)
+    operands = ", ".join(names[value] for value in node.inputs)
+    origin = node.outputs[0].origin
+    place = ", ".join(part for part in (origin.module, origin.source) if part)
+    return f"{results} = {node.op.as_text()}({operands})" + (f"  # {place}" if place else "")
+
+
+def _names(graph: Graph) -> dict[Value, str]:
+    """A name for each value: its origin's name, with a number where that is taken."""
+    taken: dict[str, int] = {}
+    names = {}
+    for value in graph.values():
+        stem = value.origin.name or "value"
+        taken[stem] = taken.get(stem, 0) + 1
+        names[value] = stem if taken[stem] == 1 else f"{stem}.{taken[stem]}"
+    return names
 
 
 def _wide(array: Array) -> Array:

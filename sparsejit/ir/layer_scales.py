@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Array
 
 
 class LayerKey(NamedTuple):

@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Graph, Node, TensorType, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.views import Slice
+from sparsejit.ir.values import Array, TensorType, Value
 
 _COMPARED = 3  # constants of the first graph with which each constant of another is compared
 

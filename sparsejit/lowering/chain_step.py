@@ -11,8 +11,8 @@ from sparsejit.asm_templates.pointwise.chain import (
     emit_chain,
     lower_chain,
 )
-from sparsejit.ir.graph import Element, Origin
 from sparsejit.ir.ops.pointwise import Chain
+from sparsejit.ir.values import Element, Origin
 from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
 from sparsejit.lowering.memory.storage import StridedShape, View
 from sparsejit.lowering.step import CodeKey, Facts, Locations, Step

@@ -4,9 +4,10 @@ from dataclasses import replace
 from math import prod
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Node, Value
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
+from sparsejit.ir.values import Value
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.feature_major import is_whole
 from sparsejit.lowering.memory.storage import View

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
-from sparsejit.ir.graph import Element, Node, TensorType, Value
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.views import Permute, Reshape, Slice
+from sparsejit.ir.values import Element, TensorType, Value
 from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.machine.target import Target
 

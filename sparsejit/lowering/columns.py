@@ -5,7 +5,7 @@ from functools import partial
 from sparsejit.asm_templates.pointwise.double_product import DoubleProductSpec, emit_double_product
 from sparsejit.asm_templates.pointwise.scaled_columns import ColumnScaling, emit_scaled_columns
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Node
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.registry import lowers

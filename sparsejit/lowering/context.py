@@ -10,10 +10,12 @@ import numpy as np
 from sparsejit.asm_templates.batch.lowered_batch import pitch_of_lengths, spread_pitch
 from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
 from sparsejit.errors import InvalidInput, UnsupportedOperator
-from sparsejit.ir.graph import Array, Graph, Node, Origin, TensorType, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.values import Array, Origin, TensorType, Value
 from sparsejit.lowering.chain_step import chain_step
 from sparsejit.lowering.column_attention import columns_of, padded_type
 from sparsejit.lowering.feature_major import FeatureMajor, TakesPanels, feature_major

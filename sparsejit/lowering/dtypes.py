@@ -5,8 +5,8 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Graph, Node
-from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.turns import Turns
 from sparsejit.ir.spec import DType
 from sparsejit.passes.calibrated_layers import STORING

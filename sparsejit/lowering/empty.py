@@ -1,7 +1,7 @@
 """Tensors without elements: no kernel computes them, and few operators take them."""
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Node
+from sparsejit.ir.operator import Node
 from sparsejit.lowering.context import Lowering
 
 

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-from sparsejit.ir.graph import Element, Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
+from sparsejit.ir.values import Element, Value
 from sparsejit.lowering.column_attention import ColumnAttention, column_attention
 from sparsejit.machine.target import Target
 from sparsejit.passes.chain_steps import as_chain

@@ -1,7 +1,7 @@
 """Forests: one step for all trees, rows of x one after another or together."""
 
 from sparsejit.asm_templates.forest.kernels import ForestKernel
-from sparsejit.ir.graph import Node
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.forest import Forest, Trees
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.registry import lowers

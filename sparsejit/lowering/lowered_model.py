@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from sparsejit.ir.graph import Decision, Graph
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.values import Decision
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.memory_plan import MemoryPlan, aligned
 from sparsejit.lowering.sample_turns import SampleTurns

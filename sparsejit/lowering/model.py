@@ -24,7 +24,8 @@ from sparsejit.asm_templates.shared.location import (
     InWorkspace,
     Location,
 )
-from sparsejit.ir.graph import Graph, Node
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.lowering.context import CommonMatrices, Lowering, ModelOptions, Progress
 from sparsejit.lowering.empty import is_empty
 from sparsejit.lowering.joint_end import common_matrices, joint_end

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from sparsejit.ir.graph import Node
-from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.operator import Node, Operator
 
 if TYPE_CHECKING:
     from sparsejit.lowering.context import Lowering

@@ -14,7 +14,8 @@ from sparsejit.asm_templates.selection.placed_rows import (
 from sparsejit.asm_templates.selection.table_rows import RowCopies, emit_row_copies
 from sparsejit.asm_templates.selection.true_places import emit_true_places
 from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.ir.graph import Element, Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.selection import (
     ArgMax,
     Embedding,
@@ -24,6 +25,7 @@ from sparsejit.ir.ops.selection import (
     TopK,
     TruePlaces,
 )
+from sparsejit.ir.values import Element, Value
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.registry import lowers

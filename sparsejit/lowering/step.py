@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from sparsejit.asm_templates.shared.location import WORKSPACE, Location
-from sparsejit.ir.graph import Origin
 from sparsejit.ir.spec import Layer
+from sparsejit.ir.values import Origin
 from sparsejit.lowering.memory.storage import View
 from sparsejit.planner.plan import Plan
 from sparsejit.x86.assembler import Assembler

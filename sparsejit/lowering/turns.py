@@ -13,8 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
-from sparsejit.ir.graph import Node, Value
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.turns import Turns
+from sparsejit.ir.values import Value
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.lowered_model import POINTER, LoweredModel
 from sparsejit.lowering.memory.storage import View

@@ -1,6 +1,6 @@
 """Lower view operators, which cost nothing where strides describe the result, else a copy."""
 
-from sparsejit.ir.graph import Node
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.destinations import concat_parts

@@ -23,7 +23,7 @@ from sparsejit.api.model import CompiledModel
 from sparsejit.api.parted_model import PartedModel
 from sparsejit.api.parts import LeftPart
 from sparsejit.errors import InvalidInput, MissingDependency, SparseJitError
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.onnxruntime.capi.onnxruntime_pybind11_state import own_errors, refused
 from sparsejit.onnxruntime.declared import Declared
 from sparsejit.onnxruntime.given_file import GivenFile

@@ -13,7 +13,7 @@ import numpy as np
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.parted_model import PartedModel
 from sparsejit.errors import MissingDependency, SparseJitError
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.onnxruntime.capi.onnxruntime_pybind11_state import (
     Fail,
     InvalidArgument,

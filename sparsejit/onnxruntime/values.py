@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 _CPU = "cpu"
 _TYPE_NAMES = {"float32": "float", "float64": "double", "str": "string"}

@@ -10,9 +10,11 @@ from math import prod
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Element, Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.pointwise import FUNCTIONS, Chain, Pointwise
 from sparsejit.ir.quantised_steps import QuantisedSteps
+from sparsejit.ir.values import Array, Element, Value
 from sparsejit.passes.chain_steps import as_chain
 
 BYTES = 256

@@ -13,15 +13,16 @@ from dataclasses import replace
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Graph, Node, Origin, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import LayerKey, LayerScales
+from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.convolution import Convolution
-from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.ir.ops.sampling import GruStep, SumOfRows
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Array, Origin, Value
 from sparsejit.passes.rewriter import Site, rewrite
 
 # Operators with weights that may be stored in a dtype.

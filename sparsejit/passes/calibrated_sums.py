@@ -8,12 +8,14 @@ An operand that convolutions read in steps is rounded to these steps.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from sparsejit.ir.graph import Element, Graph, Node, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import SumScales
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Element, Value
 from sparsejit.passes.quantised_values import rounded_to_steps
 from sparsejit.passes.rewriter import Site, rewrite
 

@@ -12,8 +12,9 @@ from math import prod
 
 import numpy as np
 
-from sparsejit.ir.graph import Element, Node, Value
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.pointwise import FUNCTIONS, Chain, ChainStep, Pointwise
+from sparsejit.ir.values import Element, Value
 
 # Most names of parts in a fused chain's title.
 MOST_TITLES = 4

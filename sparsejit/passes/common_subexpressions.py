@@ -7,9 +7,10 @@ c = add(a, b)
 
 from typing import TypeAlias
 
-from sparsejit.ir.graph import Array, Graph, Node, Value
-from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.pointwise import Pointwise
+from sparsejit.ir.values import Array, Value
 from sparsejit.passes.rewriter import Site, rewrite
 
 # Functions whose first two operands may change places.

@@ -5,7 +5,9 @@ z = relu(y)          (not read)   ->   return y
 return y
 """
 
-from sparsejit.ir.graph import Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
+from sparsejit.ir.values import Value
 
 
 def remove_dead_code(graph: Graph) -> Graph:

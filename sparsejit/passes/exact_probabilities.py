@@ -10,10 +10,12 @@ product. But a probability of 1e-4 that is read by itself, or compared, would lo
 
 import numpy as np
 
-from sparsejit.ir.graph import Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.row_chains import ChainWriter
 from sparsejit.ir.ops.views import Concat, Expand, Permute, Reshape, Slice
+from sparsejit.ir.values import Value
 from sparsejit.passes.rewriter import Site, rewrite
 
 _PASSING = (Reshape, Permute, Slice, Concat, Expand)

@@ -18,11 +18,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution, rounds
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.values import Array, Value
 from sparsejit.passes.rewriter import Site, rewrite
 
 Product = Linear | Convolution

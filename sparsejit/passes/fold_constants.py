@@ -10,12 +10,13 @@ in float32.
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Graph, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Operator
 from sparsejit.ir.ops.casts import Cast
-from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import FUNCTIONS, ROUNDINGS, Chain
 from sparsejit.ir.ops.selection import ArgMax, TopK
 from sparsejit.ir.ops.views import Expand
+from sparsejit.ir.values import Array, Value
 from sparsejit.passes.rewriter import Site, rewrite
 
 _STEPS = {

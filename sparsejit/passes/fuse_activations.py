@@ -9,11 +9,12 @@ z = minimum(y, 6)            ->
 
 from dataclasses import replace
 
-from sparsejit.ir.graph import Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution, rounds
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Value
 from sparsejit.passes.rewriter import Site, rewrite
 
 FUSED = {

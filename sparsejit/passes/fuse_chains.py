@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from sparsejit.ir.graph import Element, Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
+from sparsejit.ir.values import Element, Value
 from sparsejit.passes.chain_steps import as_chain, merged, tidied
 
 # Operands of more than one element, or not constant; one pointer each. Results likewise.

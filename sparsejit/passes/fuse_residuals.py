@@ -8,10 +8,12 @@ from math import prod
 
 import numpy as np
 
-from sparsejit.ir.graph import Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.values import Value
 from sparsejit.passes.rewriter import Site, rewrite
 
 

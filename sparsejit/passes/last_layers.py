@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Graph, Node, TensorType, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.convolution import Convolution, Pooling
-from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.views import Reshape
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import TensorType, Value
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,11 @@ from math import prod
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Permute, Reshape, Slice
+from sparsejit.ir.values import Array, Value
 from sparsejit.passes.rewriter import Site, rewrite
 from sparsejit.passes.traced_views import traced
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sparsejit.ir.graph import Graph, Node, Value
-from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.views import Permute, Reshape
+from sparsejit.ir.values import Value
 from sparsejit.passes.rewriter import Site, rewrite
 
 

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.views import Pad
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType
+from sparsejit.ir.values import Array, Value
 from sparsejit.passes.quantised_values import functions_of, rounded_to_steps
 from sparsejit.passes.rewriter import Site, rewrite
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Node, Value
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.pointwise import Chain, ChainStep, Pointwise
 from sparsejit.ir.quantised_steps import QuantisedSteps, fits_steps
+from sparsejit.ir.values import Array, Value
 from sparsejit.passes.chain_steps import as_chain
 
 _LEAST, _LARGEST = -128.0, 127.0

@@ -23,12 +23,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.ir.graph import Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.ops.views import Permute, Reshape
 from sparsejit.ir.spec import LARGEST_SCALE
+from sparsejit.ir.values import Value
 from sparsejit.passes.rewriter import Site, rewrite
 from sparsejit.passes.simplify_pointwise import kind_of
 

@@ -7,8 +7,10 @@
 
 from collections.abc import Sequence
 
-from sparsejit.ir.graph import Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops import row_chains
+from sparsejit.ir.values import Value
 from sparsejit.passes.rewriter import Site, rewrite
 from sparsejit.passes.simplify_pointwise import kind_of
 

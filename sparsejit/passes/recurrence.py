@@ -13,11 +13,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparsejit.ir.graph import Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.ops.views import Permute, Reshape
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Value
 from sparsejit.passes.rewriter import Site, rewrite
 
 

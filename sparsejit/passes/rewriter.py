@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Node, Origin, Value
-from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.graph import Graph, GraphBuilder
+from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.views import Expand
+from sparsejit.ir.values import Array, Element, Origin, Value
 from sparsejit.passes.dead_code import remove_dead_code
 
 

@@ -12,9 +12,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.views import Expand
+from sparsejit.ir.values import Array, Value
 from sparsejit.passes.common_subexpressions import COMMUTATIVE
 from sparsejit.passes.rewriter import Rule, Site, rewrite
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sparsejit.ir.graph import Graph, Value
-from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Operator
 from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
+from sparsejit.ir.values import Value
 from sparsejit.passes.rewriter import Site, rewrite
 
 Found = Sequence[Value] | None

@@ -5,7 +5,8 @@ from math import prod
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Node
+from sparsejit.ir.operator import Node
+from sparsejit.ir.values import Array
 
 # Larger tensors are not traced; their views stay.
 MOST_TRACED = 2**24

@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparsejit.ir.graph import Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution, positions
+from sparsejit.ir.values import Value
 from sparsejit.passes.rewriter import Site, rewrite
 
 

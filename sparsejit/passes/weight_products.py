@@ -13,11 +13,12 @@ from math import prod
 
 import numpy as np
 
-from sparsejit.ir.graph import Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.pointwise import Pointwise, write_activation
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.views import Reshape
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Value
 from sparsejit.passes.rewriter import Site, rewrite
 
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from sparsejit.errors import CompileError
-from sparsejit.ir.graph import Decision
+from sparsejit.ir.values import Decision
 
 Work = TypeVar("Work")
 Price = TypeVar("Price")

@@ -30,8 +30,8 @@ from sklearn.pipeline import make_pipeline
 import sparsejit
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.sklearn import read_estimator
-from sparsejit.ir.graph import Array, Element
 from sparsejit.ir.ops.forest import Forest
+from sparsejit.ir.values import Array, Element
 
 TOLERANCE = 2e-6  # of the largest result
 PROBABLE = 1e-6

@@ -33,8 +33,9 @@ from sparsejit.errors import InvalidInput, SparseJitError
 from sparsejit.frontends.onnx import import_onnx
 from sparsejit.frontends.onnx.onnx_rows import OPERATORS
 from sparsejit.frontends.onnx.reading import OLDEST_OPSET, newest_opset
-from sparsejit.ir.graph import Array, Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.turns import Turns
+from sparsejit.ir.values import Array, Value
 from sparsejit.perf.zoo import SMALL_ZOO
 
 TRAINED = Path("/work/shared/data/onnx")

@@ -18,7 +18,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, defs, helper
 from onnx.numpy_helper import from_array
 
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 try:
     import onnxruntime

@@ -26,7 +26,7 @@ from runnable import LEVELS
 import sparsejit
 from sparsejit.errors import SparseJitError
 from sparsejit.frontends.onnx.interpreting import MISFIT
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 ROWS = of_elements.ROWS | of_shapes.ROWS | of_layers.ROWS | of_bytes.ROWS | of_others.ROWS
 ROWS |= of_signals.ROWS

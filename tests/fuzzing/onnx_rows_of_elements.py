@@ -9,7 +9,7 @@ import numpy as np
 from fuzzing.onnx_growing import MICROSOFT, OnnxGrowing
 from onnx import helper
 
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 Maker = Callable[[OnnxGrowing], Any]
 _ANY = (-4.0, 4.0)

@@ -9,7 +9,7 @@ import numpy as np
 from fuzzing.onnx_growing import MICROSOFT, OnnxGrowing
 from fuzzing.onnx_rows_of_layers import kernel_of, windows
 
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 Maker = Callable[[OnnxGrowing], Any]
 

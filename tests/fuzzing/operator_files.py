@@ -32,10 +32,11 @@ from sparsejit.artefact.graph_file import OPERATOR_RECORDS
 from sparsejit.artefact.sealed import naming
 from sparsejit.errors import DamagedFile
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
-from sparsejit.ir.graph import Array, Element, Graph, TensorType
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.sampling import Quantise
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Array, Element, TensorType
 
 Random = np.random.Generator
 # Beyond this arrays are not made to run what a file says.

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 import sparsejit
 from sparsejit.errors import SparseJitError
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.perf.models import export_onnx
 from sparsejit.perf.zoo.quantised import quantise_file
 from sparsejit.prune import Pruner

@@ -20,7 +20,7 @@ from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_selection import SelectKBest, VarianceThreshold
 from sklearn.pipeline import make_pipeline
 
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 CATEGORIES = 2  # columns of X that hold some
 Generator = np.random.Generator

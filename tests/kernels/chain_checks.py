@@ -13,8 +13,8 @@ from sparsejit.asm_templates.pointwise.chain import (
     lower_chain,
 )
 from sparsejit.asm_templates.shared.location import ByPointer
-from sparsejit.ir.graph import Element, TensorType
 from sparsejit.ir.ops.pointwise import Chain, ChainStep
+from sparsejit.ir.values import Element, TensorType
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime.guard_pages import Edge, GuardedArray

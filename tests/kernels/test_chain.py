@@ -23,9 +23,9 @@ from runnable import LEVELS
 
 from sparsejit.asm_templates.pointwise.chain import MOST_OPERANDS
 from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.ir.graph import Element
 from sparsejit.ir.ops.pointwise import FUNCTIONS, ROW_REDUCTIONS, Chain, ChainStep
 from sparsejit.ir.ops.row_chains import layer_norm, log_softmax, rms_norm, softmax
+from sparsejit.ir.values import Element
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime.guard_pages import EDGES

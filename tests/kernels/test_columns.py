@@ -11,8 +11,8 @@ from runnable import LEVELS
 
 from sparsejit.asm_templates.pointwise.double_product import DoubleProductSpec, emit_double_product
 from sparsejit.asm_templates.pointwise.scaled_columns import ColumnScaling, emit_scaled_columns
-from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
+from sparsejit.ir.values import Array
 from sparsejit.machine.target import Target
 from sparsejit.runtime.native_timing import call_native
 from sparsejit.runtime.program import build

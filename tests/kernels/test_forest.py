@@ -13,8 +13,8 @@ from sparsejit.asm_templates.forest.block_layout import MISSING, block_layout
 from sparsejit.asm_templates.forest.kernels import FOREST_KERNELS, ForestKernel
 from sparsejit.asm_templates.forest.slots import Slots
 from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.forest import Trees
+from sparsejit.ir.values import Array
 from sparsejit.machine.target import Target
 from sparsejit.planner.forest_plan import plan_forest
 from sparsejit.runtime.native_timing import aligned, call_native

@@ -10,9 +10,9 @@ from matvec_checks import block_weights, target_of
 
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.ir.graph import Decision
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
+from sparsejit.ir.values import Decision
 from sparsejit.lowering.planned_code import emit_plan
 from sparsejit.machine.target import INSTRUCTION_SETS, ISA_LEVELS, Target
 from sparsejit.planner.choice import TableRow, about, choose, recording

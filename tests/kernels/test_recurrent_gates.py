@@ -12,8 +12,8 @@ from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
 from sparsejit.asm_templates.pointwise.lstm_gates import emit_lstm_update
 from sparsejit.asm_templates.pointwise.rnn_gates import emit_rnn_update
 from sparsejit.ir import reference
-from sparsejit.ir.graph import Array
 from sparsejit.ir.spec import Activation, GruUpdate, LstmUpdate, RnnUpdate
+from sparsejit.ir.values import Array
 from sparsejit.machine.target import Target
 from sparsejit.runtime.guard_pages import EDGES, Edge, GuardedArray
 from sparsejit.runtime.program import build

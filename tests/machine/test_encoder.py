@@ -21,10 +21,10 @@ from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_c
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
 from sparsejit.asm_templates.shared.location import InWorkspace
 from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.ir.graph import Element, TensorType
 from sparsejit.ir.ops.pointwise import FUNCTIONS, ROW_REDUCTIONS, Chain, ChainStep
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, CategoricalDraw, GruUpdate, Layout, MatMul, MatVec
+from sparsejit.ir.values import Element, TensorType
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.x86 import assembler, encoder, instructions
 from sparsejit.x86.assembler import Assembler, line

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from sparsejit.ir.graph import Array, Element, GraphBuilder, Origin, TensorType, Value
-from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.graph import GraphBuilder
+from sparsejit.ir.operator import Operator
+from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
 
 SIZES = (1, 2, 3, 7, 8, 9, 15, 16, 17)
 MOST_ELEMENTS = 4096

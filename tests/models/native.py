@@ -8,7 +8,8 @@ import numpy as np
 from guard import EDGES, Edge, GuardedArray, run_in_child
 from random_graphs import GraphCase
 
-from sparsejit.ir.graph import Array, Element, Graph, TensorType
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.values import Array, Element, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lowered_model import LoweredModel
 from sparsejit.lowering.model import build_model, lower_model

@@ -15,7 +15,7 @@ from sparsejit.api.open_outputs import cut
 from sparsejit.errors import UnsupportedOperator
 from sparsejit.frontends.onnx import import_onnx
 from sparsejit.frontends.onnx.reading import OLDEST_OPSET, newest_opset
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 _KINDS = "fiub"
 _BEYOND = np.dtype(np.uint64)  # which no graph holds

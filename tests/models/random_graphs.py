@@ -9,7 +9,8 @@ from growing import SIZES, Growing
 from hypothesis import strategies as st
 from random_operators import OPERATORS, Choice
 
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.values import Array
 
 MOST_RANK, MOST_OUTPUT = 4, 4096
 

@@ -10,17 +10,17 @@ from growing import SIZES, Growing
 from hypothesis import strategies as st
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Element, Value
+from sparsejit.ir.operator import Operator
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
-from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import Chain, ChainStep, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.ops.selection import ArgMax, BagKind, Embedding, EmbeddingBag, TopK
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Array, Element, Value
 
 ROWS_OF_TABLE = 5
 # Elements of a row whose order is asked for differ by more.

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.graph import Graph, GraphBuilder
+from sparsejit.ir.operator import Operator
 from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.byte_channels import ChannelMeans, ScaledChannels
 from sparsejit.ir.ops.byte_columns import ByteAttention, NormalisedColumns
@@ -15,7 +16,6 @@ from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.forest import Forest
-from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
@@ -47,6 +47,7 @@ from sparsejit.ir.ops.turns import BodyNode, Turns
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
 from sparsejit.machine.target import Target
 
 _RANDOM = np.random.default_rng(4)

@@ -15,7 +15,7 @@ from sparsejit.api.variant import make_variant
 from sparsejit.frontends.batch_first import batch_first
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
 from sparsejit.ir.batch_axes import BatchAxes
-from sparsejit.ir.graph import Array, Element, Graph
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
@@ -23,6 +23,7 @@ from sparsejit.ir.ops.row_chains import softmax
 from sparsejit.ir.ops.selection import ArgMax, Embedding, TopK
 from sparsejit.ir.ops.views import Expand, Permute, Reshape
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Array, Element
 
 WORDS = 9
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Graph, GraphBuilder, Node, Origin, TensorType, Value
-from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.graph import Graph, GraphBuilder
+from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
+from sparsejit.ir.values import Array, Origin, TensorType, Value
 from sparsejit.passes.default import Pass
 
 

@@ -9,11 +9,12 @@ from sparsejit.api.options import ModelSettings
 from sparsejit.api.statistics import sizes_of
 from sparsejit.api.variant import Variant, make_variant
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
-from sparsejit.ir.graph import Graph, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.graph import Graph, GraphBuilder
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.row_chains import softmax
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Origin, TensorType, Value
 from sparsejit.lowering.step import Step
 
 

@@ -14,10 +14,11 @@ from sparsejit.api.advice import Advice, Suggestion
 from sparsejit.api.advisor import LEAST_SHARE, advice_for
 from sparsejit.api.variant import Variant, make_variant
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import GraphBuilder, Origin, TensorType
+from sparsejit.ir.graph import GraphBuilder
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatMul, MatVec
+from sparsejit.ir.values import Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.machine.target import Target
 from sparsejit.planner import alternatives

@@ -14,7 +14,8 @@ from small_models import small_graph
 
 import sparsejit
 from sparsejit.api.variant import TiledGraph, make_variant
-from sparsejit.ir.graph import Array, Element, Graph, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.values import Array, Element, Value
 from sparsejit.lowering.batch_forms import (
     build_forms,
     forms_workspace_bytes,

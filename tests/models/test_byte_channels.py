@@ -18,9 +18,10 @@ from test_divided_steps import divided
 import sparsejit
 from sparsejit.errors import CompileError
 from sparsejit.frontends.onnx import import_onnx
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.byte_channels import ChannelMeans, ScaledChannels
 from sparsejit.ir.quantised_steps import QuantisedSteps
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target

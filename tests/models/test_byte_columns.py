@@ -14,12 +14,13 @@ from test_byte_convolutions import TARGET, is_near, needs_vnni, quantised
 from test_divided_steps import divided
 
 from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.byte_columns import ByteAttention, NormalisedColumns
 from sparsejit.ir.ops.convolution import Convolution, RoundedResult
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.reference import on_steps
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target

@@ -19,11 +19,12 @@ from sparsejit.asm_templates.convolution.quad_stream import (
 )
 from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
 from sparsejit.errors import CompileError
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult, windows
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target

@@ -17,10 +17,11 @@ from test_byte_layers import CHANNELS, SIZE, Qdq, convolutions, in_bytes
 import sparsejit
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx import import_onnx
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import RoundedResult
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import lower_model
 from sparsejit.passes.byte_layers import byte_layers

@@ -13,12 +13,13 @@ from random_graphs import GraphCase, graph_cases
 from runnable import ISAS
 from sketch import Sketch
 
-from sparsejit.ir.graph import Array, Graph, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.graph import Graph, GraphBuilder
 from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.row_chains import layer_norm
 from sparsejit.ir.ops.views import Permute, Reshape
+from sparsejit.ir.values import Array, Origin, TensorType, Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lowered_model import LoweredModel
 from sparsejit.lowering.memory_plan import plan_memory

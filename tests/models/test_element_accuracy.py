@@ -11,7 +11,7 @@ from runnable import ISAS
 from test_float_arithmetic import Applied
 
 import sparsejit
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 SPECIAL = (
     *(0.0, 1e-45, 1e-40, 1.1754944e-38, 1e-30, 1e-9, 0.25, 0.5, 0.9999999, 1.0, 1.0000001),

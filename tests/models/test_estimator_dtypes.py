@@ -7,8 +7,8 @@ import pytest
 
 import sparsejit
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.forest import Forest
+from sparsejit.ir.values import Array
 
 pytest.importorskip("treelite")
 pandas = pytest.importorskip("pandas")

@@ -10,10 +10,11 @@ from sketch import Sketch
 
 import sparsejit
 from sparsejit.api.variant import make_variant
-from sparsejit.ir.graph import Element, Graph
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.selection import Embedding
+from sparsejit.ir.values import Element
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import build_model, lower_model
 from sparsejit.machine.target import Target

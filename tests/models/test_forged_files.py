@@ -19,7 +19,7 @@ from sparsejit.api import model as model_module
 from sparsejit.api.model_file import KIND, model_to_data
 from sparsejit.artefact import sealed
 from sparsejit.errors import DamagedFile
-from sparsejit.ir.graph import Element, Graph
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Bmm, Linear
@@ -27,6 +27,7 @@ from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.ops.row_chains import softmax
 from sparsejit.ir.ops.selection import BagKind, Embedding, EmbeddingBag
 from sparsejit.ir.ops.tree_draw import TreeDraw
+from sparsejit.ir.values import Element
 
 
 def forged(graph: Graph, folder: Path, change: Callable[[Any, Any], object]) -> Path:

@@ -7,10 +7,11 @@ from native import run_tiles
 from runnable import ISAS
 
 from sparsejit.ir import reference
-from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType
+from sparsejit.ir.graph import Graph, GraphBuilder
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.sampling import GruStep
 from sparsejit.ir.spec import GruUpdate
+from sparsejit.ir.values import Array, Element, Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target

@@ -14,7 +14,7 @@ from sparsejit.artefact import sealed
 from sparsejit.artefact.arrays import ArrayReader, ArrayWriter
 from sparsejit.artefact.graph_file import OPERATOR_RECORDS, graph_from_data, graph_to_data
 from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.ir.graph import Element, Graph, GraphBuilder, Origin, TensorType
+from sparsejit.ir.graph import Graph, GraphBuilder
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
@@ -22,6 +22,7 @@ from sparsejit.ir.ops.row_chains import softmax
 from sparsejit.ir.ops.selection import Embedding, TopK
 from sparsejit.ir.ops.views import Pad, Slice
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Element, Origin, TensorType
 
 ROOT = Path(__file__).parents[2]
 

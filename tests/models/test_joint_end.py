@@ -17,13 +17,14 @@ from test_batch_forms import random_samples
 import sparsejit
 from sparsejit.asm_templates.convolution.padded_image import PaddedImage
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Element, Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.row_chains import layer_norm, softmax
 from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.views import Permute, Reshape, Slice
 from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.values import Element, Value
 from sparsejit.lowering import joint_end, model
 from sparsejit.lowering.batch_forms import build_forms
 from sparsejit.lowering.context import ModelOptions

@@ -6,9 +6,10 @@ from native import check_graph, kernels_of
 from runnable import ISAS
 from sketch import Sketch
 
-from sparsejit.ir.graph import Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Value
 from sparsejit.lowering.convolution import bands
 from sparsejit.machine.target import Target
 

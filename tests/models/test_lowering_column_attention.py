@@ -6,12 +6,13 @@ from matvec_checks import block_weights
 from native import check_graph
 from runnable import ISAS
 
-from sparsejit.ir.graph import GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.graph import GraphBuilder
 from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.views import Permute, Reshape, Slice
 from sparsejit.ir.spec import Layout, MatMul
+from sparsejit.ir.values import Origin, TensorType, Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lowered_model import LoweredModel
 from sparsejit.lowering.model import lower_model

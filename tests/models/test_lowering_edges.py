@@ -9,13 +9,14 @@ from runnable import ISAS
 from sketch import Sketch
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Element, GraphBuilder, Origin, TensorType
+from sparsejit.ir.graph import GraphBuilder
+from sparsejit.ir.operator import Operator
 from sparsejit.ir.ops.casts import Cast
-from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import Chain, ChainStep, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.selection import BagKind, EmbeddingBag
 from sparsejit.ir.ops.views import Concat, Pad, Reshape, Slice
+from sparsejit.ir.values import Array, Element, Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target

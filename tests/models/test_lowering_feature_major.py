@@ -6,12 +6,13 @@ from matvec_checks import block_weights
 from native import check_graph
 from runnable import ISAS
 
-from sparsejit.ir.graph import Graph, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.graph import Graph, GraphBuilder
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.row_chains import layer_norm
 from sparsejit.ir.ops.views import Permute
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul
+from sparsejit.ir.values import Origin, TensorType, Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target

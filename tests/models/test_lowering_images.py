@@ -7,9 +7,10 @@ from runnable import ISAS
 from sketch import Sketch
 
 from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
-from sparsejit.ir.graph import Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.convolution.images import padded_pitch
 from sparsejit.lowering.model import lower_model

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from native import check_graph
 from runnable import ISAS
 
-from sparsejit.ir.graph import Element, Graph, GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.graph import Graph, GraphBuilder
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.ops.views import Concat, Permute, Slice
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Element, Origin, TensorType, Value
 from sparsejit.machine.target import Target
 
 HERE = Origin("recurrent")

@@ -10,11 +10,12 @@ from runnable import ISAS, LEVELS
 from sketch import Sketch, applied, kinds
 
 from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
-from sparsejit.ir.graph import Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.ops.views import Permute
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, Layout, MatMul, MatVec
+from sparsejit.ir.values import Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.convolution import convolutions
 from sparsejit.lowering.memory.storage import InputBuffer

@@ -10,9 +10,10 @@ from native import check_graph, run_graph, run_tiles
 from registered_operators import graph_of
 from runnable import ISAS
 
-from sparsejit.ir.graph import Element, GraphBuilder, Origin, TensorType
+from sparsejit.ir.graph import GraphBuilder
 from sparsejit.ir.ops.selection import ArgMax, BagKind, Embedding, EmbeddingBag, TopK
 from sparsejit.ir.ops.views import Concat, Permute, Slice
+from sparsejit.ir.values import Element, Origin, TensorType
 from sparsejit.machine.target import Target
 
 HERE = Origin("selection")

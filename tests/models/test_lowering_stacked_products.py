@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from native import check_graph
 from runnable import ISAS
 
-from sparsejit.ir.graph import GraphBuilder, Origin, TensorType, Value
+from sparsejit.ir.graph import GraphBuilder
 from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.ops.views import Concat, Expand, Permute, Reshape, Slice
+from sparsejit.ir.values import Origin, TensorType, Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import sparsejit
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.writing.writer import Writer, element_of
-from sparsejit.ir.graph import TensorType
+from sparsejit.ir.values import TensorType
 
 SHORT = [torch.float16, torch.bfloat16]
 FLOATS = [*SHORT, torch.float64]

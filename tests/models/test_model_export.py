@@ -21,7 +21,7 @@ from system_tools import needs_gcc, needs_linker, run_tool
 
 import sparsejit
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Origin
+from sparsejit.ir.values import Origin
 
 
 @needs_gcc

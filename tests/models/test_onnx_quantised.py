@@ -14,7 +14,8 @@ from test_onnx import graph_model
 
 import sparsejit
 from sparsejit.frontends.onnx import import_onnx
-from sparsejit.ir.graph import Graph, Node
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import Lowering, ModelOptions

@@ -15,7 +15,7 @@ from system_tools import GCC, needs_gcc, run_tool
 import sparsejit
 from sparsejit.api.model import CompiledModel
 from sparsejit.frontends.torch_export import graph_of
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.runtime.call_arrays import address_table, new_workspace
 
 GROUP_NAMES = ("elementwise", "more elementwise", "products", "experts", "reductions")

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 import sparsejit
-from sparsejit.ir.graph import Element, GraphBuilder, Origin, TensorType
+from sparsejit.ir.graph import GraphBuilder
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.packed_graph import PackedGraph
+from sparsejit.ir.values import Element, Origin, TensorType
 
 RNG = np.random.default_rng(0)
 SPECIAL = np.array([0, -0.0, np.nan, np.inf, -np.inf, 1e-45, -1e-45], np.float32)

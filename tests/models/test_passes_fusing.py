@@ -7,13 +7,14 @@ from runnable import LEVELS
 from sketch import Sketch, applied, kinds, node_of
 
 import sparsejit
-from sparsejit.ir.graph import Element, Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.pointwise import Chain, ChainStep, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.row_chains import layer_norm, softmax
 from sparsejit.ir.ops.views import Reshape
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Element, Value
 from sparsejit.passes.exact_probabilities import exact_probabilities
 from sparsejit.passes.fuse_activations import FUSED, fuse_activations
 from sparsejit.passes.fuse_chains import MOST_OPERANDS, MOST_STEPS, fuse_chains

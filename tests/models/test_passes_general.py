@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from sketch import Sketch, applied, kinds, node_of
 
-from sparsejit.ir.graph import Element
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.views import Expand, Permute
+from sparsejit.ir.values import Element
 from sparsejit.passes.common_subexpressions import merge_common_subexpressions
 from sparsejit.passes.dead_code import remove_dead_code
 from sparsejit.passes.default import run_passes

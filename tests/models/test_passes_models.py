@@ -5,7 +5,6 @@ from collections import Counter
 import numpy as np
 from sketch import Sketch, applied, kinds
 
-from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.ops.products import Bmm, Linear
@@ -14,6 +13,7 @@ from sparsejit.ir.ops.row_chains import layer_norm, log_softmax, softmax
 from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.views import Concat, Expand, Permute, Reshape, Slice
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Element, Value
 from sparsejit.passes.default import run_passes
 
 BATCH, TIME, WIDE, HEADS = 2, 5, 16, 4

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from sketch import Sketch, applied, kinds, node_of
 
-from sparsejit.ir.graph import Graph, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.ops.views import Concat, Permute, Reshape, Slice
 from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.values import Value
 from sparsejit.passes.default import run_passes
 from sparsejit.passes.fold_affine import fold_affine
 from sparsejit.passes.permute_columns import permute_columns

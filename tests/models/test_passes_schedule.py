@@ -2,10 +2,10 @@
 
 from sketch import Sketch, applied, kinds
 
-from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.pointwise import Chain, ChainStep
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.views import Reshape
+from sparsejit.ir.values import Value
 from sparsejit.passes.schedule import order_for_memory, peak_bytes
 
 

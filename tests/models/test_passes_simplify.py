@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from sketch import Sketch, applied, kinds
 
-from sparsejit.ir.graph import Graph, Value
-from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Operator
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.row_chains import softmax
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
+from sparsejit.ir.values import Value
 from sparsejit.passes.default import run_passes
 from sparsejit.passes.merge_views import merge_views
 from sparsejit.passes.move_views import move_views

@@ -9,7 +9,8 @@ from random_graphs import GraphCase, graph_cases
 from random_operators import WITH_SEVERAL_RESULTS
 from runnable import ISAS
 
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target

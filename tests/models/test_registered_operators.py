@@ -17,9 +17,9 @@ from saved_models import compiled
 import sparsejit
 from sparsejit.artefact.graph_file import OPERATOR_RECORDS
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.batch import BatchPlace, Follower, SamplesMixed
-from sparsejit.ir.graph import Array, Element, TensorType
-from sparsejit.ir.ops.operator import OPERATORS
+from sparsejit.ir.operator import BatchPlace, SamplesMixed
+from sparsejit.ir.ops import OPERATORS
+from sparsejit.ir.values import Array, Element, TensorType
 from sparsejit.lowering.registry import LOWERINGS
 from sparsejit.machine.target import Target
 
@@ -103,7 +103,7 @@ def check_order(case: OperatorCase, placed: dict[int, int], length: int) -> None
     known = [n for n in range(len(case.operands)) if n not in placed]
     graph = replace(case, constants=0).graph()
     constants = {graph.nodes[0].inputs[n]: case.operands[n] for n in known}
-    follow = Follower(replace(graph, constants=constants), length)
+    follow = replace(graph, constants=constants).follower(length)
     for number, axis in placed.items():
         follow.places[graph.inputs[number]] = BatchPlace(axis)
     try:

@@ -10,7 +10,7 @@ from torch import nn
 import sparsejit
 from sparsejit.frontends.resized_batch import SizedBatch
 from sparsejit.frontends.torch_export import export
-from sparsejit.ir.batch import SamplesMixed
+from sparsejit.ir.operator import SamplesMixed
 
 BATCH = 4
 

@@ -14,8 +14,8 @@ from runnable import ISAS
 
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir import reference
-from sparsejit.ir.graph import Array, Element, Graph, GraphBuilder, Origin, TensorType
-from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.graph import Graph, GraphBuilder
+from sparsejit.ir.operator import Operator
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.sampling import (
     PREDICTION_WINDOW,
@@ -30,6 +30,7 @@ from sparsejit.ir.ops.sampling import (
 )
 from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Array, Element, Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.loop import GraphLoop, Role, build_loop, stream_header
 from sparsejit.lowering.model import lower_model

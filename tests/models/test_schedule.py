@@ -16,7 +16,8 @@ from torch import nn
 
 import sparsejit
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Graph, Origin, TensorType
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.values import Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lowered_model import LoweredModel
 from sparsejit.lowering.memory.overlap import overlap, shared_bytes, torn_lines

@@ -9,7 +9,7 @@ import pytest
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends import sklearn as frontend
 from sparsejit.frontends.sklearn import graph_of_estimator, read_estimator
-from sparsejit.ir.graph import Element
+from sparsejit.ir.values import Element
 
 sklearn = pytest.importorskip("sklearn")
 from sklearn import linear_model, neural_network, preprocessing, svm  # noqa: E402

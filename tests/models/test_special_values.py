@@ -25,7 +25,7 @@ import sparsejit
 from sparsejit.errors import UnsupportedOperator
 from sparsejit.frontends.torch_export import graph_of
 from sparsejit.frontends.torch_export.interpreting import leaves
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.model import lower_model
 from sparsejit.machine.microarchitecture import MICROARCHITECTURES, core_named

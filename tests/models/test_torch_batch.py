@@ -13,7 +13,7 @@ from torch_models import Written, checked, encoder
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.torch_export import export
-from sparsejit.ir.graph import TensorType
+from sparsejit.ir.values import TensorType
 
 MIXING: dict[str, tuple[Callable[..., Any], str]] = {
     "mean": (lambda m, x: x - x.mean(0), "computes mean over the batch"),

@@ -20,8 +20,8 @@ import sparsejit
 from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.frontends import nesting
 from sparsejit.frontends.torch_export import export, graph_of
-from sparsejit.ir.graph import Origin
 from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.values import Origin
 
 Pair = namedtuple("Pair", "first second")
 

@@ -11,7 +11,7 @@ from runnable import ISAS
 
 from sparsejit.api.variant import Variant, make_variant
 from sparsejit.frontends.torch_export import Exported, export
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.machine.target import Target
 from sparsejit.perf.zoo import SMALL_ZOO, ZOO, ZooModel, pruned

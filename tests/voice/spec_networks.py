@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.ir import reference
-from sparsejit.ir.graph import Array
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Array
 from sparsejit.voice.prediction import quantise
 from sparsejit.voice.spec.voice_spec import (
     LEVEL_SCALE,

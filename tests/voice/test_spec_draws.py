@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sparsejit.ir import reference
-from sparsejit.ir.graph import Array, Element, TensorType
 from sparsejit.ir.ops.types import float_type
+from sparsejit.ir.values import Array, Element, TensorType
 from sparsejit.lowering.loop import Role
 from sparsejit.voice.spec.graph_turns import GraphTurns
 from sparsejit.voice.spec.loop_arrays import LoopArrays

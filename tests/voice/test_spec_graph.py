@@ -20,8 +20,8 @@ from spec_networks import (
 )
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array
 from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.values import Array
 from sparsejit.machine.target import Target
 from sparsejit.voice.prediction import expanded
 from sparsejit.voice.speak.wavernn import WaveRNN

@@ -21,7 +21,7 @@ from sparsejit.asm_templates.pointwise.chain.reductions import (
 from sparsejit.asm_templates.pointwise.chain.registers import Action
 from sparsejit.asm_templates.pointwise.chain.typed import REDUCTIONS, Strided, function_of
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.ir.graph import Element
+from sparsejit.ir.values import Element
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Operand, Register, rsp
 

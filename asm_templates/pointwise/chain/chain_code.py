@@ -26,8 +26,8 @@ from sparsejit.asm_templates.pointwise.chain.typed import Strided, type_values
 from sparsejit.asm_templates.shared.location import Location
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.errors import CompileError
-from sparsejit.ir.graph import Element
 from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS, Chain
+from sparsejit.ir.values import Element
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sparsejit.asm_templates.pointwise.chain.typed import Strided
 from sparsejit.errors import CompileError
-from sparsejit.ir.graph import Element
+from sparsejit.ir.values import Element
 
 
 @dataclass(frozen=True)

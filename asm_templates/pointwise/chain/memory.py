@@ -14,7 +14,7 @@ from sparsejit.asm_templates.pointwise.chain.lanes import (
     move,
 )
 from sparsejit.asm_templates.shared.rows import zero
-from sparsejit.ir.graph import Element
+from sparsejit.ir.values import Element
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, dword, k, rax, xmm
 

@@ -27,7 +27,7 @@ from sparsejit.asm_templates.pointwise.chain.typed import (
     Strided,
     function_of,
 )
-from sparsejit.ir.graph import Element
+from sparsejit.ir.values import Element
 from sparsejit.machine.target import Target
 
 _VECTORS_IN_STEP = (4, 2, 1)

@@ -13,13 +13,14 @@ from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.batch_first import batch_first
 from sparsejit.frontends.dynamo.sizes import example_numbers
 from sparsejit.frontends.torch_export import graph_of
-from sparsejit.ir.batch import SamplesMixed
 from sparsejit.ir.dtypes import COMPLEX, NOTED, SHORT_FLOATS, as_pairs
-from sparsejit.ir.graph import Array, Graph, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import SamplesMixed
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
+from sparsejit.ir.values import Array, Value
 from sparsejit.lowering.tiles import samples_a_tile
 
 if TYPE_CHECKING:

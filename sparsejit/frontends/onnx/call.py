@@ -10,7 +10,7 @@ import numpy as np
 
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.dtypes import within_float32
-from sparsejit.ir.graph import Array, Element, Value
+from sparsejit.ir.values import Array, Element, Value
 
 if TYPE_CHECKING:
     from onnx import NodeProto

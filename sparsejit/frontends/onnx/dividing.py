@@ -33,8 +33,8 @@ from sparsejit.frontends.onnx.regions import own_constants
 from sparsejit.frontends.onnx.sessions import result_types
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.unmapped import Unmapped
-from sparsejit.ir.graph import Array, Origin, Value
 from sparsejit.ir.ops.selection import TruePlaces
+from sparsejit.ir.values import Array, Origin, Value
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TypeProto

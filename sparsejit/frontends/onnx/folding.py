@@ -11,7 +11,7 @@ from sparsejit.frontends.onnx.call import Operand, operator_of
 from sparsejit.frontends.onnx.inference import version_of
 from sparsejit.frontends.writing.views import backward_places
 from sparsejit.frontends.writing.writer import Unmapped
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 if TYPE_CHECKING:
     from onnx import NodeProto

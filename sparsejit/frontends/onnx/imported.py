@@ -35,10 +35,10 @@ from sparsejit.frontends.onnx.reading import (
     tensors_of,
 )
 from sparsejit.frontends.resized_batch import SizedBatch
-from sparsejit.ir.batch import SamplesMixed
 from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.dtypes import Dtype
 from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import SamplesMixed
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -18,7 +18,7 @@ from sparsejit.frontends.onnx.call import ELEMENTS, Operand, operator_of
 from sparsejit.frontends.onnx.reading import dtype_of, size_of
 from sparsejit.frontends.writing.writer import Unmapped
 from sparsejit.ir.dtypes import BFLOAT16, Dtype
-from sparsejit.ir.graph import Element, Value
+from sparsejit.ir.values import Element, Value
 
 if TYPE_CHECKING:
     from onnx import NodeProto, TypeProto

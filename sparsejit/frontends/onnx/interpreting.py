@@ -28,8 +28,9 @@ from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.open_sizes import with_open_outputs
 from sparsejit.frontends.writing.writer import Unmapped, Writer, element_of
 from sparsejit.ir.dtypes import Dtype
-from sparsejit.ir.graph import Array, Graph, Origin, TensorType, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.selection import TruePlaces
+from sparsejit.ir.values import Array, Origin, TensorType, Value
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto

@@ -22,9 +22,10 @@ from sparsejit.frontends.writing.turns import turns_before, write_turns
 from sparsejit.frontends.writing.views import stack
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.dtypes import Dtype
-from sparsejit.ir.graph import Element, Graph, TensorType, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.selection import TruePlaces
 from sparsejit.ir.ops.types import axis_of
+from sparsejit.ir.values import Element, TensorType, Value
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto

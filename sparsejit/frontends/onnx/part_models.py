@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsejit.frontends.onnx.imported import GivenModel
 from sparsejit.frontends.onnx.reading import initialised, tensors_of
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TypeProto

@@ -17,7 +17,7 @@ from sparsejit.frontends.onnx.checking import (
     converted,
 )
 from sparsejit.ir.dtypes import BFLOAT16, Dtype
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, SparseTensorProto, TensorProto

@@ -10,7 +10,7 @@ import numpy as np
 from sparsejit.frontends.onnx.call import Operand
 from sparsejit.frontends.onnx.reading import tensors_of
 from sparsejit.frontends.writing.unmapped import Unmapped
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 if TYPE_CHECKING:
     from onnx import GraphProto

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.frontends.writing.writer import Unmapped
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 _MOST_POSITIONS = 1 << 16
 MODES = ("nearest", "linear", "cubic")

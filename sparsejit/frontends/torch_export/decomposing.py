@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.torch_export.mutation import writes
 from sparsejit.frontends.writing.complex_values import Complex
-from sparsejit.ir.graph import Value
+from sparsejit.ir.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

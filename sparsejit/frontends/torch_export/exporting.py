@@ -37,9 +37,10 @@ from sparsejit.frontends.torch_export.tracing import (
     traced,
     traced_again,
 )
-from sparsejit.ir.batch import SamplesMixed
 from sparsejit.ir.batch_axes import BatchAxes
-from sparsejit.ir.graph import Array, Graph
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import SamplesMixed
+from sparsejit.ir.values import Array
 
 if TYPE_CHECKING:
     import torch

@@ -23,7 +23,8 @@ from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.unwritten import without_unwritten
 from sparsejit.frontends.writing.writer import Unmapped, Writer, element_of, type_of
 from sparsejit.ir.dtypes import LARGEST, dtype_named
-from sparsejit.ir.graph import Array, Element, Graph, TensorType, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.values import Array, Element, TensorType, Value
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sparsejit.ir.graph import Origin
+from sparsejit.ir.values import Origin
 
 _OWN_FOLDER = str(Path(__file__).parents[2])
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in [^\n]*\n\s*(?P<code>[^\n]*)')

@@ -9,7 +9,7 @@ from typing import Any
 from sparsejit.frontends.writing.arranging import reshaped, sliced
 from sparsejit.frontends.writing.pointwise import clamp
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Element, Value
+from sparsejit.ir.values import Element, Value
 
 
 def gelu(write: Writer, x: Operand, approximate: str = "none") -> Value:

@@ -17,7 +17,7 @@ from sparsejit.frontends.writing.complex_values import (
     paired,
 )
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Value
+from sparsejit.ir.values import Value
 
 
 def magnitude(write: Writer, z: Complex) -> Value:

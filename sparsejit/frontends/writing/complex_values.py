@@ -14,7 +14,7 @@ from sparsejit.frontends.writing import products
 from sparsejit.frontends.writing.arranging import at, expanded, joined
 from sparsejit.frontends.writing.views import unsqueeze
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Value
+from sparsejit.ir.values import Value
 
 
 @dataclass(frozen=True, eq=False)

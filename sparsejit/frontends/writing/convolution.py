@@ -16,8 +16,8 @@ from sparsejit.frontends.writing.arranging import joined, padded, permuted, resh
 from sparsejit.frontends.writing.selection import flip
 from sparsejit.frontends.writing.window_products import by_windows
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.values import Value
 
 Sizes = tuple[int, ...]
 

@@ -30,8 +30,8 @@ from sparsejit.frontends.writing.arranging import (
 )
 from sparsejit.frontends.writing.complex_values import Complex
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.values import Array, Value
 
 # Most points of a transform that is one product: a prime number, and another one.
 _MOST_OF_PRIME, _MOST_DIRECT = 256, 64

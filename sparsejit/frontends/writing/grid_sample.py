@@ -13,8 +13,8 @@ from typing import Any
 
 from sparsejit.frontends.writing.arranging import at, moved, reshaped
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops.selection import OwnRows
+from sparsejit.ir.values import Element, Value
 
 # Whole numbers up to here are exact in float32.
 _EXACT = 2**24

@@ -7,12 +7,13 @@ from typing import TypeAlias
 import numpy as np
 
 from sparsejit.ir.dtypes import Dtype, rounded
-from sparsejit.ir.graph import Array, GraphBuilder, Value
+from sparsejit.ir.graph import GraphBuilder
+from sparsejit.ir.operator import Operator
 from sparsejit.ir.ops.convolution import Pooling, PoolingKind
-from sparsejit.ir.ops.operator import Operator
 from sparsejit.ir.ops.pointwise import ROUNDINGS, WRAPS, Pointwise
 from sparsejit.ir.ops.selection import Embedding, OwnRows
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
+from sparsejit.ir.values import Array, Value
 
 # The operator that makes a value, and its operands.
 Producers: TypeAlias = dict[Value, tuple[Operator, tuple[Value, ...]]]

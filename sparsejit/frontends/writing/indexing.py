@@ -18,7 +18,7 @@ from sparsejit.frontends.writing.arranging import expanded, moved, permuted, res
 from sparsejit.frontends.writing.places import numbered, own_rows, replaced_rows
 from sparsejit.frontends.writing.selection import taken
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Array, Element, Value
+from sparsejit.ir.values import Array, Element, Value
 
 Indices = Sequence[Operand]
 # An index of one axis, known or not.

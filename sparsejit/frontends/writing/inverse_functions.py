@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Value
+from sparsejit.ir.values import Value
 
 # atan z = z + z^3 P(z^2) for |z| <= 1.
 _ATAN = (

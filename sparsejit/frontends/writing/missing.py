@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from sparsejit.errors import UnsupportedOperator
-from sparsejit.ir.graph import Origin
+from sparsejit.ir.values import Origin
 
 
 class Missing(NamedTuple):

@@ -15,9 +15,10 @@ from sparsejit.frontends.writing.arranging import joined, reshaped
 from sparsejit.frontends.writing.missing import Missing
 from sparsejit.frontends.writing.selection import looked_up
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.batch import BatchPlace, Follower, SamplesMixed
-from sparsejit.ir.graph import Element, Graph, OpenAxis, Value
+from sparsejit.ir.graph import Graph, OpenAxis
+from sparsejit.ir.operator import BatchPlace, SamplesMixed
 from sparsejit.ir.ops.selection import TruePlaces
+from sparsejit.ir.values import Element, Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +117,7 @@ def _open_axes(graph: Graph, size: MaskSize) -> dict[Value, tuple[int, int]]:
 
     Raises SamplesMixed for an operator that computes along such an axis.
     """
-    follower = Follower(graph, size.bound)
+    follower = graph.follower(size.bound)
     follower.given.update(graph.inputs)
     for node in graph.nodes:
         if size.places in node.outputs:

@@ -17,9 +17,9 @@ import numpy as np
 from sparsejit.frontends.writing.arranging import joined, moved, reshaped, sliced
 from sparsejit.frontends.writing.selection import looked_up, taken
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.ir.ops.selection import OwnRows, PlacedRows, Reduction
 from sparsejit.ir.ops.views import Expand
+from sparsejit.ir.values import Array, Element, Value
 
 # The pointwise function of each reduction of a scatter.
 REDUCTIONS = {"none": "", "add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}

@@ -10,7 +10,7 @@ from sparsejit.frontends.writing.arranging import expanded
 from sparsejit.frontends.writing.powers import float_power, whole_power
 from sparsejit.frontends.writing.remainders import floor_quotient, whole_quotient
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Element, Value
+from sparsejit.ir.values import Element, Value
 
 Mapping = Callable[..., Any]
 

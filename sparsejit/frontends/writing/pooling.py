@@ -10,9 +10,9 @@ from sparsejit.frontends.writing.arranging import moved, reshaped
 from sparsejit.frontends.writing.selection import taken
 from sparsejit.frontends.writing.views import repeat_each
 from sparsejit.frontends.writing.writer import Writer
-from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.convolution import Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.values import Array, Value
 
 Sizes = tuple[int, ...]
 

@@ -14,7 +14,7 @@ from sparsejit.frontends.writing.arranging import expanded
 from sparsejit.frontends.writing.pointwise import is_nan
 from sparsejit.frontends.writing.pooling import picked
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.values import Array, Value
 
 
 def positions(

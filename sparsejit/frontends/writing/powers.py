@@ -13,7 +13,7 @@ import numpy as np
 
 from sparsejit.frontends.writing.inverse_functions import polynomial
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Element, Value
+from sparsejit.ir.values import Element, Value
 
 _LOG2_E = 1.44269504088896
 # 2 / log(2) as a sum of two numbers of float32.

@@ -8,8 +8,8 @@ import numpy as np
 
 from sparsejit.frontends.writing.arranging import at, reshaped, sliced, swapped
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops.products import Bmm, Linear
+from sparsejit.ir.values import Element, Value
 
 
 def linear(write: Writer, x: Operand, weight: Operand, bias: Operand = None) -> Value:

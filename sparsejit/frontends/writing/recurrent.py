@@ -12,11 +12,11 @@ from sparsejit.frontends.writing.arranging import permuted, reshaped
 from sparsejit.frontends.writing.selection import flip
 from sparsejit.frontends.writing.turns import write_turns
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Array, Element, TensorType, Value
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import SMALLEST_SCALE, DType
+from sparsejit.ir.values import Array, Element, TensorType, Value
 
 # The recurrent gates (batch, gates * hidden) of a state.
 Product: TypeAlias = Callable[[Value], Value]

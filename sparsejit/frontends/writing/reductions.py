@@ -19,16 +19,16 @@ from sparsejit.frontends.writing.arranging import (
     sliced,
     with_axis,
 )
-from sparsejit.frontends.writing.formula import FormulaStep
 from sparsejit.frontends.writing.writer import (
     Formula,
+    FormulaStep,
     Operand,
     Unmapped,
     Writer,
 )
-from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops.selection import ArgMax
 from sparsejit.ir.ops.types import axis_of
+from sparsejit.ir.values import Element, Value
 
 Axes = int | Sequence[int] | None
 # Writes steps over rows of a length; returns the last step, which is the result.

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.writing.arranging import reshaped
-from sparsejit.frontends.writing.formula import FormulaStep
-from sparsejit.frontends.writing.writer import Formula, Operand, Unmapped, Writer
-from sparsejit.ir.graph import Element, Value
+from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Unmapped, Writer
 from sparsejit.ir.ops.selection import Embedding
+from sparsejit.ir.values import Element, Value
 
 
 def remainder(write: Writer, x: Operand, other: Operand) -> Value:

@@ -10,8 +10,8 @@ import numpy as np
 from sparsejit.frontends.writing.arranging import at, joined, reshaped, sliced
 from sparsejit.frontends.writing.views import unsqueeze
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops.types import axis_of
+from sparsejit.ir.values import Element, Value
 
 Combine = Callable[[Value, Value], Value]
 # Products of more places are not multiplied in order.

@@ -16,9 +16,9 @@ from sparsejit.frontends.writing.arranging import (
     with_axis,
 )
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.ir.ops import selection as ops
 from sparsejit.ir.ops.types import axis_of
+from sparsejit.ir.values import Array, Element, Value
 
 # A known choice of more separate runs than this becomes a look-up.
 _MOST_RUNS = 8

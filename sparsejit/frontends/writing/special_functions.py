@@ -9,7 +9,7 @@ import numpy as np
 
 from sparsejit.frontends.writing.inverse_functions import polynomial
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Element, Value
+from sparsejit.ir.values import Element, Value
 
 # (1 + 2 x) exp(x^2) erfc(x) as a polynomial of (x - 2) / (x + 2) for x >= 1 / 2.
 _ERFC = (

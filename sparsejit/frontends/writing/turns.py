@@ -9,9 +9,11 @@ import numpy as np
 
 from sparsejit.frontends.writing.unmapped import Unmapped
 from sparsejit.frontends.writing.writer import Writer
-from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.selection import TruePlaces
 from sparsejit.ir.ops.turns import BodyNode, Turns
+from sparsejit.ir.values import Array, Value
 
 # Operators that a body may not have.
 _REFUSED = {Turns: "a loop", TruePlaces: "a size that values decide"}

@@ -13,9 +13,11 @@ from dataclasses import replace
 import numpy as np
 
 from sparsejit.frontends.writing.missing import Missing
-from sparsejit.ir.graph import Array, Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
+from sparsejit.ir.values import Array, Value
 from sparsejit.passes.dead_code import remove_dead_code
 
 _VIEWS = (Reshape, Permute, Slice, Expand, Concat, Pad)

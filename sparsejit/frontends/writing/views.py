@@ -18,8 +18,8 @@ from sparsejit.frontends.writing.arranging import (
 )
 from sparsejit.frontends.writing.selection import taken
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.types import axis_of
+from sparsejit.ir.values import Array, Value
 
 Sizes = Sequence[int]
 

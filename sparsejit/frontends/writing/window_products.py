@@ -18,8 +18,8 @@ from sparsejit.frontends.writing.arranging import (
 from sparsejit.frontends.writing.products import matmul
 from sparsejit.frontends.writing.selection import flip
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.convolution import Convolution, positions
+from sparsejit.ir.values import Value
 
 
 def by_windows(

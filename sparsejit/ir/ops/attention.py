@@ -5,9 +5,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, TensorType
-from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.operator import Operator
 from sparsejit.ir.spec import LARGEST_SCALE
+from sparsejit.ir.values import Array, TensorType
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sparsejit.ir.graph import Array
-from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.signature import Bound
+from sparsejit.ir.operator import Operator
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.reference import on_steps
+from sparsejit.ir.signature import Bound
+from sparsejit.ir.values import Array
 
 
 @dataclass(frozen=True)

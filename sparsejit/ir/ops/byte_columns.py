@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array
-from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.signature import Bound, Signature, signature
+from sparsejit.ir.operator import Operator
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.reference import on_steps
+from sparsejit.ir.signature import Bound, Signature, signature
 from sparsejit.ir.spec import LARGEST_SCALE, SMALLEST_SCALE
+from sparsejit.ir.values import Array
 
 _MOST_ADDED = 2
 _COLUMNS = "[1, features, columns]"

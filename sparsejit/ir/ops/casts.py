@@ -6,8 +6,8 @@ from typing import ClassVar
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Element
-from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.operator import Operator
+from sparsejit.ir.values import Array, Element
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Element
-from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.signature import Bound
+from sparsejit.ir.operator import Operator
+from sparsejit.ir.signature import Bound
+from sparsejit.ir.values import Array, Element
 
 _FLOATS = (Element.FLOAT32, Element.FLOAT64)
 # The rows of a ScaledColumns' numbers; MISSING may be left out.

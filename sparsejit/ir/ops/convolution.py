@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Node
-from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.signature import Bound, Signature, signature
+from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.reference import ACTIVATIONS, on_steps
+from sparsejit.ir.signature import Bound, Signature, signature
 from sparsejit.ir.spec import Activation, Choice, DType
+from sparsejit.ir.values import Array
 
 Sizes = tuple[int, ...]
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array, Element
-from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.signature import Bound
+from sparsejit.ir.operator import Operator
+from sparsejit.ir.signature import Bound
+from sparsejit.ir.values import Array, Element
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,13 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.batch import Follower, SamplesMixed
 from sparsejit.ir.dtypes import NOTED, SHORT_FLOATS, Dtype, rounded
-from sparsejit.ir.graph import Array, Node, TensorType
-from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.signature import Signature, signature
+from sparsejit.ir.operator import Follower, Node, Operator, SamplesMixed
 from sparsejit.ir.ops.types import broadcasts_to
 from sparsejit.ir.reference import sigmoid
+from sparsejit.ir.signature import Signature, signature
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Array, TensorType
 
 
 class Function(NamedTuple):
@@ -157,6 +156,9 @@ class Pointwise(Operator):
         made = "bool" if function.to_bool else usual
         return signature(f"{taken} -> {made} [...]")
 
+    def as_text(self) -> str:
+        return self.kind
+
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         with np.errstate(all="ignore"):
             return (np.asarray(FUNCTIONS[self.kind].evaluate(*operands)),)
@@ -260,6 +262,10 @@ class Chain(Operator):
 
     def of_any_size(self) -> Operator:
         return replace(self, shape=())
+
+    def as_text(self) -> str:
+        steps = (f"{step.kind} {' '.join(map(str, step.arguments))}" for step in self.steps)
+        return f"{self.title}[{'; '.join(steps)}]"
 
     def _type_of(self, step: ChainStep, arguments: list[TensorType]) -> TensorType:
         if step.kind in ROW_REDUCTIONS:

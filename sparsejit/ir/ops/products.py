@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sparsejit.ir.graph import Array
-from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.signature import Signature, signature
+from sparsejit.ir.operator import Operator
 from sparsejit.ir.reference import ACTIVATIONS, on_steps
+from sparsejit.ir.signature import Signature, signature
 from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.values import Array
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from sparsejit.ir.graph import Array
-from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.signature import Signature, signature
+from sparsejit.ir.operator import Operator
 from sparsejit.ir.reference import on_own_steps, sigmoid
+from sparsejit.ir.signature import Signature, signature
 from sparsejit.ir.spec import Choice, DType
+from sparsejit.ir.values import Array
 
 
 class RecurrentCell(Choice):

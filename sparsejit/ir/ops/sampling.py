@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparsejit.ir import reference
-from sparsejit.ir.graph import Array, Element, TensorType
-from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.signature import Bound, Signature, signature
+from sparsejit.ir.operator import Operator
+from sparsejit.ir.signature import Bound, Signature, signature
 from sparsejit.ir.spec import (
     LARGEST_SCALE,
     SMALLEST_SCALE,
@@ -21,6 +20,7 @@ from sparsejit.ir.spec import (
     DType,
     GruUpdate,
 )
+from sparsejit.ir.values import Array, Element, TensorType
 
 # Samples that a prediction reads; samples older than its order have weight zero.
 PREDICTION_WINDOW = 32

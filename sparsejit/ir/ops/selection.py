@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sparsejit.ir.graph import Array
-from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.signature import Bound, Signature, signature
+from sparsejit.ir.operator import Operator
+from sparsejit.ir.signature import Bound, Signature, signature
 from sparsejit.ir.spec import Choice
+from sparsejit.ir.values import Array
 
 
 @dataclass(frozen=True)

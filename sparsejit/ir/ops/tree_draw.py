@@ -7,8 +7,8 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
-from sparsejit.ir.graph import Array
-from sparsejit.ir.ops.operator import Operator
+from sparsejit.ir.operator import Operator
+from sparsejit.ir.values import Array
 
 # At most 2^24 classes, the most whose numbers are all exact in float32.
 MOST_BITS = 24

@@ -14,10 +14,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from sparsejit.ir.batch import BatchPlace, Follower, SamplesMixed
-from sparsejit.ir.graph import Array, Graph, GraphBuilder, Node, Origin, TensorType, Value
-from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.signature import Signature, signature
+from sparsejit.ir.graph import Graph, GraphBuilder
+from sparsejit.ir.operator import BatchPlace, Follower, Node, Operator, SamplesMixed
+from sparsejit.ir.signature import Signature, signature
+from sparsejit.ir.values import Array, Origin, TensorType, Value
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Turns(Operator):
         self, follow: Follower, body: Graph, node: Node, places: list[BatchPlace | None]
     ) -> list[BatchPlace | None]:
         """The batch's place in each result of a turn."""
-        inside = Follower(body, follow.batch)
+        inside = body.follower(follow.batch)
         for value, place, outer in zip(body.inputs, places, node.inputs, strict=True):
             if place is not None:
                 inside.places[value] = place

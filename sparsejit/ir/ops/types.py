@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Element, TensorType
+from sparsejit.ir.values import Element, TensorType
 
 
 def broadcasts_to(shape: Sequence[int], *others: Sequence[int]) -> bool:

@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sparsejit.ir.batch import BatchPlace, Follower, SamplesMixed
-from sparsejit.ir.graph import Array, Element, Node
-from sparsejit.ir.ops.operator import Operator
-from sparsejit.ir.ops.signature import ALIKE, Bound, Signature, signature
+from sparsejit.ir.operator import BatchPlace, Follower, Node, Operator, SamplesMixed
 from sparsejit.ir.ops.types import axis_of, broadcasts_to
+from sparsejit.ir.signature import ALIKE, Bound, Signature, signature
+from sparsejit.ir.values import Array, Element
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 
 from sparsejit.asm_templates.convolution.geometry import Axis
-from sparsejit.ir.graph import Node
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.lowering.context import Lowering

@@ -10,7 +10,7 @@ from sparsejit.asm_templates.convolution.byte_channels import (
     emit_scaled_channels,
 )
 from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
-from sparsejit.ir.graph import Node
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.byte_channels import ChannelMeans, ScaledChannels
 from sparsejit.lowering.context import ByteImage, Lowering
 from sparsejit.lowering.convolution.byte_images import (

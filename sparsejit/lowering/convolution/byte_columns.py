@@ -27,10 +27,11 @@ from sparsejit.asm_templates.convolution.byte_norm import (
 from sparsejit.asm_templates.convolution.byte_norm import SCRATCH as NORM_SCRATCH
 from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
 from sparsejit.asm_templates.convolution.byte_rows import fill_planes
-from sparsejit.ir.graph import Node, Value
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.byte_columns import ByteAttention, NormalisedColumns
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.quantised_steps import QuantisedSteps
+from sparsejit.ir.values import Value
 from sparsejit.lowering.context import ByteImage, Lowering
 from sparsejit.lowering.convolution.byte_images import (
     ZERO,

@@ -18,7 +18,7 @@ from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.convolution.quad_stream import QUAD, QuadForm, quad_stream
 from sparsejit.asm_templates.convolution.quads import LoweredQuads, emit_quads
 from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
-from sparsejit.ir.graph import Node
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.quantised_steps import QuantisedSteps

@@ -12,7 +12,7 @@ from sparsejit.asm_templates.convolution.byte_depthwise import (
 )
 from sparsejit.asm_templates.convolution.byte_planes import BytePhase, ByteWindows
 from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
-from sparsejit.ir.graph import Node
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.lowering.context import ByteImage, Lowering

@@ -12,8 +12,9 @@ from sparsejit.asm_templates.convolution.byte_rows import (
     emit_to_floats,
 )
 from sparsejit.errors import CompileError
-from sparsejit.ir.graph import Element, Node, Origin, TensorType, Value
+from sparsejit.ir.operator import Node
 from sparsejit.ir.quantised_steps import QuantisedSteps
+from sparsejit.ir.values import Element, Origin, TensorType, Value
 from sparsejit.lowering.context import ByteImage, Lowering
 from sparsejit.lowering.convolution.depthwise import has_whole_rows, pitches
 from sparsejit.lowering.memory.storage import Buffer, View

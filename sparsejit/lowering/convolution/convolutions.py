@@ -15,12 +15,13 @@ from math import prod
 
 import numpy as np
 
-from sparsejit.ir.graph import Node, TensorType, Value
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.ops.pointwise import write_activation
 from sparsejit.ir.ops.row_chains import ChainWriter
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
+from sparsejit.ir.values import TensorType, Value
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution.bands import lower_bands
 from sparsejit.lowering.convolution.byte_convolutions import lower_byte_convolution

@@ -8,7 +8,7 @@ from sparsejit.asm_templates.convolution.depthwise import Depthwise, emit_depthw
 from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.convolution.window_loop import WindowLoop, can_run, count_windows
 from sparsejit.asm_templates.shared.storage import rounded
-from sparsejit.ir.graph import Node
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import Lowering

@@ -5,10 +5,11 @@ from math import prod
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Node
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.products.quantised import with_input_scale
 

@@ -11,9 +11,10 @@ from dataclasses import replace
 from math import prod
 
 from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
-from sparsejit.ir.graph import Node, Origin, TensorType, Value
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution, Pooling, adds_operand
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Origin, TensorType, Value
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.storage import View
 from sparsejit.planner.convolution_plan import fills_spread

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite, prod
 
-from sparsejit.ir.graph import Graph, Node, Origin, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Origin, Value
 from sparsejit.lowering.context import Lowering, ModelOptions
 from sparsejit.lowering.convolution.byte_convolutions import byte_product_ns, takes_byte_columns
 from sparsejit.lowering.convolution.depthwise import is_depthwise

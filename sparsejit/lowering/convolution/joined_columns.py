@@ -10,10 +10,11 @@ copy the elements that a tap meets.
 from dataclasses import replace
 from math import prod
 
-from sparsejit.ir.graph import Node, Origin
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
+from sparsejit.ir.values import Origin
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.products.linear import steps_of_product

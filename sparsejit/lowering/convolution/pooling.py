@@ -8,9 +8,10 @@ import numpy as np
 from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.convolution.pooling import WindowPooling, emit_pooling
 from sparsejit.asm_templates.convolution.window_loop import WindowLoop, can_run, count_windows
-from sparsejit.ir.graph import Array, Node, TensorType
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Pooling, PoolingKind
 from sparsejit.ir.ops.row_chains import ChainWriter
+from sparsejit.ir.values import Array, TensorType
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution.byte_convolutions import lower_byte_pooling
 from sparsejit.lowering.convolution.depthwise import axes, has_whole_rows, pitches

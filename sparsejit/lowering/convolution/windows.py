@@ -28,10 +28,11 @@ from sparsejit.asm_templates.convolution.winograd import (
     winograd_image,
 )
 from sparsejit.asm_templates.shared.location import InRegister
-from sparsejit.ir.graph import Element, Node, TensorType
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
+from sparsejit.ir.values import Element, TensorType
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution.depthwise import node_axes, pitches, with_whole_rows
 from sparsejit.lowering.convolution.filters import filter_matrix

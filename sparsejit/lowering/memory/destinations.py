@@ -1,7 +1,9 @@
 """Destinations of values that are written straight to outputs, or to their part of a concat."""
 
-from sparsejit.ir.graph import Graph, Node, Value
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.views import Concat, Reshape
+from sparsejit.ir.values import Value
 from sparsejit.lowering.memory.storage import Buffer, OutputBuffer, View
 
 

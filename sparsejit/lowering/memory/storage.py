@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sparsejit.ir.graph import Array, TensorType
+from sparsejit.ir.values import Array, TensorType
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,12 +13,13 @@ from sparsejit.asm_templates.attention.frame import AttentionStack, packed_pitch
 from sparsejit.asm_templates.attention.query_tiles import emit_attention
 from sparsejit.asm_templates.attention.results import readings
 from sparsejit.asm_templates.attention.tables import AttentionTiles, Pitches, tile_width
-from sparsejit.ir.graph import Node, Origin, TensorType, Value
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.ops.types import float_type
 from sparsejit.ir.ops.views import Permute
+from sparsejit.ir.values import Origin, TensorType, Value
 from sparsejit.lowering.column_attention import ColumnAttention
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut

@@ -13,7 +13,7 @@ from typing import Protocol
 from sparsejit.asm_templates.gather.int8_layout import kept_input_bytes
 from sparsejit.asm_templates.gather.pieces import KeptInputs
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES
-from sparsejit.ir.graph import Node
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from sparsejit.ir.graph import TensorType
 from sparsejit.ir.spec import Layout, MatMul
+from sparsejit.ir.values import TensorType
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.planned_code import emit_plan
 from sparsejit.lowering.step import Body, Facts, Step, between

@@ -12,8 +12,9 @@ from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_produ
 from sparsejit.asm_templates.dense_product.tiling import widest_strip
 from sparsejit.asm_templates.shared.location import Location
 from sparsejit.ir.dense_product import DenseProduct
-from sparsejit.ir.graph import Node, Origin, TensorType, Value
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.products import Bmm
+from sparsejit.ir.values import Origin, TensorType, Value
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
 from sparsejit.lowering.memory.storage import StridedShape, View

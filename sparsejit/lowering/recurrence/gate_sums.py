@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.pointwise.row_sums import RowSum, ScaledColumn
-from sparsejit.ir.graph import Element, Node
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.ops.sampling import GruStep
+from sparsejit.ir.values import Element
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.step import Locations

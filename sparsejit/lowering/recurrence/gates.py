@@ -2,9 +2,10 @@
 
 from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
 from sparsejit.asm_templates.shared.activation import COARSE, FINE
-from sparsejit.ir.graph import Node, Value
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.sampling import GruStep, SumOfRows
 from sparsejit.ir.spec import DType, GruUpdate
+from sparsejit.ir.values import Value
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.recurrence.gate_sums import GateSum, scaled_column
 from sparsejit.lowering.recurrence.table_rows import sum_of_rows_for_gates

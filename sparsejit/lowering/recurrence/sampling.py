@@ -6,7 +6,7 @@ from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw,
 from sparsejit.asm_templates.pointwise.random_uniform import emit_random_uniform
 from sparsejit.asm_templates.pointwise.signal import Quantiser, emit_prediction
 from sparsejit.asm_templates.shared.location import Location
-from sparsejit.ir.graph import Node
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.sampling import Draw, Predict, Quantise, Reconstruct, Uniform
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.recurrence.table_rows import emit_row_of

@@ -12,9 +12,10 @@ from sparsejit.asm_templates.pointwise.row_sums import RowSum, emit_sum_of_rows
 from sparsejit.asm_templates.selection.table_rows import emit_row_address
 from sparsejit.asm_templates.shared.location import InPool, Location
 from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.ir.graph import Array, Node
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.sampling import SumOfRows
 from sparsejit.ir.spec import LARGEST_INT8, DType
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.recurrence.gate_sums import GateSum, only_gates_read

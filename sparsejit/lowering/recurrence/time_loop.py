@@ -31,7 +31,7 @@ from sparsejit.asm_templates.pointwise.sample_lengths import (
 )
 from sparsejit.asm_templates.shared.location import Location
 from sparsejit.errors import CompileError
-from sparsejit.ir.graph import Node, TensorType, Value
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import (
@@ -44,6 +44,7 @@ from sparsejit.ir.spec import (
     MatVec,
     RnnUpdate,
 )
+from sparsejit.ir.values import TensorType, Value
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.storage import ConstantBuffer, View
 from sparsejit.lowering.planned_code import emit_plan

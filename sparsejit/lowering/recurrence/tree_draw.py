@@ -1,7 +1,7 @@
 """A walk through a binary tree: each level's comparison sets the carry flag; random numbers."""
 
 from sparsejit.asm_templates.pointwise.random_uniform import emit_random_uniforms
-from sparsejit.ir.graph import Node
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.registry import lowers

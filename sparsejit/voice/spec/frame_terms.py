@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.runtime.call_arrays import aligned_copy
 from sparsejit.voice.spec.exact_linear import DoubleArray, RowwiseLinear
 from sparsejit.voice.spec.loop_arrays import LoopArrays

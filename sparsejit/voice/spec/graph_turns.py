@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 
 from sparsejit.ir import reference
-from sparsejit.ir.graph import Array, Graph, Node
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.sampling import Draw
 from sparsejit.ir.ops.tree_draw import TreeDraw
+from sparsejit.ir.values import Array
 from sparsejit.lowering.loop import Role
 from sparsejit.voice.spec.loop_arrays import LoopArrays
 from sparsejit.voice.spec.sample_graph import SampleGraph

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.ir.graph import Value
+from sparsejit.ir.values import Value
 
 DoubleArray = npt.NDArray[np.float64]
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 
 
 @dataclass(frozen=True, eq=False)

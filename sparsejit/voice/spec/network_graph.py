@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.sampling import INDEX, GruStep, SumOfRows
 from sparsejit.ir.ops.types import float_type
 from sparsejit.ir.ops.views import Concat, Reshape, Slice
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Value
 from sparsejit.lowering.loop import Role
 from sparsejit.voice.features import FloatArray
 from sparsejit.voice.spec.known_parts import DoubleArray, Features, columns_of

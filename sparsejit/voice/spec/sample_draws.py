@@ -5,11 +5,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.sampling import Draw, Uniform
 from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
 from sparsejit.ir.ops.views import Reshape, Slice
+from sparsejit.ir.values import Array, Value
 from sparsejit.voice.spec.outputs import (
     BinaryTree,
     Categorical,

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.frontends.writing.writer import Writer
-from sparsejit.ir.graph import Array, Element, Graph, TensorType, Value
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.sampling import Quantise
 from sparsejit.ir.ops.views import Concat, Reshape, Slice
 from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Array, Element, TensorType, Value
 from sparsejit.lowering.loop import GraphLoop, Role
 from sparsejit.voice.prediction import THRESHOLDS
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sparsejit.ir.graph import Array, TensorType
+from sparsejit.ir.values import Array, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.dtypes import with_dtypes
 from sparsejit.lowering.loop import GraphLoop, Role, StreamHeader, build_loop, stream_header

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.sampling import PREDICTION_WINDOW, Predict, Reconstruct
 from sparsejit.ir.ops.types import float_type
+from sparsejit.ir.values import Element, Value
 from sparsejit.lowering.loop import Role
 from sparsejit.voice.prediction import class_levels, expanded
 from sparsejit.voice.spec.sample_draws import picked

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.graph import Array
+from sparsejit.ir.values import Array
 from sparsejit.lowering.loop import Role
 from sparsejit.native.copying import NotCopied
 from sparsejit.runtime.call_arrays import new_workspace

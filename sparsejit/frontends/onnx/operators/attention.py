@@ -12,7 +12,7 @@ from sparsejit.frontends.onnx.operators import quantisation
 from sparsejit.frontends.writing import arranging, normalisation, pointwise, products
 from sparsejit.frontends.writing.views import cut
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.graph import Value
+from sparsejit.ir.values import Value
 
 _FORBIDDEN = -10000.0  # added to scores that a mask forbids
 

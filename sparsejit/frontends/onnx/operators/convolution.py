@@ -16,8 +16,8 @@ from sparsejit.frontends.writing import (
     reductions,
 )
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.convolution import PoolingKind
+from sparsejit.ir.values import Value
 
 Widths = list[tuple[int, int]]
 _STEPS = "strides", "dilations"

@@ -15,7 +15,7 @@ import numpy as np
 from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.writing import arranging, products, reductions
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.graph import Value
+from sparsejit.ir.values import Value
 
 # A letter for each axis; the axes of an ellipsis are numbered from its end.
 Labels = list[str]

@@ -13,7 +13,7 @@ from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing import activations, arranging, pointwise, remainders
 from sparsejit.frontends.writing.inverse_functions import INVERSES
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.graph import Value
+from sparsejit.ir.values import Value
 
 Mapping = Callable[[Writer, Call], Any]
 

@@ -23,7 +23,7 @@ from sparsejit.frontends.writing import activations, arranging, normalisation, p
 from sparsejit.frontends.writing import products as writing_products
 from sparsejit.frontends.writing.recurrent import one_layer_of_bytes
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.graph import Array, Element, Value
+from sparsejit.ir.values import Array, Element, Value
 
 _EPSILON = 1e-12  # of its normalisations
 

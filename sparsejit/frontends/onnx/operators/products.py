@@ -11,7 +11,7 @@ from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.onnx.operators import quantisation
 from sparsejit.frontends.writing import arranging, products
 from sparsejit.frontends.writing.writer import Writer
-from sparsejit.ir.graph import Element, Value
+from sparsejit.ir.values import Element, Value
 
 
 def matmul(write: Writer, call: Call) -> Value:

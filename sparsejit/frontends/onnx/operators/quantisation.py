@@ -17,7 +17,7 @@ from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing import arranging
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.dtypes import Dtype
-from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.values import Array, Value
 
 _STEPS = 255  # of uint8
 

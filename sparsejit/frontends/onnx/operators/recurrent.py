@@ -12,8 +12,8 @@ from sparsejit.frontends.onnx.operators import recurrent_cells
 from sparsejit.frontends.writing.arranging import at, joined, permuted, reshaped
 from sparsejit.frontends.writing.recurrent import one_layer, one_layer_in_turns
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
+from sparsejit.ir.values import Array, Element, Value
 
 # For each of torch's gates in order, its place in ONNX's: z-r-h to r-z-n, i-o-f-c to i-f-g-o.
 _GATES = {

@@ -16,7 +16,7 @@ from sparsejit.frontends.writing import activations, pointwise
 from sparsejit.frontends.writing.recurrent import Product, Step
 from sparsejit.frontends.writing.views import chunk
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.values import Array, Value
 
 Function = Callable[[Writer, Value], Value]
 _USUAL = {"GRU": ("Sigmoid", "Tanh"), "LSTM": ("Sigmoid", "Tanh", "Tanh"), "RNN": ("Tanh",)}

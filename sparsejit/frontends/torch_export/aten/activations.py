@@ -32,7 +32,7 @@ from sparsejit.frontends.writing.activations import (
 )
 from sparsejit.frontends.writing.inverse_functions import INVERSES, atan2
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Value
+from sparsejit.ir.values import Value
 
 
 def _floats_first(mapping: Callable[..., Value]) -> Callable[..., Value]:

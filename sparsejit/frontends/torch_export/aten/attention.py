@@ -13,9 +13,9 @@ from sparsejit.frontends.writing.normalisation import softmax
 from sparsejit.frontends.writing.selection import below
 from sparsejit.frontends.writing.views import repeat_each
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Array, Element, Value
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.products import Bmm
+from sparsejit.ir.values import Array, Element, Value
 
 
 def attention(

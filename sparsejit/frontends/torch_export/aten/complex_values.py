@@ -19,7 +19,7 @@ from sparsejit.frontends.writing import complex_values as values
 from sparsejit.frontends.writing.arranging import expanded, padded
 from sparsejit.frontends.writing.complex_values import Complex, as_complex, paired
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Element, Value
+from sparsejit.ir.values import Element, Value
 
 Row = Callable[..., Any]
 _PARTS = ("real", "imag")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from sparsejit.frontends.writing.arranging import padded
 from sparsejit.frontends.writing.convolution import convolution, each_axis, transposed
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Value
+from sparsejit.ir.values import Value
 
 
 def direct(

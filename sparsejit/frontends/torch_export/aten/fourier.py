@@ -13,7 +13,7 @@ from sparsejit.frontends.writing.arranging import padded, reshaped, sliced, swap
 from sparsejit.frontends.writing.complex_values import Complex, as_complex
 from sparsejit.frontends.writing.views import pad_any
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Array, Value
+from sparsejit.ir.values import Array, Value
 
 # torch's fft_norm_mode: the power of the number of points by which a result is divided.
 _NORMS = {0: 0.0, 1: 0.5, 2: 1.0}

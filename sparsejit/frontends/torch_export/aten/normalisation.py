@@ -14,7 +14,7 @@ from sparsejit.frontends.writing.normalisation import (
     softmax,
 )
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Value
+from sparsejit.ir.values import Value
 
 
 def legitimate_batch_norm(

@@ -13,7 +13,7 @@ import numpy as np
 from sparsejit.frontends.writing.arranging import expanded, reshaped, sliced
 from sparsejit.frontends.writing.open_sizes import MaskSize, chosen, coordinates
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Element, Value
+from sparsejit.ir.values import Element, Value
 
 
 def index(

@@ -18,8 +18,8 @@ from sparsejit.frontends.writing.reductions import sum_over, vector_norm
 from sparsejit.frontends.writing.selection import taken
 from sparsejit.frontends.writing.views import unsqueeze
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.types import axis_of
+from sparsejit.ir.values import Value
 
 
 def diagonal(

@@ -25,7 +25,7 @@ from sparsejit.frontends.writing.pointwise import (
 from sparsejit.frontends.writing.remainders import fmod, remainder
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.dtypes import largest_of
-from sparsejit.ir.graph import Element, Value
+from sparsejit.ir.values import Element, Value
 
 
 def unary(kind: str) -> Mapping:

@@ -22,8 +22,8 @@ from sparsejit.frontends.writing.pooling_places import (
 )
 from sparsejit.frontends.writing.reductions import largest, mean_over
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Array, Value
 from sparsejit.ir.ops.convolution import PoolingKind
+from sparsejit.ir.values import Array, Value
 
 Sizes = int | Sequence[int]
 

@@ -7,8 +7,8 @@ import numpy as np
 from sparsejit.frontends.writing.arranging import permuted, reshaped
 from sparsejit.frontends.writing.products import grouped, linear, matmul, scaled_sum
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.products import Bmm
+from sparsejit.ir.values import Value
 
 
 def addmm(

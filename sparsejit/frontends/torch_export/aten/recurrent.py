@@ -8,8 +8,8 @@ from typing import Any
 from sparsejit.frontends.writing.arranging import at, joined, permuted, reshaped
 from sparsejit.frontends.writing.recurrent import one_layer
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
+from sparsejit.ir.values import Value
 
 
 def layers(

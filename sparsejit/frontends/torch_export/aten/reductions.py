@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from sparsejit.frontends.writing.arranging import reshaped
-from sparsejit.frontends.writing.formula import FormulaStep
 from sparsejit.frontends.writing.reductions import (
     Axes,
     Steps,
@@ -26,8 +25,8 @@ from sparsejit.frontends.writing.reductions import (
     sum_over,
     vector_norm,
 )
-from sparsejit.frontends.writing.writer import Formula, Operand, Writer
-from sparsejit.ir.graph import Element, Value
+from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Writer
+from sparsejit.ir.values import Element, Value
 
 
 def sum_all(write: Writer, x: Operand, dtype: Any = None) -> Value:

@@ -17,8 +17,8 @@ from sparsejit.frontends.writing.selection import (
     upper_triangle,
 )
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.graph import Element, Value
 from sparsejit.ir.ops import selection as ops
+from sparsejit.ir.values import Element, Value
 
 _BAGS = (ops.BagKind.SUM, ops.BagKind.MEAN, ops.BagKind.MAX)
 

@@ -39,8 +39,8 @@ from sparsejit.frontends.writing.views import (
     unsqueeze,
 )
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer, element_of
-from sparsejit.ir.graph import Value
 from sparsejit.ir.ops.types import axis_of
+from sparsejit.ir.values import Value
 
 
 def view(write: Writer, x: Operand, shape: Sizes, *_: Any) -> Value:

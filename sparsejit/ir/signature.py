@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.ir.graph import Element, TensorType
+from sparsejit.ir.values import Element, TensorType
 
 _TENSOR = re.compile(r"(?:(?P<name>\w+)(?P<maybe>\??) )?(?P<element>[\w|]+) \[(?P<axes>[^]]*)\]")
 BROADCAST, ALIKE = "...", "X"
