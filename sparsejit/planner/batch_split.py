@@ -10,7 +10,6 @@ each core a part of the code, and is the only way to share a batch of one panel.
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,27 +24,25 @@ from sparsejit.planner.sharing import barrier_ns, why_alone, with_one_thread
 from sparsejit.planner.split import (
     ROW_STEP,
     Part,
+    PlanPart,
     Split,
     nearest_bounds,
     some_rows,
     undivided,
 )
 
-if TYPE_CHECKING:
-    from sparsejit.planner.layer_planner import LayerPlanner
-
 
 def split_batch(
     spec: MatMul,
     matrix: SparseMatrix,
     whole: Plan,
-    planner: "LayerPlanner",
+    target: Target,
+    plan_part: PlanPart,
     threads: int,
 ) -> Split:
-    """Divide a batch over at most `threads` threads; `planner` plans the rows of each part."""
+    """Divide a batch over at most `threads` threads; `plan_part` plans the rows of each."""
     ns = whole.measured_ns.get(whole.chosen.template.name, whole.chosen.cost.ns)
-    layer = _Layer(spec, matrix, whole, planner)
-    target = planner.target
+    layer = _Layer(spec, matrix, whole, target, plan_part)
     barrier = barrier_ns(target)
     scale = ns / max(layer.expected_ns(spec, matrix), 1e-9)
 
@@ -70,11 +67,12 @@ def ways_to_split(
     spec: MatMul,
     matrix: SparseMatrix,
     whole: Plan,
-    planner: "LayerPlanner",
+    target: Target,
+    plan_part: PlanPart,
     threads: int,
 ) -> list[list[Part]]:
     """Divisions of a batch into `threads` parts: by columns and by rows, as far as it has them."""
-    layer = _Layer(spec, matrix, whole, planner)
+    layer = _Layer(spec, matrix, whole, target, plan_part)
     return [
         layer.columns(cut.bounds) if cut.by_columns else layer.rows(cut.bounds)
         for cut in layer.cuts(threads)
@@ -103,16 +101,13 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The layer to divide, its plan and its planner."""
+    """The layer to divide, its plan, and the planner of its parts."""
 
     spec: MatMul
     matrix: SparseMatrix
     whole: Plan
-    planner: "LayerPlanner"
-
-    @property
-    def target(self) -> Target:
-        return self.planner.target
+    target: Target
+    plan_part: PlanPart
 
     def expected_ns(self, spec: MatMul, matrix: SparseMatrix) -> float:
         """Predicted nanoseconds of a part, by the whole layer's family, from zeros alone."""
@@ -191,5 +186,5 @@ class _Layer:
         parts = []
         for first, end in pairwise(bounds):
             spec, rows = self._some_rows(first, end), self.matrix.rows(first, end)
-            parts.append(Part(first, spec, rows, self.planner.plan(spec, rows)))
+            parts.append(Part(first, spec, rows, self.plan_part(spec, rows)))
         return parts

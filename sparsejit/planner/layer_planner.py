@@ -95,16 +95,16 @@ class LayerPlanner:
     def split(self, layer: Layer, matrix: SparseMatrix, whole: Plan, threads: int) -> Split:
         """Split a layer over at most `threads` threads, where that gains; `whole` is its plan."""
         if isinstance(layer, MatMul):
-            return split_batch(layer, matrix, whole, self, threads)
-        return split(layer, matrix, whole, self, threads)
+            return split_batch(layer, matrix, whole, self.target, self.plan, threads)
+        return split(layer, matrix, whole, self.target, self.plan, threads)
 
     def ways_to_split(
         self, layer: Layer, matrix: SparseMatrix, whole: Plan, threads: int
     ) -> list[list[Part]]:
         """Divisions of a layer over `threads` threads, by columns and by rows; may be empty."""
         if isinstance(layer, MatMul):
-            return ways_to_split(layer, matrix, whole, self, threads)
-        division = split(layer, matrix, whole, self, threads)
+            return ways_to_split(layer, matrix, whole, self.target, self.plan, threads)
+        division = split(layer, matrix, whole, self.target, self.plan, threads)
         return [list(division.parts)] if len(division.parts) > 1 else []
 
     def row_parts(

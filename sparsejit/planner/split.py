@@ -6,9 +6,9 @@ the same bits on every call, whichever thread runs a part and whenever. With ano
 threads, parts may be planned differently, and so round differently.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +26,8 @@ from sparsejit.planner.sharing import (
 )
 from sparsejit.runtime.workers import MAX_THREADS, available_cores
 
-if TYPE_CHECKING:
-    from sparsejit.planner.layer_planner import LayerPlanner
+# The function that chooses the kernel of a part: `LayerPlanner.plan`.
+PlanPart = Callable[[Layer, SparseMatrix], Plan]
 
 # Parts begin where a vector of outputs begins.
 ROW_STEP = 16
@@ -139,14 +139,15 @@ def split(
     spec: MatVec,
     matrix: SparseMatrix,
     whole: Plan,
-    planner: "LayerPlanner",
+    target: Target,
+    plan_part: PlanPart,
     threads: int,
 ) -> Split:
-    """Divide a layer over at most `threads` threads; `planner` plans the rows of one.
+    """Divide a layer over at most `threads` threads; `plan_part` plans the rows of one.
 
     The parts have about equal predicted cost and begin at multiples of `ROW_STEP` rows.
     """
-    steps, target = -(-spec.out_features // ROW_STEP), planner.target
+    steps = -(-spec.out_features // ROW_STEP)
     ns = whole.measured_ns.get(whole.chosen.template.name, whole.chosen.cost.ns)
     count = worthwhile_threads(ns, min(threads, steps), target)
     if count == 1:
@@ -156,7 +157,7 @@ def split(
     parts = []
     for first, end in pairwise(bounds):
         part_spec, rows = some_rows(spec, first, end), matrix.rows(first, end)
-        parts.append(Part(first, part_spec, rows, planner.plan(part_spec, rows)))
+        parts.append(Part(first, part_spec, rows, plan_part(part_spec, rows)))
     expected = parallel_ns(ns, count, target)
     reason = f"{ns:.0f} ns expected on one thread, {expected:.0f} ns on all threads"
     return Split(tuple(parts), reason, ns - expected)
