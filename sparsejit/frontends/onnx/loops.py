@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from sparsejit.frontends.onnx.call import Operand
+from sparsejit.frontends.onnx.inference import Inference
 from sparsejit.frontends.onnx.regions import names_of
 from sparsejit.frontends.writing import arranging, selection
 from sparsejit.frontends.writing.turns import turns_before, write_turns
@@ -30,12 +31,37 @@ from sparsejit.ir.values import Element, TensorType, Value
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
-    from sparsejit.frontends.onnx.interpreting import NodeInterpreter
-
 _MOST_TURNS = 1 << 20
 _FEW_TURNS = 16  # up to here loops are always written out, so that constants fold
 # More turns, of one loop or of all together, would make a function too long to compile.
 _MOST_WRITTEN_OUT, _MOST_IN_ALL = 256, 4096
+
+
+class RegionInterpreter(Protocol):
+    """The reader of a model, as far as a node needs it that runs graphs within.
+
+    Attributes:
+        write: the writer of the graph around the node
+        inference: ONNX's dtypes and sizes of values, by name
+        turns: the number of turns written out so far, of all loops
+    """
+
+    write: Writer
+    inference: Inference
+    turns: int
+
+    def value(self, operand: Operand) -> Value:
+        """An operand as a value of the graph."""
+
+    def run_inside(
+        self, region: GraphProto, inside: Mapping[str, Operand], write: Writer
+    ) -> list[Value]:
+        """Results of a graph within a node, as values of a writer of its own."""
+
+    def inside(
+        self, region: GraphProto, given: Sequence[Operand], outside: Mapping[str, Operand]
+    ) -> Sequence[Operand]:
+        """Results of a graph within a node, which may read the values around it."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +77,7 @@ class ReadBody:
 
 
 def loop(
-    interpreter: NodeInterpreter,
+    interpreter: RegionInterpreter,
     node: NodeProto,
     operands: Sequence[Operand],
     known: Mapping[str, Operand],
@@ -70,7 +96,7 @@ def loop(
 
 
 def _written_out(
-    interpreter: NodeInterpreter,
+    interpreter: RegionInterpreter,
     node: NodeProto,
     operands: Sequence[Operand],
     known: Mapping[str, Operand],
@@ -103,7 +129,7 @@ def _written_out(
 
 
 def loop_in_turns(
-    interpreter: NodeInterpreter,
+    interpreter: RegionInterpreter,
     node: NodeProto,
     operands: Sequence[Operand],
     known: Mapping[str, Operand],
@@ -148,7 +174,7 @@ def _without_condition(graph: Graph, states: int) -> Graph:
     return Graph(graph.inputs, outputs, graph.nodes, graph.constants)
 
 
-def _dtype(interpreter: NodeInterpreter, name: str, operand: Operand) -> Dtype:
+def _dtype(interpreter: RegionInterpreter, name: str, operand: Operand) -> Dtype:
     """The model's dtype of an operand, which the model calls `name`."""
     if isinstance(operand, np.ndarray):
         return operand.dtype
@@ -170,7 +196,7 @@ def _number(most: Operand) -> int | None:
 
 
 def scan_in_turns(
-    interpreter: NodeInterpreter,
+    interpreter: RegionInterpreter,
     node: NodeProto,
     operands: Sequence[Operand],
     known: Mapping[str, Operand],
@@ -231,7 +257,7 @@ def body_of(node: NodeProto) -> GraphProto:
 
 
 def read_body(
-    interpreter: NodeInterpreter,
+    interpreter: RegionInterpreter,
     body: GraphProto,
     names: Sequence[str],
     values: Sequence[Value],
