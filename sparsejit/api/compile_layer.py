@@ -7,7 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from sparsejit.api.compiled import LOADERS, Loader
 from sparsejit.api.kernel import Kernel
+from sparsejit.api.kernel_file import KIND, read_kernel
 from sparsejit.api.options import KernelSource, Options
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.frontends.files import read_layer
@@ -131,3 +133,6 @@ def _needed_sets(strategy: str) -> frozenset[str]:
     """Return the instruction sets that batch kernels of a family need beyond their level's."""
     rows = (row for row in MATMUL_TEMPLATES if row.family == strategy)
     return frozenset[str]().union(*(row.requires for row in rows))
+
+
+LOADERS[KIND] = Loader(read_kernel, compile_source)

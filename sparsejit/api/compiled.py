@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparsejit.api.report import Report
 from sparsejit.artefact import sealed
@@ -19,6 +19,23 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PathLike = str | os.PathLike[str]
+
+
+class Loader(NamedTuple):
+    """The functions that turn one kind of file into an object.
+
+    `read` turns header and tensors into a source; `compile` makes the object for this machine. Both
+    raise DamagedFile, without the file's name: `read` for contents that were never written,
+    `compile` where no code can be made for them.
+    """
+
+    read: Callable[[dict[str, Any], sealed.Tensors], Any]
+    compile: Callable[[Any], Any]
+
+
+# The loader of each kind of file, added by the module that compiles it; all are there once
+# `sparsejit.api` is imported.
+LOADERS: dict[str, Loader] = {}
 
 
 class Explained(SharedCode):
@@ -120,8 +137,10 @@ class Compiled(Explained):
         export(self._exported(c_name(path)), path, header)
 
 
-def compiled_anew(kind: str, header: dict[str, Any], tensors: sealed.Tensors) -> Compiled:
-    """Compile a pickled object for this machine."""
-    from sparsejit.api.load import restored  # which knows every kind
+def compiled_anew(kind: str, header: dict[str, Any], tensors: sealed.Tensors) -> Any:
+    """Compile a saved or pickled object for this machine.
 
-    return restored(sealed.SealedFile(kind, header, tensors))
+    Raises DamagedFile, without the file's name.
+    """
+    loader = LOADERS[kind]
+    return loader.compile(loader.read(header, tensors))

@@ -12,11 +12,12 @@ import numpy as np
 
 from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
-from sparsejit.api.compiled import Compiled, PathLike
+from sparsejit.api.compiled import LOADERS, Compiled, Loader, PathLike
 from sparsejit.api.estimator_source import (
     KIND,
     EstimatorSource,
     estimator_to_data,
+    read_estimator_file,
     source_of,
     x_kind,
 )
@@ -25,7 +26,6 @@ from sparsejit.api.layers_report import measured_times, report_of
 from sparsejit.api.model_export import exported_model
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.report import Report
-from sparsejit.api.statistics import statistics_of
 from sparsejit.api.variant import GRAPH_REFUSALS, Variant, make_variant
 from sparsejit.artefact.export import export
 from sparsejit.artefact.exported import ExportedFunction, c_name
@@ -114,7 +114,7 @@ class CompiledEstimator(Compiled):
             measure: run the method for about a second
         """
         variant = self.variant(method or self.methods[0])
-        return report_of(variant, self.title, statistics_of(variant), measure)
+        return report_of(variant, self.title, variant.statistics, measure)
 
     def advise(self, method: str = "") -> Advice:
         """Suggest how to make a method faster without fitting it again: see `CompiledModel.advise`.
@@ -254,3 +254,6 @@ def compile_estimator(
             raise InvalidInput(f"example_inputs has {len(example)} arrays; give X alone")
         (example,) = example
     return CompiledEstimator(source_of(estimator, settings, dtypes, example), progress)
+
+
+LOADERS[KIND] = Loader(read_estimator_file, CompiledEstimator)

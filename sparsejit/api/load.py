@@ -6,49 +6,21 @@ A model whose code is in the code cache is not compiled.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
-from sparsejit.api import estimator_source, kernel_file, model_file, parted_file
-from sparsejit.api import scales as scales_file
-from sparsejit.api.compile_layer import compile_source
+from sparsejit.api.compiled import LOADERS, compiled_anew
 from sparsejit.api.compiled_estimator import CompiledEstimator
 from sparsejit.api.kernel import Kernel
 from sparsejit.api.known_files import OpenFile, compiled_once
-from sparsejit.api.model import CompiledModel, compile_saved
-from sparsejit.api.parted_model import PartedModel, load_parted
+from sparsejit.api.model import CompiledModel
+from sparsejit.api.model_file import KIND, read_model
+from sparsejit.api.parted_model import PartedModel
+from sparsejit.api.scales import Scales
 from sparsejit.api.variant import TiledGraph
 from sparsejit.artefact import sealed
 from sparsejit.files import checked_path
 
-Loaded = Kernel | CompiledModel | PartedModel | CompiledEstimator | scales_file.Scales
-
-
-class Loader(NamedTuple):
-    """The functions that turn one kind of file into an object.
-
-    `read` turns header and tensors into a source; `compile` makes the object for this machine. Both
-    raise DamagedFile, without the file's name: `read` for contents that were never written,
-    `compile` where no code can be made for them.
-    """
-
-    read: Callable[[dict[str, Any], sealed.Tensors], Any]
-    compile: Callable[[Any], Any]
-
-
-LOADERS: dict[str, Loader] = {
-    kernel_file.KIND: Loader(kernel_file.read_kernel, compile_source),
-    model_file.KIND: Loader(model_file.read_model, compile_saved),
-    parted_file.KIND: Loader(parted_file.read_parted, load_parted),
-    estimator_source.KIND: Loader(estimator_source.read_estimator_file, CompiledEstimator),
-    scales_file.KIND: Loader(scales_file.read_scales, lambda found: found),
-}
-
-
-def restored(file: sealed.SealedFile) -> Any:
-    """Compile the object that was saved. Raises DamagedFile, without the file's name."""
-    loader = LOADERS[file.kind]
-    return loader.compile(loader.read(file.header, file.tensors))
+Loaded = Kernel | CompiledModel | PartedModel | CompiledEstimator | Scales
 
 
 def load(path: str | os.PathLike[str]) -> Loaded:
@@ -71,7 +43,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     def compiled() -> Loaded:
         file = sealed.read(whole, LOADERS.keys())
         with sealed.naming(whole):
-            result: Loaded = restored(file)
+            result: Loaded = compiled_anew(*file)
         return result
 
     return compiled_once(whole, lambda: "load", compiled, _saved_graphs)
@@ -79,6 +51,6 @@ def load(path: str | os.PathLike[str]) -> Loaded:
 
 def _saved_graphs(source: OpenFile) -> list[Sequence[TiledGraph]]:
     """Return the graphs of a model's file, by variant."""
-    file = sealed.read(source.path, (model_file.KIND,))
-    saved = model_file.read_model(file.header, file.tensors)
+    file = sealed.read(source.path, (KIND,))
+    saved = read_model(file.header, file.tensors)
     return [graphs for graphs, _ in saved.variants]

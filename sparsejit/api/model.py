@@ -13,17 +13,16 @@ from sparsejit.api.accuracy import Accuracy, ModelCall, accuracy_of
 from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
 from sparsejit.api.called import CalledModel, as_arrays, bound_arrays
-from sparsejit.api.compiled import Compiled
+from sparsejit.api.compiled import LOADERS, Compiled, Loader
 from sparsejit.api.example_calls import calls_of
 from sparsejit.api.layers_report import measured_times, report_of
 from sparsejit.api.model_dtypes import ModelDtypes
 from sparsejit.api.model_export import exported_model
-from sparsejit.api.model_file import KIND, ModelSource, SavedVariant, model_to_data
+from sparsejit.api.model_file import KIND, ModelSource, SavedVariant, model_to_data, read_model
 from sparsejit.api.named_sizes import NamedSizes
 from sparsejit.api.open_outputs import check_open_axes, cut
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.report import Report
-from sparsejit.api.statistics import statistics_of
 from sparsejit.api.variant import Variant, lowered_variant
 from sparsejit.artefact import sealed
 from sparsejit.artefact.exported import ExportedFunction
@@ -138,7 +137,7 @@ class CompiledModel(CalledModel, Compiled):
     @property
     def stats(self) -> dict[str, Any]:
         """Sizes: layers, kernels, weights, nnz, bytes of code, literals and workspace; times."""
-        return statistics_of(self._first)
+        return self._first.statistics
 
     def run(self, inputs: Sequence[Any]) -> list[Array]:
         """Return the flat list of outputs, numpy arrays, for a flat list of inputs.
@@ -295,3 +294,5 @@ def compile_saved(source: ModelSource) -> CompiledModel:
     check_open_axes(open_axes(source.output_nest), variants[0].outputs)
     return CompiledModel(variants, source.input_nest, source.output_nest, source.settings)
 
+
+LOADERS[KIND] = Loader(read_model, compile_saved)

@@ -2,15 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any
 
-from sparsejit.api.shown import Shown
+from sparsejit.api.report_page import Column, html_page, html_table, rich_table
+from sparsejit.api.shown import Shown, table_of
 from sparsejit.ir.values import Decision
 from sparsejit.planner.plan import Plan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+# Shown only after `accuracy` has measured it.
+_ERROR = Column("error", lambda layer: "" if layer.error is None else f"{layer.error:.1e}")
+_LAYERS = (
+    Column("layer", lambda layer: layer.layer, True),
+    Column("kernel", lambda layer: layer.kernel, True),
+    Column("size", lambda layer: "{} x {}".format(*layer.shape) if layer.shape else ""),
+    Column("nnz", lambda layer: f"{layer.nnz:,}" if layer.weights else ""),
+    Column("density", lambda layer: _percent(layer.density)),
+    Column("KiB", lambda layer: f"{layer.weight_bytes / 1024:.0f}" if layer.weights else ""),
+    Column("predicted ns", lambda layer: _number(layer.predicted_ns)),
+    Column("measured ns", lambda layer: _number(layer.measured_ns)),
+    Column("share", lambda layer: _percent(layer.share)),
+    Column("effective GFLOPS", lambda layer: _number(layer.effective_gflops)),
+    Column("real GFLOPS", lambda layer: _number(layer.real_gflops)),
+    Column("of limit", lambda layer: _percent(layer.share_of_limit)),
+    _ERROR,
+    Column("why", lambda layer: layer.why, True),
+)
+_CANDIDATES = (
+    Column("candidate", lambda candidate: candidate.kernel, True),
+    Column("steps", lambda candidate: str(candidate.steps)),
+    Column("code", lambda candidate: str(candidate.code_bytes)),
+    Column("data", lambda candidate: str(candidate.data_bytes)),
+    Column("predicted ns", lambda candidate: _number(candidate.predicted_ns)),
+    Column("measured", lambda candidate: _number(candidate.measured_ns) or "-"),
+    Column("bound by", lambda candidate: candidate.bound, True),
+)
+
+# Characters of a name: two such columns and two of figures take 80.
+_BRIEF_NAME = 27
+
+_BARS = """
+.bar { display: flex; height: 3.2em; margin: 1em 0; border: 1px solid var(--line);
+  overflow: hidden }
+.bar div { overflow: hidden; white-space: nowrap; font-size: 11px; padding: .3em 0 0 .2em;
+  border-right: 1px solid var(--page); color: #1c2127; box-sizing: border-box }
+"""
 
 
 @dataclass(frozen=True)
@@ -134,21 +175,86 @@ class Report(Shown):
         }
 
     def __rich__(self) -> RenderableType:
-        from sparsejit.api.report_page import as_tables
+        from rich.console import Group
+        from rich.text import Text
 
-        return as_tables(self)
+        tables = [rich_table(columns, rows) for columns, rows in self._tables()]
+        texts = [Text(line) for line in (self.title, *self.lines)]
+        return Group(*texts, *tables, *map(Text, self.schedule))
 
     def brief(self) -> RenderableType:
         """Return a table within 80 columns: each layer's kernel, its time in us, and its share."""
-        from sparsejit.api.report_page import as_brief
+        from rich.console import Group
+        from rich.text import Text
 
-        return as_brief(self)
+        times = [layer.measured_ns or layer.predicted_ns or 0.0 for layer in self.layers]
+        is_measured = any(layer.measured_ns is not None for layer in self.layers)
+        total = sum(times) or 1.0
+        table = table_of("", frame="none")
+        table.add_column("layer", no_wrap=True)
+        table.add_column("kernel", no_wrap=True)
+        for heading in ("us" if is_measured else "us, predicted", "share"):
+            table.add_column(heading, justify="right")
+        for layer, ns in zip(self.layers, times, strict=True):
+            names = (_cut(layer.layer, 0), _cut(layer.kernel, _BRIEF_NAME // 3))
+            is_known = (layer.measured_ns, layer.predicted_ns) != (None, None)
+            figures = (f"{ns / 1000:,.2f}", f"{ns / total:.1%}") if is_known else ()
+            table.add_row(*map(Text, names), *figures)
+        table.add_row("all", "", f"{sum(times) / 1000:,.2f}", "", style="bold")
+        return Group(Text(self.lines[0] if self.lines else self.title), table)
 
     def html(self) -> str:
         """Return one self-contained HTML page."""
-        from sparsejit.api.report_page import as_page
+        bars = "".join(map(_segment, enumerate(self.layers)))
+        tables = "".join(html_table(columns, rows) for columns, rows in self._tables())
+        body = f'<div class="bar">{bars}</div>{tables}{self._schedule_html()}'
+        facts = self.title, *self.lines
+        return html_page("sparsejit model", "Time by layer", facts, body, _BARS)
 
-        return as_page(self)
+    def _tables(self) -> list[tuple[Sequence[Column], Sequence[Any]]]:
+        """Return the columns and rows of each table."""
+        seen = any(layer.error is not None for layer in self.layers)
+        columns = [each for each in _LAYERS if seen or each is not _ERROR]
+        tables: list[tuple[Sequence[Column], Sequence[Any]]] = [(columns, self.layers)]
+        if len(self.layers) == 1 and self.layers[0].candidates:
+            tables.append((_CANDIDATES, self.layers[0].candidates))
+        return tables
+
+    def _schedule_html(self) -> str:
+        """Return the schedule as HTML; "" for a report without one."""
+        lines = escape("\n".join(self.schedule))
+        return f"<h2>Steps of each thread</h2><pre>{lines}</pre>" if lines else ""
+
+
+def _cut(name: str, head: int) -> str:
+    """Shorten a name to `_BRIEF_NAME` characters: its first `head`, an ellipsis, and its end."""
+    if len(name) <= _BRIEF_NAME:
+        return name
+    return f"{name[:head]}…{name[head + 1 - _BRIEF_NAME :]}"
+
+
+def _segment(numbered: tuple[int, LayerReport]) -> str:
+    """Return a layer's part of the bar, as wide as its share, in a colour of its own."""
+    number, layer = numbered
+    if not layer.share:
+        return ""
+    hue = number * 137 % 360  # by the golden angle neighbours differ
+    source = f"{layer.source} {layer.code}".strip()
+    title = f"{layer.layer}: {layer.kernel}, {_number(layer.measured_ns)} ns, {source}"
+    return (
+        f'<div style="flex:{layer.share:.5f} 0 0;background:hsl({hue} 60% 75%)" '
+        f'title="{escape(title)}">{escape(layer.layer)}<br>{_percent(layer.share)}</div>'
+    )
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
 
 
 def candidates_of(plan: Plan) -> tuple[CandidateReport, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sparsejit.api.compiled import PathLike
+from sparsejit.api.compiled import LOADERS, Loader, PathLike
 from sparsejit.api.shown import Shown, table_of
 from sparsejit.artefact import sealed
 from sparsejit.artefact.arrays import ArrayReader, ArrayWriter
@@ -146,3 +146,6 @@ def _vector(array: Array) -> Array:
     if array.ndim != 1 or array.dtype.name != "float32":
         raise DamagedFile(f"has {array.dtype}{array.shape} where a vector belongs")
     return array
+
+
+LOADERS[KIND] = Loader(read_scales, lambda found: found)

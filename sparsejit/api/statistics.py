@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from sparsejit.lowering.step import Step
-
-if TYPE_CHECKING:
-    from sparsejit.api.variant import Variant
 
 
 def sizes_of(steps: Sequence[Step]) -> dict[str, int]:
@@ -25,19 +21,4 @@ def sizes_of(steps: Sequence[Step]) -> dict[str, int]:
         "nnz": sum(int(fact.nnz) for fact in layers),
         "effective_flops": sum(int(fact.effective_flops) for fact in facts),
         "flops": sum(int(fact.flops) for fact in facts),
-    }
-
-
-def statistics_of(variant: Variant) -> dict[str, Any]:
-    """Return `sizes_of` its steps, the bytes of code, literals and workspace, and compile time."""
-    image = variant.program.image
-    return {
-        **variant.sizes,
-        "code_bytes": image.code_bytes,
-        "pool_bytes": image.pool_bytes,
-        "workspace_bytes": variant.workspace_bytes,
-        "buffer_bytes": variant.buffer_bytes,
-        "isa": variant.options.target.isa,
-        "tile": variant.tile,
-        "compile_ms": variant.compile_ms,
     }

@@ -151,6 +151,21 @@ class Variant(SharedCode):
         return self.program.image.size + _RECORD_BYTES
 
     @property
+    def statistics(self) -> dict[str, Any]:
+        """`sizes`, the bytes of code, literals and workspace, and the time to compile."""
+        image = self.program.image
+        return {
+            **self.sizes,
+            "code_bytes": image.code_bytes,
+            "pool_bytes": image.pool_bytes,
+            "workspace_bytes": self.workspace_bytes,
+            "buffer_bytes": self.buffer_bytes,
+            "isa": self.options.target.isa,
+            "tile": self.tile,
+            "compile_ms": self.compile_ms,
+        }
+
+    @property
     def steps(self) -> tuple[Step, ...]:
         """The records of its kernels, in order."""
         return self.planned.steps

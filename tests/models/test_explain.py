@@ -22,7 +22,6 @@ from sparsejit.api.layers_report import (
     unexpected_lines,
 )
 from sparsejit.api.report import LayerReport
-from sparsejit.api.statistics import statistics_of
 from sparsejit.api.variant import Variant
 from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -200,7 +199,7 @@ def test_kernels_of_one_operator_are_one_layer() -> None:
     twin = replace(first, kernel="copy")
     assert groups_of([first, twin, first, *others]) == [[0, 1, 2], [3], [4]]
     several = with_steps(variant, (first, twin, first, *others))
-    layer, *_ = report_of(several, "", statistics_of(several), measure=False).layers
+    layer, *_ = report_of(several, "", several.statistics, measure=False).layers
     assert layer.kernel == f"2 x {first.kernel}, copy"
     assert layer.nnz == first.facts.nnz
     assert layer.predicted_ns == pytest.approx(3 * first.facts.predicted_ns)

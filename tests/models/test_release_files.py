@@ -12,7 +12,7 @@ pytest.importorskip("sklearn")
 from release_files import KINDS, results
 
 import sparsejit
-from sparsejit.api.load import LOADERS
+from sparsejit.api.compiled import LOADERS
 from sparsejit.artefact import sealed
 
 DATA = Path(__file__).parents[1] / "data"
