@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 from typing import NamedTuple
-
-from sparsejit.prune.shrink.shrunk import FrontierPoint, Shrunk, microseconds
 
 PICTURE_STYLE = """
 figure { margin: 0; max-width: 760px }
@@ -30,6 +29,19 @@ _NAME_WIDTH = 130  # pixels that the name of the returned point takes, with room
 _MARGIN = 1.06  # of the time axis, beyond the longest time
 
 
+@dataclass(frozen=True)
+class FrontierPoint:
+    """A choice of zeros and storage for all layers.
+
+    Attributes:
+        ns: predicted nanoseconds of a call
+        error: the error of the outputs, as `Shrunk.error`
+    """
+
+    ns: float
+    error: float
+
+
 class _Axes(NamedTuple):
     """Coordinates in pixels: times linear from 0, errors logarithmic."""
 
@@ -49,24 +61,27 @@ class _Axes(NamedTuple):
         return self.least <= point.error <= self.most and point.ns <= self.longest_ns
 
 
-def frontier_picture(shrunk: Shrunk) -> str:
+def frontier_picture(
+    frontier: Sequence[FrontierPoint],
+    tried: Sequence[FrontierPoint],
+    returned: FrontierPoint | None,
+) -> str:
     """A figure: the predicted frontier, the choices that were tried, and the one returned."""
-    points = (*shrunk.frontier, *shrunk.tried)
+    points = (*frontier, *tried)
     if not points:
         return ""
     axes = _axes_of(points)
-    dense_ns = max(point.ns for point in shrunk.frontier or points)
+    dense_ns = max(point.ns for point in frontier or points)
     parts = [*_grid(axes), _dense_line(axes, dense_ns)]
     line = " ".join(
         f"{axes.x(point.ns):.1f},{axes.y(point.error):.1f}"
-        for point in shrunk.frontier
+        for point in frontier
         if axes.holds(point)
     )
     parts.append(f'<polyline class="frontier" points="{line}"/>')
-    tried = [point for point in shrunk.tried if axes.holds(point)]
-    returned = None if shrunk.is_dense or not shrunk.tried else shrunk.tried[-1]
-    parts += [_circle(axes, point, "tried") for point in tried if point is not returned]
-    if returned in tried:
+    held = [point for point in tried if axes.holds(point)]
+    parts += [_circle(axes, point, "tried") for point in held if point is not returned]
+    if returned is not None and returned in held:
         parts.append(_circle(axes, returned, "returned"))
     return (
         f'<figure><div class="wide"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
@@ -142,3 +157,9 @@ def _text(
     turned = f' transform="{transform}"' if transform else ""
     place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
     return f'<text class="{kind}" {place}{turned}>{escape(words)}</text>'
+
+
+def microseconds(ns: float, digits: int = 4) -> str:
+    """Nanoseconds as microseconds, to that many digits or to whole ones."""
+    us = ns / 1e3
+    return f"{us:,.0f}" if us >= 10 ** (digits - 1) else f"{us:.{digits}g}"

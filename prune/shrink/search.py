@@ -36,12 +36,12 @@ from sparsejit.prune.frontier import Frontier, LayerOptions, frontier
 from sparsejit.prune.patterns import PATTERNS, on_weight
 from sparsejit.prune.shrink.data import spread
 from sparsejit.prune.shrink.forms import DENSE, LayerForm
+from sparsejit.prune.shrink.frontier_picture import FrontierPoint
 from sparsejit.prune.shrink.kept_tables import KeptTables, ShrinkTables
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
 from sparsejit.prune.shrink.losses import FORBIDDEN, Elements, LossTable
 from sparsejit.prune.shrink.moments import Moments, PairedMoments, count_of_rows
 from sparsejit.prune.shrink.segments import SegmentedRun, stages
-from sparsejit.prune.shrink.shrunk import FrontierPoint
 from sparsejit.prune.shrink.times import LayerTimes, Times
 from sparsejit.prune.shrink.zeros import with_zeros
 

@@ -31,6 +31,7 @@ from sparsejit.passes.quantised_layers import quantised_layers
 from sparsejit.prune.shrink.data import check_alike, read_data, split
 from sparsejit.prune.shrink.distilling import Distillation
 from sparsejit.prune.shrink.forms import DENSE
+from sparsejit.prune.shrink.frontier_picture import FrontierPoint
 from sparsejit.prune.shrink.kept_tables import KeptTables
 from sparsejit.prune.shrink.layers import ShrinkLayer, shrink_layers
 from sparsejit.prune.shrink.layers_of_source import (
@@ -50,7 +51,7 @@ from sparsejit.prune.shrink.search import (
     within_metric,
     within_time,
 )
-from sparsejit.prune.shrink.shrunk import FrontierPoint, Shrunk, ShrunkLayer
+from sparsejit.prune.shrink.shrunk import Shrunk, ShrunkLayer
 from sparsejit.prune.shrink.sources import Source
 
 Metric = Callable[[list[Any]], float]

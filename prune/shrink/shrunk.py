@@ -1,22 +1,51 @@
-"""The result of `sparsejit.shrink`: the compiled model, its source, and the cost of each layer."""
+"""The result of `sparsejit.shrink`: the compiled model, its source, and the cost of each layer.
+
+It is shown as a table in terminals, and as a self-contained web page.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.api.model import CompiledModel
+from sparsejit.api.report_page import Column, html_page, html_table, rich_table
 from sparsejit.api.scales import Scales
 from sparsejit.api.shown import Shown
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
+from sparsejit.machine.target import Target
+from sparsejit.prune.shrink.frontier_picture import (
+    PICTURE_STYLE,
+    FrontierPoint,
+    frontier_picture,
+    microseconds,
+)
 from sparsejit.prune.shrink.sources import suffix_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _COSTLIEST = 3
+_LAYER = Column("layer", lambda layer: layer.name, True)
+_ZEROS = Column("zeros", lambda layer: f"{layer.zeros:.0%}")
+_NS = Column("us", lambda layer: microseconds(layer.ns, 3))
+_LAYERS = (
+    _LAYER,
+    Column("weights", lambda layer: "x".join(map(str, layer.shape)), True),
+    Column("pattern", lambda layer: layer.pattern, True),
+    Column("storage", lambda layer: layer.storage, True),
+    _ZEROS,
+    Column("error", lambda layer: f"{layer.error:.2%}"),
+    Column("dense us", lambda layer: microseconds(layer.dense_ns, 3)),
+    _NS,
+)
+_NOTE = (
+    "Times of layers, and their errors, each as if no other layer had changed, are predicted. "
+    "The error and the times of the whole model are measured."
+)
 
 
 @dataclass(frozen=True)
@@ -42,19 +71,6 @@ class ShrunkLayer:
     error: float
     dense_ns: float
     ns: float
-
-
-@dataclass(frozen=True)
-class FrontierPoint:
-    """A choice of zeros and storage for all layers.
-
-    Attributes:
-        ns: predicted nanoseconds of a call
-        error: the error of the outputs, as `Shrunk.error`
-    """
-
-    ns: float
-    error: float
 
 
 @dataclass(frozen=True)
@@ -189,18 +205,40 @@ class Shrunk(Shown):
         }
 
     def __rich__(self) -> RenderableType:
-        from sparsejit.prune.shrink.shrunk_page import as_table
-
-        return as_table(self)
+        return rich_table(_LAYERS, self.layers, self.lines, "box")
 
     def html(self) -> str:
-        """One self-contained page."""
-        from sparsejit.prune.shrink.shrunk_page import as_page
+        """One self-contained page: the gain, the frontier, the peers and the layers."""
+        facts = *self.lines, f"on {Target.detect().model}"
+        returned = None if self.is_dense or not self.tried else self.tried[-1]
+        parts = (
+            ("Error against time", frontier_picture(self.frontier, self.tried, returned)),
+            ("Other engines on the same core, in the same run", self._peers_table()),
+            ("The layers that cost most now", self._costliest_table()),
+            ("All layers that may have zeros", html_table(_LAYERS, self.layers)),
+        )
+        body = "".join(f"<h2>{escape(heading)}</h2>{html}" for heading, html in parts if html)
+        body += f"<p>{escape(_NOTE)}</p>"
+        heading = "A model made faster by zeros"
+        return html_page("sparsejit shrink", heading, facts, body, PICTURE_STYLE)
 
-        return as_page(self)
+    def _peers_table(self) -> str:
+        """A table of ours and the peers; empty without peers."""
+        if not self.peers:
+            return ""
+        names = ["sparsejit, dense"] if self.is_dense else ["sparsejit, dense", "sparsejit, shrunk"]
+        rows = [(name, "", ns) for name, ns in zip(names, (self.dense_ns, self.ns), strict=False)]
+        rows += [(peer.name, peer.version, peer.ns) for peer in self.peers]
+        columns = (
+            Column("engine", lambda row: row[0], True),
+            Column("version", lambda row: row[1], True),
+            Column("us", lambda row: microseconds(row[2])),
+            Column("times the result's time", lambda row: f"{row[2] / self.ns:.2f}"),
+        )
+        return html_table(columns, rows)
 
-
-def microseconds(ns: float, digits: int = 4) -> str:
-    """Nanoseconds as microseconds, to that many digits or to whole ones."""
-    us = ns / 1e3
-    return f"{us:,.0f}" if us >= 10 ** (digits - 1) else f"{us:.{digits}g}"
+    def _costliest_table(self) -> str:
+        """A table of a few layers, and their shares of the predicted time of a call where known."""
+        whole = self.predicted_ns
+        share = Column("share", lambda layer: f"{layer.ns / whole:.0%}" if whole else "")
+        return html_table((_LAYER, _NS, share, _ZEROS), self.costliest)

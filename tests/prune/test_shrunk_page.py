@@ -11,7 +11,8 @@ import pytest
 from whole_page import WholePage
 
 from sparsejit.api.model import CompiledModel
-from sparsejit.prune.shrink.shrunk import EngineTime, FrontierPoint, Shrunk, ShrunkLayer
+from sparsejit.prune.shrink.frontier_picture import FrontierPoint
+from sparsejit.prune.shrink.shrunk import EngineTime, Shrunk, ShrunkLayer
 
 HOSTILE = '<b>"net" & co</b>'
 
