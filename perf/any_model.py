@@ -20,7 +20,7 @@ from sparsejit.frontends.onnx.sessions import model_bytes, open_session
 from sparsejit.frontends.torch_export import export
 from sparsejit.ir.graph import Graph
 from sparsejit.perf.call_latency import LatencyReport, latency_report
-from sparsejit.perf.model_contest import ROUNDS, Arrays, ContestantTime, ModelRounds
+from sparsejit.perf.model_contest import ROUNDS, Arrays, ContestantTime, ModelRounds, export_onnx
 from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer
 
 # sparsejit as a contestant, by the dtype that weights are stored in.
@@ -187,8 +187,6 @@ class AnyTask:
             return Path(self._source.model)
         file = self.folder / f"opset{opset}.onnx"
         if not file.exists():
-            from sparsejit.perf.models import export_onnx  # which needs torch
-
             module = self._source.model
             module = _of_program(module) if hasattr(module, "module_call_graph") else module.eval()
             export_onnx(module, self._source.args, file, opset)

@@ -23,7 +23,7 @@ from sparsejit.ir.sparse_matrix import UNSTRUCTURED, SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType, Layout
 from sparsejit.perf.checking.claims import MKL_CSR
 from sparsejit.perf.kernels import checked_error, exact_output, exact_product
-from sparsejit.perf.models import export_onnx
+from sparsejit.perf.model_contest import export_onnx
 from sparsejit.perf.peers.batch_peers import make_batch_peer
 from sparsejit.perf.peers.model_peers import MODEL_PEERS
 from sparsejit.perf.peers.peer_process import PeerFailed, PeerProcess

@@ -5,10 +5,13 @@ Python. Each is timed once a round, so that a change of the clock affects all al
 """
 
 import os
+import warnings
 from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -220,3 +223,36 @@ def _relative_error(found: npt.NDArray[Any], exact: npt.NDArray[Any]) -> float:
     """Largest error over the output's largest value; the error itself where the output is zero."""
     largest = np.abs(exact).max(initial=0.0)
     return float(np.abs(found - exact).max(initial=0.0) / (largest or 1.0))
+
+
+def export_onnx(
+    module: Any,
+    inputs: tuple[Any, ...],
+    file: Path,
+    opset: int,
+    names: Sequence[str] | None = None,
+) -> None:
+    """Write a torch module as ONNX with the shapes of `inputs`, which get these names.
+
+    The module is traced: the newer exporter writes no opset that all peers read, and splits a GRU
+    into pieces. Raises MissingDependency without the package onnx, PeerFailed for an operator that
+    ONNX lacks.
+    """
+    import torch
+
+    if find_spec("onnx") is None:
+        raise MissingDependency(
+            "its file needs onnx, which is not installed: pip install 'sparsejit[bench]'"
+        )
+    with warnings.catch_warnings(), redirect_stdout(StringIO()):  # a failure prints its graph
+        warnings.simplefilter("ignore")  # about the exporter's age, and about batches that differ
+        try:
+            torch.onnx.export(
+                *(module, inputs, str(file)),
+                dynamo=False,
+                opset_version=opset,
+                input_names=None if names is None else list(names),
+            )
+        except RuntimeError as problem:
+            words = str(problem).splitlines()[0]
+            raise PeerFailed(f"no ONNX file of opset {opset}: {words}") from problem

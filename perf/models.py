@@ -1,30 +1,25 @@
 """Compare whole models of the zoo with peers, in the rounds of `model_contest.py`."""
 
 import tempfile
-import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from importlib.util import find_spec
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from sparsejit.errors import MissingDependency
 from sparsejit.frontends.onnx import import_onnx
 from sparsejit.perf.model_contest import (
     LARGEST_RELATIVE_ERROR,
     ROUNDS,
     Arrays,
     ContestantTime,
+    export_onnx,
     measure,
 )
 from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer
-from sparsejit.perf.peers.peer_process import PeerFailed
 from sparsejit.perf.zoo import ZooModel, pruned
 from sparsejit.perf.zoo.quantised import OPSET, quantise_file
 
@@ -158,37 +153,6 @@ def _others(inputs: tuple[torch.Tensor, ...], seed: int) -> tuple[torch.Tensor, 
         else torch.randint(int(x.max()) + 1, x.shape, generator=random)
         for x in inputs
     )
-
-
-def export_onnx(
-    module: torch.nn.Module,
-    inputs: tuple[torch.Tensor, ...],
-    file: Path,
-    opset: int,
-    names: Sequence[str] | None = None,
-) -> None:
-    """Write a module as ONNX with the shapes of `inputs`, which get these names.
-
-    The module is traced: the newer exporter writes no opset that all peers read, and splits a GRU
-    into pieces. Raises MissingDependency without the package onnx, PeerFailed for an operator that
-    ONNX lacks.
-    """
-    if find_spec("onnx") is None:
-        raise MissingDependency(
-            "its file needs onnx, which is not installed: pip install 'sparsejit[bench]'"
-        )
-    with warnings.catch_warnings(), redirect_stdout(StringIO()):  # a failure prints its graph
-        warnings.simplefilter("ignore")  # about the exporter's age, and about batches that differ
-        try:
-            torch.onnx.export(
-                *(module, inputs, str(file)),
-                dynamo=False,
-                opset_version=opset,
-                input_names=None if names is None else list(names),
-            )
-        except RuntimeError as problem:
-            words = str(problem).splitlines()[0]
-            raise PeerFailed(f"no ONNX file of opset {opset}: {words}") from problem
 
 
 def compare(

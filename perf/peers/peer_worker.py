@@ -236,8 +236,9 @@ def _module(
         return module.eval(), tensors
     if "network" in request:
         networks = import_module("sparsejit.perf.voice.voice_networks")
+        steps = import_module("sparsejit.perf.voice.voice_steps")
         name, path = request["network"]
-        return networks.network_named(name, path and Path(path)).step(), tensors
+        return steps.step_of(networks.network_named(name, path and Path(path))), tensors
     zoo, asked = import_module("sparsejit.perf.zoo"), request["zoo"]
     return zoo.pruned(zoo.ZOO[asked["model"]], asked["density"], asked["pattern"]), tensors
 

@@ -12,6 +12,7 @@ from sparsejit.perf.peers.peers import single_threaded
 from sparsejit.perf.problems import GivenMatrix
 from sparsejit.perf.timing import RoundsInTurn
 from sparsejit.perf.voice.voice_networks import FRAMES, trained_network
+from sparsejit.perf.voice.voice_steps import step_of
 from sparsejit.runtime import native_timing
 from sparsejit.runtime.native_timing import pinned
 from sparsejit.voice.speak.wavernn import WaveRNN
@@ -86,7 +87,7 @@ def layer_matrices(network: TrainedNetwork) -> list[GivenMatrix]:
 
 def torch_us(network: TrainedNetwork, mel: FloatArray) -> float:
     """Median microseconds of one eager step of the dense network."""
-    step = trained_network("torch", network, mel[:, :FRAMES]).step()
+    step = step_of(trained_network("torch", network, mel[:, :FRAMES]))
     inputs = list(step.examples)
     times = []
     with torch.inference_mode():

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -40,9 +39,6 @@ from sparsejit.voice.spec.voice_spec import (
     VoiceSpec,
 )
 from sparsejit.voice.weights import VoiceWeights
-
-if TYPE_CHECKING:
-    from sparsejit.perf.voice.voice_steps import StepModule
 
 FloatArray = npt.NDArray[np.float32]
 FRAMES = 40
@@ -93,12 +89,6 @@ class SampleNetwork:
         """Results of `forced` for the first samples' classes, by its operators in float64."""
         turns = GraphTurns(self.forced.sample, self.forced_inputs(given), 0)
         return np.array([turns.next()[0][0] for _ in given])
-
-    def step(self) -> "StepModule":
-        """A torch module that computes one sample."""
-        from sparsejit.perf.voice.voice_steps import SpecStep
-
-        return SpecStep(self.spec, self.tensors, self.conditioning).eval()
 
 
 def voice_network(path: Path) -> SampleNetwork:

@@ -10,12 +10,11 @@ import numpy as np
 
 from sparsejit.errors import MissingDependency
 from sparsejit.ir.values import Array
-from sparsejit.perf.model_contest import Contestant, checked_error
-from sparsejit.perf.models import export_onnx
+from sparsejit.perf.model_contest import Contestant, checked_error, export_onnx
 from sparsejit.perf.peers.model_peers import MODEL_PEERS
 from sparsejit.perf.peers.peer_process import PeerFailed
 from sparsejit.perf.voice.voice_networks import SampleNetwork, network_named
-from sparsejit.perf.voice.voice_steps import exact_step
+from sparsejit.perf.voice.voice_steps import exact_step, step_of
 
 STEP_PEERS = ("torch", "torchscript", "torch-compile", "onnxruntime")
 # Number of samples compared with float64; later, rounding may change a drawn class.
@@ -27,7 +26,7 @@ class StepTask:
 
     def __init__(self, name: str, path: Path | None, folder: Path) -> None:
         self.name, self._path, self._folder = name, path, folder
-        self._step = self._network.step()
+        self._step = step_of(self._network)
         self.inputs_file = folder / "step.npz"
         np.savez(self.inputs_file, *(one.numpy() for one in self._step.examples))
 
@@ -51,7 +50,7 @@ class StepTask:
     @cached_property
     def exact(self) -> list[list[Array]]:
         """Results of the first samples, in float64."""
-        return [exact_step(self._network.step(), calls + 1) for calls in range(_CHECKED)]
+        return [exact_step(step_of(self._network), calls + 1) for calls in range(_CHECKED)]
 
 
 def ready_peers(

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from sparsejit.ir.spec import Activation
 from sparsejit.ir.values import Array
+from sparsejit.perf.voice.voice_networks import SampleNetwork
 from sparsejit.voice.spec.voice_spec import (
     BinaryTree,
     Categorical,
@@ -212,6 +213,11 @@ def _module(layer: DenseSpec | DualDenseSpec | GruSpec, tensors: Mapping[str, Ar
 
 def _parameter(array: Array) -> nn.Parameter:
     return nn.Parameter(torch.from_numpy(np.array(array, np.float32)), requires_grad=False)
+
+
+def step_of(network: SampleNetwork) -> StepModule:
+    """A torch module that computes one sample of a network."""
+    return SpecStep(network.spec, network.tensors, network.conditioning).eval()
 
 
 def exact_step(step: StepModule, calls: int) -> list[Array]:

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 import sparsejit
 from sparsejit.errors import SparseJitError
 from sparsejit.ir.values import Array
-from sparsejit.perf.models import export_onnx
+from sparsejit.perf.model_contest import export_onnx
 from sparsejit.perf.zoo.quantised import quantise_file
 from sparsejit.prune import Pruner
 

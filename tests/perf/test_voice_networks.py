@@ -19,7 +19,7 @@ from sparsejit.perf.voice.voice_networks import (
     network_named,
     wavernn_network,
 )
-from sparsejit.perf.voice.voice_steps import exact_step
+from sparsejit.perf.voice.voice_steps import exact_step, step_of
 from sparsejit.voice.spec.sample_loop import compile_sample_loop
 from sparsejit.voice.spec.sampler import Sampler
 from sparsejit.voice.weights import VoiceWeights
@@ -85,7 +85,7 @@ def networks() -> list[SampleNetwork]:
 def test_torch_has_the_graph_s_formulas(network: SampleNetwork) -> None:
     """A sample from silence, whose last class is the spec's first one, or 0."""
     (exact,) = network.exact_logits([0])
-    found = exact_step(network.step(), 1)[-1]
+    found = exact_step(step_of(network), 1)[-1]
     np.testing.assert_allclose(found, exact, atol=1e-6 * np.abs(exact).max())
 
 
@@ -94,7 +94,7 @@ def test_trained_wavernn_in_torch_has_the_graph_s_formulas() -> None:
         pytest.skip("the checkpoint is not here")
     network = wavernn_network()
     (exact,) = network.exact_logits([0])
-    np.testing.assert_allclose(exact_step(network.step(), 1)[-1], exact, rtol=2e-6)
+    np.testing.assert_allclose(exact_step(step_of(network), 1)[-1], exact, rtol=2e-6)
 
 
 @pytest.mark.parametrize("hidden", [16, 24])
@@ -102,7 +102,7 @@ def test_steps_go_on_from_what_they_leave(hidden: int, tmp_path: Path) -> None:
     """A voice of our own, too, in torch: rows of tables multiplied before all samples."""
     VoiceWeights.random(hidden).save(tmp_path / "own.safetensors")
     network = network_named("voice", tmp_path / "own.safetensors")
-    step = network.step()
+    step = step_of(network)
     first, second = exact_step(step, 1), exact_step(step, 2)
     assert np.abs(first[1]).max() > 0 and not np.array_equal(first[1], second[1])
 
