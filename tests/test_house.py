@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,6 +82,14 @@ EXTRAS = (
 NEEDS_EXTRAS = {"prune", "perf", "voice"}
 
 
+# Files whose functions import modules of ours, and why; commands import what they run.
+LATE_IMPORTS = {
+    "sparsejit/__init__.py": "a name's module is imported when somebody asks for the name",
+    "sparsejit/frontends/torch_export/packed_sequences.py": "code that torch's functions run",
+    "perf/peers/peer_worker.py": "a process imports what its engine needs",
+}
+
+
 def sources() -> list[Path]:
     rooms = (ROOT / name for name in ("sparsejit", "asm_templates", "prune", "perf"))
     return sorted(path for room in rooms for path in room.rglob("*.py") if not _under_symlink(path))
@@ -136,27 +145,23 @@ def facts_of(path: Path) -> Facts:
 
 def imports_of(path: Path) -> Iterator[str]:
     """Every module that `path` names in an import, resolved, wherever the import stands."""
+    for node in facts_of(path).imports:
+        yield from _named(node, path)
+
+
+def _named(node: ast.Import | ast.ImportFrom | ast.Call, path: Path) -> Iterator[str]:
+    """The modules that an import of the file names."""
     own = module_name(path).split(".")
     package = own if path.name == "__init__.py" else own[:-1]
-    for node in facts_of(path).imports:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            start = package[: len(package) - node.level + 1] if node.level else []
-            base = ".".join([*start, *filter(None, [node.module])])
-            if base == "sparsejit":
-                yield from (_submodule_or_surface(alias.name) for alias in node.names)
-            else:
-                yield base
-        else:
-            yield _imported_by_call(node.args[0], ".".join(package), path)
-
-
-def _submodule_or_surface(name: str) -> str:
-    is_submodule = (ROOT / "sparsejit" / name).exists() or (
-        ROOT / "sparsejit" / f"{name}.py"
-    ).exists()
-    return f"sparsejit.{name}" if is_submodule else "sparsejit"
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        start = package[: len(package) - node.level + 1] if node.level else []
+        base = ".".join([*start, *filter(None, [node.module])])
+        named = (f"{base}.{alias.name}" for alias in node.names)
+        yield from (module if module in MODULES else base for module in named)
+    else:
+        yield _imported_by_call(node.args[0], ".".join(package), path)
 
 
 def _imported_by_call(argument: ast.expr, package: str, path: Path) -> str:
@@ -177,13 +182,13 @@ def _is_import_call(node: ast.Call) -> bool:
 
 
 SOURCES = sources()
+MODULES = frozenset(map(module_name, SOURCES))
 
 
 def test_every_room_exists_and_is_walked() -> None:
-    modules = set(map(module_name, SOURCES))
-    assert {room_of(module) for module in modules} == set(ROOMS)
+    assert {room_of(module) for module in MODULES} == set(ROOMS)
     for room, inner in INNER_ROOMS.items():
-        assert {room_of(m, 2) for m in modules if room_of(m) == room} - {room} == {*inner} - {room}
+        assert {room_of(m, 2) for m in MODULES if room_of(m) == room} - {room} == {*inner} - {room}
 
 
 def test_imports_come_from_the_left() -> None:
@@ -200,6 +205,29 @@ def test_imports_come_from_the_left() -> None:
             if not left:
                 found.append(f"{house_path(path)} imports {imported}, which lies to its right")
     assert not found, "\n".join(found)
+
+
+def test_no_modules_import_each_other() -> None:
+    """Nor through others, be it in a function or for types alone."""
+    graph = {module_name(path): {*imports_of(path)} - {module_name(path)} for path in SOURCES}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_functions_import_no_modules_of_ours() -> None:
+    found = {
+        house_path(path): name
+        for path in SOURCES
+        if room_of(module_name(path)) != "commands"
+        for function in facts_of(path).functions
+        for node in ast.walk(function)
+        if node in facts_of(path).imports
+        for name in _named(node, path)
+        if name in MODULES
+    }
+    assert found.keys() == LATE_IMPORTS.keys(), found
 
 
 def test_lowering_never_prices() -> None:
