@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from sparsejit.commands import cli
 from sparsejit.errors import InvalidInput, MissingDependency
-from sparsejit.perf import any_model, models, shrunk_contest
+from sparsejit.perf import any_model, model_contest, models, shrunk_contest
 from sparsejit.perf.model_contest import Contestant
 from sparsejit.perf.models import ModelTask, compare
 from sparsejit.perf.peers import model_peers, peer_worker
@@ -175,7 +175,7 @@ def test_a_sample_is_the_mean_of_as_many_calls_as_it_takes(
 def test_a_model_without_onnx_is_skipped_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    monkeypatch.setattr(model_contest, "find_spec", lambda name: None)
     task = ModelTask(MODEL, 1, 1.0, tmp_path)
     with pytest.raises(MissingDependency, match=r"pip install 'sparsejit\[bench\]'"):
         task.onnx_file(17)
