@@ -25,6 +25,7 @@ from sparsejit.perf.peers.model_peers import ModelPeer
 from sparsejit.perf.peers.peer_process import PeerFailed, PeerProcess
 from sparsejit.perf.timing import RoundsInTurn
 from sparsejit.runtime.native_timing import native_loop, pinned, sample
+from sparsejit.whole_numbers import round_up
 
 PEER = ModelPeer(
     "forests",
@@ -206,7 +207,7 @@ def _native_rows(compiled: CompiledEstimator, x: Array) -> Callable[[], float]:
     variant = compiled.variant("predict")
     y = np.zeros(_NATIVE_ROWS, np.float32)
     workspace = np.zeros(variant.workspace_bytes + 64, np.uint8)
-    start = workspace.ctypes.data + -workspace.ctypes.data % 64
+    start = round_up(workspace.ctypes.data, 64)
     sources = np.array([x[i : i + 1].ctypes.data for i in range(_NATIVE_ROWS)], np.uint64)
     results = np.array([y[i : i + 1].ctypes.data for i in range(_NATIVE_ROWS)], np.uint64)
     calls = [

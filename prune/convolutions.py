@@ -18,6 +18,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.values import Array, TensorType
 from sparsejit.prune.calibration import evaluating
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.image import Image
 
 # Channels and spatial sizes of one sample.
@@ -70,7 +71,7 @@ class CompiledConvolution:
     @property
     def workspace_floats(self) -> int:
         """Size of its workspace, in floats."""
-        return -(-self.variant.workspace_bytes // 4)
+        return ceil_div(self.variant.workspace_bytes, 4)
 
     @property
     def strategy(self) -> str:

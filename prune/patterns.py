@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from sparsejit.errors import InvalidInput
+from sparsejit.whole_numbers import ceil_div
 
 
 @dataclass(frozen=True)
@@ -107,11 +108,11 @@ class BlockPattern:
         return self.cols
 
     def count(self, rows: int, cols: int) -> int:
-        return -(-rows // self.rows) * -(-cols // self.cols)
+        return ceil_div(rows, self.rows) * ceil_div(cols, self.cols)
 
     def blocks(self, importance: Tensor, alive: Tensor) -> Blocks:
         gates, rows, cols = importance.shape
-        across = -(-cols // self.cols)
+        across = ceil_div(cols, self.cols)
         block_row = torch.arange(rows, device=importance.device) // self.rows
         block_col = torch.arange(cols, device=importance.device) // self.cols
         labels = (block_row[:, None] * across + block_col).expand(gates, -1, -1)
@@ -171,7 +172,7 @@ class LanePattern:
         return f"lane{self.rows}"
 
     def count(self, rows: int, cols: int) -> int:
-        return -(-rows // self.rows) * cols
+        return ceil_div(rows, self.rows) * cols
 
     def blocks(self, importance: Tensor, alive: Tensor) -> Blocks:
         _, rows, cols = importance.shape

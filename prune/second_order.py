@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sparsejit.prune.allocation import choose_least
 from sparsejit.prune.patterns import Pattern
+from sparsejit.whole_numbers import round_up
 
 # Columns decided at once. Fewer is finer: with 16 the error was up to 3 % less than with 32 (256
 # inputs, 50 and 90 %), for twice the ranking.
@@ -77,7 +78,7 @@ def choose_by_second_order(
     work = weight[:, order].clone()
     pruned = torch.zeros_like(work, dtype=torch.bool)
     width = max(COLUMNS, len(order) // batches)
-    batch = -(-width // pattern.window) * pattern.window
+    batch = round_up(width, pattern.window)
     by_batch = torch.stack([rows.square().sum(0) for rows in upper.split(batch)])
     diagonals = by_batch.flip(0).cumsum(0).flip(0)  # of the inverse for the columns still open
     for start, diagonal in zip(range(0, work.shape[1], batch), diagonals, strict=True):

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 # A room imports only from its left. A room is a folder or a file of sparsejit/; "sparsejit" is the
 # public surface, sparsejit/__init__.py.
 ROOMS = (
-    *("errors", "files", "install_peachpy", "attention_masks"),
+    *("errors", "whole_numbers", "files", "install_peachpy", "attention_masks"),
     *("machine", "native", "x86", "runtime", "ir", "passes"),
     *("asm_templates", "measuring", "planner", "lowering", "artefact", "frontends", "api"),
     "onnxruntime",

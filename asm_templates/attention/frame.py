@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from sparsejit.asm_templates.attention.tables import KEYS, SUMS_BYTES, AttentionTiles
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div, round_up
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import (
     Literal,
@@ -60,7 +61,7 @@ class AttentionStack:
 
 def packed_pitch(values: int, target: Target) -> int:
     """Return the bytes of a row in the copy of V."""
-    return -(-values // target.lanes) * target.vector_bytes
+    return ceil_div(values, target.lanes) * target.vector_bytes
 
 
 @dataclass(frozen=True)
@@ -85,12 +86,12 @@ class Places:
 
 
 def places_of(stack: AttentionStack, tiles: AttentionTiles, target: Target) -> Places:
-    first = -(-(COUNTERS + 8 * (1 + len(stack.axes))) // 64) * 64
+    first = round_up(COUNTERS + 8 * (1 + len(stack.axes)), 64)
     row = FLOAT * tiles.rows
     largest, total, share, old_largest, old_total, queries = range(first, first + 6 * row, row)
     scores = queries + row * stack.depth
     sums = scores + row * tiles.most_keys
-    values = -(-(sums + SUMS_BYTES * tiles.queries) // 64) * 64
+    values = round_up(sums + SUMS_BYTES * tiles.queries, 64)
     olds = old_largest, old_total
     return Places(largest, total, share, *olds, queries, scores, sums, values)
 

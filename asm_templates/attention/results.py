@@ -27,6 +27,7 @@ from sparsejit.asm_templates.shared.rows import (
     zero,
 )
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import line
 from sparsejit.x86.operands import Memory, Register, dword, rax, rcx, rdx, rsi
 
@@ -76,8 +77,8 @@ def emit_results(code: AttentionCode, adds: bool) -> None:
 
 def _parts(values: int, target: Target) -> list[IntArray]:
     """Return the vectors of a value, in parts that are in registers at once."""
-    vectors = -(-values // target.lanes)
-    return np.array_split(np.arange(vectors), -(-vectors // _AT_ONCE[target.isa]))
+    vectors = ceil_div(values, target.lanes)
+    return np.array_split(np.arange(vectors), ceil_div(vectors, _AT_ONCE[target.isa]))
 
 
 def _rows_at_once(rows: int, vectors: int, target: Target) -> int:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from sparsejit.ir.row_groups import RowGroup, row_groups
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div, round_up
 
 KEYS = 8  # keys of a group: their sums keep both multipliers busy
 SUMS_BYTES = 8  # bytes of a row's largest score and the sum of its powers
@@ -96,12 +97,12 @@ def tile_width(masks: npt.NDArray[np.bool_], target: Target) -> int:
 
     Two must also divide the vectors of queries, so that none is idle.
     """
-    vectors = -(-masks.shape[1] // target.lanes)
+    vectors = ceil_div(masks.shape[1], target.lanes)
     return 2 if target.isa == "avx512" and vectors % 2 == 0 and masks.all() else 1
 
 
 def _padded(keys: int) -> int:
-    return max(KEYS, -(-keys // KEYS) * KEYS)
+    return max(KEYS, round_up(keys, KEYS))
 
 
 def _numbers(

@@ -13,10 +13,11 @@ import numpy as np
 
 from sparsejit.asm_templates.batch.row_tiles import BoolArray, Products
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, Label, Line, line
 from sparsejit.x86.operands import Literal, Memory, Register
 
-_CODE_A_WEIGHT, _CODE_AN_INPUT = 8.0, 7.0
+_CODE_A_WEIGHT, _CODE_AN_INPUT = 8, 7
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Ahead:
         """Return the prefetch of a tile's code and weights, spread over `panels` panels."""
         code_bytes = _CODE_A_WEIGHT * len(tile) + _CODE_AN_INPUT * np.count_nonzero(tile.first)
         sizes = (code_bytes, tile.weight.nbytes)
-        code, weights = (int(-(-size // (CACHE_LINE_BYTES * panels))) for size in sizes)
+        code, weights = (ceil_div(size, CACHE_LINE_BYTES * panels) for size in sizes)
         return cls(*places, code, weights, pointers)
 
     def begin(self, asm: Assembler) -> None:

@@ -41,6 +41,7 @@ from sparsejit.asm_templates.batch.amx_layout import (
 )
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.ir.spec import Layout
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
@@ -90,7 +91,7 @@ class _TileCode:
         self.asm, self.lowered, self.spec = asm, lowered, lowered.spec
         spec = lowered.spec
         self.feature_major = spec.layout is Layout.FEATURE_MAJOR
-        self.x_tiles = -(-spec.in_features // ROW_BYTES)  # of one tile of columns
+        self.x_tiles = ceil_div(spec.in_features, ROW_BYTES)  # of one tile of columns
         self.chunk = min(spec.batch, lowered.counts.chunk_columns)
         self.frame = TileFrame(asm, lowered, self.chunk)
         slots = [self.frame.slot() for _ in range(7)]
@@ -196,7 +197,7 @@ class _TileCode:
         asm.emit("lea", _COLUMNS_X, Memory(rsp, self.frame.x))
         asm.emit("lea", _X_SCALES, Memory(rsp, self.frame.scales))
         asm.emit("mov", _COLUMNS_Y, _STRIP_Y)
-        tiles = -(-columns // ROWS)
+        tiles = ceil_div(columns, ROWS)
         expands = self.bits is not None
         if expands:
             width = min(tiles, COLUMN_TILES)

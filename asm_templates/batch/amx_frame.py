@@ -11,6 +11,7 @@ from sparsejit.asm_templates.batch.amx_layout import (
     LoweredTiles,
 )
 from sparsejit.ir.spec import Layout, MatMul
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
@@ -44,7 +45,7 @@ class TileFrame:
 
     def __init__(self, asm: Assembler, lowered: LoweredTiles, chunk: int) -> None:
         self.asm, self.spec = asm, lowered.spec
-        columns, inputs = -(-chunk // ROWS), -(-lowered.spec.in_features // ROW_BYTES)
+        columns, inputs = ceil_div(chunk, ROWS), ceil_div(lowered.spec.in_features, ROW_BYTES)
         compressed = lowered.bits is not None
         kept = lowered.most_steps if columns > COLUMN_TILES else min(1, lowered.most_steps)
         self.sums = 0

@@ -23,6 +23,7 @@ from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div, round_up
 
 ROWS, ROW_BYTES = 16, 64
 TILE_BYTES = ROWS * ROW_BYTES
@@ -52,7 +53,7 @@ class TileCounts:
 
     @property
     def chunks(self) -> int:
-        return -(-self.spec.batch // self.chunk_columns)
+        return ceil_div(self.spec.batch, self.chunk_columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +122,7 @@ def lower(spec: MatMul, matrix: SparseMatrix, target: Target) -> LoweredTiles:
 
 
 def _output_tiles(matrix: SparseMatrix) -> int:
-    return -(-matrix.out_features // ROWS)
+    return ceil_div(matrix.out_features, ROWS)
 
 
 def _used_steps(matrix: SparseMatrix) -> npt.NDArray[np.bool_]:
@@ -135,16 +136,16 @@ def _used_steps(matrix: SparseMatrix) -> npt.NDArray[np.bool_]:
 
 def _chunk_columns(spec: MatMul, target: Target) -> int:
     """Return the columns of a chunk of x: whole tiles, nearly equally many in every chunk."""
-    column_bytes = -(-spec.in_features // ROW_BYTES) * ROW_BYTES
+    column_bytes = round_up(spec.in_features, ROW_BYTES)
     x_bytes = min(int(_X_SHARE * target.l2_bytes), LARGEST_WORKSPACE // 2)
     most = max(1, x_bytes // column_bytes // ROWS)
-    tiles = -(-spec.batch // ROWS)
-    return ROWS * -(-tiles // -(-tiles // most))
+    tiles = ceil_div(spec.batch, ROWS)
+    return ROWS * ceil_div(tiles, ceil_div(tiles, most))
 
 
 def _tiles(integers: _Bytes, used: npt.NDArray[np.bool_], layout: Layout) -> _Bytes:
     """Return the tiles of all steps in order, as one row of bytes."""
-    outputs, inputs = -(-integers.shape[0] // ROWS) * ROWS, used.shape[1] * ROW_BYTES
+    outputs, inputs = round_up(integers.shape[0], ROWS), used.shape[1] * ROW_BYTES
     padded = np.zeros((outputs, inputs), np.int8)
     padded[: integers.shape[0], : integers.shape[1]] = integers
     tiles = padded.reshape(outputs // ROWS, ROWS, -1, ROW_BYTES).swapaxes(1, 2)

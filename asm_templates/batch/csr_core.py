@@ -30,6 +30,7 @@ from sparsejit.asm_templates.batch.csr_stream import (
 )
 from sparsejit.asm_templates.shared.interleave import interleaved
 from sparsejit.asm_templates.shared.rows import vector, zero
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import (
     Memory,
@@ -145,7 +146,7 @@ class _CsrLoop:
         asm = self.asm
         for left in range(MOST, 0, -1):
             slot = -left % _BY_LOAD
-            first = -QUAD.itemsize * -(-left // _BY_LOAD)
+            first = -QUAD.itemsize * ceil_div(left, _BY_LOAD)
             if slot == 0:
                 asm.bind(self.left[left])
                 asm.emit("mov", rax, Memory(QUADS, first))
@@ -232,7 +233,7 @@ class _CsrLoop:
             asm.align(_ENTRY_BYTES)
             slot = -count % _BY_LOAD
             if slot and self.arithmetic is not Arithmetic.QUADS:
-                quad = -QUAD.itemsize * -(-count // _BY_LOAD)
+                quad = -QUAD.itemsize * ceil_div(count, _BY_LOAD)
                 asm.emit("mov", rax, Memory(QUADS, quad))
                 self._four(quad)
                 asm.emit("shr", rax, 16 * slot)

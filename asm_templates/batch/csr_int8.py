@@ -22,6 +22,7 @@ from sparsejit.asm_templates.shared.int8_inputs import (
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import SMALLEST_SCALE, MatVec
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, Register, dword, r8, r10, r12, rsp
 
@@ -116,7 +117,7 @@ class CsrInt8:
         """Write `inputs` inputs, from base + offset on, to PANEL as integers."""
         asm, again, together = self.asm, self.asm.label("again"), self.shape.arithmetic.together
         asm.emit("lea", r8, Memory(base, offset))
-        asm.emit("mov", dword(r10), -(-inputs // together))
+        asm.emit("mov", dword(r10), ceil_div(inputs, together))
         asm.bind(again)
         one = {
             Arithmetic.BYTES: self._bytes,

@@ -21,6 +21,7 @@ from sparsejit.ir.compressed_rows import count_distinct
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div, round_up
 
 
 class Arithmetic(Enum):
@@ -167,7 +168,7 @@ def csr_shape(
 
 
 def _blocks(arithmetic: Arithmetic, matrix: SparseMatrix, target: Target) -> CsrBlocks:
-    columns = -(-matrix.in_features // arithmetic.together)
+    columns = ceil_div(matrix.in_features, arithmetic.together)
     widest_pitch = _pitch(_VECTORS[target.isa], target)
     in_panel = CACHE_LINE_BYTES if arithmetic is Arithmetic.QUADS else widest_pitch
     width = _even(columns, _width(arithmetic, matrix, in_panel, target))
@@ -198,7 +199,7 @@ def counted(words: SparseMatrix, blocks: CsrBlocks) -> tuple[int, int, int, int]
     """Return the nonzero words of (out_features, columns), and their segments, quads and groups."""
     block, in_row = words_by_block(words, blocks)
     segments = int(segment_counts(in_row).sum())
-    quads = int((-(-in_row // 4)).sum())
+    quads = int(ceil_div(in_row, 4).sum())
     # A block has a group for each number of words of its rows, and one if it has rows without any.
     alike = count_distinct(block * (blocks.width + 1) + in_row, blocks.count * (blocks.width + 1))
     used, used_rows = np.unique(block, return_counts=True)
@@ -220,20 +221,20 @@ def _width(arithmetic: Arithmetic, matrix: SparseMatrix, pitch: int, target: Tar
 
 def _even(length: int, most: int) -> int:
     """Return the size of equal parts of a length, a multiple of `_ROUND`, as is the limit."""
-    parts = -(-length // max(most, _ROUND))
-    return -(-length // parts // _ROUND) * _ROUND
+    parts = ceil_div(length, max(most, _ROUND))
+    return round_up(ceil_div(length, parts), _ROUND)
 
 
 def _widest(batch: int, most: int, target: Target) -> int:
     """Return the vectors of the widest pass, for the fewest passes of at most `most` vectors."""
-    vectors = -(-batch // target.lanes)
-    return -(-vectors // -(-vectors // most))
+    vectors = ceil_div(batch, target.lanes)
+    return ceil_div(vectors, ceil_div(vectors, most))
 
 
 def _passes(batch: int, most: int, target: Target) -> tuple[Pass, ...]:
     """Cut a batch into passes of at most `most` vectors; the last one may shift its last vector."""
-    vectors = -(-batch // target.lanes)
-    count, missing = -(-vectors // most), vectors * target.lanes - batch
+    vectors = ceil_div(batch, target.lanes)
+    count, missing = ceil_div(vectors, most), vectors * target.lanes - batch
     narrow, wider = divmod(vectors, count)
     widths = np.array([narrow + 1] * wider + [narrow] * (count - wider))
     shift = missing if vectors > 1 else 0

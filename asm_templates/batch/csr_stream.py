@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from sparsejit.ir.compressed_rows import CompressedRows, distinct
 from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.whole_numbers import ceil_div
 
 MOST = 64  # words in a segment: the code has a place for each
 QUAD = np.dtype([("offset", "<u2", 4), ("word", "<u4", 4)])
@@ -42,12 +43,12 @@ class CsrBlocks:
     @property
     def across(self) -> int:
         """Blocks of the same rows."""
-        return -(-self.columns // self.width)
+        return ceil_div(self.columns, self.width)
 
     @property
     def count(self) -> int:
         """All blocks."""
-        return -(-self.out_features // self.rows) * self.across
+        return ceil_div(self.out_features, self.rows) * self.across
 
     def number_of(self, words: CompressedRows) -> _IntArray:
         """The block of each word; blocks are numbered in the order in which they are multiplied."""
@@ -77,7 +78,7 @@ def float_words(nonzeros: CompressedRows) -> CompressedRows:
 def short_words(integers: CompressedRows, kind: npt.DTypeLike) -> CompressedRows:
     """Return words of the weights of four inputs, int8, or of two inputs, int16."""
     together = 4 // np.dtype(kind).itemsize
-    shape = integers.shape[0], -(-integers.shape[1] // together)
+    shape = integers.shape[0], ceil_div(integers.shape[1], together)
     numbers = integers.rows * shape[1] + integers.columns // together
     found, word = distinct(numbers, shape[0] * shape[1])
     parts = np.zeros((len(found), together), kind)
@@ -87,7 +88,7 @@ def short_words(integers: CompressedRows, kind: npt.DTypeLike) -> CompressedRows
 
 def segment_counts(words_a_row: _IntArray) -> _IntArray:
     """Return the number of segments of rows that have `words_a_row` words in a block."""
-    return -(-words_a_row // MOST)
+    return ceil_div(words_a_row, MOST)
 
 
 def words_by_block(matrix: SparseMatrix, blocks: CsrBlocks) -> tuple[_IntArray, _IntArray]:
@@ -143,7 +144,7 @@ def _groups(kinds: _IntArray, blocks: int, quad_bytes: int) -> npt.NDArray[np.in
     kind, segments = np.unique(kinds, return_counts=True)
     block, length = np.divmod(kind, MOST + 1)
     groups = np.zeros((len(kind) + blocks, 3), np.int32)
-    bytes_ = -(-length // 4) * quad_bytes
+    bytes_ = ceil_div(length, 4) * quad_bytes
     groups[np.arange(len(kind)) + block] = np.stack([length, segments, bytes_], axis=1)
     return groups
 
@@ -155,7 +156,7 @@ def _quads(
     words: npt.NDArray[np.integer],
 ) -> npt.NDArray[np.void]:
     """Return the quads of segments in `order`; offsets and words are given segment by segment."""
-    quads_of = -(-lengths // 4)
+    quads_of = ceil_div(lengths, 4)
     # End of each segment's last word, in slots of quads, with the segments in `order`.
     ends = np.empty(len(order), np.int64)
     ends[order] = 4 * np.cumsum(quads_of[order])

@@ -17,6 +17,7 @@ from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div, round_up
 from sparsejit.x86.assembler import Assembler
 
 _WAY_BYTES = 4096  # of L1: addresses this far apart fall into the same set
@@ -98,7 +99,7 @@ def columns_in_panels(family: str, spec: MatMul, target: Target) -> int:
 
 def whole_vectors(spec: MatMul, target: Target) -> int:
     """Return the batch, padded to whole vectors if there is room for the padding."""
-    columns = -(-spec.batch // target.lanes) * target.lanes
+    columns = round_up(spec.batch, target.lanes)
     return columns if columns <= spec.added_room else spec.batch
 
 
@@ -124,13 +125,13 @@ def writes_to_y(spec: MatMul, target: Target) -> bool:
 def spread_pitch(batch: int) -> int:
     """Return the least pitch, in floats, of an odd number of cache lines: it uses all L1 sets."""
     line = CACHE_LINE_BYTES // 4
-    return line * (-(-batch // line) | 1)
+    return line * (ceil_div(batch, line) | 1)
 
 
 def pitch_of_lengths(batch: int) -> int:
     """Return the least pitch, in floats, of 1, 3, 7, 15 ... cache lines: many batches share it."""
     line = CACHE_LINE_BYTES // 4
-    return line * ((1 << (-(-batch // line)).bit_length()) - 1)
+    return line * ((1 << ceil_div(batch, line).bit_length()) - 1)
 
 
 def expect(

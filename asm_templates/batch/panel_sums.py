@@ -28,6 +28,7 @@ from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.asm_templates.shared.storage import rounded_matrix
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType, MatVec
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Literal, Memory, Register, dword, r8, r9, r10, rcx, rdi
 
@@ -66,7 +67,7 @@ def panel_tiles(
 
 def panel_sums(arithmetic: Arithmetic, spec: MatVec, matrix: SparseMatrix) -> PanelSums:
     """Return the start values and the ends of a layer's sums."""
-    columns = -(-spec.in_features // arithmetic.together)
+    columns = ceil_div(spec.in_features, arithmetic.together)
     if spec.dtype is not DType.INT8:
         return PanelSums(arithmetic, columns, spec.bias)
     return PanelSums(arithmetic, columns, first_sums(arithmetic, matrix), int8_ends(spec, matrix))
@@ -129,7 +130,7 @@ class PanelIntegers:
 
     def _scales(self, panel: MatrixPlace) -> None:
         """Compute scales from the largest magnitudes, compared as integers: NaN is the largest."""
-        asm, words = self.asm, -(-self.spec.in_features // self.together)
+        asm, words = self.asm, ceil_div(self.spec.in_features, self.together)
         sinks = [vector(asm, number) for number in range(4, 8)]
         begin_largest(asm, sinks, self.bits)
 

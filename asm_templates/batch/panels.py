@@ -38,6 +38,7 @@ from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.stream import addresses
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import (
     Literal,
@@ -311,7 +312,7 @@ def _finish(
     if panels.added is not None:
         _add(asm, everyone, tile.rows, panels, panels.added)
     halves = 2 if spec.activation in COSTLY else 1
-    half = -(-len(everyone) // halves)
+    half = ceil_div(len(everyone), halves)
     if halves > 1:
         _store(asm, everyone[half:], tile.rows[half:], panels)
     for first in range(0, len(everyone), half):

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.whole_numbers import ceil_div
 
 # Cost of an input's uses, in loads: an input that a tile uses once is an operand of its product.
 _FIRST_USE, _SECOND_USE = 0.6, 0.4
@@ -74,7 +75,7 @@ def products(weights: CompressedRows, accumulators: int) -> list[Products]:
 
 def tile_rows(out_features: int, most: int) -> list[IntArray]:
     """Return the fewest tiles of at most `most` consecutive rows, of nearly equal size."""
-    return np.array_split(np.arange(out_features), -(-out_features // most))
+    return np.array_split(np.arange(out_features), ceil_div(out_features, most))
 
 
 def inputs_by_tile(matrix: SparseMatrix, most: int) -> int:

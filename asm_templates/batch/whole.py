@@ -37,6 +37,7 @@ from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding, stride_padding
 from sparsejit.errors import CompileError
 from sparsejit.ir.spec import Layout
+from sparsejit.whole_numbers import ceil_div, round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Memory,
@@ -120,7 +121,7 @@ class _BatchCode:
 
     @property
     def _at_once(self) -> int:
-        return -(-self.panel_chunks[0].columns // self.lanes)
+        return ceil_div(self.panel_chunks[0].columns, self.lanes)
 
     @cached_property
     def panels(self) -> Panels:
@@ -354,7 +355,7 @@ class _BatchCode:
         if not self.x_lanes:
             return 4 * spec.in_features, 4 * spec.y_features
         x_bytes, y_bytes = 4 * spec.in_features, 4 * spec.out_features
-        return -(-x_bytes // 64) * 64, -(-y_bytes // 64) * 64
+        return round_up(x_bytes, 64), round_up(y_bytes, 64)
 
     def _rows(self, columns: int) -> None:
         """Run the matrix-vector kernel for each column."""

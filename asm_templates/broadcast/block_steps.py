@@ -11,6 +11,7 @@ import numpy as np
 
 from sparsejit.asm_templates.shared.tiles import BoolArray, FloatArray, IntArray
 from sparsejit.ir.compressed_rows import CompressedRows, distinct
+from sparsejit.whole_numbers import ceil_div
 
 BLOCK_ROWS = 8
 
@@ -37,7 +38,7 @@ class BlockSteps:
 
 def in_order_of_columns(weights: CompressedRows, lanes: int) -> BlockSteps:
     """The steps of a tile's weights, column after column."""
-    groups = -(-weights.shape[0] // lanes)
+    groups = ceil_div(weights.shape[0], lanes)
     found, step = _steps(weights, lanes)
     column, group = np.divmod(found, groups)
     parts = np.zeros((len(found), lanes // BLOCK_ROWS), bool)
@@ -50,7 +51,7 @@ def in_order_of_columns(weights: CompressedRows, lanes: int) -> BlockSteps:
 
 def _steps(weights: CompressedRows, lanes: int) -> tuple[IntArray, IntArray]:
     """Return column * groups + group of each step, and the step of each weight."""
-    groups = -(-weights.shape[0] // lanes)
+    groups = ceil_div(weights.shape[0], lanes)
     numbers = weights.columns * groups + weights.rows // lanes
     return distinct(numbers, weights.shape[1] * groups)
 
@@ -97,7 +98,7 @@ def _lines(column: IntArray, kept: BoolArray) -> IntArray:
 
 def lines_of_weights(weights: CompressedRows, steps: BlockSteps, lanes: int) -> FloatArray:
     """Return a tile's weights as they lie in the pool, (lines, lanes)."""
-    groups = -(-weights.shape[0] // lanes)
+    groups = ceil_div(weights.shape[0], lanes)
     order = np.argsort(steps.column * groups + steps.group)
     _, step = _steps(weights, lanes)
     lines = int(steps.line.max(initial=-1)) + 1

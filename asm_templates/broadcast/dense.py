@@ -30,6 +30,7 @@ from sparsejit.asm_templates.shared.tiles import FloatArray, Tile, finish, group
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Literal, Memory, rax, rcx, rdi, rdx
 
@@ -60,7 +61,7 @@ class Dense:
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     """Expected counts: vectors of weights, zeros included; waits for broadcasts if narrow."""
-    groups = -(-matrix.out_features // target.lanes)
+    groups = ceil_div(matrix.out_features, target.lanes)
     steps = groups * matrix.in_features
     narrow = max(0, _ENOUGH_GROUPS - groups) * matrix.in_features
     work = Work("dense", steps), Work("dense-narrow", narrow)

@@ -36,6 +36,7 @@ from sparsejit.asm_templates.shared.tiles import BoolArray, FloatArray, IntArray
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import (
     Literal,
@@ -101,7 +102,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Fours:
     for first in range(0, len(used), height):
         own = used[first : first + height]
         window, block_row = np.nonzero(own.T)
-        chains = min(-(-SUMS // len(own)), height // len(own))
+        chains = min(ceil_div(SUMS, len(own)), height // len(own))
         lines = storage.lines(weights[first + block_row, window])
         lowered.append(_FoursTile(Tile(first, len(own), chains), window, block_row, lines))
     return Fours(spec, storage, lowered, counts)

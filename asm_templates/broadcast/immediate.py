@@ -26,6 +26,7 @@ from sparsejit.ir.compressed_rows import CompressedRows, distinct
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import (
     Literal,
@@ -75,7 +76,7 @@ def _is_pushed(matrix: SparseMatrix, target: Target) -> bool:
 def emit(asm: Assembler, lowered: Immediate) -> None:
     """Append the kernel; see `families` for the contract."""
     spec, lanes = lowered.spec, asm.target.lanes
-    groups = -(-spec.out_features // lanes)
+    groups = ceil_div(spec.out_features, lanes)
     capacity = (asm.target.vector_registers - RESERVED) // 2 if lowered.pushed else 1
     for first in range(0, groups, capacity):
         count = min(capacity, groups - first)

@@ -31,6 +31,7 @@ from sparsejit.ir.compressed_rows import distinct
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div, round_up
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import (
     Literal,
@@ -181,14 +182,14 @@ def planned_loops(matrix: SparseMatrix, target: Target, first_row: int = 0) -> l
     """Return the loops that a matrix takes, for the planner."""
     rows = block_row_height(matrix, target)
     block_row, _ = matrix.blocks(rows)
-    counts = np.bincount(block_row, minlength=-(-matrix.out_features // rows))
+    counts = np.bincount(block_row, minlength=ceil_div(matrix.out_features, rows))
     longest_first = np.sort(counts[first_row // rows :])[::-1]
     return loop_shapes(longest_first[:: target.lanes // rows], target.core.layouts.loop_ends)
 
 
 def _block_rows(matrix: SparseMatrix, rows: int, multiple: int) -> _BlockRows:
     """Block rows of a matrix, with empty ones up to a `multiple`."""
-    count = -(-matrix.out_features // (rows * multiple)) * multiple
+    count = ceil_div(matrix.out_features, rows * multiple) * multiple
     nonzeros = matrix.nonzeros
     numbers = nonzeros.rows // rows * matrix.in_features + nonzeros.columns
     found, block = distinct(numbers, matrix.size)
@@ -223,7 +224,7 @@ def loop_shapes(blocks: IntArray, ends: int) -> list[LoopShape]:
         choices = []
         for size in (size for size in LOOP_SIZES if size <= end):
             chains = SLOTS // size
-            shape = LoopShape(size, chains, -(-int(blocks[end - size]) // chains))
+            shape = LoopShape(size, chains, ceil_div(int(blocks[end - size]), chains))
             choices.append((cheapest[end - size][0] + shape.vectors + ends, shape))
         cheapest.append(min(choices, key=lambda choice: choice[0]))
     shapes: list[LoopShape] = []
@@ -279,7 +280,7 @@ def _repeat(asm: Assembler, storage: Storage, loop: _Loop, column_bytes: int) ->
     asm.stamp(slots, _slot_lines(asm, storage, loop, column_bytes))
     asm.emit("add", rcx, storage.trip_bytes(slots))
     columns = loop.columns.shape[1]
-    asm.emit("add", rdx, column_bytes * (columns + -columns % COLUMNS_AT_ONCE))
+    asm.emit("add", rdx, column_bytes * round_up(columns, COLUMNS_AT_ONCE))
     asm.emit("sub", r8, 1)
     asm.jump("jnz", again)
 

@@ -23,6 +23,7 @@ from sparsejit.asm_templates.shared.tiles import tile_capacity
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 
 # Share of L1 that code may fill; a tenth more code is slower, above all with short weights.
@@ -85,7 +86,7 @@ def straight_rows(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
     The loops' code counts as well.
     """
     block_row, column = matrix.blocks(target.lanes)
-    starts = np.searchsorted(block_row, np.arange(-(-matrix.out_features // target.lanes) + 1))
+    starts = np.searchsorted(block_row, np.arange(ceil_div(matrix.out_features, target.lanes) + 1))
     groups = len(starts) - 1
     capacity = tile_capacity(target, UNPACKING_REGISTERS[dtype])
     looped_bytes = _BLOCK_ROW_BYTES * target.lanes // loop.block_row_height(matrix, target)

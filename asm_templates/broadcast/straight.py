@@ -57,6 +57,7 @@ from sparsejit.ir.compressed_rows import count_distinct
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import Literal, Memory, Register, dword, k, r9, rax, rcx, rdi, rdx
 
@@ -106,7 +107,7 @@ def count_steps(matrix: SparseMatrix, target: Target, dtype: DType, rows: int) -
     in whole vectors.
     """
     block_row, column = matrix.blocks(target.lanes)
-    blocks = int(np.searchsorted(block_row, -(-rows // target.lanes)))
+    blocks = int(np.searchsorted(block_row, ceil_div(rows, target.lanes)))
     tile = block_row[:blocks] // tile_capacity(target, UNPACKING_REGISTERS[dtype])
     inputs = count_distinct(tile * matrix.in_features + column[:blocks], matrix.size)
     return blocks + inputs // 3
@@ -127,7 +128,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Straight:
 def block_bytes(matrix: SparseMatrix, dtype: DType, rows: int | None = None) -> int:
     """Return the bytes of the first rows' blocks (None: all rows), without stride padding."""
     block_row, _ = matrix.blocks(BLOCK_ROWS)
-    end = len(block_row) if rows is None else np.searchsorted(block_row, -(-rows // BLOCK_ROWS))
+    end = len(block_row) if rows is None else np.searchsorted(block_row, ceil_div(rows, BLOCK_ROWS))
     return WEIGHT_BYTES[dtype] * BLOCK_ROWS * int(end)
 
 

@@ -26,6 +26,7 @@ from sparsejit.asm_templates.shared.stream import REACH, Stream
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Literal, Memory, Register, rcx, rdi, rdx, rsi, xmm, ymm
 
@@ -152,7 +153,7 @@ def _multiply(asm: Assembler, stream: Stream, part: _StripTile) -> None:
 
 def _store(asm: Assembler, held: _Numbers, sums: list[Register], out_features: int) -> None:
     """Store each strip at its outputs; the last block row may be partial."""
-    free, last = xmm(_FREE.number), -(-out_features // BLOCK_ROWS)
+    free, last = xmm(_FREE.number), ceil_div(out_features, BLOCK_ROWS)
     for register, block_rows in zip(sums, held.tolist(), strict=True):
         low = xmm(register.number)
         for strip, block_row in enumerate(block_rows):

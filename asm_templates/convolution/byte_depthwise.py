@@ -25,6 +25,7 @@ from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.convolution.quads import ROW
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.rows import zero
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
@@ -78,7 +79,7 @@ class ByteChannelWindows:
     @property
     def fours(self) -> int:
         """Groups of four taps in a row of a window."""
-        return -(-self.taps[1] // _FOUR)
+        return ceil_div(self.taps[1], _FOUR)
 
     @property
     def groups(self) -> int:
@@ -232,7 +233,7 @@ class _ByChannelCode:
         asm, windows = self.asm, self.windows
         for first in range(0, windows.y.columns, LINE):
             count = min(LINE, windows.y.columns - first)
-            quarters = -(-count // _LANES)
+            quarters = ceil_div(count, _LANES)
             quarters = quarters if quarters < 3 else _QUARTERS
             self._sums(first * windows.stride[1], quarters)
             asm.emit("mov", rcx, (1 << count) - 1)
@@ -247,7 +248,7 @@ class _ByChannelCode:
         for number in range(quarters):
             zero(asm, zmm(number))
         for row in range(windows.taps[0]):
-            for number in range(-(-quarters // self.shared)):
+            for number in range(ceil_div(quarters, self.shared)):
                 at = Memory(_X, place + row * windows.x.pitch + 2 * _LANES * number)
                 asm.emit("vmovdqu64", _LOADED[number], at)
             for four, patterns in enumerate(self.patterns):

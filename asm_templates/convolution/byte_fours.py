@@ -13,6 +13,7 @@ import numpy as np
 from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes
 from sparsejit.asm_templates.shared.interleave import interleaved
 from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
@@ -53,7 +54,7 @@ class ChannelFours:
 
     @property
     def sample(self) -> int:
-        return -(-self.channels // _TOGETHER) * self.phases * self.four
+        return ceil_div(self.channels, _TOGETHER) * self.phases * self.four
 
     @property
     def before(self) -> int:

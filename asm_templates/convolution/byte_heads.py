@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes
 from sparsejit.asm_templates.convolution.byte_rows import ByteSteps
+from sparsejit.whole_numbers import ceil_div, round_up
 
 FOUR, BLOCK, LANES = 4, 64, 16  # keys or features side by side; columns; floats
 TILE_BYTES = FOUR * LINE
@@ -44,7 +45,7 @@ class ByteHeads:
 
     @property
     def blocks(self) -> int:
-        return -(-self.length // BLOCK)
+        return ceil_div(self.length, BLOCK)
 
     @property
     def keys(self) -> int:
@@ -55,7 +56,7 @@ class ByteHeads:
     def rows(self) -> int:
         """Keys up to the last one of the sample in interleaved order, a multiple of four."""
         order = _interleaved_order(self.keys)
-        return -(-(int(np.flatnonzero(order < self.length)[-1]) + 1) // FOUR) * FOUR
+        return round_up(int(np.flatnonzero(order < self.length)[-1]) + 1, FOUR)
 
     @property
     def places(self) -> dict[str, int]:

@@ -15,13 +15,14 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
+from sparsejit.whole_numbers import ceil_div
 
 LINE = CACHE_LINE_BYTES
 
 
 def lines(size: int) -> int:
     """Return the number of cache lines that hold `size` bytes."""
-    return -(-size // LINE)
+    return ceil_div(size, LINE)
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class ByteWindows:
 
     def places(self, together: int) -> npt.NDArray[np.int64]:
         """Return the byte offset of each tap in each group of `together` channels side by side."""
-        groups = np.arange(-(-self.planes.channels // self.phases // together))
+        groups = np.arange(ceil_div(ceil_div(self.planes.channels, self.phases), together))
         apart = self.phases * self.planes.channel
         return together * (groups[:, None] * apart + np.array(self.taps)).reshape(-1)
 
@@ -175,7 +176,7 @@ def _along(axis: Axis) -> tuple[tuple[BytePhase, ...], list[tuple[int, int]]]:
     numbers = sorted({place % axis.stride for place in places})
     farthest = axis.positions - 1 + max(place // axis.stride for place in places)
     phases = tuple(
-        BytePhase(n, axis.stride, max(0, min(farthest + 1, -(-(axis.size - n) // axis.stride))))
+        BytePhase(n, axis.stride, max(0, min(farthest + 1, ceil_div(axis.size - n, axis.stride))))
         for n in numbers
     )
     return phases, [(numbers.index(p % axis.stride), p // axis.stride) for p in places]

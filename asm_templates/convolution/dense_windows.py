@@ -32,6 +32,7 @@ from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import (
     Literal,
@@ -114,7 +115,7 @@ def tile_shape(each: MatVec, panels: WindowPanels, target: Target) -> TileShape:
     shapes = []
     for vectors in range(1, min(len(_POINTERS), panels.count) + 1):
         height = min(most - SCRATCH_PER_VECTOR, most - 1 - vectors) // vectors
-        tiles = -(-each.out_features // height)
+        tiles = ceil_div(each.out_features, height)
         height, taller = divmod(each.out_features, tiles)
         groups, rest = divmod(panels.count, vectors)
         cycles = 0.0

@@ -13,6 +13,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 
+from sparsejit.whole_numbers import ceil_div
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -82,7 +84,7 @@ class TileRun(Generic[Tile]):
 
 def row_runs(axis: Axis, most: int) -> list[TileRun[RowTile]]:
     """Cut the positions into tiles of at most `most` rows, as equal as can be."""
-    parts = np.array_split(np.arange(axis.positions), -(-axis.positions // most))
+    parts = np.array_split(np.arange(axis.positions), ceil_div(axis.positions, most))
     tiles = []
     for part in parts:
         first, rows = int(part[0]), range(len(part))

@@ -20,6 +20,7 @@ import numpy as np
 from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.rows import load, vector, zero
+from sparsejit.whole_numbers import ceil_div, round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
@@ -70,7 +71,7 @@ def phases(axis: Axis) -> list[Phase]:
     for number in sorted({offset % axis.stride for offset in offsets}):
         reach = max(offset // axis.stride for offset in offsets if offset % axis.stride == number)
         needed = axis.positions + reach
-        before = min(needed, max(0, -(-(axis.padding - number) // axis.stride)))
+        before = min(needed, max(0, ceil_div(axis.padding - number, axis.stride)))
         first = number + before * axis.stride - axis.padding
         last = axis.size - 1 - first
         count = min(needed - before, last // axis.stride + 1 if last >= 0 else 0)
@@ -83,7 +84,7 @@ def tap_phases(axis: Axis) -> list[Phase]:
     found = []
     for tap in range(axis.kernel):
         offset = tap * axis.dilation
-        before = min(axis.positions, max(0, -(-(axis.padding - offset) // axis.stride)))
+        before = min(axis.positions, max(0, ceil_div(axis.padding - offset, axis.stride)))
         first = offset + before * axis.stride - axis.padding
         last = axis.size - 1 - first
         count = min(axis.positions - before, last // axis.stride + 1 if last >= 0 else 0)
@@ -137,7 +138,7 @@ class PaddedImage:
         rows = max(part.needed for part in self.row_phases)
         needed = max(part.needed for part in self.column_phases)
         floats = rows * self.pitch + max(0, needed - self.pitch) + _SLACK
-        return (-(-floats // _LINE) | 1) * _LINE if self.by_tap else floats
+        return (ceil_div(floats, _LINE) | 1) * _LINE if self.by_tap else floats
 
     @property
     def planes_a_channel(self) -> int:
@@ -228,7 +229,7 @@ class _PaddingCode:
                 self._fill(_ROW, 4 * number * image.plane, columns.before)
             self._elements()
             for number, columns in enumerate(image.column_phases):
-                filled = columns.before + -(-columns.count // self.lanes) * self.lanes
+                filled = columns.before + round_up(columns.count, self.lanes)
                 gap = image.pitch - filled if columns.after else 0
                 self._fill(_ROW, 4 * (number * image.plane + filled), gap)
             asm.emit("add", _X_ROW, image.rows.stride * x_pitch)
@@ -244,7 +245,7 @@ class _PaddingCode:
 
     def _fill(self, base: Register, offset: int, floats: int) -> None:
         """Write zeros, `floats` rounded up to whole vectors."""
-        asm, size, vectors = self.asm, self.asm.target.vector_bytes, -(-floats // self.lanes)
+        asm, size, vectors = self.asm, self.asm.target.vector_bytes, ceil_div(floats, self.lanes)
         if vectors <= _UNROLLED:
             for number in range(max(0, vectors)):
                 asm.emit("vmovups", Memory(base, offset + number * size), self.zero)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from sparsejit.ir.compressed_rows import CompressedRows, count_distinct, distinct
 from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.whole_numbers import ceil_div
 
 QUAD = 4  # inputs
 UNROLLED = 8
@@ -66,20 +67,20 @@ def expected_quads(matrix: SparseMatrix, taps: int, form: QuadForm) -> int:
     if not form.fours and together == 1:
         return _quads_of(matrix.row_counts)
     cells, cell, _ = _cells(weights, taps, form)
-    units = -(-matrix.out_features // together)
+    units = ceil_div(matrix.out_features, together)
     if form.fours:
         return count_distinct(weights.rows // together * cells + cell, units * cells)
     return min(_quads_of(_shared(weights)), _quads_at_random(matrix))
 
 
 def _quads_of(counts: npt.NDArray[np.integer]) -> int:
-    return int((-(-counts // QUAD)).sum())
+    return int(ceil_div(counts, QUAD).sum())
 
 
 def _shared(weights: CompressedRows) -> _Integers:
     """Return the number of inputs of each pair of neighbouring rows."""
     rows, inputs = weights.shape
-    units = -(-rows // 2)
+    units = ceil_div(rows, 2)
     used, _ = distinct(weights.rows // 2 * inputs + weights.columns, units * inputs)
     return np.bincount(used // inputs, minlength=units)
 
@@ -100,7 +101,8 @@ def _cells(weights: CompressedRows, taps: int, form: QuadForm) -> tuple[int, _In
     if not form.fours:
         return weights.shape[1], weights.columns, np.zeros(len(weights), np.int64)
     channel, tap = np.divmod(weights.columns, taps)
-    return -(-weights.shape[1] // taps // QUAD) * taps, channel // QUAD * taps + tap, channel % QUAD
+    columns = ceil_div(ceil_div(weights.shape[1], taps), QUAD) * taps
+    return columns, channel // QUAD * taps + tap, channel % QUAD
 
 
 def _members(weights: CompressedRows, form: QuadForm) -> _Integers:
@@ -160,7 +162,7 @@ def quad_stream(
     records["offset"] = members * y_channel
     for number, name in enumerate(("scale", "bias", "late")):
         records[name] = ends[members, number]
-    turns = -(-counts[by_length] // form.offsets)
+    turns = ceil_div(counts[by_length], form.offsets)
     return QuadStream(_groups(turns, quads.itemsize), quads, records[by_length].ravel())
 
 
@@ -174,7 +176,7 @@ def _quads(
 ) -> npt.NDArray[np.void]:
     """Return the quads of all units, in `order`; unit u has `counts[u]` cells and values."""
     each = form.offsets
-    quads_of = -(-counts // each)
+    quads_of = ceil_div(counts, each)
     begins = np.empty(len(counts), np.int64)
     begins[order] = np.cumsum(quads_of[order]) - quads_of[order]
     starts = np.cumsum(counts) - counts

@@ -41,6 +41,7 @@ from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, Line
 from sparsejit.x86.operands import (
     Literal,
@@ -134,7 +135,7 @@ def _parts(tile: Products, image: PaddedImage, target: Target) -> list[Products]
     most_weights = int(near * target.l1i_bytes) // _CODE_A_WEIGHT
     channels = tile.column // taps
     used = len(np.unique(channels))
-    pieces = max(-(-len(tile) // most_weights), -(-used // most_channels))
+    pieces = max(ceil_div(len(tile), most_weights), ceil_div(used, most_channels))
     changes = np.flatnonzero(np.diff(channels if used >= pieces else tile.column)) + 1
     wanted = np.arange(1, pieces) * len(tile) // pieces
     ends = np.unique(changes[np.searchsorted(changes, wanted).clip(0, len(changes) - 1)])

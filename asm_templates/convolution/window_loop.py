@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from sparsejit.asm_templates.convolution.geometry import Axis, column_runs, row_runs
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 
 MOST_TAPS = 64  # of a kernel: a tile's code has all of them
 _SUMS = {"avx512": 14, "avx2": 8}  # two FMA a cycle, four cycles each, keep eight under way
@@ -87,7 +88,7 @@ def tap_columns(axis: Axis) -> list[TapColumns]:
 
 def tile_shape(loop: WindowLoop, target: Target) -> tuple[int, int]:
     """Return the rows and vectors of a tile."""
-    every = -(-loop.columns.positions // target.lanes)
+    every = ceil_div(loop.columns.positions, target.lanes)
     sums, tallest = _SUMS[target.isa], _TALLEST[target.isa]
     height = min(loop.rows.positions, tallest)
     width = min(every, sums // height, _MOST_VECTORS[target.isa][loop.columns.stride])

@@ -20,6 +20,7 @@ from sparsejit.asm_templates.shared.location import Location
 from sparsejit.asm_templates.shared.rows import lane_mask
 from sparsejit.ir.spec import Activation
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, Register, k
 
@@ -82,7 +83,7 @@ def _overlapping(
 
 def _across_rows(image: PaddedImage, lanes: int) -> WindowPanels:
     rows, columns = image.rows.positions, image.columns.positions
-    vectors = -(-((rows - 1) * image.pitch + columns) // lanes)
+    vectors = ceil_div((rows - 1) * image.pitch + columns, lanes)
     place = np.arange(vectors * lanes).reshape(vectors, lanes)
     row, column = np.divmod(place, image.pitch)
     kept = (row < rows) & (column < columns)

@@ -15,6 +15,7 @@ from sparsejit.asm_templates.convolution.geometry import Axis
 from sparsejit.asm_templates.convolution.padded_image import PaddedImage
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 
 SIDE = 4  # of a tile's input
 _MOST_LINES = 15  # cache lines of tiles in a block: more gain nothing
@@ -40,7 +41,7 @@ def winograd_image(image: PaddedImage) -> PaddedImage:
     """Return the planes that are read: 4x4 windows, two apart."""
 
     def tiles(axis: Axis) -> Axis:
-        return replace(axis, kernel=SIDE, stride=2, positions=-(-axis.positions // 2))
+        return replace(axis, kernel=SIDE, stride=2, positions=ceil_div(axis.positions, 2))
 
     return replace(image, rows=tiles(image.rows), columns=tiles(image.columns))
 
@@ -50,10 +51,10 @@ def cut_tiles(image: PaddedImage, outputs: int, target: Target) -> TileBlocks:
     read, line = winograd_image(image), CACHE_LINE_BYTES // 4
     rows, columns = read.rows.positions, read.columns.positions
     tiles = (rows - 1) * read.pitch + columns
-    every = -(-tiles // line)
+    every = ceil_div(tiles, line)
     fitting = target.l2_bytes // 2 // (SIDE * SIDE * (image.channels + outputs) * CACHE_LINE_BYTES)
-    count = -(-every // max(3, min(_MOST_LINES, fitting)))
-    size = line * -(-every // count)
+    count = ceil_div(every, max(3, min(_MOST_LINES, fitting)))
+    size = line * ceil_div(every, count)
     starts = [min(first, max(0, line * every - size)) for first in range(0, tiles, size)]
     table = np.zeros(len(starts), BLOCK_ROW)
     outputs_rows: list[tuple[int, int, tuple[int, ...]]] = []

@@ -27,6 +27,7 @@ from sparsejit.asm_templates.shared.storage import BoolArray, ByteArray, FloatAr
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import Literal, Memory, Register, rax, rcx, rdi, rdx, rsi
 
@@ -54,9 +55,9 @@ class Dot:
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     """Expected counts: loads of x and weights, zeros included, and rows whose lanes are added."""
-    vectors = -(-matrix.in_features // target.lanes)
+    vectors = ceil_div(matrix.in_features, target.lanes)
     products = matrix.out_features * vectors
-    groups = -(-matrix.out_features // target.lanes)
+    groups = ceil_div(matrix.out_features, target.lanes)
     ends = matrix.out_features + target.core.layouts.dot_end * groups
     work = Work("dot", products + groups * vectors), Work("dot-end", ends)
     pool_bytes = products * target.lanes * WEIGHT_BYTES[spec.dtype]
@@ -87,7 +88,7 @@ def _in_order(storage: Storage, weights: FloatArray) -> FloatArray:
 
 def emit(asm: Assembler, lowered: Dot) -> None:
     """Append the kernel; see `families` for the contract."""
-    vectors = -(-lowered.spec.in_features // asm.target.lanes)
+    vectors = ceil_div(lowered.spec.in_features, asm.target.lanes)
     for group in lowered.groups:
         sums = InnerProducts(asm, group.rows, vectors)
         asm.emit("lea", rcx, Literal(lowered.storage.literal(asm, group.lines)))
@@ -100,7 +101,7 @@ def emit(asm: Assembler, lowered: Dot) -> None:
 
 def _inputs(asm: Assembler, lowered: Dot, sums: InnerProducts) -> None:
     in_features, lanes, vectors = lowered.spec.in_features, asm.target.lanes, sums.vectors
-    turns, rest = divmod(-(-in_features // lanes), vectors)
+    turns, rest = divmod(ceil_div(in_features, lanes), vectors)
     is_partial = in_features % lanes != 0
     if is_partial and rest == 0:
         turns, rest = turns - 1, vectors

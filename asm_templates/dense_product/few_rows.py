@@ -24,6 +24,7 @@ from sparsejit.asm_templates.shared.rows import (
 )
 from sparsejit.ir.dense_product import DenseProduct
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import (
     Memory,
@@ -52,7 +53,7 @@ def has_few_rows(spec: DenseProduct, target: Target) -> bool:
     if not spec.transposed or spec.a_transposed:
         return False
     prices = target.core.layouts
-    transposing = -(-spec.depth // target.lanes) * prices.square[target.isa]
+    transposing = ceil_div(spec.depth, target.lanes) * prices.square[target.isa]
     is_dearer = transposing > spec.rows * prices.lane_sums[target.isa]
     return is_dearer or widest_strip(spec, target) == 0
 
@@ -98,7 +99,7 @@ class _FewRows:
 
     def _row(self, columns: int) -> None:
         asm, spec = self.asm, self.spec
-        sums = InnerProducts(asm, columns, -(-spec.depth // self.lanes))
+        sums = InnerProducts(asm, columns, ceil_div(spec.depth, self.lanes))
         asm.emit("mov", _A, _ROW_A)
         asm.emit("mov", _B, _STRIP_B)
         sums.start()

@@ -7,6 +7,7 @@
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.shared.rows import vector, zero
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Number, Register
 
@@ -66,7 +67,7 @@ class InnerProducts:
         """Return a register with a row's sum in each lane. Clobbers vector register 0."""
         chains = self.chains
         while chains > 1:
-            half = -(-chains // 2)
+            half = ceil_div(chains, 2)
             for chain in range(half, chains):
                 for row in range(self.rows):
                     total = self.register(row, chain - half)

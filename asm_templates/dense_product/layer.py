@@ -16,6 +16,7 @@ from sparsejit.ir.dense_product import DenseProduct
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, Layout, MatMul
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdi, rdx
 
@@ -109,7 +110,7 @@ def _feature_major(
 def _counts(
     spec: MatMul, target: Target, product: DenseProduct, tiles: Tiling
 ) -> DenseCounts:
-    vectors = -(-product.columns // target.lanes)
+    vectors = ceil_div(product.columns, target.lanes)
     stored = product.rows if spec.layout is Layout.FEATURE_MAJOR else vectors * target.lanes
     products = product.rows * vectors * product.depth
     return DenseCounts(target, spec, products, tiles.cycles, 4 * stored * product.depth)

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates.dense_product.tiling import Tiling
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -33,7 +34,7 @@ def pack_columns(
     """
     lanes = target.lanes
     rows = weights if bias is None else np.concatenate([bias[None], weights])
-    vectors = -(-rows.shape[1] // lanes)
+    vectors = ceil_div(rows.shape[1], lanes)
     padded = np.zeros((len(rows), vectors * lanes), np.float32)
     padded[:, : rows.shape[1]] = rows
     strips = [

@@ -27,6 +27,7 @@ from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.asm_templates.shared.rows import TAIL_MASK, lane_mask, set_tail_mask, vector, zero
 from sparsejit.ir.dense_product import DenseProduct
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import (
     Literal,
@@ -124,7 +125,7 @@ class _ProductCode:
         strips, rest = divmod(self.spec.columns, self.tiles.vectors * self.lanes)
         repeat(asm, strips, _STRIPS_LEFT, lambda: self._strip(self.tiles.vectors, 0))
         if rest:
-            vectors = -(-rest // self.lanes)
+            vectors = ceil_div(rest, self.lanes)
             self._strip(vectors, rest % self.lanes)
         if self.spec.transposed:
             asm.emit("mov", rsp, _FRAME)
@@ -306,7 +307,7 @@ class _ProductTile:
         if not self.product.fetches_ahead:
             return [], 0
         strip_lines = count * self.vectors * self.vector_bytes // CACHE_LINE_BYTES
-        own = -(-strip_lines // self.product.tiles_a_strip)
+        own = ceil_div(strip_lines, self.product.tiles_a_strip)
         fetched = np.arange(1, count * self.sums + 1) * own // (count * self.sums)
         place = Memory(_AHEAD, CACHE_LINE_BYTES * (fetched - 1))
         fetch = line("prefetcht1", place, when=np.diff(fetched, prepend=0) != 0)

@@ -14,6 +14,7 @@ from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR
 from sparsejit.ir.dense_product import DenseProduct
 from sparsejit.ir.spec import Activation
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 
 UNROLL = 4  # steps of the depth in a turn of the loop
 _SUMS_UNDER_WAY = 8  # sums that keep both multipliers busy: an FMA takes four cycles
@@ -46,7 +47,7 @@ def tiling(spec: DenseProduct, target: Target, packed_a: bool = False) -> Tiling
 
 @lru_cache(maxsize=256)  # layers are alike
 def _tiling(spec: DenseProduct, target: Target, packed_a: bool) -> Tiling:
-    every = -(-spec.columns // target.lanes)
+    every = ceil_div(spec.columns, target.lanes)
     most = most_sums(target)
     widths = range(1, min(every, most // 2, widest_strip(spec, target)) + 1)
     tilings = (_with_height(spec, target, v, _most_rows(spec, most, v, packed_a)) for v in widths)
@@ -78,11 +79,11 @@ def _most_rows(spec: DenseProduct, most: int, vectors: int, packed_a: bool) -> i
 
 
 def _with_height(spec: DenseProduct, target: Target, vectors: int, most_rows: int) -> Tiling:
-    tiles = -(-spec.rows // most_rows)
+    tiles = ceil_div(spec.rows, most_rows)
     height, higher = divmod(spec.rows, tiles)
     both = RowTiles(higher, height + 1), RowTiles(tiles - higher, height)
     row_tiles = tuple(each for each in both if each.count)
-    strips, rest = divmod(-(-spec.columns // target.lanes), vectors)
+    strips, rest = divmod(ceil_div(spec.columns, target.lanes), vectors)
     widths = [(strips, vectors)] * (strips > 0) + [(1, rest)] * (rest > 0)
     cycles = sum(
         strips * each.count * _tile_cycles(each.height, width, spec, target)

@@ -18,6 +18,7 @@ from sparsejit.asm_templates.forest.leaf_sums import LeafSums, emit_leaf_sums
 from sparsejit.asm_templates.forest.ranks import emit_ranks
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.ir.values import Array
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
@@ -55,7 +56,7 @@ class BlockWalk:
     @property
     def groups(self) -> int:
         """Number of groups of 32 trees; empty trees fill the last group."""
-        return -(-len(self.layout.order) // GROUP)
+        return ceil_div(len(self.layout.order), GROUP)
 
     @property
     def group_steps(self) -> list[int]:
@@ -163,7 +164,7 @@ class _ForestSteps:
             asm.emit("add", r11, _FLOAT * _PAIRS_IN_TURN)
 
         trees = min(groups * GROUP, len(self.walk.layout.order) - first * GROUP)
-        repeat(asm, -(-trees // (2 * _PAIRS_IN_TURN)), rax, pairs)
+        repeat(asm, ceil_div(trees, 2 * _PAIRS_IN_TURN), rax, pairs)
 
     def _follow(self, asm: Assembler, step: int, first: int, groups: int, is_last: bool) -> None:
         """Move trees on to their next blocks, or in the last step replace exits by found leaves."""

@@ -11,6 +11,7 @@ from sparsejit.asm_templates.forest.walk import GROUPS, TreeWalk, emit_tree_walk
 from sparsejit.asm_templates.forest.walk_layout import WalkLayout, walk_layout
 from sparsejit.ir.ops.forest import Trees
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 
 _BLOCK_BYTES = 192
@@ -77,14 +78,14 @@ def _lower_blocks(trees: Trees, rows: int, target: Target) -> LoweredForest:
 def _leaf_vectors(trees: Trees, target: Target) -> int:
     """Return the vectors of outputs in the leaves of one row; 0 where a leaf is one number."""
     lanes = target.lanes // 2
-    return len(trees.trees) * -(-trees.outputs // lanes) if trees.width > 1 else 0
+    return len(trees.trees) * ceil_div(trees.outputs, lanes) if trees.width > 1 else 0
 
 
 def _search_steps(thresholds: int) -> int:
     """Return the levels of a search among `thresholds` that divides by sixteen."""
     steps, blocks = 1, thresholds // 16 + 1
     while blocks > 1:
-        steps, blocks = steps + 1, -(-blocks // 16)
+        steps, blocks = steps + 1, ceil_div(blocks, 16)
     return steps
 
 

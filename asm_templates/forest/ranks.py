@@ -14,6 +14,7 @@ import numpy as np
 
 from sparsejit.asm_templates.forest.block_layout import MISSING, BlockLayout
 from sparsejit.ir.values import Array
+from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, dword, k, r8, r9, rax, xmm, zmm
 
@@ -113,7 +114,7 @@ def _levels(thresholds: Array) -> list[Array]:
     levels = [level]
     while len(level) > _BLOCK:
         pivots = level[_BLOCK - 1 :: _BLOCK]
-        level = np.full(-(-len(pivots) // _BLOCK) * _BLOCK, np.inf, thresholds.dtype)
+        level = np.full(round_up(len(pivots), _BLOCK), np.inf, thresholds.dtype)
         level[: len(pivots)] = pivots
         levels.insert(0, level)
     return levels

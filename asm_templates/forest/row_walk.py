@@ -25,6 +25,7 @@ from sparsejit.asm_templates.forest.walk import (
 from sparsejit.asm_templates.forest.walk_layout import WalkLayout
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.rows import half_vector, vector, zero
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
@@ -56,7 +57,7 @@ class RowWalk:
     rows: int
 
     def vectors(self, lanes: int) -> int:
-        return -(-self.rows // lanes)
+        return ceil_div(self.rows, lanes)
 
     def slot_bytes(self, lanes: int) -> int:
         return self.rows * self.layout.slots.row_bytes(lanes)

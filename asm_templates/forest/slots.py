@@ -13,6 +13,7 @@ from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.rows import half_vector, vector
 from sparsejit.ir.ops.forest import Trees
 from sparsejit.ir.values import Array
+from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
@@ -53,7 +54,7 @@ class Slots:
 
     def pitch(self, lanes: int) -> int:
         """Slots of a row with padding to whole vectors, which includes the slot of zero."""
-        return -(-(len(self) + 1) // lanes) * lanes
+        return round_up(len(self) + 1, lanes)
 
     def row_bytes(self, lanes: int) -> int:
         """Bytes of the slots of a row, with padding."""

@@ -18,6 +18,7 @@ from sparsejit.asm_templates.forest.slots import emit_slots, gather, gather_doub
 from sparsejit.asm_templates.forest.walk_layout import WalkLayout
 from sparsejit.asm_templates.shared.rows import half_vector, vector
 from sparsejit.ir.values import Array
+from sparsejit.whole_numbers import ceil_div, round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
@@ -52,7 +53,7 @@ class TreeWalk:
 
     def found_bytes(self, lanes: int) -> int:
         block = lanes * GROUPS
-        return _FLOAT * (-(-len(self.layout.order) // block) * block)
+        return _FLOAT * round_up(len(self.layout.order), block)
 
     def scratch_bytes(self, lanes: int) -> int:
         return self.layout.slots.row_bytes(lanes) + self.found_bytes(lanes)
@@ -95,7 +96,7 @@ class _Tables:
 
     def __init__(self, asm: Assembler, layout: WalkLayout, sums: LeafSums) -> None:
         block = asm.target.lanes * GROUPS
-        self.layout, self.blocks = layout, -(-len(layout.order) // block)
+        self.layout, self.blocks = layout, ceil_div(len(layout.order), block)
         self.records = asm.literal(records_of(layout))
         self.found = asm.literal(sums.found_of(layout.leaf))
         first = np.zeros((self.blocks, block), np.int32)

@@ -50,6 +50,7 @@ from sparsejit.asm_templates.scheduling.row_order import (
 )
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
+from sparsejit.whole_numbers import ceil_div, round_up
 
 LANES = 16
 ACCUMULATORS = 8
@@ -90,9 +91,9 @@ class Int8Form:
 
     def least_steps(self, wants: npt.NDArray[np.uint16]) -> _Numbers:
         """Return the lower bound of a schedule's steps; a `row_order.Bound`."""
-        fullest_lane = -(-wants.sum(axis=3, dtype=np.int64).max(axis=1) // PRODUCTS)
-        by_register = (-(-wants.max(axis=1).astype(np.int64) // PRODUCTS)).sum(axis=2)
-        least: _Numbers = np.maximum(fullest_lane, -(-by_register // self.sources))
+        fullest_lane = ceil_div(wants.sum(axis=3, dtype=np.int64).max(axis=1), PRODUCTS)
+        by_register = ceil_div(wants.max(axis=1).astype(np.int64), PRODUCTS).sum(axis=2)
+        least: _Numbers = np.maximum(fullest_lane, ceil_div(by_register, self.sources))
         return least
 
     def schedule(self, demand: Demand) -> Covering:
@@ -236,7 +237,7 @@ class _Int8Cut:
             sharing_rows = 1
         indices = LANES // sharing_rows
         stages = range(int(indices == 2), MOST_STAGES + 1)
-        whole = -(-len(self.weights) // sharing_rows) * sharing_rows
+        whole = round_up(len(self.weights), sharing_rows)
         groups = self._padded(np.arange(whole)).reshape(whole // sharing_rows, sharing_rows, -1)
         used = np.bitwise_or.reduce(groups, axis=1) != 0
         counts = wanted_counts(used, self.windows, REGISTER_INPUTS)
@@ -301,7 +302,7 @@ class _Int8Cut:
 def _as_bytes(indices: _Numbers) -> _Words:
     """Return indices (fold, number, lanes) as bytes, four vectors of indices in one."""
     fold, number, lanes = indices.shape
-    padded = np.zeros((fold, -(-number // 4), lanes, 4), np.int8)
+    padded = np.zeros((fold, ceil_div(number, 4), lanes, 4), np.int8)
     padded.reshape(fold, -1, lanes)[:, :number] = indices
     return _bytes_as_words(padded)
 

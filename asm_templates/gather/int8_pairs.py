@@ -33,6 +33,7 @@ from sparsejit.ir.compressed_rows import CompressedRows, count_distinct, distinc
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div, round_up
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Literal, Memory, Register, dword, r8, rax, rcx, rdx, rsi, rsp
 
@@ -58,7 +59,7 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
     The rest is counted in pairs: 20 for the scale of x, one and a half for the end of a vector of
     outputs. A pair reads two weights a lane, and the place of its inputs.
     """
-    vectors = -(-matrix.out_features // target.lanes)
+    vectors = ceil_div(matrix.out_features, target.lanes)
     steps = pairs_of(matrix, target.lanes) + 20 + 3 * vectors // 2
     pool_bytes = steps * (PAIR * target.lanes + 4)
     return Counts.of(matrix, target, DType.INT8, Work("int8-pairs", steps), pool_bytes)
@@ -85,13 +86,13 @@ def emit(asm: Assembler, lowered: Pairs) -> None:
 def pairs_of(matrix: SparseMatrix, lanes: int) -> int:
     """Return the steps: pairs of inputs by vectors of outputs that hold a nonzero."""
     block_row, column = matrix.blocks(lanes)
-    pairs = -(-matrix.in_features // PAIR)
+    pairs = ceil_div(matrix.in_features, PAIR)
     return count_distinct(block_row * pairs + column // PAIR, matrix.size)
 
 
 def _padded_inputs(asm: Assembler, in_features: int) -> int:
     block = PAIR * asm.target.lanes
-    return -(-in_features // block) * block
+    return round_up(in_features, block)
 
 
 def _store_inputs(asm: Assembler, spec: MatVec) -> None:
@@ -121,8 +122,8 @@ def _place_of_pair(pair: npt.NDArray[np.intp], lanes: int) -> npt.NDArray[np.uin
 def _sum(asm: Assembler, weights: CompressedRows) -> None:
     """Register 0 = the int32 sums of one vector of outputs; weights (rows, in_features), int8."""
     lanes = asm.target.lanes
-    used, pair = distinct(weights.columns // PAIR, -(-weights.shape[1] // PAIR))
-    trips = -(-len(used) // SLOTS)
+    used, pair = distinct(weights.columns // PAIR, ceil_div(weights.shape[1], PAIR))
+    trips = ceil_div(len(used), SLOTS)
     slots = [vector(asm, number) for number in range(SLOTS)]
     for slot in slots:
         rows.zero(asm, slot)

@@ -45,6 +45,7 @@ from sparsejit.asm_templates.shared.stream import Stream
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import (
     Literal,
@@ -107,7 +108,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Staged:
 def emit(asm: Assembler, lowered: Staged) -> None:
     """Append the kernel; needs VBMI and VNNI. x and y must not overlap; see `families`."""
     spec = lowered.spec
-    x_bytes = -(-spec.in_features // REGISTER_INPUTS) * REGISTER_INPUTS
+    x_bytes = round_up(spec.in_features, REGISTER_INPUTS)
     trips = max((len(group.columns) for group in lowered.groups), default=0)
     room = x_bytes + CACHE_LINE_BYTES * (trips + 1)
     asm.count(steps=sum(len(group.columns) * group.slots for group in lowered.groups))

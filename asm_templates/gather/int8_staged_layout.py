@@ -21,6 +21,7 @@ from sparsejit.asm_templates.gather.int8_layout import (
 )
 from sparsejit.asm_templates.scheduling.int8_schedule import PRODUCTS
 from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.whole_numbers import ceil_div
 
 SLOTS = 16  # of four bytes each in a register
 _FIRST_ROUND, _FURTHER_ROUND = 4, 3  # registers of x that one vector of indices tells apart
@@ -97,8 +98,8 @@ def group_sizes(matrix: SparseMatrix) -> list[tuple[_Numbers, int, int]]:
     for first in range(0, len(order), SLOTS):
         own = order[first : first + SLOTS]
         chains = SLOTS // len(own)
-        longest = -(-int(counts[own[0]]) // chains)
-        groups.append((own, chains, -(-longest // PRODUCTS)))
+        longest = ceil_div(int(counts[own[0]]), chains)
+        groups.append((own, chains, ceil_div(longest, PRODUCTS)))
     return groups
 
 

@@ -39,6 +39,7 @@ from sparsejit.asm_templates.shared.unpacking import Unpacking
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import (
     Literal,
@@ -244,7 +245,7 @@ class _PanelCode:
         self._start_sums()
         asm.emit("lea", _CHUNKS, Literal(asm.literal(stored(self.chunks, form))))
         asm.emit("lea", _PLACES, Literal(asm.literal(sums)))
-        positions = -(-self.spec.in_features // SLIDE)
+        positions = ceil_div(self.spec.in_features, SLIDE)
         counts = np.bincount(self.chunks.position, minlength=positions)
         for position in range(positions):
             self._slide(position)

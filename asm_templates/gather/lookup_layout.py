@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.whole_numbers import ceil_div, round_up
 
 LANES = 16
 SLIDE = 32
@@ -49,7 +50,7 @@ def paired_order(matrix: SparseMatrix) -> _Numbers:
 
     Numbers from out_features on stand for no row; they stay last.
     """
-    vectors = -(-matrix.out_features // LANES)
+    vectors = ceil_div(matrix.out_features, LANES)
     counts = np.full(vectors * LANES, -1)
     counts[: matrix.out_features] = matrix.row_counts
     order = np.arange(len(counts))
@@ -89,7 +90,7 @@ def chunks_of(matrix: SparseMatrix, order: _Numbers) -> Chunks:
 
 def _in_lanes(matrix: SparseMatrix, order: _Numbers) -> _Floats:
     """Return the rows in order, zeros where there is none, whole slides wide."""
-    width = -(-matrix.in_features // SLIDE) * SLIDE
+    width = round_up(matrix.in_features, SLIDE)
     dense = np.zeros((len(order), width), np.float32)
     real = order < matrix.out_features
     dense[real, : matrix.in_features] = matrix.dense[order[real]]
@@ -114,7 +115,7 @@ def _walk(ends: _Numbers) -> list[_Part]:
     parts: list[_Part] = []
     for position in range(min(slides, blocks) - 1, blocks):
         due = ends[blocks if position == blocks - 1 else position - slides + 2]
-        needed = np.maximum(-(-(due - done)[rows].max(axis=1) // STEPS), 0)
+        needed = np.maximum(ceil_div((due - done)[rows].max(axis=1), STEPS), 0)
         turn, group = np.nonzero(np.arange(needed.max())[:, None] < needed)
         limit = ends[position + 1]
         base = done[rows[group]] + STEPS * turn[:, None]

@@ -37,6 +37,7 @@ from sparsejit.asm_templates.shared.stream import Stream
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, MatVec
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Memory, dword, r8, rax, rdi, rdx, rsi, rsp, ymm
 
@@ -110,7 +111,7 @@ def _windows(in_features: int) -> Windows:
 
 
 def _counts(matrix: SparseMatrix, target: Target, steps: int) -> Counts:
-    moves = target.core.layouts.move * -(-matrix.out_features // _LANES)
+    moves = target.core.layouts.move * ceil_div(matrix.out_features, _LANES)
     work = Work(KIND, steps + moves)
     return Counts.of(matrix, target, DType.FLOAT32, work, steps * _VECTOR_BYTES)
 
@@ -137,7 +138,7 @@ def _batches(spec: MatVec, held: _Numbers, dense: npt.NDArray[np.float32]) -> It
     )  # fmt: skip
     words = with_index(weights, indices, _INDEX_BITS)
     turn = _turns(steps.problem.astype(np.int64) * registers + steps.first)
-    for vectors in np.array_split(np.arange(len(held)), -(-len(held) // _SUMS)):
+    for vectors in np.array_split(np.arange(len(held)), ceil_div(len(held), _SUMS)):
         own = np.flatnonzero((steps.problem >= vectors[0]) & (steps.problem <= vectors[-1]))
         # Register after register of x, each sum in turn.
         own = own[np.lexsort((steps.problem[own], turn[own], steps.first[own]))]

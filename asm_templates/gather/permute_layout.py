@@ -30,6 +30,7 @@ from sparsejit.asm_templates.shared.padding import StridePadding
 from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
+from sparsejit.whole_numbers import ceil_div
 
 # Steps between two additions to one accumulator: an FMA takes four cycles, a step 0.85, and one
 # step is a margin.
@@ -62,11 +63,11 @@ class PackedFloats:
     @property
     def blocks(self) -> int:
         """Vectors of packed indices."""
-        return 0 if self.machine.index_in_weight else -(-self.count // self.machine.fields)
+        return 0 if self.machine.index_in_weight else ceil_div(self.count, self.machine.fields)
 
     @property
     def tail_start(self) -> int:
-        weights = -(-self.count // self.machine.steps_a_vector)
+        weights = ceil_div(self.count, self.machine.steps_a_vector)
         return self.head.shape[1] + weights + self.blocks
 
     @property

@@ -19,6 +19,7 @@ from sparsejit.ir.spec import DType
 from sparsejit.machine.core import FoldingRule
 from sparsejit.machine.prices import LayoutPrices
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ class Machine:
         """Return the lower bound of a schedule's steps; a `row_order.Bound`."""
         fullest_lane = wants.sum(axis=3, dtype=np.int64).max(axis=1)
         by_register = wants.max(axis=1).sum(axis=2, dtype=np.int64)
-        least: npt.NDArray[np.integer] = np.maximum(fullest_lane, -(-by_register // self.sources))
+        rounds = ceil_div(by_register, self.sources)
+        least: npt.NDArray[np.integer] = np.maximum(fullest_lane, rounds)
         return least
 
     def fold_for(self, matrix: SparseMatrix) -> int:

@@ -19,6 +19,7 @@ from sparsejit.asm_templates.shared.rows import load, vector, zero
 from sparsejit.asm_templates.shared.spans import Span, emit_spans
 from sparsejit.ir.spec import CategoricalDraw
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div, round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, dword, k, r8, rax, rdi, rdx, rsi, xmm
 
@@ -57,7 +58,7 @@ def emit_categorical_draw(asm: Assembler, spec: CategoricalDraw) -> None:
 
 def scratch_floats(target: Target, spec: CategoricalDraw) -> int:
     """Return the size of a draw's scratch, in float32: classes rounded up to whole vectors."""
-    return -(-spec.classes // target.lanes) * target.lanes
+    return round_up(spec.classes, target.lanes)
 
 
 def _free(asm: Assembler) -> list[Register]:
@@ -67,7 +68,7 @@ def _free(asm: Assembler) -> list[Register]:
 def _emit_largest(asm: Assembler, spec: CategoricalDraw) -> None:
     """_LARGEST = max(logits) in every lane."""
     lanes = asm.target.lanes
-    vectors = -(-spec.classes // lanes)
+    vectors = ceil_div(spec.classes, lanes)
     accumulators, (other, scratch, *_) = _free(asm)[:_ACCUMULATORS], _free(asm)[_ACCUMULATORS:]
     for position in range(vectors):
         fresh = position < _ACCUMULATORS
@@ -160,7 +161,7 @@ def _emit_count(asm: Assembler, spec: CategoricalDraw) -> None:
     threshold, count, bits = vector(asm, _UNIFORM), dword(r8), dword(rax)
     asm.emit("vmulps", threshold, threshold, vector(asm, _CARRY))
     asm.emit("xor", count, count)
-    for position in range(-(-spec.classes // lanes)):
+    for position in range(ceil_div(spec.classes, lanes)):
         mask: Register = k(1) if asm.target.isa == "avx512" else vector(asm, _FREE)
         sums = Memory(rdx, 4 * lanes * position)
         asm.emit("vcmpps", mask, threshold, sums, _GREATER_OR_EQUAL)

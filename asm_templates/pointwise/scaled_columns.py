@@ -16,6 +16,7 @@ import numpy as np
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.ir.ops.columns import CENTRE, HIGH, IS_CATEGORY, LOW, MISSING, SCALE, SHIFT
 from sparsejit.ir.values import Array
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, r8, r9, r10, rax, rdi, rsi, xmm, ymm
 
@@ -95,7 +96,7 @@ class _ColumnWriter:
             MISSING: len(scaling.numbers) > MISSING,
         }
         self.used = [number for number, is_used in wanted.items() if is_used]
-        chunks = -(-scaling.outputs // LANES)
+        chunks = ceil_div(scaling.outputs, LANES)
         index = np.zeros(chunks * LANES, np.int32)
         index[: scaling.outputs] = scaling.columns
         numbers = np.zeros((len(self.used), chunks * LANES))

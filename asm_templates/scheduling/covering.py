@@ -19,6 +19,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.whole_numbers import ceil_div
+
 IntArray = npt.NDArray[np.int32]
 _FloatArray = npt.NDArray[np.float32]
 
@@ -40,9 +42,9 @@ class Windows:
     @classmethod
     def of(cls, in_features: int, register_inputs: int, most_registers: int) -> "Windows":
         """Return windows as equal as can be, of at most `most_registers` registers each."""
-        registers = -(-in_features // register_inputs)
-        number = -(-registers // most_registers)
-        return cls(registers, number, -(-registers // number))
+        registers = ceil_div(in_features, register_inputs)
+        number = ceil_div(registers, most_registers)
+        return cls(registers, number, ceil_div(registers, number))
 
     def registers_of(self, window: int) -> range:
         """Return the numbers of the registers' worth of x that a window holds."""
@@ -98,7 +100,7 @@ def one_register_schedule(demand: Demand) -> Covering:
 def registers_in_turn(demand: Demand, products: int) -> Covering:
     """Schedule every register in turn, `products` nonzeros a lane and step, until none is left."""
     problems, _, window = demand.count.shape
-    repeats = -(-demand.count.max(axis=1).ravel() // products)
+    repeats = ceil_div(demand.count.max(axis=1).ravel(), products)
     cell = np.repeat(np.arange(problems * window, dtype=np.int32), repeats)
     problem, register = cell // window, cell % window
     turn = np.arange(len(cell)) - np.repeat(np.cumsum(repeats) - repeats, repeats)

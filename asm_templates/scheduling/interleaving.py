@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates.scheduling.covering import Covering
 from sparsejit.asm_templates.scheduling.row_order import RowPanel
+from sparsejit.whole_numbers import ceil_div
 
 _Numbers = npt.NDArray[np.integer]
 
@@ -84,7 +85,7 @@ def accumulators_of(steps: _Numbers, registers: int, apart: int) -> _Numbers:
     `apart` steps lie between two additions to the same accumulator, unless that would take more
     than `registers` accumulators in all.
     """
-    ways: _Numbers = np.maximum(1, -(-apart * steps // max(int(steps.sum()), 1)))
+    ways: _Numbers = np.maximum(1, ceil_div(apart * steps, max(int(steps.sum()), 1)))
     while ways.sum() > registers:
         ways[np.where(ways > 1, steps / np.maximum(ways - 1, 1), np.inf).argmin()] -= 1
     return ways

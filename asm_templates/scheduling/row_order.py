@@ -28,6 +28,7 @@ from sparsejit.asm_templates.scheduling.grouping import (
     fullest_together,
     swapped,
 )
+from sparsejit.whole_numbers import ceil_div
 
 _Numbers = npt.NDArray[np.integer]
 _Counts = npt.NDArray[np.uint16]
@@ -77,7 +78,7 @@ def row_panels(out_features: int, lanes: int, accumulators: int, fold: int) -> l
 
     Only runs of whole vectors are folded, because these need no masks.
     """
-    whole, rest = divmod(-(-out_features // lanes), accumulators)
+    whole, rest = divmod(ceil_div(out_features, lanes), accumulators)
     folded = out_features // (lanes * accumulators) // fold
     unfolded = whole - folded * fold
     parts = [
@@ -188,7 +189,7 @@ def rows_anywhere(used: npt.NDArray[np.bool_], lanes: int) -> list[_Numbers]:
     fullest rows come together, then swaps lower the steps.
     """
     counts = wanted_counts(used, Windows.of(used.shape[1], lanes, used.shape[1]), lanes)
-    vectors = -(-len(used) // lanes)
+    vectors = ceil_div(len(used), lanes)
     totals = np.zeros(vectors * lanes, np.int64)
     totals[: len(used)] = counts.sum(axis=(1, 2))
     panels: list[_Numbers] = []

@@ -13,6 +13,7 @@ from sparsejit.asm_templates.shared.constants import load_constant
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.spans import Span, emit_spans
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Memory,
@@ -126,7 +127,7 @@ def _largest_key(asm: Assembler, spec: LargestElements) -> None:
             keys = Memory(rcx, _FLOAT * first, span.index)
             asm.emit("vpmaxsd", register, register, keys)
 
-    emit_spans(asm, -(-spec.length // lanes) * lanes, _VECTORS_IN_STEP, body)
+    emit_spans(asm, round_up(spec.length, lanes), _VECTORS_IN_STEP, body)
     for register in best[1:]:
         asm.emit("vpmaxsd", best[0], best[0], register)
     low, high = xmm(0), xmm(1)

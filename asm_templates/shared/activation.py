@@ -17,6 +17,7 @@ from sparsejit.asm_templates.shared.constants import load_constant, shared_const
 from sparsejit.asm_templates.shared.polynomial import emit_polynomial
 from sparsejit.errors import CompileError
 from sparsejit.ir.spec import Activation
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Register, ymm
 
@@ -79,7 +80,7 @@ def apply_activation(
     most_in_step = max(1, (len(scratch) - 1) // SCRATCH_PER_VECTOR)
     if activation not in COSTLY:
         most_in_step = len(registers)
-    groups = -(-len(registers) // max(1, most_in_step))
+    groups = ceil_div(len(registers), max(1, most_in_step))
     for group in range(groups):
         first, last = (len(registers) * edge // groups for edge in (group, group + 1))
         _TEMPLATES[activation](asm, registers[first:last], scratch, tanh)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 
 CACHE_LINE_BYTES = 64
@@ -38,7 +39,7 @@ class StridePadding:
 
     def room(self, count: int) -> int:
         """Return the number of lines that `count` read lines and their padding take."""
-        return -(-count // self.run) * self.period
+        return ceil_div(count, self.run) * self.period
 
     def spread(self, lines: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the lines, along axis 1, with zeros as padding in between."""

@@ -12,6 +12,7 @@ from sparsejit.asm_templates.shared.unpacking import Unpacking
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler, Line
 from sparsejit.x86.operands import Memory, Register
 
@@ -86,7 +87,7 @@ class Storage:
 
     def trip_bytes(self, vectors: int) -> int:
         """Return the bytes from one trip of `vectors`, whole runs of lines, to the next."""
-        return int(self.place(np.array(vectors + -vectors % self.whole)))
+        return int(self.place(np.array(round_up(vectors, self.whole))))
 
     def operand(
         self, asm: Assembler, number: IntArray, place: Memory, consecutive: bool = False

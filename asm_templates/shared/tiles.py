@@ -21,6 +21,7 @@ from sparsejit.asm_templates.shared.rows import finish_rows, start_rows, vector,
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Register, rsi
 
@@ -62,10 +63,10 @@ def tiles(
     """
     capacity = tile_capacity(target, spare)
     largest = min(capacity, at_most or capacity)
-    groups = -(-out_features // target.lanes)
+    groups = ceil_div(out_features, target.lanes)
     for first in range(0, groups, largest):
         size = min(largest, groups - first)
-        yield Tile(first, size, min(-(-sums // size), capacity // size))
+        yield Tile(first, size, min(ceil_div(sums, size), capacity // size))
 
 
 def tile_capacity(target: Target, spare: int) -> int:
@@ -76,7 +77,7 @@ def tile_capacity(target: Target, spare: int) -> int:
 def grouped(target: Target, matrix: SparseMatrix) -> FloatArray:
     """Return weights as (groups, lanes, in_features), with rows of zeros at the end."""
     lanes = target.lanes
-    groups = -(-matrix.out_features // lanes)
+    groups = ceil_div(matrix.out_features, lanes)
     padded = np.zeros((groups * lanes, matrix.in_features), np.float32)
     padded[: matrix.out_features] = matrix.dense
     return padded.reshape(groups, lanes, matrix.in_features)
@@ -95,7 +96,7 @@ def add_chains(asm: Assembler, tile: Tile) -> None:
     """Add the other chains of each group to its first, in pairs."""
     chains = tile.chains
     while chains > 1:
-        half = -(-chains // 2)
+        half = ceil_div(chains, 2)
         for chain in range(half, chains):
             for group in range(tile.groups):
                 total = _one(asm, tile, group, chain - half)

@@ -9,6 +9,8 @@ from PIL import Image
 from scipy.signal import ShortTimeFFT
 from scipy.signal.windows import hann
 
+from sparsejit.whole_numbers import ceil_div
+
 TOP_HZ = 8000
 RANGE_DB = 80
 _COLOUR_MAP = "magma"
@@ -25,7 +27,7 @@ def power_db(samples: FloatArray, sample_rate: int) -> FloatArray:
     window = hann(round(0.036 * sample_rate), sym=False)
     bins = 2 ** int(np.ceil(np.log2(len(window))))
     transform = ShortTimeFFT(window, sample_rate // 100, sample_rate, mfft=bins)
-    frames = -(-len(samples) // transform.hop)
+    frames = ceil_div(len(samples), transform.hop)
     power = transform.spectrogram(samples.astype(np.float64), p0=0, p1=frames)
     top = np.searchsorted(transform.f, TOP_HZ, side="right")
     return (10 * np.log10(power[:top] + 1e-12)).astype(np.float32)

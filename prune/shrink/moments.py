@@ -9,6 +9,7 @@ from torch import Tensor
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.values import Array
 from sparsejit.prune.shrink.layers import ShrinkLayer
+from sparsejit.whole_numbers import ceil_div
 
 # Least number of rows, in all and for each weight of an output; the most rows of one element.
 _ALL_ROWS, _TIMES, _MOST_ROWS = 16384, 16, 2048
@@ -125,4 +126,4 @@ def count_of_rows(layer: ShrinkLayer, elements: int) -> int:
 
 def _rows_of_element(layer: ShrinkLayer, elements: int) -> int:
     wanted = max(_ALL_ROWS, _TIMES * layer.inputs)
-    return min(_MOST_ROWS, -(-wanted // elements))
+    return min(_MOST_ROWS, ceil_div(wanted, elements))

@@ -26,6 +26,7 @@ from sparsejit.planner.alternatives import PATTERNS, AlternativePrices
 from sparsejit.planner.sharing import parallel_ns, worthwhile_threads
 from sparsejit.runtime.step_timing import StepTimes
 from sparsejit.runtime.workers import available_cores
+from sparsejit.whole_numbers import round_up
 
 LEAST_LAYER_SHARE = 0.02
 LEAST_SHARE = 0.03
@@ -172,7 +173,7 @@ class _Advisor:
             if layer is None or timed.is_grouped:
                 continue
             now = layer.out_features, layer.in_features
-            then = tuple(-(-size // _LANES) * _LANES if size > _LANES else size for size in now)
+            then = tuple(round_up(size, _LANES) if size > _LANES else size for size in now)
             if then == now:
                 continue
             density = timed.matrix.nnz / prod(then)

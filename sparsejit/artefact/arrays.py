@@ -18,6 +18,7 @@ from sparsejit.artefact.records import fields_of
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.values import Array, Element, TensorType
+from sparsejit.whole_numbers import ceil_div
 
 # Below this share of nonzeros a float32 array is packed.
 PACKED_BELOW = 0.5
@@ -136,7 +137,7 @@ class ArrayReader:
         return rows
 
     def _mask(self, number: Any, kind: TensorType) -> npt.NDArray[np.bool_]:
-        bits = self._tensor(number, (-(-kind.size // 8),), "uint8")
+        bits = self._tensor(number, (ceil_div(kind.size, 8),), "uint8")
         return np.unpackbits(bits, count=kind.size).astype(bool)
 
     def _tensor(self, number: Any, shape: tuple[int, ...], dtype: str) -> Array:

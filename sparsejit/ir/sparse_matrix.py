@@ -22,6 +22,7 @@ from sparsejit.ir.compressed_rows import (
 )
 from sparsejit.ir.packed_array import PackedArray, packed, unpacked
 from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, MatVec
+from sparsejit.whole_numbers import ceil_div, round_up
 
 FloatArray = npt.NDArray[np.float32]
 _Made = TypeVar("_Made")
@@ -222,7 +223,7 @@ class SparseMatrix:
 
     def counts_by_inputs(self, inputs: int) -> npt.NDArray[np.uint16]:
         """Nonzeros of each output by groups of `inputs` inputs side by side: (outputs, groups)."""
-        registers = -(-self.in_features // inputs)
+        registers = ceil_div(self.in_features, inputs)
         if not isinstance(self._held, CompressedRows):
             if registers < _FEW:
                 firsts = range(0, self.in_features, inputs)
@@ -247,7 +248,7 @@ class SparseMatrix:
         """Zero pattern by groups of `inputs` inputs side by side; its values mean nothing."""
         if inputs == 1:
             return self
-        columns = -(-self.in_features // inputs)
+        columns = ceil_div(self.in_features, inputs)
         if not self.is_vast:
             firsts = np.arange(0, self.in_features, inputs)
             return SparseMatrix._of(np.logical_or.reduceat(self.dense != 0, firsts, axis=1))
@@ -307,7 +308,7 @@ class SparseMatrix:
 
     def block_mask(self, rows: int) -> npt.NDArray[np.bool_]:
         """Whether each (rows, 1) block holds a nonzero: shape (ceil(out / rows), in_features)."""
-        padded = np.zeros((-(-self.out_features // rows) * rows, self.in_features), bool)
+        padded = np.zeros((round_up(self.out_features, rows), self.in_features), bool)
         padded[: self.out_features] = self.dense != 0
         return np.any(padded.reshape(-1, rows, self.in_features), axis=1)
 
@@ -341,7 +342,7 @@ class SparseMatrix:
         if not self.is_vast:
             return np.packbits(self.dense == 0).tobytes()
         place = self.nonzeros.rows * self.in_features + self.nonzeros.columns
-        bits = np.full(-(-self.size // 8), 0xFF, np.uint8)
+        bits = np.full(ceil_div(self.size, 8), 0xFF, np.uint8)
         bits[-1] = 0xFF << -self.size % 8 & 0xFF
         np.bitwise_xor.at(bits, place // 8, (0x80 >> place % 8).astype(np.uint8))
         return bits.tobytes()

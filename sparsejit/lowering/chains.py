@@ -14,6 +14,7 @@ from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.recurrence.gate_sums import is_scaled_column, only_gates_read
 from sparsejit.lowering.registry import lowers
 from sparsejit.passes.chain_steps import as_chain
+from sparsejit.whole_numbers import round_up
 
 
 @lowers(Chain, Pointwise)
@@ -57,7 +58,7 @@ def _lower(low: Lowering, node: Node, chain: Chain) -> None:
 def _lower_by_column(low: Lowering, node: Node, chain: Chain) -> None:
     """Append a chain over matrices (features, columns), in whole vectors that include padding."""
     columns, features = prod(chain.shape[:-1]), chain.shape[-1]
-    whole = -(-columns // low.target.lanes) * low.target.lanes
+    whole = round_up(columns, low.target.lanes)
 
     def turned(matrix: View) -> View:
         """Features last for a reduction; else first, so that parts of features lie far apart."""

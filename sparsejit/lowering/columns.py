@@ -11,6 +11,7 @@ from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Body, Facts, Step, between
 from sparsejit.planner.vector_cost import vector_cost
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 
 
@@ -28,7 +29,7 @@ def lower_scaled_columns(low: Lowering, node: Node) -> None:
         *(rows, features, x.type.element.bytes, node.output.type.element.bytes),
         *(places, low.constant(numbers)),
     )
-    vectors = rows * -(-scaling.outputs // 4)
+    vectors = rows * ceil_div(scaling.outputs, 4)
     reason = f"{scaling.outputs} of {features} columns in float64, {rows} times"
     moved = x.type.bytes + node.output.type.bytes
     _add(low, node, "columns", reason, (vectors * 8, moved), partial(_emit_columns, scaling))
@@ -43,7 +44,7 @@ def lower_double_product(low: Lowering, node: Node) -> None:
     sizes = x.type.element.bytes, *operands, node.output.type.element.bytes
     spec = DoubleProductSpec(x.shape[0], *sizes)
     lanes = low.target.lanes // 2
-    vectors = spec.rows * -(-len(spec.used) // lanes) * (len(spec.bias) + 1)
+    vectors = spec.rows * ceil_div(len(spec.used), lanes) * (len(spec.bias) + 1)
     reason = f"{len(spec.bias)} float64 sums of {len(spec.used)} inputs, {spec.rows} times"
     moved = x.type.bytes + spec.rows * 8 * len(spec.bias) * len(spec.used)
     _add(low, node, "float64-product", reason, (vectors, moved), partial(_emit_product, spec))

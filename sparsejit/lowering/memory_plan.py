@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from sparsejit.lowering.memory.storage import Buffer
 from sparsejit.lowering.step import Step
+from sparsejit.whole_numbers import round_up
 
 ALIGNMENT = 64
 
@@ -262,4 +263,4 @@ def _lowest(size: int, life: _Lifetime, placed: list[_PlacedBuffer]) -> int:
 
 def aligned(size: int) -> int:
     """Round a number of bytes up to whole cache lines."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+    return round_up(size, ALIGNMENT)

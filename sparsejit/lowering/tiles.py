@@ -1,12 +1,13 @@
 """Choose the tiles of a free batch: the number of samples that run at a time."""
 
-from math import ceil, prod
+from math import prod
 from typing import NamedTuple
 
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution, Pooling
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
+from sparsejit.whole_numbers import ceil_div
 
 MOST_SAMPLES = 64
 # Rows of x beyond which a product gains nothing by more rows: a vector's lanes.
@@ -34,7 +35,7 @@ def batch_tiles(single: Graph, batch: int, threads: int, one_tile: bool) -> Batc
     Threads take turns with tiles where a tile of each thread has enough work. On several threads,
     or with `one_tile`, a sample has the same bits in any batch.
     """
-    each = samples_a_tile(single, ceil(batch / threads))
+    each = samples_a_tile(single, ceil_div(batch, threads))
     if threads > 1 and batch >= threads and (each >= ENOUGH_ROWS or _is_wide(single)):
         return BatchTiles((each,), shared=True)
     if one_tile or threads > 1 or _is_wide(single):
@@ -52,7 +53,7 @@ def samples_a_tile(single: Graph, batch: int) -> int:
     """
     if batch == 1 or _is_wide(single):
         return 1
-    return ceil(batch / ceil(batch / MOST_SAMPLES))
+    return ceil_div(batch, ceil_div(batch, MOST_SAMPLES))
 
 
 def share_tiles(first: Graph, other: Graph) -> bool:

@@ -15,6 +15,7 @@ from sparsejit.asm_templates.shared.padding import (
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime.native_timing import time_native
+from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Memory, Relative, r8, rax, rcx, rdi, ymm, zmm
 from sparsejit.x86.placement import Placement
@@ -127,7 +128,7 @@ def least_ns_reading(
 ) -> float:
     """The shortest time of a function over `places` buffers of `size` bytes, aligned to a line."""
     buffers = [np.ones(size + CACHE_LINE_BYTES, np.uint8) for _ in range(places)]
-    starts = [buffer.ctypes.data + -buffer.ctypes.data % CACHE_LINE_BYTES for buffer in buffers]
+    starts = [round_up(buffer.ctypes.data, CACHE_LINE_BYTES) for buffer in buffers]
     return least_ns(target, body, starts)
 
 

@@ -18,6 +18,7 @@ from sparsejit.measuring.core_loops import function_of, least_ns
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime.native_timing import duration_ns, native_loop, pinned
 from sparsejit.runtime.workers import NativePart, pool
+from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Memory, rax, rcx, ymm
 
@@ -50,7 +51,7 @@ def sharing(target: Target) -> tuple[float, float] | None:
 def _crossing_bytes(target: Target) -> float:
     """Bytes a nanosecond at which a core fetches a block that the other core wrote last."""
     blocks = np.zeros(2 * _BLOCK + 64, np.uint8)
-    start = blocks.ctypes.data + -blocks.ctypes.data % 64
+    start = round_up(blocks.ctypes.data, 64)
     first, second = (partial(_touch, start=start + at) for at in (0, _BLOCK))
     own, swapped = _function(target, [first, second]), _function(target, [second, first])
     in_turn = _differences([own.address, own.address], [own.address, swapped.address])

@@ -16,6 +16,7 @@ from typing import Any
 
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.native.copying import NotCopied, SharedCode
+from sparsejit.whole_numbers import round_up
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -83,7 +84,7 @@ class Neighbourhood(NotCopied):
     def _lowest(self, size: int, page: int) -> int | None:
         """Take `size` bytes, aligned to `page`, from the first free range that holds them."""
         for number, (first, room) in enumerate(self._free):
-            address = -(-first // page) * page
+            address = round_up(first, page)
             behind = first + room - (address + size)
             if behind >= 0:
                 parts = (first, address - first), (address + size, behind)
@@ -135,7 +136,7 @@ class ExecutableMemory(SharedCode):
     _beside: "ExecutableMemory | None" = None
 
     def _fill(self, size: int, fill: Callable[[memoryview], object]) -> None:
-        self.size = -(-max(size, 1) // PAGE_BYTES) * PAGE_BYTES
+        self.size = round_up(max(size, 1), PAGE_BYTES)
         release: Callable[..., Any] = _libc.munmap
         if self._within is None:
             self.address = _map(self.size)
@@ -213,7 +214,7 @@ def _map(size: int) -> int:
         return _mapped(size)
     # A huge page begins at a multiple of its size: the memory before and behind is unmapped.
     whole = _mapped(size + _HUGE_PAGE)
-    address = -(-whole // _HUGE_PAGE) * _HUGE_PAGE
+    address = round_up(whole, _HUGE_PAGE)
     for first, end in ((whole, address), (address + size, whole + size + _HUGE_PAGE)):
         if first < end:
             _libc.munmap(first, end - first)

@@ -16,6 +16,7 @@ from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.planner.batch_plan import plan_batch
 from sparsejit.planner.plan import Candidate, plan
+from sparsejit.whole_numbers import ceil_div
 
 Mask = npt.NDArray[np.bool_]
 _WINDOW = 16  # inputs in which lane16 keeps equally many weights of a row
@@ -27,7 +28,7 @@ def _blocks(
     """Return a function that draws masks of blocks, each of `inputs` inputs by `rows` outputs."""
 
     def draw(rng: np.random.Generator, shape: tuple[int, int], density: float) -> Mask:
-        kept = _exactly(rng, (-(-shape[0] // rows), -(-shape[1] // inputs)), density)
+        kept = _exactly(rng, (ceil_div(shape[0], rows), ceil_div(shape[1], inputs)), density)
         whole = np.repeat(np.repeat(kept, rows, axis=0), inputs, axis=1)
         return whole[: shape[0], : shape[1]]
 
@@ -36,7 +37,7 @@ def _blocks(
 
 def _lanes(rng: np.random.Generator, shape: tuple[int, int], density: float) -> Mask:
     """Draw a mask that keeps, in each window of 16 inputs, equally many weights of 16 outputs."""
-    groups, windows = -(-shape[0] // _WINDOW), -(-shape[1] // _WINDOW)
+    groups, windows = ceil_div(shape[0], _WINDOW), ceil_div(shape[1], _WINDOW)
     kept = rng.binomial(_WINDOW, density, (groups, 1, windows, 1))
     order = rng.random((groups, _WINDOW, windows, _WINDOW)).argsort(axis=3)
     mask = (order < kept).reshape(groups * _WINDOW, windows * _WINDOW)

@@ -9,6 +9,7 @@ from sparsejit.asm_templates.attention.tables import AttentionTiles
 from sparsejit.machine.target import Target
 from sparsejit.planner.choice import Chosen, TableRow, choose
 from sparsejit.planner.cost import Cost
+from sparsejit.whole_numbers import ceil_div
 
 ATTENTION = "attention"
 ONE_KERNEL, SEVERAL_STEPS = "one kernel", "several steps"
@@ -46,7 +47,7 @@ def attention_cost(stack: AttentionStack, tiles: AttentionTiles, target: Target)
 def attention_products(stack: AttentionStack, tiles: AttentionTiles) -> tuple[int, int]:
     """Vectors multiplied and added for scores, and for results, in the whole stack."""
     times, rows = _times(stack, tiles), tiles.all_keys * tiles.rows
-    vectors = -(-stack.values // tiles.lanes)
+    vectors = ceil_div(stack.values, tiles.lanes)
     return times * rows * stack.depth // tiles.lanes, times * rows * vectors
 
 
@@ -55,8 +56,8 @@ def attention_cycles(stack: AttentionStack, tiles: AttentionTiles, target: Targe
     prices = target.core.attention[target.isa]
     scores, results = attention_products(stack, tiles)
     times, count = _times(stack, tiles), tiles.masks * (tiles.tiles + tiles.added)
-    squares = tiles.width * -(-stack.depth // tiles.lanes)
-    result_vectors = tiles.rows * -(-stack.values // tiles.lanes)
+    squares = tiles.width * ceil_div(stack.depth, tiles.lanes)
+    result_vectors = tiles.rows * ceil_div(stack.values, tiles.lanes)
     each = squares * prices.square + result_vectors * prices.result
     copied = 0
     if stack.packed_from:

@@ -31,6 +31,7 @@ from sparsejit.planner.cost import Cost, cache_level, cache_shares, price
 from sparsejit.planner.csr_price import price_csr
 from sparsejit.planner.plan import AUTO, HARDLY_MORE, Job, Plan, choose_template
 from sparsejit.planner.tile_price import price_tiles
+from sparsejit.whole_numbers import ceil_div
 
 # From these numbers of columns on, kernels repeated by the column do not win for matrices with at
 # least this number of rows, or of weights.
@@ -223,7 +224,8 @@ def _transposing(counts: BatchCounts) -> float:
     """Cycles to transpose x and y where the kernel needs the other layout."""
     spec = counts.spec
     ends = ((spec.layout, spec.in_features), (spec.y_layout, spec.out_features))
-    return sum(_squares(counts, layout) * -(-size // counts.target.lanes) for layout, size in ends)
+    lanes = counts.target.lanes
+    return sum(_squares(counts, layout) * ceil_div(size, lanes) for layout, size in ends)
 
 
 def _squares(counts: BatchCounts, layout: Layout) -> float:
@@ -267,9 +269,9 @@ def _panels(counts: BatchCounts) -> Cost:
     """
     target, spec, nnz = counts.target, counts.spec, counts.nnz
     core, prices = target.core, target.core.batch
-    panels = -(-counts.in_panels // target.lanes)
+    panels = ceil_div(counts.in_panels, target.lanes)
     at_once = min(panels, chunk_columns(spec, target.lanes) // target.lanes)
-    chunks = -(-panels // at_once)
+    chunks = ceil_div(panels, at_once)
     share, code = shared_loads(target, at_once), PANEL_BYTES[target.isa]
     code_bytes = int(nnz * (code.weight + share * code.by_four) + counts.inputs * code.input)
     added = 0 if spec.added_pitch is None else spec.out_features

@@ -30,6 +30,7 @@ from sparsejit.planner.split import (
     some_rows,
     undivided,
 )
+from sparsejit.whole_numbers import ceil_div
 
 
 def split_batch(
@@ -135,7 +136,7 @@ class _Layer:
         family = self.whole.chosen.template.family
         alone = family == "rows" and self.spec.layout is Layout.BATCH_MAJOR
         step = 1 if alone else self.target.lanes
-        panels = -(-self.spec.batch // step)
+        panels = ceil_div(self.spec.batch, step)
         if panels < count:
             return []
         each, more = divmod(panels, count)

@@ -37,6 +37,7 @@ from sparsejit.planner.convolution_price import (
 )
 from sparsejit.planner.cost import Cost
 from sparsejit.planner.layer_planner import LayerPlanner
+from sparsejit.whole_numbers import ceil_div
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def has_quads(target: Target) -> bool:
 
 def fours_cost(planes: BytePlanes, target: Target) -> Cost:
     """Cost of bringing the channels of planes side by side, four by four."""
-    lines = planes.samples * -(-planes.channels // QUAD) * planes.channel // LINE
+    lines = planes.samples * ceil_div(planes.channels, QUAD) * planes.channel // LINE
     return price_fours(lines, 2 * planes.bytes, target)
 
 
@@ -220,7 +221,7 @@ def byte_depthwise_cost(windows: ByteChannelWindows, target: Target) -> Cost:
     y = windows.y
     runs, quarters = y.vectors, 4 * y.vectors
     if not windows.is_whole:
-        runs, quarters = y.rows * lines(y.columns), y.rows * -(-y.columns // 16)
+        runs, quarters = y.rows * lines(y.columns), y.rows * ceil_div(y.columns, 16)
     each = quarters * windows.groups * 1.0 + runs * 16.0
     vectors = y.samples * y.channels * quarters
     ns = y.samples * y.channels * each / target.core.rates.cycles_per_ns

@@ -12,6 +12,7 @@ from sparsejit.asm_templates.batch.csr_shape import CsrCounts, Pass
 from sparsejit.ir.spec import Layout
 from sparsejit.machine.prices import CsrPrices
 from sparsejit.planner.cost import Cost, cache_level
+from sparsejit.whole_numbers import ceil_div
 
 
 def price_csr(counts: CsrCounts) -> Cost:
@@ -46,7 +47,7 @@ def _cycles(counts: CsrCounts, part: Pass) -> float:
     """Cycles of one pass."""
     spec, shape, prices, target = counts.spec, counts.shape, _prices(counts), counts.target
     layout = int(spec.layout is Layout.BATCH_MAJOR)
-    row_blocks = -(-spec.out_features // shape.blocks.rows)
+    row_blocks = ceil_div(spec.out_features, shape.blocks.rows)
     exceeds = shape.panel_bytes > target.core.loops.csr_near * target.l1d_bytes
     product = prices.product + (prices.far_product if exceeds else 0)
     moved = spec.in_features * row_blocks * prices.into_panel[layout]

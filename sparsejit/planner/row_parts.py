@@ -13,6 +13,7 @@ from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
 from sparsejit.planner.plan import AUTO, Plan, plan
 from sparsejit.planner.split import Part, some_rows
+from sparsejit.whole_numbers import ceil_div
 
 # Rows whose sums a kernel keeps in registers at once, with AVX-512: parts of whole multiples of
 # them take no more steps than the layer does.
@@ -23,8 +24,8 @@ def row_parts(
     spec: MatVec, matrix: SparseMatrix, whole: Plan, target: Target, part_bytes: int
 ) -> tuple[Part, ...]:
     """Divide the layer into parts that read about `part_bytes` of weights; `whole` is its plan."""
-    batches = -(-spec.out_features // _BATCH_ROWS)
-    count = min(batches, -(-whole.lowered.counts.pool_bytes // part_bytes))
+    batches = ceil_div(spec.out_features, _BATCH_ROWS)
+    count = min(batches, ceil_div(whole.lowered.counts.pool_bytes, part_bytes))
     if count <= 1:
         return (Part(0, spec, matrix, whole),)
     bounds = [batches * number // count * _BATCH_ROWS for number in range(count)]

@@ -25,6 +25,7 @@ from sparsejit.planner.sharing import (
     worthwhile_threads,
 )
 from sparsejit.runtime.workers import MAX_THREADS, available_cores
+from sparsejit.whole_numbers import ceil_div
 
 # The function that chooses the kernel of a part: `LayerPlanner.plan`.
 PlanPart = Callable[[Layer, SparseMatrix], Plan]
@@ -147,7 +148,7 @@ def split(
 
     The parts have about equal predicted cost and begin at multiples of `ROW_STEP` rows.
     """
-    steps = -(-spec.out_features // ROW_STEP)
+    steps = ceil_div(spec.out_features, ROW_STEP)
     ns = whole.measured_ns.get(whole.chosen.template.name, whole.chosen.cost.ns)
     count = worthwhile_threads(ns, min(threads, steps), target)
     if count == 1:

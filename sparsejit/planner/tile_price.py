@@ -3,6 +3,7 @@
 from sparsejit.asm_templates.batch.amx_layout import ROW_BYTES, ROWS, TILE_BYTES, TileCounts
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.planner.cost import Cost, cache_level
+from sparsejit.whole_numbers import ceil_div, round_up
 
 
 def price_tiles(counts: TileCounts) -> Cost:
@@ -12,11 +13,11 @@ def price_tiles(counts: TileCounts) -> Cost:
     strip and of x all fit there.
     """
     target, spec = counts.target, counts.spec
-    columns = -(-spec.batch // ROWS)
-    times = -(-columns // 2)  # loads of each tile of weights
+    columns = ceil_div(spec.batch, ROWS)
+    times = ceil_div(columns, 2)  # loads of each tile of weights
     rows = ROWS if spec.layout is Layout.FEATURE_MAJOR else min(ROWS, spec.batch)
     products = counts.weight_tiles * columns
-    x_bytes = counts.chunk_columns * (-(-spec.in_features // ROW_BYTES) * ROW_BYTES)
+    x_bytes = counts.chunk_columns * round_up(spec.in_features, ROW_BYTES)
     near = x_bytes + (0 if counts.compressed else counts.stored_bytes) <= target.l1d_bytes
     load = _cycles(counts, "load")
     if not near:
@@ -42,8 +43,8 @@ def price_tiles(counts: TileCounts) -> Cost:
 def _vectors(spec: MatMul, features: int) -> int:
     """Number of vectors of a matrix with `features` features, in the layout of x."""
     if spec.layout is Layout.FEATURE_MAJOR:
-        return features * -(-spec.batch // ROWS)
-    return spec.batch * -(-features // ROWS)
+        return features * ceil_div(spec.batch, ROWS)
+    return spec.batch * ceil_div(features, ROWS)
 
 
 def _cycles(counts: TileCounts, what: str) -> float:

@@ -8,6 +8,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.whole_numbers import round_up
+
 PAGE = os.sysconf("SC_PAGE_SIZE")
 Edge = Literal["start", "end"]
 EDGES: tuple[Edge, ...] = ("start", "end")
@@ -29,7 +31,7 @@ class GuardedArray:
     """
 
     def __init__(self, values: npt.NDArray[np.float32], edge: Edge) -> None:
-        room = -(-values.nbytes // PAGE) * PAGE
+        room = round_up(values.nbytes, PAGE)
         whole = mmap.mmap(-1, room + 2 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._room = np.frombuffer(whole, np.uint32)[PAGE // 4 : (PAGE + room) // 4]
         start = self._room.ctypes.data

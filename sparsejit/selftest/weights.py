@@ -5,6 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.whole_numbers import ceil_div
+
 FloatArray = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
 Shape = tuple[int, int]
@@ -17,7 +19,7 @@ def _unstructured(random: Generator, shape: Shape, density: float) -> Mask:
 
 def _blocks(rows: int) -> Callable[[Generator, Shape, float], Mask]:
     def mask(random: Generator, shape: Shape, density: float) -> Mask:
-        kept = random.random((-(-shape[0] // rows), shape[1])) < density
+        kept = random.random((ceil_div(shape[0], rows), shape[1])) < density
         return np.repeat(kept, rows, axis=0)[: shape[0]]
 
     return mask
@@ -25,8 +27,8 @@ def _blocks(rows: int) -> Callable[[Generator, Shape, float], Mask]:
 
 def _lane16(random: Generator, shape: Shape, density: float) -> Mask:
     """Within 16 rows, every row keeps the same number of weights in each window of 16 inputs."""
-    groups = -(-shape[1] // 16)
-    kept = random.binomial(16, density, (-(-shape[0] // 16), groups))
+    groups = ceil_div(shape[1], 16)
+    kept = random.binomial(16, density, (ceil_div(shape[0], 16), groups))
     places = random.random((shape[0], groups, 16)).argsort(axis=2)
     mask = places < np.repeat(kept, 16, axis=0)[: shape[0], :, None]
     return mask.reshape(shape[0], -1)[:, : shape[1]]

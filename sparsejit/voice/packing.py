@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
+from sparsejit.whole_numbers import ceil_div
 
 Array = npt.NDArray[Any]
 
@@ -25,7 +26,7 @@ def pack(name: str, matrix: Array) -> dict[str, Array]:
 def unpack(name: str, bits: Array, values: Array, shape: tuple[int, ...]) -> Array:
     """Return the matrix `name` from its packed form; InvalidInput if that does not fit `shape`."""
     elements = int(np.prod(shape))
-    if bits.dtype != np.uint8 or bits.shape != (-(-elements // 8),):
+    if bits.dtype != np.uint8 or bits.shape != (ceil_div(elements, 8),):
         raise InvalidInput(f"{name + BITS} has shape {bits.shape}, {bits.dtype}, for {shape}")
     kept = np.unpackbits(bits, count=elements).astype(bool)
     if values.shape != (np.count_nonzero(kept),):

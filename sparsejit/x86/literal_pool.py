@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.whole_numbers import round_up
+
 # An offset from here on lies in the literals that images share.
 COMMON = 1 << 30
 
@@ -105,7 +107,7 @@ class LiteralPool:
         if (known := self._large.get((span, align))) is not None:
             return known
         whole = whole.reshape(-1)
-        offset = -(-self.size // align) * align
+        offset = round_up(self.size, align)
         if common is not None:
             self._offsets[span] = offset
         if whole.nbytes < _LARGE:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, Register, dword, rax, rsp
 
@@ -26,7 +27,7 @@ def make_room(asm: Assembler, size: int, alignment: int = 64) -> None:
     It goes page by page and touches each, since the stack grows on demand only.
     """
     again = asm.label("again")
-    asm.emit("mov", dword(rax), -(-(size + alignment) // _PAGE))
+    asm.emit("mov", dword(rax), ceil_div(size + alignment, _PAGE))
     asm.bind(again)
     asm.emit("sub", rsp, _PAGE)
     asm.emit("mov", Memory(rsp), rax)

@@ -29,6 +29,7 @@ from sparsejit.errors import CompileError
 from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS, Chain
 from sparsejit.ir.values import Element
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Memory,
@@ -181,7 +182,7 @@ class _ChainEmitter:
             self.pointers[array] = register
         self.counters = _WORD * (1 + len(self.saved))
         header = self.counters + _WORD * len(plan.space.loops)
-        self.stack = -(-header // 64) * 64
+        self.stack = round_up(header, 64)
 
     def run(self, locations: Sequence[Location], scratch: Location) -> None:
         self._enter()

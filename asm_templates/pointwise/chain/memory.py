@@ -15,6 +15,7 @@ from sparsejit.asm_templates.pointwise.chain.lanes import (
 )
 from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.ir.values import Element
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, Register, dword, k, rax, xmm
 
@@ -92,7 +93,7 @@ def _gather(asm: Assembler, register: Register, strip: Strip, spare: Register) -
     insert = "vinsertf32x4" if is_wide(asm) else "vinsertf128"
     if strip.count <= 4 or not strip.is_whole:
         zero(asm, register)
-    for part in range(-(-strip.count // 4)):
+    for part in range(ceil_div(strip.count, 4)):
         part_register = low(register if part == 0 else spare, "xmm")
         asm.emit("vmovss", part_register, strip.at(4 * part))
         for lane in range(1, min(4, strip.count - 4 * part)):
@@ -128,7 +129,7 @@ def _gather_longs(
 ) -> None:
     insert = "vinsertf32x4" if is_wide(asm) else "vinsertf128"
     zero(asm, register)
-    for part in range(-(-count // 2)):
+    for part in range(ceil_div(count, 2)):
         part_register = low(register if part == 0 else spare, "xmm")
         asm.emit("vmovq", part_register, strip.at(first + 2 * part))
         if count > 2 * part + 1:
@@ -211,7 +212,7 @@ def _quarter(asm: Assembler, register: Register, part: int, place: Register) -> 
 
 
 def _scatter(asm: Assembler, register: Register, strip: Strip, spare: Register) -> None:
-    for part, place in _quarters(asm, register, -(-strip.count // 4), spare):
+    for part, place in _quarters(asm, register, ceil_div(strip.count, 4), spare):
         _quarter(asm, register, part, place)
         asm.emit("vmovss", strip.at(4 * part), place)
         for lane in range(1, min(4, strip.count - 4 * part)):
@@ -241,7 +242,7 @@ def _store_longs(
 def _scatter_longs(
     asm: Assembler, register: Register, strip: Strip, first: int, count: int, spare: Register
 ) -> None:
-    for part, place in _quarters(asm, register, -(-count // 2), spare):
+    for part, place in _quarters(asm, register, ceil_div(count, 2), spare):
         _quarter(asm, register, part, place)
         asm.emit("vmovlps", strip.at(first + 2 * part), place)
         if count > 2 * part + 1:

@@ -29,6 +29,7 @@ from sparsejit.asm_templates.pointwise.chain.typed import (
 )
 from sparsejit.ir.values import Element
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 
 _VECTORS_IN_STEP = (4, 2, 1)
 _MOST_IN_REGISTERS = 16  # vectors of a short row
@@ -99,7 +100,7 @@ class ChainPlan:
         self.constants = {n for n, value in enumerate(values) if value.kind == "constant"}
         self.across = space.together > 1
         self.lanes = 1 if self.across else target.lanes  # elements of a row in a vector
-        self.vectors, self.tail = -(-length // self.lanes), length % self.lanes
+        self.vectors, self.tail = ceil_div(length, self.lanes), length % self.lanes
         self.slot_count = 0
         self.slots: dict[int, int] = {}
         self.kept: dict[int, int] = {}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from math import ceil, isqrt, pi
+from math import isqrt, pi
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ from sparsejit.frontends.writing.complex_values import Complex
 from sparsejit.frontends.writing.writer import Operand, Writer
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.values import Array, Value
+from sparsejit.whole_numbers import ceil_div
 
 # Most points of a transform that is one product: a prime number, and another one.
 _MOST_OF_PRIME, _MOST_DIRECT = 256, 64
@@ -175,8 +176,8 @@ def _roots(exponents: Array, size: int, sign: int) -> Array:
 def _by_factors(write: Writer, x: Signal, plan: Transform, rows: int) -> Signal:
     """Transforms of `rows` points, twiddles, and transforms of the other factor."""
     columns = plan.size // rows
-    filled = ceil(x.shape[-1] / columns)
-    bins = ceil(plan.bins / rows)
+    filled = ceil_div(x.shape[-1], columns)
+    bins = ceil_div(plan.bins, rows)
 
     def apart(part: Value) -> Value:
         around = [(0, 0)] * (len(part.shape) - 1) + [(0, filled * columns - part.shape[-1])]
@@ -254,7 +255,7 @@ def frames(write: Writer, x: Operand, size: int, hop: int) -> Value:
     """(..., frames, size): parts of the last axis, each `hop` elements after the one before."""
     value = write.value(x)
     count = (value.shape[-1] - size) // hop + 1
-    blocks = ceil(size / hop)
+    blocks = ceil_div(size, hop)
     length = (count - 1 + blocks) * hop
     end = min(length, value.shape[-1])
     around = [(0, 0)] * (len(value.shape) - 1) + [(0, length - end)]
@@ -267,7 +268,7 @@ def frames(write: Writer, x: Operand, size: int, hop: int) -> Value:
 def overlapped(write: Writer, x: Value, hop: int) -> Value:
     """The sum of frames (..., frames, size), each `hop` elements after the one before."""
     *lead, count, size = x.shape
-    blocks = ceil(size / hop)
+    blocks = ceil_div(size, hop)
     none = [(0, 0)] * len(lead)
     whole = padded(write, x, [*none, (0, 0), (0, blocks * hop - size)])
     total: Value | None = None

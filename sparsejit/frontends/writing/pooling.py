@@ -13,6 +13,7 @@ from sparsejit.frontends.writing.writer import Writer
 from sparsejit.ir.ops.convolution import Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.values import Array, Value
+from sparsejit.whole_numbers import ceil_div
 
 Sizes = tuple[int, ...]
 
@@ -72,7 +73,7 @@ def beyond_the_end(
     """
     reach = dilation * (kernel - 1) + 1
     whole = length + sum(padding)
-    windows = -(-(whole - reach) // stride) + 1
+    windows = ceil_div(whole - reach, stride) + 1
     if (windows - 1) * stride >= length + padding[0]:
         windows -= 1
     return max((windows - 1) * stride + reach - whole, 0)

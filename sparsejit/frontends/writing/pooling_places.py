@@ -15,6 +15,7 @@ from sparsejit.frontends.writing.pointwise import is_nan
 from sparsejit.frontends.writing.pooling import picked
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.values import Array, Value
+from sparsejit.whole_numbers import ceil_div
 
 
 def positions(
@@ -35,7 +36,7 @@ def adaptive_positions(length: int, windows: int) -> Array:
     A window shorter than the longest repeats its last element.
     """
     numbers = np.arange(windows)
-    starts, ends = numbers * length // windows, -(-(numbers + 1) * length // windows)
+    starts, ends = numbers * length // windows, ceil_div((numbers + 1) * length, windows)
     longest = int((ends - starts).max(initial=0))
     return np.minimum(starts[:, None] + np.arange(longest), ends[:, None] - 1)
 

@@ -10,6 +10,7 @@ from sparsejit.frontends.writing.arranging import reshaped
 from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Unmapped, Writer
 from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.values import Element, Value
+from sparsejit.whole_numbers import ceil_div
 
 
 def remainder(write: Writer, x: Operand, other: Operand) -> Value:
@@ -71,7 +72,7 @@ def _powers(write: Writer, other: Value) -> list[int]:
     known = write.known(other)
     sizes = np.zeros(0) if known is None else np.abs(known[known != 0])
     least = int(np.frexp(sizes.min())[1]) - 1 if sizes.size else -149
-    last = max(0, -(-(128 - 24 - least) // 23))  # leaves a quotient below 2^24
+    last = max(0, ceil_div(128 - 24 - least, 23))  # leaves a quotient below 2^24
     return [23 * number for number in range(last, -1, -1)]
 
 

@@ -20,6 +20,7 @@ from sparsejit.frontends.writing.selection import taken
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.values import Array, Value
+from sparsejit.whole_numbers import ceil_div
 
 Sizes = Sequence[int]
 
@@ -91,7 +92,7 @@ def split(write: Writer, x: Operand, length: int | Sizes, dim: int = 0) -> list[
 
 def chunk(write: Writer, x: Operand, chunks: int, dim: int = 0) -> list[Value]:
     """At most `chunks` parts of one length, where the last may be shorter."""
-    return split(write, x, -(-write.shape(x)[dim] // chunks), dim)
+    return split(write, x, ceil_div(write.shape(x)[dim], chunks), dim)
 
 
 def slice_axis(

@@ -40,6 +40,7 @@ from sparsejit.lowering.convolution.windows import lower_windows
 from sparsejit.lowering.memory.storage import ConstantBuffer, View
 from sparsejit.lowering.products.linear import steps_of_product
 from sparsejit.lowering.registry import lowers
+from sparsejit.whole_numbers import ceil_div
 
 
 @lowers(Convolution)
@@ -176,7 +177,7 @@ def _spread(
     for axis in range(len(kernel)):
         step, first = op.stride[axis], reach[axis] - op.padding[axis]
         # Elements that the padding crops from the spread image meet no position.
-        skipped = max(0, -(first // step)) if first < 0 else 0
+        skipped = max(0, ceil_div(-first, step)) if first < 0 else 0
         first += skipped * step
         count = min(image.shape[axis + 2] - skipped, (shape[axis] - first - 1) // step + 1)
         source = source.sliced(axis + 2, skipped, skipped + count)

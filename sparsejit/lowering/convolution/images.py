@@ -18,6 +18,7 @@ from sparsejit.ir.values import Origin, TensorType, Value
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.storage import View
 from sparsejit.planner.convolution_plan import fills_spread
+from sparsejit.whole_numbers import round_up
 
 
 def image_result(
@@ -43,7 +44,7 @@ def padded_image(low: Lowering, kind: TensorType, origin: Origin, fills: bool) -
     places = prod(spatial)
     pitch = spread_pitch(places)
     whole = low.temporary(replace(kind, shape=(samples, channels, pitch)))
-    read = -(-places // low.target.lanes) * low.target.lanes
+    read = round_up(places, low.target.lanes)
     if fills and read > places:
         low.fill(whole.sliced(2, places, read), 0.0, origin)
     view = whole.sliced(2, 0, places).reshaped(kind.shape)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from sparsejit.lowering.memory.storage import View
+from sparsejit.whole_numbers import ceil_div
 
 # Most positions of an axis to search; in row-major tensors, at most two cover any byte.
 _MOST_PLACES = 4
@@ -95,7 +96,7 @@ def _elements_at(distance: int, axes: list[tuple[int, int, int]]) -> int | None:
     (stride, here, there), *inner = axes
     most = sum(step * (length - 1) for step, length, _ in inner)
     least = -sum(step * (length - 1) for step, _, length in inner)
-    first = max(1 - there, -((most - distance) // stride))
+    first = max(1 - there, ceil_div(distance - most, stride))
     last = min(here - 1, (distance - least) // stride)
     if last - first >= _MOST_PLACES:
         return None

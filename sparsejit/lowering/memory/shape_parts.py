@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.lowering.memory.storage import View
+from sparsejit.whole_numbers import ceil_div
 
 # Multiples of this keep vectors of float32, and the cache lines of row-major tensors, whole.
 _LANES = 16
@@ -53,7 +54,7 @@ def ways_to_cut(
 
 def cut(length: int, count: int, step: int = 1) -> list[tuple[int, int]]:
     """First and end of `count` parts, or of fewer, which begin at multiples of `step`."""
-    steps = -(-length // step)
+    steps = ceil_div(length, step)
     parts = np.array_split(np.arange(steps), min(count, steps))
     bounds = [(step * int(part[0]), step * int(part[-1] + 1)) for part in parts if part.size]
     return [(first, min(end, length)) for first, end in bounds]

@@ -37,6 +37,7 @@ from sparsejit.planner.attention_plan import (
     plan_attention,
 )
 from sparsejit.planner.choice import record
+from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import r8, rcx, rdi, rdx, rsi
 
@@ -230,7 +231,7 @@ def _lower_by_column(low: Lowering, found: ColumnAttention) -> None:
     assert query and key and value and result and isinstance(found.node.op, Attention)
     low.bind(found.node.output, result)
     (*stack, tokens, _), keys, lanes = result.shape, key.shape[-2], low.target.lanes
-    columns = -(-tokens // lanes) * lanes if found.is_one_sample else tokens
+    columns = round_up(tokens, lanes) if found.is_one_sample else tokens
     kind = TensorType((*stack, keys, columns))
     scores, weights = low.temporary(kind), low.temporary(kind)
     ends = origin, low.target

@@ -21,6 +21,7 @@ from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.recurrence.gate_sums import GateSum, only_gates_read
 from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Memory,
@@ -165,7 +166,7 @@ def emit_row_of(
 def _padded(table: Array, lanes: int) -> Array:
     """The float32 table, with rows padded so that a vector may begin at any feature."""
     rows, features = table.shape
-    width = -(-features // lanes) * lanes + (lanes if features % lanes else 0)
+    width = round_up(features, lanes) + (lanes if features % lanes else 0)
     stored = np.zeros((rows, width), np.float32)
     stored[:, :features] = table
     return stored

@@ -54,6 +54,7 @@ from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.plan import Plan
 from sparsejit.planner.vector_cost import gates_ns, own_steps_ns
+from sparsejit.whole_numbers import ceil_div, round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Register,
@@ -238,7 +239,7 @@ class _TimeLoop:
     @property
     def state_offset(self) -> int:
         """Offset of the copy in the scratch memory."""
-        return -(-self.given.type.bytes // self.given.shape[0] // 64) * 64
+        return round_up(ceil_div(self.given.type.bytes, self.given.shape[0]), 64)
 
     @property
     def resets_first(self) -> bool:
@@ -248,19 +249,19 @@ class _TimeLoop:
     def reset_offset(self) -> int:
         """Offset of the reset or rounded states, (batch, hidden), in the scratch memory."""
         copied = _FLOAT * self.batch * self.hidden if self.keeps_copy else 0
-        return self.state_offset + -(-copied // 64) * 64
+        return self.state_offset + round_up(copied, 64)
 
     @property
     def scratch_bytes(self) -> int:
         if self.rounding is not None:
-            return self.pairs_offset + -(-PAIR_BYTES * self.batch // 64) * 64
+            return self.pairs_offset + round_up(PAIR_BYTES * self.batch, 64)
         reset = _FLOAT * self.batch * self.hidden if self.resets_first else 0
         return self.reset_offset + reset
 
     @property
     def pairs_offset(self) -> int:
         """Offset of each rounded row's pair of floats: scale, and scale * (128 - zero)."""
-        return self.reset_offset + -(-_FLOAT * self.batch * self.hidden // 64) * 64
+        return self.reset_offset + round_up(_FLOAT * self.batch * self.hidden, 64)
 
     def emit(self, asm: Assembler, at: Locations) -> None:
         """Append the loop over all time steps."""

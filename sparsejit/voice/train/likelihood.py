@@ -20,6 +20,7 @@ from sparsejit.voice.spec.own_network import CONTEXT_FRAMES
 from sparsejit.voice.train.dataset import Batch, Clip, audio_files, load_clips
 from sparsejit.voice.train.module import WaveRNNModule
 from sparsejit.voice.weights import VoiceWeights
+from sparsejit.whole_numbers import round_up
 
 # The target where a clip has ended before the longest one.
 _NO_TARGET = -100
@@ -112,7 +113,7 @@ def _pieces(clips: Sequence[Clip], ends: Sequence[int], frames: int) -> Iterator
 
     Where a clip has ended, its stream goes on without targets.
     """
-    longest = -(-max(ends) // frames) * frames
+    longest = round_up(max(ends), frames)
     streams = [_stream(clip, end, longest) for clip, end in zip(clips, ends, strict=True)]
     for start in range(0, longest, frames):
         span = slice(start * HOP_LENGTH, (start + frames) * HOP_LENGTH)

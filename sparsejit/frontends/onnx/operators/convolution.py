@@ -18,6 +18,7 @@ from sparsejit.frontends.writing import (
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.ops.convolution import PoolingKind
 from sparsejit.ir.values import Value
+from sparsejit.whole_numbers import ceil_div
 
 Widths = list[tuple[int, int]]
 _STEPS = "strides", "dilations"
@@ -38,7 +39,7 @@ def _around(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -> Widths
     spans = call.attribute("dilations") or [1] * rank
     widths = []
     for n, k, s, d in zip(spatial, kernel, strides, spans, strict=True):
-        total = max((-(-n // s) - 1) * s + d * (k - 1) + 1 - n, 0)
+        total = max((ceil_div(n, s) - 1) * s + d * (k - 1) + 1 - n, 0)
         less, more = total // 2, total - total // 2
         widths.append((less, more) if mode == "SAME_UPPER" else (more, less))
     return widths
@@ -54,7 +55,7 @@ def _around_windows(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -
     if call.attribute("auto_pad", "NOTSET").startswith("SAME"):
         strides, spans = (call.attribute(name) or [1] * len(kernel) for name in _STEPS)
         for n, k, s, d, pair in zip(spatial, kernel, strides, spans, widths, strict=True):
-            total = (-(-n // s) - 1) * s + k - n
+            total = (ceil_div(n, s) - 1) * s + k - n
             # A padding of -1 removes nothing that a window reads.
             if total != sum(pair) and not (total == -1 and 1 in (k, d)):
                 raise Unmapped(
@@ -114,7 +115,7 @@ def _cut_off(call: Call, full: Sequence[int], wanted: Sequence[int]) -> Widths:
     """Widths to cut before and after each axis of `full`, which leave the sizes `wanted`."""
     widths = []
     for size, n in zip(full, wanted, strict=True):
-        less, more = max(size - n, 0) // 2, -(-max(size - n, 0) // 2)
+        less, more = max(size - n, 0) // 2, ceil_div(max(size - n, 0), 2)
         is_upper = call.attribute("auto_pad") == "SAME_UPPER"
         widths.append((less, more) if is_upper else (more, less))
     return widths

@@ -24,6 +24,7 @@ from sparsejit.frontends.writing import products as writing_products
 from sparsejit.frontends.writing.recurrent import one_layer_of_bytes
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.values import Array, Element, Value
+from sparsejit.whole_numbers import ceil_div
 
 _EPSILON = 1e-12  # of its normalisations
 
@@ -170,7 +171,7 @@ def matmul_n_bits(write: Writer, call: Call) -> Value:
         raise Unmapped("its columns are in another order (g_idx)")
     if bits not in (2, 4, 8):
         raise Unmapped(f"has weights of {bits} bits")
-    blocks = -(-columns // length)
+    blocks = ceil_div(columns, length)
     held = np.asarray(call.known(1, "weights"), np.uint8).reshape(rows, blocks, -1)
     steps = _unpacked(held, bits)[..., :length].astype(np.float32)
     scale = np.asarray(call.known(2, "scales"), np.float32).reshape(rows, blocks, 1)

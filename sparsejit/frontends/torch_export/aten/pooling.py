@@ -24,6 +24,7 @@ from sparsejit.frontends.writing.reductions import largest, mean_over
 from sparsejit.frontends.writing.writer import Operand, Writer
 from sparsejit.ir.ops.convolution import PoolingKind
 from sparsejit.ir.values import Array, Value
+from sparsejit.whole_numbers import ceil_div
 
 Sizes = int | Sequence[int]
 
@@ -159,7 +160,7 @@ def _uneven(write: Writer, x: Value, kind: PoolingKind, wanted: Sequence[int]) -
         parts = [
             reduce(
                 write,
-                sliced(write, x, axis, n * length // windows, -(-(n + 1) * length // windows)),
+                sliced(write, x, axis, n * length // windows, ceil_div((n + 1) * length, windows)),
                 [axis],
                 True,
             )
