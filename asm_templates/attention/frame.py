@@ -1,12 +1,15 @@
 """The attention kernel's frame in memory, and its walk over keys."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.attention.tables import KEYS, SUMS_BYTES, AttentionTiles
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div, round_up
-from sparsejit.x86.assembler import Assembler, Label
+from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
     Memory,
@@ -131,12 +134,14 @@ class AttentionCode:
         asm.emit("add", TABLE, rax)
         asm.emit("lea", SCORES, Memory(FRAME, self.places.scores))
 
-    def next_group(self, again: Label) -> None:
+    @contextmanager
+    def each_group(self) -> Iterator[None]:
+        """Append the code of the block as a loop over the groups from `start_groups` on."""
         asm = self.asm
-        asm.emit("add", TABLE, self.tiles.group_bytes)
-        asm.emit("add", SCORES, KEYS * self.row_bytes)
-        asm.emit("sub", dword(GROUPS_LEFT), 1)
-        asm.jump("jnz", again)
+        with counted_down(asm, dword(GROUPS_LEFT)):
+            yield
+            asm.emit("add", TABLE, self.tiles.group_bytes)
+            asm.emit("add", SCORES, KEYS * self.row_bytes)
 
     def point(self, first: int) -> None:
         """KEY_ROWS = rows of the operand at BASE, by the group's offsets from byte `first` on."""

@@ -16,7 +16,7 @@ from sparsejit.asm_templates.attention.frame import (
     packed_pitch,
 )
 from sparsejit.asm_templates.attention.tables import KEYS, IntArray
-from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.loops import counted_up, repeat
 from sparsejit.asm_templates.shared.rows import (
     TAIL_MASK,
     lane_mask,
@@ -62,17 +62,13 @@ def emit_results(code: AttentionCode, adds: bool) -> None:
     asm, rows, place = code.asm, code.tiles.rows, Memory(FRAME, BLOCK_SLOT)
     for part in _parts(code.stack.values, asm.target):
         block = _ResultBlock(code, int(part[0]), len(part))
-        again = asm.label("next rows")
         asm.emit("xor", dword(rax), dword(rax))
         asm.emit("mov", place, rax)
-        asm.bind(again)
-        block.emit(adds)
-        if block.rows < rows:
-            asm.emit("mov", rax, place)
-            asm.emit("add", rax, FLOAT * block.rows)
-            asm.emit("mov", place, rax)
-            asm.emit("cmp", rax, FLOAT * rows)
-            asm.jump("jb", again)
+        if block.rows == rows:
+            block.emit(adds)
+            continue
+        with counted_up(asm, place, FLOAT * block.rows, FLOAT * rows):
+            block.emit(adds)
 
 
 def _parts(values: int, target: Target) -> list[IntArray]:
@@ -109,12 +105,10 @@ class _ResultBlock:
             set_tail_mask(asm, self.last_lanes)
         elif self.last_lanes < code.lanes:
             asm.emit("vmovups", self.mask, lane_mask(asm, self.last_lanes))
-        again = asm.label("next values")
-        asm.bind(again)
-        code.point(FLOAT * KEYS)
-        for key, row in enumerate(KEY_ROWS):
-            self._key(key, row)
-        code.next_group(again)
+        with code.each_group():
+            code.point(FLOAT * KEYS)
+            for key, row in enumerate(KEY_ROWS):
+                self._key(key, row)
         self._write(adds)
 
     def _key(self, key: int, row: Register) -> None:

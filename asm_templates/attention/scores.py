@@ -79,21 +79,19 @@ def emit_scores(code: AttentionCode) -> None:
     for largest in code.largest:
         load_constant(asm, largest, _LEAST_SCORE)
     registers.load_constants()
-    again = asm.label("next keys")
-    asm.bind(again)
-    code.point(0)
-    for each in registers.sums:
-        for total in each:
-            zero(asm, total)
-    unroll = _UNROLL // code.tiles.width
-    turns, rest = divmod(depth, unroll)
-    repeat(asm, turns, _DEPTH_LEFT, lambda: registers.depth(unroll, turns + (rest > 0) > 1))
-    registers.depth(rest, moves=False)
-    if turns + (rest > 0) > 1:
-        asm.emit("sub", _QUERIES, turns * unroll * code.row_bytes)
-    for key in range(KEYS):
-        registers.keep(key)
-    code.next_group(again)
+    with code.each_group():
+        code.point(0)
+        for each in registers.sums:
+            for total in each:
+                zero(asm, total)
+        unroll = _UNROLL // code.tiles.width
+        turns, rest = divmod(depth, unroll)
+        repeat(asm, turns, _DEPTH_LEFT, lambda: registers.depth(unroll, turns + (rest > 0) > 1))
+        registers.depth(rest, moves=False)
+        if turns + (rest > 0) > 1:
+            asm.emit("sub", _QUERIES, turns * unroll * code.row_bytes)
+        for key in range(KEYS):
+            registers.keep(key)
 
 
 class _Registers:
@@ -174,25 +172,23 @@ def emit_powers(code: AttentionCode) -> None:
     at_once = KEYS if code.wide else KEYS // 2
     for total in code.total:
         zero(asm, total)
-    again = asm.label("next powers")
-    asm.bind(again)
-    for first in range(0, KEYS * width, at_once):
-        scores = [vector(asm, number) for number in range(at_once)]
-        places = [Memory(SCORES, (first + n) * code.vector_bytes) for n in range(at_once)]
-        for number, (register, place) in enumerate(zip(scores, places, strict=True)):
-            asm.emit("vmovups", register, place)
-            asm.emit("vsubps", register, register, code.largest[number % width])
-        emit_exp2(asm, scores, [vector(asm, at_once + n) for n in range(2 * at_once + 1)])
-        for register, place in zip(scores, places, strict=True):
-            asm.emit("vmovups", place, register)
-        while len(scores) > width:
-            half = len(scores) // 2
-            for left, right in zip(scores[:half], scores[half:], strict=True):
-                asm.emit("vaddps", left, left, right)
-            scores = scores[:half]
-        for total, each in zip(code.total, scores, strict=True):
-            asm.emit("vaddps", total, total, each)
-    code.next_group(again)
+    with code.each_group():
+        for first in range(0, KEYS * width, at_once):
+            scores = [vector(asm, number) for number in range(at_once)]
+            places = [Memory(SCORES, (first + n) * code.vector_bytes) for n in range(at_once)]
+            for number, (register, place) in enumerate(zip(scores, places, strict=True)):
+                asm.emit("vmovups", register, place)
+                asm.emit("vsubps", register, register, code.largest[number % width])
+            emit_exp2(asm, scores, [vector(asm, at_once + n) for n in range(2 * at_once + 1)])
+            for register, place in zip(scores, places, strict=True):
+                asm.emit("vmovups", place, register)
+            while len(scores) > width:
+                half = len(scores) // 2
+                for left, right in zip(scores[:half], scores[half:], strict=True):
+                    asm.emit("vaddps", left, left, right)
+                scores = scores[:half]
+            for total, each in zip(code.total, scores, strict=True):
+                asm.emit("vaddps", total, total, each)
     _keep_sums(code)
 
 

@@ -39,7 +39,7 @@ from sparsejit.asm_templates.batch.amx_layout import (
     TILE_BYTES,
     LoweredTiles,
 )
-from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.loops import counted_down, repeat
 from sparsejit.ir.spec import Layout
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
@@ -219,7 +219,7 @@ class _TileCode:
         self, height: int, width: int, expands: bool = False, kept: bool = False
     ) -> None:
         """Compute `height` by `width` tiles of sums; `kept`: keep the expanded weights."""
-        asm, again, done = self.asm, self.asm.label("again"), self.asm.label("done")
+        asm, done = self.asm, self.asm.label("done")
         for number in range(height * width):
             asm.emit("tilezero", tmm(number))
         if self.bits is not None:
@@ -230,15 +230,13 @@ class _TileCode:
         asm.emit("lea", _NEXT_STEP, Memory(_STEPS, 4))
         asm.emit("test", dword(_STEPS_LEFT), dword(_STEPS_LEFT))
         asm.jump("jz", done)
-        asm.bind(again)
-        if expands:
-            self._expand(height)
-        self._multiply(height, width)
-        if kept or not expands:
-            asm.emit("add", _TILES, height * TILE_BYTES)
-        asm.emit("add", _NEXT_STEP, 4)
-        asm.emit("sub", dword(_STEPS_LEFT), 1)
-        asm.jump("jnz", again)
+        with counted_down(asm, dword(_STEPS_LEFT)):
+            if expands:
+                self._expand(height)
+            self._multiply(height, width)
+            if kept or not expands:
+                asm.emit("add", _TILES, height * TILE_BYTES)
+            asm.emit("add", _NEXT_STEP, 4)
         asm.bind(done)
         self._finish(height, width)
         self.frame.add(self.columns_left, -ROWS * width)

@@ -22,7 +22,7 @@ from sparsejit.asm_templates.shared.int8_inputs import (
     emit_scale_of,
     to_int32,
 )
-from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.loops import counted_down, repeat
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
@@ -152,7 +152,7 @@ def emit_finish(asm: Assembler, spec: MatMul, bias_distance: int | None) -> None
     `bias_distance`: bytes from the scale of an output to its bias; None without a bias. Advances
     SUMS, Y and ROW_SCALES, and counts ROWS_LEFT down.
     """
-    fours, ones, one, end = (asm.label(name) for name in ("fours", "ones", "one", "end"))
+    fours, ones, end = (asm.label(name) for name in ("fours", "ones", "end"))
     asm.emit("sub", dword(ROWS_LEFT), _AT_ONCE)
     asm.jump("jl", ones)
     asm.bind(fours)
@@ -162,10 +162,8 @@ def emit_finish(asm: Assembler, spec: MatMul, bias_distance: int | None) -> None
     asm.bind(ones)
     asm.emit("add", dword(ROWS_LEFT), _AT_ONCE)
     asm.jump("jz", end)
-    asm.bind(one)
-    _finish_rows(asm, spec, bias_distance, 1)
-    asm.emit("sub", dword(ROWS_LEFT), 1)
-    asm.jump("jnz", one)
+    with counted_down(asm, dword(ROWS_LEFT)):
+        _finish_rows(asm, spec, bias_distance, 1)
     asm.bind(end)
     asm.emit("ret")
 

@@ -49,7 +49,7 @@ from sparsejit.asm_templates.batch.csr_stream import (
 )
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, copy, transpose
 from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
-from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.loops import counted_down, repeat
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.storage import rounded_matrix
 from sparsejit.ir.compressed_rows import CompressedRows
@@ -278,22 +278,19 @@ class _CsrCode:
 
     def _start(self, part: Pass, rows: int) -> None:
         """Set the sums of a block of rows to their start values."""
-        asm, again, value = self.asm, self.asm.label("again"), vector(self.asm, 0)
+        asm, value = self.asm, vector(self.asm, 0)
         asm.emit("lea", r8, Memory(rsp, self.shape.panel_bytes))
         if not self.has_starts:
             zero(asm, value)
         else:
             asm.emit("mov", r9, _NEXT_START)
-        asm.emit("mov", dword(r10), rows)
-        asm.bind(again)
-        if self.has_starts:
-            asm.emit("vbroadcastss", value, Memory(r9))
-            asm.emit("add", r9, 4)
-        for number in range(part.vectors):
-            asm.emit("vmovups", Memory(r8, number * self.vector_bytes), value)
-        asm.emit("add", r8, self.shape.pitch)
-        asm.emit("sub", dword(r10), 1)
-        asm.jump("jnz", again)
+        with counted_down(asm, dword(r10), rows):
+            if self.has_starts:
+                asm.emit("vbroadcastss", value, Memory(r9))
+                asm.emit("add", r9, 4)
+            for number in range(part.vectors):
+                asm.emit("vmovups", Memory(r8, number * self.vector_bytes), value)
+            asm.emit("add", r8, self.shape.pitch)
         if self.has_starts:
             asm.emit("mov", _NEXT_START, r9)
 

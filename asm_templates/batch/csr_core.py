@@ -29,6 +29,7 @@ from sparsejit.asm_templates.batch.csr_stream import (
     quad_of,
 )
 from sparsejit.asm_templates.shared.interleave import interleaved
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, Label
@@ -94,7 +95,7 @@ class _CsrLoop:
 
     def emit(self) -> None:
         asm = self.asm
-        entries, group, row, done = (asm.label(n) for n in ("entries", "group", "row", "done"))
+        entries, group, done = (asm.label(name) for name in ("entries", "group", "done"))
         asm.address(r9, entries)
         asm.bind(group)
         asm.emit("mov", dword(r11), Memory(GROUPS))
@@ -106,13 +107,11 @@ class _CsrLoop:
         asm.emit("shl", r11, _ENTRY_BYTES.bit_length() - 1)
         asm.emit("add", r11, r9)
         asm.align(16)
-        asm.bind(row)
-        self._start()
-        asm.emit("jmp", r11)
-        self._products()
-        self._finish()
-        asm.emit("sub", dword(r10), 1)
-        asm.jump("jnz", row)
+        with counted_down(asm, dword(r10)):
+            self._start()
+            asm.emit("jmp", r11)
+            self._products()
+            self._finish()
         asm.jump("jmp", group)
         self._entries(entries)
         asm.bind(done)

@@ -11,7 +11,7 @@ from sparsejit.asm_templates.batch.csr_int8 import CsrInt8
 from sparsejit.asm_templates.batch.csr_shape import CsrShape
 from sparsejit.asm_templates.batch.transpose import Masks, MatrixPlace
 from sparsejit.asm_templates.shared.activation import apply_activation
-from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.loops import counted_down, repeat
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.ir.spec import Activation, MatVec
 from sparsejit.x86.assembler import Assembler
@@ -85,25 +85,21 @@ def activate_rows(
 
     For int8, `next_end` holds the address of the first row's scale and bias; it advances.
     """
-    again = asm.label("again")
     values = [vector(asm, number) for number in range(vectors)]
     scratch = [vector(asm, n) for n in range(vectors, asm.target.vector_registers)]
     asm.emit("lea", r8, Memory(rsp, shape.panel_bytes))
     if next_end is not None:
         asm.emit("mov", r9, next_end)
-    asm.emit("mov", dword(r10), rows)
-    asm.bind(again)
-    places = [Memory(r8, number * asm.target.vector_bytes) for number in range(vectors)]
-    for value, place in zip(values, places, strict=True):
-        asm.emit("vmovups", value, place)
-    if next_end is not None:
-        CsrInt8(asm, spec, shape, vectors).outputs(values, r9, scratch)
-        asm.emit("add", r9, 8)
-    apply_activation(asm, spec.activation, values, scratch)
-    for value, place in zip(values, places, strict=True):
-        asm.emit("vmovups", place, value)
-    asm.emit("add", r8, shape.pitch)
-    asm.emit("sub", dword(r10), 1)
-    asm.jump("jnz", again)
+    with counted_down(asm, dword(r10), rows):
+        places = [Memory(r8, number * asm.target.vector_bytes) for number in range(vectors)]
+        for value, place in zip(values, places, strict=True):
+            asm.emit("vmovups", value, place)
+        if next_end is not None:
+            CsrInt8(asm, spec, shape, vectors).outputs(values, r9, scratch)
+            asm.emit("add", r9, 8)
+        apply_activation(asm, spec.activation, values, scratch)
+        for value, place in zip(values, places, strict=True):
+            asm.emit("vmovups", place, value)
+        asm.emit("add", r8, shape.pitch)
     if next_end is not None:
         asm.emit("mov", next_end, r9)

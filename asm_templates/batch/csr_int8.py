@@ -19,6 +19,7 @@ from sparsejit.asm_templates.shared.int8_inputs import (
     fixed_reciprocal,
     to_int32,
 )
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import SMALLEST_SCALE, MatVec
@@ -86,21 +87,18 @@ class CsrInt8:
 
     def largest(self, base: Register, offset: int, inputs: int) -> None:
         """Update the largest magnitudes with `inputs` inputs, as integers: NaN is the largest."""
-        asm, again = self.asm, self.asm.label("again")
+        asm = self.asm
         sinks = [vector(asm, number) for number in range(self.vectors)]
         bits, loaded = vector(asm, self.vectors), vector(asm, self.vectors + 1)
         begin_largest(asm, [], bits)
         for number, sink in enumerate(sinks):
             asm.emit("vmovups", sink, self.reciprocal(number))
         asm.emit("lea", r8, Memory(base, offset))
-        asm.emit("mov", dword(r10), inputs)
-        asm.bind(again)
-        for number, sink in enumerate(sinks):
-            asm.emit("vandps", loaded, bits, self._place(r8, 0, number))
-            asm.emit("vpmaxud", sink, sink, loaded)
-        asm.emit("add", r8, self.shape.pitch)
-        asm.emit("sub", dword(r10), 1)
-        asm.jump("jnz", again)
+        with counted_down(asm, dword(r10), inputs):
+            for number, sink in enumerate(sinks):
+                asm.emit("vandps", loaded, bits, self._place(r8, 0, number))
+                asm.emit("vpmaxud", sink, sink, loaded)
+            asm.emit("add", r8, self.shape.pitch)
         for number, sink in enumerate(sinks):
             asm.emit("vmovups", self.reciprocal(number), sink)
 
@@ -115,24 +113,21 @@ class CsrInt8:
 
     def integers(self, base: Register, offset: int, inputs: int) -> None:
         """Write `inputs` inputs, from base + offset on, to PANEL as integers."""
-        asm, again, together = self.asm, self.asm.label("again"), self.shape.arithmetic.together
+        asm, together = self.asm, self.shape.arithmetic.together
         asm.emit("lea", r8, Memory(base, offset))
-        asm.emit("mov", dword(r10), ceil_div(inputs, together))
-        asm.bind(again)
-        one = {
-            Arithmetic.BYTES: self._bytes,
-            Arithmetic.PAIRS: self._pair,
-            Arithmetic.INTEGERS: self._floats,
-        }.get(self.shape.arithmetic)
-        if one is None:
-            self._line()
-        else:
-            for number in range(self.vectors):
-                one(number)
-        asm.emit("add", r8, together * self.shape.pitch)
-        asm.emit("add", PANEL, self.shape.panel_pitch)
-        asm.emit("sub", dword(r10), 1)
-        asm.jump("jnz", again)
+        with counted_down(asm, dword(r10), ceil_div(inputs, together)):
+            one = {
+                Arithmetic.BYTES: self._bytes,
+                Arithmetic.PAIRS: self._pair,
+                Arithmetic.INTEGERS: self._floats,
+            }.get(self.shape.arithmetic)
+            if one is None:
+                self._line()
+            else:
+                for number in range(self.vectors):
+                    one(number)
+            asm.emit("add", r8, together * self.shape.pitch)
+            asm.emit("add", PANEL, self.shape.panel_pitch)
 
     def _quantise(self, register: Register, number: int, position: int) -> None:
         """register = a vector of one input, int32."""

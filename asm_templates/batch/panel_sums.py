@@ -24,6 +24,7 @@ from sparsejit.asm_templates.shared.int8_inputs import (
     fixed_reciprocal,
     to_int32,
 )
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.asm_templates.shared.storage import rounded_matrix
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -150,16 +151,13 @@ class PanelIntegers:
 
     def _repeat(self, body: Callable[[int], None], at_once: int) -> None:
         """Run `body` for `at_once` inputs at a time, from the first one at r8 on, then the rest."""
-        asm, again = self.asm, self.asm.label("again")
+        asm = self.asm
         asm.emit("lea", r8, Memory(self.source.base, self.source.offset))
         whole, rest = divmod(self.spec.in_features, at_once)
         if whole:
-            asm.emit("mov", dword(r10), whole)
-            asm.bind(again)
-            body(at_once)
-            asm.emit("add", r8, at_once * self.source.pitch)
-            asm.emit("sub", dword(r10), 1)
-            asm.jump("jnz", again)
+            with counted_down(asm, dword(r10), whole):
+                body(at_once)
+                asm.emit("add", r8, at_once * self.source.pitch)
         if rest:
             body(rest)
 

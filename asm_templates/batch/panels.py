@@ -32,6 +32,7 @@ from sparsejit.asm_templates.batch.tile_weights import (
     weights_one_by_one,
 )
 from sparsejit.asm_templates.shared.activation import COSTLY, apply_activation
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding
 from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.asm_templates.shared.rows import vector, zero
@@ -184,19 +185,16 @@ def _tile(
     asm.emit("mov", rax, PANELS)
     if ahead is not None:
         ahead.begin(asm)
-    again = asm.label("again")
-    asm.bind(again)
-    start_sums(asm, sums, tile)
-    x_address = panels.x_padding.place(tile.column) * panels.x_pitch
-    inputs = _reached(rdi, x_address, asm.target.isa == "avx512")
-    add_products(asm, tile, inputs, sums, weights, ahead, _next_outputs(tile, panels))
-    _finish(asm, spec, tile, sums, panels)
-    asm.emit("add", rdi, panels.x_step)
-    asm.emit("add", rsi, panels.y_step)
-    asm.emit("cmp", rsi, LAST_Y)
-    asm.emit("cmova", rsi, LAST_Y)
-    asm.emit("sub", rax, 1)
-    asm.jump("jnz", again)
+    with counted_down(asm, rax):
+        start_sums(asm, sums, tile)
+        x_address = panels.x_padding.place(tile.column) * panels.x_pitch
+        inputs = _reached(rdi, x_address, asm.target.isa == "avx512")
+        add_products(asm, tile, inputs, sums, weights, ahead, _next_outputs(tile, panels))
+        _finish(asm, spec, tile, sums, panels)
+        asm.emit("add", rdi, panels.x_step)
+        asm.emit("add", rsi, panels.y_step)
+        asm.emit("cmp", rsi, LAST_Y)
+        asm.emit("cmova", rsi, LAST_Y)
 
 
 def _sums(asm: Assembler, accumulator: IntArray) -> Register:

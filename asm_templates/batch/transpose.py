@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.squares import transposed
@@ -159,14 +160,10 @@ def _repeat(
     """Run `body` `times` times; the source and the destination advance by `step` bytes."""
     if times == 0:
         return
-    again = asm.label("again")
-    asm.emit("mov", dword(_LEFT), times)
-    asm.bind(again)
-    body()
-    asm.emit("add", _SOURCE, step[0])
-    asm.emit("add", _DESTINATION, step[1])
-    asm.emit("sub", dword(_LEFT), 1)
-    asm.jump("jnz", again)
+    with counted_down(asm, dword(_LEFT), times):
+        body()
+        asm.emit("add", _SOURCE, step[0])
+        asm.emit("add", _DESTINATION, step[1])
 
 
 def _square(

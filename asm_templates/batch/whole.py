@@ -34,6 +34,7 @@ from sparsejit.asm_templates.batch.panels import (
 )
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, copy, transpose
 from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
+from sparsejit.asm_templates.shared.loops import counted_down, repeat
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding, stride_padding
 from sparsejit.errors import CompileError
 from sparsejit.ir.spec import Layout
@@ -237,18 +238,15 @@ class _BatchCode:
     def _repeat(self, chunk: _Chunk, body: Callable[[], None]) -> None:
         """Run `body` for each chunk; x and y advance."""
         asm, each = self.asm, self.spec.each
-        again = asm.label("again")
-        if chunk.times > 1:
-            asm.emit("mov", dword(_CHUNKS_LEFT), chunk.times)
-            asm.bind(again)
-        body()
-        x_step = 1 if self.x_lanes else each.in_features
-        y_step = 1 if self.y_lanes else self.spec.y_features
-        asm.emit("add", _X, 4 * chunk.columns * x_step)
-        asm.emit("add", _Y, 4 * chunk.columns * y_step)
-        if chunk.times > 1:
-            asm.emit("sub", dword(_CHUNKS_LEFT), 1)
-            asm.jump("jnz", again)
+
+        def turn() -> None:
+            body()
+            x_step = 1 if self.x_lanes else each.in_features
+            y_step = 1 if self.y_lanes else self.spec.y_features
+            asm.emit("add", _X, 4 * chunk.columns * x_step)
+            asm.emit("add", _Y, 4 * chunk.columns * y_step)
+
+        repeat(asm, chunk.times, _CHUNKS_LEFT, turn)
 
     def _panels(self, columns: int) -> None:
         asm, spec, starts = self.asm, self.spec, self._starts(columns)
@@ -370,14 +368,10 @@ class _BatchCode:
         else:
             asm.emit("mov", rdi, _X)
             asm.emit("mov", rsi, _Y)
-        again = asm.label("again")
-        asm.emit("mov", dword(_COLUMNS_LEFT), columns)
-        asm.bind(again)
-        self.lowered.each(asm)
-        asm.emit("add", rdi, x_pitch)
-        asm.emit("add", rsi, y_pitch)
-        asm.emit("sub", dword(_COLUMNS_LEFT), 1)
-        asm.jump("jnz", again)
+        with counted_down(asm, dword(_COLUMNS_LEFT), columns):
+            self.lowered.each(asm)
+            asm.emit("add", rdi, x_pitch)
+            asm.emit("add", rsi, y_pitch)
         if self.y_lanes:
             source = MatrixPlace(rsp, y_pitch, columns * x_pitch)
             target = MatrixPlace(_Y, self._feature_pitch)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.padding import (
     CACHE_LINE_BYTES,
     DENSE,
@@ -118,14 +119,10 @@ def _columns(asm: Assembler, part: DenseTile, in_features: int, prefetch: bool) 
     tile = part.tile
     trips, rest = divmod(in_features, tile.chains)
     if trips:
-        asm.emit("mov", rax, trips)
-        again = asm.label("again")
-        asm.bind(again)
-        _trip(asm, part, tile.chains, prefetch)
-        asm.emit("add", rcx, part.storage.trip_bytes(tile.chains * tile.groups))
-        asm.emit("add", rdx, 4 * tile.chains)
-        asm.emit("sub", rax, 1)
-        asm.jump("jnz", again)
+        with counted_down(asm, rax, trips):
+            _trip(asm, part, tile.chains, prefetch)
+            asm.emit("add", rcx, part.storage.trip_bytes(tile.chains * tile.groups))
+            asm.emit("add", rdx, 4 * tile.chains)
     _trip(asm, part, rest, prefetch=False)
 
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import store, vector, zero
 from sparsejit.asm_templates.shared.storage import ByteArray, Storage
 from sparsejit.asm_templates.shared.tiles import FloatArray, IntArray, Tile, add_chains
@@ -274,15 +275,11 @@ def _repeat(asm: Assembler, storage: Storage, loop: _Loop, column_bytes: int) ->
     trips, slots = loop.weights.shape[:2]
     if not trips:
         return
-    again = asm.label("again")
-    asm.emit("mov", r8, trips)
-    asm.bind(again)
-    asm.stamp(slots, _slot_lines(asm, storage, loop, column_bytes))
-    asm.emit("add", rcx, storage.trip_bytes(slots))
-    columns = loop.columns.shape[1]
-    asm.emit("add", rdx, column_bytes * round_up(columns, COLUMNS_AT_ONCE))
-    asm.emit("sub", r8, 1)
-    asm.jump("jnz", again)
+    with counted_down(asm, r8, trips):
+        asm.stamp(slots, _slot_lines(asm, storage, loop, column_bytes))
+        asm.emit("add", rcx, storage.trip_bytes(slots))
+        columns = loop.columns.shape[1]
+        asm.emit("add", rdx, column_bytes * round_up(columns, COLUMNS_AT_ONCE))
 
 
 def _slot_lines(

@@ -16,7 +16,7 @@ vector. Packing the sums restores the order of positions. An input is a channel 
 one tap. Rows with the same number of quads are consecutive and enter the loop at the same place.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.convolution.byte_fours import ChannelFours, load_order
@@ -32,6 +32,7 @@ from sparsejit.asm_templates.convolution.quad_stream import (
     QuadStream,
 )
 from sparsejit.asm_templates.shared.interleave import interleaved
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
@@ -145,7 +146,8 @@ class _QuadCode:
         for name, register in zip(_KEPT, (r8, r9, r10, r11, rcx, rax), strict=True):
             asm.emit("mov", self._slot(name), register)
         fill_gaps(asm, self.y, rsi, self.results.gap, self.is_first)
-        self._loop("samples", self.y.samples, self._sample)
+        with counted_down(asm, self._slot("samples"), self.y.samples):
+            self._sample()
         asm.emit("add", rsp, _SLOT_BYTES)
         pop(asm, _SAVED)
         behind = asm.label("behind the entries")
@@ -156,29 +158,18 @@ class _QuadCode:
     def _slot(self, name: str) -> Memory:
         return Memory(rsp, _SLOTS[name])
 
-    def _loop(self, name: str, times: int, body: Callable[[], None]) -> None:
-        """Run `body` `times` times; the slot `name` is the counter, which `body` must not use."""
-        asm, again = self.asm, self.asm.label(name)
-        asm.emit("mov", dword(rax), times)
-        asm.emit("mov", self._slot(name), rax)
-        asm.bind(again)
-        body()
-        asm.emit("mov", rax, self._slot(name))
-        asm.emit("sub", dword(rax), 1)
-        asm.emit("mov", self._slot(name), rax)
-        asm.jump("jnz", again)
-
     def _sample(self) -> None:
         asm, y = self.asm, self.y
         asm.emit("mov", _MASKS, self._slot("masks"))
-        self._loop("vectors", y.vectors, self._vector)
+        with counted_down(asm, self._slot("vectors"), y.vectors):
+            self._vector()
         asm.emit("add", _X, self.x.sample - y.vectors * self.x_line)
         for register in (_Y, _ADDED):
             asm.emit("add", register, y.sample - y.vectors * LINE)
 
     def _vector(self) -> None:
         """Compute all rows at 64 positions."""
-        asm, group, row, done = self.asm, *map(self.asm.label, ("group", "row", "done"))
+        asm, group, done = self.asm, self.asm.label("group"), self.asm.label("done")
         asm.emit("vmovdqu64", MASK, Memory(_MASKS))
         for name, register in (("groups", _GROUPS), ("quads", _QUADS), ("rows", _ROWS)):
             asm.emit("mov", register, self._slot(name))
@@ -194,10 +185,8 @@ class _QuadCode:
         asm.emit("shl", r11, _ENTRY_BYTES.bit_length() - 1)
         asm.emit("add", r11, self._slot("entries"))
         asm.align(16)
-        asm.bind(row)
-        self._row()
-        asm.emit("sub", dword(rbp), 1)
-        asm.jump("jnz", row)
+        with counted_down(asm, dword(rbp)):
+            self._row()
         asm.jump("jmp", group)
         asm.bind(done)
         asm.emit("add", _X, self.x_line)

@@ -29,7 +29,7 @@ from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_produ
 from sparsejit.asm_templates.dense_product.tiling import Tiling, tiling
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.location import Location
-from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.loops import counted_down, repeat
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.asm_templates.shared.storage import rounded
@@ -268,15 +268,11 @@ class _WinogradCode:
             asm.emit("lea", _LANES, Literal(asm.literal(SLIDING)))
 
         def channel() -> None:
-            again = asm.label("again")
             asm.emit("lea", r9, Literal(self.output_rows))
             asm.emit("add", r9, Memory(_BLOCK, 8))
-            asm.emit("mov", dword(rdx), Memory(_BLOCK, 4))
-            asm.bind(again)
-            self._output()
-            asm.emit("add", r9, OUTPUTS_ROW.itemsize)
-            asm.emit("sub", dword(rdx), 1)
-            asm.jump("jnz", again)
+            with counted_down(asm, dword(rdx), Memory(_BLOCK, 4)):
+                self._output()
+                asm.emit("add", r9, OUTPUTS_ROW.itemsize)
             asm.emit("add", r8, 4)
             asm.emit("add", rsi, lowered.product.c_pitch)
             asm.emit("add", rdi, lowered.y_pitches[1])

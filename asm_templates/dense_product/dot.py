@@ -15,6 +15,7 @@ import numpy as np
 from sparsejit.asm_templates.dense_product.lane_sums import InnerProducts, products_a_turn
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import (
     TAIL_MASK,
     finish_rows,
@@ -105,17 +106,17 @@ def _inputs(asm: Assembler, lowered: Dot, sums: InnerProducts) -> None:
     is_partial = in_features % lanes != 0
     if is_partial and rest == 0:
         turns, rest = turns - 1, vectors
-    if turns:
-        again = asm.label("again")
-        if turns > 1:
-            asm.emit("mov", rax, turns)
-            asm.bind(again)
+
+    def turn() -> None:
         _products(asm, lowered, sums, vectors)
         asm.emit("add", rcx, lowered.storage.trip_bytes(vectors * sums.rows))
         asm.emit("add", rdx, vectors * asm.target.vector_bytes)
-        if turns > 1:
-            asm.emit("sub", rax, 1)
-            asm.jump("jnz", again)
+
+    if turns > 1:
+        with counted_down(asm, rax, turns):
+            turn()
+    elif turns:
+        turn()
     if rest:
         _products(asm, lowered, sums, rest, is_partial)
 

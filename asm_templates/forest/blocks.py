@@ -16,7 +16,7 @@ import numpy as np
 from sparsejit.asm_templates.forest.block_layout import EXITS, BlockLayout
 from sparsejit.asm_templates.forest.leaf_sums import LeafSums, emit_leaf_sums
 from sparsejit.asm_templates.forest.ranks import emit_ranks
-from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.loops import counted_down, repeat
 from sparsejit.ir.values import Array
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
@@ -89,19 +89,15 @@ def emit_block_walk(asm: Assembler, walk: BlockWalk) -> None:
     layout = walk.layout
     sums = LeafSums.of(layout.trees, layout.order)
     steps = _ForestSteps(asm, walk, sums)
-    again = asm.label("next row")
-    asm.emit("mov", r10, walk.rows)
-    asm.bind(again)
-    asm.emit("push", r10)
-    emit_ranks(asm, layout, rdi, rdx)
-    steps.emit(asm)
-    asm.emit("lea", r10, Memory(rdx, walk.found_at))
-    emit_leaf_sums(asm, sums, r10, rsi)
-    asm.emit("add", rdi, layout.trees.x_bytes * layout.trees.features)
-    asm.emit("add", rsi, layout.trees.y_bytes * layout.trees.outputs)
-    asm.emit("pop", r10)
-    asm.emit("sub", r10, 1)
-    asm.jump("jnz", again)
+    with counted_down(asm, r10, walk.rows):
+        asm.emit("push", r10)
+        emit_ranks(asm, layout, rdi, rdx)
+        steps.emit(asm)
+        asm.emit("lea", r10, Memory(rdx, walk.found_at))
+        emit_leaf_sums(asm, sums, r10, rsi)
+        asm.emit("add", rdi, layout.trees.x_bytes * layout.trees.features)
+        asm.emit("add", rsi, layout.trees.y_bytes * layout.trees.outputs)
+        asm.emit("pop", r10)
 
 
 class _ForestSteps:

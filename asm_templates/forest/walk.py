@@ -16,6 +16,7 @@ import numpy as np
 from sparsejit.asm_templates.forest.leaf_sums import LeafSums, emit_leaf_sums
 from sparsejit.asm_templates.forest.slots import emit_slots, gather, gather_doubles
 from sparsejit.asm_templates.forest.walk_layout import WalkLayout
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import half_vector, vector
 from sparsejit.ir.values import Array
 from sparsejit.whole_numbers import ceil_div, round_up
@@ -119,24 +120,20 @@ class _Tables:
         asm.emit("lea", r8, Literal(self.blocks_table))
         asm.emit("lea", r11, Literal(self.found))
         load_slot_mask(asm, self.layout)
-        asm.emit("mov", dword(r10), self.blocks)
-        again = asm.label("next block of trees")
-        asm.bind(again)
-        for group in range(GROUPS):
-            asm.emit("vmovups", state(asm, group), Memory(r8, group * vector_bytes))
-        firsts: list[Memory | None] = [
-            Memory(r8, group * vector_bytes) for group in range(GROUPS)
-        ]
-        asm.emit("mov", dword(rax), Memory(r8, self.height_at))
-        emit_levels(asm, self.layout, firsts, [None] * GROUPS)
-        for group in range(GROUPS):
-            numbers = vector(asm, 0)
-            gather(asm, numbers, Memory(r11, 0, state(asm, group), _FLOAT), vector(asm, 1))
-            asm.emit("vmovups", Memory(r9, group * vector_bytes), numbers)
-        asm.emit("add", r8, self.block_bytes)
-        asm.emit("add", r9, GROUPS * lanes * _FLOAT)
-        asm.emit("sub", dword(r10), 1)
-        asm.jump("jnz", again)
+        with counted_down(asm, dword(r10), self.blocks):
+            for group in range(GROUPS):
+                asm.emit("vmovups", state(asm, group), Memory(r8, group * vector_bytes))
+            firsts: list[Memory | None] = [
+                Memory(r8, group * vector_bytes) for group in range(GROUPS)
+            ]
+            asm.emit("mov", dword(rax), Memory(r8, self.height_at))
+            emit_levels(asm, self.layout, firsts, [None] * GROUPS)
+            for group in range(GROUPS):
+                numbers = vector(asm, 0)
+                gather(asm, numbers, Memory(r11, 0, state(asm, group), _FLOAT), vector(asm, 1))
+                asm.emit("vmovups", Memory(r9, group * vector_bytes), numbers)
+            asm.emit("add", r8, self.block_bytes)
+            asm.emit("add", r9, GROUPS * lanes * _FLOAT)
 
 
 def state(asm: Assembler, group: int) -> Register:
@@ -164,14 +161,12 @@ def emit_levels(
     rcx: records; rdx: slots. Entries that are not None are added: `firsts` to the number of a pair,
     `rows` to the number of a slot.
     """
-    again, done = asm.label("next level"), asm.label("at the leaves")
+    done = asm.label("at the leaves")
     asm.emit("test", dword(rax), dword(rax))
     asm.jump("jz", done)
-    asm.bind(again)
-    for group, (first, row) in enumerate(zip(firsts, rows, strict=True)):
-        _emit_level(asm, layout, state(asm, group), first, row)
-    asm.emit("sub", dword(rax), 1)
-    asm.jump("jnz", again)
+    with counted_down(asm, dword(rax)):
+        for group, (first, row) in enumerate(zip(firsts, rows, strict=True)):
+            _emit_level(asm, layout, state(asm, group), first, row)
     asm.bind(done)
 
 

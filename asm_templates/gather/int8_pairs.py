@@ -28,6 +28,7 @@ from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised
 from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.ir.compressed_rows import CompressedRows, count_distinct, distinct
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -144,24 +145,20 @@ def _sum(asm: Assembler, weights: CompressedRows) -> None:
 def _repeat(asm: Assembler, trips: int) -> None:
     weight, x, slot = vector(asm, _WEIGHT), vector(asm, _INPUT), np.arange(SLOTS)
     step_bytes = PAIR * asm.target.lanes
-    again = asm.label("again")
-    asm.emit("mov", r8, trips)
-    asm.bind(again)
-    accumulator = Register(x.kind, slot)
-    asm.stamp(
-        SLOTS,
-        [
-            line("mov", dword(rax), Memory(rdx, 4 * slot)),
-            line("vpbroadcastd", x, Memory(rsp, 0, index=rax, scale=4)),
-            line("vpmovsxbw", weight, Memory(rcx, step_bytes * slot)),
-            line("vpmaddwd", weight, weight, x),
-            line("vpaddd", accumulator, accumulator, weight),
-        ],
-    )
-    asm.emit("add", rcx, SLOTS * step_bytes)
-    asm.emit("add", rdx, SLOTS * 4)
-    asm.emit("sub", r8, 1)
-    asm.jump("jnz", again)
+    with counted_down(asm, r8, trips):
+        accumulator = Register(x.kind, slot)
+        asm.stamp(
+            SLOTS,
+            [
+                line("mov", dword(rax), Memory(rdx, 4 * slot)),
+                line("vpbroadcastd", x, Memory(rsp, 0, index=rax, scale=4)),
+                line("vpmovsxbw", weight, Memory(rcx, step_bytes * slot)),
+                line("vpmaddwd", weight, weight, x),
+                line("vpaddd", accumulator, accumulator, weight),
+            ],
+        )
+        asm.emit("add", rcx, SLOTS * step_bytes)
+        asm.emit("add", rdx, SLOTS * 4)
 
 
 def _finish(asm: Assembler, spec: MatVec, first: int, scales: npt.NDArray[np.float32]) -> None:

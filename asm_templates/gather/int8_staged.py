@@ -40,6 +40,7 @@ from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised
 from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.asm_templates.shared.stream import Stream
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -188,21 +189,17 @@ def _sum(asm: Assembler, group: StagedGroup, weights: npt.NDArray[np.int8]) -> N
     if not len(group.columns):
         return
     slots = np.arange(group.slots)
-    again = asm.label("again")
     asm.emit("mov", _AT, _STAGED)
-    asm.emit("mov", dword(r8), len(group.columns))
-    asm.bind(again)
-    asm.stamp(
-        group.slots,
-        [
-            line("vpbroadcastd", _PICKED, Memory(_AT, 4 * slots)),
-            line("vpdpbusd", zmm(_FIRST_SUM + slots), _PICKED, Memory(_WEIGHTS, 64 * slots)),
-        ],
-    )
-    asm.emit("add", _AT, CACHE_LINE_BYTES)
-    asm.emit("add", _WEIGHTS, CACHE_LINE_BYTES * group.slots)
-    asm.emit("sub", dword(r8), 1)
-    asm.jump("jnz", again)
+    with counted_down(asm, dword(r8), len(group.columns)):
+        asm.stamp(
+            group.slots,
+            [
+                line("vpbroadcastd", _PICKED, Memory(_AT, 4 * slots)),
+                line("vpdpbusd", zmm(_FIRST_SUM + slots), _PICKED, Memory(_WEIGHTS, 64 * slots)),
+            ],
+        )
+        asm.emit("add", _AT, CACHE_LINE_BYTES)
+        asm.emit("add", _WEIGHTS, CACHE_LINE_BYTES * group.slots)
 
 
 def _finish(asm: Assembler, lowered: Staged, group: StagedGroup) -> None:

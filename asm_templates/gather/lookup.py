@@ -35,6 +35,7 @@ from sparsejit.asm_templates.gather.lookup_layout import (
 from sparsejit.asm_templates.gather.lookup_storage import LINE, Format, stored
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.asm_templates.shared import rows
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.unpacking import Unpacking
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
@@ -165,22 +166,21 @@ def _emit_loop(asm: Assembler, form: Format, label: Label) -> None:
     """Append a subroutine that adds rcx chunks to the sums."""
     sums = Memory(rsp, 8, index=_PLACE)  # above the return address
     asm.bind(label)
-    asm.emit("mov", dword(_PLACE), Memory(_PLACES))
-    asm.emit("vmovups", _SUM, sums)
-    ahead = _PREFETCHED_CHUNKS * form.chunk_bytes
-    for line in range(form.lines):
-        asm.emit("prefetcht0", Memory(_CHUNKS, ahead + LINE * line))
-    if form.index_in_weight:
-        _emit_indices_from_weights(asm)
-    else:
-        asm.emit("vmovups", _LOOKED_UP[0], Memory(_CHUNKS))
-    for step, inputs in enumerate(_look_up(asm)):
-        asm.emit("vfmadd231ps", _SUM, inputs, _weights_of(asm, form, step))
-    asm.emit("vmovups", sums, _SUM)
-    asm.emit("add", _CHUNKS, form.chunk_bytes)
-    asm.emit("add", _PLACES, 4)
-    asm.emit("sub", dword(_LEFT), 1)
-    asm.jump("jnz", label)
+    with counted_down(asm, dword(_LEFT)):
+        asm.emit("mov", dword(_PLACE), Memory(_PLACES))
+        asm.emit("vmovups", _SUM, sums)
+        ahead = _PREFETCHED_CHUNKS * form.chunk_bytes
+        for line in range(form.lines):
+            asm.emit("prefetcht0", Memory(_CHUNKS, ahead + LINE * line))
+        if form.index_in_weight:
+            _emit_indices_from_weights(asm)
+        else:
+            asm.emit("vmovups", _LOOKED_UP[0], Memory(_CHUNKS))
+        for step, inputs in enumerate(_look_up(asm)):
+            asm.emit("vfmadd231ps", _SUM, inputs, _weights_of(asm, form, step))
+        asm.emit("vmovups", sums, _SUM)
+        asm.emit("add", _CHUNKS, form.chunk_bytes)
+        asm.emit("add", _PLACES, 4)
     asm.emit("ret")
 
 

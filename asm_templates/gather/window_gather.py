@@ -16,6 +16,7 @@ from typing import Generic, Protocol
 
 from sparsejit.asm_templates.gather.pieces import GatherLayout, Piece, ReadsT
 from sparsejit.asm_templates.shared import rows
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.ir.spec import MatVec
 from sparsejit.x86.assembler import Assembler, Line
@@ -103,14 +104,10 @@ class GatherKernel(Generic[ReadsT]):
         if panel.fold == 1:
             self._run(piece, rsi, first, self.spec.out_features)
             return
-        again = asm.label("again")
         asm.emit("lea", folded_y, Memory(rsi, 4 * first))
-        asm.emit("mov", dword(_RUNS_LEFT), panel.fold)
-        asm.bind(again)
-        self._run(piece, folded_y, 0, length)
-        asm.emit("add", folded_y, 4 * length)
-        asm.emit("sub", dword(_RUNS_LEFT), 1)
-        asm.jump("jnz", again)
+        with counted_down(asm, dword(_RUNS_LEFT), panel.fold):
+            self._run(piece, folded_y, 0, length)
+            asm.emit("add", folded_y, 4 * length)
 
     def _run(self, piece: Piece[ReadsT], y: Register, first: int, length: int) -> None:
         """Add a piece to the outputs of y from `first` on; y has `length` outputs."""

@@ -8,6 +8,7 @@ rbx counts the steps that are left, from the number of all steps down to 1.
 
 from collections.abc import Callable
 
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.asm_templates.shared.spans import Span, emit_spans
 from sparsejit.x86.assembler import Assembler
@@ -22,18 +23,15 @@ def emit_length_check(asm: Assembler, batch: int, time: int) -> None:
 
     Clobbers rcx and r11.
     """
-    again, fits = asm.label("next length"), asm.label("length fits")
+    fits = asm.label("length fits")
     asm.emit("xor", dword(r10), dword(r10))
-    asm.emit("mov", rcx, batch)
-    asm.bind(again)
-    asm.emit("mov", rax, Memory(r11))
-    asm.emit("cmp", rax, time)
-    asm.jump("jbe", fits)
-    asm.emit("mov", dword(r10), 1)
-    asm.bind(fits)
-    asm.emit("add", r11, _INDEX)
-    asm.emit("sub", rcx, 1)
-    asm.jump("jnz", again)
+    with counted_down(asm, rcx, batch):
+        asm.emit("mov", rax, Memory(r11))
+        asm.emit("cmp", rax, time)
+        asm.jump("jbe", fits)
+        asm.emit("mov", dword(r10), 1)
+        asm.bind(fits)
+        asm.emit("add", r11, _INDEX)
 
 
 def emit_within_length(

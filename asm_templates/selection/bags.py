@@ -10,6 +10,7 @@ import numpy as np
 
 from sparsejit.asm_templates.selection.table_rows import emit_row_address
 from sparsejit.asm_templates.shared.constants import load_constant
+from sparsejit.asm_templates.shared.loops import counted_down, counted_up
 from sparsejit.asm_templates.shared.rows import load, store, vector, zero
 from sparsejit.ir.ops.selection import BagKind
 from sparsejit.x86.assembler import Assembler
@@ -68,18 +69,15 @@ def emit_bags(asm: Assembler, spec: Bags) -> None:
         _check_first_offset(asm)
     else:
         asm.emit("xor", dword(r11), dword(r11))
-    again = asm.label("next bag")
-    asm.bind(again)
-    if spec.with_offsets:
-        _find_bag(asm, spec)
-    else:
-        asm.emit("mov", r10, r11)
-        asm.emit("add", r11, spec.indices // spec.bags)
-    for first in range(0, spec.features, _VECTORS_AT_ONCE * asm.target.lanes):
-        _reduce(asm, spec, first)
-    asm.emit("add", rdx, spec.result_pitch)
-    asm.emit("sub", rbx, 1)
-    asm.jump("jnz", again)
+    with counted_down(asm, rbx):
+        if spec.with_offsets:
+            _find_bag(asm, spec)
+        else:
+            asm.emit("mov", r10, r11)
+            asm.emit("add", r11, spec.indices // spec.bags)
+        for first in range(0, spec.features, _VECTORS_AT_ONCE * asm.target.lanes):
+            _reduce(asm, spec, first)
+        asm.emit("add", rdx, spec.result_pitch)
     for register in reversed(_SAVED):
         asm.emit("pop", register)
 
@@ -120,7 +118,7 @@ def _reduce(asm: Assembler, spec: Bags, first: int) -> None:
     firsts = range(first, spec.features, lanes)[:_VECTORS_AT_ONCE]
     sums = [vector(asm, number) for number in range(len(firsts))]
     weight, row, spare = (vector(asm, _VECTORS_AT_ONCE + number) for number in range(3))
-    done, again = asm.label("end of bag"), asm.label("next row of bag")
+    done = asm.label("end of bag")
     for total in sums:
         zero(asm, total)
     asm.emit("mov", r12, r10)
@@ -129,20 +127,17 @@ def _reduce(asm: Assembler, spec: Bags, first: int) -> None:
     if spec.kind is BagKind.MAX:
         for total in sums:
             load_constant(asm, total, -np.inf)
-    asm.bind(again)
-    asm.emit("mov", r13, Memory(rdi, 0, r12, _INDEX))
-    emit_row_address(asm, r13, spec.rows, _FLOAT * spec.features)
-    if spec.weighted:
-        asm.emit("vbroadcastss", weight, Memory(r9, 0, r12, _FLOAT))
-    for total, place in zip(sums, firsts, strict=True):
-        load(asm, row, r13, place, spec.features, spare)
+    with counted_up(asm, r12, 1, r11):
+        asm.emit("mov", r13, Memory(rdi, 0, r12, _INDEX))
+        emit_row_address(asm, r13, spec.rows, _FLOAT * spec.features)
         if spec.weighted:
-            asm.emit("vfmadd231ps", total, weight, row)
-        else:
-            asm.emit("vmaxps" if spec.kind is BagKind.MAX else "vaddps", total, total, row)
-    asm.emit("add", r12, 1)
-    asm.emit("cmp", r12, r11)
-    asm.jump("jb", again)
+            asm.emit("vbroadcastss", weight, Memory(r9, 0, r12, _FLOAT))
+        for total, place in zip(sums, firsts, strict=True):
+            load(asm, row, r13, place, spec.features, spare)
+            if spec.weighted:
+                asm.emit("vfmadd231ps", total, weight, row)
+            else:
+                asm.emit("vmaxps" if spec.kind is BagKind.MAX else "vaddps", total, total, row)
     if spec.kind is BagKind.MEAN:
         asm.emit("mov", rax, r11)
         asm.emit("sub", rax, r10)

@@ -10,6 +10,7 @@ more. Then, for each element of the result:
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.shared.constants import load_constant
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.spans import Span, emit_spans
 from sparsejit.machine.target import Target
@@ -65,20 +66,13 @@ def emit_largest_elements(asm: Assembler, spec: LargestElements) -> None:
     rdi: x; rsi: values, float32 (rows, count), if `with_values`; rdx: places, int64 (rows, count);
     rcx: scratch memory. Clobbers rax, rdx, rsi, rdi, r8-r10, the vector registers, k1 and k7.
     """
-    asm.emit("mov", r8, spec.rows)
-    next_row, next_element = asm.label("next row"), asm.label("next element")
-    asm.bind(next_row)
-    _write_keys(asm, spec)
-    asm.emit("mov", r9, spec.count)
-    asm.bind(next_element)
-    _largest_key(asm, spec)
-    _first_place(asm)
-    _take(asm, spec)
-    asm.emit("sub", r9, 1)
-    asm.jump("jnz", next_element)
-    asm.emit("add", rdi, spec.pitch)
-    asm.emit("sub", r8, 1)
-    asm.jump("jnz", next_row)
+    with counted_down(asm, r8, spec.rows):
+        _write_keys(asm, spec)
+        with counted_down(asm, r9, spec.count):
+            _largest_key(asm, spec)
+            _first_place(asm)
+            _take(asm, spec)
+        asm.emit("add", rdi, spec.pitch)
 
 
 def _write_keys(asm: Assembler, spec: LargestElements) -> None:

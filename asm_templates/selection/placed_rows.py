@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sparsejit.asm_templates.pointwise.chain.lanes import extreme
 from sparsejit.asm_templates.selection.table_rows import emit_row_address
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.asm_templates.shared.spans import Span, emit_spans
 from sparsejit.ir.ops.selection import Reduction
@@ -68,22 +69,15 @@ def emit_row_updates(asm: Assembler, spec: RowUpdates) -> None:
     which row 0 is updated, else 0. Clobbers rax, rcx, rdx, rsi, rdi, r9, r10, the vector
     registers, k1, k2 and k7.
     """
-    next_table, next_update = asm.label("next table"), asm.label("next update")
     asm.emit("xor", dword(r8), dword(r8))
-    asm.emit("mov", r10, spec.batch)
-    asm.bind(next_table)
-    asm.emit("mov", rcx, spec.count)
-    asm.bind(next_update)
-    asm.emit("mov", r9, Memory(rdi))
-    emit_row_address(asm, r9, spec.rows, _FLOAT * spec.floats, rdx)
-    emit_spans(asm, spec.floats, _VECTORS_IN_STEP, lambda span: _update(span, spec))
-    asm.emit("add", rdi, _INDEX)
-    asm.emit("add", rsi, _FLOAT * spec.floats)
-    asm.emit("sub", rcx, 1)
-    asm.jump("jnz", next_update)
-    asm.emit("add", rdx, _FLOAT * spec.rows * spec.floats)
-    asm.emit("sub", r10, 1)
-    asm.jump("jnz", next_table)
+    with counted_down(asm, r10, spec.batch):
+        with counted_down(asm, rcx, spec.count):
+            asm.emit("mov", r9, Memory(rdi))
+            emit_row_address(asm, r9, spec.rows, _FLOAT * spec.floats, rdx)
+            emit_spans(asm, spec.floats, _VECTORS_IN_STEP, lambda span: _update(span, spec))
+            asm.emit("add", rdi, _INDEX)
+            asm.emit("add", rsi, _FLOAT * spec.floats)
+        asm.emit("add", rdx, _FLOAT * spec.rows * spec.floats)
 
 
 def _update(span: Span, spec: RowUpdates) -> None:

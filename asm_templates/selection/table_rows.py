@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.asm_templates.shared.spans import Span, emit_spans
 from sparsejit.x86.assembler import Assembler
@@ -29,16 +30,12 @@ def emit_row_copies(asm: Assembler, spec: RowCopies) -> None:
     which row 0 is taken, else 0. Clobbers rax, rcx, rdx, rdi, r9, the vector registers and k7.
     """
     asm.emit("xor", dword(r8), dword(r8))
-    asm.emit("mov", rcx, spec.count)
-    again = asm.label("next row")
-    asm.bind(again)
-    asm.emit("mov", r9, Memory(rdi))
-    emit_row_address(asm, r9, spec.rows, _FLOAT * spec.features)
-    emit_spans(asm, spec.features, _VECTORS_IN_STEP, _copy)
-    asm.emit("add", rdi, spec.index_pitch)
-    asm.emit("add", rdx, spec.result_pitch)
-    asm.emit("sub", rcx, 1)
-    asm.jump("jnz", again)
+    with counted_down(asm, rcx, spec.count):
+        asm.emit("mov", r9, Memory(rdi))
+        emit_row_address(asm, r9, spec.rows, _FLOAT * spec.features)
+        emit_spans(asm, spec.features, _VECTORS_IN_STEP, _copy)
+        asm.emit("add", rdi, spec.index_pitch)
+        asm.emit("add", rdx, spec.result_pitch)
 
 
 def emit_row_address(

@@ -4,6 +4,7 @@
     places[count ...] = 0
 """
 
+from sparsejit.asm_templates.shared.loops import counted_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, dword, r8, rax, rcx, rdi, rdx, rsi
 
@@ -18,14 +19,11 @@ def emit_true_places(asm: Assembler, length: int) -> None:
     """
     for register in (rax, r8):
         asm.emit("xor", dword(register), dword(register))
-    again, filled, fill = (asm.label(name) for name in ("next element", "all places", "next zero"))
-    asm.bind(again)
-    asm.emit("mov", Memory(rsi, 0, r8, _INDEX), rax)
-    asm.emit("movzx", dword(rcx), Memory(rdi, 0, rax))
-    asm.emit("add", r8, rcx)
-    asm.emit("add", rax, 1)
-    asm.emit("cmp", rax, length)
-    asm.jump("jb", again)
+    filled, fill = asm.label("all places"), asm.label("next zero")
+    with counted_up(asm, rax, 1, length):
+        asm.emit("mov", Memory(rsi, 0, r8, _INDEX), rax)
+        asm.emit("movzx", dword(rcx), Memory(rdi, 0, rax))
+        asm.emit("add", r8, rcx)
     asm.emit("mov", Memory(rdx), r8)
     asm.emit("xor", dword(rax), dword(rax))
     asm.bind(fill)

@@ -4,6 +4,7 @@ No prefetcher fetches long straight-line code ahead, while a hundred lines that 
 data come almost as fast as one. They wait in L2, from where code is fetched quickly.
 """
 
+from sparsejit.asm_templates.shared.loops import counted_up
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import Memory, Register
@@ -18,12 +19,8 @@ def prefetch_code(
     """
     if not asm.ask_ahead:
         return
-    again = asm.label("again")
     asm.address(place, first)
     asm.address(last, end)
-    asm.bind(again)
-    for number in range(_AT_ONCE):
-        asm.emit("prefetcht1", Memory(place, number * CACHE_LINE_BYTES))
-    asm.emit("add", place, _AT_ONCE * CACHE_LINE_BYTES)
-    asm.emit("cmp", place, last)
-    asm.jump("jb", again)
+    with counted_up(asm, place, _AT_ONCE * CACHE_LINE_BYTES, last):
+        for number in range(_AT_ONCE):
+            asm.emit("prefetcht1", Memory(place, number * CACHE_LINE_BYTES))

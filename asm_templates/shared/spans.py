@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sparsejit.asm_templates.shared.loops import counted_up
 from sparsejit.asm_templates.shared.rows import load, store
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, Register, dword, rax
@@ -51,11 +52,7 @@ def emit_spans(asm: Assembler, length: int, vectors: int, body: Callable[[Span],
     looped = length // step * step
     if looped:
         asm.emit("xor", dword(rax), dword(rax))
-        loop = asm.label("next span")
-        asm.bind(loop)
-        body(Span(asm, range(0, step, lanes), length, rax))
-        asm.emit("add", rax, 4 * step)
-        asm.emit("cmp", rax, 4 * looped)
-        asm.jump("jb", loop)
+        with counted_up(asm, rax, 4 * step, 4 * looped):
+            body(Span(asm, range(0, step, lanes), length, rax))
     if looped < length:
         body(Span(asm, range(looped, length, lanes), length, None))

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.lowering.lowered_model import POINTER, LoweredModel
 from sparsejit.lowering.memory_plan import aligned
 from sparsejit.lowering.model import move_by_samples
@@ -146,23 +147,17 @@ def copy_samples(asm: Assembler, size: int) -> None:
 
     The source may be a sample that this loop has just written. Clobbers rax, rcx, rdx, vector 0.
     """
-    again = asm.label("next sample")
-    asm.bind(again)
-    _copy_sample(asm, size)
-    asm.emit("sub", rdx, 1)
-    asm.jump("jnz", again)
+    with counted_down(asm, rdx):
+        _copy_sample(asm, size)
 
 
 def _copy_sample(asm: Assembler, size: int) -> None:
     blocks, rest = divmod(size, _BLOCK)
     if blocks:
-        again = asm.label("next block")
         asm.emit("mov", dword(rcx), blocks)
-        asm.bind(again)
-        _copy_part(asm, "vmovups", ymm(0))
-        _move_on(asm, _BLOCK)
-        asm.emit("sub", rcx, 1)
-        asm.jump("jnz", again)
+        with counted_down(asm, rcx):
+            _copy_part(asm, "vmovups", ymm(0))
+            _move_on(asm, _BLOCK)
     for part, mnemonic, register in _PARTS:
         while rest >= part:
             _copy_part(asm, mnemonic, register)

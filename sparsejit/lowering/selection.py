@@ -13,6 +13,7 @@ from sparsejit.asm_templates.selection.placed_rows import (
 )
 from sparsejit.asm_templates.selection.table_rows import RowCopies, emit_row_copies
 from sparsejit.asm_templates.selection.true_places import emit_true_places
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import Node
@@ -77,14 +78,10 @@ def lower_own_rows(low: Lowering, node: Node) -> None:
         for register, place in zip((rdi, rsi, rdx), (*at.reads, *at.writes), strict=True):
             place.point(asm, register)
         asm.emit("xor", dword(r11), dword(r11))
-        asm.emit("mov", r10, batch)
-        again = asm.label("next table")
-        asm.bind(again)
-        emit_row_copies(asm, spec)
-        asm.emit("or", r11, r8)
-        asm.emit("add", rsi, rows * floats * _FLOAT)
-        asm.emit("sub", r10, 1)
-        asm.jump("jnz", again)
+        with counted_down(asm, r10, batch):
+            emit_row_copies(asm, spec)
+            asm.emit("or", r11, r8)
+            asm.emit("add", rsi, rows * floats * _FLOAT)
         at.status.report_where(asm, r11)
 
     facts = Facts(f"{count} rows of {features} features by index, of {batch} tables")

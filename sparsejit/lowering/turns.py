@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.turns import Turns
 from sparsejit.ir.values import Value
@@ -109,18 +110,14 @@ class _BodyCode:
         asm.emit("mov", Memory(_INSIDE, self.inside.status_offset), rax)
         asm.emit("mov", _OUTSIDE, WORKSPACE)
         asm.emit("mov", WORKSPACE, _INSIDE)
-        asm.emit("mov", rbx, self.op.count)
-        again = asm.label("next turn")
-        asm.bind(again)
-        code.run_steps(asm)
-        for state in range(self.op.states):
-            _swap(asm, state, inputs + state)
-        for number, size in enumerate(self.parts, self.op.states):
-            _move(asm, number, size)
-        for number, size in enumerate(self.parts_made, inputs + self.op.states):
-            _move(asm, number, size)
-        asm.emit("sub", rbx, 1)
-        asm.jump("jnz", again)
+        with counted_down(asm, rbx, self.op.count):
+            code.run_steps(asm)
+            for state in range(self.op.states):
+                _swap(asm, state, inputs + state)
+            for number, size in enumerate(self.parts, self.op.states):
+                _move(asm, number, size)
+            for number, size in enumerate(self.parts_made, inputs + self.op.states):
+                _move(asm, number, size)
         asm.emit("mov", rcx, Memory(WORKSPACE, self.inside.status_offset))
         asm.emit("mov", WORKSPACE, _OUTSIDE)
         at.status.report_where(asm, rcx)

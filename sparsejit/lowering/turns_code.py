@@ -8,6 +8,7 @@ from functools import partial
 from itertools import groupby
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
+from sparsejit.asm_templates.shared.loops import counted_up
 from sparsejit.lowering.joint_end import JointEnd
 from sparsejit.lowering.lowered_model import POINTER, LoweredModel
 from sparsejit.lowering.model import ModelCode, move_by_samples
@@ -66,7 +67,8 @@ class TurnsCode(ModelCode):
         asm.bind(again)
         for wave in self.lowered.waves[: self.turns.first]:
             self._run(asm, wave.steps)
-        self._next(asm)
+        asm.emit("add", WORKSPACE, self.turns.stride)
+        asm.emit("cmp", WORKSPACE, _END)
         asm.jump("jae", behind)
         for number, size in enumerate(operands):
             place = POINTER * number
@@ -104,29 +106,19 @@ class TurnsCode(ModelCode):
 
     def _for_samples(self, asm: Assembler, body: Callable[[], None]) -> None:
         """Append code that runs in the region of every sample, and ends in the first region."""
-        again = asm.label("next in turn")
-        asm.bind(again)
-        body()
-        self._next(asm)
-        asm.jump("jb", again)
+        with counted_up(asm, WORKSPACE, self.turns.stride, _END):
+            body()
         asm.emit("mov", WORKSPACE, _FIRST)
-
-    def _next(self, asm: Assembler) -> None:
-        """Go to the next sample's region; set flags: below _END, or not."""
-        asm.emit("add", WORKSPACE, self.turns.stride)
-        asm.emit("cmp", WORKSPACE, _END)
 
     def _gather_status(self, asm: Assembler) -> None:
         """Copy to the first region the status of a sample that found an index out of range."""
-        again, fine = asm.label("next status"), asm.label("indices in range")
-        asm.bind(again)
-        asm.emit("mov", rax, self.status)
-        asm.emit("test", rax, rax)
-        asm.jump("jz", fine)
-        asm.emit("mov", Memory(_FIRST, self.lowered.status_offset), rax)
-        asm.bind(fine)
-        self._next(asm)
-        asm.jump("jb", again)
+        fine = asm.label("indices in range")
+        with counted_up(asm, WORKSPACE, self.turns.stride, _END):
+            asm.emit("mov", rax, self.status)
+            asm.emit("test", rax, rax)
+            asm.jump("jz", fine)
+            asm.emit("mov", Memory(_FIRST, self.lowered.status_offset), rax)
+            asm.bind(fine)
         asm.emit("mov", WORKSPACE, _FIRST)
 
     def _end(self, asm: Assembler) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.loops import counted_down, repeat
 from sparsejit.asm_templates.shared.padding import (
     CACHE_LINE_BYTES,
     DENSE,
@@ -63,14 +63,10 @@ def load_bandwidth(
     step, trips = space.room(loads) * target.vector_bytes, size // (loads * target.vector_bytes)
 
     def one_pass(asm: Assembler) -> None:
-        again = asm.label("again")
         asm.emit("mov", rax, rdi)
-        asm.emit("mov", rcx, trips)
-        asm.bind(again)
-        asm.stamp(loads, [line("vmovups", register(np.arange(loads)), Memory(rax, offsets))])
-        asm.emit("add", rax, step)
-        asm.emit("sub", rcx, 1)
-        asm.jump("jnz", again)
+        with counted_down(asm, rcx, trips):
+            asm.stamp(loads, [line("vmovups", register(np.arange(loads)), Memory(rax, offsets))])
+            asm.emit("add", rax, step)
 
     def body(asm: Assembler) -> None:
         repeat(asm, passes, r8, lambda: one_pass(asm))

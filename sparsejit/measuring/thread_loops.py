@@ -13,6 +13,7 @@ from functools import partial
 
 import numpy as np
 
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.machine.target import Target
 from sparsejit.measuring.core_loops import function_of, least_ns
 from sparsejit.native.executable_memory import ExecutableMemory
@@ -76,15 +77,12 @@ def _chain(asm: Assembler) -> None:
 
 def _touch(asm: Assembler, start: int) -> None:
     """Read and write the block that begins at an address."""
-    again, number = asm.label("again"), np.arange(_VECTORS)
+    number = np.arange(_VECTORS)
     vectors = ymm(number), Memory(rax, 32 * number)
     asm.emit("mov", rax, start)
-    asm.emit("mov", rcx, _BLOCK // (32 * _VECTORS))
-    asm.bind(again)
-    asm.stamp(_VECTORS, [line("vmovups", *vectors), line("vmovups", *reversed(vectors))])
-    asm.emit("add", rax, 32 * _VECTORS)
-    asm.emit("sub", rcx, 1)
-    asm.jump("jnz", again)
+    with counted_down(asm, rcx, _BLOCK // (32 * _VECTORS)):
+        asm.stamp(_VECTORS, [line("vmovups", *vectors), line("vmovups", *reversed(vectors))])
+        asm.emit("add", rax, 32 * _VECTORS)
     asm.emit("vzeroupper")
 
 

@@ -24,6 +24,7 @@ from sparsejit.asm_templates.pointwise.chain.transposed import (
 )
 from sparsejit.asm_templates.pointwise.chain.typed import Strided, type_values
 from sparsejit.asm_templates.shared.location import Location
+from sparsejit.asm_templates.shared.loops import counted_down, counted_up
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.errors import CompileError
 from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS, Chain
@@ -232,14 +233,11 @@ class _ChainEmitter:
             self._advance(strides)
             return
         asm.emit("mov", dword(rax), turns)
-        again = asm.label("next row")
-        asm.bind(again)
-        asm.emit("mov", counter, rax)
-        body()
-        self._advance(strides)
-        asm.emit("mov", rax, counter)
-        asm.emit("sub", rax, 1)
-        asm.jump("jnz", again)
+        with counted_down(asm, rax):
+            asm.emit("mov", counter, rax)
+            body()
+            self._advance(strides)
+            asm.emit("mov", rax, counter)
 
     def _advance(self, distances: Sequence[int]) -> None:
         for array in self.moving:
@@ -290,17 +288,17 @@ class _ChainEmitter:
             0 if self.plan.is_dense(array, self.arrays) else step * block.vectors * self.plan.lanes
             for array, step in enumerate(axis.strides)
         ]
-        again = asm.label("next vectors")
+
+        def turn() -> None:
+            self._block(block, _INDEX)
+            self._advance(strided)
+
         asm.emit("xor", dword(_INDEX), dword(_INDEX))
-        asm.bind(again)
-        self._block(block, _INDEX)
-        self._advance(strided)
         if trips == 1:
-            self._advance([-distance for distance in strided])
-            return
-        asm.emit("add", _INDEX, elements)
-        asm.emit("cmp", _INDEX, trips * elements)
-        asm.jump("jb", again)
+            turn()
+        else:
+            with counted_up(asm, _INDEX, elements, trips * elements):
+                turn()
         self._advance([-trips * distance for distance in strided])
 
     def _finish(self, reduction: int, numbers: Sequence[int], slot: int) -> None:

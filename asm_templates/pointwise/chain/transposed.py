@@ -13,6 +13,7 @@ import numpy as np
 
 from sparsejit.asm_templates.pointwise.chain.lanes import is_wide
 from sparsejit.asm_templates.pointwise.chain.layout import ChainAxis, IterationSpace
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.squares import transposed
 from sparsejit.x86.assembler import Assembler
@@ -108,14 +109,11 @@ class _Squares:
         asm, counter = self.asm, Memory(rsp, _WORD * depth)
         if turns:
             asm.emit("mov", dword(rax), turns)
-            again = asm.label("next square")
-            asm.bind(again)
-            asm.emit("mov", counter, rax)
-            body()
-            self._advance(step, 1)
-            asm.emit("mov", rax, counter)
-            asm.emit("sub", rax, 1)
-            asm.jump("jnz", again)
+            with counted_down(asm, rax):
+                asm.emit("mov", counter, rax)
+                body()
+                self._advance(step, 1)
+                asm.emit("mov", rax, counter)
         if last is not None:
             last()
         self._advance(step, -turns)

@@ -30,6 +30,7 @@ from sparsejit.asm_templates.pointwise.sample_lengths import (
     emit_within_length,
 )
 from sparsejit.asm_templates.shared.location import Location
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.errors import CompileError
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
@@ -275,12 +276,8 @@ class _TimeLoop:
             start.point(asm, register)
         if self.cell is RecurrentCell.LSTM:
             states[1].point(asm, r15)
-        asm.emit("mov", rbx, self.into.shape[0])
-        again = asm.label("next time step")
-        asm.bind(again)
-        self._step(asm, at)
-        asm.emit("sub", rbx, 1)
-        asm.jump("jnz", again)
+        with counted_down(asm, rbx, self.into.shape[0]):
+            self._step(asm, at)
         pop(asm, _SAVED)
 
     def _step(self, asm: Assembler, at: Locations) -> None:
@@ -346,14 +343,10 @@ class _TimeLoop:
         if self.batch == 1:
             body()
             return
-        asm.emit("mov", r10, self.batch)
-        again = asm.label("next row")
-        asm.bind(again)
-        body()
-        for register, step in steps.items():
-            asm.emit("add", register, step)
-        asm.emit("sub", r10, 1)
-        asm.jump("jnz", again)
+        with counted_down(asm, r10, self.batch):
+            body()
+            for register, step in steps.items():
+                asm.emit("add", register, step)
 
     def _update(self, asm: Assembler, at: Locations) -> None:
         """Compute the gates, row by row of the batch."""
