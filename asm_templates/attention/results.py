@@ -17,15 +17,8 @@ from sparsejit.asm_templates.attention.frame import (
 )
 from sparsejit.asm_templates.attention.tables import KEYS, IntArray
 from sparsejit.asm_templates.shared.loops import counted_up, repeat
-from sparsejit.asm_templates.shared.rows import (
-    TAIL_MASK,
-    lane_mask,
-    load,
-    set_tail_mask,
-    store,
-    vector,
-    zero,
-)
+from sparsejit.asm_templates.shared.masks import load_masked, tail_mask
+from sparsejit.asm_templates.shared.rows import load, store, vector, zero
 from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import line
@@ -101,10 +94,8 @@ class _ResultBlock:
         asm.emit("add", SCORES, Memory(FRAME, BLOCK_SLOT))
         for number in range(self.vectors * self.rows):
             zero(asm, vector(asm, number))
-        if self.last_lanes < code.lanes and code.wide:
-            set_tail_mask(asm, self.last_lanes)
-        elif self.last_lanes < code.lanes:
-            asm.emit("vmovups", self.mask, lane_mask(asm, self.last_lanes))
+        if self.last_lanes < code.lanes:
+            self.mask = tail_mask(asm, self.last_lanes, self.mask)
         with code.each_group():
             code.point(FLOAT * KEYS)
             for key, row in enumerate(KEY_ROWS):
@@ -117,10 +108,8 @@ class _ResultBlock:
             source = Memory(row, (self.first + place) * code.vector_bytes)
             if place < self.vectors - 1 or self.last_lanes == code.lanes:
                 asm.emit("vmovups", value, source)
-            elif code.wide:
-                asm.emit("vmovups", value.masked(TAIL_MASK, zeroing=True), source)
             else:
-                asm.emit("vmaskmovps", value, self.mask, source)
+                load_masked(asm, value, self.mask, source)
         share = Memory(SCORES, key * code.row_bytes + FLOAT * number)
         lines = [line("vbroadcastss", self.share, share)]
         for place, value in enumerate(self.values):

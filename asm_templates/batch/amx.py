@@ -40,6 +40,7 @@ from sparsejit.asm_templates.batch.amx_layout import (
     LoweredTiles,
 )
 from sparsejit.asm_templates.shared.loops import counted_down, repeat
+from sparsejit.asm_templates.shared.masks import set_tail_mask
 from sparsejit.ir.spec import Layout
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
@@ -167,8 +168,7 @@ class _TileCode:
         for count, lanes in ((tiles, ROWS), (1, rest)):
             if count * lanes == 0:
                 continue
-            self.asm.emit("mov", dword(rax), (1 << lanes) - 1)
-            self.asm.emit("kmovw", LANE_MASK, dword(rax))
+            set_tail_mask(self.asm, lanes, LANE_MASK)
             repeat(self.asm, count, rdx, self._quantise_columns)
 
     def _quantise_columns(self) -> None:

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from sparsejit.asm_templates.shared.loops import counted_down
+from sparsejit.asm_templates.shared.masks import lane_mask, load_masked, set_tail_mask, store_masked
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.squares import transposed
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Literal, Memory, Register, dword, k, r8, r9, r10, rax, xmm
+from sparsejit.x86.operands import Memory, Register, dword, k, r8, r9, r10, xmm
 
 _LOAD_MASK, _STORE_MASK = k(5), k(6)
 _SOURCE, _DESTINATION, _LEFT = r8, r9, r10
@@ -111,27 +110,26 @@ class Masks:
         self.wide = asm.target.isa == "avx512"
         if self.wide:
             for lanes, mask in ((load_lanes, _LOAD_MASK), (store_lanes, _STORE_MASK)):
-                asm.emit("mov", dword(rax), (1 << lanes) - 1)
-                asm.emit("kmovw", mask, dword(rax))
+                set_tail_mask(asm, lanes, mask)
         else:
-            self.bits = asm.literal(np.where(np.arange(8) < load_lanes, -1, 0).astype(np.int32))
+            self.bits = lane_mask(asm, load_lanes)
         self.store_lanes = store_lanes
 
     def load(self, register: Register, place: Memory, whole: bool) -> None:
         if whole:
             self.asm.emit("vmovups", register, place)
         elif self.wide:
-            self.asm.emit("vmovups", register.masked(_LOAD_MASK, zeroing=True), place)
+            load_masked(self.asm, register, _LOAD_MASK, place)
         else:
             mask = vector(self.asm, self.asm.target.vector_registers - 1)
-            self.asm.emit("vmovups", mask, Literal(self.bits))
-            self.asm.emit("vmaskmovps", register, mask, place)
+            self.asm.emit("vmovups", mask, self.bits)
+            load_masked(self.asm, register, mask, place)
 
     def store(self, place: Memory, register: Register, whole: bool) -> None:
         if whole:
             self.asm.emit("vmovups", place, register)
         elif self.wide:
-            self.asm.emit("vmovups", place.masked(_STORE_MASK), register)
+            store_masked(self.asm, place, _STORE_MASK, register)
         else:
             self._store_in_parts(place, register)
 

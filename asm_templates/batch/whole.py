@@ -35,6 +35,7 @@ from sparsejit.asm_templates.batch.panels import (
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, copy, transpose
 from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.asm_templates.shared.loops import counted_down, repeat
+from sparsejit.asm_templates.shared.masks import set_tail_mask
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding, stride_padding
 from sparsejit.errors import CompileError
 from sparsejit.ir.spec import Layout
@@ -328,8 +329,7 @@ class _BatchCode:
         asm.emit("lea", PANEL_Y, first_y)
         asm.emit("lea", LAST_Y, last_y)
         if self.panels.masked:
-            asm.emit("mov", dword(rax), (1 << self.in_panels) - 1)
-            asm.emit("kmovw", PANEL_MASK, dword(rax))
+            set_tail_mask(asm, self.in_panels, PANEL_MASK)
         asm.emit("mov", dword(PANELS), count)
         asm.jump("call", self.entry)
 

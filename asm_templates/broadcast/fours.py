@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
+from sparsejit.asm_templates.shared.masks import set_mask
 from sparsejit.asm_templates.shared.padding import stride_padding
 from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.asm_templates.shared.rows import finish_rows, vector, zero
@@ -42,9 +43,7 @@ from sparsejit.x86.operands import (
     Literal,
     Memory,
     Register,
-    dword,
     k,
-    rax,
     rcx,
     rdi,
     rdx,
@@ -116,8 +115,7 @@ def emit(asm: Assembler, lowered: Fours) -> None:
     order = Literal(asm.literal(lanes // BLOCK_ROWS))
     if asm.target.isa == "avx512":
         present = lanes % columns < spec.in_features % columns
-        asm.emit("mov", dword(rax), int((present << lanes).sum()))
-        asm.emit("kmovw", LAST_INPUTS, dword(rax))
+        set_mask(asm, LAST_INPUTS, int((present << lanes).sum()))
     for part in lowered.tiles:
         for accumulator in part.tile.registers(asm):
             zero(asm, accumulator)

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.loops import counted_down
+from sparsejit.asm_templates.shared.masks import set_mask
 from sparsejit.asm_templates.shared.rows import store, vector, zero
 from sparsejit.asm_templates.shared.storage import ByteArray, Storage
 from sparsejit.asm_templates.shared.tiles import FloatArray, IntArray, Tile, add_chains
@@ -159,8 +160,7 @@ def emit(asm: Assembler, lowered: Looped) -> None:
     """Append the kernel; see `families` for the contract."""
     storage = lowered.storage
     if lowered.height < asm.target.lanes:
-        asm.emit("mov", dword(rax), 0xFF00)
-        asm.emit("kmovw", UPPER_LANES, dword(rax))
+        set_mask(asm, UPPER_LANES, 0xFF00)
     streams = (storage.literal(asm, lowered.weights), asm.literal(lowered.columns))
     for base, stream in zip((rcx, rdx), streams, strict=True):
         asm.emit("lea", base, Literal(stream))

@@ -32,6 +32,7 @@ from sparsejit.asm_templates.broadcast.block_steps import (
     lines_of_weights,
 )
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
+from sparsejit.asm_templates.shared.masks import set_mask
 from sparsejit.asm_templates.shared.padding import stride_padding
 from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.asm_templates.shared.rows import vector
@@ -59,7 +60,7 @@ from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, Line, line
-from sparsejit.x86.operands import Literal, Memory, Register, dword, k, r9, rax, rcx, rdi, rdx
+from sparsejit.x86.operands import Literal, Memory, Register, k, r9, rcx, rdi, rdx
 
 LOW_HALF, HIGH_HALF = k(1), k(2)
 # Bytes of code for a byte of weights, at least, where bfloat16 lines are loaded once.
@@ -166,8 +167,7 @@ def emit(asm: Assembler, lowered: Straight) -> None:
     """Append the kernel; see `families` for the contract."""
     if asm.target.isa == "avx512":
         for mask, bits in ((LOW_HALF, 0x00FF), (HIGH_HALF, 0xFF00)):
-            asm.emit("mov", dword(rax), bits)
-            asm.emit("kmovw", mask, dword(rax))
+            set_mask(asm, mask, bits)
     storage = lowered.storage
     for part in lowered.tiles:
         start(asm, lowered.spec, part.tile)

@@ -1,8 +1,9 @@
 """The mask of attention in bytes: an addend of each key's scores, in interleaved key order."""
 
 from sparsejit.asm_templates.convolution.byte_heads import BLOCK, FOUR, LANES, PLACE, ByteHeads
+from sparsejit.asm_templates.shared.masks import set_tail_mask
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Memory, Register, dword, k, rax, zmm
+from sparsejit.x86.operands import Memory, Register, k, zmm
 
 _THERE = k(1)
 _VALUE, _CUT, _OF_MASK, _NOTHING, _MISSING = (zmm(number) for number in range(16, 21))
@@ -29,8 +30,7 @@ def emit_key_mask(
         count = min(LANES, heads.length - first)
         asm.emit("vmovaps", _VALUE, _MISSING)
         if count > 0:
-            asm.emit("mov", dword(rax), (1 << count) - 1)
-            asm.emit("kmovw", _THERE, dword(rax))
+            set_tail_mask(asm, count, _THERE)
             place = Memory(mask, 4 * (sample * heads.length + first))
             asm.emit("vmovups", _CUT.masked(_THERE, zeroing=True), place)
             asm.emit("vmulps", _CUT, _CUT, _OF_MASK)

@@ -18,7 +18,8 @@ import numpy.typing as npt
 from sparsejit.asm_templates.convolution.byte_planes import LINE
 from sparsejit.asm_templates.convolution.byte_rows import ByteSteps
 from sparsejit.asm_templates.shared.loops import repeat
-from sparsejit.asm_templates.shared.rows import TAIL_MASK, set_tail_mask, zero
+from sparsejit.asm_templates.shared.masks import TAIL_MASK, set_tail_mask
+from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,

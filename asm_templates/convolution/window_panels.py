@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sparsejit.asm_templates.convolution.padded_image import PaddedImage
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.location import Location
-from sparsejit.asm_templates.shared.rows import lane_mask
+from sparsejit.asm_templates.shared.masks import lane_mask, load_masked, store_masked
 from sparsejit.ir.spec import Activation
 from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div
@@ -142,10 +142,8 @@ def store_panel(
     if partial and not wide:
         asm.emit("vmovups", free[0], lane_mask(asm, panels.width))
     for total, place in sums:
-        if masked:
-            asm.emit("vmovups", place.masked(_STORED), total)
-        elif partial:
-            asm.emit("vmaskmovps", place, free[0], total)
+        if masked or partial:
+            store_masked(asm, place, _STORED if masked else free[0], total)
         else:
             asm.emit("vmovups", place, total)
 
@@ -160,10 +158,10 @@ def _add(
 ) -> None:
     """total += the operand at `place`, in the lanes that are stored."""
     if masked:
-        asm.emit("vmovups", free[0].masked(_STORED, zeroing=True), place)
+        load_masked(asm, free[0], _STORED, place)
     elif panels.width < asm.target.lanes:
         asm.emit("vmovups", free[0], lane_mask(asm, panels.width))
-        asm.emit("vmaskmovps", free[0], free[0], place)
+        load_masked(asm, free[0], free[0], place)
     else:
         asm.emit("vaddps", total, total, place)
         return

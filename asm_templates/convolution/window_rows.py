@@ -29,14 +29,20 @@ from sparsejit.asm_templates.convolution.window_loop import (
     tile_shape,
 )
 from sparsejit.asm_templates.shared.loops import repeat
-from sparsejit.asm_templates.shared.rows import TAIL_MASK, lane_mask, vector
+from sparsejit.asm_templates.shared.masks import (
+    TAIL_MASK,
+    lane_mask,
+    load_masked,
+    set_mask,
+    store_masked,
+)
+from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
     Memory,
     Register,
-    dword,
     k,
     r8,
     r9,
@@ -45,7 +51,6 @@ from sparsejit.x86.operands import (
     r12,
     r13,
     r14,
-    rax,
     rbx,
     rcx,
     rdi,
@@ -280,7 +285,7 @@ class RowWindows(ABC):
             exists, loaded = (vector(asm, self.free_registers - n) for n in (1, 2))
             lanes = np.where(mask >> np.arange(self.lanes) & 1, -1, 0).astype(np.int32)
             asm.emit("vmovups", exists, Literal(asm.literal(lanes)))
-            asm.emit("vmaskmovps", loaded, exists, place)
+            load_masked(asm, loaded, exists, place)
             asm.emit("vblendvps", register, register, loaded, exists)
 
     def _in_k(self, mask: int) -> Register:
@@ -302,10 +307,9 @@ class RowWindows(ABC):
                 address = Memory(_Y, row * self.loop.y_pitches[2] + 4 * place.place)
                 if not partial:
                     asm.emit("vmovups", address, total)
-                elif self.wide:
-                    asm.emit("vmovups", address.masked(self._in_k(self._stored)), total)
                 else:
-                    asm.emit("vmaskmovps", address, free[0], total)
+                    mask = self._in_k(self._stored) if self.wide else free[0]
+                    store_masked(asm, address, mask, total)
 
 
 def registers_to_keep(loop: WindowLoop, target: Target) -> int:
@@ -314,9 +318,3 @@ def registers_to_keep(loop: WindowLoop, target: Target) -> int:
     is_strided = loop.columns.stride == 2
     patterns = 2 if is_strided and target.isa == "avx512" else 0
     return target.vector_registers - height * width - width * (3 if is_strided else 1) - patterns
-
-
-def set_mask(asm: Assembler, register: Register, mask: int) -> None:
-    """Bring a mask into a k register; clobbers rax."""
-    asm.emit("mov", dword(rax), mask)
-    asm.emit("kmovw", register, dword(rax))

@@ -16,14 +16,8 @@ from sparsejit.asm_templates.dense_product.lane_sums import InnerProducts, produ
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR
 from sparsejit.asm_templates.shared.loops import counted_down
-from sparsejit.asm_templates.shared.rows import (
-    TAIL_MASK,
-    finish_rows,
-    lane_mask,
-    set_tail_mask,
-    start_rows,
-    vector,
-)
+from sparsejit.asm_templates.shared.masks import masked_load, tail_mask
+from sparsejit.asm_templates.shared.rows import finish_rows, start_rows, vector
 from sparsejit.asm_templates.shared.storage import BoolArray, ByteArray, FloatArray, Storage
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
@@ -145,12 +139,8 @@ def _partial(
 ) -> Line:
     """Return the load of the last inputs, with zeros behind them."""
     inputs = spec.in_features % asm.target.lanes
-    if asm.target.isa == "avx512":
-        set_tail_mask(asm, inputs)
-        return line("vmovups", x.masked(TAIL_MASK, zeroing=True), place, when=when)
-    mask = vector(asm, _AVX2_MASK)
-    asm.emit("vmovups", mask, lane_mask(asm, inputs))
-    return line("vmaskmovps", x, mask, place, when=when)
+    mask = tail_mask(asm, inputs, vector(asm, _AVX2_MASK))
+    return masked_load(x, mask, place, when)
 
 
 def _finish(asm: Assembler, spec: MatVec, first: int, y: Register) -> None:

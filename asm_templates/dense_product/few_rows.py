@@ -15,20 +15,14 @@ from sparsejit.asm_templates.dense_product.tiling import widest_strip
 from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR, apply_activation
 from sparsejit.asm_templates.shared.constants import load_constant
 from sparsejit.asm_templates.shared.loops import repeat
-from sparsejit.asm_templates.shared.rows import (
-    TAIL_MASK,
-    lane_mask,
-    set_tail_mask,
-    store,
-    vector,
-)
+from sparsejit.asm_templates.shared.masks import masked_load, tail_mask
+from sparsejit.asm_templates.shared.rows import store, vector
 from sparsejit.ir.dense_product import DenseProduct
 from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div
-from sparsejit.x86.assembler import Assembler, Line, line
+from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import (
     Memory,
-    Register,
     r8,
     r9,
     r10,
@@ -134,17 +128,9 @@ class _FewRows:
     def _partial_step(self, sums: InnerProducts, count: int) -> None:
         """The last `count` elements of the depth; nothing beyond is read of A or B."""
         asm, row = self.asm, np.arange(sums.rows)
-        a, b, mask = (vector(asm, number) for number in (0, _ROW_OF_B, _MASK))
-
-        def load(register: Register, place: Memory) -> Line:
-            if asm.target.isa == "avx512":
-                return line("vmovups", register.masked(TAIL_MASK, zeroing=True), place)
-            return line("vmaskmovps", register, mask, place)
-
-        if asm.target.isa == "avx512":
-            set_tail_mask(asm, count)  # clobbers rax
-        else:
-            asm.emit("vmovups", mask, lane_mask(asm, count))
-        asm.stamp(1, [load(a, Memory(_ROW_A, 4 * (self.spec.depth - count)))])
+        a, b, spare = (vector(asm, number) for number in (0, _ROW_OF_B, _MASK))
+        mask = tail_mask(asm, count, spare)  # clobbers rax
+        asm.stamp(1, [masked_load(a, mask, Memory(_ROW_A, 4 * (self.spec.depth - count)))])
         product = line("vfmadd231ps", sums.register(row, 0), a, b)
-        asm.stamp(sums.rows, [load(b, Memory(_B, row * self.spec.b_pitch)), product])
+        loads = masked_load(b, mask, Memory(_B, row * self.spec.b_pitch))
+        asm.stamp(sums.rows, [loads, product])

@@ -24,8 +24,16 @@ from sparsejit.asm_templates.dense_product.tiling import UNROLL, RowTiles, Tilin
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.constants import load_constant
 from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.masks import (
+    TAIL_MASK,
+    lane_mask,
+    load_masked,
+    masked_load,
+    set_tail_mask,
+    store_masked,
+)
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
-from sparsejit.asm_templates.shared.rows import TAIL_MASK, lane_mask, set_tail_mask, vector, zero
+from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.ir.dense_product import DenseProduct
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, Line, line
@@ -325,10 +333,8 @@ class _ProductTile:
         if not self.masks_b:
             return [line("vmovups", right, place, when=first)]
         whole = line("vmovups", right, place, when=first & ~last)
-        if self.wide:
-            masked = right.masked(TAIL_MASK, zeroing=True)
-            return [whole, line("vmovups", masked, place, when=first & last)]
-        return [whole, line("vmaskmovps", right, self._mask, place, when=first & last)]
+        mask = TAIL_MASK if self.wide else self._mask
+        return [whole, masked_load(right, mask, place, first & last)]
 
     def _finish(self) -> None:
         """Add up chains, scale, apply the activation and store."""
@@ -351,7 +357,10 @@ class _ProductTile:
             asm.emit("vmovups", mask, lane_mask(asm, self.lanes_of_last))
         for number, total in enumerate(sums):
             place = self._place(_TILE_C, spec.c_pitch, number)
-            self._store(place, total, free[0] if self._is_partial(number) else None)
+            if self._is_partial(number):
+                store_masked(asm, place, TAIL_MASK if mask is None else mask, total)
+            else:
+                asm.emit("vmovups", place, total)
 
     def _place(self, base: Register, pitch: int, number: int) -> Memory:
         """Return the place of a sum's vector in the tile at `base`."""
@@ -375,13 +384,5 @@ class _ProductTile:
             elif mask is None:
                 asm.emit("vaddps", total.masked(TAIL_MASK), total, place)
             else:
-                asm.emit("vmaskmovps", loaded, mask, place)
+                load_masked(asm, loaded, mask, place)
                 asm.emit("vaddps", total, total, loaded)
-
-    def _store(self, place: Memory, total: Register, mask: Register | None) -> None:
-        if mask is None:
-            self.asm.emit("vmovups", place, total)
-        elif self.wide:
-            self.asm.emit("vmovups", place.masked(TAIL_MASK), total)
-        else:
-            self.asm.emit("vmaskmovps", place, mask, total)

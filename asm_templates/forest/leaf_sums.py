@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.masks import lane_mask, load_masked, set_tail_mask
 from sparsejit.asm_templates.shared.rows import half_vector, vector, zero
 from sparsejit.ir.ops.forest import Trees
 from sparsejit.ir.values import Array
@@ -106,14 +107,12 @@ def _add_rest(asm: Assembler, total: Register, count: int) -> None:
     """total += the next `count` numbers at r8."""
     numbers = vector(asm, _UNROLLED)
     if asm.target.isa == "avx512":
-        asm.emit("mov", dword(rax), (1 << count) - 1)
-        asm.emit("kmovw", k(1), dword(rax))
+        set_tail_mask(asm, count, k(1))
         asm.emit("vcvtps2pd", numbers.masked(k(1), zeroing=True), Memory(r8))
     else:
         mask, low = xmm(_UNROLLED + 1), xmm(_UNROLLED)
-        lanes = np.where(np.arange(4) < count, -1, 0).astype(np.int32)
-        asm.emit("vmovups", mask, Literal(asm.literal(lanes)))
-        asm.emit("vmaskmovps", low, mask, Memory(r8))
+        asm.emit("vmovups", mask, lane_mask(asm, count, 4))
+        load_masked(asm, low, mask, Memory(r8))
         asm.emit("vcvtps2pd", numbers, low)
     asm.emit("vaddpd", total, total, numbers)
 
@@ -187,11 +186,9 @@ def _store(
     if count == lanes:
         asm.emit(move, place, values)
     elif asm.target.isa == "avx512":
-        asm.emit("mov", dword(rax), (1 << count) - 1)
-        asm.emit("kmovw", k(1), dword(rax))
+        set_tail_mask(asm, count, k(1))
         asm.emit(move, place.masked(k(1)), values)
     else:
-        mask = np.where(np.arange(4) < count, -1, 0).astype(f"i{y_bytes}")
-        lanes_of = (ymm if is_double else xmm)(1)
-        asm.emit("vmovups", lanes_of, Literal(asm.literal(mask)))
-        asm.emit("vmaskmovpd" if is_double else "vmaskmovps", place, lanes_of, values)
+        mask = (ymm if is_double else xmm)(1)
+        asm.emit("vmovups", mask, lane_mask(asm, count, 4, y_bytes))
+        asm.emit("vmaskmovpd" if is_double else "vmaskmovps", place, mask, values)

@@ -36,6 +36,7 @@ from sparsejit.asm_templates.gather.lookup_storage import LINE, Format, stored
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.loops import counted_down
+from sparsejit.asm_templates.shared.masks import set_mask
 from sparsejit.asm_templates.shared.unpacking import Unpacking
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
@@ -150,8 +151,7 @@ def emit(asm: Assembler, lowered: LookedUp) -> None:
 
 def _emit_constants(asm: Assembler, form: Format) -> None:
     for mask, lanes in zip(_HALVES, (0x00FF, 0xFF00), strict=True):
-        asm.emit("mov", dword(rax), lanes)
-        asm.emit("kmovw", mask, dword(rax))
+        set_mask(asm, mask, lanes)
     Unpacking(asm, form.dtype, _WEIGHTS[0], _UPPER_HALVES).start()
     if form.index_in_weight:
         asm.emit("mov", dword(rax), WINDOW - 1)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.masks import lane_mask, set_tail_mask
 from sparsejit.asm_templates.shared.rows import half_vector, vector, zero
 from sparsejit.ir.values import Array
 from sparsejit.x86.assembler import Assembler
@@ -18,7 +19,6 @@ from sparsejit.x86.operands import (
     Literal,
     Memory,
     Register,
-    dword,
     k,
     r8,
     r9,
@@ -160,13 +160,11 @@ class _OutputsOfRow:
         if not count:
             asm.emit(move, x, place)
         elif asm.target.isa == "avx512":
-            asm.emit("mov", dword(rax), (1 << count) - 1)
-            asm.emit("kmovw", k(1), dword(rax))
+            set_tail_mask(asm, count, k(1))
             asm.emit(move, x.masked(k(1), zeroing=True), place)
         else:
-            exists = np.where(np.arange(self.lanes) < count, -1, 0).astype(f"i{self.x_bytes}")
             mask = (xmm if is_narrow else ymm)(_SUMS + 1)
-            asm.emit("vmovups", mask, Literal(asm.literal(exists)))
+            asm.emit("vmovups", mask, lane_mask(asm, count, self.lanes, self.x_bytes))
             asm.emit("vmaskmovps" if is_narrow else "vmaskmovpd", x, mask, place)
 
     def _finish(self, sums: list[Register], output: int, bias: float) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.masks import lane_mask
 from sparsejit.ir.ops.columns import CENTRE, HIGH, IS_CATEGORY, LOW, MISSING, SCALE, SHIFT
 from sparsejit.ir.values import Array
 from sparsejit.whole_numbers import ceil_div
@@ -146,9 +147,7 @@ class _ColumnWriter:
         if count == LANES:
             asm.emit("vmovups", Memory(rsi), result)
             return
-        exists = np.where(np.arange(LANES) < count, -1, 0)
-        lanes = exists.astype(np.int64 if is_double else np.int32)
-        asm.emit("vmovups", mask, Literal(asm.literal(lanes)))
+        asm.emit("vmovups", mask, lane_mask(asm, count, LANES, self.scaling.y_bytes))
         asm.emit("vmaskmovpd" if is_double else "vmaskmovps", Memory(rsi), mask, result)
 
     def _load(self, value: Register, is_gathered: bool) -> None:

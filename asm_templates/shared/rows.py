@@ -10,6 +10,7 @@ import numpy as np
 
 from sparsejit.asm_templates.scheduling.grouping import exchanges
 from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.masks import load_masked, store_masked, tail_mask
 from sparsejit.ir.spec import MatVec
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
@@ -18,16 +19,11 @@ from sparsejit.x86.operands import (
     Memory,
     Number,
     Register,
-    dword,
-    k,
-    rax,
     rsp,
     xmm,
     ymm,
     zmm,
 )
-
-TAIL_MASK = k(7)  # AVX-512: holds the mask of the partial vector being loaded or stored
 
 
 def vector(asm: Assembler, number: Number) -> Register:
@@ -49,12 +45,8 @@ def load(
     missing = first + lanes - length
     if missing <= 0:
         asm.emit("vmovups", register, place)
-    elif asm.target.isa == "avx512":
-        set_tail_mask(asm, lanes - missing)
-        asm.emit("vmovups", register.masked(TAIL_MASK, zeroing=True), place)
     else:
-        asm.emit("vmovups", scratch, lane_mask(asm, lanes - missing))
-        asm.emit("vmaskmovps", register, scratch, place)
+        load_masked(asm, register, tail_mask(asm, lanes - missing, scratch), place)
 
 
 def store(
@@ -71,12 +63,8 @@ def store(
         asm.emit("vmovups", place, register)
     elif missing == lanes - 1:  # loads are forwarded badly from masked stores
         asm.emit("vmovss", place, xmm(register.number))
-    elif asm.target.isa == "avx512":
-        set_tail_mask(asm, lanes - missing)
-        asm.emit("vmovups", place.masked(TAIL_MASK), register)
     else:
-        asm.emit("vmovups", scratch, lane_mask(asm, lanes - missing))
-        asm.emit("vmaskmovps", place, scratch, register)
+        store_masked(asm, place, tail_mask(asm, lanes - missing, scratch), register)
 
 
 def waiting_place(register: Register, base: Register, first: int, length: int) -> Memory:
@@ -149,14 +137,3 @@ def zero(asm: Assembler, register: Register) -> None:
     else:
         low = ymm(register.number)
         asm.emit("vxorps", low, low, low)
-
-
-def set_tail_mask(asm: Assembler, count: int) -> None:
-    """AVX-512: TAIL_MASK = the first `count` lanes. Clobbers rax."""
-    asm.emit("mov", dword(rax), (1 << count) - 1)
-    asm.emit("kmovw", TAIL_MASK, dword(rax))
-
-
-def lane_mask(asm: Assembler, count: int) -> Literal:
-    """AVX2: all ones in the first `count` lanes, for masked loads and stores."""
-    return Literal(asm.literal(np.where(np.arange(8) < count, -1, 0).astype(np.int32)))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from sparsejit.asm_templates.pointwise.chain.lanes import (
     FIRST_MASK,
     high_half,
@@ -13,13 +11,20 @@ from sparsejit.asm_templates.pointwise.chain.lanes import (
     low,
     move,
 )
+from sparsejit.asm_templates.shared.masks import (
+    TAIL_MASK,
+    lane_mask,
+    load_masked,
+    set_tail_mask,
+    store_masked,
+)
 from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.ir.values import Element
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Literal, Memory, Register, dword, k, rax, xmm
+from sparsejit.x86.operands import Memory, Register, k, xmm
 
-TAIL_MASK, LOW_TAIL_MASK, HIGH_TAIL_MASK = k(7), k(6), k(5)
+LOW_TAIL_MASK, HIGH_TAIL_MASK = k(6), k(5)
 
 
 @dataclass(frozen=True)
@@ -60,15 +65,7 @@ def set_tail_masks(asm: Assembler, tail: int) -> None:
         (LOW_TAIL_MASK, low_count),
         (HIGH_TAIL_MASK, tail - low_count),
     ):
-        asm.emit("mov", dword(rax), (1 << count) - 1)
-        asm.emit("kmovw", mask, dword(rax))
-
-
-def lane_mask(asm: Assembler, count: int, bits: int = 32) -> Literal:
-    """AVX2: all ones in the first `count` lanes of 32 or 64 `bits`, zeros behind."""
-    lanes = 256 // bits
-    values = np.where(np.arange(lanes) < count, -1, 0)
-    return Literal(asm.literal(values.astype(np.int32 if bits == 32 else np.int64)))
+        set_tail_mask(asm, count, mask)
 
 
 def load(asm: Assembler, registers: list[Register], strip: Strip, spare: Register) -> None:
@@ -81,11 +78,16 @@ def load(asm: Assembler, registers: list[Register], strip: Strip, spare: Registe
         _gather(asm, registers[0], strip, spare)
     elif strip.is_whole:
         asm.emit("vmovups", registers[0], strip.place)
-    elif is_wide(asm):
-        asm.emit("vmovups", registers[0].masked(TAIL_MASK, zeroing=True), strip.place)
     else:
-        asm.emit("vmovups", spare, lane_mask(asm, strip.count))
-        asm.emit("vmaskmovps", registers[0], spare, strip.place)
+        load_masked(asm, registers[0], _tail_mask(asm, strip, spare), strip.place)
+
+
+def _tail_mask(asm: Assembler, strip: Strip, spare: Register) -> Register:
+    """Return the register with the mask of a partial strip; AVX2 loads it into `spare`."""
+    if is_wide(asm):
+        return TAIL_MASK
+    asm.emit("vmovups", spare, lane_mask(asm, strip.count))
+    return spare
 
 
 def _gather(asm: Assembler, register: Register, strip: Strip, spare: Register) -> None:
@@ -120,7 +122,7 @@ def _load_longs(
             mask = HIGH_TAIL_MASK if half else LOW_TAIL_MASK
             asm.emit("vmovdqu64", register.masked(mask, zeroing=True), place)
         else:
-            asm.emit("vmovups", spare, lane_mask(asm, count, 64))
+            asm.emit("vmovups", spare, lane_mask(asm, count, 4, 8))
             asm.emit("vpmaskmovq", register, spare, place)
 
 
@@ -192,11 +194,8 @@ def store(
         _scatter(asm, registers[0], strip, spares[0])
     elif strip.is_whole:
         asm.emit("vmovups", strip.place, registers[0])
-    elif is_wide(asm):
-        asm.emit("vmovups", strip.place.masked(TAIL_MASK), registers[0])
     else:
-        asm.emit("vmovups", spares[0], lane_mask(asm, strip.count))
-        asm.emit("vmaskmovps", strip.place, spares[0], registers[0])
+        store_masked(asm, strip.place, _tail_mask(asm, strip, spares[0]), registers[0])
 
 
 def _quarters(
@@ -235,7 +234,7 @@ def _store_longs(
         elif is_wide(asm):
             asm.emit("vmovdqu64", place.masked(HIGH_TAIL_MASK if half else LOW_TAIL_MASK), register)
         else:
-            asm.emit("vmovups", spare, lane_mask(asm, count, 64))
+            asm.emit("vmovups", spare, lane_mask(asm, count, 4, 8))
             asm.emit("vpmaskmovq", place, spare, register)
 
 

@@ -18,13 +18,9 @@ from sparsejit.asm_templates.pointwise.chain.lanes import (
     longs,
     move,
 )
-from sparsejit.asm_templates.pointwise.chain.memory import (
-    HIGH_TAIL_MASK,
-    LOW_TAIL_MASK,
-    TAIL_MASK,
-    lane_mask,
-)
+from sparsejit.asm_templates.pointwise.chain.memory import HIGH_TAIL_MASK, LOW_TAIL_MASK
 from sparsejit.asm_templates.pointwise.chain.typed import OF_LONGS
+from sparsejit.asm_templates.shared.masks import TAIL_MASK, lane_mask
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Register
 
@@ -108,7 +104,7 @@ def without_tail(asm: Assembler, kind: str, d: Register, source: Register, part:
         else:
             asm.emit("vmovaps", d.masked(TAIL_MASK), source)
         return
-    asm.emit("vandps", d, source, lane_mask(asm, part.tail, 64 if is_long else 32))
+    asm.emit("vandps", d, source, lane_mask(asm, part.tail, *((4, 8) if is_long else (8, 4))))
     identity = _IDENTITIES[_mnemonic(kind)]
     if identity:
         lanes, element = (4, np.int64) if is_long else (8, np.float32)

@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from sparsejit.asm_templates.pointwise.chain.lanes import is_wide
 from sparsejit.asm_templates.pointwise.chain.layout import ChainAxis, IterationSpace
 from sparsejit.asm_templates.shared.loops import counted_down
+from sparsejit.asm_templates.shared.masks import lane_mask, load_masked, set_tail_mask, store_masked
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.squares import transposed
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Literal, Memory, Register, dword, k, rax, rdi, rsi, rsp
+from sparsejit.x86.operands import Memory, Register, dword, k, rax, rdi, rsi, rsp
 
 SOURCE, DESTINATION = rdi, rsi
 _LEAST = 4  # rows and columns at least: below, copying element by element is no slower
@@ -62,14 +61,9 @@ class _Squares:
         lengths = (copy.columns.length % self.lanes, copy.rows.length % self.lanes)
         if is_wide(asm):
             for mask, length in zip((_WIDTH_MASK, _HEIGHT_MASK), lengths, strict=True):
-                asm.emit("mov", dword(rax), (1 << length) - 1)
-                asm.emit("kmovw", mask, dword(rax))
+                set_tail_mask(asm, length, mask)
         else:
-            lane = np.arange(self.lanes)
-            self.masks = [
-                Literal(asm.literal(np.where(lane < length, -1, 0).astype(np.int32)))
-                for length in lengths
-            ]
+            self.masks = [lane_mask(asm, length) for length in lengths]
 
     def run(self) -> None:
         """All loops, outermost first."""
@@ -135,10 +129,8 @@ class _Squares:
                 zero(asm, register)
             elif width == lanes:
                 asm.emit("vmovups", register, place)
-            elif is_wide(asm):
-                asm.emit("vmovups", register.masked(_WIDTH_MASK, zeroing=True), place)
             else:
-                asm.emit("vmaskmovps", register, mask, place)
+                load_masked(asm, register, _WIDTH_MASK if is_wide(asm) else mask, place)
         columns = transposed(asm, registers, vector(asm, lanes))
         if height < lanes and not is_wide(asm):
             asm.emit("vmovups", mask, self.masks[1])
@@ -149,7 +141,5 @@ class _Squares:
     def _store(self, place: Memory, register: Register, whole: bool, mask: Register) -> None:
         if whole:
             self.asm.emit("vmovups", place, register)
-        elif is_wide(self.asm):
-            self.asm.emit("vmovups", place.masked(_HEIGHT_MASK), register)
         else:
-            self.asm.emit("vmaskmovps", place, mask, register)
+            store_masked(self.asm, place, _HEIGHT_MASK if is_wide(self.asm) else mask, register)
