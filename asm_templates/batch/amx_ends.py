@@ -20,6 +20,7 @@ from sparsejit.asm_templates.shared.int8_inputs import (
     begin_largest,
     broadcast,
     emit_scale_of,
+    pack_to_bytes,
     to_int32,
 )
 from sparsejit.asm_templates.shared.loops import counted_down, repeat
@@ -138,12 +139,9 @@ def quantise_row(asm: Assembler, spec: MatMul, scale: Memory) -> None:
 
 def _pack(asm: Assembler, spec: MatMul) -> None:
     """The first part = the integers of all four, as bytes, not below -127."""
-    first, second, third, fourth = _PARTS
-    asm.emit("vpackssdw", first, first, second)
-    asm.emit("vpackssdw", third, third, fourth)
-    asm.emit("vpacksswb", first, first, third)
+    pack_to_bytes(asm, _PARTS)
     if spec.each.input_scale is not None:
-        asm.emit("vpmaxsb", first, first, _LOWEST)
+        asm.emit("vpmaxsb", _PARTS[0], _PARTS[0], _LOWEST)
 
 
 def emit_finish(asm: Assembler, spec: MatMul, bias_distance: int | None) -> None:

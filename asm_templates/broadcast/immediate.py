@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.lowered import Counts, Work
+from sparsejit.asm_templates.shared.interleave import load_parities, part_by_parity
 from sparsejit.asm_templates.shared.rows import finish_rows, start_rows, vector, zero
 from sparsejit.asm_templates.shared.stream import addresses
 from sparsejit.asm_templates.shared.tiles import RESERVED, FloatArray, IntArray
@@ -29,7 +30,6 @@ from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import (
-    Literal,
     Memory,
     Register,
     dword,
@@ -44,7 +44,6 @@ from sparsejit.x86.operands import (
 )
 
 PUSHES_AHEAD = 512
-_EVEN_LANES = np.arange(0, 32, 2, dtype=np.int32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,12 +198,9 @@ def _close_ranks(asm: Assembler, groups: int) -> list[Register]:
     """Bring the even lanes of each group's two halves into one vector."""
     low = [_pushed_sum(asm, 2 * group) for group in range(groups)]
     high = [_pushed_sum(asm, 2 * group + 1) for group in range(groups)]
+    patterns = [zmm(0)]
     if asm.target.isa == "avx512":
-        asm.emit("vmovups", zmm(0), Literal(asm.literal(_EVEN_LANES)))
-        for first, second in zip(low, high, strict=True):
-            asm.emit("vpermt2ps", first, zmm(0), second)
-    else:
-        for first, second in zip(low, high, strict=True):
-            asm.emit("vshufps", first, first, second, 0b10_00_10_00)
-            asm.emit("vpermpd", first, first, 0b11_01_10_00)
+        load_parities(asm, patterns)
+    for first, second in zip(low, high, strict=True):
+        part_by_parity(asm, first, second, patterns)
     return low

@@ -26,6 +26,7 @@ from sparsejit.asm_templates.convolution.byte_heads import (
 )
 from sparsejit.asm_templates.convolution.byte_mask import emit_key_mask
 from sparsejit.asm_templates.convolution.byte_planes import LINE
+from sparsejit.asm_templates.convolution.byte_results import pack_results
 from sparsejit.asm_templates.pointwise.exponential import emit_exp2
 from sparsejit.asm_templates.shared.interleave import interleaved
 from sparsejit.asm_templates.shared.loops import repeat
@@ -384,11 +385,7 @@ class _HeadsCode:
                     asm.emit("vcvtdq2ps", total, total)
                     asm.emit("vmulps", total, total, _KEPT[0])
                     asm.emit("vcvtps2dq", total, total)
-                first, second, third, fourth = sums
-                for low, high in ((first, second), (third, fourth)):
-                    asm.emit("vpackssdw", low, low, high)
-                    asm.emit("vpaddsw", low, low, _KEPT[1])
-                asm.emit("vpackuswb", first, first, third)
+                first = pack_results(asm, sums, _KEPT[1])
                 into = Memory(RESULT, number * channel)
                 if self.has_gaps:
                     asm.emit("vmovdqu8", into.masked(_STORED), first)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates.convolution.byte_planes import LINE
 from sparsejit.asm_templates.convolution.byte_rows import ByteSteps
+from sparsejit.asm_templates.shared.int8_inputs import ByteRounding
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.masks import TAIL_MASK, set_tail_mask
 from sparsejit.asm_templates.shared.rows import zero
@@ -45,6 +46,7 @@ _PARAMETERS, _ROW, _LEFT, _BLOCKS_LEFT = r10, r11, rcx, rax
 _PARAMETER_BYTES = 12
 _LARGEST = 1024.0  # in steps from the zero point: beyond any byte
 _MEAN, _SCALE, _SQUARE = (range(first, first + _VECTORS) for first in (8, 12, 16))
+_ROUNDING = ByteRounding(*map(zmm, range(20, 24)))
 
 
 @dataclass(frozen=True)
@@ -205,11 +207,12 @@ class _NormCode:
         """Load the constants that turn results into bytes."""
         for each in self.norm.results:
             if each.steps is not None:
-                self._broadcast(zmm(20), float(np.float32(1) / np.float32(each.steps.scale)))
-                self._broadcast(zmm(21), _LARGEST)
+                reciprocal = float(np.float32(1) / np.float32(each.steps.scale))
+                self._broadcast(_ROUNDING.reciprocal, reciprocal)
+                self._broadcast(_ROUNDING.largest, _LARGEST)
                 self.asm.emit("mov", dword(_LEFT), each.steps.zero)
-                self.asm.emit("vpbroadcastd", zmm(22), dword(_LEFT))
-                zero(self.asm, zmm(23))
+                self.asm.emit("vpbroadcastd", _ROUNDING.zero_point, dword(_LEFT))
+                zero(self.asm, _ROUNDING.empty)
 
     def _store(self, places: list[tuple[int, bool]]) -> None:
         asm = self.asm
@@ -225,9 +228,4 @@ class _NormCode:
                     asm.emit("vmovups", into.masked(TAIL_MASK) if is_tail else into, value)
                     continue
                 byte, into = zmm(4 + number), Memory(base, _LANES * number)
-                asm.emit("vmulps", byte, value, zmm(20))
-                asm.emit("vminps", byte, byte, zmm(21))
-                asm.emit("vcvtps2dq", byte, byte)
-                asm.emit("vpaddd", byte, byte, zmm(22))
-                asm.emit("vpmaxsd", byte, byte, zmm(23))
-                asm.emit("vpmovusdb", into.masked(TAIL_MASK) if is_tail else into, byte)
+                _ROUNDING.store(asm, into.masked(TAIL_MASK) if is_tail else into, byte, value)

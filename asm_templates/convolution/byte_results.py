@@ -13,6 +13,7 @@ In each group of 16 bytes, four registers of sums hold positions 0 to 3, 4 to 7,
 a permutation puts the packed bytes in order.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,6 +94,17 @@ class ByteEpilogue:
         return np.frombuffer(b"".join(words), np.uint8)
 
 
+def pack_results(asm: Assembler, sums: Sequence[Register], zero_point: Register | None) -> Register:
+    """Return the first of one, two or four vectors of int32: all as bytes plus the zero point."""
+    for first, next_one in zip(sums[::2], sums[1::2] or sums, strict=True):
+        asm.emit("vpackssdw", first, first, next_one)
+        if zero_point is not None:
+            asm.emit("vpaddsw", first, first, zero_point)
+    low, high = sums[0], sums[len(sums) // 4 * 2]
+    asm.emit("vpackuswb", low, low, high)
+    return low
+
+
 class ByteResults:
     """Appends the code; keeps the registers from `_FIRST` on."""
 
@@ -143,12 +155,7 @@ class ByteResults:
                 asm.emit("vminps", total, total, kept[_LARGEST])
         for total in sums:
             asm.emit("vcvtps2dq", total, total)
-        for first, next_one in zip(sums[::2], sums[1::2] or sums, strict=True):
-            asm.emit("vpackssdw", first, first, next_one)
-            if epilogue.packed_zero:
-                asm.emit("vpaddsw", first, first, kept[_ZERO])
-        low, high = sums[0], sums[len(sums) // 4 * 2]
-        asm.emit("vpackuswb", low, low, high)
+        low = pack_results(asm, sums, kept[_ZERO] if epilogue.packed_zero else None)
         if order is not None:
             asm.emit("vpermd", low, order, low)
         if epilogue.least:

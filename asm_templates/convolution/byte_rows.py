@@ -19,6 +19,7 @@ from sparsejit.asm_templates.convolution.byte_planes import (
     BytePlanes,
     ByteWindows,
 )
+from sparsejit.asm_templates.shared.int8_inputs import ByteRounding
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.masks import TAIL_MASK, set_tail_mask
 from sparsejit.asm_templates.shared.rows import zero
@@ -67,24 +68,19 @@ class FloatRows:
 def emit_to_bytes(asm: Assembler, x: FloatRows, y: BytePlanes, steps: ByteSteps) -> None:
     """Append code that rounds x at rdi to planes whose first position is at rsi, gaps included."""
     numbers = np.array([np.float32(1) / np.float32(steps.scale), _LARGEST], np.float32)
-    scale, largest, shift = zmm(16), zmm(17), zmm(18)
+    rounding = ByteRounding(zmm(16), zmm(17), zmm(18), zmm(19))
     place = asm.literal(numbers)
-    asm.emit("vbroadcastss", scale, Literal(place))
-    asm.emit("vbroadcastss", largest, Literal(place + 4))
-    _spread(asm, shift, steps.zero)
-    zero(asm, zmm(19))
+    asm.emit("vbroadcastss", rounding.reciprocal, Literal(place))
+    asm.emit("vbroadcastss", rounding.largest, Literal(place + 4))
+    _spread(asm, rounding.zero_point, steps.zero)
+    zero(asm, rounding.empty)
     fill_planes(asm, y, steps.zero)
 
     def sixteen(offset: int, floats: Memory, is_tail: bool) -> None:
         value, into = zmm(0), Memory(_Y_ROW, offset)
         loaded = value.masked(TAIL_MASK, zeroing=True) if is_tail else value
         asm.emit("vmovups", loaded, floats)
-        asm.emit("vmulps", value, value, scale)
-        asm.emit("vminps", value, value, largest)
-        asm.emit("vcvtps2dq", value, value)
-        asm.emit("vpaddd", value, value, shift)
-        asm.emit("vpmaxsd", value, value, zmm(19))
-        asm.emit("vpmovusdb", into.masked(TAIL_MASK) if is_tail else into, value)
+        rounding.store(asm, into.masked(TAIL_MASK) if is_tail else into, value, value)
 
     def row() -> None:
         _by_sixteen(asm, y.columns, lambda n, tail: sixteen(16 * n, Memory(r8, 64 * n), tail))

@@ -18,12 +18,12 @@ from itertools import product
 import numpy as np
 
 from sparsejit.asm_templates.convolution.geometry import Axis
+from sparsejit.asm_templates.shared.interleave import load_parities, part_by_parity
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.rows import load, vector, zero
 from sparsejit.whole_numbers import ceil_div, round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
-    Literal,
     Memory,
     Register,
     r8,
@@ -198,9 +198,7 @@ class _PaddingCode:
         asm, image = self.asm, self.image
         zero(asm, self.zero)
         if self.pair and asm.target.isa == "avx512":
-            for odd, pattern in enumerate(self.patterns):
-                indices = np.arange(odd, 2 * self.lanes, 2, dtype=np.int32)
-                asm.emit("vmovups", pattern, Literal(asm.literal(indices)))
+            load_parities(asm, self.patterns)
         sample, channel_pitch, _ = image.x_pitches
 
         def channel() -> None:
@@ -286,15 +284,7 @@ class _PaddingCode:
         asm, (even, high, odd) = self.asm, (vector(self.asm, n) for n in range(3))
         self._load(even, first)
         self._load(high, first + self.lanes)
-        if asm.target.isa == "avx512":
-            asm.emit("vmovaps", odd, even)
-            asm.emit("vpermt2ps", even, self.patterns[0], high)
-            asm.emit("vpermt2ps", odd, self.patterns[1], high)
-        else:
-            asm.emit("vshufps", odd, even, high, 0xDD)
-            asm.emit("vshufps", even, even, high, 0x88)
-            for half in (even, odd):
-                asm.emit("vpermpd", half, half, 0xD8)
+        part_by_parity(asm, even, high, self.patterns, odd, odd_first=False)
         return even, odd
 
     def _load(self, register: Register, first: int) -> None:

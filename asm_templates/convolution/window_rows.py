@@ -28,6 +28,7 @@ from sparsejit.asm_templates.convolution.window_loop import (
     tap_columns,
     tile_shape,
 )
+from sparsejit.asm_templates.shared.interleave import load_parities, part_by_parity
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.masks import (
     TAIL_MASK,
@@ -81,9 +82,10 @@ class RowWindows(ABC):
         self.column_runs = column_runs(loop.columns, self.lanes, width)
         self.width, sums = width, height * width
         self._first_sum = asm.target.vector_registers - sums
-        self._patterns = self._first_sum - (2 if self.wide and self.stride == 2 else 0)
+        first_pattern = self._first_sum - (2 if self.wide and self.stride == 2 else 0)
+        self._patterns = [vector(asm, number) for number in range(first_pattern, self._first_sum)]
         # Registers in order: elements that a tile loads, subclasses' registers, patterns, sums.
-        self.free_registers = self._patterns - kept
+        self.free_registers = first_pattern - kept
         self._masks: dict[int, Register] = {}
 
     @abstractmethod
@@ -149,10 +151,6 @@ class RowWindows(ABC):
     def _sum(self, row: int, number: int) -> Register:
         return vector(self.asm, self.asm.target.vector_registers - 1 - row * self.width - number)
 
-    def _pattern(self, odd: int) -> Register:
-        """AVX-512: the indices of the even, or odd, elements of two vectors."""
-        return vector(self.asm, self._patterns + odd)
-
     def _keep_constants(self) -> None:
         """Bring masks and patterns into registers for the whole kernel."""
         asm = self.asm
@@ -164,9 +162,7 @@ class RowWindows(ABC):
             self._masks[mask] = k(number)
             set_mask(asm, k(number), mask)
         if self.stride == 2:
-            for odd in range(2):
-                indices = np.arange(odd, 2 * self.lanes, 2, dtype=np.int32)
-                asm.emit("vmovups", self._pattern(odd), Literal(asm.literal(indices)))
+            load_parities(asm, self._patterns)
 
     def _all_masks(self) -> Iterator[int]:
         yield self._stored
@@ -258,19 +254,8 @@ class RowWindows(ABC):
         asm, (even, high, odd) = self.asm, (vector(self.asm, first + n) for n in range(3))
         self._load_vector(even, address, masks[0])
         self._load_vector(high, address + asm.target.vector_bytes, masks[1])
-        found = [even, odd][:wanted]
-        if self.wide:
-            if wanted > 1:
-                asm.emit("vmovaps", odd, even)
-                asm.emit("vpermt2ps", odd, self._pattern(1), high)
-            asm.emit("vpermt2ps", even, self._pattern(0), high)
-            return found
-        if wanted > 1:
-            asm.emit("vshufps", odd, even, high, 0xDD)
-        asm.emit("vshufps", even, even, high, 0x88)
-        for half in found:
-            asm.emit("vpermpd", half, half, 0xD8)
-        return found
+        part_by_parity(asm, even, high, self._patterns, odd if wanted > 1 else None)
+        return [even, odd][:wanted]
 
     def _load_vector(self, register: Register, offset: int, mask: int) -> None:
         """register = x at `offset`, and the value of padding in lanes outside `mask`."""

@@ -28,6 +28,7 @@ from sparsejit.asm_templates.gather.int8_layout import (
 from sparsejit.asm_templates.gather.pieces import KeptInputs, Piece
 from sparsejit.asm_templates.shared import padding
 from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.int8_inputs import pack_to_bytes
 from sparsejit.asm_templates.shared.padding import (
     ALTERNATE,
     CACHE_LINE_BYTES,
@@ -117,9 +118,7 @@ class Int8Elements:
             for part, register in enumerate(parts):
                 first = number * REGISTER_INPUTS + part * LANES
                 emit_integers(asm, self.spec, register, first, _RECIPROCAL)
-            asm.emit("vpackssdw", parts[0], parts[0], parts[1])
-            asm.emit("vpackssdw", parts[2], parts[2], parts[3])
-            asm.emit("vpacksswb", target, parts[0], parts[2])
+            pack_to_bytes(asm, parts)
             asm.emit("vpxord", target, target, sign)
             if self.spec.input_scale is not None:
                 asm.emit("vpmaxub", target, target, Literal(lowest))

@@ -40,6 +40,7 @@ from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised
 from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.int8_inputs import pack_to_bytes
 from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.asm_templates.shared.stream import Stream
@@ -138,9 +139,7 @@ def _store_inputs(asm: Assembler, spec: MatVec) -> None:
         parts = _FREE[:4]
         for number, register in enumerate(parts):
             emit_integers(asm, spec, register, first + number * LANES, _RECIPROCAL)
-        asm.emit("vpackssdw", parts[0], parts[0], parts[1])
-        asm.emit("vpackssdw", parts[2], parts[2], parts[3])
-        asm.emit("vpacksswb", parts[0], parts[0], parts[2])
+        pack_to_bytes(asm, parts)
         asm.emit("vpxord", parts[0], parts[0], sign)
         if spec.input_scale is not None:
             asm.emit("vpmaxub", parts[0], parts[0], Literal(lowest))

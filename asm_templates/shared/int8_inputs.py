@@ -1,18 +1,21 @@
-"""Quantisation of float32 inputs to int8: the steps that all kernels share, to the same bits.
+"""Quantisation of float32 to int8 and to bytes: the steps that all kernels share, to the same bits.
 
     q = round(x / scale)            scale = max |x| / 127
     q = round(x / scale) + shift    with the spec's fixed `input_scale` and `input_shift`
 
 The largest magnitude is found by comparing the bits of floats as integers, in which order NaN is
-the largest. See `ir.reference.quantised_input`.
+the largest. See `ir.reference.quantised_input`. Unsigned bytes are clip(round(x / scale) + zero).
 """
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, MatVec
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Literal, Register
+from sparsejit.x86.operands import Literal, Memory, Register
 
 _MAGNITUDE_BITS = np.int32(0x7FFFFFFF)
 
@@ -67,3 +70,36 @@ def clip_negative(asm: Assembler, spec: MatVec, register: Register) -> None:
     """register = int32 results, raised to the least integer if the scale is fixed."""
     if spec.input_scale is not None:
         asm.emit("vpmaxsd", register, register, asm.constant(spec.least_integer))
+
+
+def pack_to_bytes(asm: Assembler, parts: Sequence[Register]) -> None:
+    """The first of four vectors of int32 = the integers of all, as signed bytes.
+
+    Clobbers the third.
+    """
+    first, second, third, fourth = parts
+    asm.emit("vpackssdw", first, first, second)
+    asm.emit("vpackssdw", third, third, fourth)
+    asm.emit("vpacksswb", first, first, third)
+
+
+class ByteRounding(NamedTuple):
+    """Registers of AVX-512 that round float32 to unsigned bytes, with a constant in every lane.
+
+    `reciprocal`: 1 over the scale; `largest`: the bound of x over its scale, which fits an int32;
+    `zero_point`: int32; `empty`: zeros.
+    """
+
+    reciprocal: Register
+    largest: Register
+    zero_point: Register
+    empty: Register
+
+    def store(self, asm: Assembler, into: Memory, value: Register, x: Register) -> None:
+        """Store x as 16 bytes, or the bytes of the mask of `into`. Clobbers `value`."""
+        asm.emit("vmulps", value, x, self.reciprocal)
+        asm.emit("vminps", value, value, self.largest)
+        asm.emit("vcvtps2dq", value, value)
+        asm.emit("vpaddd", value, value, self.zero_point)
+        asm.emit("vpmaxsd", value, value, self.empty)
+        asm.emit("vpmovusdb", into, value)
