@@ -85,6 +85,7 @@ class _ResultBlock:
         sums = self.vectors * self.rows
         free = [vector(self.asm, number) for number in range(sums, sums + self.vectors + 3)]
         self.values, self.share, self.mask, self.spare = free[3:], *free[:3]
+        self.tail = self.mask
         beyond = (self.first + self.vectors) * code.lanes - code.stack.values
         self.last_lanes = code.lanes - (0 if code.stack.packed_from else max(0, beyond))
 
@@ -95,7 +96,7 @@ class _ResultBlock:
         for number in range(self.vectors * self.rows):
             zero(asm, vector(asm, number))
         if self.last_lanes < code.lanes:
-            self.mask = tail_mask(asm, self.last_lanes, self.mask)
+            self.tail = tail_mask(asm, self.last_lanes, self.mask)
         with code.each_group():
             code.point(FLOAT * KEYS)
             for key, row in enumerate(KEY_ROWS):
@@ -109,7 +110,7 @@ class _ResultBlock:
             if place < self.vectors - 1 or self.last_lanes == code.lanes:
                 asm.emit("vmovups", value, source)
             else:
-                load_masked(asm, value, self.mask, source)
+                load_masked(asm, value, self.tail, source)
         share = Memory(SCORES, key * code.row_bytes + FLOAT * number)
         lines = [line("vbroadcastss", self.share, share)]
         for place, value in enumerate(self.values):
