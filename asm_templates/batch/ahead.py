@@ -42,7 +42,8 @@ class Ahead:
         panels: int,
     ) -> "Ahead":
         """Return the prefetch of a tile's code and weights, spread over `panels` panels."""
-        code_bytes = _CODE_A_WEIGHT * len(tile) + _CODE_AN_INPUT * np.count_nonzero(tile.first)
+        inputs = int(np.count_nonzero(tile.first))
+        code_bytes = _CODE_A_WEIGHT * len(tile) + _CODE_AN_INPUT * inputs
         sizes = (code_bytes, tile.weight.nbytes)
         code, weights = (ceil_div(size, CACHE_LINE_BYTES * panels) for size in sizes)
         return cls(*places, code, weights, pointers)

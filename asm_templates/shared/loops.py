@@ -23,7 +23,7 @@ def repeat(
 
 @contextmanager
 def counted_down(
-    asm: Assembler, counter: Register | Memory, times: int | None = None
+    asm: Assembler, counter: Register | Memory, times: int | Memory | None = None
 ) -> Iterator[None]:
     """Append the code of the block as a loop of at least one turn, until `counter` is zero.
 
