@@ -17,6 +17,7 @@ The workspace is on the stack, so that several threads may run the same kernel a
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -80,19 +81,36 @@ from sparsejit.x86.operands import (
     rsp,
 )
 from sparsejit.x86.routines import call_routine
-from sparsejit.x86.stack import make_room, pop, push
+from sparsejit.x86.stack import make_room, pop, push, slots
 
 _X, _Y, _INPUT_BLOCKS_LEFT = r14, r15, r13
 _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
-_PASSES_LEFT, _ROW_BLOCKS_LEFT, _STAGES_LEFT, _NEXT_START, _NEXT_END = (
-    Memory(rbp, -8 * number) for number in range(1, 6)
-)
-# Addresses of the layer's groups, quads, rows, starts and ends: passed in registers, kept in slots.
-_GIVEN = (rcx, rdx, r8, r9, r10)
-_KEPT = tuple(Memory(rbp, -8 * number) for number in range(6, 11))
-# Bytes from y to the added operand: passed in a register, kept in a slot.
-_GIVEN_DISTANCE, _DISTANCE = r11, Memory(rbp, -8 * 11)
-_SLOT_BYTES = 128
+
+
+class CsrFrame(NamedTuple):
+    """Slots on the stack: counters, addresses of the next row's start and end, and the arguments.
+
+    Arguments are the addresses of the layer's groups, quads, rows, starts and ends, and the bytes
+    from y to the added operand.
+    """
+
+    passes_left: Memory
+    row_blocks_left: Memory
+    stages_left: Memory
+    next_start: Memory
+    next_end: Memory
+    groups: Memory
+    quads: Memory
+    rows: Memory
+    starts: Memory
+    ends: Memory
+    distance: Memory
+
+
+_FRAME, _FRAME_BYTES = CsrFrame(*slots(rbp, len(CsrFrame._fields), -8, -8)), 128
+# Registers that pass the arguments.
+_GIVEN, _GIVEN_DISTANCE = (rcx, rdx, r8, r9, r10), r11
+_GIVEN_SLOTS = (_FRAME.groups, _FRAME.quads, _FRAME.rows, _FRAME.starts, _FRAME.ends)
 _PAGE = 4096
 _INT8_WORDS: dict[Arithmetic, Callable[[CompressedRows], CompressedRows]] = {
     Arithmetic.BYTES: partial(short_words, kind=np.int8),
@@ -213,7 +231,7 @@ class _CsrCode:
         """Append the subroutine's body up to its return; registers hold x, y and the data."""
         self._enter()
         for part in self.shape.passes:
-            repeat(self.asm, part.times, _PASSES_LEFT, partial(self._pass, part))
+            repeat(self.asm, part.times, _FRAME.passes_left, partial(self._pass, part))
         self._leave()
         end = self.asm.label("end")
         self.asm.jump("jmp", end)
@@ -228,11 +246,11 @@ class _CsrCode:
         asm.emit("mov", rbp, rsp)
         asm.emit("mov", _X, rdi)
         asm.emit("mov", _Y, rsi)
-        make_room(asm, self.shape.workspace_bytes + _SLOT_BYTES, _PAGE)
-        for register, slot in zip(_GIVEN, _KEPT, strict=True):
+        make_room(asm, self.shape.workspace_bytes + _FRAME_BYTES, _PAGE)
+        for register, slot in zip(_GIVEN, _GIVEN_SLOTS, strict=True):
             asm.emit("mov", slot, register)
         if self.spec.added_pitch is not None:
-            asm.emit("mov", _DISTANCE, _GIVEN_DISTANCE)
+            asm.emit("mov", _FRAME.distance, _GIVEN_DISTANCE)
 
     def _leave(self) -> None:
         self.asm.emit("mov", rsp, rbp)
@@ -240,15 +258,18 @@ class _CsrCode:
 
     def _pass(self, part: Pass) -> None:
         asm, spec, blocks = self.asm, self.spec, self.shape.blocks
-        for register, slot in zip((GROUPS, QUADS, ROWS), _KEPT, strict=False):
+        for register, slot in zip((GROUPS, QUADS, ROWS), _GIVEN_SLOTS, strict=False):
             asm.emit("mov", register, slot)
-        for next_one, slot in zip((_NEXT_START, _NEXT_END), _KEPT[3:], strict=True):
+        for next_one, slot in (
+            (_FRAME.next_start, _FRAME.starts),
+            (_FRAME.next_end, _FRAME.ends),
+        ):
             asm.emit("mov", rax, slot)
             asm.emit("mov", next_one, rax)
         if self.is_int8:
             self._scales(part)
         whole, rest = divmod(spec.out_features, blocks.rows)
-        repeat(asm, whole, _ROW_BLOCKS_LEFT, partial(self._rows, part, blocks.rows))
+        repeat(asm, whole, _FRAME.row_blocks_left, partial(self._rows, part, blocks.rows))
         if rest:
             self._rows(part, rest)
         columns = part.vectors * self.lanes
@@ -283,7 +304,7 @@ class _CsrCode:
         if not self.has_starts:
             zero(asm, value)
         else:
-            asm.emit("mov", r9, _NEXT_START)
+            asm.emit("mov", r9, _FRAME.next_start)
         with counted_down(asm, dword(r10), rows):
             if self.has_starts:
                 asm.emit("vbroadcastss", value, Memory(r9))
@@ -292,7 +313,7 @@ class _CsrCode:
                 asm.emit("vmovups", Memory(r8, number * self.vector_bytes), value)
             asm.emit("add", r8, self.shape.pitch)
         if self.has_starts:
-            asm.emit("mov", _NEXT_START, r9)
+            asm.emit("mov", _FRAME.next_start, r9)
 
     def _columns(self, part: Pass) -> list[int]:
         """The first column of each vector of a pass."""
@@ -327,7 +348,7 @@ class _CsrCode:
 
     def _in_stages(self, inputs: int, body: Callable[[int], None]) -> None:
         whole, rest = divmod(inputs, self.staged)
-        repeat(self.asm, whole, _STAGES_LEFT, partial(body, self.staged))
+        repeat(self.asm, whole, _FRAME.stages_left, partial(body, self.staged))
         if rest:
             body(rest)
 
@@ -369,7 +390,7 @@ class _CsrCode:
             finish_rows(asm, spec.each.activation, ends, rows)
             return
         if self.is_int8 or spec.each.activation is not Activation.NONE:
-            next_end = _NEXT_END if self.has_ends else None
+            next_end = _FRAME.next_end if self.has_ends else None
             activate_rows(asm, spec.each, self.shape, part.vectors, rows, next_end)
         if self.feature_major:
             copy(asm, sums, y, rows, vectors, self.few)
@@ -383,7 +404,7 @@ class _CsrCode:
         pitch = self.spec.added_pitch
         if pitch is None:
             return None
-        self.asm.emit("mov", rcx, _DISTANCE)
+        self.asm.emit("mov", rcx, _FRAME.distance)
         self._move_added(rows)
         self.asm.emit("add", rcx, _Y)
         return MatrixPlace(rcx, 4 * pitch)
@@ -392,6 +413,6 @@ class _CsrCode:
         """Advance the added operand relative to y, by `rows` rows. Clobbers rax."""
         further = 0 if self.spec.added_pitch is None else self.spec.added_pitch - self.spec.pitch
         if further:
-            self.asm.emit("mov", rax, _DISTANCE)
+            self.asm.emit("mov", rax, _FRAME.distance)
             self.asm.emit("add", rax, 4 * rows * further)
-            self.asm.emit("mov", _DISTANCE, rax)
+            self.asm.emit("mov", _FRAME.distance, rax)

@@ -68,6 +68,8 @@ _SUMS = [[zmm(4 * row + number) for number in _QUARTERS] for row in range(FOUR)]
 _INPUTS, _WEIGHTS = [zmm(n) for n in range(16, 20)], [zmm(n) for n in range(20, 24)]
 _STARTS = [zmm(n) for n in range(24, 28)]  # by column: the start value of its sums
 _KEPT = [zmm(n) for n in range(28, 32)]  # by column: the largest score, or the share's scale
+# Registers without inputs of products: a factor of all lanes; fours of shares, ones and 255.
+_FACTOR, _FOUR_SHARES, _ONES, _MOST, _SPARE = zmm(16), zmm(0), zmm(16), zmm(17), zmm(18)
 _STORED = k(1)
 _NEAREST = 0  # vrndscaleps: to integers, ties to even
 
@@ -313,13 +315,13 @@ class _HeadsCode:
         for total in totals:
             zero(asm, total)
         self._scratch(_X, "scores")
-        asm.emit("vbroadcastss", zmm(16), Memory(_CONSTANTS, PLACE["power"]))
+        asm.emit("vbroadcastss", _FACTOR, Memory(_CONSTANTS, PLACE["power"]))
 
         def key() -> None:
             for number, power in enumerate(powers):
                 asm.emit("vmovups", power, Memory(_X, number * LINE))
                 asm.emit("vsubps", power, power, _KEPT[number])
-                asm.emit("vmulps", power, power, zmm(16))
+                asm.emit("vmulps", power, power, _FACTOR)
             emit_exp2(asm, powers, [zmm(n) for n in range(4, 13)])
             for number, (total, power) in enumerate(zip(totals, powers, strict=True)):
                 asm.emit("vaddps", total, total, power)
@@ -327,19 +329,19 @@ class _HeadsCode:
             asm.emit("add", _X, TILE_BYTES)
 
         repeat(asm, self.heads.rows, _INNER, key)
-        asm.emit("vbroadcastss", zmm(16), Memory(_CONSTANTS, PLACE["share"]))
+        asm.emit("vbroadcastss", _FACTOR, Memory(_CONSTANTS, PLACE["share"]))
         for kept, total in zip(_KEPT, totals, strict=True):
-            asm.emit("vdivps", kept, zmm(16), total)
+            asm.emit("vdivps", kept, _FACTOR, total)
 
     def _shares(self) -> None:
         """Write shares, four keys side by side; _STARTS = the start values of the results' sums."""
         asm, heads = self.asm, self.heads
         self._scratch(_X, "scores")
         self._scratch(_INTO, "shares")
-        self._load(zmm(16), "ones")
-        asm.emit("vpsrld", zmm(17), zmm(16), 24)
-        asm.emit("vpslld", zmm(18), zmm(17), 8)
-        asm.emit("vpsubd", zmm(17), zmm(18), zmm(17))  # 255
+        self._load(_ONES, "ones")
+        asm.emit("vpsrld", _MOST, _ONES, 24)
+        asm.emit("vpslld", _SPARE, _MOST, 8)
+        asm.emit("vpsubd", _MOST, _SPARE, _MOST)
         for start in _STARTS:
             zero(asm, start)
 
@@ -349,12 +351,12 @@ class _HeadsCode:
                     share = zmm(key)
                     asm.emit("vmulps", share, kept, Memory(_X, key * TILE_BYTES + number * LINE))
                     asm.emit("vcvtps2dq", share, share)
-                    asm.emit("vpminud", share, share, zmm(17))
+                    asm.emit("vpminud", share, share, _MOST)
                     if key:
                         asm.emit("vpslld", share, share, 8 * key)
-                        asm.emit("vpord", zmm(0), zmm(0), share)
-                asm.emit("vmovdqu64", Memory(_INTO, number * LINE), zmm(0))
-                asm.emit("vpdpbusd", start, zmm(0), zmm(16))
+                        asm.emit("vpord", _FOUR_SHARES, _FOUR_SHARES, share)
+                asm.emit("vmovdqu64", Memory(_INTO, number * LINE), _FOUR_SHARES)
+                asm.emit("vpdpbusd", start, _FOUR_SHARES, _ONES)
             asm.emit("add", _X, FOUR * TILE_BYTES)
             asm.emit("add", _INTO, TILE_BYTES)
 

@@ -7,6 +7,7 @@ Gaps hold the zero point; the sum subtracts the zero point once for every byte, 
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,14 +36,24 @@ from sparsejit.x86.operands import (
     ymm,
     zmm,
 )
+from sparsejit.x86.stack import slots
 
 SCALES = rdx  # address of the channels' numbers
 _CHANNELS_LEFT, _VECTORS_LEFT = r9, rax
 _X, _Y, _MASKS = r8, r10, r11
 _ORDER = zmm(17)
 _LANES, _QUARTERS = 16, 4
-_ROW_BYTES = 16  # as `ByteResults` reads them: 4 bytes, a scale, a bias, 4 bytes
-_STACK = _ROW_BYTES + 8
+
+
+class ResultRow(NamedTuple):
+    """The numbers of a row on the stack as `ByteResults` reads them, 4 bytes each."""
+
+    unused: Memory
+    scale: Memory
+    bias: Memory
+
+
+_ROW, _STACK = ResultRow(*slots(rsp, len(ResultRow._fields), step=4)), 24
 
 
 def emit_channel_means(asm: Assembler, x: BytePlanes, steps: ByteSteps) -> None:
@@ -115,9 +126,9 @@ def emit_scaled_channels(asm: Assembler, scaling: ByteScaling) -> None:
     def channel() -> None:
         asm.emit("vmovss", xmm(0), Memory(SCALES))
         asm.emit("vmulss", xmm(0), xmm(0), Literal(numbers))
-        asm.emit("vmovss", Memory(rsp, 4), xmm(0))
+        asm.emit("vmovss", _ROW.scale, xmm(0))
         asm.emit("vmulss", xmm(0), xmm(0), Literal(numbers + 4))
-        asm.emit("vmovss", Memory(rsp, 8), xmm(0))
+        asm.emit("vmovss", _ROW.bias, xmm(0))
         asm.emit("mov", _X, rdi)
         asm.emit("mov", _Y, rsi)
         asm.emit("lea", _MASKS, Literal(asm.literal(y.masks())))

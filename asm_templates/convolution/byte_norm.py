@@ -46,7 +46,11 @@ _PARAMETERS, _ROW, _LEFT, _BLOCKS_LEFT = r10, r11, rcx, rax
 _PARAMETER_BYTES = 12
 _LARGEST = 1024.0  # in steps from the zero point: beyond any byte
 _MEAN, _SCALE, _SQUARE = (range(first, first + _VECTORS) for first in (8, 12, 16))
+# Registers of constants: of the statistics, then of rounding; of operands; of a channel.
+_SHARE, _EPSILON, _ONE = zmm(20), zmm(21), zmm(22)
 _ROUNDING = ByteRounding(*map(zmm, range(20, 24)))
+_STEPS = (zmm(24), zmm(25))
+_ADDEND, _WEIGHT, _BIAS = zmm(28), zmm(28), zmm(29)
 
 
 @dataclass(frozen=True)
@@ -115,19 +119,19 @@ class _NormCode:
         self._constants([each.steps.scale if each.steps else None for each in self.norm.added])
         self._channels([*self._moving(ADDED, self.norm.added)], lambda: self._sum(places))
         share = np.float32(1 / self.norm.channels)
-        self._broadcast(zmm(20), float(share))
+        self._broadcast(_SHARE, float(share))
         for number, _ in places:
-            self.asm.emit("vmulps", zmm(_MEAN[number]), zmm(_MEAN[number]), zmm(20))
+            self.asm.emit("vmulps", zmm(_MEAN[number]), zmm(_MEAN[number]), _SHARE)
         self._channels([], lambda: self._squares(places))
-        self._broadcast(zmm(20), float(share))
-        self._broadcast(zmm(21), self.norm.epsilon)
-        self._broadcast(zmm(22), 1.0)
+        self._broadcast(_SHARE, float(share))
+        self._broadcast(_EPSILON, self.norm.epsilon)
+        self._broadcast(_ONE, 1.0)
         for number, _ in places:
             scale = zmm(_SCALE[number])
-            self.asm.emit("vmulps", scale, zmm(_SQUARE[number]), zmm(20))
-            self.asm.emit("vaddps", scale, scale, zmm(21))
+            self.asm.emit("vmulps", scale, zmm(_SQUARE[number]), _SHARE)
+            self.asm.emit("vaddps", scale, scale, _EPSILON)
             self.asm.emit("vsqrtps", scale, scale)
-            self.asm.emit("vdivps", scale, zmm(22), scale)
+            self.asm.emit("vdivps", scale, _ONE, scale)
         self._ends()
         self._channels([*self._moving(RESULTS, self.norm.results)], lambda: self._store(places))
 
@@ -156,7 +160,7 @@ class _NormCode:
     def _constants(self, scales: list[float | None]) -> None:
         for number, scale in enumerate(scales):
             if scale is not None:
-                self._broadcast(zmm(24 + number), scale)
+                self._broadcast(_STEPS[number], scale)
 
     def _channels(self, moving: list[tuple[Register, int]], body: Callable[[], None]) -> None:
         """Run `body` for each channel; `moving` registers advance, and are restored at the end."""
@@ -177,10 +181,10 @@ class _NormCode:
 
     def _sum(self, places: list[tuple[int, bool]]) -> None:
         asm = self.asm
-        asm.emit("vbroadcastss", zmm(28), Memory(_PARAMETERS))
+        asm.emit("vbroadcastss", _ADDEND, Memory(_PARAMETERS))
         for number, is_tail in places:
             value = zmm(number)
-            asm.emit("vmovaps", value, zmm(28))
+            asm.emit("vmovaps", value, _ADDEND)
             for place, (base, each) in enumerate(self._pairs(ADDED, self.norm.added)):
                 loaded = zmm(4 + number)
                 if each.steps is None:
@@ -190,7 +194,7 @@ class _NormCode:
                 else:
                     asm.emit("vpmovzxbd", loaded, Memory(base, _LANES * number))
                     asm.emit("vcvtdq2ps", loaded, loaded)
-                    asm.emit("vfmadd231ps", value, loaded, zmm(24 + place))
+                    asm.emit("vfmadd231ps", value, loaded, _STEPS[place])
             asm.emit("vaddps", zmm(_MEAN[number]), zmm(_MEAN[number]), value)
             asm.emit("vmovups", Memory(_ROW, LINE * number), value)
 
@@ -216,12 +220,12 @@ class _NormCode:
 
     def _store(self, places: list[tuple[int, bool]]) -> None:
         asm = self.asm
-        asm.emit("vbroadcastss", zmm(28), Memory(_PARAMETERS, 4))
-        asm.emit("vbroadcastss", zmm(29), Memory(_PARAMETERS, 8))
+        asm.emit("vbroadcastss", _WEIGHT, Memory(_PARAMETERS, 4))
+        asm.emit("vbroadcastss", _BIAS, Memory(_PARAMETERS, 8))
         for number, is_tail in places:
             value = zmm(number)
             asm.emit("vmulps", value, zmm(_SCALE[number]), Memory(_ROW, LINE * number))
-            asm.emit("vfmadd213ps", value, zmm(28), zmm(29))
+            asm.emit("vfmadd213ps", value, _WEIGHT, _BIAS)
             for base, each in self._pairs(RESULTS, self.norm.results):
                 if each.steps is None:
                     into = Memory(base, LINE * number)

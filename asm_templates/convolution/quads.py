@@ -18,6 +18,7 @@ one tap. Rows with the same number of quads are consecutive and enter the loop a
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sparsejit.asm_templates.convolution.byte_fours import ChannelFours, load_order
 from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes
@@ -58,7 +59,7 @@ from sparsejit.x86.operands import (
     zmm,
 )
 from sparsejit.x86.routines import call_routine
-from sparsejit.x86.stack import pop, push
+from sparsejit.x86.stack import pop, push, slots
 
 _ENTRY_BYTES = 16
 _PREFETCH_AHEAD = 3072  # bytes of the quads
@@ -70,9 +71,24 @@ _ORDER = zmm(11)  # of fours' positions: fours need no registers for interleavin
 # first row leaves the second's sums alone.
 _SUMS, _WEIGHTS = ((0, 1, 2, 3), (17, 18, 19, 30)), (12, 13)
 _OFFSETS = (rax, r8, r9, r10)
-_KEPT = ("groups", "quads", "rows", "masks", "constants", "entries")
-_SLOTS = {name: 8 * n for n, name in enumerate((*_KEPT, "turns", "vectors", "samples"))}
-_SLOT_BYTES = 72
+
+
+class QuadFrame(NamedTuple):
+    """Slots on the stack: the addresses of tables, and of the jump table; then counters."""
+
+    groups: Memory
+    quads: Memory
+    rows: Memory
+    masks: Memory
+    constants: Memory
+    entries: Memory
+    turns: Memory
+    vectors: Memory
+    samples: Memory
+
+
+_FRAME = QuadFrame(*slots(rsp, len(QuadFrame._fields)))
+_FRAME_BYTES = 8 * len(_FRAME)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +151,7 @@ class _QuadCode:
     def emit(self) -> None:
         asm = self.asm
         push(asm, _SAVED)
-        asm.emit("sub", rsp, _SLOT_BYTES)
+        asm.emit("sub", rsp, _FRAME_BYTES)
         self.results.load_constants(rcx)
         if self.order is not None:
             load_order(asm, self.order)
@@ -143,25 +159,22 @@ class _QuadCode:
         asm.emit("mov", _Y, rsi)
         asm.emit("mov", _ADDED, rdx)
         asm.address(rax, self.entries)
-        for name, register in zip(_KEPT, (r8, r9, r10, r11, rcx, rax), strict=True):
-            asm.emit("mov", self._slot(name), register)
+        for slot, register in zip(_FRAME, (r8, r9, r10, r11, rcx, rax), strict=False):
+            asm.emit("mov", slot, register)
         fill_gaps(asm, self.y, rsi, self.results.gap, self.is_first)
-        with counted_down(asm, self._slot("samples"), self.y.samples):
+        with counted_down(asm, _FRAME.samples, self.y.samples):
             self._sample()
-        asm.emit("add", rsp, _SLOT_BYTES)
+        asm.emit("add", rsp, _FRAME_BYTES)
         pop(asm, _SAVED)
         behind = asm.label("behind the entries")
         asm.jump("jmp", behind)
         self._entries()
         asm.bind(behind)
 
-    def _slot(self, name: str) -> Memory:
-        return Memory(rsp, _SLOTS[name])
-
     def _sample(self) -> None:
         asm, y = self.asm, self.y
-        asm.emit("mov", _MASKS, self._slot("masks"))
-        with counted_down(asm, self._slot("vectors"), y.vectors):
+        asm.emit("mov", _MASKS, _FRAME.masks)
+        with counted_down(asm, _FRAME.vectors, y.vectors):
             self._vector()
         asm.emit("add", _X, self.x.sample - y.vectors * self.x_line)
         for register in (_Y, _ADDED):
@@ -171,11 +184,12 @@ class _QuadCode:
         """Compute all rows at 64 positions."""
         asm, group, done = self.asm, self.asm.label("group"), self.asm.label("done")
         asm.emit("vmovdqu64", MASK, Memory(_MASKS))
-        for name, register in (("groups", _GROUPS), ("quads", _QUADS), ("rows", _ROWS)):
-            asm.emit("mov", register, self._slot(name))
+        asm.emit("mov", _GROUPS, _FRAME.groups)
+        asm.emit("mov", _QUADS, _FRAME.quads)
+        asm.emit("mov", _ROWS, _FRAME.rows)
         asm.bind(group)
         asm.emit("mov", rax, Memory(_GROUPS))
-        asm.emit("mov", self._slot("turns"), rax)
+        asm.emit("mov", _FRAME.turns, rax)
         asm.emit("mov", dword(rbp), Memory(_GROUPS, 8))
         asm.emit("mov", dword(r11), Memory(_GROUPS, 4))
         asm.emit("mov", dword(r15), Memory(_GROUPS, 12))
@@ -183,7 +197,7 @@ class _QuadCode:
         asm.emit("test", dword(rbp), dword(rbp))
         asm.jump("jz", done)
         asm.emit("shl", r11, _ENTRY_BYTES.bit_length() - 1)
-        asm.emit("add", r11, self._slot("entries"))
+        asm.emit("add", r11, _FRAME.entries)
         asm.align(16)
         with counted_down(asm, dword(rbp)):
             self._row()
@@ -198,7 +212,7 @@ class _QuadCode:
         for total in (total for sums in self.sums for total in sums):
             zero(asm, total)
         asm.emit("sub", _QUADS, r15)
-        asm.emit("mov", dword(rcx), self._slot("turns"))
+        asm.emit("mov", dword(rcx), _FRAME.turns)
         asm.emit("jmp", r11)
         asm.bind(turn)
         for number in range(UNROLLED):
@@ -213,7 +227,7 @@ class _QuadCode:
         for sums in self.sums:
             asm.emit("mov", dword(rax), Memory(_ROWS))
             y, added = (Memory(base, 0, rax) for base in (_Y, _ADDED))
-            self.results.finish(sums, _ROWS, y, added, self._slot("constants"), self.order)
+            self.results.finish(sums, _ROWS, y, added, _FRAME.constants, self.order)
             asm.emit("add", _ROWS, ROW.itemsize)
 
     def _quad(self, place: int) -> None:

@@ -44,6 +44,8 @@ _GREATER, _NOT_LESS = 6, 5
 _OR_AND = 0xF8  # a | (b & c), for vpternlogd
 _LINE, _FLOAT, _WORD = 64, 4, 2
 _PAIRS_IN_TURN = 4
+# Registers of the row's ranks, and of constants in every lane, words or dwords.
+_RANKS, _MORE_RANKS, _ONE, _TWO, _ZERO, _MINUS_ONE = map(zmm, range(31, 25, -1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,14 +121,14 @@ class _ForestSteps:
 
     def emit(self, asm: Assembler) -> None:
         """Append all steps. rdx: scratch, which begins with ranks. Clobbers rax, rcx, r8 to r11."""
-        asm.emit("vmovups", zmm(31), Memory(rdx))
+        asm.emit("vmovups", _RANKS, Memory(rdx))
         if self.has_second:
-            asm.emit("vmovups", zmm(30), Memory(rdx, _LINE))
-        for number, value in ((29, 1), (28, 2)):
+            asm.emit("vmovups", _MORE_RANKS, Memory(rdx, _LINE))
+        for register, value in ((_ONE, 1), (_TWO, 2)):
             words = np.full(GROUP, value, np.uint16)
-            asm.emit("vmovups", zmm(number), Literal(asm.literal(words)))
-        asm.emit("vpxord", zmm(27), zmm(27), zmm(27))
-        asm.emit("vpternlogd", zmm(26), zmm(26), zmm(26), 0xFF)
+            asm.emit("vmovups", register, Literal(asm.literal(words)))
+        asm.emit("vpxord", _ZERO, _ZERO, _ZERO)
+        asm.emit("vpternlogd", _MINUS_ONE, _MINUS_ONE, _MINUS_ONE, 0xFF)
         for step in range(max(self.steps)):
             for first, end in _runs([s > step for s in self.steps]):
                 self._compare(asm, step, first, end - first)
@@ -151,9 +153,9 @@ class _ForestSteps:
                 (_load_top if step == 0 else _load_pair)(asm, pair)
                 slots, ranks = zmm(2 * pair), zmm(2 * pair + 1)
                 if self.has_second:
-                    asm.emit("vpermi2w", slots, zmm(31), zmm(30))
+                    asm.emit("vpermi2w", slots, _RANKS, _MORE_RANKS)
                 else:
-                    asm.emit("vpermw", slots, slots, zmm(31))
+                    asm.emit("vpermw", slots, slots, _RANKS)
                 asm.emit("vpcmpuw", k(1), slots, ranks, _GREATER)
                 asm.emit("kmovd", Memory(r11, _FLOAT * pair), k(1))
             asm.emit("add", r10, ahead * _PAIRS_IN_TURN)
@@ -208,13 +210,13 @@ def _descend(asm: Assembler) -> None:
     """zmm4, zmm5 = the exits, 16 to 31, by which 32 trees leave their blocks, as dwords."""
     bits, place, bit = zmm(0), zmm(1), zmm(2)
     asm.emit("vmovups", bits, Memory(r11))
-    asm.emit("vmovups", place, zmm(28))
+    asm.emit("vmovups", place, _TWO)
     asm.emit("vpsrlw", bit, bits, 1)
-    asm.emit("vpternlogd", place, bit, zmm(29), _OR_AND)
+    asm.emit("vpternlogd", place, bit, _ONE, _OR_AND)
     for _ in range(3):
         asm.emit("vpsrlvw", bit, bits, place)
         asm.emit("vpaddw", place, place, place)
-        asm.emit("vpternlogd", place, bit, zmm(29), _OR_AND)
+        asm.emit("vpternlogd", place, bit, _ONE, _OR_AND)
     asm.emit("vextracti64x4", ymm(3), place, 1)
     asm.emit("vpmovzxwd", zmm(4), ymm(1))
     asm.emit("vpmovzxwd", zmm(5), ymm(3))
@@ -225,9 +227,9 @@ def _go_on(asm: Assembler, half: int) -> None:
     block, index, at = zmm(6 + half), zmm(4 + half), half * _LINE
     asm.emit("vmovups", block, Memory(r8, at))
     asm.emit("vpaddd", index, index, block)
-    asm.emit("vpcmpd", k(1), block, zmm(27), _NOT_LESS)
+    asm.emit("vpcmpd", k(1), block, _ZERO, _NOT_LESS)
     asm.emit("vpgatherdd", block.masked(k(1)), Memory(rcx, -_LINE, index, _FLOAT))
-    asm.emit("vpmaxsd", index, block, zmm(27))
+    asm.emit("vpmaxsd", index, block, _ZERO)
     asm.emit("vmovups", Memory(r9, at), block)
     asm.emit("vmovups", Memory(r10, at), index)
 
@@ -236,9 +238,9 @@ def _find(asm: Assembler, half: int) -> None:
     """Store the leaves that 16 trees found."""
     block, index, at = zmm(6 + half), zmm(4 + half), half * _LINE
     asm.emit("vmovups", block, Memory(r8, at))
-    asm.emit("vpcmpd", k(1), block, zmm(27), _NOT_LESS)
+    asm.emit("vpcmpd", k(1), block, _ZERO, _NOT_LESS)
     asm.emit("vpaddd", index, index, block)
-    asm.emit("vpxord", block, block, zmm(26))
+    asm.emit("vpxord", block, block, _MINUS_ONE)
     asm.emit("vmovdqu32", block.masked(k(1)), index)
     asm.emit("kxnorw", k(1), k(1), k(1))
     asm.emit("vpgatherdd", index.masked(k(1)), Memory(rcx, -_LINE, block, _FLOAT))

@@ -117,26 +117,28 @@ class _ColumnWriter:
     def columns(self, count: int, is_gathered: bool) -> None:
         """Append the next `count` columns. r8: their part of the table; r9: x."""
         asm, value = self.asm, ymm(0)
+        number, is_category, is_missing = ymm(1), ymm(2), ymm(3)
+        is_centre = number
         self._load(value, is_gathered)
         if MISSING in self.used:
-            asm.emit("vcmppd", ymm(3), value, value, _UNORDERED)
+            asm.emit("vcmppd", is_missing, value, value, _UNORDERED)
         if self.has_categories:
-            asm.emit("vcmppd", ymm(1), value, self.place(CENTRE), _EQUAL)
-            asm.emit("vandpd", ymm(1), ymm(1), Literal(asm.literal(np.ones(LANES), 32)))
-            asm.emit("vmovupd", ymm(2), self.place(IS_CATEGORY))
+            asm.emit("vcmppd", is_centre, value, self.place(CENTRE), _EQUAL)
+            asm.emit("vandpd", is_centre, is_centre, Literal(asm.literal(np.ones(LANES), 32)))
+            asm.emit("vmovupd", is_category, self.place(IS_CATEGORY))
         if CENTRE in self.used:
             asm.emit("vsubpd", value, value, self.place(CENTRE))
         if self.has_categories:
-            asm.emit("vblendvpd", value, value, ymm(1), ymm(2))
+            asm.emit("vblendvpd", value, value, is_centre, is_category)
         if self.is_scaled:
-            asm.emit("vmovupd", ymm(1), self.place(SCALE))
-            asm.emit("vfmadd213pd", value, ymm(1), self.place(SHIFT))
-        for number, mnemonic in ((LOW, "vmaxpd"), (HIGH, "vminpd")):
-            if number in self.used:  # max and min return the second source, where it is NaN
-                asm.emit("vmovupd", ymm(1), self.place(number))
-                asm.emit(mnemonic, value, ymm(1), value)
+            asm.emit("vmovupd", number, self.place(SCALE))
+            asm.emit("vfmadd213pd", value, number, self.place(SHIFT))
+        for bound, mnemonic in ((LOW, "vmaxpd"), (HIGH, "vminpd")):
+            if bound in self.used:  # max and min return the second source, where it is NaN
+                asm.emit("vmovupd", number, self.place(bound))
+                asm.emit(mnemonic, value, number, value)
         if MISSING in self.used:
-            asm.emit("vblendvpd", value, value, self.place(MISSING), ymm(3))
+            asm.emit("vblendvpd", value, value, self.place(MISSING), is_missing)
         self._store(value, count)
 
     def _store(self, value: Register, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Registers saved on the stack, and room on it."""
+"""Registers saved on the stack, room on it, and slots there."""
 
 from collections.abc import Sequence
 
@@ -34,3 +34,8 @@ def make_room(asm: Assembler, size: int, alignment: int = 64) -> None:
     asm.emit("sub", dword(rax), 1)
     asm.jump("jnz", again)
     asm.emit("and", rsp, -alignment)
+
+
+def slots(base: Register, count: int, first: int = 0, step: int = 8) -> list[Memory]:
+    """Return `count` places, the fields of a frame: `first` bytes from `base`, `step` apart."""
+    return [Memory(base, first + step * number) for number in range(count)]
