@@ -34,10 +34,10 @@ TEMPLATE_ROOMS = (
     "batch_families",
 )
 LOWERING_ROOMS = (
-    *("memory", "step", "shared_bodies", "chain_step", "dtypes", "tiles", "probes", "threads"),
-    *("memory_plan", "kept_weights", "column_attention", "feature_major"),
-    *("context", "planned_code", "registry", "products", "convolution", "recurrence"),
-    *("chains", "columns", "empty", "forest", "selection", "views", "sample_turns"),
+    *("memory", "step", "chain_step", "dtypes", "tiles", "probes", "threads"),
+    *("memory_plan", "kept_weights", "feature_major", "context"),
+    *("products", "convolution", "recurrence"),
+    *("chains", "estimators", "empty", "selection", "views", "sample_turns"),
     *("lowered_model", "joint_end", "model", "turns", "loop", "turns_code", "batch_rest"),
     "joint_code",
     *("batch_forms", "shared_tiles", "function", "lowering"),

@@ -17,7 +17,7 @@ from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, Layout
 from sparsejit.lowering.context import Progress, told
-from sparsejit.lowering.planned_code import emit_split
+from sparsejit.lowering.products.product_parts import emit_split
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.layer_planner import LayerPlanner

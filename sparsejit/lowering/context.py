@@ -1,4 +1,9 @@
-"""State of lowering a graph: the view of every value, and the list of kernels so far."""
+"""State of lowering a graph, and the registry of functions that lower operators.
+
+    ModelOptions    options of compiling a model
+    Lowering        the view of every value, and the list of kernels so far
+    lowers          registers the function that lowers an operator; `LOWERINGS` has all of them
+"""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -11,14 +16,19 @@ from sparsejit.asm_templates.batch.lowered_batch import pitch_of_lengths, spread
 from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
 from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.operator import Node
+from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.values import Array, Origin, TensorType, Value
 from sparsejit.lowering.chain_step import chain_step
-from sparsejit.lowering.column_attention import columns_of, padded_type
-from sparsejit.lowering.feature_major import FeatureMajor, TakesPanels, feature_major
+from sparsejit.lowering.feature_major import (
+    FeatureMajor,
+    TakesPanels,
+    columns_of,
+    feature_major,
+    padded_type,
+)
 from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.memory.destinations import destinations
 from sparsejit.lowering.memory.storage import Buffer, ConstantBuffer, InputBuffer, View
@@ -331,3 +341,19 @@ class Lowering:
     ) -> None:
         """Append a chain; `scalars` are the values of operands known at compile time."""
         self.add(chain_step(chain, reads, scalars, writes, origin, self.target))
+
+
+# Appends the kernels of a node.
+Lower = Callable[[Lowering, Node], None]
+
+LOWERINGS: dict[type[Operator], Lower] = {}
+
+
+def lowers(*operators: type[Operator]) -> Callable[[Lower], Lower]:
+    """Register a function that lowers these operators, where it is defined."""
+
+    def register(lower: Lower) -> Lower:
+        LOWERINGS.update(dict.fromkeys(operators, lower))
+        return lower
+
+    return register

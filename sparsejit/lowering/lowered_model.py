@@ -16,8 +16,7 @@ from sparsejit.ir.values import Decision
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.memory_plan import MemoryPlan, aligned
 from sparsejit.lowering.sample_turns import SampleTurns
-from sparsejit.lowering.shared_bodies import OPERAND_SLOTS
-from sparsejit.lowering.step import Step
+from sparsejit.lowering.step import OPERAND_SLOTS, Step
 from sparsejit.lowering.threads.waves import Wave
 
 POINTER = 8  # bytes

@@ -26,7 +26,7 @@ from sparsejit.asm_templates.shared.location import (
 )
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import Node
-from sparsejit.lowering.context import CommonMatrices, Lowering, ModelOptions, Progress
+from sparsejit.lowering.context import LOWERINGS, CommonMatrices, Lowering, ModelOptions, Progress
 from sparsejit.lowering.empty import is_empty
 from sparsejit.lowering.joint_end import common_matrices, joint_end
 from sparsejit.lowering.kept_weights import KeptWeights
@@ -39,7 +39,6 @@ from sparsejit.lowering.memory.storage import (
 )
 from sparsejit.lowering.memory_plan import plan_memory, plan_regions
 from sparsejit.lowering.probes import Probe
-from sparsejit.lowering.registry import LOWERINGS
 from sparsejit.lowering.sample_turns import (
     MOST_IN_TURN,
     SampleTurns,
@@ -47,8 +46,7 @@ from sparsejit.lowering.sample_turns import (
     first_of_turns,
 )
 from sparsejit.lowering.selection import unread_bytes
-from sparsejit.lowering.shared_bodies import SharedBodies
-from sparsejit.lowering.step import Locations, StatusWord, Step
+from sparsejit.lowering.step import Locations, SharedBodies, StatusWord, Step
 from sparsejit.lowering.threads.crew import ScheduledStep
 from sparsejit.lowering.threads.wave_code import emit_wave
 from sparsejit.lowering.threads.waves import schedule

@@ -27,9 +27,8 @@ from sparsejit.ir.ops.selection import (
     TruePlaces,
 )
 from sparsejit.ir.values import Element, Value
-from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.memory.storage import View
-from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.layer_planner import weight_bytes
 from sparsejit.x86.assembler import Assembler

@@ -17,11 +17,10 @@ from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.turns import Turns
 from sparsejit.ir.values import Value
-from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.lowered_model import POINTER, LoweredModel
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.model import ModelCode, lower_model
-from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.passes.default import run_passes
 from sparsejit.planner.choice import record_all

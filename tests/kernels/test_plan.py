@@ -13,7 +13,7 @@ from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.ir.values import Decision
-from sparsejit.lowering.planned_code import emit_plan
+from sparsejit.lowering.products.product_parts import emit_plan
 from sparsejit.machine.target import INSTRUCTION_SETS, ISA_LEVELS, Target
 from sparsejit.planner.choice import TableRow, about, choose, recording
 from sparsejit.planner.cost import cache_shares, missed_share, price

@@ -9,8 +9,8 @@ import torch
 
 import sparsejit
 from sparsejit.ir.ops.views import Concat
+from sparsejit.lowering.context import LOWERINGS
 from sparsejit.lowering.memory.destinations import concat_parts
-from sparsejit.lowering.registry import LOWERINGS
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime import call_stub

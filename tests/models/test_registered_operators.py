@@ -20,7 +20,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.operator import BatchPlace, SamplesMixed
 from sparsejit.ir.ops import OPERATORS
 from sparsejit.ir.values import Array, Element, TensorType
-from sparsejit.lowering.registry import LOWERINGS
+from sparsejit.lowering.context import LOWERINGS
 from sparsejit.machine.target import Target
 
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: repr(case.op))

@@ -12,7 +12,7 @@ from sparsejit.asm_templates.convolution.byte_channels import (
 from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.byte_channels import ChannelMeans, ScaledChannels
-from sparsejit.lowering.context import ByteImage, Lowering
+from sparsejit.lowering.context import ByteImage, Lowering, lowers
 from sparsejit.lowering.convolution.byte_images import (
     bind_image,
     byte_view,
@@ -23,7 +23,6 @@ from sparsejit.lowering.convolution.byte_images import (
 )
 from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import View
-from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.byte_plan import byte_scaling_cost
 from sparsejit.planner.kernels import kernel_name

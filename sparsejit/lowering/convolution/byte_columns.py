@@ -32,7 +32,7 @@ from sparsejit.ir.ops.byte_columns import ByteAttention, NormalisedColumns
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.values import Value
-from sparsejit.lowering.context import ByteImage, Lowering
+from sparsejit.lowering.context import ByteImage, Lowering, lowers
 from sparsejit.lowering.convolution.byte_images import (
     ZERO,
     bind_image,
@@ -43,7 +43,6 @@ from sparsejit.lowering.convolution.byte_images import (
 )
 from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import View
-from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.byte_plan import attention_cost, norm_cost
 from sparsejit.planner.kernels import kernel_name

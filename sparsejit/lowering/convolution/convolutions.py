@@ -22,7 +22,7 @@ from sparsejit.ir.ops.row_chains import ChainWriter
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
 from sparsejit.ir.values import TensorType, Value
-from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.convolution.bands import lower_bands
 from sparsejit.lowering.convolution.byte_convolutions import lower_byte_convolution
 from sparsejit.lowering.convolution.depthwise import is_depthwise, lower_depthwise
@@ -39,7 +39,6 @@ from sparsejit.lowering.convolution.joined_columns import joined_layer, lower_jo
 from sparsejit.lowering.convolution.windows import lower_windows
 from sparsejit.lowering.memory.storage import ConstantBuffer, View
 from sparsejit.lowering.products.linear import steps_of_product
-from sparsejit.lowering.registry import lowers
 from sparsejit.whole_numbers import ceil_div
 
 

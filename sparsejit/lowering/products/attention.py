@@ -20,12 +20,11 @@ from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.ops.types import float_type
 from sparsejit.ir.ops.views import Permute
 from sparsejit.ir.values import Origin, TensorType, Value
-from sparsejit.lowering.column_attention import ColumnAttention
-from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.context import Lowering, lowers
+from sparsejit.lowering.feature_major import ColumnAttention
 from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
 from sparsejit.lowering.memory.storage import ConstantBuffer, StridedShape, View
 from sparsejit.lowering.products.stacked_products import lower_bmm, product_of_views
-from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import CodeKey, Facts, Locations, Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.attention_plan import (

@@ -17,12 +17,10 @@ from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
-from sparsejit.lowering.context import Lowering, ModelOptions
+from sparsejit.lowering.context import Lowering, ModelOptions, lowers
 from sparsejit.lowering.memory.storage import View
-from sparsejit.lowering.planned_code import emit_plan
-from sparsejit.lowering.products.product_parts import Bodies, part_steps
+from sparsejit.lowering.products.product_parts import Bodies, emit_plan, part_steps
 from sparsejit.lowering.products.quantised import with_input_scale
-from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step, between
 from sparsejit.planner.plan import Plan
 from sparsejit.planner.split import Part

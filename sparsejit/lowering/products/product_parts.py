@@ -1,20 +1,55 @@
-"""Steps for parts of a product: some rows of the weights, or some columns of x."""
+"""Code and steps of products that the planner chose.
+
+    emit_plan     the code of a product
+    emit_split    the function of a product in parts, on several threads
+    part_steps    steps for parts: some rows of the weights, or some columns of x
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from sparsejit.errors import CompileError
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.ir.values import TensorType
 from sparsejit.lowering.memory.storage import View
-from sparsejit.lowering.planned_code import emit_plan
 from sparsejit.lowering.step import Body, Facts, Step, between
-from sparsejit.planner.split import Part
+from sparsejit.planner.plan import Plan
+from sparsejit.planner.split import Part, Split
+from sparsejit.runtime.workers import NativePart, pool
+from sparsejit.x86.assembler import Assembler
 
 _FLOAT = 4
 
-
 Bodies = dict[int, Body]  # by the identity of the plan whose code they append
+
+
+def emit_plan(asm: Assembler, plan: Plan) -> None:
+    """Append the chosen kernel, without a return. Raises CompileError for a record."""
+    if plan.lowered is None:
+        raise CompileError("this plan is a record of a kernel, without code; plan the layer again")
+    plan.chosen.template.emit(asm, plan.lowered)
+
+
+def emit_split(asm: Assembler, split: Split) -> None:
+    """Append void kernel(x, y) of all parts without its last `vzeroupper` and return."""
+    if len(split.parts) == 1:
+        emit_plan(asm, split.parts[0].plan)
+        return
+    labels = {id(part.plan): asm.label("part") for part in split.parts}
+    natives = [
+        NativePart(labels[id(part.plan)], part.y_bytes, part.x_bytes) for part in split.parts
+    ]
+    workers = pool()
+    workers.require(len(natives) - 1)
+    workers.emit_dispatcher(asm, natives, split.saved_ns)
+    for number, part in enumerate({id(part.plan): part for part in split.parts}.values()):
+        if number:
+            asm.emit("vzeroupper")
+            asm.emit("ret")
+        asm.align(64)
+        asm.bind(labels[id(part.plan)])
+        emit_plan(asm, part.plan)
 
 
 def part_steps(whole: Step, parts: Sequence[Part], bodies: Bodies) -> list[Step]:

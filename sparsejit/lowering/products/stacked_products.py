@@ -15,10 +15,9 @@ from sparsejit.ir.dense_product import DenseProduct
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.values import Origin, TensorType, Value
-from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
 from sparsejit.lowering.memory.storage import StridedShape, View
-from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import CodeKey, Facts, Locations, Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.vector_cost import dense_product_ns

@@ -6,10 +6,9 @@ from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.sampling import GruStep, SumOfRows
 from sparsejit.ir.spec import DType, GruUpdate
 from sparsejit.ir.values import Value
-from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.recurrence.gate_sums import GateSum, scaled_column
 from sparsejit.lowering.recurrence.table_rows import sum_of_rows_for_gates
-from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rbx, rcx, rdi, rdx, rsi

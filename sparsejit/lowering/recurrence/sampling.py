@@ -8,9 +8,8 @@ from sparsejit.asm_templates.pointwise.signal import Quantiser, emit_prediction
 from sparsejit.asm_templates.shared.location import Location
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.sampling import Draw, Predict, Quantise, Reconstruct, Uniform
-from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.recurrence.table_rows import emit_row_of
-from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (

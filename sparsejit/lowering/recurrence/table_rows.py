@@ -16,10 +16,9 @@ from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.sampling import SumOfRows
 from sparsejit.ir.spec import LARGEST_INT8, DType
 from sparsejit.ir.values import Array
-from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.recurrence.gate_sums import GateSum, only_gates_read
-from sparsejit.lowering.registry import lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler

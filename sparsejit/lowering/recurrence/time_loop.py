@@ -46,11 +46,10 @@ from sparsejit.ir.spec import (
     RnnUpdate,
 )
 from sparsejit.ir.values import TensorType, Value
-from sparsejit.lowering.context import Lowering
+from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.memory.storage import ConstantBuffer, View
-from sparsejit.lowering.planned_code import emit_plan
 from sparsejit.lowering.products.linear import product_facts
-from sparsejit.lowering.registry import lowers
+from sparsejit.lowering.products.product_parts import emit_plan
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.plan import Plan

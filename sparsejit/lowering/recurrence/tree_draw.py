@@ -3,8 +3,7 @@
 from sparsejit.asm_templates.pointwise.random_uniform import emit_random_uniforms
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
-from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.registry import lowers
+from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, dword, r8, rax, rcx, rdi, rsi, xmm

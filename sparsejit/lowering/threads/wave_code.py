@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
-from sparsejit.lowering.shared_bodies import SharedBodies
-from sparsejit.lowering.step import Locations, Step
+from sparsejit.lowering.step import Locations, SharedBodies, Step
 from sparsejit.lowering.threads.crew import ScheduledStep
 from sparsejit.lowering.threads.waves import Wave
 from sparsejit.runtime.workers import NativePart, pool

@@ -1,18 +1,24 @@
-"""Functions of x's columns, computed in float64: scalers, categories, scores of linear models."""
+"""Operators of scikit-learn's estimators.
 
-from functools import partial
+    ScaledColumns    columns of x in float64: scalers, categories
+    DoubleProduct    scores of linear models, in float64
+    Forest           all trees in one step, rows of x one after another or together
+"""
 
+from sparsejit.asm_templates.forest.kernels import ForestKernel
 from sparsejit.asm_templates.pointwise.double_product import DoubleProductSpec, emit_double_product
 from sparsejit.asm_templates.pointwise.scaled_columns import ColumnScaling, emit_scaled_columns
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
-from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.registry import lowers
-from sparsejit.lowering.step import Body, Facts, Step, between
+from sparsejit.ir.ops.forest import Forest, Trees
+from sparsejit.lowering.context import Lowering, lowers
+from sparsejit.lowering.step import Body, Facts, Locations, Step, between
+from sparsejit.planner.forest_plan import plan_forest
 from sparsejit.planner.vector_cost import vector_cost
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import rdx
 
 
 @lowers(ScaledColumns)
@@ -32,7 +38,8 @@ def lower_scaled_columns(low: Lowering, node: Node) -> None:
     vectors = rows * ceil_div(scaling.outputs, 4)
     reason = f"{scaling.outputs} of {features} columns in float64, {rows} times"
     moved = x.type.bytes + node.output.type.bytes
-    _add(low, node, "columns", reason, (vectors * 8, moved), partial(_emit_columns, scaling))
+    work = vectors * 8, moved
+    _add(low, node, "columns", reason, work, lambda asm: emit_scaled_columns(asm, scaling))
 
 
 @lowers(DoubleProduct)
@@ -47,15 +54,8 @@ def lower_double_product(low: Lowering, node: Node) -> None:
     vectors = spec.rows * ceil_div(len(spec.used), lanes) * (len(spec.bias) + 1)
     reason = f"{len(spec.bias)} float64 sums of {len(spec.used)} inputs, {spec.rows} times"
     moved = x.type.bytes + spec.rows * 8 * len(spec.bias) * len(spec.used)
-    _add(low, node, "float64-product", reason, (vectors, moved), partial(_emit_product, spec))
-
-
-def _emit_columns(scaling: ColumnScaling, asm: Assembler) -> None:
-    emit_scaled_columns(asm, scaling)
-
-
-def _emit_product(spec: DoubleProductSpec, asm: Assembler) -> None:
-    emit_double_product(asm, spec)
+    work = vectors, moved
+    _add(low, node, "float64-product", reason, work, lambda asm: emit_double_product(asm, spec))
 
 
 def _add(
@@ -72,3 +72,32 @@ def _add(
     reads, into = (low.contiguous(node.inputs[0]),), low.dense_result(node.output)
     facts = Facts(reason, cost.ns, moved_bytes=moved)
     low.add(Step(name, node.output.origin, reads, (into,), between(body), facts, body=body))
+
+
+@lowers(Forest)
+def lower_forest(low: Lowering, node: Node) -> None:
+    """Append the kernel predicted to be fastest. Raises InvalidInput as `Trees` does."""
+    assert isinstance(node.op, Forest)
+    x, *constants = node.inputs
+    y_bytes = node.output.type.element.bytes
+    trees = Trees(x.shape[1], node.op.scale, *map(low.constant, constants), y_bytes=y_bytes)
+    chosen = plan_forest(trees, x.shape[0], low.target)
+    kernel: ForestKernel = chosen.row.emitter
+    lowered = chosen.work.lowered(kernel)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.point(asm)
+        at.scratch.point(asm, rdx)
+        lowered.emit(asm)
+
+    heights = trees.tree_heights
+    reason = (
+        f"{len(heights)} trees of up to {heights.max(initial=0)} levels, {len(trees.nodes):,} "
+        f"nodes: {kernel.about}"
+    )
+    facts = Facts(reason, chosen.price, weight_bytes=lowered.counts.data_bytes, bound="execution")
+    into = low.dense_result(node.output)
+    scratch = lowered.scratch_bytes
+    origin = node.output.origin
+    reads = (low.contiguous(x),)
+    low.add(Step(kernel.name, origin, reads, (into,), emit, facts, scratch))
