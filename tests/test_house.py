@@ -34,13 +34,10 @@ TEMPLATE_ROOMS = (
     "batch_families",
 )
 LOWERING_ROOMS = (
-    *("memory", "step", "chain_step", "dtypes", "tiles", "probes", "threads"),
+    *("memory", "step", "chain_step", "probes", "threads"),
     *("memory_plan", "kept_weights", "feature_major", "context"),
-    *("products", "convolution", "recurrence"),
-    *("chains", "estimators", "empty", "selection", "views", "sample_turns"),
-    *("lowered_model", "joint_end", "model", "turns", "loop", "turns_code", "batch_rest"),
-    "joint_code",
-    *("batch_forms", "shared_tiles", "function", "lowering"),
+    *("products", "convolution", "recurrence", "chains", "estimators", "selection", "views"),
+    *("model_schedule", "tiles", "lower_graph", "model_code", "loop", "function", "lowering"),
 )
 VOICE_ROOMS = (
     *("packing", "resampling", "features", "prediction", "spec", "weights", "bundled"),

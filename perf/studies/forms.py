@@ -25,7 +25,8 @@ from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.ir.values import Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import build_model, lower_model
+from sparsejit.lowering.lower_graph import lower_model
+from sparsejit.lowering.model_code import build_model
 from sparsejit.machine.target import Target
 from sparsejit.perf.zoo.zoo_models import SMALL_ZOO, ZOO, pruned
 from sparsejit.planner.calibration import calibrate

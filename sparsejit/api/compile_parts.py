@@ -20,7 +20,7 @@ from sparsejit.frontends.onnx.sessions import model_bytes
 from sparsejit.ir.dtypes import BFLOAT16
 from sparsejit.ir.values import Element, TensorType
 from sparsejit.lowering.context import Progress, told
-from sparsejit.lowering.dtypes import check_matches, layers_with_weights, parsed_dtypes
+from sparsejit.passes.dtypes import check_matches, layers_with_weights, parsed_dtypes
 from sparsejit.runtime.python_objects import ArrayType
 
 ONNXRUNTIME = "onnxruntime"

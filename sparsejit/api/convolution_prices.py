@@ -11,7 +11,7 @@ from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.values import Array, Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.planner.alternatives import random_zeros
 
 

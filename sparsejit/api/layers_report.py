@@ -17,7 +17,7 @@ from sparsejit.errors import check_flags
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
 from sparsejit.ir.values import Array, Decision, Element, Origin, Value
-from sparsejit.lowering.model import build_model
+from sparsejit.lowering.model_code import build_model
 from sparsejit.lowering.probes import PrefixProbe, StampProbe
 from sparsejit.lowering.step import Facts, Step
 from sparsejit.machine.target import Target

@@ -11,7 +11,7 @@ from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.values import Value
 from sparsejit.lowering.context import CommonMatrices, ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 
 
 def predicted_times(

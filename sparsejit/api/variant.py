@@ -23,17 +23,16 @@ from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.packed_graph import PackedGraph
 from sparsejit.ir.values import Decision, Value
-from sparsejit.lowering.batch_forms import paying
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.lowering.function import build_function, function_workspace_bytes
 from sparsejit.lowering.kept_weights import KeptWeights
-from sparsejit.lowering.lowered_model import EndRecord, LoweredModel
-from sparsejit.lowering.memory_plan import MemoryPlan
-from sparsejit.lowering.model import lower_model
-from sparsejit.lowering.sample_turns import SampleTurns
+from sparsejit.lowering.lower_graph import lower_model
+from sparsejit.lowering.memory_plan import MemoryPlan, SampleTurns
+from sparsejit.lowering.model_schedule import EndRecord, ModelSchedule
 from sparsejit.lowering.selection import unread_bytes
 from sparsejit.lowering.step import Step
 from sparsejit.lowering.threads.waves import Wave
+from sparsejit.lowering.tiles import paying
 from sparsejit.native.copying import SharedCode
 from sparsejit.runtime.moved_call import MovedCall
 from sparsejit.runtime.native_call import NativeCall
@@ -68,7 +67,7 @@ class Planned(NamedTuple):
     decisions: tuple[Decision, ...] = ()
 
     @classmethod
-    def of(cls, lowered: LoweredModel) -> Planned:
+    def of(cls, lowered: ModelSchedule) -> Planned:
         """Return the record of a lowered model, without weights and code."""
         records = {step: step.without_code() for step in lowered.steps}
         waves = tuple(wave.without_code(records) for wave in lowered.waves)
@@ -186,7 +185,7 @@ class Variant(SharedCode):
         forms = [lower_model(one, self.options, tile=tile, joins=joins) for one, tile in graphs]
         return build_function(paying(forms), self.program.name, listed=True).image.listing()
 
-    def lowered_again(self, joins: bool = False) -> LoweredModel:
+    def lowered_again(self, joins: bool = False) -> ModelSchedule:
         """Lower the graph of `tile` again; with `joins`, last layers may take several samples."""
         return lower_model(self.graph, self.options, tile=self.tile, joins=joins)
 
@@ -268,13 +267,13 @@ def _beside_others(
     return replace(made, make_graphs=lambda: finals)
 
 
-def _bytes_of_one(program: Program, forms: Sequence[LoweredModel]) -> int:
+def _bytes_of_one(program: Program, forms: Sequence[ModelSchedule]) -> int:
     """Approximate bytes of code and literals that a run of one form reads."""
     return program.image.size // len(forms)
 
 
 def _of_forms(
-    forms: Sequence[LoweredModel],
+    forms: Sequence[ModelSchedule],
     tile: int | None,
     program: Program,
     key: str | None,
@@ -390,7 +389,7 @@ def _written(
     name: str,
     progress: Progress,
     kept: KeptWeights | None,
-) -> tuple[list[LoweredModel], Program]:
+) -> tuple[list[ModelSchedule], Program]:
     forms = []
     for number, (graph, tile) in enumerate(finals):
         first, each = 0.1 + 0.6 * number / len(finals), 0.6 / len(finals)

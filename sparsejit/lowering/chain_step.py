@@ -40,7 +40,8 @@ def chain_step(
 
     def divide(threads: int) -> list[list[Step]]:
         dense = -2 if lowered.is_across else -1
-        ways = ways_to_cut(chain.shape, threads, _reduced_axes(chain), dense)
+        whole = 1 if chain.reduces else 0  # last axes that must stay whole
+        ways = ways_to_cut(chain.shape, threads, whole, dense)
         return [[*map(part_step, parts)] for parts in ways]
 
     def part_step(part: ShapePart) -> Step:
@@ -88,11 +89,6 @@ def _planned(
     lowered = lower_chain(chain, operands, results, target)
     key = CodeKey("chain", chain, *operands, None, *results)
     return lowered, _chain_facts(lowered, target), key
-
-
-def _reduced_axes(chain: Chain) -> int:
-    """Number of last axes that must stay whole: 1 where the chain reduces rows, else 0."""
-    return 1 if chain.reduces else 0
 
 
 def _broadcast(place: StridedShape, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,4 +1,9 @@
-"""A lowered graph as the body of a loop: a turn for each sample, `hop` turns for each frame.
+"""A lowered graph as the body of a loop.
+
+    build_loop     a native function: a turn for each sample, `hop` turns for each frame
+    lower_turns    a step of a model: the operator `Turns`
+
+The function of a voice is:
 
     int run(void *first, int64 samples)
 
@@ -15,24 +20,42 @@ The role of an operand decides its address in the next turn:
     STATE    an input and an output swap addresses: the next turn reads the state just written
 
 At the end the function writes the addresses of states to the tables of each stream, so that the
-next call continues from there. It returns the status (as in `model`) of the last stream whose
+next call continues from there. It returns the status (as in `model_code`) of the last stream whose
 status is not 0, else 0. Denormal numbers count as zero within it; it restores MXCSR.
+
+The step of the operator `Turns` runs its body's kernels with their own workspace, which lies in the
+scratch memory of the step:
+
+    states                       swap buffers: a turn reads the states that the last one wrote
+    sequences, stacked results   advance by the part of one turn
+    other operands               stay where they are
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
+from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.errors import CompileError
+from sparsejit.ir.operator import Node
+from sparsejit.ir.ops.turns import Turns
 from sparsejit.ir.spec import Choice
-from sparsejit.lowering.lowered_model import POINTER, LoweredModel
-from sparsejit.lowering.model import SAVED, ModelCode
+from sparsejit.ir.values import Value
+from sparsejit.lowering.context import Lowering, lowers
+from sparsejit.lowering.lower_graph import lower_model
+from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.model_code import SAVED, Around, ModelCode, advance, gather_status, swap
+from sparsejit.lowering.model_schedule import POINTER, ModelSchedule
 from sparsejit.lowering.probes import Probe
+from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.lowering.threads.crew import ScheduledStep
+from sparsejit.lowering.threads.waves import Wave, merged
+from sparsejit.passes.default import run_passes
+from sparsejit.planner.choice import record_all
 from sparsejit.runtime.program import Program, build
-from sparsejit.x86.assembler import Assembler, Label
-from sparsejit.x86.operands import Memory, dword, r12, rax, rcx, rdi, rsi
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import Memory, dword, r12, r13, rax, rbx, rcx, rdi, rsi
 from sparsejit.x86.stack import pop, push
 
 _FIRST = r12  # the workspace of the first stream, throughout
@@ -54,7 +77,7 @@ class StreamHeader:
     next: int
 
 
-def stream_header(lowered: LoweredModel) -> StreamHeader:
+def stream_header(lowered: ModelSchedule) -> StreamHeader:
     """Offsets of the header in the workspaces of a lowered graph."""
     return StreamHeader(*(lowered.loop_offset + POINTER * slot for slot in range(3)))
 
@@ -86,7 +109,7 @@ class GraphLoop:
 
 
 def build_loop(
-    lowered: LoweredModel, loop: GraphLoop, name: str, probe: Probe | None = None
+    lowered: ModelSchedule, loop: GraphLoop, name: str, probe: Probe | None = None
 ) -> Program:
     """Build the native function. Raises CompileError if a state's input and output types differ."""
     graph = lowered.graph
@@ -103,9 +126,10 @@ def build_loop(
 class _LoopCode(ModelCode):
     """Appends the function's code; a tile is a sample. The first workspace has the counters."""
 
-    def __init__(self, lowered: LoweredModel, loop: GraphLoop, probe: Probe | None) -> None:
+    def __init__(self, lowered: ModelSchedule, loop: GraphLoop, probe: Probe | None) -> None:
         super().__init__(lowered, probe)
         self.loop = loop
+        self.waves = merged(lowered.waves, self._wave_of)
         slots = range(lowered.loop_offset, lowered.operand_offset, POINTER)
         self.inputs, self.outputs, self.next, self.turns, self.mxcsr = (
             Memory(WORKSPACE, slot) for slot in slots
@@ -121,16 +145,16 @@ class _LoopCode(ModelCode):
         self._flush_denormals(asm)
         self._begin_frame(asm)
         self._for_streams(asm, lambda: self._take_operands(asm))
-        again, end, done = (asm.label(name) for name in ("next sample", "end of turn", "done"))
+        again, done = asm.label("next sample"), asm.label("done")
         asm.emit("mov", rax, self.left)
         asm.emit("cmp", rax, 0)
         asm.jump("jle", done)
         asm.bind(again)
-        self._turn(asm, end)
-        asm.bind(end)
+        self.run_steps(asm, self.waves, self._for_streams)
         self._for_streams(asm, lambda: self._next_sample(asm))
         self._count_frames(asm)
-        self._repeat(asm, again)
+        self.count_down(asm)
+        asm.jump("jge", again)
         asm.bind(done)
         asm.emit("ldmxcsr", self.mxcsr)
         asm.emit("xor", dword(rcx), dword(rcx))
@@ -147,34 +171,24 @@ class _LoopCode(ModelCode):
         asm.emit("cmp", WORKSPACE, _FIRST)
         asm.jump("jne", again)
 
-    def _turn(self, asm: Assembler, end: Label) -> None:
-        """Append the steps that compute a sample of every stream."""
-        self._probe(asm, 0, end)
-        for _, group in groupby(range(len(self.lowered.steps)), self._loop_of):
-            numbers = list(group)
-            if self.lowered.steps[numbers[0]].parts:
-                self._product_in_parts(asm, numbers[0])
-            else:
-                self._for_streams(asm, partial(self._steps, asm, numbers))
-            self._probe(asm, numbers[-1] + 1, end)
+    def run_wave(self, asm: Assembler, wave: Wave, around: Around) -> None:
+        """Append the steps of a wave that compute a sample of every stream."""
+        if wave.steps[0].step.parts:
+            self._product_in_parts(asm, *wave.steps[0])
+        else:
+            super().run_wave(asm, wave, around)
 
-    def _loop_of(self, number: int) -> int:
-        """Key of the loop over streams that a step is in: its own number, or -1.
+    def _wave_of(self, each: ScheduledStep) -> int:
+        """Key of the wave of a step, which is a loop over streams: its own number, or -1.
 
         Consecutive steps between products are small and share a loop, so that a step's results are
         still in the cache for the next. A probe times each step, which then has its own loop.
         """
-        is_product = self.lowered.steps[number].facts.plan is not None
-        return number if is_product or self.probe is not None else -1
+        is_product = each.step.facts.plan is not None
+        return each.number if is_product or self.probe is not None else -1
 
-    def _steps(self, asm: Assembler, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            step = self.lowered.steps[number]
-            self.bodies.run(asm, step, self._locations(asm, number, step))
-
-    def _product_in_parts(self, asm: Assembler, number: int) -> None:
+    def _product_in_parts(self, asm: Assembler, number: int, step: Step) -> None:
         """Append a product in parts; a single stream runs it whole if that gives the same bits."""
-        step = self.lowered.steps[number]
         at = self._locations(asm, number, step)
         several, end = asm.label("several streams"), asm.label("end of product")
         if step.parts_are_exact:
@@ -205,11 +219,7 @@ class _LoopCode(ModelCode):
     def _next_sample(self, asm: Assembler) -> None:
         first_output = len(self.loop.inputs)
         for read, written in self.loop.states():
-            before, after = self._slot(read), self._slot(first_output + written)
-            asm.emit("mov", rax, before)
-            asm.emit("mov", rcx, after)
-            asm.emit("mov", after, rax)
-            asm.emit("mov", before, rcx)
+            swap(asm, read, first_output + written)
         self._move_all(asm, Role.SAMPLE)
 
     def _count_frames(self, asm: Assembler) -> None:
@@ -236,13 +246,99 @@ class _LoopCode(ModelCode):
         asm.emit("mov", rdi, self.inputs)
         asm.emit("mov", rsi, self.outputs)
         for read, written in self.loop.states():
-            asm.emit("mov", rax, self._slot(read))
+            asm.emit("mov", rax, Memory(WORKSPACE, POINTER * read))
             asm.emit("mov", Memory(rdi, POINTER * read), rax)
-            asm.emit("mov", rax, self._slot(len(self.loop.inputs) + written))
+            asm.emit("mov", rax, Memory(WORKSPACE, POINTER * (len(self.loop.inputs) + written)))
             asm.emit("mov", Memory(rsi, POINTER * written), rax)
-        fine = asm.label("indices in range")
-        asm.emit("mov", rax, self.status)
-        asm.emit("test", rax, rax)
-        asm.jump("jz", fine)
-        asm.emit("mov", rcx, rax)
-        asm.bind(fine)
+        gather_status(asm, self.status, rax, rcx)
+
+
+@lowers(Turns)
+def lower_turns(low: Lowering, node: Node) -> None:
+    """Append copies of the initial states, then one step that contains the body's kernels."""
+    op = node.op
+    assert isinstance(op, Turns)
+    body = run_passes(op.body(node, low.graph.constants))
+    options = replace(low.options, threads=1, shares_tiles=False)
+    inside = lower_model(body, options, kept=low.kept)
+    record_all(inside.decisions)
+    given, lead = _inputs(low, op, node), op.states + op.sequences
+    pairs = [_state(low, value) for value in given[: op.states]]
+    stacked = [low.dense_result(value) for value in node.outputs[op.states :]]
+    for value, pair in zip(node.outputs, pairs, strict=False):
+        low.bind(value, pair[op.count % 2])
+    firsts, seconds = [first for first, _ in pairs], [second for _, second in pairs]
+    reads = (*firsts, *map(low.contiguous, given[op.states :]))
+    writes = (*seconds, *stacked, *firsts)
+    parts = [value.type.bytes // op.count for value in given[op.states : lead]]
+    parts_made = [view.type.bytes // op.count for view in stacked]
+    emit = partial(_emit_turns, inside, op, parts, parts_made)
+    origin, facts = node.outputs[0].origin, _facts(op, inside)
+    low.add(Step("turns", origin, reads, writes, emit, facts, inside.workspace_bytes))
+
+
+def _inputs(low: Lowering, op: Turns, node: Node) -> list[Value]:
+    """The operands that are inputs of the body: states, sequences and others not constant."""
+    lead, known = op.states + op.sequences, low.graph.constants
+    pairs = enumerate(node.inputs)
+    return [value for number, value in pairs if number < lead or value not in known]
+
+
+def _state(low: Lowering, value: Value) -> tuple[View, View]:
+    """Two buffers for a state; the initial state is copied to the first."""
+    first, second = low.temporary(value.type), low.temporary(value.type)
+    low.copy(low.view(value), first, value.origin)
+    return first, second
+
+
+def _facts(op: Turns, inside: ModelSchedule) -> Facts:
+    """Facts of the kernels of all turns."""
+    each = [step.facts for step in inside.steps]
+    kernels = ", ".join(step.kernel for step in inside.steps)
+    return Facts(
+        f"{op.count} turns of: {kernels}",
+        predicted_ns=op.count * inside.ns,
+        nnz=sum(one.nnz for one in each),
+        weights=sum(one.weights for one in each),
+        weight_bytes=sum(one.weight_bytes for one in each),
+        code_bytes=sum(one.code_bytes for one in each),
+        effective_flops=op.count * sum(one.effective_flops for one in each),
+        flops=op.count * sum(one.flops for one in each),
+    )
+
+
+def _emit_turns(
+    inside: ModelSchedule,
+    op: Turns,
+    parts: Sequence[int],
+    parts_made: Sequence[int],
+    asm: Assembler,
+    at: Locations,
+) -> None:
+    """Append the loop over all turns.
+
+    parts, parts_made: bytes of each sequence, and stacked result, for one turn. Registers held
+    across a turn: rbp: the body's workspace; r12: the model's; rbx: turns left.
+    """
+    code, inputs = ModelCode(inside), len(inside.graph.inputs)
+    outside, within, held = r12, r13, (rbx, WORKSPACE, r12, r13)
+    push(asm, held)
+    at.scratch.point(asm, within)
+    for number, place in enumerate((*at.reads, *at.writes[: len(inside.graph.outputs)])):
+        place.point(asm, rax)
+        asm.emit("mov", Memory(within, POINTER * number), rax)
+    asm.emit("xor", dword(rax), dword(rax))
+    asm.emit("mov", Memory(within, inside.status_offset), rax)
+    asm.emit("mov", outside, WORKSPACE)
+    asm.emit("mov", WORKSPACE, within)
+    moving = (*enumerate(parts, op.states), *enumerate(parts_made, inputs + op.states))
+    with counted_down(asm, rbx, op.count):
+        code.run_steps(asm, inside.waves)
+        for state in range(op.states):
+            swap(asm, state, inputs + state)
+        for number, size in moving:
+            advance(asm, number, size)
+    asm.emit("mov", rcx, Memory(WORKSPACE, inside.status_offset))
+    asm.emit("mov", WORKSPACE, outside)
+    at.status.report_where(asm, rcx)
+    pop(asm, held)

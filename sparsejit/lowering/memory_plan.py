@@ -7,7 +7,7 @@ A buffer that only one thread touches lies in that thread's arena, where lifetim
 thread's own steps; a buffer that several touch lies in another arena, where lifetimes count waves.
 So memory that only one core writes stays in that core's caches.
 
-Where samples take turns with the last steps (`sample_turns`), each sample has a region for the
+Where samples take turns with the last steps (`SampleTurns`), each sample has a region for the
 buffers of these steps; behind all regions lie the buffers of the other steps, which samples share.
 """
 
@@ -38,13 +38,13 @@ class MemoryPlan:
 
 
 @dataclass(frozen=True)
-class SampleRegions:
-    """Regions of `samples` that take turns, each `stride` bytes behind the one before.
+class SampleTurns:
+    """From step `first` on `samples` take turns; regions of the workspace are `stride` bytes apart.
 
-    `plan.bytes` is the size of all of them.
+    samples: the greatest number; a batch may end with fewer.
     """
 
-    plan: MemoryPlan
+    first: int
     samples: int
     stride: int
 
@@ -106,11 +106,12 @@ def plan_regions(
     header_bytes: int,
     most_bytes: int,
     most_samples: int,
-) -> SampleRegions:
+) -> tuple[MemoryPlan, SampleTurns]:
     """Plan memory for samples that take turns from step `first` on, on one thread.
 
     A region has a header, and the buffers of these steps without their scratch memory. The number
-    of regions is limited by `most_bytes` and `most_samples`, but at least 1.
+    of regions is limited by `most_bytes` and `most_samples`, but at least 1; the plan's size is
+    the size of all of them.
     """
     runs = _runs(waves)
     kept = {buffer for run in runs[first:] for buffer in run.buffers}
@@ -124,9 +125,8 @@ def plan_regions(
     places = {**offsets, **{buffer: behind + offset for buffer, offset in others.items()}}
     scratch = [places.get(run.scratch, 0) for run in runs]
     end = behind + size + (samples - 1) * stride
-    return SampleRegions(
-        MemoryPlan(places, scratch, end, own.sum_bytes + passing.sum_bytes), samples, stride
-    )
+    plan = MemoryPlan(places, scratch, end, own.sum_bytes + passing.sum_bytes)
+    return plan, SampleTurns(first, samples, stride)
 
 
 def live_bytes(steps: Sequence[Step]) -> list[int]:

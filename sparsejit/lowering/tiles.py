@@ -1,5 +1,10 @@
-"""Choose the tiles of a free batch: the number of samples that run at a time."""
+"""Choose the tiles of a free batch: the number of samples that run at a time.
 
+    batch_tiles    tiles that a model may have, by its graph
+    paying         forms of the model, one for each tile, that are worth their code
+"""
+
+from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -7,12 +12,15 @@ from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution, Pooling
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
+from sparsejit.lowering.model_schedule import ModelSchedule
+from sparsejit.planner.choice import recording
+from sparsejit.planner.sample_plan import tiles_that_pay
 from sparsejit.whole_numbers import ceil_div
 
 MOST_SAMPLES = 64
 # Rows of x beyond which a product gains nothing by more rows: a vector's lanes.
 ENOUGH_ROWS = 16
-# Tiles that a model of narrow layers may have; the ones that pay are kept (`batch_forms`).
+# Tiles that a model of narrow layers may have; the ones that pay are kept (`paying`).
 _TILES = (1, ENOUGH_ROWS, MOST_SAMPLES)
 # Models with at most this number of weights get code for every tile; larger ones have two tiles.
 _MOST_WEIGHTS = 4_000_000
@@ -78,3 +86,11 @@ def _is_wide(single: Graph) -> bool:
         return False
     rows = [prod(n.output.shape[:-1]) for n in single.nodes if isinstance(n.op, Linear)]
     return bool(rows) and min(rows) >= ENOUGH_ROWS
+
+
+def paying(forms: Sequence[ModelSchedule]) -> list[ModelSchedule]:
+    """The forms that are worth their code, the largest tile first."""
+    by_tile = {form.tile: form for form in forms}
+    with recording() as record:
+        kept = tiles_that_pay(form.time for form in forms)
+    return [by_tile[tile].with_decisions(record.decisions) for tile, _ in kept[::-1]]

@@ -11,8 +11,9 @@ from random_graphs import GraphCase
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.values import Array, Element, TensorType
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.lowered_model import LoweredModel
-from sparsejit.lowering.model import build_model, lower_model
+from sparsejit.lowering.lower_graph import lower_model
+from sparsejit.lowering.model_code import build_model
+from sparsejit.lowering.model_schedule import ModelSchedule
 from sparsejit.machine.target import Target
 from sparsejit.runtime.program import Program
 
@@ -53,15 +54,15 @@ def run_tiles(
 class Built(NamedTuple):
     """A lowered model with its code, which any calls may share."""
 
-    lowered: LoweredModel
+    lowered: ModelSchedule
     program: Program
 
 
-def built_model(lowered: LoweredModel) -> Built:
+def built_model(lowered: ModelSchedule) -> Built:
     return Built(lowered, build_model(lowered, "test"))
 
 
-def run_lowered(lowered: LoweredModel, inputs: Sequence[Array], edge: Edge | None = None) -> Ran:
+def run_lowered(lowered: ModelSchedule, inputs: Sequence[Array], edge: Edge | None = None) -> Ran:
     """Run what is lowered, once."""
     return run_built(built_model(lowered), inputs, edge)
 
@@ -117,7 +118,7 @@ def check_graph(
     run_in_child([(f"{edge} of memory", lambda e=edge: check(e)) for edge in EDGES]).assert_clean()
 
 
-def check_alike(lowered: LoweredModel, plain: LoweredModel, case: GraphCase) -> None:
+def check_alike(lowered: ModelSchedule, plain: ModelSchedule, case: GraphCase) -> None:
     """A graph lowered in two ways: the same results to rounding, at both edges of guarded memory.
 
     Products may be planned otherwise. Two tiles of a case's inputs.

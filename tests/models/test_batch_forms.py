@@ -16,13 +16,10 @@ import sparsejit
 from sparsejit.api.variant import TiledGraph, make_variant
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.values import Array, Element, Value
-from sparsejit.lowering.batch_forms import (
-    build_forms,
-    forms_workspace_bytes,
-)
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.lowered_model import LoweredModel
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.function import build_function, function_workspace_bytes
+from sparsejit.lowering.lower_graph import lower_model
+from sparsejit.lowering.model_schedule import ModelSchedule
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 from sparsejit.planner import sample_plan
@@ -33,7 +30,7 @@ BATCHES = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 20, 31, 33, 64, 67)
 GRAPHS = {"perceptron": perceptron, "words": words, "small": small_graph}
 
 
-def form(graph: Graph, tile: int, isa: str) -> LoweredModel:
+def form(graph: Graph, tile: int, isa: str) -> ModelSchedule:
     return lower_model(run_passes(graph), ModelOptions(Target.named(isa)), tile=tile)
 
 
@@ -51,8 +48,8 @@ class Forms:
     def __init__(self, name: str, tiles: Sequence[int], isa: str) -> None:
         self.single = GRAPHS[name](1)
         forms = [form(GRAPHS[name](tile), tile, isa) for tile in sorted(tiles)[::-1]]
-        whole: Any = Whole(self.single, forms_workspace_bytes(forms), forms[0].status_offset)
-        self.built = Built(whole, build_forms(forms, "test"))
+        whole: Any = Whole(self.single, function_workspace_bytes(forms), forms[0].status_offset)
+        self.built = Built(whole, build_function(forms, "test"))
 
     def check(self, batch: int, edge: Edge) -> None:
         """Against float64, sample by sample; nothing around the arrays is read or written."""

@@ -23,7 +23,7 @@ from sparsejit.ir.ops.byte_channels import ChannelMeans, ScaledChannels
 from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 from sparsejit.passes.quantised_layers import quantised_layers

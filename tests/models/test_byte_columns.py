@@ -22,7 +22,7 @@ from sparsejit.ir.reference import on_steps
 from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
 
 STEPS = QuantisedSteps(0.0211, -9)

@@ -26,7 +26,7 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
 from sparsejit.planner import byte_plan
 from sparsejit.planner.byte_plan import QUAD_FORMS, QuadWork, plan_quads

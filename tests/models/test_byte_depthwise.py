@@ -17,7 +17,7 @@ from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
 
 SETS = TARGET.instruction_sets | {"avx512vbmi"}

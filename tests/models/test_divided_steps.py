@@ -21,16 +21,16 @@ from sparsejit.ir.ops.row_chains import layer_norm
 from sparsejit.ir.ops.views import Permute, Reshape
 from sparsejit.ir.values import Array, Origin, TensorType, Value
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.lowered_model import LoweredModel
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.lowering.memory_plan import plan_memory
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.model_schedule import ModelSchedule
 from sparsejit.lowering.threads.crew import ScheduledStep
 from sparsejit.lowering.threads.waves import Wave
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 
 
-def divided(graph: Graph, isa: str | Target, threads: int, way: int) -> tuple[LoweredModel, int]:
+def divided(graph: Graph, isa: str | Target, threads: int, way: int) -> tuple[ModelSchedule, int]:
     """Each step in a wave of its own, in that way, and how many were divided."""
     target = isa if isinstance(isa, Target) else Target.named(isa)
     lowered = lower_model(run_passes(graph), ModelOptions(target))
@@ -44,7 +44,7 @@ def divided(graph: Graph, isa: str | Target, threads: int, way: int) -> tuple[Lo
     return replace(lowered, waves=tuple(waves), memory=memory), count
 
 
-def check(graph: Graph, inputs: list[Array], lowered: LoweredModel, tolerance: float) -> None:
+def check(graph: Graph, inputs: list[Array], lowered: ModelSchedule, tolerance: float) -> None:
     """Against the float64 reference, at both edges of guarded memory."""
     wanted, built = graph.evaluate(inputs), built_model(lowered)
 

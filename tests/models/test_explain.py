@@ -26,7 +26,7 @@ from sparsejit.api.variant import Variant
 from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul, MatVec
-from sparsejit.lowering.model import build_model
+from sparsejit.lowering.model_code import build_model
 from sparsejit.lowering.probes import PrefixProbe, StampProbe
 from sparsejit.machine.target import Target
 from sparsejit.planner.batch_plan import plan_batch

@@ -16,7 +16,8 @@ from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.values import Element
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import build_model, lower_model
+from sparsejit.lowering.lower_graph import lower_model
+from sparsejit.lowering.model_code import build_model
 from sparsejit.machine.target import Target
 
 ROWS, FEATURES, LAYERS = 24, 192, 3

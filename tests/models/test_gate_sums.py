@@ -13,7 +13,7 @@ from sparsejit.ir.ops.sampling import GruStep
 from sparsejit.ir.spec import GruUpdate
 from sparsejit.ir.values import Array, Element, Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 

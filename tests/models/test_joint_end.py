@@ -25,12 +25,12 @@ from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.views import Permute, Reshape, Slice
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.ir.values import Element, Value
-from sparsejit.lowering import joint_end, model
-from sparsejit.lowering.batch_forms import build_forms
+from sparsejit.lowering import lower_graph
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.convolution import windows
-from sparsejit.lowering.lowered_model import LoweredModel
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.function import build_function
+from sparsejit.lowering.lower_graph import lower_model
+from sparsejit.lowering.model_schedule import ModelSchedule
 from sparsejit.lowering.tiles import ENOUGH_ROWS
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
@@ -140,15 +140,15 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_plan, "LEAST_SAVED", -1e9)
 
 
-def lowered(graph: Graph, isa: str, joins: bool = True) -> LoweredModel:
+def lowered(graph: Graph, isa: str, joins: bool = True) -> ModelSchedule:
     options = ModelOptions(Target.named(isa))
     return lower_model(run_passes(graph), options, tile=1, joins=joins)
 
 
-def check_batches(graph: Graph, made: LoweredModel, isa: str) -> None:
+def check_batches(graph: Graph, made: ModelSchedule, isa: str) -> None:
     """Against a sample alone, all batches at guard pages; the workspace is NaN before."""
     plain = built_model(lowered(graph, isa, joins=False))
-    built = Built(made, build_forms([made], "joint"))
+    built = Built(made, build_function([made], "joint"))
 
     def check(batch: int, edge: Edge) -> None:
         inputs = [random_samples(value, batch) for value in graph.inputs]
@@ -179,8 +179,8 @@ def test_samples_that_take_turns_have_an_end_in_common(
     name: str, first: int, joined: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = GRAPHS[name]()
-    monkeypatch.setattr(model, "first_of_turns", lambda steps, _: first)
-    monkeypatch.setattr(model, "MOST_IN_TURN", 3)
+    monkeypatch.setattr(lower_graph, "first_of_turns", lambda steps, _: first)
+    monkeypatch.setattr(lower_graph, "_MOST_IN_TURN", 3)
     made = lowered(graph, "avx2")
     assert made.turns is not None and made.end is not None
     check_batches(graph, made, "avx2")
@@ -189,7 +189,7 @@ def test_samples_that_take_turns_have_an_end_in_common(
 @pytest.fixture
 def far(joined: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images of some positions are last layers, too, as where code comes from memory."""
-    monkeypatch.setattr(joint_end, "_sizes", lambda _: [joint_end.EndSize(256, 4)])
+    monkeypatch.setattr(lower_graph, "_sizes", lambda _: [(256, 4)])
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -232,7 +232,7 @@ def test_weights_are_there_once(far: None) -> None:
         again = [each for each in made.end.lowered.steps if each.body is step.body]
         assert len(again) == 4
     alone = lowered(graph, "avx2", joins=False)
-    sizes = [build_forms([each], "joint").image.size for each in (made, alone)]
+    sizes = [build_function([each], "joint").image.size for each in (made, alone)]
     weights = sum(step.facts.code_bytes for step in windows)
     assert sizes[0] - sizes[1] < sizes[1] - weights
 
@@ -246,7 +246,7 @@ def test_few_samples_are_computed_apart(batch: int, fewest: int) -> None:
     object.__setattr__(made.end, "fewest", fewest)
     graph = classifier()
     inputs = [random_samples(value, batch) for value in graph.inputs]
-    ran = run_built(Built(made, build_forms([made], "joint")), inputs)
+    ran = run_built(Built(made, build_function([made], "joint")), inputs)
     for number in range(batch):
         (wanted,) = graph.evaluate([array[number] for array in inputs])
         np.testing.assert_allclose(ran.outputs[0][number], wanted, rtol=1e-5, atol=1e-6)

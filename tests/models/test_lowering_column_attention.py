@@ -14,8 +14,8 @@ from sparsejit.ir.ops.views import Permute, Reshape, Slice
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.ir.values import Origin, TensorType, Value
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.lowered_model import LoweredModel
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
+from sparsejit.lowering.model_schedule import ModelSchedule
 from sparsejit.machine.target import Target
 
 HERE = Origin("attention")
@@ -49,7 +49,7 @@ class Block:
     def attention(self, *operands: Value) -> Value:
         return self.build.one(Attention(0.2), *operands, origin=HERE)
 
-    def lowered(self, isa: str) -> LoweredModel:
+    def lowered(self, isa: str) -> ModelSchedule:
         """The graph that `layouts` made."""
         return lower_model(self.graph, ModelOptions(Target.named(isa)))
 

@@ -18,7 +18,7 @@ from sparsejit.ir.ops.selection import BagKind, EmbeddingBag
 from sparsejit.ir.ops.views import Concat, Pad, Reshape, Slice
 from sparsejit.ir.values import Array, Element, Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 

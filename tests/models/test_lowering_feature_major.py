@@ -14,7 +14,7 @@ from sparsejit.ir.ops.views import Permute
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul
 from sparsejit.ir.values import Origin, TensorType, Value
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
 
 BATCH, FEATURE = Layout.BATCH_MAJOR, Layout.FEATURE_MAJOR

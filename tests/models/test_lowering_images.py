@@ -13,7 +13,7 @@ from sparsejit.ir.spec import Activation
 from sparsejit.ir.values import Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.convolution.images import padded_pitch
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
 
 

@@ -17,7 +17,7 @@ from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.views import Concat, Slice
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.lowering.tiles import samples_a_tile
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes

@@ -18,8 +18,8 @@ from sparsejit.ir.spec import Activation, Layout, MatMul, MatVec
 from sparsejit.ir.values import Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.convolution import convolutions
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.lowering.memory.storage import InputBuffer
-from sparsejit.lowering.model import lower_model
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 from sparsejit.passes.fuse_residuals import fuse_residuals

@@ -12,7 +12,7 @@ from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.ops.views import Concat, Expand, Permute, Reshape, Slice
 from sparsejit.ir.values import Origin, TensorType, Value
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
 
 HERE = Origin("product")

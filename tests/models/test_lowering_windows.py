@@ -22,7 +22,7 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, MatVec
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.convolution import windows as lowering
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
 from sparsejit.planner.convolution_plan import cheapest_planes, plan_windows
 

@@ -12,7 +12,7 @@ from runnable import ISAS
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 

@@ -12,12 +12,11 @@ from test_batch_forms import random_samples
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph
-from sparsejit.lowering import model
-from sparsejit.lowering.batch_forms import build_forms
+from sparsejit.lowering import lower_graph
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.lowered_model import LoweredModel
-from sparsejit.lowering.model import lower_model
-from sparsejit.lowering.sample_turns import first_of_turns
+from sparsejit.lowering.function import build_function
+from sparsejit.lowering.lower_graph import first_of_turns, lower_model
+from sparsejit.lowering.model_schedule import ModelSchedule
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 
@@ -30,13 +29,15 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Has three samples take turns from a step on."""
 
     def begin(first: int) -> None:
-        monkeypatch.setattr(model, "first_of_turns", lambda steps, _: min(first, len(steps) - 1))
-        monkeypatch.setattr(model, "MOST_IN_TURN", 3)
+        monkeypatch.setattr(
+            lower_graph, "first_of_turns", lambda steps, _: min(first, len(steps) - 1)
+        )
+        monkeypatch.setattr(lower_graph, "_MOST_IN_TURN", 3)
 
     return begin
 
 
-def lowered(graph: Graph, isa: str) -> LoweredModel:
+def lowered(graph: Graph, isa: str) -> ModelSchedule:
     return lower_model(run_passes(graph), ModelOptions(Target.named(isa)), tile=1)
 
 
@@ -49,7 +50,7 @@ def test_bits_are_those_of_samples_alone(name: str, first: int, isa: str, turns:
     turns(first)
     taking = lowered(graph, isa)
     assert taking.turns is not None and taking.turns.samples == 3
-    built = Built(taking, build_forms([taking], "turns"))
+    built = Built(taking, build_function([taking], "turns"))
 
     def check(batch: int, edge: Edge) -> None:
         inputs = [random_samples(value, batch) for value in graph.inputs]

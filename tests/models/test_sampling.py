@@ -33,7 +33,7 @@ from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Array, Element, Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.loop import GraphLoop, Role, build_loop, stream_header
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.lowering.recurrence.table_rows import MOST_TABLES
 from sparsejit.machine.target import Target
 

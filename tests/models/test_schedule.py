@@ -19,11 +19,11 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.values import Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.lowered_model import LoweredModel
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.lowering.memory.overlap import overlap, shared_bytes, torn_lines
 from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.lowering.memory_plan import plan_memory
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.model_schedule import ModelSchedule
 from sparsejit.lowering.step import Facts, Step
 from sparsejit.lowering.threads.crew import ScheduledStep
 from sparsejit.lowering.threads.waves import schedule
@@ -41,7 +41,7 @@ def eager(isa: str) -> Target:
     return replace(target, core=replace(target.core, sharing=SharingPrices(0.0, 1e9)))
 
 
-def lowered_for(graph: Graph, isa: str, threads: int) -> LoweredModel:
+def lowered_for(graph: Graph, isa: str, threads: int) -> ModelSchedule:
     return lower_model(run_passes(graph), ModelOptions(eager(isa), threads))
 
 
@@ -207,7 +207,7 @@ def conflict(one: Step, other: Step) -> bool:
     return any(overlap(v, w) for v, w in writes + reads)
 
 
-def check_waves(lowered: LoweredModel) -> None:
+def check_waves(lowered: ModelSchedule) -> None:
     """Steps that conflict are in order: in waves one after another, or on one thread."""
     order: list[tuple[int, int, ScheduledStep]] = [
         (number, thread, each)

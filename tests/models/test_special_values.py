@@ -27,7 +27,7 @@ from sparsejit.frontends.torch_export import graph_of
 from sparsejit.frontends.torch_export.interpreting import leaves
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.microarchitecture import MICROARCHITECTURES, core_named
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes

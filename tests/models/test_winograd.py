@@ -19,7 +19,7 @@ from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import Activation
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.convolution import windows
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
 from sparsejit.planner.convolution_plan import (
     DENSE_WINDOWS,

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
-from sparsejit.lowering.step import Locations, SharedBodies, Step
 from sparsejit.lowering.threads.crew import ScheduledStep
 from sparsejit.lowering.threads.waves import Wave
 from sparsejit.runtime.workers import NativePart, pool
@@ -20,13 +19,14 @@ from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import rdi
 from sparsejit.x86.stack import pop, push
 
-Locate = Callable[[Assembler, int, Step], Locations]
+RunSteps = Callable[[Assembler, Sequence[ScheduledStep]], None]
 
 
-def emit_wave(
-    asm: Assembler, wave: Wave, locate: Locate, bodies: SharedBodies, saved_ns: float
-) -> None:
-    """Append a wave of several threads; `saved_ns`: predicted saving by this and later waves."""
+def emit_wave(asm: Assembler, wave: Wave, run: RunSteps, saved_ns: float) -> None:
+    """Append a wave of several threads, whose steps `run` appends.
+
+    saved_ns: predicted saving by this and later waves.
+    """
     function, end = asm.label("wave"), asm.label("end of wave")
     asm.emit("mov", rdi, WORKSPACE)
     asm.jump("call", function)
@@ -38,7 +38,7 @@ def emit_wave(
     asm.bind(function)
     workers.emit_dispatcher(asm, [NativePart(label, 0) for label in labels], saved_ns)
     for label, steps in zip(labels, wave.threads, strict=True):
-        emit_thread(asm, label, partial(_run, asm, steps, locate, bodies))
+        emit_thread(asm, label, partial(run, asm, steps))
     asm.bind(end)
 
 
@@ -53,10 +53,3 @@ def emit_thread(asm: Assembler, label: Label, run: Callable[[], None]) -> None:
     pop(asm, kept)
     asm.emit("vzeroupper")
     asm.emit("ret")
-
-
-def _run(
-    asm: Assembler, steps: Sequence[ScheduledStep], locate: Locate, bodies: SharedBodies
-) -> None:
-    for number, step in steps:
-        bodies.run(asm, step, locate(asm, number, step))

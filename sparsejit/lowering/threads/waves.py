@@ -13,8 +13,9 @@ optimizations with rTasks", 2020.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import NamedTuple
 
 from sparsejit.lowering.step import Step
@@ -62,8 +63,7 @@ def _record(step: Step, records: dict[Step, Step]) -> Step:
 
 def schedule(steps: Sequence[Step], threads: int, prices: WavePrices) -> tuple[Wave, ...]:
     """Waves for at most `threads` threads; one wave per step where sharing gains nothing."""
-    each = (ScheduledStep(number, step) for number, step in enumerate(steps))
-    alone = tuple(Wave(((one,),), one.step.ns, one.step.ns) for one in each)
+    alone = tuple(_alone((ScheduledStep(number, step),)) for number, step in enumerate(steps))
     if threads == 1:
         return alone
     ways = _Ways(steps, threads)
@@ -89,6 +89,18 @@ def schedule(steps: Sequence[Step], threads: int, prices: WavePrices) -> tuple[W
 
 def _ns(waves: Sequence[Wave]) -> float:
     return sum(wave.ns for wave in waves)
+
+
+def merged(waves: Sequence[Wave], key: Callable[[ScheduledStep], Hashable]) -> list[Wave]:
+    """Waves of one thread in which consecutive steps with equal keys are one wave."""
+    steps = (each for wave in waves for each in wave.steps)
+    return [_alone(tuple(group)) for _, group in groupby(steps, key)]
+
+
+def _alone(steps: tuple[ScheduledStep, ...]) -> Wave:
+    """The wave of steps on the caller's thread."""
+    ns = sum(each.step.ns for each in steps)
+    return Wave((steps,), ns, ns)
 
 
 def _gain_enough(waves: Sequence[Wave], prices: WavePrices) -> bool:

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from sparsejit.ir.values import Array, TensorType
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.dtypes import with_dtypes
 from sparsejit.lowering.loop import GraphLoop, Role, StreamHeader, build_loop, stream_header
-from sparsejit.lowering.model import lower_model
+from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.lowering.probes import Probe
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
 from sparsejit.native.copying import SharedCode
 from sparsejit.passes.default import run_passes
+from sparsejit.passes.dtypes import with_dtypes
 from sparsejit.planner.plan import Plan
 from sparsejit.runtime.call_arrays import aligned_copy
 from sparsejit.runtime.program import Program

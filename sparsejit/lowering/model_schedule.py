@@ -1,7 +1,12 @@
-"""A lowered graph: all kernels are chosen, and have only to be emitted.
+"""The schedule of a model: the steps in order, and how a run walks through them.
 
-The workspace begins with the pointers of inputs and outputs and the int64 words of the functions
-in `model`, `loop` and others; then come the buffers, and the memory of the joint end.
+    waves    the steps of each thread, from barrier to barrier
+    turns    the last steps, run by several samples in turn (`SampleTurns`)
+    end      the last steps, run once for several samples (`JointEnd`)
+
+All kernels are chosen, and have only to be emitted (`model_code`). The workspace begins with the
+pointers of inputs and outputs and the int64 words of the functions in `model_code`, `loop` and
+`function`; then come the buffers, and the memory of the joint end.
 """
 
 from __future__ import annotations
@@ -14,23 +19,22 @@ from typing import NamedTuple
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.values import Decision
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.memory_plan import MemoryPlan, aligned
-from sparsejit.lowering.sample_turns import SampleTurns
+from sparsejit.lowering.memory_plan import MemoryPlan, SampleTurns, aligned
 from sparsejit.lowering.step import OPERAND_SLOTS, Step
 from sparsejit.lowering.threads.waves import Wave
+from sparsejit.planner.sample_plan import TileTime
 
 POINTER = 8  # bytes
-LOOP_SLOTS = 5
+_LOOP_SLOTS = 5
 _JOINT_SLOTS = 2
 
 
 @dataclass(frozen=True)
-class LoweredModel:
+class ModelSchedule:
     """A lowered graph. A run computes `tile` samples; `tile` is 1 where the batch is fixed.
 
-    With `turns`, several samples take turns with each of the last steps (`sample_turns`); with
-    `end`, the last steps can run once for several samples (`joint_end`). `decisions` are all
-    choices that led to it.
+    `steps` are all kernels in order, `waves` the order and the threads in which a run has them.
+    `decisions` are all choices that led to it.
     """
 
     graph: Graph
@@ -43,7 +47,7 @@ class LoweredModel:
     end: JointEnd | None = None
     decisions: tuple[Decision, ...] = ()
 
-    def with_decisions(self, further: tuple[Decision, ...]) -> LoweredModel:
+    def with_decisions(self, further: tuple[Decision, ...]) -> ModelSchedule:
         """The same model with further decisions."""
         return replace(self, decisions=(*self.decisions, *further)) if further else self
 
@@ -51,6 +55,11 @@ class LoweredModel:
     def ns(self) -> float:
         """Predicted nanoseconds of a tile."""
         return sum(wave.ns for wave in self.waves)
+
+    @property
+    def time(self) -> TileTime:
+        """Its tile with the predicted time."""
+        return TileTime(self.tile, self.ns)
 
     @property
     def input_bytes(self) -> list[int]:
@@ -103,13 +112,13 @@ class LoweredModel:
 
     @cached_property
     def loop_offset(self) -> int:
-        """Offset of `LOOP_SLOTS` int64 slots, for `loop` and `batch_rest`."""
+        """Offset of `_LOOP_SLOTS` int64 slots, for `loop` and `function`."""
         return self.status_offset + POINTER
 
     @cached_property
     def operand_offset(self) -> int:
         """Offset of the slots for operands' addresses of steps that share code."""
-        return self.loop_offset + POINTER * LOOP_SLOTS
+        return self.loop_offset + POINTER * _LOOP_SLOTS
 
     @cached_property
     def joint_offset(self) -> int:
@@ -125,7 +134,7 @@ class LoweredModel:
 def header_bytes(graph: Graph, waves: Sequence[Wave], end: JointEnd | None) -> int:
     """Bytes of the workspace before the first buffer."""
     probe_slots = len(waves) + 2
-    fixed = 2 + LOOP_SLOTS + OPERAND_SLOTS + _JOINT_SLOTS + (len(end.copies) if end else 0)
+    fixed = 2 + _LOOP_SLOTS + OPERAND_SLOTS + _JOINT_SLOTS + (len(end.copies) if end else 0)
     slots = len(graph.inputs) + len(graph.outputs) + fixed + probe_slots
     return aligned(slots * POINTER)
 
@@ -158,7 +167,7 @@ class JointEnd:
     first: int
     fewest: int
     copies: tuple[Step, ...]
-    lowered: LoweredModel
+    lowered: ModelSchedule
     outputs: tuple[int, ...]
 
     @property
