@@ -24,10 +24,10 @@ from sparsejit.ir.values import Array, Origin, TensorType, Value
 from sparsejit.lowering.chain_step import chain_step
 from sparsejit.lowering.feature_major import (
     FeatureMajor,
-    TakesPanels,
     columns_of,
     feature_major,
     padded_type,
+    takes_panels,
 )
 from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.memory.destinations import destinations
@@ -138,8 +138,8 @@ class Lowering:
     @cached_property
     def feature_major(self) -> FeatureMajor:
         """The values that lie feature-major, and the nodes that read or write them so."""
-        takes_panels = TakesPanels(self.options.planner, self.matrix, self._nonzeros)
-        return feature_major(self.graph, self.readers, self.wanted, takes_panels, self.target)
+        takes = takes_panels(self.options.planner, self.matrix, self._nonzeros)
+        return feature_major(self.graph, self.readers, self.wanted, takes, self.target)
 
     def _nonzeros(self, value: Value) -> int:
         is_kept = self.kept is not None and value in self.graph.constants

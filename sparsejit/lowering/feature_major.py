@@ -8,7 +8,7 @@ A value may lie both ways, by a copy, where it has other readers. Chains and att
 both ways, connected ones together, so that as few elements as possible are transposed.
 
     feature_major       the choice, as a `FeatureMajor`
-    TakesPanels         whether panels are best for a linear layer
+    takes_panels        whether panels are best for a linear layer
     is_by_column        whether a chain can run over columns
     padded_type         the matrix that holds a value feature-major; `columns_of`: its columns
     column_attention    an attention that only views separate from the products around it
@@ -75,11 +75,14 @@ def feature_major(
     graph: Graph,
     readers: Mapping[Value, Sequence[Node]],
     wanted: Collection[Value],
-    takes_panels: Callable[[Node], bool],
+    takes: Callable[[Node], bool],
     target: Target,
 ) -> FeatureMajor:
-    """The values that should lie feature-major; `wanted` have a batch-major place already."""
-    panels = frozenset(node for node in graph.nodes if takes_panels(node))
+    """The values that should lie feature-major; `wanted` have a batch-major place already.
+
+    takes: whether a layer takes panels, as `takes_panels` says it.
+    """
+    panels = frozenset(node for node in graph.nodes if takes(node))
     if not panels:
         return _NOTHING
     return _Sides(graph, readers, {*wanted, *graph.outputs}, panels, target).chosen()
@@ -119,35 +122,33 @@ def _fits(value: Value, chain: Chain) -> bool:
     return value.type.size == 1 or by_feature or is_whole(value, chain)
 
 
-class TakesPanels:
-    """Whether a node is a linear layer of several rows for which panels are clearly best.
+def takes_panels(
+    planner: LayerPlanner,
+    matrix: Callable[[Value], SparseMatrix],
+    nonzeros: Callable[[Value], int],
+) -> Callable[[Node], bool]:
+    """A function that says whether a node is a linear layer for whose rows panels are clearly best.
 
     Layers of one shape and about equal density share one answer, because finding it takes longer
     than choosing a kernel for a known matrix.
     """
+    answers: dict[tuple[object, ...], bool] = {}
 
-    def __init__(
-        self,
-        planner: LayerPlanner,
-        matrix: Callable[[Value], SparseMatrix],
-        nonzeros: Callable[[Value], int],
-    ) -> None:
-        self._planner, self._matrix, self._nonzeros = planner, matrix, nonzeros
-        self._answers: dict[tuple[object, ...], bool] = {}
-
-    def __call__(self, node: Node) -> bool:
+    def takes(node: Node) -> bool:
         if not isinstance(node.op, Linear) or prod(node.inputs[0].shape[:-1]) < 2:
             return False
-        if not node.inputs[1].type.size:
-            return False
         (x, weights), dtype = node.inputs[:2], node.op.dtype
-        rows, percent = prod(x.shape[:-1]), 100 * self._nonzeros(weights) // weights.type.size
+        if not weights.type.size:
+            return False
+        rows, percent = prod(x.shape[:-1]), 100 * nonzeros(weights) // weights.type.size
         case = rows, weights.shape, dtype, percent
-        if case not in self._answers:
+        if case not in answers:
             out_features, in_features = weights.shape
-            each, matrix = MatVec(out_features, in_features, dtype=dtype), self._matrix(weights)
-            self._answers[case] = self._planner.prefers_panels(each, rows, matrix)
-        return self._answers[case]
+            each = MatVec(out_features, in_features, dtype=dtype)
+            answers[case] = planner.prefers_panels(each, rows, matrix(weights))
+        return answers[case]
+
+    return takes
 
 
 class _Sides:

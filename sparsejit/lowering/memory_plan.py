@@ -15,13 +15,15 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 from sparsejit.lowering.memory.storage import Buffer
 from sparsejit.lowering.step import Step
 from sparsejit.whole_numbers import round_up
 
 ALIGNMENT = 64
+
+# Start and end of the bytes that a buffer occupies, and the first and last time at which it does.
+_Placed = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -52,15 +54,6 @@ class SampleTurns:
 @dataclass(eq=False)
 class _Lifetime:
     buffer: Buffer
-    first: int
-    last: int
-
-
-class _PlacedBuffer(NamedTuple):
-    """Bytes from `start` to `end` that a buffer occupies from time `first` to `last`."""
-
-    start: int
-    end: int
     first: int
     last: int
 
@@ -198,16 +191,16 @@ class _Arena:
     def placed(self) -> tuple[dict[Buffer, int], int]:
         """Offsets of buffers from the first byte of the arena, and the arena's size."""
         taken = self._shared_in_place()
-        placed: list[_PlacedBuffer] = []  # sorted by start
+        placed: list[_Placed] = []
         offsets: dict[Buffer, int] = {}
         merged = _merged(list(self.lives.values()), taken)
         for life in sorted(merged, key=lambda life: (-life.buffer.bytes, life.first)):
             size = aligned(life.buffer.bytes)
             offset = offsets[life.buffer] = _lowest(size, life, placed)
-            insort(placed, _PlacedBuffer(offset, offset + size, life.first, life.last))
+            insort(placed, (offset, offset + size, life.first, life.last))
         for buffer in taken:
             offsets[buffer] = offsets[_root(buffer, taken)]
-        return offsets, max((each.end for each in placed), default=0)
+        return offsets, max((end for _, end, *_ in placed), default=0)
 
     def _shared_in_place(self) -> dict[Buffer, Buffer]:
         """Written buffers that reuse the buffer of an operand whose life ends with the step."""
@@ -249,7 +242,7 @@ def _merged(lives: list[_Lifetime], taken: Mapping[Buffer, Buffer]) -> list[_Lif
     return list(merged.values())
 
 
-def _lowest(size: int, life: _Lifetime, placed: list[_PlacedBuffer]) -> int:
+def _lowest(size: int, life: _Lifetime, placed: list[_Placed]) -> int:
     """The lowest offset that no buffer alive at the same time covers."""
     offset, own_first, own_last = 0, life.first, life.last
     for start, end, first, last in placed:

@@ -1,23 +1,17 @@
 """Probes: code between the steps of a native function, for measuring their times.
 
 Both probes keep int64 slots in the workspace; neither changes results, except that `PrefixProbe`
-can leave steps out.
+can leave steps out. Their code stands before the first step (`number` 0) and after each, and may
+clobber rax, rcx and rdx.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import Memory, rax, rcx, rdx
 
 SLOT_BYTES = 8
-
-
-class Probe(Protocol):
-    """Code before the first step (`number` 0) and after each; it may clobber rax, rcx and rdx."""
-
-    def emit(self, asm: Assembler, number: int, end: Label) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -62,3 +56,6 @@ class PrefixProbe:
         asm.emit("mov", rax, Memory(WORKSPACE, self.first_slot))
         asm.emit("cmp", rax, number)
         asm.jump("je", end)
+
+
+Probe = StampProbe | PrefixProbe
