@@ -1,6 +1,5 @@
 """`sparsejit bench MODEL`: a user's model timed beside other engines on this machine."""
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,7 +35,12 @@ from sparsejit.commands.model_options import (
     load_or_compile,
 )
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.model_source import NamedModel, example_arrays, read_source
+from sparsejit.frontends.model_source import (
+    NamedModel,
+    example_arrays,
+    read_source,
+    shrink_command,
+)
 from sparsejit.frontends.onnx import DeclaredInput
 from sparsejit.perf.call_latency import PERCENTILES
 
@@ -148,10 +152,8 @@ def _forecast_line(asked: ModelRequest, speeds: dict[float, float]) -> str:
         f"{speed:.1f} times{'' if number else ' as fast'} with {_SHARES[zeros]}"
         for number, (zeros, speed) in enumerate(speeds.items())
     )
-    constants = [word for text in asked.constant or () for word in ("--constant", text)]
-    out = "--out", f"small{suffix_of(asked.model)}"
-    words = "sparsejit", "shrink", asked.model, "--data", "samples.npz", *constants, *out
-    return f"shrink: {gains} (predicted); {shlex.join(words)} finds the error"
+    command = shrink_command(asked.model, asked.constant or (), suffix_of(asked.model))
+    return f"shrink: {gains} (predicted); {command} finds the error"
 
 
 def _source(asked: ModelRequest, data: Path | None) -> NamedModel:

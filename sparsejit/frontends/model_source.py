@@ -1,5 +1,6 @@
 """A model as a command line names it, with the sizes, numbers and arrays given beside it."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -205,3 +206,20 @@ def _numbers(text: str) -> float | list[float]:
     """A number, or a list of several between commas; whole numbers are int."""
     numbers = [int(part) if part.lstrip("-").isdigit() else float(part) for part in text.split(",")]
     return numbers[0] if len(numbers) == 1 else numbers
+
+
+def shrink_command(reference: str, constants: Sequence[str], suffix: str) -> str:
+    """The command that makes zeros in the model; the file of samples is the user's to make."""
+    given = [word for text in constants for word in ("--constant", text)]
+    words = "sparsejit", "shrink", reference, "--data", "samples.npz", *given
+    return shlex.join([*words, "--out", f"small{suffix}"])
+
+
+def onnx_shrinking(model: Any, constants: Mapping[str, Any]) -> str:
+    """The command that makes zeros in an ONNX file, or the call where no command can name it."""
+    arrays = {name: np.asarray(value) for name, value in constants.items()}
+    if not isinstance(model, str | Path) or any(array.ndim > 1 for array in arrays.values()):
+        given = ", constants=constants" if constants else ""
+        return f"sparsejit.shrink(model, samples{given})"
+    texts = [f"{name}={','.join(map(str, x.ravel().tolist()))}" for name, x in arrays.items()]
+    return shrink_command(str(model), texts, Path(model).suffix)

@@ -15,7 +15,7 @@ from sparsejit.frontends.dynamo.sizes import example_numbers
 from sparsejit.frontends.torch_export import graph_of
 from sparsejit.ir.batch import SamplesMixed
 from sparsejit.ir.dtypes import COMPLEX, NOTED, SHORT_FLOATS, as_pairs
-from sparsejit.ir.graph import Array, Graph, Value
+from sparsejit.ir.graph import Array, Graph, Origin, Value
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
@@ -49,7 +49,7 @@ class PartGraphs:
         self.why_not_free = "it was compiled for one batch"
         self._module, self._compile_part = module, compile_part
         self._constants = [placeholders[place].name for place in names]
-        self._names = {placeholders[place].name: name for place, name in names.items()}
+        self._names = {placeholders[place].name: Origin(name) for place, name in names.items()}
         self._operands = [
             place
             for place, node in enumerate(placeholders)
