@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 # Calls a second, as of a loop in real time.
 _RATE = 100.0
 _NAME = "model"
+_CONVENTION = "called with arrays, or bound to buffers that are set once"
 _SHARES = {0.5: "half of the weights zero", 0.75: "three quarters"}
 
 
@@ -128,7 +129,12 @@ def _show(found: "AnyComparison") -> None:
     console.print(_table(found))
     if found.latency is not None:
         console.print(_latency_table(found.latency))
-    say(found.verdict, style="bold")
+    verdicts = found.verdicts
+    if len({*verdicts.values()}) == 1:
+        say(verdicts["called"], style="bold")
+    else:
+        for way, verdict in verdicts.items():
+            say(f"{way}: {verdict}", style="bold")
 
 
 def _speeds_by_zeros(source: NamedModel, threads: int) -> dict[float, float]:
@@ -189,10 +195,12 @@ def _source(asked: ModelRequest, data: Path | None) -> NamedModel:
 
 def _table(found: "AnyComparison") -> Table:
     skipped = (f"{name} skipped: {why}" for name, why in found.skipped.items())
-    figures = ("min, us", "median, us", "error")
-    table = table_of(f"{found.model}; called from Python", ("engine", "version"), figures, skipped)
+    figures = ("called min", "called median", "bound min", "bound median", "error")
+    title = f"{found.model}; us a call from Python: {_CONVENTION}"
+    table = table_of(title, ("engine", "version"), figures, skipped)
     for one in found.times:
-        cells = (f"{one.ns_min / 1000:,.2f}", f"{one.ns_median / 1000:,.2f}")
+        ns = one.ns_min, one.ns_median, one.bound_ns_min, one.bound_ns_median
+        cells = ("" if each is None else f"{each / 1000:,.2f}" for each in ns)
         error = f"{one.relative_error:.1e}"
         table.add_row(one.name, one.version, *cells, error, style=_style(one.name))
     return table
@@ -207,7 +215,7 @@ def _latency_table(found: "LatencyReport") -> Table:
         notes.insert(0, f"{calls} calls each; histogram: {span}, bins and heights by logarithms")
     if any(None in one.percentiles.values() for one in found.engines):
         notes.append("a percentile with no call beyond it is left out")
-    title = f"us from when a call was due to its end, at {found.rate:g} calls a second"
+    title = f"us from when a call with arrays was due to its end, at {found.rate:g} calls a second"
     figures = (*(f"p{percent:g}" for percent in PERCENTILES), "worst")
     table = table_of(title, (), (), notes)
     table.box, table.pad_edge = None, False
