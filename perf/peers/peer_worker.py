@@ -196,7 +196,7 @@ def _ways(compiled: Any, inputs: list[Any]) -> Ways:
         called()
     except ValueError:  # inputs in a nest
         called = partial(compiled.run, inputs)
-    ways = {"called": (called, lambda _: compiled.run(inputs))}
+    ways: Ways = {"called": (called, lambda _: compiled.run(inputs))}
     try:
         return {**ways, "bound": _bound(compiled, inputs, must_bind=True)}
     except ValueError:

@@ -103,8 +103,8 @@ class ModelCompiler:
         again = self.other_sizes(inputs, variant, args, kwargs, kept) if is_open else None
         sizes = self.sizes and self.sizes.in_order(inputs.items[1].keys)
         scales = self.dtype.layers if isinstance(self.dtype, Scales) else ()
-        given = inputs, outputs, self.settings, again, sizes, scales
-        return CompiledModel((variant,), *given, self.shrinking)
+        made = inputs, outputs, self.settings, again, sizes, scales, self.shrinking
+        return CompiledModel((variant,), *made)
 
     def scales(
         self,

@@ -133,7 +133,8 @@ def _origin_from_data(data: list[Any]) -> Origin:
         raise DamagedFile(f"has a value of origin {data}")
     if not isinstance(is_computed, bool):
         raise DamagedFile(f"has a value of origin {data}")
-    return Origin(*texts, tuple(weights), is_computed)
+    name, module, source, code = texts
+    return Origin(name, module, source, code, tuple(weights), is_computed)
 
 
 def _constant_from_data(data: Any, reader: ArrayReader) -> tuple[Value, Array]:

@@ -72,9 +72,7 @@ def model(
     batch: BatchOption = None,
     data: Annotated[
         Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="Inputs by name, .npz. Default: random numbers."
-        ),
+        typer.Option(help="Inputs: .npz by name, or .npy for one. Default: random numbers."),
     ] = None,
     dtype: Annotated[
         list[str] | None,

@@ -153,7 +153,7 @@ def test_all_that_is_open_is_asked_for_at_once_and_constants_are_advised(tmp_pat
 
 def test_a_torch_model_brings_its_own_inputs(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(FACTORY)
-    with pytest.raises(InvalidInput, match="brings its own inputs; --shape"):
+    with pytest.raises(InvalidInput, match="brings its own inputs; leave out --shape x=1x6"):
         read_source(f"{tmp_path}/net.py:make", ["x=1x6"])
 
 

@@ -101,7 +101,7 @@ class _ModuleGraphs:
         self,
         module: GraphModule,
         constants: Mapping[str, torch.Tensor],
-        names: Mapping[str, str],
+        names: Mapping[str, Origin],
     ) -> None:
         self._module, self._constants, self._names = module, constants, names
         self._arrays: dict[str, Array] = {}
