@@ -50,8 +50,15 @@ class AnyComparison:
     latency: LatencyReport | None = None
 
     @property
-    def verdict(self) -> str:
-        """A sentence: the speed-up of sparsejit over the fastest peer in float32."""
+    def verdicts(self) -> dict[str, str]:
+        """A sentence for each way to call: the speed-up over the fastest peer in float32.
+
+        An engine that has no bound call counts with its plain one.
+        """
+        called = self._verdict(lambda one: one.ns_min)
+        return {"called": called, "bound": self._verdict(lambda one: one.least_bound_ns)}
+
+    def _verdict(self, ns: Callable[[ContestantTime], float]) -> str:
         times = {one.name: one for one in self.times}
         ours = [times.pop(peer.name) for peer in OURS.values() if peer.name in times]
         if not ours:
@@ -66,11 +73,11 @@ class AnyComparison:
             if self.model.endswith(".sjit"):
                 brings = "compare the model that it was compiled from"
             return "; ".join((*parts, f"no other engine here runs it; {brings}"))
-        best = min(others, key=lambda one: one.ns_min)
+        best = min(others, key=ns)
         first, *more = ours
-        parts += [_compared(first, best)]
+        parts += [_compared(first, best, ns(best) / ns(first))]
         parts += [
-            f"{one.name.removeprefix('sparsejit-')} {best.ns_min / one.ns_min:.1f} times "
+            f"{one.name.removeprefix('sparsejit-')} {ns(best) / ns(one):.1f} times "
             f"at {one.relative_error:.1e}"
             for one in (*more, *short)
         ]
@@ -79,16 +86,18 @@ class AnyComparison:
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         latency = None if self.latency is None else self.latency.as_dict()
-        return {**asdict(self), "latency": latency, "verdict": self.verdict}
+        return {**asdict(self), "latency": latency, "verdicts": self.verdicts}
 
 
-def _compared(ours: ContestantTime, best: ContestantTime) -> str:
+def _compared(ours: ContestantTime, best: ContestantTime, ratio: float) -> str:
     whose, at = "", ""
     if ours.name != OURS["float32"].name:
         whose = f"{ours.name.removeprefix('sparsejit-')} "
         at = f", at {ours.relative_error:.1e}"
-    ratio = best.ns_min / ours.ns_min
-    how = f"{ratio:.1f} times as fast as" if ratio >= 1 else f"{1 / ratio:.1f} times slower than"
+    times = f"{max(ratio, 1 / ratio):.1f} times"
+    how = f"{times} as fast as" if ratio >= 1 else f"{times} slower than"
+    if times == "1.0 times":
+        how = "as fast as"
     return f"{whose}{how} the best other, {best.name}{at}"
 
 
@@ -215,9 +224,8 @@ def compare_any(
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="sparsejit-bench-"))
         task = AnyTask(source, Path(folder))
-        contest = ModelRounds(
-            stack, task, name, (*ours, *runs_it), progress, lambda peer: float("inf"), threads
-        )
+        given = stack, task, name, (*ours, *runs_it), progress, lambda peer: float("inf"), threads
+        contest = ModelRounds(*given, both_ways=True)
         times = contest.times(rounds)
         latency = None if pace is None else _latency(contest, times, *pace)
         return AnyComparison(name, times, contest.skipped, latency)

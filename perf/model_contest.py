@@ -13,7 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,12 @@ Arrays = list[npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class ContestantTime:
-    """Nanoseconds a call from Python, and the largest error over the largest output in float64."""
+    """Nanoseconds a call from Python, and the largest error over the largest output in float64.
+
+    `ns_min` and `ns_median` are of calls with arrays in a contest of both ways to call, else of the
+    engine's fastest way. `bound_ns_min` and `bound_ns_median` are of calls on buffers that were set
+    once; None where the engine has none, or the contest is of one way.
+    """
 
     name: str
     version: str
@@ -42,6 +47,13 @@ class ContestantTime:
     ns_median: float
     relative_error: float
     threads: int
+    bound_ns_min: float | None = None
+    bound_ns_median: float | None = None
+
+    @property
+    def least_bound_ns(self) -> float:
+        """Nanoseconds of a bound call; of a plain one where the engine has no other."""
+        return self.ns_min if self.bound_ns_min is None else self.bound_ns_min
 
 
 class PeerTask(Protocol):
@@ -73,6 +85,7 @@ class Contestant:
         self.name, self.peer = peer.name, peer
         self._process = PeerProcess(peer.command(*cores), peer.environment(len(cores)))
         self.version, self.threads = "", 0
+        self.ways: tuple[str, ...] = ()
 
     def __enter__(self) -> "Contestant":
         return self
@@ -85,23 +98,31 @@ class Contestant:
         onnx = str(task.onnx_file(self.peer.opset)) if self.peer.opset else None
         inputs = str(task.inputs_file)
         reply = self._process.ask(do="load", inputs=inputs, onnx=onnx, **task.request)
-        self.version = reply["version"]
+        self.version, self.ways = reply["version"], tuple(reply["ways"])
 
-    def run(self, folder: Path) -> Arrays:
+    def run(self, folder: Path, way: str = "") -> Arrays:
         """The outputs of one call, which pass through a file in `folder`."""
         file = folder / f"{self.name}.npz"
-        self.threads = self._process.ask(do="run", outputs=str(file))["threads"]
+        self.threads = self._process.ask(do="run", way=way, outputs=str(file))["threads"]
         with np.load(file) as outputs:
             return [outputs[name] for name in outputs.files]
 
-    def times(self, _: int = 0) -> list[float]:
+    def times(self, _: int = 0, *, way: str = "") -> list[float]:
         """One round's nanoseconds a call. Raises PeerFailed where the peer ends or refuses."""
-        reply = self._process.ask(do="time", samples=SAMPLES_A_ROUND, budget_ns=ROUND_NS)
-        return list(reply["ns"])
+        asked = {"samples": SAMPLES_A_ROUND, "budget_ns": ROUND_NS}
+        return list(self._process.ask(do="time", way=way, **asked)["ns"])
 
-    def paced(self, calls: int, period_ns: int, _: int = 0) -> list[float]:
+    def paced(self, calls: int, period_ns: int, way: str, _: int = 0) -> list[float]:
         """Nanoseconds from the due time of each call, one a period, to its end."""
-        return list(self._process.ask(do="pace", calls=calls, period_ns=period_ns)["ns"])
+        asked = {"calls": calls, "period_ns": period_ns}
+        return list(self._process.ask(do="pace", way=way, **asked)["ns"])
+
+
+class _Way(NamedTuple):
+    """A contestant and a way to call it."""
+
+    one: Contestant
+    way: str
 
 
 class ModelRounds:
@@ -116,12 +137,15 @@ class ModelRounds:
         progress: Callable[[str], None],
         largest: Callable[[ModelPeer], float] = lambda peer: LARGEST_RELATIVE_ERROR,
         threads: int = 1,
+        both_ways: bool = False,
     ) -> None:
         """`largest` returns the largest relative error that a peer may have.
 
+        `both_ways`: time calls with arrays and bound calls, not the fastest way alone.
+
         Raises InvalidInput for more threads than there are cores.
         """
-        self._title, self._progress = title, progress
+        self._title, self._progress, self._both_ways = title, progress, both_ways
         self._errors: dict[Contestant, float] = {}
         self.skipped: dict[str, str] = {}
         cores = _first_cores(threads)
@@ -131,23 +155,35 @@ class ModelRounds:
             try:
                 contestant = stack.enter_context(Contestant(peer, *cores))
                 contestant.prepare(task)
-                error = checked_error(contestant.run(task.folder), task.exact, largest(peer))
-                self._errors[contestant] = error
+                self._errors[contestant] = max(
+                    checked_error(contestant.run(task.folder, way), task.exact, largest(peer))
+                    for way in self._ways(contestant)
+                )
             except (MissingDependency, PeerFailed) as problem:
                 self.skipped[peer.name] = str(problem)
 
+    def _ways(self, one: Contestant) -> tuple[str, ...]:
+        """The ways to call it that are timed; "" is its fastest."""
+        return one.ways if self._both_ways else ("",)
+
     def times(self, rounds: int = ROUNDS) -> tuple[ContestantTime, ...]:
         """Time all contestants in rounds; return their times, fastest first."""
-        turns = RoundsInTurn({one: one.times for one in self._errors}, (PeerFailed,))
+        ways = {
+            _Way(one, way): partial(one.times, way=way)
+            for one in self._errors
+            for way in self._ways(one)
+        }
+        turns = RoundsInTurn(ways, (PeerFailed,))
         turns.run(rounds, lambda step: self._progress(f"{self._title}: {step}"))
-        self._drop(turns.skipped)
+        self._drop({way.one: why for way, why in turns.skipped.items()})
         least, medians = turns.least(), turns.medians()
-        return tuple(
-            ContestantTime(
-                *(one.name, one.version, least[one], medians[one], self._errors[one], one.threads)
-            )
-            for one in sorted(least, key=least.__getitem__)
-        )
+        found = []
+        for one, error in self._errors.items():
+            first, *bound = (_Way(one, way) for way in self._ways(one))
+            given = one.name, one.version, least[first], medians[first], error, one.threads
+            more = [table[way] for way in bound for table in (least, medians)]
+            found.append(ContestantTime(*given, *more))
+        return tuple(sorted(found, key=lambda one: one.ns_min))
 
     def latencies(
         self, seconds: float, rate: float, without: Container[str] = ()
@@ -160,7 +196,8 @@ class ModelRounds:
         calls = max(1, round(rate * min(seconds, 1.0)))
         period = round(1e9 / rate)
         taking_part = [one for one in self._errors if one.name not in without]
-        paced = {one: partial(one.paced, calls, period) for one in taking_part}
+        way = "called" if self._both_ways else ""
+        paced = {one: partial(one.paced, calls, period, way) for one in taking_part}
         turns = RoundsInTurn(paced, (PeerFailed,))
         turns.run(
             max(1, round(seconds * rate / calls)),

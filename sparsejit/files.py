@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import DamagedFile, InvalidInput
 
 
 def checked_path(path: str | os.PathLike[str]) -> Path:
@@ -14,6 +14,29 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
         raise InvalidInput(f"the path is a {type(path).__name__}, {path!r}; give a str or a Path")
     return Path(path)
+
+
+def existing_file(
+    path: str | os.PathLike[str], wanted: str = "a file", remedy: str = "check the path"
+) -> Path:
+    """Return the path of a file that has contents.
+
+    Raises InvalidInput for a folder, where `wanted` is to be given, and where there is no file,
+    with the remedy; DamagedFile for an empty file.
+    """
+    file = checked_path(path)
+    try:
+        is_folder, is_there = file.is_dir(), file.is_file()
+        is_empty = is_there and not file.stat().st_size
+    except (OSError, ValueError):  # such as a name that is too long, or has a null byte
+        is_folder = is_there = is_empty = False
+    if is_folder:
+        raise InvalidInput(f"{file} is a folder; give {wanted}")
+    if not is_there:
+        raise InvalidInput(f"there is no file {file}; {remedy}")
+    if is_empty:
+        raise DamagedFile(f"{file} is empty; copy it again, or save it again")
+    return file
 
 
 @contextmanager

@@ -5,20 +5,24 @@ it imports nothing but the standard library, numpy and that peer. Requests and r
 object a line:
 
     {"do": "load", "inputs": x.npz, "onnx": file or null, "zoo": {model, density, pattern}}
-        -> {"version"}
+        -> {"version", "ways"}
     {"do": "load", ..., "network": [name, path], "feedback": [[result, input], ...]} -> the same
     {"do": "load", ..., "file": .onnx, "names": of inputs, "constants": {name: number},
      "fallback": engine or null} -> the same
     {"do": "load", ..., "program": .pt2} or {..., "factory": reference, "state": .pt} -> the same
     {"do": "load", ..., "saved": .sjit} -> the same
     {"do": "load", ..., "compiled": {engine: .sjit}, "names", "constants"} -> the same
-    {"do": "run", "outputs": y.npz} -> {"threads": count}
-    {"do": "time", "samples": at most, "budget_ns": of all} -> {"ns": a list, one a sample}
-    {"do": "pace", "calls": count, "period_ns": between them} -> {"ns": a list, one a call}
+    {"do": "run", "way": way, "outputs": y.npz} -> {"threads": count}
+    {"do": "time", "way": way, "samples": at most, "budget_ns": of all}
+        -> {"ns": a list, one a sample}
+    {"do": "pace", "way": way, "calls": count, "period_ns": between them}
+        -> {"ns": a list, one a call}
 
-or {"error": words}. A sample is the mean of the calls that fit in `SAMPLE_NS`. A paced call is
-timed from its due time, whether or not the call before had ended by then. With `feedback`, results
-of a call are inputs of the next one.
+or {"error": words}. The reply to "load" also has the "ways" of calling the engine: "called" takes
+and returns arrays, or tensors where the engine is torch's; "bound" reads and writes buffers that
+were set once. Without "way" it is the last of them. A sample is the mean of the calls that fit in
+`SAMPLE_NS`. A paced call is timed from its due time, whether or not the call before had ended by
+then. With `feedback`, results of a call are inputs of the next one.
 """
 
 import gc
@@ -45,16 +49,17 @@ _AWAKE_NS = 300_000
 # A call of the whole model; then with it a function that turns its result into numpy arrays.
 Call = Callable[[], Any]
 Loaded = tuple[Call, Callable[[Any], Sequence[Any]]]
+# By the way of calling; the last one is the fastest that the engine has.
+Ways = dict[str, Loaded]
 
 
-def _onnxruntime(request: dict[str, Any], inputs: list[Any]) -> Loaded:
+def _onnxruntime(request: dict[str, Any], inputs: list[Any]) -> Loaded | Ways:
     ort = import_module("onnxruntime")
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = request["threads"], 1
     session = ort.InferenceSession(request["onnx"], options, providers=["CPUExecutionProvider"])
+    names, run = [node.name for node in session.get_inputs()], session.run
     if "feedback" in request:
-        names = [node.name for node in session.get_inputs()]
-        run = session.run
 
         def named(*given: Any) -> Any:
             return run(None, dict(zip(names, given, strict=True)))
@@ -65,11 +70,14 @@ def _onnxruntime(request: dict[str, Any], inputs: list[Any]) -> Loaded:
         binding.bind_cpu_input(node.name, value)
     for node in session.get_outputs():
         binding.bind_output(node.name, "cpu")
-    call = session.run_with_iobinding
-    return lambda: call(binding), lambda _: binding.copy_outputs_to_cpu()
+    call, feeds = session.run_with_iobinding, dict(zip(names, inputs, strict=True))
+    return {
+        "called": (lambda: run(None, feeds), list),
+        "bound": (lambda: call(binding), lambda _: binding.copy_outputs_to_cpu()),
+    }
 
 
-def _openvino(request: dict[str, Any], inputs: list[Any], is_float32: bool = True) -> Loaded:
+def _openvino(request: dict[str, Any], inputs: list[Any], is_float32: bool = True) -> Ways:
     ov = import_module("openvino")
     settings = {
         "PERFORMANCE_HINT": "LATENCY",
@@ -78,11 +86,15 @@ def _openvino(request: dict[str, Any], inputs: list[Any], is_float32: bool = Tru
     }
     if is_float32:  # else bfloat16 where the processor has it
         settings["INFERENCE_PRECISION_HINT"] = "f32"
-    work = ov.Core().compile_model(request["onnx"], "CPU", settings).create_infer_request()
+    model = ov.Core().compile_model(request["onnx"], "CPU", settings)
+    work = model.create_infer_request()
     for number, value in enumerate(inputs):
         work.set_input_tensor(number, ov.Tensor(value, shared_memory=True))
     count = len(work.model_outputs)
-    return work.infer, lambda _: [work.get_output_tensor(i).data for i in range(count)]
+    return {
+        "called": (lambda: model(inputs), lambda found: [found[i] for i in range(count)]),
+        "bound": (work.infer, lambda _: [work.get_output_tensor(i).data for i in range(count)]),
+    }
 
 
 def _deepsparse(request: dict[str, Any], inputs: list[Any]) -> Loaded:
@@ -92,7 +104,7 @@ def _deepsparse(request: dict[str, Any], inputs: list[Any]) -> Loaded:
     return lambda: engine.run(inputs, val_inp=False), list
 
 
-def _tvm(request: dict[str, Any], inputs: list[Any]) -> Loaded:
+def _tvm(request: dict[str, Any], inputs: list[Any]) -> Ways:
     tvm, onnx = import_module("tvm"), import_module("onnx")
     relax = import_module("tvm.relax")
     dlight, from_onnx = import_module("tvm.s_tir.dlight"), import_module("tvm.relax.frontend.onnx")
@@ -108,7 +120,10 @@ def _tvm(request: dict[str, Any], inputs: list[Any]) -> Loaded:
         several = not hasattr(result, "numpy")
         return [one.numpy() for one in (result if several else [result])]
 
-    return lambda: main(*arguments), arrays
+    def called() -> list[Any]:
+        return arrays(main(*map(tvm.runtime.tensor, inputs)))
+
+    return {"called": (called, list), "bound": (lambda: main(*arguments), arrays)}
 
 
 def _torch(request: dict[str, Any], inputs: list[Any]) -> Loaded:
@@ -143,18 +158,22 @@ def _static_runtime(request: dict[str, Any], inputs: list[Any]) -> Loaded:
     return lambda: static(*tensors), _torch_arrays
 
 
-def _sparsejit(request: dict[str, Any], inputs: list[Any], dtype: str = "float32") -> Loaded:
+def _sparsejit(
+    request: dict[str, Any], inputs: list[Any], dtype: str = "float32"
+) -> Loaded | Ways:
     sparsejit = import_module("sparsejit")
     if "saved" in request:
-        return _bound(sparsejit.load(request["saved"]), inputs)
+        return _ways(sparsejit.load(request["saved"]), inputs)
     options = {"dtype": dtype, "threads": request["threads"]}
     if "file" in request:
         given = _without_constants(request, inputs)
         options |= {"constants": request["constants"], "fallback": request["fallback"]}
-        return _bound(sparsejit.compile(request["file"], tuple(given), **options), given)
+        return _ways(sparsejit.compile(request["file"], tuple(given), **options), given)
     module, tensors = _module(request, inputs, for_us=True)
     compiled = sparsejit.compile(module, example_inputs=tensors, **options)
-    return lambda: compiled(*tensors), _torch_arrays
+    if "zoo" in request or "network" in request:  # beside torch, called as torch is
+        return lambda: compiled(*tensors), _torch_arrays
+    return _ways(compiled, inputs)
 
 
 def _compiled(request: dict[str, Any], inputs: list[Any], engine: str) -> Loaded:
@@ -170,11 +189,27 @@ def _without_constants(request: dict[str, Any], inputs: list[Any]) -> list[Any]:
     return [x for name, x in named if name not in request["constants"]]
 
 
-def _bound(compiled: Any, inputs: list[Any]) -> Loaded:
+def _ways(compiled: Any, inputs: list[Any]) -> Ways:
+    """A call with numpy arrays, and a bound one for models that can be bound."""
+    called = partial(compiled, *inputs)
+    try:
+        called()
+    except ValueError:  # inputs in a nest
+        called = partial(compiled.run, inputs)
+    ways: Ways = {"called": (called, lambda _: compiled.run(inputs))}
+    try:
+        return {**ways, "bound": _bound(compiled, inputs, must_bind=True)}
+    except ValueError:
+        return ways
+
+
+def _bound(compiled: Any, inputs: list[Any], must_bind: bool = False) -> Loaded:
     outputs = compiled.run(inputs)
     try:
         return compiled.bind(inputs, outputs), lambda _: outputs
     except ValueError:  # narrow integers and sizes that differ between calls cannot be bound
+        if must_bind:
+            raise
         return lambda: compiled.run(inputs), list
 
 
@@ -184,7 +219,7 @@ def _sparsejit_bound(request: dict[str, Any], inputs: list[Any]) -> Loaded:
 
 
 # The loader of each engine, and the package whose version is reported.
-ENGINES: dict[str, tuple[Callable[[dict[str, Any], list[Any]], Loaded], str]] = {
+ENGINES: dict[str, tuple[Callable[[dict[str, Any], list[Any]], Loaded | Ways], str]] = {
     "sparsejit": (_sparsejit, "sparsejit"),
     "sparsejit-bfloat16": (partial(_sparsejit, dtype="bfloat16"), "sparsejit"),
     "sparsejit-float16": (partial(_sparsejit, dtype="float16"), "sparsejit"),
@@ -261,9 +296,8 @@ class PeerWorker:
     def __init__(self, engine: str, threads: int = 1) -> None:
         self._threads = threads
         self._loader, self._package = ENGINES[engine]
-        self._calls = 0
-        self._call: Call = lambda: None
-        self._arrays: Callable[[Any], Sequence[Any]] = list
+        self._ways: Ways = {}
+        self._calls: dict[str, int] = {}  # in a sample, by way
         self._kept = ExitStack()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -276,29 +310,37 @@ class PeerWorker:
         numpy = import_module("numpy")
         with numpy.load(request["inputs"]) as file:
             self._inputs = [file[name] for name in file.files]  # some peers keep only addresses
-        self._calls = 0
-        self._call, self._arrays = self._loader({"threads": self._threads, **request}, self._inputs)
+        self._calls = {}
+        loaded = self._loader({"threads": self._threads, **request}, self._inputs)
+        self._ways = loaded if isinstance(loaded, dict) else {"called": loaded}
         if "torch" in sys.modules:
             self._kept.enter_context(import_module("torch").inference_mode())
-        return {"version": version(self._package)}
+        return {"version": version(self._package), "ways": list(self._ways)}
+
+    def _way(self, request: dict[str, Any]) -> str:
+        return str(request.get("way") or list(self._ways)[-1])
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
-        outputs = self._arrays(self._call())
+        call, arrays = self._ways[self._way(request)]
+        outputs = arrays(call())
         import_module("numpy").savez(request["outputs"], *outputs)
         return {"threads": len(os.listdir("/proc/self/task"))}
 
     def time(self, request: dict[str, Any]) -> dict[str, Any]:
         gc.collect()
         gc.disable()
-        if not self._calls:
-            self._calls = self._calibrate()
-        once = self._sample()  # also warms caches that others used meanwhile
-        affordable = int(request["budget_ns"] / (once * self._calls))
+        way = self._way(request)
+        call, _ = self._ways[way]
+        if way not in self._calls:
+            self._calls[way] = _calibrated(call)
+        calls = self._calls[way]
+        once = _sample(call, calls)  # also warms caches that others used meanwhile
+        affordable = int(request["budget_ns"] / (once * calls))
         count = max(_FEWEST_SAMPLES, min(request["samples"], affordable))
-        return {"ns": [self._sample() for _ in range(count)]}
+        return {"ns": [_sample(call, calls) for _ in range(count)]}
 
     def pace(self, request: dict[str, Any]) -> dict[str, Any]:
-        call, period = self._call, request["period_ns"]
+        (call, _), period = self._ways[self._way(request)], request["period_ns"]
         gc.collect()
         gc.disable()
         call()
@@ -313,23 +355,24 @@ class PeerWorker:
             found.append(clock() - due)
         return {"ns": found}
 
-    def _calibrate(self) -> int:
-        """Warm up and return the number of calls in a sample."""
-        self._calls, spent = 1, 0.0
-        while True:
-            each = min(self._sample() for _ in range(3))
-            spent += 3 * each * self._calls
-            if spent >= WARM_UP_NS:
-                return max(1, round(SAMPLE_NS / each))
-            self._calls = max(1, min(2 * self._calls, round(SAMPLE_NS / each)))
 
-    def _sample(self) -> float:
-        """Nanoseconds a call, as the mean of one sample."""
-        call = self._call
-        start = clock()
-        for _ in itertools.repeat(None, self._calls):
-            call()
-        return (clock() - start) / self._calls
+def _calibrated(call: Call) -> int:
+    """Warm up and return the number of calls in a sample."""
+    calls, spent = 1, 0.0
+    while True:
+        each = min(_sample(call, calls) for _ in range(3))
+        spent += 3 * each * calls
+        if spent >= WARM_UP_NS:
+            return max(1, round(SAMPLE_NS / each))
+        calls = max(1, min(2 * calls, round(SAMPLE_NS / each)))
+
+
+def _sample(call: Call, calls: int) -> float:
+    """Nanoseconds a call, as the mean of one sample."""
+    start = clock()
+    for _ in itertools.repeat(None, calls):
+        call()
+    return (clock() - start) / calls
 
 
 def _requests() -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.files import read_npy, read_npz
+from sparsejit.frontends.files import read_arrays, read_npy
 from sparsejit.ir.values import Array
 
 LEAST_ELEMENTS = 8
@@ -29,14 +29,7 @@ def read_data(path: str | Path, names: Sequence[str]) -> list[tuple[Array, ...]]
         if not files:
             raise InvalidInput(f"{path} has no .npy file; give a folder with one for each element")
         return [(read_npy(file),) for file in files]
-    if path.suffix == ".npy":
-        arrays = {names[0]: read_npy(path)} if len(names) == 1 else {"": read_npy(path)}
-    elif path.suffix == ".npz":
-        arrays = read_npz(path)
-    else:
-        raise InvalidInput(f"{path} is no data; give an .npz or .npy file, or a folder of .npy")
-    if len(arrays) == len(names) == 1:
-        arrays = dict(zip(names, arrays.values(), strict=True))
+    arrays = read_arrays(path, names)
     if set(arrays) != set(names):
         raise InvalidInput(
             f"{path} has {', '.join(sorted(arrays)) or 'nothing'}, and the model takes "

@@ -15,7 +15,7 @@ import numpy as np
 from sparsejit.api.example_calls import ExampleCall, calls_of
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.model_compiler import AUTO, ModelCompiler
-from sparsejit.api.model_kinds import check_model
+from sparsejit.api.model_kinds import check_model, opened
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.quantise import ReadModel
 from sparsejit.api.scales import Scales
@@ -121,6 +121,7 @@ def shrink(
         InvalidInput: an argument makes no sense, there are too few samples, they have NaN inside
             the model, the model has no weights that may become zeros, or `speed` is out of reach
     """
+    model, _, _ = opened(model, None, None)
     check_model(model)
     allowed = _checked(budget, metric, speed)
     if dtype not in (DENSE.dtype.value, AUTO):

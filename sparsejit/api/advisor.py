@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from sparsejit.api.advice import Advice, Suggestion
@@ -38,6 +39,7 @@ _UNFUSED = frozenset(
 )
 
 _ACCURACY = "accuracy: measure it"
+_SHRINK = "accuracy: within --budget, 1 % by default"
 _RETRAIN = "accuracy: train on with the new zeros, then measure it"
 
 
@@ -62,13 +64,16 @@ class _Idea:
         return Suggestion(layers, self.change, how, saved, saved / whole_ns, risk)
 
 
-def advice_for(variant: Variant, times: StepTimes, trainable: bool = True) -> Advice:
+def advice_for(
+    variant: Variant, times: StepTimes, trainable: bool = True, shrinking: str = ""
+) -> Advice:
     """Return changes that would save at least LEAST_SHARE of the whole time.
 
     It takes some seconds for large layers. Changes to layers and their zeros are left out where the
-    model is not `trainable`.
+    model is not `trainable`. `shrinking` is the command that makes zeros in an ONNX model, which
+    has no parameters to train.
     """
-    advisor = _Advisor(variant, times)
+    advisor = _Advisor(variant, times, shrinking)
     ideas = [*advisor.ideas(), *(advisor.ideas_to_train() if trainable else ())]
     found = [idea.suggestion(times.whole) for idea in ideas]
     worthwhile = [each for each in found if each.share >= LEAST_SHARE]
@@ -77,8 +82,8 @@ def advice_for(variant: Variant, times: StepTimes, trainable: bool = True) -> Ad
 
 
 class _Advisor:
-    def __init__(self, variant: Variant, times: StepTimes) -> None:
-        self.variant, self.whole_ns = variant, times.whole
+    def __init__(self, variant: Variant, times: StepTimes, shrinking: str) -> None:
+        self.variant, self.whole_ns, self.shrinking = variant, times.whole, shrinking
         options = variant.options
         self.prices = AlternativePrices(options.target, options.exact)
         grouped = _grouped(variant.graph)
@@ -105,12 +110,13 @@ class _Advisor:
         yield self._far_chains()
 
     def ideas_to_train(self) -> Iterator[_Idea]:
-        """Yield changes of the model, which need training."""
+        """Yield changes of the model, which need training, and zeros, which `shrink` makes too."""
         layers = [timed for timed in self.layers if not timed.is_grouped]
-        every: list[TimedProduct | TimedConvolution] = [*layers, *self.convolutions]
+        both: list[TimedProduct | TimedConvolution] = [*layers, *self.convolutions]
+        every = [timed for timed in both if self.shrinking or self._weights(timed.parameter)]
         pruned = [timed for timed in every if not timed.is_dense]
         dense = [timed for timed in every if timed.is_dense]
-        for pattern in [each for each in PATTERNS if each != "unstructured"]:
+        for pattern in () if self.shrinking else [x for x in PATTERNS if x != "unstructured"]:
             others = [timed for timed in pruned if timed.pattern != pattern]
             change = f"prune in pattern {pattern}, as much as now"
             yield self._pruning(change, others, pattern, lambda density: density)
@@ -118,6 +124,8 @@ class _Advisor:
             same = [timed for timed in pruned if timed.pattern == pattern]
             yield self._pruning("keep half as many weights", same, pattern, lambda d: d / 2)
         yield self._pruning("prune half", dense, "unstructured", lambda d: d / 2)
+        if self.shrinking:
+            return
         yield self._pruning("prune to 90 %", dense, "unstructured", lambda d: _SPARSE)
         yield self._sizes()
         yield from self._activations()
@@ -130,7 +138,32 @@ class _Advisor:
         wanted: Callable[[float], float],
     ) -> _Idea:
         gains = [timed.if_pruned(pattern, wanted(timed.matrix.density)) for timed in layers]
-        return _Idea(change, gains, lambda chosen: _pruner(chosen, pattern), _RETRAIN)
+        if self.shrinking:
+            return _Idea(change, gains, lambda _: self.shrinking, _SHRINK)
+        return _Idea(change, gains, lambda chosen: self._pruner(chosen, pattern), _RETRAIN)
+
+    def _pruner(self, gains: Sequence[LayerGain], pattern: str) -> str:
+        """Return the call of the Pruner; where amounts differ, it has one for each weight."""
+        origins = [(gain, self.origins[gain.parameter]) for gain in gains]
+        amounts = {name: gain.argument for gain, origin in origins for name in origin.weights}
+        targets = ", ".join(f'"{name}"' for name in amounts)
+        if len(set(amounts.values())) == 1:
+            amount = next(iter(amounts.values()))
+        else:
+            amount = "{" + ", ".join(f'"{name}": {part}' for name, part in amounts.items()) + "}"
+        shared = ', allocation="uniform"' if len(amounts) > 1 and "{" not in str(amount) else ""
+        folded = "fold(model); " if any(origin.is_computed for _, origin in origins) else ""
+        return f'{folded}Pruner({amount}, pattern="{pattern}", targets=[{targets}]{shared})'
+
+    @cached_property
+    def origins(self) -> dict[str, Origin]:
+        """Origins of constants that are weights of the user's model, by the constant's name."""
+        found = (value.origin for value in self.variant.graph.constants)
+        return {origin.name: origin for origin in found if origin.weights}
+
+    def _weights(self, constant: str) -> tuple[str, ...]:
+        origin = self.origins.get(constant)
+        return () if origin is None else origin.weights
 
     def _storage(self, dtype: DType) -> _Idea:
         gains = [
@@ -244,18 +277,6 @@ def _grouped(graph: Graph) -> set[Origin]:
     """Return the convolutions in groups, whose zeros between groups cannot be pruned."""
     nodes = (n for n in graph.nodes if isinstance(n.op, Convolution) and n.op.groups > 1)
     return {node.outputs[0].origin for node in nodes}
-
-
-def _pruner(gains: Sequence[LayerGain], pattern: str) -> str:
-    """Return the call of the Pruner; where amounts differ, it has one for each layer."""
-    amounts = {gain.parameter: gain.argument for gain in gains}
-    targets = ", ".join(f'"{name}"' for name in amounts)
-    if len(set(amounts.values())) == 1:
-        amount = next(iter(amounts.values()))
-    else:
-        amount = "{" + ", ".join(f'"{name}": {part}' for name, part in amounts.items()) + "}"
-    shared = ', allocation="uniform"' if len(amounts) > 1 and "{" not in str(amount) else ""
-    return f'Pruner({amount}, pattern="{pattern}", targets=[{targets}]{shared})'
 
 
 def _resized(gains: Sequence[LayerGain]) -> str:

@@ -15,7 +15,7 @@ from sparsejit.api.example_calls import ExampleCall, calls_of
 from sparsejit.api.final_graph import Dtypes
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.model_compiler import AUTO, ModelCompiler
-from sparsejit.api.model_kinds import check_model
+from sparsejit.api.model_kinds import check_model, opened
 from sparsejit.api.named_sizes import (
     DynamicShapes,
     NamedSizes,
@@ -114,7 +114,8 @@ def compile_model(
 
     Args:
         model: a torch module, a torch.export.ExportedProgram, an ONNX model (the path of an .onnx
-            file or a ModelProto), or a fitted estimator of scikit-learn, XGBoost or LightGBM.
+            file or a ModelProto), a fitted estimator of scikit-learn, XGBoost or LightGBM; or any
+            of them as the command line names it, "net.pt2" or "net.py:factory", whose code runs.
         example_inputs: the arguments of a call, a tuple of tensors or arrays. The model is compiled
             for their shapes, and reports are about their batch. Programs and estimators need none,
             ONNX models only for sizes other than the batch that the file leaves open.
@@ -153,6 +154,7 @@ def compile_model(
         UnsupportedTarget: this machine cannot run the target
     """
     settings = ModelSettings(target, threads, tune, exact)
+    model, example_inputs, example_kwargs = opened(model, example_inputs, example_kwargs)
     if is_estimator(model):
         if any((example_kwargs, dynamic_shapes, free_shapes, constants, fallback, not free_batch)):
             raise InvalidInput(_ONE_X)
@@ -209,6 +211,7 @@ def quantise(
         InvalidInput: an argument makes no sense, NaN appears inside the model on the data, or
             outputs of float32 are not good enough for the budget
     """
+    model, _, _ = opened(model, None, None)
     if is_estimator(model):
         raise InvalidInput("quantise takes networks; an estimator stays float32")
     check_model(model)

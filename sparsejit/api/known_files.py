@@ -125,6 +125,7 @@ def _about(model: CompiledModel) -> dict[str, Any] | None:
             "options": code_cache.digest_of(settings.resolved()),
             "name": variants[0].program.name,
             "keys": keys,
+            "shrinking": model.shrinking,
         }
     except InvalidInput:
         return None
@@ -149,7 +150,8 @@ def _recalled(
                 return None
             variants.append(variant)
         inputs, outputs = (nest_from_data(about[side], side) for side in ("inputs", "outputs"))
-        return CompiledModel(variants, inputs, outputs, settings)
+        shrinking = str(about.get("shrinking", ""))
+        return CompiledModel(variants, inputs, outputs, settings, shrinking=shrinking)
     except _MISREAD:
         return None
 

@@ -18,7 +18,10 @@ from sparsejit.api.parted_model import PartedModel
 from sparsejit.api.scales import Scales
 from sparsejit.api.variant import TiledGraph
 from sparsejit.artefact import sealed
+from sparsejit.errors import InvalidInput
 from sparsejit.files import checked_path
+from sparsejit.frontends.model_source import is_opened
+from sparsejit.frontends.onnx import is_onnx
 
 Loaded = Kernel | CompiledModel | PartedModel | CompiledEstimator | Scales
 
@@ -33,12 +36,17 @@ def load(path: str | os.PathLike[str]) -> Loaded:
         The kernel, model, estimator or scales that were saved.
 
     Raises:
-        InvalidInput: there is no such file
+        InvalidInput: there is no such file, or it is a model that is not compiled
         DamagedFile: the file was changed after it was saved, or has another format
         UnsupportedTarget: it was made for a target that this machine lacks
     """
 
     whole = checked_path(path)
+    if is_onnx(whole) or is_opened(whole):
+        raise InvalidInput(
+            f"{whole} is not compiled yet; compile it first: sparsejit compile {whole} --out "
+            "model.sjit"
+        )
 
     def compiled() -> Loaded:
         file = sealed.read(whole, LOADERS.keys())

@@ -58,6 +58,7 @@ class CompiledModel(CalledModel, Compiled):
         tile: the number of samples that run at a time for a free batch like the example's
         stats: counts of layers and weights, sizes in bytes, the time to compile in milliseconds
         graph: the computation, after all passes
+        shrinking: for an ONNX model, the command that puts zeros into it; else empty
         pointer: the address of `int run(inputs, outputs, workspace, samples)`, whose arrays have
             samples on axis 0 wherever the model has them
     """
@@ -71,6 +72,7 @@ class CompiledModel(CalledModel, Compiled):
         compile_for: Callable[[Sequence[Any]], Variant] | None = None,
         sizes: NamedSizes | None = None,
         scales: Sequence[LayerScales] = (),
+        shrinking: str = "",
     ) -> None:
         super().__init__(input_nest, output_nest)
         self._first = variants[0]
@@ -78,6 +80,7 @@ class CompiledModel(CalledModel, Compiled):
         self._settings = settings
         self._compile_for = compile_for
         self._sizes, self._scales = sizes, scales
+        self.shrinking = shrinking
         self._accuracy: Accuracy | None = None
         self._compiling = threading.Lock()
         self._dtypes = ModelDtypes(self._first.inputs, input_nest, output_nest)
@@ -215,7 +218,7 @@ class CompiledModel(CalledModel, Compiled):
         some seconds for large ones. Gains are predictions; measure yourself how a change affects
         results.
         """
-        return advice_for(self._first, measured_times(self._first))
+        return advice_for(self._first, measured_times(self._first), shrinking=self.shrinking)
 
     def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
         """Return a function without arguments that computes outputs from the current inputs.
@@ -248,7 +251,8 @@ class CompiledModel(CalledModel, Compiled):
         made = self._variants.values()
         variants = [SavedVariant(each.graphs, each.options.shares_tiles) for each in made]
         name = self._first.program.name
-        return ModelSource(name, self._settings, self._input_nest, self._output_nest, variants)
+        nests = self._input_nest, self._output_nest
+        return ModelSource(name, self._settings, *nests, variants, self.shrinking)
 
     def _variant_for(self, arrays: Sequence[Array]) -> Variant:
         if self._sizes is not None and len(arrays) == len(self._sizes.inputs):
@@ -292,7 +296,8 @@ def compile_saved(source: ModelSource) -> CompiledModel:
     except (CompileError, InvalidInput) as error:
         raise DamagedFile(f"has a graph that cannot be compiled: {error}") from error
     check_open_axes(open_axes(source.output_nest), variants[0].outputs)
-    return CompiledModel(variants, source.input_nest, source.output_nest, source.settings)
+    nests = source.input_nest, source.output_nest
+    return CompiledModel(variants, *nests, source.settings, shrinking=source.shrinking)
 
 
 LOADERS[KIND] = Loader(read_model, compile_saved)

@@ -25,6 +25,7 @@ from sparsejit.api.scales import Scales
 from sparsejit.api.variant import GRAPH_REFUSALS, TiledGraph, Variant, make_variant
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.frontends.batch_first import InputAxes
+from sparsejit.frontends.model_source import onnx_shrinking
 from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_name
 from sparsejit.frontends.torch_export import Exported, export
@@ -71,7 +72,10 @@ class ModelCompiler:
         if not is_file or self.free_shapes or self.sizes or kwargs or by_data:
             return make()
         asked, graphs = partial(self.asked, args), partial(self.graphs_of, args)
-        return compiled_once(self.model, asked, make, graphs)
+        found = compiled_once(self.model, asked, make, graphs)
+        if isinstance(found, CompiledModel):
+            found.shrinking = self.shrinking  # of this path, not of the one compiled before
+        return found
 
     def compiled(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tell: Progress
@@ -99,7 +103,8 @@ class ModelCompiler:
         again = self.other_sizes(inputs, variant, args, kwargs, kept) if is_open else None
         sizes = self.sizes and self.sizes.in_order(inputs.items[1].keys)
         scales = self.dtype.layers if isinstance(self.dtype, Scales) else ()
-        return CompiledModel((variant,), inputs, outputs, self.settings, again, sizes, scales)
+        made = inputs, outputs, self.settings, again, sizes, scales, self.shrinking
+        return CompiledModel((variant,), *made)
 
     def scales(
         self,
@@ -119,6 +124,13 @@ class ModelCompiler:
         """Return the model's graph and nests for the shapes of a call, before any pass."""
         found = replace(self, free_batch=False)._graphs(call.args, call.kwargs)
         return ReadModel(found.graph(None), found.input_tree, found.output_tree)
+
+    @property
+    def shrinking(self) -> str:
+        """The command or call that makes zeros in an ONNX model; empty for torch models."""
+        if not is_onnx(self.model):
+            return ""
+        return onnx_shrinking(self.model, self.constants)
 
     @property
     def _may_share(self) -> bool:

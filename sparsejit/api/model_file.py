@@ -1,10 +1,12 @@
 """A model as a file: its graphs after all passes; it is compiled again where it is loaded.
 
     {"name": ..., "settings": record, "inputs": nest, "outputs": nest,
-     "variants": [{"shared": bool, "graphs": [{"tile": ..., "graph": ...}, ...]}, ...]}
+     "variants": [{"shared": bool, "graphs": [{"tile": ..., "graph": ...}, ...]}, ...],
+     "shrinking": command}
 
 A variant is the model for inputs of certain shapes. Where the batch is free it has graphs for one
-or more tiles, the main one first; tile 0 means a fixed batch.
+or more tiles, the main one first; tile 0 means a fixed batch. "shrinking" is left out unless the
+model came from ONNX.
 """
 
 import json
@@ -45,6 +47,7 @@ class ModelSource:
     input_nest: Nest
     output_nest: Nest
     variants: Sequence[SavedVariant]
+    shrinking: str = ""
 
 
 def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
@@ -65,6 +68,7 @@ def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
         "inputs": nest_to_data(source.input_nest, "inputs"),
         "outputs": nest_to_data(source.output_nest, "outputs"),
         "variants": variants,
+        **({"shrinking": source.shrinking} if source.shrinking else {}),
     }
     return header, writer.tensors
 
@@ -75,8 +79,9 @@ def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
     Raises DamagedFile, without the file's name, for other data. It checks every shape that the code
     relies on, but not whether a kernel exists for it.
     """
-    name, settings, inputs, outputs, variants = fields_of(
-        header, name=str, settings=dict, inputs=dict, outputs=dict, variants=list
+    whole = {"shrinking": "", **header} if isinstance(header, dict) else header
+    name, settings, inputs, outputs, variants, shrinking = fields_of(
+        whole, name=str, settings=dict, inputs=dict, outputs=dict, variants=list, shrinking=str
     )
     reader = ArrayReader(tensors)
     read = [_variant_from_data(data, reader) for data in variants]
@@ -86,7 +91,7 @@ def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
     if given.kind is not NestKind.TUPLE or arguments != [NestKind.TUPLE, NestKind.DICT]:
         raise DamagedFile("has inputs that are no arguments of a call")
     _check_interfaces(read, given, results)
-    return ModelSource(name, settings_from_data(settings), given, results, read)
+    return ModelSource(name, settings_from_data(settings), given, results, read, shrinking)
 
 
 def _variant_from_data(data: Any, reader: ArrayReader) -> SavedVariant:

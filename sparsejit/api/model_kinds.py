@@ -9,6 +9,7 @@ from typing import Any
 
 from sparsejit.api.compiled import Explained
 from sparsejit.errors import InvalidInput
+from sparsejit.frontends.model_source import is_opened, read_source
 from sparsejit.frontends.onnx import is_onnx
 from sparsejit.frontends.torch_export import is_program
 
@@ -16,10 +17,22 @@ _WEIGHTS = "give the module with these weights; compile_matrix takes a file with
 # Remedies for a file in place of a model, by its suffix.
 _FILES = {
     ".sjit": "use sparsejit.load({path!r})",
-    ".pt2": "give torch.export.load({path!r})",
     **dict.fromkeys((".pt", ".safetensors"), _WEIGHTS),
 }
-_MODELS = "give a torch.nn.Module, an .onnx file or a fitted estimator"
+_MODELS = "give a torch.nn.Module, an .onnx or .pt2 file, or a fitted estimator"
+
+
+def opened(model: Any, inputs: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """A model and its example inputs, read where the model is a .pt2 file or names a factory.
+
+    Inputs that are given take the place of those that the file has.
+    """
+    if not is_opened(model):
+        return model, inputs, kwargs
+    source = read_source(str(model))
+    if inputs is None and not kwargs:
+        return source.model, source.args, source.kwargs
+    return source.model, inputs, kwargs
 
 
 def check_model(model: Any) -> None:

@@ -38,7 +38,7 @@ class LayerGain:
     layer: str
     saved_ns: float
     argument: str = ""
-    parameter: str = ""  # name of the weights, for the Pruner
+    parameter: str = ""  # name of the weights' constant
     new_kernel: str = ""  # name of the kernel, if of another family than now
 
 
@@ -54,6 +54,11 @@ class TimedProduct:
     @property
     def name(self) -> str:
         return self.step.origin.layer
+
+    @property
+    def parameter(self) -> str:
+        """The name of the weights' constant."""
+        return self.step.facts.parameter
 
     @cached_property
     def matrix(self) -> SparseMatrix:
@@ -100,13 +105,12 @@ class TimedProduct:
 
     def gain(self, other: Candidate | None, argument: str = "", batch: int = 1) -> LayerGain:
         """Return the gain of another kernel, which computes `batch` samples where this has one."""
-        parameter = self.step.facts.parameter
         if other is None:
-            return LayerGain(self.name, 0.0, argument, parameter)
+            return LayerGain(self.name, 0.0, argument, self.parameter)
         choice, name = self.step.facts.plan, other.template.name
         is_new = choice is not None and choice.chosen.template.family != other.template.family
         saved_ns = self._saved(other.cost.ns / batch)
-        return LayerGain(self.name, saved_ns, argument, parameter, name if is_new else "")
+        return LayerGain(self.name, saved_ns, argument, self.parameter, name if is_new else "")
 
     def _saved(self, alternative_ns: float) -> float:
         """Nanoseconds that the step would save if one product took `alternative_ns`."""
@@ -127,6 +131,11 @@ class TimedConvolution:
     filters: Array
     ns: float
     prices: ConvolutionPrices
+
+    @property
+    def parameter(self) -> str:
+        """The name of the filters' constant."""
+        return self.node.inputs[1].origin.name
 
     @cached_property
     def matrix(self) -> SparseMatrix:
@@ -153,7 +162,7 @@ class TimedConvolution:
 
         It is 0 for pattern lane16, which no kernel over windows uses.
         """
-        name, parameter = self.node.output.origin.layer, self.node.inputs[1].origin.name
+        name, parameter = self.node.output.origin.layer, self.parameter
         if pattern == _LANES:
             return LayerGain(name, 0.0, _amount(density), parameter)
         now, then = self.price, self.prices.with_zeros(self.node, pattern, density)

@@ -8,7 +8,8 @@ number. Its outputs have the next numbers, so every value has one producer, whic
      "outputs": [number, ...], "notes": [text, ...], "batch_axes": [[axis, ...], [axis, ...]]}
 
 with value = {"element": ..., "shape": [...], "origin": [name, module, source, code]}; the module
-`arrays` has the description of an array. "notes" is left out where there are none. "batch_axes" has
+`arrays` has the description of an array. An origin that has weights ends with their names and
+`is_computed`. "notes" is left out where there are none. "batch_axes" has
 the batch axis of each input and each output, -1 for an input without a batch; it is left out where
 the batch is axis 0 of all.
 """
@@ -42,7 +43,7 @@ def graph_to_data(graph: Graph, writer: DescribesArrays) -> Data:
     """Return the header of a graph. Raises InvalidInput for an operator that cannot be saved."""
     numbers = {value: number for number, value in enumerate(graph.values())}
     constants = [
-        {"origin": list(astuple(value.origin)), "array": writer.add(array)}
+        {"origin": _origin_to_data(value.origin), "array": writer.add(array)}
         for value, array in graph.constants.items()
     ]
     nodes = [
@@ -112,7 +113,7 @@ def axes_from_data(
 
 
 def value_to_data(value: Value) -> Data:
-    return {**type_to_data(value.type), "origin": list(astuple(value.origin))}
+    return {**type_to_data(value.type), "origin": _origin_to_data(value.origin)}
 
 
 def value_from_data(data: Any) -> Value:
@@ -120,10 +121,22 @@ def value_from_data(data: Any) -> Value:
     return Value(type_from_data(element, shape), _origin_from_data(origin))
 
 
-def _origin_from_data(texts: list[Any]) -> Origin:
-    if len(texts) != 4 or not all(isinstance(text, str) for text in texts):
-        raise DamagedFile(f"has a value of origin {texts}")
-    return Origin(*texts)
+def _origin_to_data(origin: Origin) -> list[Any]:
+    """Return four texts; weights follow where there are any, and whether they are computed."""
+    *texts, weights, is_computed = astuple(origin)
+    return [*texts, list(weights), is_computed] if weights else texts
+
+
+def _origin_from_data(data: list[Any]) -> Origin:
+    texts, rest = data[:4], data[4:]
+    weights, is_computed = rest if len(rest) == 2 else ([], False)
+    is_valid = len(texts) == 4 and len(rest) in (0, 2) and isinstance(weights, list)
+    if not is_valid or not all(isinstance(text, str) for text in [*texts, *weights]):
+        raise DamagedFile(f"has a value of origin {data}")
+    if not isinstance(is_computed, bool):
+        raise DamagedFile(f"has a value of origin {data}")
+    name, module, source, code = texts
+    return Origin(name, module, source, code, tuple(weights), is_computed)
 
 
 def _constant_from_data(data: Any, reader: ArrayReader) -> tuple[Value, Array]:

@@ -21,8 +21,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.files import atomic_path, check_writable, checked_path
+from sparsejit.errors import DamagedFile
+from sparsejit.files import atomic_path, check_writable, existing_file
 
 _DIGEST = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 _BLANK = b"0" * 64
@@ -117,12 +117,10 @@ class BytesReader:
 def read(path: str | os.PathLike[str], kinds: Collection[str]) -> SealedFile:
     """Read a file that `write` wrote, of one of these kinds.
 
-    Raises InvalidInput if there is no file, and DamagedFile, with the path and the remedy, if a
-    single bit differs, or if the file has another kind or format.
+    Raises InvalidInput if there is no file or a folder, and DamagedFile, with the path and the
+    remedy, if a single bit differs, or if the file has another kind or format.
     """
-    file = checked_path(path)
-    if not file.is_file():
-        raise InvalidInput(f"there is no file {file}; give one that `save` wrote")
+    file = existing_file(path, "a file that `save` wrote", "give one that `save` wrote")
     tensors, metadata = read_sealed(file, REMEDY)
     _check_format(file, metadata)
     kind = metadata.get("kind", "")

@@ -1,6 +1,5 @@
 """`sparsejit bench MODEL`: a user's model timed beside other engines on this machine."""
 
-import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,7 +35,12 @@ from sparsejit.commands.model_options import (
     load_or_compile,
 )
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.model_source import NamedModel, example_arrays, read_source
+from sparsejit.frontends.model_source import (
+    NamedModel,
+    example_arrays,
+    read_source,
+    shrink_command,
+)
 from sparsejit.frontends.onnx import DeclaredInput
 from sparsejit.perf.call_latency import PERCENTILES
 
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
 # Calls a second, as of a loop in real time.
 _RATE = 100.0
 _NAME = "model"
+_CONVENTION = "called with arrays, or bound to buffers that are set once"
 _SHARES = {0.5: "half of the weights zero", 0.75: "three quarters"}
 
 
@@ -67,9 +72,7 @@ def model(
     batch: BatchOption = None,
     data: Annotated[
         Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="Inputs by name, .npz. Default: random numbers."
-        ),
+        typer.Option(help="Inputs: .npz by name, or .npy for one. Default: random numbers."),
     ] = None,
     dtype: Annotated[
         list[str] | None,
@@ -124,7 +127,12 @@ def _show(found: "AnyComparison") -> None:
     console.print(_table(found))
     if found.latency is not None:
         console.print(_latency_table(found.latency))
-    say(found.verdict, style="bold")
+    verdicts = found.verdicts
+    if len({*verdicts.values()}) == 1:
+        say(verdicts["called"], style="bold")
+    else:
+        for way, verdict in verdicts.items():
+            say(f"{way}: {verdict}", style="bold")
 
 
 def _speeds_by_zeros(source: NamedModel, threads: int) -> dict[float, float]:
@@ -148,10 +156,8 @@ def _forecast_line(asked: ModelRequest, speeds: dict[float, float]) -> str:
         f"{speed:.1f} times{'' if number else ' as fast'} with {_SHARES[zeros]}"
         for number, (zeros, speed) in enumerate(speeds.items())
     )
-    constants = [word for text in asked.constant or () for word in ("--constant", text)]
-    out = "--out", f"small{suffix_of(asked.model)}"
-    words = "sparsejit", "shrink", asked.model, "--data", "samples.npz", *constants, *out
-    return f"shrink: {gains} (predicted); {shlex.join(words)} finds the error"
+    command = shrink_command(asked.model, asked.constant or (), suffix_of(asked.model))
+    return f"shrink: {gains} (predicted); {command} finds the error"
 
 
 def _source(asked: ModelRequest, data: Path | None) -> NamedModel:
@@ -187,10 +193,12 @@ def _source(asked: ModelRequest, data: Path | None) -> NamedModel:
 
 def _table(found: "AnyComparison") -> Table:
     skipped = (f"{name} skipped: {why}" for name, why in found.skipped.items())
-    figures = ("min, us", "median, us", "error")
-    table = table_of(f"{found.model}; called from Python", ("engine", "version"), figures, skipped)
+    figures = ("called min", "called median", "bound min", "bound median", "error")
+    title = f"{found.model}; us a call from Python: {_CONVENTION}"
+    table = table_of(title, ("engine", "version"), figures, skipped)
     for one in found.times:
-        cells = (f"{one.ns_min / 1000:,.2f}", f"{one.ns_median / 1000:,.2f}")
+        ns = one.ns_min, one.ns_median, one.bound_ns_min, one.bound_ns_median
+        cells = ("" if each is None else f"{each / 1000:,.2f}" for each in ns)
         error = f"{one.relative_error:.1e}"
         table.add_row(one.name, one.version, *cells, error, style=_style(one.name))
     return table
@@ -205,7 +213,7 @@ def _latency_table(found: "LatencyReport") -> Table:
         notes.insert(0, f"{calls} calls each; histogram: {span}, bins and heights by logarithms")
     if any(None in one.percentiles.values() for one in found.engines):
         notes.append("a percentile with no call beyond it is left out")
-    title = f"us from when a call was due to its end, at {found.rate:g} calls a second"
+    title = f"us from when a call with arrays was due to its end, at {found.rate:g} calls a second"
     figures = (*(f"p{percent:g}" for percent in PERCENTILES), "worst")
     table = table_of(title, (), (), notes)
     table.box, table.pad_edge = None, False

@@ -30,7 +30,7 @@ from sparsejit.files import atomic_path
 from sparsejit.frontends.files import read_matrix
 
 _MATRIX = "A .npy or .safetensors file, or a state dict as .pt"
-WeightsArgument = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help=f"{_MATRIX}.")]
+WeightsArgument = Annotated[Path, typer.Argument(help=f"{_MATRIX}.")]
 TensorOption = Annotated[
     str | None, typer.Option(help="Name of the tensor, in a file with several.")
 ]

@@ -17,7 +17,7 @@ from sparsejit.api import (
 )
 from sparsejit.api.scales import Scales
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.model_source import read_source
+from sparsejit.frontends.model_source import is_opened, read_source
 from sparsejit.lowering.context import Progress
 
 ModelArgument = Annotated[
@@ -83,7 +83,7 @@ def is_compiled(reference: str) -> bool:
 
 def is_model(reference: str) -> bool:
     """Whether the argument names a model in any form, not a matrix in a file."""
-    return reference.endswith((".onnx", ".pt2", ".sjit")) or ":" in reference
+    return reference.endswith((".onnx", ".sjit", ".py")) or is_opened(reference)
 
 
 def load_or_compile(

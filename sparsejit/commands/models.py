@@ -157,10 +157,10 @@ def _nodes(asked: ModelRequest) -> int:
 
 
 def run_command(
-    model: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A .sjit file.")],
+    model: Annotated[Path, typer.Argument(help="A .sjit file.")],
     inputs: Annotated[
         list[Path],
-        typer.Option("--input", exists=True, dir_okay=False, help="A .npy file for each input."),
+        typer.Option("--input", help="A .npy file for each input."),
     ],
     out: Annotated[list[Path], typer.Option(dir_okay=False, help="A .npy file for each output.")],
 ) -> None:

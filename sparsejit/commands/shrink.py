@@ -58,7 +58,7 @@ def shrink(
     model: Annotated[
         str, typer.Argument(help="An .onnx or .pt2 file, or file.py:factory, which is run.")
     ],
-    data: Annotated[Path, typer.Option(exists=True, help="Samples: .npz, .npy or a folder.")],
+    data: Annotated[Path, typer.Option(help="Samples: .npz, .npy or a folder.")],
     out: Annotated[Path, typer.Option(dir_okay=False, help="Result: .onnx, .pt2 or .safetensors.")],
     budget: BudgetOption = None,
     speed: SpeedOption = None,

@@ -51,6 +51,8 @@ def named_function(reference: str, role: str) -> Any:
 def _import(name: str) -> ModuleType:
     """The module of a file or of a dotted name; its own imports see its folder or this one."""
     is_file = name.endswith(".py")
+    if not is_file and Path(name).is_file():
+        raise InvalidInput(f"{name} is no Python file; write path/to/file.py:function")
     sys.path.insert(0, str((Path(name).parent if is_file else Path()).resolve()))
     if is_file:
         return _import_file(Path(name))

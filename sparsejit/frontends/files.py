@@ -2,7 +2,7 @@
 
 import json
 import tokenize
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -13,11 +13,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency
+from sparsejit.files import existing_file
 from sparsejit.frontends.arrays import Array, is_tensor, to_array
 from sparsejit.frontends.layers import factors, layer_names, product
 from sparsejit.frontends.short_floats import SHORT_FLOATS
 
 _FORMATS = ".npy, .safetensors, .pt or .pth"
+_NO_ARCHIVE = (*(ValueError, EOFError, OSError), MemoryError, AttributeError, BadZipFile, TypeError)
 # Functions by tensor name, each of which reads only that tensor of a file.
 _Readers = dict[str, Callable[[], Array]]
 
@@ -60,7 +62,7 @@ def read_tensors(path: str | PathLike[str]) -> dict[str, Array]:
     Any suffix but .safetensors is torch's. Raises as `read_matrix` does, and DamagedFile where
     there is no tensor.
     """
-    file = _existing(Path(path))
+    file = existing_file(path)
     is_safetensors = file.suffix == ".safetensors"
     readers = _safetensors_readers(file) if is_safetensors else _torch_readers(file)
     if not readers:
@@ -87,19 +89,47 @@ def read_torch_file(path: str | PathLike[str], remedy: str) -> Any:
 
 def read_npy(file: Path) -> Array:
     """The array of a .npy file. Raises DamagedFile for anything else."""
+    existing_file(file, "a .npy file")
     try:
         array: Array = np.load(file, allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError("an archive of several arrays")
     except (ValueError, EOFError, MemoryError, tokenize.TokenError) as error:
         raise DamagedFile(f"{file} is not a .npy array ({error}); save it again") from error
     return array
 
 
+def read_arrays(path: str | PathLike[str], names: Sequence[str]) -> dict[str, Array]:
+    """The arrays in a file, by the names of a model's inputs.
+
+    An .npz file has them by name, an .npy file is the array of the only input; so is the only array
+    of an .npz file. Raises InvalidInput for other files, and for names that the model does not
+    have.
+    """
+    file, inputs = existing_file(path, "an .npz or .npy file"), ", ".join(names)
+    if file.suffix not in (".npy", ".npz"):
+        raise InvalidInput(f"{file} is no data; give an .npz or .npy file")
+    if file.suffix == ".npy" and len(names) != 1:
+        raise InvalidInput(
+            f"{file} is one array, and the model takes {inputs}; give an .npz file with an array "
+            "for each"
+        )
+    arrays = {"": read_npy(file)} if file.suffix == ".npy" else read_npz(file)
+    if len(arrays) == len(names) == 1:
+        return dict(zip(names, arrays.values(), strict=True))
+    if odd := arrays.keys() - set(names):
+        raise InvalidInput(
+            f"{file} has {min(odd)}; the model's inputs are {inputs}; name each array as its input"
+        )
+    return arrays
+
+
 def read_npz(file: Path) -> dict[str, Array]:
     """The arrays of a .npz file by name. Raises DamagedFile for anything else."""
     try:
-        with np.load(file, allow_pickle=False) as held:
+        with np.load(existing_file(file, "a .npz file"), allow_pickle=False) as held:
             return {name: held[name] for name in held.files}
-    except (ValueError, EOFError, OSError, MemoryError, AttributeError, BadZipFile) as error:
+    except _NO_ARCHIVE as error:
         raise DamagedFile(f"{file} is not a .npz archive ({error}); save it again") from error
 
 
@@ -113,18 +143,8 @@ def _parameters(file: Path) -> _Readers:
     return {name: partial(read, parts) for name, parts in factors(readers).items()}
 
 
-def _existing(file: Path) -> Path:
-    try:
-        is_there = file.is_file()
-    except OSError:  # such as a name that is too long
-        is_there = False
-    if not is_there:
-        raise InvalidInput(f"there is no file {file}; check the path")
-    return file
-
-
 def _readers(file: Path) -> _Readers:
-    _existing(file)
+    existing_file(file, f"a file: {_FORMATS}")
     if file.suffix == ".npy":
         return {file.stem: partial(read_npy, file)}
     if file.suffix == ".safetensors":

@@ -1,5 +1,6 @@
 """A model as a command line names it, with the sizes, numbers and arrays given beside it."""
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.frontends.factory import call_factory
-from sparsejit.frontends.files import read_npz
+from sparsejit.frontends.files import read_arrays
 from sparsejit.frontends.onnx import DeclaredInput, declared_inputs, is_onnx
 from sparsejit.frontends.torch_export import read_program
 
@@ -75,14 +76,14 @@ def read_source(
         left = [each for each in declared if each.name not in numbers]
         args = _onnx_inputs(left, shapes, batch, data, always_inputs)
         return NamedModel(reference, reference, args, {}, numbers, tuple(declared))
-    if not reference.endswith(".pt2") and ":" not in reference:
-        raise InvalidInput(
-            f"{reference!r} is no model: give an .onnx or .pt2 file, or path/to/file.py:factory"
-        )
+    if not is_opened(reference):
+        raise InvalidInput(f"{reference!r} is no model: {_remedy(reference)}")
     if shapes or numbers or batch or data:
+        options = {"--shape": shapes, "--constant": constants, "--batch": batch, "--data": data}
+        given = [f"{name} {_words(value)}" for name, value in options.items() if value]
         raise InvalidInput(
-            f"{reference} brings its own inputs; --shape, --constant, --batch and --data are for "
-            "ONNX files"
+            f"{reference} brings its own inputs; leave out {', '.join(given)}, which ONNX files "
+            "take"
         )
     if reference.endswith(".pt2"):
         program, args, kwargs = read_program(reference)
@@ -98,6 +99,26 @@ def read_source(
         model = model.eval()
     args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     return NamedModel(reference, model, args, {})
+
+
+def _words(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def is_opened(model: Any) -> bool:
+    """Whether `read_source` makes a model and its inputs of it: a .pt2 file, or a factory."""
+    if not isinstance(model, str | Path) or str(model).endswith((".onnx", ".sjit")):
+        return False
+    return str(model).endswith(".pt2") or ":" in str(model)
+
+
+def _remedy(reference: str) -> str:
+    """The remedy for a path that is none of a model."""
+    if reference.endswith(".sjit"):
+        return "it is compiled already; give the model that it was compiled from"
+    if reference.endswith(".py"):
+        return f"name the function that returns one, {reference}:make"
+    return "give an .onnx or .pt2 file, or path/to/file.py:factory"
 
 
 def constants_of(texts: Sequence[str] | None) -> dict[str, Any]:
@@ -133,16 +154,27 @@ def example_arrays(
 
     Raises InvalidInput for sizes that stay open, and for names in the file that no input has.
     """
-    held = {} if data is None else read_npz(data)
-    odd = held.keys() - {each.name for each in inputs}
-    if odd:
-        names = ", ".join(each.name for each in inputs)
-        raise InvalidInput(f"{data} has {min(odd)}; the model's inputs are {names}")
+    held = {} if data is None else read_arrays(data, [each.name for each in inputs])
+    for each in inputs:
+        if each.name in held and not _fits(held[each.name].shape, each.shape):
+            wanted = " x ".join(str(size or "?") for size in each.shape)
+            raise InvalidInput(
+                f"{data} has {each.name} of shape {held[each.name].shape}, and the model takes "
+                f"({wanted}); give an array of these sizes"
+            )
     _check_sizes([each for each in inputs if each.name not in held and each.name not in sizes])
     generator = np.random.default_rng(0)
     return tuple(
         held[each.name] if each.name in held else _random(generator, each, sizes, batch)
         for each in inputs
+    )
+
+
+def _fits(shape: tuple[int, ...], declared: Sequence[int | str | None]) -> bool:
+    """Whether an array has the declared number of axes, and the sizes that are not open."""
+    return len(shape) == len(declared) and all(
+        not isinstance(size, int) or size == given
+        for given, size in zip(shape, declared, strict=True)
     )
 
 
@@ -205,3 +237,20 @@ def _numbers(text: str) -> float | list[float]:
     """A number, or a list of several between commas; whole numbers are int."""
     numbers = [int(part) if part.lstrip("-").isdigit() else float(part) for part in text.split(",")]
     return numbers[0] if len(numbers) == 1 else numbers
+
+
+def shrink_command(reference: str, constants: Sequence[str], suffix: str) -> str:
+    """The command that makes zeros in the model; the file of samples is the user's to make."""
+    given = [word for text in constants for word in ("--constant", text)]
+    words = "sparsejit", "shrink", reference, "--data", "samples.npz", *given
+    return shlex.join([*words, "--out", f"small{suffix}"])
+
+
+def onnx_shrinking(model: Any, constants: Mapping[str, Any]) -> str:
+    """The command that makes zeros in an ONNX file, or the call where no command can name it."""
+    arrays = {name: np.asarray(value) for name, value in constants.items()}
+    if not isinstance(model, str | Path) or any(array.ndim > 1 for array in arrays.values()):
+        given = ", constants=constants" if constants else ""
+        return f"sparsejit.shrink(model, samples{given})"
+    texts = [f"{name}={','.join(map(str, x.ravel().tolist()))}" for name, x in arrays.items()]
+    return shrink_command(str(model), texts, Path(model).suffix)

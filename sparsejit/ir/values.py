@@ -68,12 +68,18 @@ class TensorType:
 
 @dataclass(frozen=True)
 class Origin:
-    """Source of a value: its name, the module's path, the user's line as `file:line`."""
+    """Source of a value: its name, the module's path, the user's line as `file:line`.
+
+    `weights` are the parameters of the torch model whose zeros a constant has. `is_computed` says
+    that torch computes these from other parameters before every call, until `prune.fold`.
+    """
 
     name: str
     module: str = ""
     source: str = ""
     code: str = ""
+    weights: tuple[str, ...] = ()
+    is_computed: bool = False
 
     @property
     def layer(self) -> str:

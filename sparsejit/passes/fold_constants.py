@@ -8,15 +8,17 @@ before functions that jump where operands hardly differ: 0.7 * 10 is just below 
 in float32.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import Operator
 from sparsejit.ir.ops.casts import Cast
-from sparsejit.ir.ops.pointwise import FUNCTIONS, ROUNDINGS, Chain
+from sparsejit.ir.ops.pointwise import FUNCTIONS, ROUNDINGS, Chain, Pointwise
 from sparsejit.ir.ops.selection import ArgMax, TopK
-from sparsejit.ir.ops.views import Expand
-from sparsejit.ir.values import Array, Value
+from sparsejit.ir.ops.views import Expand, Permute, Reshape
+from sparsejit.ir.values import Array, Origin, Value
 from sparsejit.passes.rewriter import Site, rewrite
 
 _STEPS = {
@@ -38,11 +40,22 @@ def fold_constants(graph: Graph) -> Graph:
         operands = [known[v] if v in known else _widened(site, v) for v in site.inputs]
         results = site.op.reference(*operands)
         pairs = zip(results, site.outputs, strict=True)
-        made = tuple(site.constant(_rounded(array, old), old.origin) for array, old in pairs)
+        made = tuple(site.constant(_rounded(x, old), _origin(site, old)) for x, old in pairs)
         exact.update(zip(made, results, strict=True))
         return made
 
     return rewrite(graph, rule)
+
+
+def _origin(site: Site, result: Value) -> Origin:
+    """The result's origin, with the weights of operands whose zeros it has."""
+    is_product = isinstance(site.op, Pointwise) and site.op.kind == "mul"
+    if not is_product and not isinstance(site.op, Permute | Reshape):
+        return result.origin
+    known = [value.origin for value in site.inputs]
+    weights = tuple(dict.fromkeys(name for each in known for name in each.weights))
+    is_computed = any(each.is_computed for each in known)
+    return replace(result.origin, weights=weights, is_computed=is_computed)
 
 
 def _jumps(op: Operator) -> bool:

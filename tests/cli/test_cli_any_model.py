@@ -21,6 +21,7 @@ from onnx import TensorProto, helper
 
 import sparsejit
 from sparsejit.api.report import LayerReport, Report
+from sparsejit.commands import bench_any
 from sparsejit.commands.cli import app
 from sparsejit.commands.console import console
 from sparsejit.errors import InvalidInput
@@ -152,7 +153,7 @@ def test_all_that_is_open_is_asked_for_at_once_and_constants_are_advised(tmp_pat
 
 def test_a_torch_model_brings_its_own_inputs(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(FACTORY)
-    with pytest.raises(InvalidInput, match="brings its own inputs; --shape"):
+    with pytest.raises(InvalidInput, match="brings its own inputs; leave out --shape x=1x6"):
         read_source(f"{tmp_path}/net.py:make", ["x=1x6"])
 
 
@@ -236,8 +237,13 @@ def test_ours_and_torch_are_timed_and_compared(source: str, tmp_path: Path) -> N
     assert names.keys() == ours | others, found["skipped"]
     assert all(error < 0.1 for error in names.values())
     assert names.get("sparsejit", 0) < 1e-6 and names.get("torch", 0) < 1e-6
-    assert ("the best other, torch" if others else "no other engine here") in found["verdict"]
-    assert ("compare the model that it was" in found["verdict"]) == (source == "sjit")
+    assert found["verdicts"].keys() == {"called", "bound"}
+    for verdict in found["verdicts"].values():
+        assert ("the best other, torch" if others else "no other engine here") in verdict
+        assert ("compare the model that it was" in verdict) == (source == "sjit")
+    for one in found["times"]:  # alike for every source: torch's engines alone have no buffers
+        assert (one["bound_ns_min"] is None) == (one["name"] == "torch")
+        assert (one["bound_ns_median"] is None) == (one["name"] == "torch")
     if source == "factory":
         late = found["latency"]
         assert late["rate"] == 200 and {each["name"] for each in late["engines"]} == names.keys()
@@ -312,8 +318,33 @@ def test_what_bench_cannot_do_is_refused(
     assert isinstance(done.exception, InvalidInput) and said in str(done.exception)
 
 
-def time_of(name: str, ns: float, error: float = 1e-7) -> ContestantTime:
-    return ContestantTime(name, "1", ns, ns, error, 1)
+def time_of(
+    name: str, ns: float, error: float = 1e-7, bound: float | None = None
+) -> ContestantTime:
+    return ContestantTime(name, "1", ns, ns, error, 1, bound, bound)
+
+
+def test_there_is_a_verdict_for_each_way_to_call() -> None:
+    ours, torch_ = time_of("sparsejit", 400.0, bound=100.0), time_of("torch", 900.0)
+    peer = time_of("onnxruntime", 500.0, bound=300.0)
+    found = AnyComparison("m", (ours, peer, torch_), {}).verdicts
+    best = "times as fast as the best other, onnxruntime"
+    assert found == {"called": f"1.2 {best}", "bound": f"3.0 {best}"}
+    alone = AnyComparison("m", (ours, torch_), {}).verdicts
+    assert alone["bound"] == "9.0 times as fast as the best other, torch"  # as it is called
+    same = AnyComparison("m", (time_of("sparsejit", 101.0), time_of("torch", 100.0)), {})
+    assert same.verdicts["called"] == "as fast as the best other, torch"
+
+
+def test_the_table_has_both_ways_and_names_them() -> None:
+    times = time_of("sparsejit", 4e3, bound=1e3), time_of("torch", 9e3)
+    with console.capture() as shown:
+        bench_any._show(AnyComparison("m", times, {}))
+    text = " ".join(shown.get().replace("│", " ").split())
+    assert "called with arrays, or bound to buffers that are set once" in text
+    assert "4.00 4.00 1.00 1.00 1.0e-07" in text and "9.00 9.00 1.0e-07" in text
+    assert "called: 2.2 times as fast as the best other, torch" in text
+    assert "bound: 9.0 times as fast as the best other, torch" in text
 
 
 def test_the_verdict_is_a_sentence() -> None:
@@ -321,11 +352,11 @@ def test_the_verdict_is_a_sentence() -> None:
     short = time_of("sparsejit-int8", 50.0, 2e-2)
     found = AnyComparison("m", (short, ours, peer, time_of("torch", 900.0)), {})
     best = "the best other, onnxruntime"
-    assert found.verdict == f"3.0 times as fast as {best}; int8 6.0 times at 2.0e-02"
+    assert found.verdicts["called"] == f"3.0 times as fast as {best}; int8 6.0 times at 2.0e-02"
     slow = AnyComparison("m", (peer, time_of("sparsejit", 600.0)), {})
-    assert slow.verdict == f"2.0 times slower than {best}"
+    assert slow.verdicts["called"] == f"2.0 times slower than {best}"
     refused = AnyComparison("m", (peer,), {"sparsejit": "UnsupportedOperator: Erf"})
-    assert refused.verdict == "sparsejit does not run it: UnsupportedOperator: Erf"
+    assert refused.verdicts["called"] == "sparsejit does not run it: UnsupportedOperator: Erf"
 
 
 def test_the_verdict_tells_precisions_apart_and_who_is_wrong() -> None:
@@ -333,10 +364,12 @@ def test_the_verdict_tells_precisions_apart_and_who_is_wrong() -> None:
     own = time_of("openvino-default", 150.0, 4e-3)
     found = AnyComparison("m", (short, own, peer), {})
     best = "as fast as the best other, onnxruntime, at 5.0e-03"
-    assert found.verdict == f"bfloat16 3.0 times {best}; openvino-default 2.0 times at 4.0e-03"
+    bfloat16, openvino = f"bfloat16 3.0 times {best}", "openvino-default 2.0 times at 4.0e-03"
+    assert found.verdicts["called"] == f"{bfloat16}; {openvino}"
     wrong = AnyComparison("m", (time_of("tvm", 1.0, 0.9), peer, time_of("sparsejit", 600.0)), {})
-    assert wrong.verdict.startswith("tvm's outputs are 9.0e-01 from float64 as sparsejit reads")
-    assert wrong.verdict.endswith("; 2.0 times slower than the best other, onnxruntime")
+    verdict = wrong.verdicts["called"]
+    assert verdict.startswith("tvm's outputs are 9.0e-01 from float64 as sparsejit reads")
+    assert verdict.endswith("; 2.0 times slower than the best other, onnxruntime")
 
 
 def test_other_engines_get_a_program_as_an_onnx_file(tmp_path: Path) -> None:

@@ -50,12 +50,16 @@ def compiled(
     return CompiledModel((variant,), called, results, settings), variant
 
 
+def _weight(module: str) -> Origin:
+    return Origin(f"{module}.weight", module, weights=(f"{module}.weight",))
+
+
 def layers_graph(*matrices: np.ndarray, rows: int = 1, activation: str = "relu") -> Graph:
     """Linear layers "0", "1" ..., each with an activation behind it."""
     build = GraphBuilder()
     value = build.input(TensorType((rows, matrices[0].shape[1])), Origin("x"))
     for number, matrix in enumerate(matrices):
-        weights = build.constant(matrix, Origin(f"{number}.weight", str(number)))
+        weights = build.constant(matrix, _weight(str(number)))
         value = build.one(Linear(), value, weights, origin=Origin("linear", str(number)))
         value = build.one(Pointwise(activation), value, origin=Origin(activation))
     return build.finish([value])

@@ -327,7 +327,7 @@ def convolution(filters: np.ndarray, groups: int = 1) -> Variant:
     """Compiled over an image of 20 x 20, which it keeps."""
     build = GraphBuilder()
     x = build.input(TensorType((1, groups * filters.shape[1], 20, 20)), Origin("x"))
-    weights = build.constant(filters, Origin("conv.weight", "conv"))
+    weights = build.constant(filters, Origin("conv.weight", "conv", weights=("conv.weight",)))
     op = Convolution(stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=groups)
     y = build.one(op, x, weights, origin=Origin("conv", "conv"))
     return compiled(build.finish([y]))[1]

@@ -156,9 +156,11 @@ def test_foreign_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_no_file_is_said_to_be_none(tmp_path: Path) -> None:
-    for path in (tmp_path / "absent", tmp_path):
-        with pytest.raises(InvalidInput, match=f"there is no file {path}; give one that `save`"):
-            sparsejit.load(path)
+    absent = tmp_path / "absent"
+    with pytest.raises(InvalidInput, match=f"there is no file {absent}; give one that `save`"):
+        sparsejit.load(absent)
+    with pytest.raises(InvalidInput, match=f"{tmp_path} is a folder; give a file that `save`"):
+        sparsejit.load(tmp_path)
 
 
 @pytest.mark.parametrize(

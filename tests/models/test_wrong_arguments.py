@@ -71,10 +71,10 @@ def test_a_header(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (5, "the model is a int; give a torch.nn.Module, an .onnx file or a fitted estimator"),
+        (5, "the model is a int; give a torch.nn.Module, an .onnx or .pt2 file, or a fitted"),
         (None, "the model is a NoneType; give"),
         ("model.sjit", r"a path, 'model.sjit'; use sparsejit.load\('model.sjit'\)"),
-        ("model.pt2", r"a path, 'model.pt2'; give torch.export.load\('model.pt2'\)"),
+        ("model.pt2", "there is no file model.pt2; check the path"),
         ("model.pt", r"a path, 'model.pt'; give the module with these weights"),
         ("model", "a path, 'model'; give a torch.nn.Module"),
         (WEIGHTS, "the model is a ndarray; give"),

@@ -30,7 +30,7 @@ import json, os, shutil, sys
 kind, outputs = sys.argv[1:]
 for line in sys.stdin:
     request = json.loads(line)
-    reply = {"version": "1.0", "threads": 1, "ns": [5.0, 7.0, 9.0]}
+    reply = {"version": "1.0", "ways": ["called"], "threads": 1, "ns": [5.0, 7.0, 9.0]}
     if request["do"] == "run":
         shutil.copy(outputs, request["outputs"])
     if request["do"] == "run" and kind == "raises":
@@ -118,7 +118,7 @@ def test_what_a_library_prints_is_no_reply(tmp_path: Path) -> None:
     script = NOISY.replace("CORE", repr(str(min(_cores()))))
     with PeerProcess([sys.executable, "-c", script], MODEL_PEERS["torch"].environment()) as process:
         reply = process.ask(do="load", inputs=str(task.inputs_file), onnx=None)
-    assert reply == {"version": np.__version__}
+    assert reply == {"version": np.__version__, "ways": ["called"]}
 
 
 def test_a_peer_whose_python_is_gone_is_told_so() -> None:
@@ -164,10 +164,10 @@ def test_a_sample_is_the_mean_of_as_many_calls_as_it_takes(
     def call() -> None:
         now[0] += 40
 
-    worker._call = call
+    worker._ways = {"called": (call, list)}
     most = peer_worker.SAMPLE_NS // 40
     reply = worker.answer({"do": "time", "samples": 7, "budget_ns": 10**9})
-    assert reply == {"ns": [40.0] * 7} and worker._calls == most
+    assert reply == {"ns": [40.0] * 7} and worker._calls == {"called": most}
     reply = worker.answer({"do": "time", "samples": 100, "budget_ns": 40 * most * 5})
     assert reply == {"ns": [40.0] * 5}
 
@@ -199,7 +199,7 @@ def test_a_paced_call_is_timed_from_when_it_was_due(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(peer_worker, "clock", clock)
     monkeypatch.setattr(peer_worker, "sleep", sleep)
-    worker._call = call
+    worker._ways = {"called": (call, list)}
     late = worker.answer({"do": "pace", "calls": 5, "period_ns": 1000})["ns"]
     assert late == pytest.approx([10, 2000, 1010, 20, 10], abs=1)
 

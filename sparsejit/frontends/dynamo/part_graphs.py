@@ -20,7 +20,7 @@ from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
-from sparsejit.ir.values import Array, Value
+from sparsejit.ir.values import Array, Origin, Value
 from sparsejit.lowering.tiles import samples_a_tile
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class PartGraphs:
         self.why_not_free = "it was compiled for one batch"
         self._module, self._compile_part = module, compile_part
         self._constants = [placeholders[place].name for place in names]
-        self._names = {placeholders[place].name: name for place, name in names.items()}
+        self._names = {placeholders[place].name: Origin(name) for place, name in names.items()}
         self._operands = [
             place
             for place, node in enumerate(placeholders)
@@ -102,7 +102,7 @@ class _ModuleGraphs:
         self,
         module: GraphModule,
         constants: Mapping[str, torch.Tensor],
-        names: Mapping[str, str],
+        names: Mapping[str, Origin],
     ) -> None:
         self._module, self._constants, self._names = module, constants, names
         self._arrays: dict[str, Array] = {}

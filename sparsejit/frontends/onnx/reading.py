@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency
+from sparsejit.files import existing_file
 from sparsejit.frontends.onnx.checking import (
     STANDARD_DOMAINS,
     all_graphs,
@@ -62,6 +63,8 @@ def read_model(source: str | Path | ModelProto) -> ModelProto:
         ) from error
     from onnx.inliner import inline_local_functions
 
+    if isinstance(source, str | Path):
+        existing_file(source, "the .onnx file in it")
     name = str(source) if isinstance(source, str | Path) else "the model"
     try:
         model = onnx.load(str(source)) if isinstance(source, str | Path) else source

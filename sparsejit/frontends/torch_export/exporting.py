@@ -29,6 +29,7 @@ from sparsejit.frontends.torch_export.given_sizes import (
 )
 from sparsejit.frontends.torch_export.interpreting import dtype_of, graph_of
 from sparsejit.frontends.torch_export.mutation import functionalised
+from sparsejit.frontends.torch_export.origins import origins_of_tensors
 from sparsejit.frontends.torch_export.tracing import (
     ONE_AT_A_TIME,
     as_tensors,
@@ -102,7 +103,8 @@ def _exported_on(
     """Export the model with its batch on these axes; without axes the batch is fixed."""
     program, why_not = traced(model, args, kwargs, axes)
     if program is model:
-        return Exported(program, sizes=symbols_of_examples(program, args, kwargs))
+        sizes = symbols_of_examples(program, args, kwargs)
+        return Exported(program, sizes=sizes, is_module=False)
     batch = None if axes is None else common_batch(args, kwargs, axes)
     try:
         exported = Exported(program, why_not, batch, copies)
@@ -130,7 +132,8 @@ class Exported:
     `input_tree` is the form of (args, kwargs), `output_tree` the form of the model's results;
     graphs have the tensors of both, in order. `sizes` are the numbers of symbols other than the
     batch; a symbol that is left out has its number in the example. `copies` are the copies of the
-    model's tensors that another program of the same model has made.
+    model's tensors that another program of the same model has made. `is_module` says that the
+    program was made of a module, whose hooks compute weights.
     """
 
     def __init__(
@@ -140,6 +143,7 @@ class Exported:
         example_batch: int | None = None,
         copies: Copies | None = None,
         sizes: Mapping[str, int] | None = None,
+        is_module: bool = True,
     ) -> None:
         self._sizes = dict(sizes or {})
         self._program = functionalised(program)
@@ -147,7 +151,7 @@ class Exported:
         self._constants = _constants(self._program, self.copies)
         self._arrays: dict[str, Array] = {}
         signature = self._program.graph_signature
-        self._names = {s.arg.name: s.target for s in signature.input_specs if s.target}
+        self._names = origins_of_tensors(self._program, is_module)
         # torch.export returns changed inputs as outputs, before all others.
         self.changed_inputs = [
             str(s.target) for s in signature.output_specs if s.kind.name == "USER_INPUT_MUTATION"

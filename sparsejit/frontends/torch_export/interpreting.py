@@ -24,7 +24,7 @@ from sparsejit.frontends.writing.unwritten import without_unwritten
 from sparsejit.frontends.writing.writer import Unmapped, Writer, element_of, type_of
 from sparsejit.ir.dtypes import LARGEST, dtype_named
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.values import Array, Element, TensorType, Value
+from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
 
 if TYPE_CHECKING:
     import torch
@@ -41,14 +41,14 @@ def graph_of(
     constants: Mapping[str, torch.Tensor],
     sizes: Mapping[str, int] | None = None,
     arrays: dict[str, Array] | None = None,
-    names: Mapping[str, str] | None = None,
+    names: Mapping[str, Origin] | None = None,
     first: int = 0,
 ) -> Graph:
     """The graph of a module of ATen operators whose nodes carry fake tensors (`meta["val"]`).
 
     Placeholders named in `constants` are known; the other tensors are inputs, in their order.
     `sizes` has the numbers of symbols in shapes; others have their number in torch's example.
-    `arrays` keeps constants as arrays for further graphs, and `names` has their names, both by
+    `arrays` keeps constants as arrays for further graphs, and `names` has their origins, both by
     placeholder. Outputs are the module's result tensors from number `first` on. A complex input or
     output is float32 with a last axis of two, the real and the imaginary part. Raises
     UnsupportedOperator, which lists every operator that has no mapping, and InvalidInput for an
@@ -82,7 +82,7 @@ def _graph_of(
     constants: Mapping[str, torch.Tensor],
     sizes: Mapping[str, int],
     arrays: dict[str, Array] | None,
-    names: Mapping[str, str],
+    names: Mapping[str, Origin],
     first: int,
 ) -> Graph:
     write = Writer(arrays)
@@ -91,7 +91,7 @@ def _graph_of(
     for node in module.graph.nodes:
         if node.op == "placeholder" and node.name in constants:
             tensor = constants[node.name].detach()
-            write.name(tensor, node.name, names.get(node.name, node.name))
+            write.name(tensor, node.name, names.get(node.name, Origin(node.name)))
             given.append(tensor)
         elif node.op == "placeholder":
             given.append(interpreter.input(node))
@@ -262,7 +262,7 @@ class Interpreter:
         if target._schema.name in _RESERVING:
             return self._reserved(target, args, example)
         if not any(isinstance(leaf, Value | Complex) for leaf in leaves(operands)):
-            return computed(target, args, kwargs, example)
+            return self._with_weights(name, operands, computed(target, args, kwargs, example))
         if dtype == "complex32":
             raise Unmapped("computes in complex32; compute in complex64")
         if dtype:
@@ -277,6 +277,17 @@ class Interpreter:
             return self._typed(mapping(self.write, *args, **_meaningful(kwargs)), example)
         except Unmapped as reason:
             return self._decomposed(target, args, kwargs, reason)
+
+    def _with_weights(self, name: str, operands: Sequence[Any], made: Any) -> Any:
+        """Note the weights of computed tensors, where these have all zeros of their operands."""
+        noted = [self.write.origin_of(leaf) for leaf in leaves(operands)]
+        weights = tuple(dict.fromkeys(weight for each in noted for weight in each.weights))
+        is_computed = any(each.is_computed for each in noted)
+        if weights and (name in _KEEPING_ZEROS or (is_computed and len(weights) == 1)):
+            for tensor in filter(is_tensor, leaves([made])):
+                origin = Origin("", weights=weights, is_computed=is_computed)
+                self.write.name(tensor, "", origin)
+        return made
 
     def _opened(
         self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], example: Any
@@ -387,6 +398,15 @@ def dtype_of(example: Any) -> str:
 _RESERVING = {
     *("aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"),
     *("aten::new_empty_strided", "aten::empty_permuted", "aten::resize", "aten::resize_as"),
+}
+
+
+# Operators whose results are 0 where an operand is 0, or hold the operands as they are.
+_KEEPING_ZEROS = {
+    *("mul", "div", "neg", "_to_copy", "to", "clone", "alias", "contiguous", "detach"),
+    *("t", "transpose", "permute", "numpy_T", "mT", "view", "_unsafe_view", "reshape", "flatten"),
+    *("unflatten", "squeeze", "unsqueeze", "expand", "select", "slice", "split", "unbind", "flip"),
+    *("split_with_sizes", "chunk", "narrow", "cat", "stack", "concat", "index_select"),
 }
 
 

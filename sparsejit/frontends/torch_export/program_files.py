@@ -6,10 +6,10 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency
+from sparsejit.files import existing_file
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -29,9 +29,7 @@ def read_program(
         raise MissingDependency(
             f"reading {path} needs torch: pip install 'sparsejit[torch]'"
         ) from error
-    file = Path(path)
-    if not file.is_file():
-        raise InvalidInput(f"there is no file {file}; check the path")
+    file = existing_file(path, "a .pt2 file")
     try:
         with _quiet():
             program = torch.export.load(file)

@@ -46,6 +46,7 @@ Operand = Any
 # The function that narrows a number to a dtype.
 _NARROWING: dict[Dtype, str] = {**WRAPS, **ROUNDINGS}
 _INT32 = np.dtype(np.int32)
+_UNNAMED = Origin("")
 
 
 class Writer:
@@ -62,8 +63,9 @@ class Writer:
         self.origin = Origin("")
         # Named tensors, by key; shared by all graphs of a model.
         self._arrays = {} if arrays is None else arrays
-        # By the id of a tensor, which is kept alive here: its key and name, and its value.
-        self._names: dict[int, tuple[Any, str, str]] = {}
+        # By the id of a tensor, which is kept alive here: its key and origin, and its value.
+        self._names: dict[int, tuple[Any, str, Origin]] = {}
+        self._with_weights: dict[str, Origin] = {}  # origins that have weights, by name
         self._tensors: dict[int, tuple[Any, Value]] = {}
         self._numbers: dict[tuple[bytes, Element], Value] = {}
         # Results of `derived`, by memory and maker, with the operand, which is kept alive so.
@@ -96,9 +98,16 @@ class Writer:
             made.append(self.rounded(value))
         return remove_dead_code(self.builder.finish(made))
 
-    def name(self, tensor: Any, key: str, name: str) -> None:
-        """Name a known tensor; `key` is the key of its array."""
-        self._names[id(tensor)] = (tensor, key, name)
+    def name(self, tensor: Any, key: str, origin: Origin) -> None:
+        """Note name and weights of a known tensor; `key` is the key of its array.
+
+        Without a name the tensor is called after its first reader.
+        """
+        self._names[id(tensor)] = (tensor, key, origin)
+
+    def origin_of(self, x: Any) -> Origin:
+        """The origin that `name` noted for a tensor; an empty one for anything else."""
+        return self._names.get(id(x), (x, "", _UNNAMED))[2]
 
     def value(self, x: Operand) -> Value:
         """A value of the graph for x. Raises Unmapped unless x is a number or a tensor."""
@@ -109,7 +118,10 @@ class Writer:
             return self.number(x, kinds[type(x)])
         if is_tensor(x):
             if id(x) not in self._tensors:
-                _, _, name = self._names.get(id(x), (x, "", self.origin.name))
+                noted = self.origin_of(x)
+                name = noted.name or self.origin.name
+                if noted.weights:
+                    self._with_weights[name] = noted
                 value = self.constant(within_float32(self.array(x)), name)
                 self.note(value, str(x.dtype).removeprefix("torch."))
                 self._tensors[id(x)] = (x, value)
@@ -134,11 +146,14 @@ class Writer:
 
     def constant(self, array: Array, name: str, floats: Element = Element.FLOAT32) -> Value:
         """A value known now; floating-point numbers are rounded to `floats`."""
-        return self.builder.constant(array, replace(self.origin, name=name), floats)
+        noted = self._with_weights.get(name, _UNNAMED)
+        weights, is_computed = noted.weights, noted.is_computed
+        origin = replace(self.origin, name=name, weights=weights, is_computed=is_computed)
+        return self.builder.constant(array, origin, floats)
 
     def array(self, tensor: Any) -> Array:
         """The array of a known tensor."""
-        _, key, _ = self._names.get(id(tensor), (tensor, "", ""))
+        _, key, _ = self._names.get(id(tensor), (tensor, "", _UNNAMED))
         if key in self._arrays:
             return self._arrays[key]
         plain = tensor.detach().cpu().resolve_conj().resolve_neg()
