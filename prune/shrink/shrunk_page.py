@@ -5,13 +5,13 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from sparsejit.api.report_page import Column, html_page, html_table, rich_table
+from sparsejit.api.report_page import Bands, Column, html_page, html_table
 from sparsejit.machine.target import Target
 from sparsejit.prune.shrink.frontier_picture import PICTURE_STYLE, frontier_picture
 from sparsejit.prune.shrink.shrunk import Shrunk, microseconds
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 _LAYER = Column("layer", lambda layer: layer.name, True)
 _ZEROS = Column("zeros", lambda layer: f"{layer.zeros:.0%}")
@@ -28,9 +28,9 @@ _LAYERS = (
 )
 
 
-def as_table(shrunk: Shrunk) -> Table:
+def as_table(shrunk: Shrunk) -> RenderableType:
     """The layers for a terminal, and the gain below."""
-    return rich_table(_LAYERS, shrunk.layers, shrunk.lines, "box")
+    return Bands(_LAYERS, shrunk.layers, shrunk.lines, "box")
 
 
 def as_page(shrunk: Shrunk) -> str:

@@ -23,7 +23,7 @@ from sparsejit.api.named_sizes import NamedSizes
 from sparsejit.api.open_outputs import check_open_axes, cut
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.report import Report
-from sparsejit.api.statistics import statistics_of
+from sparsejit.api.statistics import sizes_text, statistics_of
 from sparsejit.api.variant import Variant, lowered_variant
 from sparsejit.artefact import sealed
 from sparsejit.artefact.exported import ExportedFunction
@@ -88,10 +88,7 @@ class CompiledModel(CalledModel, Compiled):
         """Counts of layers, weights and kernels, in one line."""
         stats = self.stats
         batch = "any batch" if self.batch_is_free else "a fixed batch"
-        return (
-            f"sparsejit model: {stats['layers']} layers, {stats['nnz']} nonzeros of "
-            f"{stats['weights']} weights, {stats['kernels']} kernels, {batch}"
-        )
+        return f"sparsejit model: {sizes_text(stats)}, {stats['isa']}, {batch}"
 
     @property
     def parts(self) -> ModelParts:

@@ -6,27 +6,83 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparsejit.api.shown import Frame, table_of
+from sparsejit.api.shown import Frame, share_of_limit_text, table_of
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
 
     from sparsejit.api.report import LayerReport, Report
 
 
 class Column(NamedTuple):
-    """A column: its heading, the function of its cells, and whether they are text, flush left."""
+    """A column of a table.
+
+    heading: its heading; cell: the function of its cells; is_text: whether they are text, flush
+    left; is_long: whether a terminal shows them below the table
+    """
 
     heading: str
     cell: Callable[[Any], str]
     is_text: bool = False
+    is_long: bool = False
 
 
-# Shown only after `accuracy` has measured it.
-_ERROR = Column("error", lambda layer: "" if layer.error is None else f"{layer.error:.1e}")
+class Bands(NamedTuple):
+    """Rows as tables below each other, each as wide as the terminal at most.
+
+    Each table starts with the first column. A long column has a table of its own.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    notes: Sequence[str] = ()
+    frame: Frame = "none"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        first, *others = self.columns
+        narrow = [column for column in others if not column.is_long]
+        bands: list[list[Column]] = []
+        for column in narrow:
+            if bands and self._fits([first, *bands[-1], column], console, options):
+                bands[-1].append(column)
+            else:
+                bands.append([column])
+        bands += [[column] for column in others if column.is_long]
+        for number, band in enumerate(bands, 1):
+            notes = self.notes if number == len(bands) else ()
+            yield self._table([first, *band], options.max_width, notes)
+            if number < len(bands):
+                yield ""
+
+    def _fits(self, columns: Sequence[Column], console: Console, options: ConsoleOptions) -> bool:
+        from rich.measure import Measurement
+
+        table = self._table(columns, options.max_width)
+        unbound = options.update(width=_UNBOUND)
+        return Measurement.get(console, unbound, table).maximum <= options.max_width
+
+    def _table(self, columns: Sequence[Column], width: int, notes: Sequence[str] = ()) -> Table:
+        """Return one table, whose texts are folded to a third of the width, long ones to it all."""
+        from rich.text import Text
+
+        table = table_of("", notes=notes, frame=self.frame)
+        for column in columns:
+            table.add_column(
+                column.heading if column.is_text else column.heading.replace(" ", "\n"),
+                justify="left" if column.is_text else "right",
+                overflow="fold",
+                max_width=width // 3 if column.is_text and not column.is_long else None,
+            )
+        for row in self.rows:
+            if any(column.cell(row) for column in columns[1:]):
+                table.add_row(*(Text(column.cell(row)) for column in columns))
+        return table
+
+
 _LAYERS = (
     Column("layer", lambda layer: layer.layer, True),
     Column("kernel", lambda layer: layer.kernel, True),
@@ -39,9 +95,9 @@ _LAYERS = (
     Column("share", lambda layer: _percent(layer.share)),
     Column("effective GFLOPS", lambda layer: _number(layer.effective_gflops)),
     Column("real GFLOPS", lambda layer: _number(layer.real_gflops)),
-    Column("of limit", lambda layer: _percent(layer.share_of_limit)),
-    _ERROR,
-    Column("why", lambda layer: layer.why, True),
+    Column("of limit", lambda layer: _of_limit(layer)),
+    Column("error", lambda layer: "" if layer.error is None else f"{layer.error:.1e}"),
+    Column("why", lambda layer: layer.why, True, True),
 )
 _CANDIDATES = (
     Column("candidate", lambda candidate: candidate.kernel, True),
@@ -49,12 +105,15 @@ _CANDIDATES = (
     Column("code", lambda candidate: str(candidate.code_bytes)),
     Column("data", lambda candidate: str(candidate.data_bytes)),
     Column("predicted ns", lambda candidate: _number(candidate.predicted_ns)),
-    Column("measured", lambda candidate: _number(candidate.measured_ns) or "-"),
+    Column("measured", lambda candidate: _number(candidate.measured_ns)),
     Column("bound by", lambda candidate: candidate.bound, True),
 )
 
-# Characters of a name: two such columns and two of figures take 80.
-_BRIEF_NAME = 27
+# More characters than any table has.
+_UNBOUND = 100_000
+
+# Characters of a line, and of a name: two such columns and two of figures take a line.
+_BRIEF_WIDTH, _BRIEF_NAME = 80, 27
 
 _BARS = """
 .bar { display: flex; height: 3.2em; margin: 1em 0; border: 1px solid var(--line);
@@ -75,7 +134,7 @@ def as_tables(report: Report) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    tables = [rich_table(columns, rows) for columns, rows in _tables(report)]
+    tables = [Bands(columns, rows) for columns, rows in _tables(report)]
     texts = [Text(line) for line in (report.title, *report.lines)]
     return Group(*texts, *tables, *map(Text, report.schedule))
 
@@ -99,7 +158,7 @@ def as_brief(report: Report) -> RenderableType:
         figures = (f"{ns / 1000:,.2f}", f"{ns / total:.1%}") if is_known else ()
         table.add_row(*map(Text, names), *figures)
     table.add_row("all", "", f"{sum(times) / 1000:,.2f}", "", style="bold")
-    return Group(Text(report.lines[0] if report.lines else report.title), table)
+    return Group(Text(fill(report.title, _BRIEF_WIDTH)), table)
 
 
 def _cut(name: str, head: int) -> str:
@@ -110,30 +169,13 @@ def _cut(name: str, head: int) -> str:
 
 
 def _tables(report: Report) -> list[tuple[Sequence[Column], Sequence[Any]]]:
-    """Return the columns and rows of each table of a report."""
-    seen = any(layer.error is not None for layer in report.layers)
-    columns = [each for each in _LAYERS if seen or each is not _ERROR]
-    tables: list[tuple[Sequence[Column], Sequence[Any]]] = [(columns, report.layers)]
+    """Return the columns and rows of each table of a report, without empty columns."""
+    tables: list[tuple[Sequence[Column], Sequence[Any]]] = [(_LAYERS, report.layers)]
     if len(report.layers) == 1 and report.layers[0].candidates:
         tables.append((_CANDIDATES, report.layers[0].candidates))
-    return tables
-
-
-def rich_table(
-    columns: Sequence[Column],
-    rows: Sequence[Any],
-    notes: Iterable[str] = (),
-    frame: Frame = "none",
-) -> Table:
-    """Return the rows as a table for a terminal, with notes below."""
-    from rich.text import Text
-
-    table = table_of("", notes=notes, frame=frame)
-    for column in columns:
-        table.add_column(column.heading, justify="left" if column.is_text else "right")
-    for row in rows:
-        table.add_row(*(Text(column.cell(row)) for column in columns))
-    return table
+    return [
+        ([each for each in columns if any(map(each.cell, rows))], rows) for columns, rows in tables
+    ]
 
 
 def html_table(columns: Sequence[Column], rows: Sequence[Any]) -> str:
@@ -200,6 +242,10 @@ def _number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _of_limit(layer: LayerReport) -> str:
+    return "" if layer.share_of_limit is None else share_of_limit_text(layer.share_of_limit)
 
 
 def _percent(value: float | None) -> str:

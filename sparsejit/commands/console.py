@@ -1,8 +1,6 @@
 """Code that commands share: the terminal, the options for JSON, checks of needed packages."""
 
 import json
-import os
-import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,15 +9,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from sparsejit.api.report import Report
+from sparsejit.api.shown import terminal_width
 from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.files import atomic_path, check_writable
 from sparsejit.machine.target import Target
 
 # A table that goes to a file or a pipe keeps its columns whole.
 _FILE_WIDTH = 150
-_is_terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
 
-console = Console(highlight=False, width=None if _is_terminal else _FILE_WIDTH)
+console = Console(highlight=False, width=None if terminal_width() else _FILE_WIDTH)
 error_console = Console(stderr=True, soft_wrap=True, highlight=False)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -45,6 +44,14 @@ def write_json(file: Path, value: Any) -> None:
     """Write `value` to a file as JSON; call `check_outputs` before the work."""
     with atomic_path(file) as path:
         path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def write_page(file: Path | None, report: Report) -> None:
+    """With a file, write the report to it as a web page, and say so beside stdout."""
+    if file is not None:
+        with atomic_path(file) as path:
+            path.write_text(report.html(), "utf-8")
+        error_console.print(f"report in {file}", markup=False)
 
 
 def check_outputs(*files: Path | None) -> None:

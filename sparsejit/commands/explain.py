@@ -7,7 +7,13 @@ import typer
 
 from sparsejit.api import Kernel, compile_matrix
 from sparsejit.api.report import Report
-from sparsejit.commands.console import JsonOption, check_outputs, hand_over
+from sparsejit.commands.console import (
+    JsonOption,
+    check_outputs,
+    console,
+    hand_over,
+    write_page,
+)
 from sparsejit.commands.model_options import (
     BatchOption,
     ConstantsOption,
@@ -26,7 +32,6 @@ from sparsejit.commands.model_options import (
 )
 from sparsejit.commands.progress import ProgressBar
 from sparsejit.errors import InvalidInput
-from sparsejit.files import atomic_path
 from sparsejit.frontends.files import read_matrix
 
 _MATRIX = "A .npy or .safetensors file, or a state dict as .pt"
@@ -69,11 +74,9 @@ def explain(
         *(model, shape, constant, batch, dtype, target, threads, tune, exact, fallback)
     )
     report = _report(asked, tensor, strategy, measure)
-    if html is not None:
-        with atomic_path(html) as path:
-            path.write_text(report.html())
+    write_page(html, report)
     if not hand_over(report.as_dict(), as_json, out):
-        typer.echo(str(report))
+        console.print(report)
 
 
 def disasm(

@@ -9,6 +9,7 @@ import typer
 from sparsejit.api import CompiledModel, PartedModel, load
 from sparsejit.api.compile_parts import check_fallback
 from sparsejit.api.compiled_estimator import is_estimator
+from sparsejit.api.shown import counted
 from sparsejit.artefact.export import check_export
 from sparsejit.commands.console import (
     JsonOption,
@@ -17,6 +18,7 @@ from sparsejit.commands.console import (
     hand_over,
     print_json,
     say,
+    write_page,
 )
 from sparsejit.commands.model_options import (
     BatchOption,
@@ -86,9 +88,7 @@ def compile_command(
         compiled.save(out)
         bar.show("measuring" if measure else "explaining", 1.0)
         report = compiled.explain(measure=measure)
-    if html is not None:
-        with atomic_path(html) as path:
-            path.write_text(report.html())
+    write_page(html, report)
     if as_json:
         print_json(report.as_dict())
         return
@@ -131,9 +131,7 @@ def _parts(asked: ModelRequest) -> list[str]:
     lines = []
     for number, part in enumerate(model.parts, 1):
         engine = asked.fallback if part.is_left else "sparsejit"
-        lines.append(
-            f"part {number}: {engine}, {len(part.places)} node{'s' * (len(part.places) > 1)}"
-        )
+        lines.append(f"part {number}: {engine}, {counted(len(part.places), 'node')}")
         lines += [f"  {model.left[place]}" for place in part.places if part.is_left]
     return lines
 
