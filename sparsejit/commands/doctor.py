@@ -1,6 +1,9 @@
 """`sparsejit doctor`: print what `sparsejit.commands.machine_report` finds."""
 
+from __future__ import annotations
+
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -13,8 +16,10 @@ from sparsejit.commands.console import (
     hand_over,
     say,
 )
-from sparsejit.commands.machine_report import Diagnosis, Finding, examine
-from sparsejit.machine.target import Target
+
+if TYPE_CHECKING:
+    from sparsejit.commands.machine_report import Diagnosis, Finding
+    from sparsejit.machine.target import Target
 
 # Extras by a user's purpose; each is of one purpose (`tests/cli/test_cli.py`).
 PURPOSES = {
@@ -27,6 +32,8 @@ PURPOSES = {
 
 def doctor(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
     """Report on this machine, missing parts and their remedies; fail if nothing can run."""
+    from sparsejit.commands.machine_report import examine
+
     check_outputs(out)
     diagnosis = examine()
     if not hand_over(diagnosis.as_dict(), as_json, out):

@@ -38,7 +38,7 @@ from sparsejit.lowering.memory.storage import (
 )
 from sparsejit.lowering.memory_plan import plan_memory, plan_regions
 from sparsejit.lowering.probes import Probe
-from sparsejit.lowering.registry import LOWERINGS
+from sparsejit.lowering.registry import lowerings
 from sparsejit.lowering.sample_turns import (
     MOST_IN_TURN,
     SampleTurns,
@@ -126,7 +126,7 @@ def _append_steps(low: Lowering, progress: Progress) -> None:
             if not low.is_open(node.output):  # the result of an attention of columns is
                 low.bind_later(node.output, partial(_view_of, low, node))
         elif not is_empty(low, node):
-            LOWERINGS[type(node.op)](low, node)
+            lowerings()[type(node.op)](low, node)
     for number, value in enumerate(graph.outputs):
         if not value.type.size:
             continue
@@ -138,7 +138,7 @@ def _append_steps(low: Lowering, progress: Progress) -> None:
 
 def _view_of(low: Lowering, node: Node) -> View:
     """Lower a view operator whose result is read after all, and return the result's view."""
-    LOWERINGS[type(node.op)](low, node)
+    lowerings()[type(node.op)](low, node)
     return low.view(node.output)
 
 
