@@ -103,6 +103,17 @@ def test_doctor_on_this_machine() -> None:
     assert done.stdout.endswith("ready\n")
 
 
+def test_doctor_lists_packages_of_developers_only_where_all_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = ["not-there>=1; extra == 'dev'", "nor-this>=1; extra == 'voice'"]
+    monkeypatch.setattr(machine_report.metadata, "requires", lambda name: wanted)
+    for options, names in (([], {"nor-this"}), (["--all"], {"nor-this", "not-there"})):
+        said = CliRunner().invoke(cli.app, ["doctor", *options], terminal_width=200).stdout
+        assert {name for name in ("nor-this", "not-there") if name in said} == names
+        assert ("to measure and develop" in said) == bool(options)
+
+
 def test_every_extra_has_one_purpose() -> None:
     extras = [extra for each in doctor.PURPOSES.values() for extra in each]
     declared = metadata.metadata("sparsejit").get_all("Provides-Extra") or []
@@ -141,7 +152,7 @@ def test_doctor_below_avx2_fails_with_the_remedy() -> None:
 
 def test_doctor_runs_without_peachpy_and_names_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "peachpy.py").write_text("raise ImportError('hidden by a test')")
-    done = run("doctor", first=tmp_path)
+    done = run("doctor", "--all", first=tmp_path)
     assert done.returncode == 0
     assert "python: ImportError: hidden by a test" in done.stdout
     assert f"remedy for peachpy: {sys.executable} -m sparsejit.install_peachpy" in done.stdout
