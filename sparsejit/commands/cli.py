@@ -30,7 +30,7 @@ class Command(NamedTuple):
 
     def load(self, name: str) -> Any:
         """Import the module, and return the command that it makes of its options."""
-        found = getattr(import_module(f"sparsejit.commands.{self.module}"), self.function)
+        found = getattr(import_module(f"{__package__}.{self.module}"), self.function)
         if isinstance(found, typer.Typer):
             command = get_command(found)
         else:
