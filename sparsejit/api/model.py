@@ -261,7 +261,19 @@ class CompiledModel(CalledModel, Compiled):
                     variant = self._compile_for(self._dtypes.as_given(arrays))
                     self._variants[shapes] = variant
                     self._forget_oldest()
+        if variant is None and len(self._variants) > 1:
+            raise InvalidInput(self._held_sizes(arrays))
         return self._first if variant is None else variant
+
+    def _held_sizes(self, arrays: Sequence[Array]) -> str:
+        """Return the message for inputs whose sizes the saved file lacks."""
+        held = (_in_words(each.free_shapes) for each in self._variants.values())
+        given = _in_words([array.shape for array in arrays])
+        return (
+            f"the inputs have shapes {given}; this model was loaded with code for "
+            f"{' and for '.join(held)} (any: a batch of any length). Compile it again for others, "
+            "or call `prepare` with their sizes before it is saved"
+        )
 
     def _forget_oldest(self) -> None:
         """Drop the oldest variants for other sizes than the example's while they exceed 256 MiB."""
@@ -272,6 +284,14 @@ class CompiledModel(CalledModel, Compiled):
                 return
             room -= variant.bytes
             del self._variants[shapes]
+
+
+def _in_words(shapes: Sequence[Sequence[int | None]]) -> str:
+    """Return the shapes of a call's inputs; a length of None is "any"."""
+    texts = (
+        ", ".join("any" if length is None else str(length) for length in shape) for shape in shapes
+    )
+    return ", ".join(f"({text})" for text in texts)
 
 
 def compile_saved(source: ModelSource) -> CompiledModel:
