@@ -234,6 +234,8 @@ def test_ours_and_torch_are_timed_and_compared(source: str, tmp_path: Path) -> N
     }.get(source, {"sparsejit"})
     others = {"torch"} if source in ("factory", "pt2") else set()
     assert names.keys() == ours | others, found["skipped"]
+    reasons = {"onnx": "runs no ONNX file", "sjit": "reads no .sjit file"}
+    assert found["skipped"].get("torch") == (None if others else reasons[source])
     assert all(error < 0.1 for error in names.values())
     assert names.get("sparsejit", 0) < 1e-6 and names.get("torch", 0) < 1e-6
     assert ("the best other, torch" if others else "no other engine here") in found["verdict"]
