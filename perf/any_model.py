@@ -204,7 +204,7 @@ class AnyTask:
 
 def compare_any(
     source: NamedModel,
-    peers: Iterable[ModelPeer] = tuple(MODEL_PEERS.values()),
+    peers: Sequence[ModelPeer] = tuple(MODEL_PEERS.values()),
     dtypes: Sequence[str] = DTYPES,
     threads: int = 1,
     pace: tuple[float, float] | None = None,
@@ -217,9 +217,10 @@ def compare_any(
     a second, to measure `latency`. Raises InvalidInput for more threads than there are cores.
     """
     ours = [OURS[dtype] for dtype in dtypes]
-    if isinstance(source.model, CompiledModel):  # no other engine reads a compiled model
-        ours, peers = [OURS["float32"]], ()
-    runs_it = [each for each in peers if each.opset is not None or not is_onnx(source.model)]
+    if isinstance(source.model, CompiledModel):
+        ours = [OURS["float32"]]
+    unfit = _reasons(source.model, peers)
+    runs_it = [each for each in peers if each.name not in unfit]
     name = Path(source.reference).name
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="sparsejit-bench-"))
@@ -228,7 +229,16 @@ def compare_any(
         contest = ModelRounds(*given, both_ways=True)
         times = contest.times(rounds)
         latency = None if pace is None else _latency(contest, times, *pace)
-        return AnyComparison(name, times, contest.skipped, latency)
+        return AnyComparison(name, times, {**unfit, **contest.skipped}, latency)
+
+
+def _reasons(model: Any, peers: Iterable[ModelPeer]) -> dict[str, str]:
+    """The reason for each peer that cannot read this form of a model."""
+    if isinstance(model, CompiledModel):
+        return {each.name: "reads no .sjit file" for each in peers}
+    if not is_onnx(model):
+        return {}
+    return {each.name: "runs no ONNX file" for each in peers if each.opset is None}
 
 
 def _latency(

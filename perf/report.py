@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from sparsejit.api.shown import table_of
+from sparsejit.api.shown import share_of_limit_text, table_of
 from sparsejit.perf.kernels import Comparison, PeerTime, Row
 from sparsejit.perf.machine import MachineLimits
 from sparsejit.perf.problems import MatVecProblem
@@ -76,7 +76,7 @@ def _kernel_cells(row: Row) -> tuple[str, ...]:
         *_times(row.ns_min, row.ns_median),
         f"{row.effective_gflops:.0f}",
         f"{row.real_gflops:.1f}",
-        f"{row.share_of_limit:.0%} {row.limit}",
+        f"{share_of_limit_text(row.share_of_limit)} {row.limit}",
         f"{row.code_bytes / 1024:,.0f} + {row.pool_bytes / 1024:,.0f}",
         f"{row.compile_ms:.1f}",
         f"{row.max_abs_error:.1e}",

@@ -162,12 +162,16 @@ def _named(node: ast.Import | ast.ImportFrom | ast.Call, path: Path) -> Iterator
 
 
 def _imported_by_call(argument: ast.expr, package: str, path: Path) -> str:
-    """A name, or the package that imports all of its own modules."""
-    if path.name == "__init__.py" and ast.unparse(argument) == "_module.name":  # of walk_packages
-        return package
-    if isinstance(argument, ast.JoinedStr) and path.name == "__init__.py":
+    """A name, or the package of which a module imports all modules, or one by name.
+
+    A registry that imports the modules registered in it, at its first use, imports itself.
+    """
+    if ast.unparse(argument) in ("_module.name", "module.name", "__package__"):  # of walk_packages
+        return package if path.name == "__init__.py" else module_name(path)
+    if isinstance(argument, ast.JoinedStr):
         first = argument.values[0]
-        assert isinstance(first, ast.FormattedValue) and ast.unparse(first.value) == "__name__"
+        own = "__name__" if path.name == "__init__.py" else "__package__"
+        assert isinstance(first, ast.FormattedValue) and ast.unparse(first.value) == own, path
         return package
     assert isinstance(argument, ast.Constant), f"{path}: import of a computed name"
     return str(argument.value)

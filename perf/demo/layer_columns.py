@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from sparsejit.api.shown import share_of_limit_text
 from sparsejit.perf.kernels import Row
 
 _DENSE_BLAS = ("OpenBLAS sgemv", "MKL sgemv", "numpy (OpenBLAS)", "torch.mv")
@@ -16,7 +17,7 @@ LAYER_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("ns", lambda row: f"{row.ns_min:,.0f}"),
     ("effective GFLOPS", lambda row: f"{row.effective_gflops:.0f}"),
     ("real GFLOPS", lambda row: f"{row.real_gflops:.1f}"),
-    ("of limit", lambda row: f"{row.share_of_limit:.0%} {row.limit}"),
+    ("of limit", lambda row: f"{share_of_limit_text(row.share_of_limit)} {row.limit}"),
     ("over F.linear", lambda row: f"{row.speed_up('torch F.linear'):.1f}x"),
     ("over dense BLAS", lambda row: f"{_over_dense_blas(row):.1f}x"),
 )

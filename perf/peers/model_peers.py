@@ -72,7 +72,7 @@ class ModelPeer:
         """
         if not self.is_installed:
             raise MissingDependency(
-                f"not installed; `sparsejit bench peers --install {self.folder.name}` does it"
+                f"no bench environment; run `sparsejit bench peers --install {self.folder.name}`"
             )
         python = str(_python_in(self.folder)) if self.requirements else sys.executable
         return [python, str(_WORKER), self.name, ",".join(map(str, cores))]

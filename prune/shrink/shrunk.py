@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.api.model import CompiledModel
-from sparsejit.api.report_page import Column, html_page, html_table, rich_table
+from sparsejit.api.report_page import Bands, Column, html_page, html_table
 from sparsejit.api.scales import Scales
 from sparsejit.api.shown import Shown
 from sparsejit.errors import InvalidInput
@@ -205,7 +205,7 @@ class Shrunk(Shown):
         }
 
     def __rich__(self) -> RenderableType:
-        return rich_table(_LAYERS, self.layers, self.lines, "box")
+        return Bands(_LAYERS, self.layers, self.lines, "box")
 
     def html(self) -> str:
         """One self-contained page: the gain, the frontier, the peers and the layers."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sparsejit.api.output_error import ErrorSums
-from sparsejit.api.shown import Shown, table_of
+from sparsejit.api.shown import Shown, counted, table_of
 from sparsejit.api.variant import TiledGraph, Variant, lowered_variant
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.values import Array
@@ -63,7 +63,7 @@ class Accuracy(Shown):
     def line(self) -> str:
         """The errors of outputs, in words."""
         plain = max((each.float32 for each in self.outputs), default=0.0)
-        count = f"{self.elements} element{'s' * (self.elements > 1)} of data"
+        count = f"{counted(self.elements, 'element')} of data"
         return (
             f"outputs are off by {self.error:.2g} of the largest at most, on {count}; "
             f"in float32 by {plain:.2g}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparsejit.api.shown import table_of
+from sparsejit.api.shown import counted, table_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,7 +78,7 @@ class Advice:
         return table
 
     def _heading(self) -> str:
-        run = f"{self.whole_ns:,.0f} ns a run of {self.samples} sample" + "s" * (self.samples > 1)
+        run = f"{self.whole_ns:,.0f} ns a run of {counted(self.samples, 'sample')}"
         if not self.suggestions:
             return f"{run}: no change saves {self.least_share:.0%} of this time"
         return f"{run}; changes that would save time, each by itself:"

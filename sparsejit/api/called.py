@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.api.compiled import Explained
+from sparsejit.api.shown import counted
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import Nest, NestKind, dtypes, flatten, unflatten
 from sparsejit.ir.dtypes import COMPLEX, NOTED
@@ -68,7 +69,7 @@ class CalledModel(Explained):
 
 def _arguments(count: int, names: Iterable[str]) -> str:
     """Describe the number of arguments by position, and the arguments by name."""
-    words = [f"{count} argument{'s' * (count != 1)} by position", *(f"{name}=" for name in names)]
+    words = [f"{counted(count, 'argument')} by position", *(f"{name}=" for name in names)]
     return " and ".join(words)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from sparsejit.api.accuracy import Accuracy
 from sparsejit.api.report import LayerReport, Report, candidates_of
 from sparsejit.api.schedule_text import schedule_lines
+from sparsejit.api.shown import counted
 from sparsejit.api.variant import Variant
 from sparsejit.errors import check_flags
 from sparsejit.ir.graph import Graph
@@ -67,10 +68,7 @@ def _with_errors(layers: Iterable[LayerReport], accuracy: Accuracy) -> Iterator[
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
-    density = facts["nnz"] / max(facts["weights"], 1)
     return [
-        f"{facts['layers']} layers, {facts['nnz']:,} of {facts['weights']:,} weights "
-        f"({density:.1%}), {facts['kernels']} kernels, {facts['isa']}",
         f"{facts['code_bytes']:,} bytes of code, {facts['pool_bytes']:,} of literals; workspace "
         f"{facts['workspace_bytes']:,} bytes (buffers apart would take {facts['buffer_bytes']:,})",
         f"compiled in {facts['compile_ms']:.0f} ms for {facts['processor']}; "
@@ -98,7 +96,7 @@ def _measured_lines(ns: float | None, samples: int, layers: Sequence[LayerReport
         return []
     parts = sum(layer.measured_ns or 0 for layer in layers)
     return [
-        f"measured: {ns:,.0f} ns for {samples} sample{'s' if samples > 1 else ''} at a time; "
+        f"measured: {ns:,.0f} ns for {counted(samples, 'sample')} at a time; "
         f"the layers add up to {parts:,.0f}",
         *unexpected_lines(ns, layers),
     ]

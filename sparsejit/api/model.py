@@ -23,6 +23,7 @@ from sparsejit.api.named_sizes import NamedSizes
 from sparsejit.api.open_outputs import check_open_axes, cut
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.report import Report
+from sparsejit.api.statistics import sizes_text
 from sparsejit.api.variant import Variant, lowered_variant
 from sparsejit.artefact import sealed
 from sparsejit.artefact.exported import ExportedFunction
@@ -91,10 +92,7 @@ class CompiledModel(CalledModel, Compiled):
         """Counts of layers, weights and kernels, in one line."""
         stats = self.stats
         batch = "any batch" if self.batch_is_free else "a fixed batch"
-        return (
-            f"sparsejit model: {stats['layers']} layers, {stats['nnz']} nonzeros of "
-            f"{stats['weights']} weights, {stats['kernels']} kernels, {batch}"
-        )
+        return f"sparsejit model: {sizes_text(stats)}, {stats['isa']}, {batch}"
 
     @property
     def parts(self) -> ModelParts:
@@ -268,7 +266,19 @@ class CompiledModel(CalledModel, Compiled):
                     variant = self._compile_for(self._dtypes.as_given(arrays))
                     self._variants[shapes] = variant
                     self._forget_oldest()
+        if variant is None and len(self._variants) > 1:
+            raise InvalidInput(self._held_sizes(arrays))
         return self._first if variant is None else variant
+
+    def _held_sizes(self, arrays: Sequence[Array]) -> str:
+        """Return the message for inputs whose sizes the saved file lacks."""
+        held = (_in_words(each.free_shapes) for each in self._variants.values())
+        given = _in_words([array.shape for array in arrays])
+        return (
+            f"the inputs have shapes {given}; this model was loaded with code for "
+            f"{' and for '.join(held)} (any: a batch of any length). Compile it again for others, "
+            "or call `prepare` with their sizes before it is saved"
+        )
 
     def _forget_oldest(self) -> None:
         """Drop the oldest variants for other sizes than the example's while they exceed 256 MiB."""
@@ -279,6 +289,14 @@ class CompiledModel(CalledModel, Compiled):
                 return
             room -= variant.bytes
             del self._variants[shapes]
+
+
+def _in_words(shapes: Sequence[Sequence[int | None]]) -> str:
+    """Return the shapes of a call's inputs; a length of None is "any"."""
+    texts = (
+        ", ".join("any" if length is None else str(length) for length in shape) for shape in shapes
+    )
+    return ", ".join(f"({text})" for text in texts)
 
 
 def compile_saved(source: ModelSource) -> CompiledModel:

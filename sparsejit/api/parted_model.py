@@ -14,6 +14,8 @@ from sparsejit.api.parted_file import KIND, PartedSource, parted_to_data, read_p
 from sparsejit.api.parted_report import advice_of_parts, parted_report, parted_statistics
 from sparsejit.api.parts import LeftPart, OwnPart, PartChain
 from sparsejit.api.report import Report
+from sparsejit.api.shown import counted
+from sparsejit.api.statistics import sizes_text
 from sparsejit.artefact import sealed
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import Nest
@@ -55,9 +57,8 @@ class PartedModel(CalledModel):
         """Counts of layers, weights, kernels and parts, in one line."""
         stats = self.stats
         return (
-            f"sparsejit model: {stats['layers']} layers, {stats['nnz']} nonzeros of "
-            f"{stats['weights']} weights, {stats['kernels']} kernels, a fixed batch, "
-            f"{len(self.parts)} parts, {stats['onnxruntime_nodes']} nodes in ONNX Runtime"
+            f"sparsejit model: {sizes_text(stats)}, a fixed batch, {len(self.parts)} parts, "
+            f"{counted(stats['onnxruntime_nodes'], 'node')} in ONNX Runtime"
         )
 
     @property

@@ -13,6 +13,7 @@ from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import LEAST_SHARE
 from sparsejit.api.parts import LeftPart, OwnPart, PartChain
 from sparsejit.api.report import LayerReport, Report
+from sparsejit.api.shown import counted
 from sparsejit.errors import check_flags
 from sparsejit.ir.values import Array
 from sparsejit.runtime.native_timing import sample
@@ -92,7 +93,7 @@ def _lines(
     left = sum(part.nodes for part in chain.parts if isinstance(part, LeftPart))
     own = sum(part.nodes for part in chain.parts) - left
     lines = [
-        f"{len(parts)} parts: {own} nodes compiled, {left} in ONNX Runtime",
+        f"{len(parts)} parts: {counted(own, 'node')} compiled, {left} in ONNX Runtime",
         "the batch is the example's, since ONNX Runtime's nodes may mix samples",
     ]
     for number, (part, found) in enumerate(zip(chain.parts, parts, strict=True)):
@@ -102,7 +103,7 @@ def _lines(
             for key in ("measured_ns", "predicted_ns")
             if found[key] is not None
         ]
-        nodes = f"{part.nodes} node{'s' * (part.nodes != 1)}"
+        nodes = counted(part.nodes, "node")
         lines.append(", ".join([f"part {number + 1}: {name}, {nodes}", *times]))
     if whole is not None:
         lines.append(

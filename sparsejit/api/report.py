@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from sparsejit.api.report_page import Column, html_page, html_table, rich_table
-from sparsejit.api.shown import Shown, table_of
+from sparsejit.api.report_page import Bands, Column, html_page, html_table
+from sparsejit.api.shown import Shown, share_of_limit_text, table_of
 from sparsejit.ir.values import Decision
 from sparsejit.planner.plan import Plan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# Shown only after `accuracy` has measured it.
-_ERROR = Column("error", lambda layer: "" if layer.error is None else f"{layer.error:.1e}")
 _LAYERS = (
     Column("layer", lambda layer: layer.layer, True),
     Column("kernel", lambda layer: layer.kernel, True),
@@ -29,9 +28,9 @@ _LAYERS = (
     Column("share", lambda layer: _percent(layer.share)),
     Column("effective GFLOPS", lambda layer: _number(layer.effective_gflops)),
     Column("real GFLOPS", lambda layer: _number(layer.real_gflops)),
-    Column("of limit", lambda layer: _percent(layer.share_of_limit)),
-    _ERROR,
-    Column("why", lambda layer: layer.why, True),
+    Column("of limit", lambda layer: _of_limit(layer)),
+    Column("error", lambda layer: "" if layer.error is None else f"{layer.error:.1e}"),
+    Column("why", lambda layer: layer.why, True, True),
 )
 _CANDIDATES = (
     Column("candidate", lambda candidate: candidate.kernel, True),
@@ -39,12 +38,12 @@ _CANDIDATES = (
     Column("code", lambda candidate: str(candidate.code_bytes)),
     Column("data", lambda candidate: str(candidate.data_bytes)),
     Column("predicted ns", lambda candidate: _number(candidate.predicted_ns)),
-    Column("measured", lambda candidate: _number(candidate.measured_ns) or "-"),
+    Column("measured", lambda candidate: _number(candidate.measured_ns)),
     Column("bound by", lambda candidate: candidate.bound, True),
 )
 
-# Characters of a name: two such columns and two of figures take 80.
-_BRIEF_NAME = 27
+# Characters of a line, and of a name: two such columns and two of figures take a line.
+_BRIEF_WIDTH, _BRIEF_NAME = 80, 27
 
 _BARS = """
 .bar { display: flex; height: 3.2em; margin: 1em 0; border: 1px solid var(--line);
@@ -178,7 +177,7 @@ class Report(Shown):
         from rich.console import Group
         from rich.text import Text
 
-        tables = [rich_table(columns, rows) for columns, rows in self._tables()]
+        tables = [Bands(columns, rows) for columns, rows in self._tables()]
         texts = [Text(line) for line in (self.title, *self.lines)]
         return Group(*texts, *tables, *map(Text, self.schedule))
 
@@ -201,7 +200,7 @@ class Report(Shown):
             figures = (f"{ns / 1000:,.2f}", f"{ns / total:.1%}") if is_known else ()
             table.add_row(*map(Text, names), *figures)
         table.add_row("all", "", f"{sum(times) / 1000:,.2f}", "", style="bold")
-        return Group(Text(self.lines[0] if self.lines else self.title), table)
+        return Group(Text(fill(self.title, _BRIEF_WIDTH)), table)
 
     def html(self) -> str:
         """Return one self-contained HTML page."""
@@ -212,13 +211,14 @@ class Report(Shown):
         return html_page("sparsejit model", "Time by layer", facts, body, _BARS)
 
     def _tables(self) -> list[tuple[Sequence[Column], Sequence[Any]]]:
-        """Return the columns and rows of each table."""
-        seen = any(layer.error is not None for layer in self.layers)
-        columns = [each for each in _LAYERS if seen or each is not _ERROR]
-        tables: list[tuple[Sequence[Column], Sequence[Any]]] = [(columns, self.layers)]
+        """Return the columns and rows of each table, without empty columns."""
+        tables: list[tuple[Sequence[Column], Sequence[Any]]] = [(_LAYERS, self.layers)]
         if len(self.layers) == 1 and self.layers[0].candidates:
             tables.append((_CANDIDATES, self.layers[0].candidates))
-        return tables
+        return [
+            ([each for each in columns if any(map(each.cell, rows))], rows)
+            for columns, rows in tables
+        ]
 
     def _schedule_html(self) -> str:
         """Return the schedule as HTML; "" for a report without one."""
@@ -251,6 +251,10 @@ def _number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _of_limit(layer: LayerReport) -> str:
+    return "" if layer.share_of_limit is None else share_of_limit_text(layer.share_of_limit)
 
 
 def _percent(value: float | None) -> str:

@@ -11,15 +11,77 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sparsejit.api.shown import Frame, table_of
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
 
 class Column(NamedTuple):
-    """A column: its heading, the function of its cells, and whether they are text, flush left."""
+    """A column of a table.
+
+    heading: its heading; cell: the function of its cells; is_text: whether they are text, flush
+    left; is_long: whether a terminal shows them below the table
+    """
 
     heading: str
     cell: Callable[[Any], str]
     is_text: bool = False
+    is_long: bool = False
+
+
+class Bands(NamedTuple):
+    """Rows as tables below each other, each as wide as the terminal at most.
+
+    Each table starts with the first column. A long column has a table of its own.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Any]
+    notes: Sequence[str] = ()
+    frame: Frame = "none"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        first, *others = self.columns
+        narrow = [column for column in others if not column.is_long]
+        bands: list[list[Column]] = []
+        for column in narrow:
+            if bands and self._fits([first, *bands[-1], column], console, options):
+                bands[-1].append(column)
+            else:
+                bands.append([column])
+        bands += [[column] for column in others if column.is_long]
+        for number, band in enumerate(bands, 1):
+            notes = self.notes if number == len(bands) else ()
+            yield self._table([first, *band], options.max_width, notes)
+            if number < len(bands):
+                yield ""
+
+    def _fits(self, columns: Sequence[Column], console: Console, options: ConsoleOptions) -> bool:
+        from rich.measure import Measurement
+
+        table = self._table(columns, options.max_width)
+        unbound = options.update(width=_UNBOUND)
+        return Measurement.get(console, unbound, table).maximum <= options.max_width
+
+    def _table(self, columns: Sequence[Column], width: int, notes: Sequence[str] = ()) -> Table:
+        """Return one table, whose texts are folded to a third of the width, long ones to it all."""
+        from rich.text import Text
+
+        table = table_of("", notes=notes, frame=self.frame)
+        for column in columns:
+            table.add_column(
+                column.heading if column.is_text else column.heading.replace(" ", "\n"),
+                justify="left" if column.is_text else "right",
+                overflow="fold",
+                max_width=width // 3 if column.is_text and not column.is_long else None,
+            )
+        for row in self.rows:
+            if any(column.cell(row) for column in columns[1:]):
+                table.add_row(*(Text(column.cell(row)) for column in columns))
+        return table
+
+
+# More characters than any table has.
+_UNBOUND = 100_000
 
 
 @cache
@@ -28,21 +90,6 @@ def page_style() -> str:
     return Path(__file__).with_name("page.css").read_text()
 
 
-def rich_table(
-    columns: Sequence[Column],
-    rows: Sequence[Any],
-    notes: Iterable[str] = (),
-    frame: Frame = "none",
-) -> Table:
-    """Return the rows as a table for a terminal, with notes below."""
-    from rich.text import Text
-
-    table = table_of("", notes=notes, frame=frame)
-    for column in columns:
-        table.add_column(column.heading, justify="left" if column.is_text else "right")
-    for row in rows:
-        table.add_row(*(Text(column.cell(row)) for column in columns))
-    return table
 
 
 def html_table(columns: Sequence[Column], rows: Sequence[Any]) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 from io import StringIO
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 Frame = Literal["box", "rule", "none"]
 
-# Characters of a line: enough that no column is folded.
+# Characters of a line outside a terminal: enough that no column is folded.
 _COLUMNS = 2000
 _HTML = '<pre style="line-height: normal; white-space: pre; font-family: monospace">{code}</pre>'
 
@@ -25,17 +28,38 @@ class Shown:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        return _recorded(self).export_text().rstrip("\n")
+        text = _recorded(self, terminal_width() or _COLUMNS).export_text()
+        return "\n".join(line.rstrip() for line in text.splitlines()).rstrip()
 
     def _repr_html_(self) -> str:
-        return _recorded(self).export_html(inline_styles=True, code_format=_HTML)
+        return _recorded(self, _COLUMNS).export_html(inline_styles=True, code_format=_HTML)
 
 
-def _recorded(shown: Shown) -> Console:
+def terminal_width() -> int | None:
+    """Return the characters of a line of stdout's terminal or of COLUMNS; None outside both."""
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        return None
+    return get_terminal_size().columns
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, which gets an s for any number but 1."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def share_of_limit_text(share: float) -> str:
+    """Return a share of the processor's limit in per cent, 100 % at most.
+
+    The limit is measured as times are: a kernel that reaches it seems to pass it now and then.
+    """
+    return f"{min(share, 1.0):.0%}"
+
+
+def _recorded(shown: Shown, width: int) -> Console:
     """Print an object to a recording console, and return that."""
     from rich.console import Console
 
-    console = Console(record=True, file=StringIO(), width=_COLUMNS, highlight=False)
+    console = Console(record=True, file=StringIO(), width=width, highlight=False)
     console.print(shown)
     return console
 
@@ -59,7 +83,7 @@ def table_of(
     table.title, table.title_justify, table.caption_justify = title or None, "left", "left"
     table.show_lines, table.show_footer = lines, footer
     for name in words:
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
     table.caption = "\n".join(notes) or None

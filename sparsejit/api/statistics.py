@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from sparsejit.api.shown import counted
 from sparsejit.lowering.step import Step
 
 
@@ -22,3 +24,14 @@ def sizes_of(steps: Sequence[Step]) -> dict[str, int]:
         "effective_flops": sum(int(fact.effective_flops) for fact in facts),
         "flops": sum(int(fact.flops) for fact in facts),
     }
+
+
+def sizes_text(stats: Mapping[str, Any]) -> str:
+    """Return the counts of layers, weights and kernels in words."""
+    kernels = counted(stats["kernels"], "kernel")
+    if not stats["weights"]:
+        return f"no weights, {kernels}"
+    return (
+        f"{counted(stats['layers'], 'layer')}, {stats['nnz']:,} of {stats['weights']:,} weights "
+        f"nonzero ({stats['nnz'] / stats['weights']:.1%}), {kernels}"
+    )

@@ -136,6 +136,17 @@ class Variant(SharedCode):
         pairs = zip(self.inputs, axes.inputs, strict=True)
         return tuple(v.shape if axis is None else v.shape[1:] for v, axis in pairs)
 
+    @property
+    def free_shapes(self) -> tuple[tuple[int | None, ...], ...]:
+        """Shapes of a call's inputs, with None for a free batch."""
+        axes = self.batch_axes
+        if axes is None:
+            return self.input_shapes
+        return tuple(
+            shape if axis is None else (*shape[:axis], None, *shape[axis:])
+            for shape, axis in zip(self.input_shapes, axes.inputs, strict=True)
+        )
+
     def without_batch(self, shapes: Sequence[tuple[int, ...]]) -> Shapes:
         """Remove a free batch from the shapes of a call's inputs, as in `input_shapes`."""
         axes = self.batch_axes

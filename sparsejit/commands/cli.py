@@ -1,41 +1,161 @@
-"""The `sparsejit` command."""
+"""The `sparsejit` command: a table of commands, whose modules are imported when they run."""
 
-from typing import Annotated
+import os
+from importlib import import_module
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
 from sparsejit import __version__
-from sparsejit.commands.bench import bench
-from sparsejit.commands.cache import cache
-from sparsejit.commands.calibrate import calibrate
-from sparsejit.commands.console import error_console
-from sparsejit.commands.demo import demo
-from sparsejit.commands.doctor import doctor
-from sparsejit.commands.explain import disasm, explain
-from sparsejit.commands.models import check_command, compile_command, run_command
-from sparsejit.commands.prune import prune
-from sparsejit.commands.run_with import SETTINGS, run_with
-from sparsejit.commands.selftest import selftest
-from sparsejit.commands.shrink import shrink
-from sparsejit.commands.synth import synth
-from sparsejit.commands.train import train
 from sparsejit.errors import SparseJitError
-from sparsejit.runtime.program import debug_level, dump_folder
+
+_MODELS, _VOICE, _MACHINE = "Models", "Voice", "This machine"
+
+
+class Command(NamedTuple):
+    """A command of the table, in the order of `--help`.
+
+    panel: the heading that it stands under; module: its module in this package; function: its
+    name there, of a function or of a Typer app; help: the first line of its docstring; settings:
+    settings of its context
+    """
+
+    panel: str
+    module: str
+    function: str
+    help: str
+    settings: dict[str, Any] | None = None
+
+    def load(self, name: str) -> Any:
+        """Import the module, and return the command that it makes of its options."""
+        found = getattr(import_module(f"{__package__}.{self.module}"), self.function)
+        if isinstance(found, typer.Typer):
+            command = get_command(found)
+        else:
+            app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            app.command(name, context_settings=self.settings)(found)
+            command = get_command(app)
+        command.name = name
+        _leave_out_flag_types(command)
+        return command
+
+
+def _leave_out_flag_types(command: Any) -> None:
+    """Leave the type of flags, which is always bool, out of the help of a command and its own."""
+    all_params = command.get_params
+    command.get_params = lambda ctx: _typeless_flags(all_params(ctx))
+    for each in getattr(command, "commands", {}).values():
+        _leave_out_flag_types(each)
+
+
+def _typeless_flags(params: list[Any]) -> list[Any]:
+    for each in params:
+        if getattr(each, "is_flag", False):
+            each.metavar = ""
+    return params
+
+
+# Arguments behind the script are the script's own.
+_SCRIPT = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,
+}
+COMMANDS = {
+    "compile": Command(
+        *(_MODELS, "models", "compile_command"),
+        "Compile a whole model, save it, and report the time of its layers.",
+    ),
+    "bench": Command(
+        *(_MODELS, "bench", "bench"),
+        "Measure, with rivals in the same run: a MODEL of your own, or one of these.",
+    ),
+    "shrink": Command(
+        *(_MODELS, "shrink", "shrink"),
+        "Make a trained model faster by zeros, without training, within an error or to a speed.",
+    ),
+    "explain": Command(
+        *(_MODELS, "explain", "explain"),
+        "Report the kernels of a model, or of a matrix (out, in), their cost, and reasons.",
+    ),
+    "check": Command(
+        *(_MODELS, "models", "check_command"),
+        "List the operators of a model that cannot be compiled, and where; compile nothing.",
+    ),
+    "run": Command(
+        *(_MODELS, "models", "run_command"),
+        "Run a compiled model on arrays in files, in the order of its inputs and outputs.",
+    ),
+    "run-with": Command(
+        *(_MODELS, "run_with", "run_with"),
+        "Run a script with sparsejit in the place of ONNX Runtime; its arguments follow its name.",
+        _SCRIPT,
+    ),
+    "prune": Command(
+        *(_MODELS, "prune", "prune"),
+        "Prune a model as a recipe says, and report what every layer then costs.",
+    ),
+    "disasm": Command(
+        *(_MODELS, "explain", "disasm"),
+        "List the instructions a matrix becomes, with the weights they read.",
+    ),
+    "synth": Command(
+        *(_VOICE, "synth", "synth"),
+        "Reduce recordings to log-mel features and let a voice speak them.",
+    ),
+    "train": Command(
+        *(_VOICE, "train", "train"),
+        "Train a voice from a folder of audio, pruning it gradually; resumes where it stopped.",
+    ),
+    "demo": Command(
+        *(_VOICE, "demo", "demo"),
+        "Prune a small network live, speak with the bundled voice, and measure every layer.",
+    ),
+    "doctor": Command(
+        *(_MACHINE, "doctor", "doctor"),
+        "Report on this machine, missing parts and their remedies; fail if nothing can run.",
+    ),
+    "calibrate": Command(
+        *(_MACHINE, "calibrate", "calibrate"),
+        "Measure the speed of this processor, and keep the rates for the planner.",
+    ),
+    "cache": Command(
+        *(_MACHINE, "cache", "cache"),
+        "Print the folder and the size of the kept code of compiled models; or remove it.",
+    ),
+    "selftest": Command(
+        *(_MACHINE, "selftest", "selftest"),
+        "Check random kernels of every family against float64 here; fail if one differs.",
+    ),
+}
+
+
+class CommandTable(TyperGroup):
+    """The commands of `COMMANDS`: listed by its lines, and imported when they run."""
+
+    def __init__(self, **given: Any) -> None:
+        listed = {
+            name: TyperCommand(name, help=command.help, rich_help_panel=command.panel)
+            for name, command in COMMANDS.items()
+        }
+        super().__init__(**{**given, "commands": listed})
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _typeless_flags(super().get_params(ctx))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, None if name is None else COMMANDS[name].load(name), rest
+
 
 app = typer.Typer(
+    cls=CommandTable,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Sparse inference with machine code made for one model's weights.",
 )
-for command in (demo, shrink, prune, synth, train, explain, disasm):
-    app.command()(command)
-for machine_command in (calibrate, cache, selftest, doctor):
-    app.command()(machine_command)
-app.command("compile")(compile_command)
-app.command("check")(check_command)
-app.command("run")(run_command)
-app.command("run-with", context_settings=SETTINGS)(run_with)
-app.add_typer(bench, name="bench")
 
 
 def _print_version(wanted: bool) -> None:
@@ -55,7 +175,10 @@ def options(
 
     `_print_version` has handled the option already.
     """
-    dump_folder()
+    if "SPARSEJIT_DUMP" in os.environ:
+        from sparsejit.runtime.program import dump_folder
+
+        dump_folder()
 
 
 def main() -> None:
@@ -63,6 +186,9 @@ def main() -> None:
     try:
         app()
     except SparseJitError as error:
+        from sparsejit.commands.console import error_console
+        from sparsejit.runtime.program import debug_level
+
         if debug_level():
             raise
         error_console.print(f"error: {error}", style="red", markup=False)

@@ -1,25 +1,28 @@
 """Code that commands share: the terminal, the options for JSON, checks of needed packages."""
 
+from __future__ import annotations
+
 import json
-import os
-import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from sparsejit.api.shown import terminal_width
 from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.files import atomic_path, check_writable
-from sparsejit.machine.target import Target
+
+if TYPE_CHECKING:
+    from sparsejit.api.report import Report
+    from sparsejit.prune.shrink.shrunk import Shrunk
 
 # A table that goes to a file or a pipe keeps its columns whole.
 _FILE_WIDTH = 150
-_is_terminal = sys.stdout.isatty() or "COLUMNS" in os.environ
 
-console = Console(highlight=False, width=None if _is_terminal else _FILE_WIDTH)
+console = Console(highlight=False, width=None if terminal_width() else _FILE_WIDTH)
 error_console = Console(stderr=True, soft_wrap=True, highlight=False)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -47,6 +50,14 @@ def write_json(file: Path, value: Any) -> None:
         path.write_text(json.dumps(value, indent=2) + "\n")
 
 
+def write_page(file: Path | None, report: Report | Shrunk) -> None:
+    """With a file, write the report to it as a web page, and say so beside stdout."""
+    if file is not None:
+        with atomic_path(file) as path:
+            path.write_text(report.html(), "utf-8")
+        error_console.print(f"report in {file}", markup=False)
+
+
 def check_outputs(*files: Path | None) -> None:
     """Raise InvalidInput for a file that cannot be written, and for one file twice."""
     paths = [file for file in files if file is not None]
@@ -69,6 +80,7 @@ def hand_over(value: Any, as_json: bool, out: Path | None) -> bool:
 def record_rows(record: bool, name: str, rows: Sequence[dict[str, Any]]) -> None:
     """With `record`, append rows to the recordings of that name, and print their file."""
     if record:
+        from sparsejit.machine.target import Target
         from sparsejit.perf import history
         from sparsejit.perf.machine import machine_limits
 

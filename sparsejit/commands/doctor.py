@@ -1,6 +1,9 @@
 """`sparsejit doctor`: print what `sparsejit.commands.machine_report` finds."""
 
+from __future__ import annotations
+
 from itertools import groupby
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,31 +16,48 @@ from sparsejit.commands.console import (
     hand_over,
     say,
 )
-from sparsejit.commands.machine_report import Diagnosis, Finding, examine
-from sparsejit.machine.target import Target
 
+if TYPE_CHECKING:
+    from sparsejit.commands.machine_report import Diagnosis, Finding
+    from sparsejit.machine.target import Target
+
+_DEVELOPERS = "measure and develop"  # shown with --all
 # Extras by a user's purpose; each is of one purpose (`tests/cli/test_cli.py`).
 PURPOSES = {
     "run": ("core",),
     "compile models": ("torch", "onnx", "onnxruntime", "sklearn", "forests"),
     "speak from recordings": ("voice", "play", "ray"),
-    "measure and develop": ("bench", "dev", "docs"),
+    _DEVELOPERS: ("bench", "dev", "docs"),
 }
 
 
-def doctor(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
+AllOption = Annotated[
+    bool, typer.Option("--all", help="Also list the packages to measure and develop with.")
+]
+
+
+def doctor(
+    everything: AllOption = False, as_json: JsonOption = False, out: JsonFileOption = None
+) -> None:
     """Report on this machine, missing parts and their remedies; fail if nothing can run."""
+    from sparsejit.commands.machine_report import examine
+
     check_outputs(out)
     diagnosis = examine()
     if not hand_over(diagnosis.as_dict(), as_json, out):
-        _print(diagnosis)
+        _print(diagnosis, everything)
     raise typer.Exit(0 if diagnosis.can_run else 1)
 
 
-def _print(diagnosis: Diagnosis) -> None:
+def _print(diagnosis: Diagnosis, everything: bool) -> None:
+    purposes = {
+        purpose: extras
+        for purpose, extras in PURPOSES.items()
+        if everything or purpose != _DEVELOPERS
+    }
     table = table_of("", ("", "needed by"))
     table.add_column("found", overflow="fold")
-    for purpose, extras in PURPOSES.items():
+    for purpose, extras in purposes.items():
         table.add_section()
         table.add_row(f"to {purpose}", style="bold")
         for finding in diagnosis.findings:
@@ -49,7 +69,8 @@ def _print(diagnosis: Diagnosis) -> None:
         _print_target(diagnosis.target)
     for name, text in (("rates", diagnosis.rates), ("cache", diagnosis.cache)):
         say(f"{name}: {text}")
-    lacking = [finding for finding in diagnosis.findings if not finding.ok]
+    shown = {extra for extras in purposes.values() for extra in extras}
+    lacking = [each for each in diagnosis.findings if not each.ok and each.needed_by in shown]
     for remedy, findings in groupby(sorted(lacking, key=_order), lambda each: each.remedy):
         first, *rest = findings
         names = ", ".join(each.name for each in (first, *rest))

@@ -1,13 +1,19 @@
 """`sparsejit explain` and `sparsejit disasm`: the kernels of a model or matrix, and reasons."""
 
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparsejit.api import Kernel, compile_matrix
-from sparsejit.api.report import Report
-from sparsejit.commands.console import JsonOption, check_outputs, hand_over
+from sparsejit.commands.console import (
+    JsonOption,
+    check_outputs,
+    console,
+    hand_over,
+    write_page,
+)
 from sparsejit.commands.model_options import (
     BatchOption,
     ConstantsOption,
@@ -26,8 +32,10 @@ from sparsejit.commands.model_options import (
 )
 from sparsejit.commands.progress import ProgressBar
 from sparsejit.errors import InvalidInput
-from sparsejit.files import atomic_path
-from sparsejit.frontends.files import read_matrix
+
+if TYPE_CHECKING:
+    from sparsejit.api.kernel import Kernel
+    from sparsejit.api.report import Report
 
 _MATRIX = "A .npy or .safetensors file, or a state dict as .pt"
 WeightsArgument = Annotated[Path, typer.Argument(help=f"{_MATRIX}.")]
@@ -63,17 +71,15 @@ def explain(
         Path | None, typer.Option(dir_okay=False, help="File to write the report to, as JSON.")
     ] = None,
 ) -> None:
-    """Report the kernels of a model, or of a matrix of shape (out, in), their cost, and reasons."""
+    """Report the kernels of a model, or of a matrix (out, in), their cost, and reasons."""
     check_outputs(out, html)
     asked = ModelRequest(
         *(model, shape, constant, batch, dtype, target, threads, tune, exact, fallback)
     )
     report = _report(asked, tensor, strategy, measure)
-    if html is not None:
-        with atomic_path(html) as path:
-            path.write_text(report.html())
+    write_page(html, report)
     if not hand_over(report.as_dict(), as_json, out):
-        typer.echo(str(report))
+        console.print(report)
 
 
 def disasm(
@@ -105,6 +111,9 @@ def _kernel(asked: ModelRequest, tensor: str | None, strategy: str) -> Kernel:
     dtype, *more = asked.dtype or ["float32"]
     if more:
         raise InvalidInput(f"{asked.model} is one matrix; give one --dtype")
+    from sparsejit.api.compile_layer import compile_matrix
+    from sparsejit.frontends.files import read_matrix
+
     return compile_matrix(
         read_matrix(asked.model, tensor),
         batch=asked.batch or 1,

@@ -1,24 +1,19 @@
 """The options of commands that take any model, each declared once, and the request they make."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparsejit.api import (
-    CompiledEstimator,
-    CompiledModel,
-    Kernel,
-    PartedModel,
-    compile_model,
-    load,
-)
-from sparsejit.api.scales import Scales
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.model_source import is_opened, read_source
-from sparsejit.lowering.context import Progress
+
+if TYPE_CHECKING:
+    from sparsejit.api import CompiledEstimator, CompiledModel, Kernel, PartedModel
+    from sparsejit.lowering.context import Progress
 
 ModelArgument = Annotated[
     str,
@@ -83,6 +78,8 @@ def is_compiled(reference: str) -> bool:
 
 def is_model(reference: str) -> bool:
     """Whether the argument names a model in any form, not a matrix in a file."""
+    from sparsejit.frontends.model_source import is_opened
+
     return reference.endswith((".onnx", ".sjit", ".py")) or is_opened(reference)
 
 
@@ -91,11 +88,17 @@ def load_or_compile(
 ) -> Kernel | CompiledModel | PartedModel | CompiledEstimator:
     """Load a .sjit file, or compile the model. Raises as `load` and `compile` do."""
     if is_compiled(asked.model):
+        from sparsejit.api.load import load
+        from sparsejit.api.scales import Scales
+
         _refuse_options(asked)
         found = load(asked.model)
         if isinstance(found, Scales):
             raise InvalidInput(f"{asked.model} holds scales; give the model they are for")
         return found
+    from sparsejit.api.compile_model import compile_model
+    from sparsejit.frontends.model_source import read_source
+
     source = read_source(asked.model, asked.shape, asked.constant, batch=asked.batch)
     with source.advising():
         return compile_model(

@@ -3,13 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
-from sparsejit.api import CompiledModel, PartedModel, load
-from sparsejit.api.compile_parts import check_fallback
-from sparsejit.api.compiled_estimator import is_estimator
-from sparsejit.artefact.export import check_export
+from sparsejit.api.shown import counted
 from sparsejit.commands.console import (
     JsonOption,
     check_outputs,
@@ -17,6 +13,7 @@ from sparsejit.commands.console import (
     hand_over,
     print_json,
     say,
+    write_page,
 )
 from sparsejit.commands.model_options import (
     BatchOption,
@@ -38,10 +35,6 @@ from sparsejit.commands.model_options import (
 from sparsejit.commands.progress import ProgressBar
 from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.files import atomic_path
-from sparsejit.frontends.files import read_npy
-from sparsejit.frontends.model_source import read_source
-from sparsejit.frontends.onnx import divided_onnx, import_onnx, is_onnx
-from sparsejit.frontends.torch_export import export as export_torch
 
 ExportOption = Annotated[
     Path | None, typer.Option(dir_okay=False, help="File to write code for C to, .o or .so.")
@@ -86,9 +79,7 @@ def compile_command(
         compiled.save(out)
         bar.show("measuring" if measure else "explaining", 1.0)
         report = compiled.explain(measure=measure)
-    if html is not None:
-        with atomic_path(html) as path:
-            path.write_text(report.html())
+    write_page(html, report)
     if as_json:
         print_json(report.as_dict())
         return
@@ -126,20 +117,28 @@ def check_command(
 
 def _parts(asked: ModelRequest) -> list[str]:
     """A line for each part in which nodes would be compiled or left, and for each node left."""
+    from sparsejit.frontends.model_source import read_source
+    from sparsejit.frontends.onnx import divided_onnx
+
     source = read_source(asked.model, asked.shape, asked.constant, batch=asked.batch)
     model = divided_onnx(source.model, source.args, source.constants)
     lines = []
     for number, part in enumerate(model.parts, 1):
         engine = asked.fallback if part.is_left else "sparsejit"
-        lines.append(
-            f"part {number}: {engine}, {len(part.places)} node{'s' * (len(part.places) > 1)}"
-        )
+        lines.append(f"part {number}: {engine}, {counted(len(part.places), 'node')}")
         lines += [f"  {model.left[place]}" for place in part.places if part.is_left]
     return lines
 
 
 def _nodes(asked: ModelRequest) -> int:
     """Number of nodes in a model's graph. Raises UnsupportedOperator, which lists missing ones."""
+    from sparsejit.api.compile_parts import check_fallback
+    from sparsejit.api.compiled_estimator import is_estimator
+    from sparsejit.api.model import CompiledModel
+    from sparsejit.frontends.model_source import read_source
+    from sparsejit.frontends.onnx import import_onnx, is_onnx
+    from sparsejit.frontends.torch_export import export as export_torch
+
     if is_compiled(asked.model):
         compiled = load_or_compile(asked, lambda stage, share: None)
         return len(compiled.graph.nodes) if isinstance(compiled, CompiledModel) else 1
@@ -165,6 +164,11 @@ def run_command(
     out: Annotated[list[Path], typer.Option(dir_okay=False, help="A .npy file for each output.")],
 ) -> None:
     """Run a compiled model on arrays in files, in the order of its inputs and outputs."""
+    import numpy as np
+
+    from sparsejit.api import CompiledModel, PartedModel, load
+    from sparsejit.frontends.files import read_npy
+
     check_outputs(*out)
     compiled = load(model)
     if not isinstance(compiled, CompiledModel | PartedModel):
@@ -184,6 +188,8 @@ def _check_outputs(out: Path, export: Path | None, header: Path | None, html: Pa
     if out.suffix != ".sjit":
         raise InvalidInput(f"{out} is not a .sjit path; name the output so")
     if export is not None:
+        from sparsejit.artefact.export import check_export
+
         check_export(export, header)
     elif header is not None:
         raise InvalidInput(f"--header {header} describes the file of --export; give both")

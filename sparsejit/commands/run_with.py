@@ -15,12 +15,6 @@ from sparsejit.frontends.onnx.sessions import replace_runtime
 from sparsejit.onnxruntime.settings import COMPILE_AT_USE, DefaultSettings
 
 _THEIRS = "onnxruntime"
-# Arguments after the script are the script's own.
-SETTINGS = {
-    "allow_extra_args": True,
-    "ignore_unknown_options": True,
-    "allow_interspersed_args": False,
-}
 
 
 def run_with(

@@ -1,5 +1,7 @@
 """`sparsejit shrink`: a trained model made faster by zeros, from samples of its inputs."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +17,7 @@ from sparsejit.commands.console import (
     require,
     say,
     write_json,
+    write_page,
 )
 from sparsejit.commands.model_options import (
     ConstantsOption,
@@ -23,13 +26,10 @@ from sparsejit.commands.model_options import (
 )
 from sparsejit.commands.progress import ProgressBar
 from sparsejit.errors import InvalidInput
-from sparsejit.files import atomic_path
-from sparsejit.frontends.factory import named_function
-from sparsejit.frontends.model_source import NamedModel, constants_of, read_source
-from sparsejit.frontends.onnx import declared_inputs
-from sparsejit.ir.values import Array
 
 if TYPE_CHECKING:
+    from sparsejit.frontends.model_source import NamedModel
+    from sparsejit.ir.values import Array
     from sparsejit.prune.shrink.shrunk import Shrunk
 
 _PAGE, _JSON = ".html", ".json"
@@ -107,7 +107,7 @@ def shrink(
         say(f"the model is in {out}")
 
 
-def _save(result: "Shrunk", out: Path) -> None:
+def _save(result: Shrunk, out: Path) -> None:
     """Write the model, and beside a torch model the dtypes and scales of its layers."""
     result.save(out)
     if result.scales is not None and out.suffix != ".onnx":
@@ -128,6 +128,8 @@ def _check_paths(model: str, out: Path, report: Path | None) -> None:
 
 def _aims(budget: str | None, speed: str | None, metric: str | None) -> dict[str, Any]:
     """The arguments of `shrink` for these options. Raises InvalidInput for invalid texts."""
+    from sparsejit.frontends.factory import named_function
+
     return {
         "budget": None if budget is None else parsed_number(budget, "--budget", "%", 0.01),
         "speed": None if speed is None else parsed_number(speed, "--speed", "x", 1.0),
@@ -136,12 +138,12 @@ def _aims(budget: str | None, speed: str | None, metric: str | None) -> dict[str
 
 
 def _beside_peers(
-    result: "Shrunk",
+    result: Shrunk,
     source: NamedModel,
     element: Sequence[Array],
     options: dict[str, Any],
     bar: ProgressBar,
-) -> "Shrunk":
+) -> Shrunk:
     """The result with the times of the installed engines; print why one has none."""
     from sparsejit.perf.shrunk_contest import compare_shrunk, installed_peers
 
@@ -160,11 +162,10 @@ def _beside_peers(
     return found.shrunk
 
 
-def _hand_over(result: "Shrunk", report: Path | None, as_json: bool) -> None:
+def _hand_over(result: Shrunk, report: Path | None, as_json: bool) -> None:
     """Write the report by the suffix of its path, and print the table or JSON."""
     if report is not None and report.suffix == _PAGE:
-        with atomic_path(report) as path:
-            path.write_text(result.html())
+        write_page(report, result)
     elif report is not None:
         write_json(report, result.as_dict())
     if as_json:
@@ -175,6 +176,9 @@ def _hand_over(result: "Shrunk", report: Path | None, as_json: bool) -> None:
 
 def _source(model: str, constants: list[str] | None) -> NamedModel:
     """Read the model; the sizes of an ONNX file's inputs come from the data."""
+    from sparsejit.frontends.model_source import NamedModel, constants_of, read_source
+    from sparsejit.frontends.onnx import declared_inputs
+
     if model.endswith(".onnx"):
         inputs = tuple(declared_inputs(model))
         return NamedModel(model, model, (), {}, constants_of(constants), inputs)

@@ -2,12 +2,14 @@
 
     ModelOptions    options of compiling a model
     Lowering        the view of every value, and the list of kernels so far
-    lowers          registers the function that lowers an operator; `LOWERINGS` has all of them
+    lowers          registers the function that lowers an operator; `lowerings` returns all of them
 """
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
+from importlib import import_module
+from pkgutil import walk_packages
 from typing import Any
 
 import numpy as np
@@ -346,14 +348,23 @@ class Lowering:
 # Appends the kernels of a node.
 Lower = Callable[[Lowering, Node], None]
 
-LOWERINGS: dict[type[Operator], Lower] = {}
+_REGISTERED: dict[type[Operator], Lower] = {}
 
 
 def lowers(*operators: type[Operator]) -> Callable[[Lower], Lower]:
     """Register a function that lowers these operators, where it is defined."""
 
     def register(lower: Lower) -> Lower:
-        LOWERINGS.update(dict.fromkeys(operators, lower))
+        _REGISTERED.update(dict.fromkeys(operators, lower))
         return lower
 
     return register
+
+
+@cache
+def lowerings() -> dict[type[Operator], Lower]:
+    """Import all submodules of `lowering`, and return the functions that they register."""
+    package = import_module(__package__)
+    for module in walk_packages(package.__path__, f"{__package__}."):
+        import_module(module.name)
+    return _REGISTERED

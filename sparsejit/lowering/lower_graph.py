@@ -36,11 +36,11 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import Node
 from sparsejit.lowering.context import (
-    LOWERINGS,
     CommonMatrices,
     Lowering,
     ModelOptions,
     Progress,
+    lowerings,
 )
 from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.memory.storage import OutputBuffer, View
@@ -117,7 +117,7 @@ def _append_steps(low: Lowering, progress: Progress) -> None:
             if not low.is_open(node.output):  # the result of an attention of columns is
                 low.bind_later(node.output, partial(_view_of, low, node))
         elif not is_empty(low, node):
-            LOWERINGS[type(node.op)](low, node)
+            lowerings()[type(node.op)](low, node)
     for number, value in enumerate(graph.outputs):
         if not value.type.size:
             continue
@@ -129,7 +129,7 @@ def _append_steps(low: Lowering, progress: Progress) -> None:
 
 def _view_of(low: Lowering, node: Node) -> View:
     """Lower a view operator whose result is read after all, and return the result's view."""
-    LOWERINGS[type(node.op)](low, node)
+    lowerings()[type(node.op)](low, node)
     return low.view(node.output)
 
 

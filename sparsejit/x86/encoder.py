@@ -8,7 +8,6 @@ import numpy as np
 from sparsejit.errors import CompileError
 from sparsejit.x86 import form_table
 from sparsejit.x86.forms import Form, Key
-from sparsejit.x86.learning import learned_form, learned_sets
 from sparsejit.x86.operands import VECTOR_BYTES, Here, Literal, Memory, Operand, Register, Relative
 
 
@@ -29,7 +28,11 @@ def instruction_sets(key: Key) -> frozenset[str]:
     if mnemonic == "lea":  # PeachPy does not take a label as the address
         return frozenset()
     kept = form_table.kept(key)
-    return learned_sets((mnemonic, signatures, 4)) if kept is None else kept.sets
+    if kept is not None:
+        return kept.sets
+    from sparsejit.x86.learning import learned_sets  # imports PeachPy
+
+    return learned_sets((mnemonic, signatures, 4))
 
 
 def is_vector(operand: Operand) -> bool:
@@ -81,5 +84,11 @@ def _form(key: Key) -> Form:
     form = _FORMS.get(key)
     if form is None:
         kept = form_table.kept(key)
-        form = _FORMS[key] = learned_form(key) if kept is None else kept.form
+        form = _FORMS[key] = _learned(key) if kept is None else kept.form
     return form
+
+
+def _learned(key: Key) -> Form:
+    from sparsejit.x86.learning import learned_form  # imports PeachPy
+
+    return learned_form(key)

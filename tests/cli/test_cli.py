@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import sparsejit
 from sparsejit.commands import calibrate, cli, console, doctor, machine_report
+from sparsejit.commands.cli import COMMANDS
 from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.machine.microarchitecture import core_named
 from sparsejit.machine.target import Target
@@ -40,11 +41,77 @@ def run(
     )
 
 
+# Packages that the command line imports for commands that need them, and none for its help.
+HEAVY = ("numpy", "peachpy", "torch", "onnx", "onnxruntime", "scipy", "sklearn", "matplotlib")
+LOADED = f"""
+import sys
+from sparsejit.commands.cli import app
+try:
+    app(sys.argv[1:])
+finally:
+    print("loaded", *(name for name in {HEAVY} if name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "imported"),
+    [
+        (["--version"], []),
+        (["--help"], []),
+        *(([name, "--help"], []) for name in ("compile", "shrink", "explain", "check", "run")),
+        (["doctor", "--help"], []),
+        (["doctor"], ["numpy"]),
+        (["check", "small.sjit"], ["numpy"]),
+        (["explain", "small.sjit"], ["numpy"]),
+    ],
+)
+def test_a_command_imports_only_packages_that_it_needs(
+    arguments: list[str], imported: list[str], tmp_path: Path
+) -> None:
+    sparsejit.compile_matrix(np.eye(16, dtype=np.float32)).save(tmp_path / "small.sjit")
+    child = [sys.executable, "-c", LOADED, *arguments]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(child, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1].split() == ["loaded", *imported]
+
+
+def test_help_opens_with_the_commands_that_people_use_most() -> None:
+    lines = CliRunner().invoke(cli.app, ["--help"], terminal_width=120).output.splitlines()
+    listed = [line[2:].partition(" ")[0] for line in lines if line.startswith("\u2502")]
+    commands = [name for name in listed if name in COMMANDS]
+    assert commands == list(COMMANDS)
+    assert commands[:5] == ["compile", "bench", "shrink", "explain", "check"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command(name: str) -> None:
+    """The line of the table is the first of its docstring, and flags have no type."""
+    command = COMMANDS[name].load(name)
+    assert command.help.partition("\n")[0] == COMMANDS[name].help
+    names = [[name], *([name, each] for each in getattr(command, "commands", {}))]
+    for each in ([], *names):
+        shown = CliRunner().invoke(cli.app, [*each, "--help"], terminal_width=120)
+        assert shown.exit_code == 0
+        assert "--help" in shown.output
+        assert "<bool>" not in shown.output
+
+
 def test_doctor_on_this_machine() -> None:
     done = run("doctor", SPARSEJIT_MAX_ISA="avx2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "level in force: avx2, 16 vector registers of 8 float32" in done.stdout
     assert done.stdout.endswith("ready\n")
+
+
+def test_doctor_lists_packages_of_developers_only_where_all_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = ["not-there>=1; extra == 'dev'", "nor-this>=1; extra == 'voice'"]
+    monkeypatch.setattr(machine_report.metadata, "requires", lambda name: wanted)
+    for options, names in (([], {"nor-this"}), (["--all"], {"nor-this", "not-there"})):
+        said = CliRunner().invoke(cli.app, ["doctor", *options], terminal_width=200).stdout
+        assert {name for name in ("nor-this", "not-there") if name in said} == names
+        assert ("to measure and develop" in said) == bool(options)
 
 
 def test_every_extra_has_one_purpose() -> None:
@@ -85,7 +152,7 @@ def test_doctor_below_avx2_fails_with_the_remedy() -> None:
 
 def test_doctor_runs_without_peachpy_and_names_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "peachpy.py").write_text("raise ImportError('hidden by a test')")
-    done = run("doctor", first=tmp_path)
+    done = run("doctor", "--all", first=tmp_path)
     assert done.returncode == 0
     assert "python: ImportError: hidden by a test" in done.stdout
     assert f"remedy for peachpy: {sys.executable} -m sparsejit.install_peachpy" in done.stdout
@@ -206,14 +273,14 @@ def test_json_goes_to_stdout_and_to_a_file(command: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("module", "work"), [(doctor, "examine"), (calibrate, "measure")], ids=["doctor", "calib"]
+    ("command", "module", "work"),
+    [("doctor", machine_report, "examine"), ("calibrate", calibrate, "measure")],
 )
 def test_outputs_are_checked_before_the_work(
-    module: ModuleType, work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: str, module: ModuleType, work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, work, lambda *_: pytest.fail("worked for nothing"))
     (tmp_path / "file").write_text("")
-    command = module.__name__.rpartition(".")[2]
     for out in (tmp_path / "file/x.json", tmp_path, Path("/proc/x.json"), Path("/dev/null")):
         result = CliRunner().invoke(cli.app, [command, "--out", str(out)])
         assert isinstance(result.exception, InvalidInput)

@@ -49,7 +49,7 @@ def test_explain_writes_the_report_beside_what_it_prints(npy: Path, tmp_path: Pa
     out = tmp_path / "new" / "report.json"
     options = ["--dtype", "bfloat16", "--out", str(out)]
     result = CliRunner().invoke(app, ["explain", str(npy), *options])
-    assert result.exit_code == 0 and "predicted ns" in result.stdout
+    assert result.exit_code == 0 and "predicted cheapest" in result.stdout
     report = json.loads(out.read_text())
     assert report["facts"]["dtype"] == "bfloat16" and report["layers"][0]["candidates"]
 
@@ -57,7 +57,7 @@ def test_explain_writes_the_report_beside_what_it_prints(npy: Path, tmp_path: Pa
 def test_explain_refuses_a_path_it_cannot_write_before_it_compiles(
     npy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparsejit.commands.explain.compile_matrix", None)
+    monkeypatch.setattr("sparsejit.api.compile_layer.compile_matrix", None)
     result = CliRunner().invoke(app, ["explain", str(npy), "--out", f"{npy}/report.json"])
     assert isinstance(result.exception, InvalidInput)
     assert "cannot be written" in str(result.exception)

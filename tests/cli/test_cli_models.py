@@ -154,8 +154,9 @@ def test_options_reach_the_compiler(tmp_path: Path, net: str) -> None:
 
 def test_the_report_as_json_and_as_a_page(tmp_path: Path, net: str) -> None:
     pages = ["--html", tmp_path / "page.html", "--json"]
-    report = json.loads(compile_quickly(net, tmp_path / "m.sjit", *pages).stdout)
-    assert [layer["layer"] for layer in report["layers"]] == ["0", "2"]
+    done = compile_quickly(net, tmp_path / "m.sjit", *pages)
+    assert [layer["layer"] for layer in json.loads(done.stdout)["layers"]] == ["0", "2"]
+    assert done.stderr.splitlines()[-1] == f"report in {tmp_path / 'page.html'}"
     assert (tmp_path / "page.html").read_text().lstrip().lower().startswith("<!doctype html")
 
 

@@ -21,7 +21,8 @@ from sparsejit.api.layers_report import (
     report_of,
     unexpected_lines,
 )
-from sparsejit.api.report import LayerReport
+from sparsejit.api.report import LayerReport, Report
+from sparsejit.api.statistics import sizes_text
 from sparsejit.api.variant import Variant
 from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -246,3 +247,62 @@ def test_a_report_as_data_text_and_table() -> None:
     console = Console(width=250, record=True, file=io.StringIO())
     console.print(report)
     assert "net[bold]" in console.export_text()
+
+
+def whole_report() -> Report:
+    """A report with every column, of long names and figures."""
+    layer = LayerReport(
+        "encoder.layers.11.intermediate.dense",
+        "12 x f32-broadcast-mixed-avx512, 3 x transpose",
+        nnz=1_234_567,
+        weights=12_345_678,
+        weight_bytes=987_654_321,
+        predicted_ns=123_456_789.0,
+        measured_ns=123_456_789.0,
+        share=1.0,
+        effective_gflops=1234.0,
+        real_gflops=1234.0,
+        share_of_limit=1.04,
+        reason="broadcast-mixed is predicted cheapest: " + 30 * "reason " + "; and so it is",
+        error=1e-6,
+        shape=(30_000, 30_000),
+    )
+    return Report("title " * 30, ("line " * 50,), (layer, replace(layer, layer="next")), {})
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_report_fits_the_terminal_and_loses_nothing(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = whole_report()
+    monkeypatch.setenv("COLUMNS", str(width))
+    text = str(report)
+    assert max(map(len, text.splitlines())) <= width
+    assert "\u2026" not in text
+    for cell in ("1,234,567", "123,456,789", "30000 x 30000", "so it is", "1.0e-06", "1,234"):
+        assert text.count(cell) >= len(report.layers)
+
+
+def test_a_column_without_cells_is_left_out() -> None:
+    report = replace(whole_report(), layers=(LayerReport("view", predicted_ns=1.0),))
+    assert "predicted" in str(report)
+    assert "measured" not in str(report)
+    assert "measured" not in report.html()
+
+
+def test_a_share_above_the_measured_limit_is_all_of_it() -> None:
+    text = str(whole_report())
+    assert "100%" in text
+    assert "104%" not in text
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ((0, 0, 0, 1), "no weights, 1 kernel"),
+        ((1, 4, 16, 2), "1 layer, 4 of 16 weights nonzero (25.0%), 2 kernels"),
+    ],
+)
+def test_sizes_in_words(counts: tuple[int, ...], words: str) -> None:
+    names = ("layers", "nnz", "weights", "kernels")
+    assert sizes_text(dict(zip(names, counts, strict=True))) == words

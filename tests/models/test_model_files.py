@@ -134,7 +134,8 @@ def test_all_shapes_met_are_saved_with_their_weights_once(tmp_path: Path) -> Non
         np.testing.assert_array_equal(again(x), y)
     sizes = [(tmp_path / f"{name}.sjit").stat().st_size for name in ("one", "two")]
     assert sizes[1] < sizes[0] + 5000 < 1.5 * sizes[0]
-    with pytest.raises(InvalidInput, match=r"has shape \(2, 4, 64\); give \(any, 5, 64\)"):
+    said = r"\(2, 4, 64\); .* code for \(any, 5, 64\) and for \(any, 3, 64\)"
+    with pytest.raises(InvalidInput, match=said):
         again(np.ones((2, 4, 64), np.float32))
 
 

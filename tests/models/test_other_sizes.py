@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
@@ -282,6 +283,11 @@ def test_a_saved_model_has_all_lengths(tmp_path: Path) -> None:
     loaded = sparsejit.load(tmp_path / "four.sjit")
     for time in (24, *lengths):
         assert torch.equal(torch.as_tensor(loaded(words(2, time))), fast(words(2, time)))
+    held = ", ".join(f"{time}" for time in (24, *lengths))
+    with pytest.raises(InvalidInput, match="was loaded with code for") as raised:
+        loaded(words(2, 13))
+    found = re.findall(r"\(any, (\d+)\)", str(raised.value))
+    assert "(2, 13)" in str(raised.value) and ", ".join(found) == held
 
 
 @pytest.mark.parametrize("model", [Averaging(), Cutting()], ids=lambda each: type(each).__name__)

@@ -198,15 +198,55 @@ def test_what_an_operator_does_not_compute_is_refused_by_name(
         sparsejit.compile(Written(forward).eval(), (torch.rand(3, 4),))
 
 
-def test_a_model_that_changes_itself_is_refused() -> None:
-    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
-        m.count += 1
-        return x + m.count
+def adds(m: Any, x: torch.Tensor) -> None:
+    m.state += 1
 
-    model = Written(forward)
-    model.register_buffer("count", torch.zeros(1))
-    with pytest.raises(InvalidInput, match="changes 'count' while it runs"):
-        export(model.eval(), (torch.randn(2, 3),), {}, True)
+
+def assigns(m: Any, x: torch.Tensor) -> None:
+    m.state = m.state + x
+
+
+def grows(m: Any, x: torch.Tensor) -> None:
+    m.state = torch.cat([m.state, x])
+
+
+def fills(m: Any, x: torch.Tensor) -> None:
+    m.state[:, :2] = x[:, :2]
+
+
+def adds_through_a_view(m: Any, x: torch.Tensor) -> None:
+    m.state.view(-1).add_(1)
+
+
+def starts(m: Any, x: torch.Tensor) -> None:
+    m.empty = x if m.empty is None else m.empty + x
+
+
+def adds_to_an_attribute(m: Any, x: torch.Tensor) -> None:
+    m.own += 1
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        *((each, "state") for each in (adds, assigns, grows, fills, adds_through_a_view)),
+        (starts, "empty"),
+        (adds_to_an_attribute, "own"),
+    ],
+)
+def test_a_model_that_changes_itself_is_refused(change: Any, name: str) -> None:
+    """By the name of the tensor, also where torch cannot open its batch."""
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        change(m, x)
+        return sum((each for each in (m.state, m.empty, m.own) if each is not None), x)
+
+    model = Written(forward).eval()
+    model.register_buffer("state", torch.zeros(1, 3))
+    model.register_buffer("empty", None)
+    model.own = torch.zeros(1, 3)
+    with pytest.raises(InvalidInput, match=f"changes '{name}' while it runs; return it"):
+        sparsejit.compile(model, (torch.randn(1, 3),))
 
 
 def test_nests_of_inputs_and_outputs() -> None:

@@ -28,7 +28,7 @@ from sparsejit.frontends.torch_export.given_sizes import (
     user_inputs,
 )
 from sparsejit.frontends.torch_export.interpreting import dtype_of, graph_of
-from sparsejit.frontends.torch_export.mutation import functionalised
+from sparsejit.frontends.torch_export.mutation import changes_itself, functionalised
 from sparsejit.frontends.torch_export.origins import origins_of_tensors
 from sparsejit.frontends.torch_export.tracing import (
     ONE_AT_A_TIME,
@@ -288,9 +288,7 @@ def _results(program: ExportedProgram) -> list[Any]:
     kinds = [spec.kind.name for spec in signature.output_specs]
     for spec, kind in zip(signature.output_specs, kinds, strict=True):
         if kind not in ("USER_OUTPUT", "USER_INPUT_MUTATION"):
-            raise InvalidInput(
-                f"the model changes {spec.target!r} while it runs; return it as an output instead"
-            )
+            raise changes_itself(spec.target)
     specs = zip(signature.output_specs, kinds, strict=True)
     return [_leaf(program, spec.arg) for spec, kind in specs if kind == "USER_OUTPUT"]
 
@@ -300,12 +298,16 @@ def _constants(program: ExportedProgram, copies: Copies) -> dict[str, torch.Tens
 
     Large matrices share the model's memory: callers copy them to keep them after compiling.
     """
+    from torch._subclasses.fake_tensor import FakeTensor
+
     constants = {}
     for spec in program.graph_signature.input_specs:
         if spec.target is None:
             continue
         tensors = program.state_dict if spec.target in program.state_dict else program.constants
         tensor = tensors[spec.target]
+        if isinstance(tensor, FakeTensor):  # made while torch traced the model
+            raise changes_itself(spec.target)
         lazy = tensor.is_conj(), tensor.is_neg()  # views that read the same memory differently
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, *lazy)
         if key not in copies:

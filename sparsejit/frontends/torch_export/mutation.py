@@ -29,10 +29,36 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
         try:
             return program.run_decompositions({})
         except Exception as error:  # of whatever type torch raises
+            for name in filter(None, (_own_tensor(program, node) for node in writing)):
+                raise changes_itself(name) from error
             raise InvalidInput(
                 f"torch cannot write this model without changes in place: {first_line(error)}; "
                 "write it with operators that return a new tensor"
             ) from error
+
+
+def changes_itself(name: str) -> InvalidInput:
+    """Return the error for a model that writes into a tensor of its own."""
+    return InvalidInput(f"the model changes {name!r} while it runs; return it as an output instead")
+
+
+def _own_tensor(program: ExportedProgram, node: Node) -> str | None:
+    """Return the name of the buffer, parameter or attribute that a node writes; None for others.
+
+    The node may write it through views.
+    """
+    written: Any = node.args[0]
+    while written.op == "call_function" and any(
+        result.alias_info is not None for result in written.target._schema.returns
+    ):
+        written = written.args[0]
+    signature = program.graph_signature
+    owned = {
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    return owned.get(written.name)
 
 
 def writes(node: Node) -> bool:
