@@ -10,6 +10,7 @@ import pytest
 from pasted_page import NEEDS, blocks_of, paste
 from typer.main import get_command
 
+from sparsejit import __version__
 from sparsejit.commands.cli import app
 from sparsejit.planner.kernels import kernel_table
 
@@ -57,6 +58,17 @@ def test_no_code_hides_from_the_reader_or_the_test() -> None:
         if not each.language and re.search(r"^sparsejit [a-z]|^>>> ", each.text, re.MULTILINE)
     ]
     assert not hidden + commands
+
+
+def test_one_place_says_where_the_project_lives_for_whom_and_which_version() -> None:
+    readme = (ROOT / "README.md").read_text()
+    (project,) = re.findall(r"\[start:project\] -->(.*?)<!-- --8<-- \[end", readme, re.DOTALL)
+    rows = dict(re.findall(r"^\| (\w+) \| (.+) \|$", project, re.MULTILINE))
+    assert set(rows) == {"for", "version", "source"}
+    assert rows["version"].split(",")[0] == __version__
+    assert '--8<-- "README.md:project"' in (DOCS / "index.md").read_text()
+    places = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "pyproject.toml"]
+    assert [path.name for path in places if rows["source"] in path.read_text()] == ["README.md"]
 
 
 def test_pages_install_extras_that_exist() -> None:
