@@ -25,7 +25,7 @@ from sparsejit.runtime.program import debug_level, dump_folder
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Sparse inference with machine code made for one model's weights.",
+    help="Compile neural networks, pruned or dense, to x86-64 machine code.",
 )
 for command in (demo, shrink, prune, synth, train, explain, disasm):
     app.command()(command)
