@@ -42,6 +42,14 @@ class OpenPage:
         """The width that the document takes; more than the window means scrolling sideways."""
         return self._page.evaluate("document.documentElement.scrollWidth")
 
+    def cut_blocks(self) -> list[str]:
+        """The start of each block of code that is wider than its box, and so has to be scrolled."""
+        return self._page.evaluate(
+            "[...document.querySelectorAll('pre > code')]"
+            ".filter(one => one.scrollWidth > one.clientWidth)"
+            ".map(one => one.textContent.slice(0, 60))"
+        )
+
     def picture_sizes(self) -> list[list[int]]:
         """Pixels of each picture as the browser decoded it; zeros where it could not."""
         return self._page.evaluate(

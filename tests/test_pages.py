@@ -1,21 +1,16 @@
-"""Pages: their Python and C run as written, their length, and where they link to.
-
-The blocks of a page run in one process, in order, and share names, in a folder of their own that
-holds `model.onnx` (64 inputs, 8 outputs) and `vad.sjit`. Set-up that readers need not see stands in
-comments (`invisible-code-block`); a block that cannot run here says why (`skip: next`).
-"""
+"""Pages: their code runs as pasted, their length, and where they link to."""
 
 import re
 import shlex
 import shutil
-import subprocess
+from importlib.metadata import metadata
 from pathlib import Path
-from unittest import SkipTest
 
 import pytest
-from example_files import write_files
+from pasted_page import NEEDS, blocks_of, paste
 from typer.main import get_command
 
+from sparsejit import __version__
 from sparsejit.commands.cli import app
 from sparsejit.planner.kernels import kernel_table
 
@@ -25,37 +20,66 @@ GUIDES = sorted((DOCS / "guides").glob("*.md"))
 PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
 MOST_WORDS = 1200
 MOST_COLUMNS = 80
-PYTHON = re.compile(r"^```python$", re.MULTILINE)
-C = re.compile(r"```c\n(.*?)```", re.DOTALL)
+MOST_LEFT_OUT = 15
 LINKS = re.compile(r"\]\(([^)#]+\.md)")
-WITH_CODE = [path for path in sorted(DOCS.rglob("*.md")) if PYTHON.search(path.read_text())]
+EXTRAS = re.compile(r"(?:sparsejit|\.)\[([\w,]+)\]")
+IMPORTS = re.compile(r"^ *(?:import|from) (\w+)", re.MULTILINE)
+MORE_PACKAGES = {"estimators": ["treelite"]}  # of extras that a page installs and does not import
+WITH_CODE = [
+    page for page in PAGES if {each.language for each in blocks_of(page)} & {"python", "sh"}
+]
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda path: path.relative_to(DOCS).as_posix())
-def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sybil = pytest.importorskip("sybil", reason="no sybil: pip install sybil")
-    markdown = pytest.importorskip("sybil.parsers.markdown")
-    write_files(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    parsers = [markdown.PythonCodeBlockParser(), markdown.SkipParser()]
-    document = sybil.Sybil(parsers=parsers).parse(page)
-    for example in document.examples():
-        try:
-            example.evaluate()
-        except SkipTest:
-            continue
-    for block in C.findall(page.read_text()):
-        check_c(block, tmp_path)
-
-
-def check_c(program: str, folder: Path) -> None:
-    """Build it with the files that the page's Python exported, and run it."""
-    compiler = shutil.which("cc")
-    if compiler is None:
+@pytest.mark.parametrize("page", WITH_CODE, ids=lambda path: path.stem)
+def test_code_runs_as_pasted(page: Path, tmp_path: Path) -> None:
+    blocks = [each for each in blocks_of(page) if not each.needs]
+    code = "\n".join(each.text for each in blocks if each.language == "python")
+    for package in [*IMPORTS.findall(code), *MORE_PACKAGES.get(page.stem, [])]:
+        pytest.importorskip(package)
+    if any(each.language == "c" for each in blocks) and shutil.which("cc") is None:
         pytest.skip("no C compiler: apt-get install gcc")
-    (folder / "main.c").write_text(program)
-    subprocess.run([compiler, "main.c", "model.o", "-o", "main"], cwd=folder, check=True)
-    subprocess.run([folder / "main"], check=True)
+    done = paste(page, tmp_path)
+    assert done.returncode == 0, f"{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+
+
+def test_few_blocks_are_left_out_and_each_says_why() -> None:
+    needs = [each.needs for page in WITH_CODE for each in blocks_of(page) if each.needs]
+    assert set(needs) == NEEDS
+    assert len(needs) <= MOST_LEFT_OUT, len(needs)
+
+
+def test_no_code_hides_from_the_reader_or_the_test() -> None:
+    """No set-up in comments, no command in a block that shows output."""
+    hidden = [page.name for page in PAGES if "<!---" in page.read_text()]
+    commands = [
+        each.where
+        for page in PAGES
+        for each in blocks_of(page)
+        if not each.language and re.search(r"^sparsejit [a-z]|^>>> ", each.text, re.MULTILINE)
+    ]
+    assert not hidden + commands
+
+
+def test_one_place_says_where_the_project_lives_for_whom_and_which_version() -> None:
+    readme = (ROOT / "README.md").read_text()
+    (project,) = re.findall(r"\[start:project\] -->(.*?)<!-- --8<-- \[end", readme, re.DOTALL)
+    rows = dict(re.findall(r"^\| (\w+) \| (.+) \|$", project, re.MULTILINE))
+    assert set(rows) == {"for", "version", "source"}
+    assert rows["version"].split(",")[0] == __version__
+    assert '--8<-- "README.md:project"' in (DOCS / "index.md").read_text()
+    places = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", ROOT / "pyproject.toml"]
+    assert [path.name for path in places if rows["source"] in path.read_text()] == ["README.md"]
+
+
+def test_pages_install_extras_that_exist() -> None:
+    found = {
+        extra
+        for page in PAGES
+        for names in EXTRAS.findall(page.read_text())
+        for extra in names.split(",")
+    }
+    assert found
+    assert found <= set(metadata("sparsejit").get_all("Provides-Extra") or [])
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda path: path.stem)

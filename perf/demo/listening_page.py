@@ -17,6 +17,7 @@ import soundfile
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from sparsejit import __version__
 from sparsejit.api.report_page import page_style
 from sparsejit.perf.demo.layer_columns import LAYER_COLUMNS
 from sparsejit.perf.demo.spectrogram_image import (
@@ -96,6 +97,7 @@ class ListeningPage:
         template = environment.from_string(_TEMPLATE.read_text("utf-8"))
         return template.render(
             page=self,
+            version=__version__,
             style=Markup(page_style()),
             takes=_shown(self.takes),
             scale=Markup(", ".join(scale_colours())),

@@ -39,7 +39,7 @@ DtypesOption = Annotated[
 bench = typer.Typer(
     cls=ModelsToo,
     no_args_is_help=True,
-    help="Measure, with rivals in the same run: a MODEL of your own, or one of these.",
+    help="Time a MODEL of your own beside other engines, or run one of these benchmarks.",
 )
 bench.command()(model)
 bench.command()(models)

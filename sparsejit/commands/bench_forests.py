@@ -27,13 +27,13 @@ def forests(
         list[str] | None, typer.Option(help="random-forest, lightgbm; repeatable. Default: all.")
     ] = None,
     install: Annotated[
-        bool, typer.Option("--install", help="Make the rivals' virtual environment first.")
+        bool, typer.Option("--install", help="Make the other libraries' virtual environment first.")
     ] = False,
     as_json: JsonOption = False,
     out: JsonFileOption = None,
     record: RecordOption = False,
 ) -> None:
-    """Time forests of 100 trees, one row a call and 10,000 in one, with rivals in turn."""
+    """Time forests of 100 trees, one row a call and 10,000 in one, beside other libraries."""
     require("treelite", "sklearn", "lightgbm")
     from sparsejit.perf.forests import FOREST_PROBLEMS, PEER, compare_forests, problems_named
 

@@ -12,7 +12,7 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove all entries.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the folder and the size of the kept code of compiled models; or remove it."""
+    """Print the folder and the size of the code cache, or clear it."""
     removed = code_cache.clear() if clear else 0
     use = code_cache.use()
     if hand_over({**use._asdict(), "removed": removed}, as_json, None):

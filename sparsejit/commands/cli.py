@@ -154,7 +154,7 @@ app = typer.Typer(
     cls=CommandTable,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Sparse inference with machine code made for one model's weights.",
+    help="Compile neural networks, pruned or dense, to x86-64 machine code.",
 )
 
 

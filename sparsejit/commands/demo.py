@@ -39,7 +39,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the pruning run and of the voice.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Prune a small network live, speak with the bundled voice, and measure every layer."""
+    """Prune a small network, synthesise speech with the bundled voice, and time every layer."""
     require("torch", "scipy", "soundfile", "matplotlib", "threadpoolctl", "jinja2")
     check_wav(out / "demo.wav")
     check_writable(out / "demo.png")

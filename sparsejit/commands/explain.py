@@ -71,7 +71,7 @@ def explain(
         Path | None, typer.Option(dir_okay=False, help="File to write the report to, as JSON.")
     ] = None,
 ) -> None:
-    """Report the kernels of a model, or of a matrix (out, in), their cost, and reasons."""
+    """Report the kernels of a model or a matrix, their cost, and why each was chosen."""
     check_outputs(out, html)
     asked = ModelRequest(
         *(model, shape, constant, batch, dtype, target, threads, tune, exact, fallback)
@@ -89,7 +89,7 @@ def disasm(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16 or int8.")] = "float32",
     exact: ExactOption = False,
 ) -> None:
-    """List the instructions a matrix becomes, with the weights they read."""
+    """List the machine instructions made for a matrix, with the weights they read."""
     asked = ModelRequest(str(weights), dtype=[dtype], exact=exact)
     typer.echo(_kernel(asked, tensor, strategy).disassemble())
 

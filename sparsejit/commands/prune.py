@@ -50,7 +50,7 @@ def prune(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Prune a model as a recipe says, and report what every layer then costs."""
+    """Prune a model by a recipe while it trains, and report the cost of every layer."""
     require("torch")
     from safetensors.torch import save_model
 

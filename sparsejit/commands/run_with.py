@@ -25,7 +25,7 @@ def run_with(
     compile_at_use: Annotated[
         int,
         typer.Option(
-            min=1, help="Compile a set of sizes at this call; ONNX Runtime runs those before."
+            min=1, help="Compile at the Nth call of the same sizes; ONNX Runtime runs earlier ones."
         ),
     ] = 1,
 ) -> None:

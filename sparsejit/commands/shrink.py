@@ -41,7 +41,7 @@ SpeedOption = Annotated[
     str | None, typer.Option(help="In place of --budget, the speed over dense: 2x.")
 ]
 MetricOption = Annotated[
-    str | None, typer.Option(help="file.py:function of the outputs; --budget is its loss.")
+    str | None, typer.Option(help="Score: file.py:function of outputs; --budget limits its loss.")
 ]
 DtypeOption = Annotated[
     str, typer.Option(help="auto (int8 and 16 bits where these gain more) or float32.")
@@ -77,7 +77,7 @@ def shrink(
     ] = True,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a trained model faster by zeros, without training, within an error or to a speed."""
+    """Prune and quantise a trained model without training, to an error budget or a speed."""
     require("torch")
     from sparsejit.prune.shrink.data import read_data
     from sparsejit.prune.shrink.shrinking import input_names

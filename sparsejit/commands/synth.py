@@ -72,9 +72,9 @@ def synth(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Reduce recordings to log-mel features and let a voice speak them.
+    """Convert recordings to log-mel features and synthesise speech from them.
 
-    A folder is spoken by all cores, or a Ray cluster; the same command goes on where it stopped.
+    All cores, or a Ray cluster, share a folder; the same command goes on where it stopped.
     """
     require("soundfile")
     dtype = DType.parse(dtype).value

@@ -13,6 +13,7 @@ from headless_browser import OpenPage, chromium
 from PIL import Image
 from whole_page import WholePage
 
+from sparsejit import __version__
 from sparsejit.perf.demo.layer_columns import LAYER_COLUMNS
 from sparsejit.perf.demo.listening_page import ListeningPage, SampleTime, Take
 from sparsejit.perf.demo.spectrogram_image import RANGE_DB, power_db, scale_colours, spectrogram_png
@@ -103,6 +104,11 @@ def test_the_page_needs_nothing_else(whole: WholePage) -> None:
     (policy,) = (m["content"] for m in whole.of("meta") if "http-equiv" in m)
     assert "default-src 'none'" in policy
     assert html == PAGE.html()
+
+
+def test_the_title_says_which_project_and_version(whole: WholePage) -> None:
+    title = "".join(whole.text).split("real time, on one core")[0]
+    assert f"sparsejit {__version__}: " in title
 
 
 def test_text_is_escaped(whole: WholePage) -> None:
