@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparsejit.api import compile_matrix
+from sparsejit.api.compile_layer import compile_matrix
 from sparsejit.errors import MissingDependency
 from sparsejit.ir.sparse_matrix import UNSTRUCTURED, SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType, Layout

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
 
-from sparsejit.api import Kernel, compile_matrix
+from sparsejit.api.compile_layer import compile_matrix
+from sparsejit.api.kernel import Kernel
 from sparsejit.ir.spec import DType
 from sparsejit.perf.kernels import time_at_places
 from sparsejit.perf.problems import FloatArray, MatVecProblem

@@ -82,6 +82,9 @@ NEEDS_EXTRAS = {"prune", "perf", "voice"}
 # Files whose functions import modules of ours, and why; commands import what they run.
 LATE_IMPORTS = {
     "sparsejit/__init__.py": "a name's module is imported when somebody asks for the name",
+    "sparsejit/api/compiled.py": "a file's module is imported when the file is loaded",
+    "sparsejit/lowering/context.py": "all submodules register their lowerings at the first use",
+    "sparsejit/x86/encoder.py": "PeachPy is imported when a form is learned",
     "sparsejit/frontends/torch_export/packed_sequences.py": "code that torch's functions run",
     "perf/peers/peer_worker.py": "a process imports what its engine needs",
 }

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sparsejit.api import Kernel, compile_matrix
+from sparsejit.api.compile_layer import compile_matrix
+from sparsejit.api.kernel import Kernel
 from sparsejit.errors import UnsupportedTarget
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix

@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sparsejit.api.compiled import LOADERS, Loader
+from sparsejit.api.compiled import Loader
 from sparsejit.api.kernel import Kernel
-from sparsejit.api.kernel_file import KIND, read_kernel
+from sparsejit.api.kernel_file import read_kernel
 from sparsejit.api.options import KernelSource, Options
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.frontends.files import read_layer
@@ -135,4 +135,4 @@ def _needed_sets(strategy: str) -> frozenset[str]:
     return frozenset[str]().union(*(row.requires for row in rows))
 
 
-LOADERS[KIND] = Loader(read_kernel, compile_source)
+LOADER = Loader(read_kernel, compile_source)

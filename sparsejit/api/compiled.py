@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparsejit.api.report import Report
@@ -33,9 +34,15 @@ class Loader(NamedTuple):
     compile: Callable[[Any], Any]
 
 
-# The loader of each kind of file, added by the module that compiles it; all are there once
-# `sparsejit.api` is imported.
-LOADERS: dict[str, Loader] = {}
+# The module of each kind of file, whose `LOADER` compiles it; a file's module is imported when the
+# file is loaded.
+LOADER_MODULES = {
+    "estimator": "compiled_estimator",
+    "kernel": "compile_layer",
+    "model": "model",
+    "model in parts": "parted_model",
+    "scales": "scales",
+}
 
 
 class Explained(SharedCode):
@@ -142,5 +149,5 @@ def compiled_anew(kind: str, header: dict[str, Any], tensors: sealed.Tensors) ->
 
     Raises DamagedFile, without the file's name.
     """
-    loader = LOADERS[kind]
+    loader: Loader = import_module(f"{__package__}.{LOADER_MODULES[kind]}").LOADER
     return loader.compile(loader.read(header, tensors))

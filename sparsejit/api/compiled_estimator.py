@@ -12,7 +12,7 @@ import numpy as np
 
 from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
-from sparsejit.api.compiled import LOADERS, Compiled, Loader, PathLike
+from sparsejit.api.compiled import Compiled, Loader, PathLike
 from sparsejit.api.estimator_source import (
     KIND,
     EstimatorSource,
@@ -256,4 +256,4 @@ def compile_estimator(
     return CompiledEstimator(source_of(estimator, settings, dtypes, example), progress)
 
 
-LOADERS[KIND] = Loader(read_estimator_file, CompiledEstimator)
+LOADER = Loader(read_estimator_file, CompiledEstimator)

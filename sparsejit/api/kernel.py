@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from sparsejit.api.compiled import Compiled
 from sparsejit.api.kernel_file import KIND, kernel_to_data
+from sparsejit.api.kernel_report import kernel_report
 from sparsejit.api.options import KernelSource
 from sparsejit.api.report import Report
 from sparsejit.artefact.exported import ExportedFunction, Macro
@@ -165,8 +166,6 @@ class Kernel(Compiled):
                 changes a weight, as a share of the weight; `rates` is the origin of the speeds that
                 the predictions assume.
         """
-        from sparsejit.api.kernel_report import kernel_report
-
         check_flags(measure=measure)
         ns = self._measured_ns() if measure else None
         facts = self._facts, self.split, self.target

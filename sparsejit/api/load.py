@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from sparsejit.api.compiled import LOADERS, compiled_anew
+from sparsejit.api.compiled import LOADER_MODULES, compiled_anew
 from sparsejit.api.compiled_estimator import CompiledEstimator
 from sparsejit.api.kernel import Kernel
 from sparsejit.api.known_files import OpenFile, compiled_once
@@ -40,7 +40,6 @@ def load(path: str | os.PathLike[str]) -> Loaded:
         DamagedFile: the file was changed after it was saved, or has another format
         UnsupportedTarget: it was made for a target that this machine lacks
     """
-
     whole = checked_path(path)
     if is_onnx(whole) or is_opened(whole):
         raise InvalidInput(
@@ -49,7 +48,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
         )
 
     def compiled() -> Loaded:
-        file = sealed.read(whole, LOADERS.keys())
+        file = sealed.read(whole, LOADER_MODULES)
         with sealed.naming(whole):
             result: Loaded = compiled_anew(*file)
         return result

@@ -13,7 +13,7 @@ from sparsejit.api.accuracy import Accuracy, ModelCall, accuracy_of
 from sparsejit.api.advice import Advice
 from sparsejit.api.advisor import advice_for
 from sparsejit.api.called import CalledModel, as_arrays, bound_arrays
-from sparsejit.api.compiled import LOADERS, Compiled, Loader
+from sparsejit.api.compiled import Compiled, Loader
 from sparsejit.api.example_calls import calls_of
 from sparsejit.api.layers_report import measured_times, report_of
 from sparsejit.api.model_dtypes import ModelDtypes
@@ -318,4 +318,4 @@ def compile_saved(source: ModelSource) -> CompiledModel:
     return CompiledModel(variants, *nests, source.settings, shrinking=source.shrinking)
 
 
-LOADERS[KIND] = Loader(read_model, compile_saved)
+LOADER = Loader(read_model, compile_saved)

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from sparsejit.api.advice import Advice
 from sparsejit.api.called import CalledModel, as_arrays
-from sparsejit.api.compiled import LOADERS, Loader, PathLike, compiled_anew
+from sparsejit.api.compiled import Loader, PathLike, compiled_anew
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.parted_file import KIND, PartedSource, parted_to_data, read_parted
 from sparsejit.api.parted_report import advice_of_parts, parted_report, parted_statistics
@@ -167,4 +167,4 @@ def load_parted(source: PartedSource) -> PartedModel:
     return PartedModel(source.chains, source.input_nest, source.output_nest, source.settings)
 
 
-LOADERS[KIND] = Loader(read_parted, load_parted)
+LOADER = Loader(read_parted, load_parted)

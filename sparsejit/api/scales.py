@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sparsejit.api.compiled import LOADERS, Loader, PathLike
+from sparsejit.api.compiled import Loader, PathLike
 from sparsejit.api.shown import Shown, table_of
 from sparsejit.artefact import sealed
 from sparsejit.artefact.arrays import ArrayReader, ArrayWriter
@@ -148,4 +148,4 @@ def _vector(array: Array) -> Array:
     return array
 
 
-LOADERS[KIND] = Loader(read_scales, lambda found: found)
+LOADER = Loader(read_scales, lambda found: found)

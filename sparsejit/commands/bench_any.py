@@ -9,10 +9,10 @@ import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
-from sparsejit.api import CompiledModel
 from sparsejit.api.compile_parts import check_fallback
 from sparsejit.api.compiled_estimator import is_estimator
 from sparsejit.api.example_calls import ExampleCall
+from sparsejit.api.model import CompiledModel
 from sparsejit.api.shown import table_of
 from sparsejit.commands.console import (
     JsonFileOption,

@@ -70,15 +70,15 @@ COMMANDS = {
     ),
     "bench": Command(
         *(_MODELS, "bench", "bench"),
-        "Measure, with rivals in the same run: a MODEL of your own, or one of these.",
+        "Time a MODEL of your own beside other engines, or run one of these benchmarks.",
     ),
     "shrink": Command(
         *(_MODELS, "shrink", "shrink"),
-        "Make a trained model faster by zeros, without training, within an error or to a speed.",
+        "Prune and quantise a trained model without training, to an error budget or a speed.",
     ),
     "explain": Command(
         *(_MODELS, "explain", "explain"),
-        "Report the kernels of a model, or of a matrix (out, in), their cost, and reasons.",
+        "Report the kernels of a model or a matrix, their cost, and why each was chosen.",
     ),
     "check": Command(
         *(_MODELS, "models", "check_command"),
@@ -95,15 +95,15 @@ COMMANDS = {
     ),
     "prune": Command(
         *(_MODELS, "prune", "prune"),
-        "Prune a model as a recipe says, and report what every layer then costs.",
+        "Prune a model by a recipe while it trains, and report the cost of every layer.",
     ),
     "disasm": Command(
         *(_MODELS, "explain", "disasm"),
-        "List the instructions a matrix becomes, with the weights they read.",
+        "List the machine instructions made for a matrix, with the weights they read.",
     ),
     "synth": Command(
         *(_VOICE, "synth", "synth"),
-        "Reduce recordings to log-mel features and let a voice speak them.",
+        "Convert recordings to log-mel features and synthesise speech from them.",
     ),
     "train": Command(
         *(_VOICE, "train", "train"),
@@ -111,7 +111,7 @@ COMMANDS = {
     ),
     "demo": Command(
         *(_VOICE, "demo", "demo"),
-        "Prune a small network live, speak with the bundled voice, and measure every layer.",
+        "Prune a small network, synthesise speech with the bundled voice, and time every layer.",
     ),
     "doctor": Command(
         *(_MACHINE, "doctor", "doctor"),
@@ -123,7 +123,7 @@ COMMANDS = {
     ),
     "cache": Command(
         *(_MACHINE, "cache", "cache"),
-        "Print the folder and the size of the kept code of compiled models; or remove it.",
+        "Print the folder and the size of the code cache, or clear it.",
     ),
     "selftest": Command(
         *(_MACHINE, "selftest", "selftest"),

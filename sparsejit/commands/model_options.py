@@ -12,7 +12,10 @@ import typer
 from sparsejit.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from sparsejit.api import CompiledEstimator, CompiledModel, Kernel, PartedModel
+    from sparsejit.api.compiled_estimator import CompiledEstimator
+    from sparsejit.api.kernel import Kernel
+    from sparsejit.api.model import CompiledModel
+    from sparsejit.api.parted_model import PartedModel
     from sparsejit.lowering.context import Progress
 
 ModelArgument = Annotated[

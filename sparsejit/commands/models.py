@@ -166,7 +166,9 @@ def run_command(
     """Run a compiled model on arrays in files, in the order of its inputs and outputs."""
     import numpy as np
 
-    from sparsejit.api import CompiledModel, PartedModel, load
+    from sparsejit.api.load import load
+    from sparsejit.api.model import CompiledModel
+    from sparsejit.api.parted_model import PartedModel
     from sparsejit.frontends.files import read_npy
 
     check_outputs(*out)

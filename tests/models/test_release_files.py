@@ -12,7 +12,7 @@ pytest.importorskip("sklearn")
 from release_files import KINDS, results
 
 import sparsejit
-from sparsejit.api.compiled import LOADERS
+from sparsejit.api.compiled import LOADER_MODULES
 from sparsejit.artefact import sealed
 
 DATA = Path(__file__).parents[1] / "data"
@@ -47,4 +47,4 @@ def test_every_kind_of_file_is_kept_of_this_major_version() -> None:
     major = sparsejit.__version__.split(".")[0]
     kept = list(DATA.glob(f"release-{major}.0/*.sjit"))
     assert {path.stem for path in kept} >= set(KINDS)
-    assert {sealed.read(path, LOADERS).kind for path in kept} == set(LOADERS) - LATER
+    assert {sealed.read(path, LOADER_MODULES).kind for path in kept} == set(LOADER_MODULES) - LATER
