@@ -10,9 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("onnx")
-
-from example_files import write_files  # noqa: E402
+onnx = pytest.importorskip("onnx")
 
 import sparsejit  # noqa: E402
 from sparsejit.commands.cli import app  # noqa: E402
@@ -97,10 +95,23 @@ def shrunk(path: str) -> str:
     return suffix if suffix in (".onnx", ".pt2") else ".safetensors"
 
 
+def write_model(path: Path) -> None:
+    """Write an ONNX file of 64 inputs and 8 outputs."""
+    x, y = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, size])
+        for name, size in (("x", 64), ("y", 8))
+    )
+    weights = onnx.numpy_helper.from_array(np.ones((64, 8), np.float32), "w")
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = onnx.helper.make_graph([node], "net", [x], [y], [weights])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("paths")
-    write_files(folder)
+    write_model(folder / "model.onnx")
     for suffix in SUFFIXES:
         (folder / f"empty{suffix}").touch()
         if suffix != ".py":  # errors of a user's own code come through
