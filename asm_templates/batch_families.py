@@ -11,7 +11,7 @@ from functools import partial
 
 from sparsejit.asm_templates.batch import amx, amx_layout, csr, lowered_batch, whole
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic
-from sparsejit.asm_templates.batch.panel_sums import MOST_INTEGERS
+from sparsejit.asm_templates.batch.panels import MOST_INTEGERS
 from sparsejit.asm_templates.dense_product import layer
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES, SHORT_NAMES, Template
 from sparsejit.asm_templates.lowered import Stages

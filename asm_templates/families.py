@@ -26,8 +26,7 @@ from sparsejit.asm_templates.gather import (
     permute_anywhere,
     permute_inline,
 )
-from sparsejit.asm_templates.gather.lookup_layout import chunk_count
-from sparsejit.asm_templates.gather.lookup_storage import Format
+from sparsejit.asm_templates.gather.lookup import Format, chunk_count
 from sparsejit.asm_templates.lowered import Stages, StepKind, steps_of
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layer

@@ -9,7 +9,7 @@ import numpy as np
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.machine.target import Target
 from sparsejit.measuring.core_loops import least_ns, load_bandwidth, padded_l2_bandwidth
-from sparsejit.planner.limits import nearest_places
+from sparsejit.planner.cost import nearest_places
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import rax, ymm, zmm
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES, DENSE, StridePadding
-from sparsejit.asm_templates.shared.stream import addresses
+from sparsejit.asm_templates.shared.storage import addresses
 from sparsejit.machine.target import Target
 from sparsejit.measuring.core_loops import cycles_per_ns, least_ns_reading
 from sparsejit.x86.assembler import Assembler, line

@@ -19,7 +19,6 @@ from sparsejit.prune.calibration import Calibration, LayerCalibration, calibrate
 from sparsejit.prune.criteria import Criterion, Magnitude, Movement, Random
 from sparsejit.prune.factorise import Factorisation, factorise
 from sparsejit.prune.fake_quantisation import FakeQuantisation
-from sparsejit.prune.folding import fold
 from sparsejit.prune.latency import LatencyTable, latency_table
 from sparsejit.prune.layer_time import time_layers
 from sparsejit.prune.patterns import PATTERNS, BlockPattern, LanePattern, NofM, Pattern
@@ -36,6 +35,7 @@ from sparsejit.prune.schedules import (
     OneShot,
     Schedule,
 )
+from sparsejit.prune.targets import fold
 from sparsejit.prune.workload import Workload, load_weights, load_workload
 
 __all__ = [

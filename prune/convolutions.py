@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparsejit.api.convolution_prices import convolution_graph
 from sparsejit.api.options import ModelSettings
+from sparsejit.api.predicted_times import convolution_graph
 from sparsejit.api.variant import Variant, make_variant
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.ops.convolution import Convolution

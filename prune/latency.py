@@ -1,8 +1,12 @@
-"""Times of each weight matrix as compiled code inside its model, by pattern and amount."""
+"""Times of each weight matrix as compiled code inside its model, by pattern and amount.
+
+Earlier measurements on this machine, kept in files of the user's cache directory.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,18 +14,53 @@ from rich.console import Group
 from rich.table import Table
 from torch import nn
 
+from sparsejit import lowering, passes
 from sparsejit.api.shown import Shown, table_of
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.machine.target import Target
-from sparsejit.prune import in_model
-from sparsejit.prune.amounts import check_amount
+from sparsejit.planner import cache
+from sparsejit.planner.calibration import calibrated
+from sparsejit.prune import convolutions, in_model
+from sparsejit.prune.allocation import check_amount
 from sparsejit.prune.calibration import call
 from sparsejit.prune.convolutions import CompiledConvolution, convolutions_in_model
-from sparsejit.prune.measured import is_time, measurement_file, recall, remember
 from sparsejit.prune.patterns import NofM, Pattern, choose_pattern
 from sparsejit.prune.prunable import Prunable, prunables
 from sparsejit.prune.targets import Target as Targets
 from sparsejit.prune.targets import match_targets
+
+
+def measurement_file(kind: str, *parts: str) -> Path:
+    """A file named by `parts` and all else that decides a time: processor, compiler, method.
+
+    `lowering` and `passes` count to the compiler, since convolutions need them.
+    """
+    target = calibrated(Target.detect())
+    sets = " ".join(sorted(target.instruction_sets))
+    rates = repr((target.core.rates, target.core.steps))
+    method = "".join(Path(str(one.__file__)).read_text() for one in (convolutions, in_model))
+    digest = cache.compiler_digest()
+    digest += cache.source_digest(Path(str(room.__file__)).parent for room in (lowering, passes))
+    return cache.cache_file(kind, target.model, sets, rates, digest, method, *parts)
+
+
+def recall(file: Path) -> Any:
+    """The remembered value; None where there is none, or the file is damaged."""
+    try:
+        return cache.recall(file)
+    except DamagedFile:
+        return None
+
+
+def remember(file: Path, value: object) -> None:
+    """Keep a value of JSON types, if the cache directory can be written to."""
+    cache.remember(file, value)
+
+
+def is_time(us: object) -> bool:
+    """Whether a value from a file can be the microseconds of something that was measured."""
+    return cache.is_number(us, 1e-6, 1e12)
+
 
 AMOUNTS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99)
 

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sparsejit.errors import InvalidInput
-from sparsejit.prune.allocation import choose_least
-from sparsejit.prune.amounts import Amount, amounts_by_gate, check_amount
+from sparsejit.prune.allocation import Amount, amounts_by_gate, check_amount, choose_least
 from sparsejit.prune.calibration import Calibration, LayerCalibration, check_calibration
 from sparsejit.prune.patterns import BlockPattern, NofM, Pattern, choose_pattern, on_weight
 from sparsejit.prune.report import SparsityReport, describe_layer

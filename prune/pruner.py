@@ -1,5 +1,9 @@
-"""Pruning in place while a model trains."""
+"""Pruning in place while a model trains.
 
+The state of model and optimizer that weight rewinding goes back to.
+"""
+
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -10,8 +14,14 @@ from torch.optim import Optimizer
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.spec import DType
-from sparsejit.prune.allocation import ALLOCATIONS, choose_allocation, choose_pruned
-from sparsejit.prune.amounts import Amount, amounts_by_gate, check_amount
+from sparsejit.prune.allocation import (
+    ALLOCATIONS,
+    Amount,
+    amounts_by_gate,
+    check_amount,
+    choose_allocation,
+    choose_pruned,
+)
 from sparsejit.prune.budget import TradeOff, check_budget, spend
 from sparsejit.prune.calibration import call
 from sparsejit.prune.convolutions import ConvolutionInModel, convolutions_in_model
@@ -21,7 +31,6 @@ from sparsejit.prune.patterns import Blocks, Pattern, choose_pattern, on_weight
 from sparsejit.prune.prunable import Prunable
 from sparsejit.prune.regularisers import Regulariser
 from sparsejit.prune.report import SparsityReport, describe_layer
-from sparsejit.prune.rewinding import Rewinder
 from sparsejit.prune.schedules import IterativeSchedule, OneShot, Schedule, check_schedule
 from sparsejit.prune.targets import (
     Target,
@@ -33,6 +42,35 @@ from sparsejit.prune.targets import (
     protect_diagonal,
     warn_of_one_block,
 )
+
+
+class Rewinder:
+    """Saves the state at the schedule's `rewind_to` and restores it after every pruning."""
+
+    def __init__(self, schedule: IterativeSchedule) -> None:
+        self.schedule = schedule
+        self._saved: dict[str, Any] = {}
+
+    def record(self, step: int, model: nn.Module, optimizer: Optimizer | None) -> None:
+        """Save the state if this is the step to go back to."""
+        if step != self.schedule.rewind_to:
+            return
+        self._saved = {"model": copy.deepcopy(model.state_dict())}
+        if optimizer is not None:
+            self._saved["optimizer"] = copy.deepcopy(optimizer.state_dict())
+
+    def rewind(self, model: nn.Module, optimizer: Optimizer | None) -> None:
+        """Put the saved state back."""
+        model.load_state_dict(self._saved["model"])
+        if optimizer is not None:
+            # Loading keeps references to the tensors, which training would then change.
+            optimizer.load_state_dict(copy.deepcopy(self._saved["optimizer"]))
+
+    def state_dict(self) -> dict[str, Any]:
+        return copy.deepcopy(self._saved)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._saved = copy.deepcopy(dict(state))
 
 
 class Pruner:

@@ -11,8 +11,8 @@ from safetensors.torch import load_model
 from torch import Tensor, nn
 
 from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.frontends.factory import call_factory
 from sparsejit.frontends.files import read_torch_file
+from sparsejit.frontends.model_source import call_factory
 from sparsejit.prune.calibration import call
 
 

@@ -16,7 +16,7 @@ from temporary_folder import own_temporary_folder
 from sparsejit.machine.prices import SharingPrices
 from sparsejit.planner import sharing
 from sparsejit.runtime import native_timing
-from sparsejit.x86.encoder import forms_used
+from sparsejit.x86.instructions import forms_used
 from sparsejit.x86.shipping import ship
 
 # pytest's own folders stay where they can be looked at after a failure.

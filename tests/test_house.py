@@ -40,7 +40,7 @@ LOWERING_ROOMS = (
     *("model_schedule", "tiles", "lower_graph", "model_code", "loop", "function", "lowering"),
 )
 VOICE_ROOMS = (
-    *("packing", "resampling", "features", "prediction", "spec", "weights", "bundled"),
+    *("resampling", "features", "prediction", "spec", "weights", "bundled"),
     *("speak", "train", "voice"),
 )
 INNER_ROOMS = {
@@ -84,7 +84,7 @@ LATE_IMPORTS = {
     "sparsejit/__init__.py": "a name's module is imported when somebody asks for the name",
     "sparsejit/api/compiled.py": "a file's module is imported when the file is loaded",
     "sparsejit/lowering/context.py": "all submodules register their lowerings at the first use",
-    "sparsejit/x86/encoder.py": "PeachPy is imported when a form is learned",
+    "sparsejit/x86/instructions.py": "PeachPy is imported when a form is learned",
     "sparsejit/frontends/torch_export/packed_sequences.py": "code that torch's functions run",
     "perf/peers/peer_worker.py": "a process imports what its engine needs",
 }
@@ -381,7 +381,7 @@ def test_a_room_is_not_importable_under_its_short_name(room: str) -> None:
     assert f"sparsejit.{room}" in done.stderr.splitlines()[-1]
 
 
-MOST_LINES_A_FUNCTION, MOST_LINES_OF_OPENING = 50, 20
+MOST_LINES_A_FUNCTION, MOST_LINES_OF_OPENING = 50, 40
 # Readers have neither the plan nor the tracker: say the fact, or point at a page of docs/.
 ELSEWHERE = re.compile(r"\bDESIGN\b|\bissue #?[0-9]")
 PROCESSORS = re.compile(

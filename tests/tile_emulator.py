@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparsejit.machine.target import Target
-from sparsejit.runtime.tiles import allow_tiles
+from sparsejit.runtime.program import allow_tiles
 
 AMX = frozenset({"amx_tile", "amx_int8", "avx512_vbmi2"})
 _COMPILER = shutil.which("cc") or shutil.which("gcc")

@@ -14,24 +14,53 @@
 For scores, lanes are queries, so that keys need not lie side by side: a table has the offset of
 each (`tables`). Queries are transposed before; scores stay in L1. A tile that adds to the results
 of others weights both by their sums.
+
+Factors of the results of two tiles where one adds to the other.
+
+The first half of a tile: its queries transposed, their scores, and the powers 2^score.
+
+The second half of a tile: values, weighted by their powers, added up and written.
 """
 
+from math import e as euler
+from math import log2
+
+import numpy as np
+
 from sparsejit.asm_templates.attention.frame import (
+    BASE,
+    BLOCK_SLOT,
     COUNTERS,
+    FLOAT,
     FRAME,
+    KEY_ROWS,
+    KEY_SLOT,
+    QUERY_SLOT,
+    RESULT_SLOT,
+    SCORES,
+    TABLE,
     TILE_SLOT,
+    VALUE_SLOT,
     AttentionCode,
     AttentionStack,
+    packed_pitch,
 )
-from sparsejit.asm_templates.attention.results import emit_packing, emit_results
-from sparsejit.asm_templates.attention.scores import emit_powers, emit_queries, emit_scores
-from sparsejit.asm_templates.attention.shares import emit_shares
-from sparsejit.asm_templates.attention.tables import AttentionTiles
-from sparsejit.asm_templates.shared.loops import repeat
-from sparsejit.x86.assembler import Assembler
+from sparsejit.asm_templates.attention.tables import KEYS, AttentionTiles, IntArray
+from sparsejit.asm_templates.pointwise.exponential import emit_exp2
+from sparsejit.asm_templates.shared.constants import load_constant
+from sparsejit.asm_templates.shared.interleave import transposed
+from sparsejit.asm_templates.shared.loops import counted_up, repeat
+from sparsejit.asm_templates.shared.masks import load_masked, tail_mask
+from sparsejit.asm_templates.shared.rows import load, store, vector, zero
+from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
+from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import (
     Literal,
     Memory,
+    Register,
+    dword,
+    k,
     r8,
     r12,
     r13,
@@ -45,7 +74,351 @@ from sparsejit.x86.operands import (
     rdx,
     rsi,
 )
-from sparsejit.x86.stack import pop, push
+from sparsejit.x86.routines import pop, push
+
+# Vectors of a value that are in registers at once, by level; sums of rows take the other registers.
+_AT_ONCE = {"avx512": 4, "avx2": 2}
+
+
+def readings(rows: int, values: int, target: Target) -> int:
+    """Return the number of times that a tile of `rows` rows reads each of its values."""
+    return rows // _rows_at_once(rows, len(_parts(values, target)[0]), target)
+
+
+def emit_packing(code: AttentionCode) -> None:
+    """Copy the values, which are read many times, to rows side by side."""
+    asm, values = code.asm, code.stack.values
+    asm.emit("mov", rcx, Memory(FRAME, VALUE_SLOT))
+    asm.emit("lea", rdx, Memory(FRAME, code.places.values))
+
+    def row() -> None:
+        for number, first in enumerate(range(0, values, code.lanes)):
+            register = vector(asm, number % 4)
+            load(asm, register, rcx, first, values, vector(asm, 4))
+            asm.emit("vmovups", Memory(rdx, number * code.vector_bytes), register)
+        asm.emit("add", rcx, code.stack.packed_from)
+        asm.emit("add", rdx, packed_pitch(values, asm.target))
+
+    repeat(asm, code.stack.keys, rsi, row)
+
+
+def emit_results(code: AttentionCode, adds: bool) -> None:
+    """Append the results of a tile; with `adds` earlier results are weighted and added."""
+    asm, rows, place = code.asm, code.tiles.rows, Memory(FRAME, BLOCK_SLOT)
+    for part in _parts(code.stack.values, asm.target):
+        block = _ResultBlock(code, int(part[0]), len(part))
+        asm.emit("xor", dword(rax), dword(rax))
+        asm.emit("mov", place, rax)
+        if block.rows == rows:
+            block.emit(adds)
+            continue
+        with counted_up(asm, place, FLOAT * block.rows, FLOAT * rows):
+            block.emit(adds)
+
+
+def _parts(values: int, target: Target) -> list[IntArray]:
+    """Return the vectors of a value, in parts that are in registers at once."""
+    vectors = ceil_div(values, target.lanes)
+    return np.array_split(np.arange(vectors), ceil_div(vectors, _AT_ONCE[target.isa]))
+
+
+def _rows_at_once(rows: int, vectors: int, target: Target) -> int:
+    """Return the largest divisor of `rows` for whose sums there are registers."""
+    most = (target.vector_registers - 3 - vectors) // vectors
+    return max(count for count in range(1, most + 1) if rows % count == 0)
+
+
+class _ResultBlock:
+    """Results of a tile's rows, from the offset in BLOCK_SLOT on, in some vectors of the values."""
+
+    def __init__(self, code: AttentionCode, first: int, vectors: int) -> None:
+        self.code, self.asm, self.first, self.vectors = code, code.asm, first, vectors
+        self.rows = _rows_at_once(code.tiles.rows, vectors, code.asm.target)
+        sums = self.vectors * self.rows
+        free = [vector(self.asm, number) for number in range(sums, sums + self.vectors + 3)]
+        self.values, self.share, self.mask, self.spare = free[3:], *free[:3]
+        self.tail = self.mask
+        beyond = (self.first + self.vectors) * code.lanes - code.stack.values
+        self.last_lanes = code.lanes - (0 if code.stack.packed_from else max(0, beyond))
+
+    def emit(self, adds: bool) -> None:
+        code, asm = self.code, self.asm
+        code.start_groups(VALUE_SLOT)
+        asm.emit("add", SCORES, Memory(FRAME, BLOCK_SLOT))
+        for number in range(self.vectors * self.rows):
+            zero(asm, vector(asm, number))
+        if self.last_lanes < code.lanes:
+            self.tail = tail_mask(asm, self.last_lanes, self.mask)
+        with code.each_group():
+            code.point(FLOAT * KEYS)
+            for key, row in enumerate(KEY_ROWS):
+                self._key(key, row)
+        self._write(adds)
+
+    def _key(self, key: int, row: Register) -> None:
+        code, asm, number = self.code, self.asm, np.arange(self.rows)
+        for place, value in enumerate(self.values):
+            source = Memory(row, (self.first + place) * code.vector_bytes)
+            if place < self.vectors - 1 or self.last_lanes == code.lanes:
+                asm.emit("vmovups", value, source)
+            else:
+                load_masked(asm, value, self.tail, source)
+        share = Memory(SCORES, key * code.row_bytes + FLOAT * number)
+        lines = [line("vbroadcastss", self.share, share)]
+        for place, value in enumerate(self.values):
+            total = vector(asm, number * self.vectors + place)
+            lines.append(line("vfmadd231ps", total, self.share, value))
+        asm.stamp(self.rows, lines)
+
+    def _write(self, adds: bool) -> None:
+        code, asm, places = self.code, self.asm, self.code.places
+        code.start(RESULT_SLOT)
+        asm.emit("mov", SCORES, FRAME)
+        for register in (TABLE, SCORES):
+            asm.emit("add", register, Memory(FRAME, BLOCK_SLOT))
+        old, old_share = self.values[0], self.mask
+        for row in range(self.rows):
+            code.point_row(rcx, row, 1)
+            asm.emit("add", rcx, BASE)
+            asm.emit("vbroadcastss", self.share, Memory(SCORES, places.share + FLOAT * row))
+            if adds:
+                place = Memory(SCORES, places.old_total + FLOAT * row)
+                asm.emit("vbroadcastss", old_share, place)
+            for number in range(self.vectors):
+                total = vector(asm, row * self.vectors + number)
+                first = (self.first + number) * code.lanes
+                asm.emit("vmulps", total, total, self.share)
+                if adds:
+                    load(asm, old, rcx, first, code.stack.values, self.spare)
+                    asm.emit("vfmadd231ps", total, old, old_share)
+                store(asm, total, rcx, first, code.stack.values, self.spare)
+
+
+_DEPTH_LEFT, _QUERIES = r8, rbx
+_UNROLL = 32  # products of a key in a turn of the loop over the depth
+_SEEN_AT = 2 * FLOAT * KEYS
+# Finite and positive, so that a row that sees no key becomes zeros and not NaN.
+_LEAST_SCORE, LEAST_TOTAL = -3.0e38, 1e-30
+
+
+def emit_queries(code: AttentionCode) -> None:
+    """Transpose the tile's rows of Q, times scale * log2(e), so that scores are exponents of 2."""
+    asm, depth, lanes = code.asm, code.stack.depth, code.lanes
+    squares, rest = divmod(depth, lanes)
+    code.start(QUERY_SLOT)
+    asm.emit("lea", SCORES, Memory(FRAME, code.places.queries))
+    load_constant(asm, code.total[0], code.stack.scale * log2(euler))
+
+    def square() -> None:
+        _transpose(code, lanes)
+        asm.emit("add", BASE, code.vector_bytes)
+        asm.emit("add", SCORES, lanes * code.row_bytes)
+
+    def vector_of_rows() -> None:
+        repeat(asm, squares, _DEPTH_LEFT, square)
+        if rest:
+            _transpose(code, rest)
+        if code.tiles.width > 1:
+            asm.emit("add", TABLE, FLOAT * lanes)
+            asm.emit("sub", BASE, squares * code.vector_bytes)
+            asm.emit("sub", SCORES, squares * lanes * code.row_bytes - code.vector_bytes)
+
+    repeat(asm, code.tiles.width, _QUERIES, vector_of_rows)
+
+
+def _transpose(code: AttentionCode, columns: int) -> None:
+    """Transpose `columns` elements, from BASE on, of the rows in the table to SCORES, and scale."""
+    asm, lanes = code.asm, code.lanes
+    rows, spare = [vector(asm, number) for number in range(lanes)], vector(asm, lanes)
+    for lane, row in enumerate(rows):
+        code.point_row(rcx, lane, 0)
+        asm.emit("add", rcx, BASE)
+        load(asm, row, rcx, 0, columns, spare if row is rows[-1] else rows[-1])
+    for number, column in enumerate(transposed(asm, rows, spare)[:columns]):
+        asm.emit("vmulps", column, column, code.total[0])
+        asm.emit("vmovups", Memory(SCORES, number * code.row_bytes), column)
+
+
+def emit_scores(code: AttentionCode) -> None:
+    """Append the scores of all keys, and the largest of each row."""
+    asm, depth = code.asm, code.stack.depth
+    registers = _Registers(code)
+    code.start_groups(KEY_SLOT)
+    asm.emit("lea", _QUERIES, Memory(FRAME, code.places.queries))
+    for largest in code.largest:
+        load_constant(asm, largest, _LEAST_SCORE)
+    registers.load_constants()
+    with code.each_group():
+        code.point(0)
+        for each in registers.sums:
+            for total in each:
+                zero(asm, total)
+        unroll = _UNROLL // code.tiles.width
+        turns, rest = divmod(depth, unroll)
+        repeat(asm, turns, _DEPTH_LEFT, lambda: registers.depth(unroll, turns + (rest > 0) > 1))
+        registers.depth(rest, moves=False)
+        if turns + (rest > 0) > 1:
+            asm.emit("sub", _QUERIES, turns * unroll * code.row_bytes)
+        for key in range(KEYS):
+            registers.keep(key)
+
+
+class _Registers:
+    """The registers of `emit_scores`: sums of each key, then factors of the products, and masks."""
+
+    def __init__(self, code: AttentionCode) -> None:
+        self.code, self.asm, width = code, code.asm, code.tiles.width
+        numbers = iter(range(KEYS * width, code.asm.target.vector_registers))
+        self.sums = [
+            [vector(self.asm, key * width + number) for number in range(width)]
+            for key in range(KEYS)
+        ]
+        self.queries = [vector(self.asm, next(numbers)) for _ in range(width)]
+        self.element = vector(self.asm, next(numbers))
+        self.forbidden = vector(self.asm, next(numbers))
+        if not code.wide:
+            self.bits, self.seen = (vector(self.asm, next(numbers)) for _ in range(2))
+
+    def load_constants(self) -> None:
+        """Load the constants for `keep`."""
+        if self.code.tiles.all_see_all:
+            return
+        load_constant(self.asm, self.forbidden, float("-inf"))
+        if not self.code.wide:
+            bits = self.asm.literal((1 << np.arange(self.code.lanes)).astype(np.int32))
+            self.asm.emit("vmovups", self.bits, Literal(bits))
+
+    def depth(self, count: int, moves: bool) -> None:
+        """Add the products of `count` elements; with `moves` the pointers move on behind them."""
+        code, element = self.code, np.arange(count)
+        lines: list[Line] = []
+        for number, query in enumerate(self.queries):
+            offset = element * code.row_bytes + number * code.vector_bytes
+            lines.append(line("vmovups", query, Memory(_QUERIES, offset)))
+        for sums, row in zip(self.sums, KEY_ROWS, strict=True):
+            if code.wide and len(sums) == 1:
+                place = Memory(row, FLOAT * element, broadcast=code.lanes)
+                lines.append(line("vfmadd231ps", sums[0], self.queries[0], place))
+                continue
+            lines.append(line("vbroadcastss", self.element, Memory(row, FLOAT * element)))
+            for total, query in zip(sums, self.queries, strict=True):
+                lines.append(line("vfmadd231ps", total, query, self.element))
+        self.asm.stamp(count, lines)
+        if moves:
+            for row in KEY_ROWS:
+                self.asm.emit("add", row, FLOAT * count)
+            self.asm.emit("add", _QUERIES, count * code.row_bytes)
+
+    def keep(self, key: int) -> None:
+        """Store a key's scores, -infinity for queries that may not see it; update `largest`."""
+        asm, code = self.asm, self.code
+        for number, scores in enumerate(self.sums[key]):
+            if not code.tiles.all_see_all:
+                self._forbid(key, number)
+            place = key * code.row_bytes + number * code.vector_bytes
+            asm.emit("vmovups", Memory(SCORES, place), scores)
+            asm.emit("vmaxps", code.largest[number], code.largest[number], scores)
+
+    def _forbid(self, key: int, number: int) -> None:
+        asm, scores = self.asm, self.sums[key][number]
+        seen = Memory(TABLE, _SEEN_AT + FLOAT * (key * self.code.tiles.width + number))
+        if self.code.wide:
+            mask = k(1 + key % 4)
+            asm.emit("mov", dword(rax), seen)
+            asm.emit("kmovw", mask, dword(rax))
+            asm.emit("vblendmps", scores.masked(mask), self.forbidden, scores)
+        else:
+            asm.emit("vpbroadcastd", self.seen, seen)
+            asm.emit("vpand", self.seen, self.seen, self.bits)
+            asm.emit("vpcmpeqd", self.seen, self.seen, self.bits)
+            asm.emit("vblendvps", scores, self.forbidden, scores, self.seen)
+
+
+def emit_powers(code: AttentionCode) -> None:
+    """Replace each score by 2^(score - largest); store each row's largest score, sum, 1 / sum."""
+    asm, width = code.asm, code.tiles.width
+    code.start_groups(KEY_SLOT)
+    at_once = KEYS if code.wide else KEYS // 2
+    for total in code.total:
+        zero(asm, total)
+    with code.each_group():
+        for first in range(0, KEYS * width, at_once):
+            scores = [vector(asm, number) for number in range(at_once)]
+            places = [Memory(SCORES, (first + n) * code.vector_bytes) for n in range(at_once)]
+            for number, (register, place) in enumerate(zip(scores, places, strict=True)):
+                asm.emit("vmovups", register, place)
+                asm.emit("vsubps", register, register, code.largest[number % width])
+            emit_exp2(asm, scores, [vector(asm, at_once + n) for n in range(2 * at_once + 1)])
+            for register, place in zip(scores, places, strict=True):
+                asm.emit("vmovups", place, register)
+            while len(scores) > width:
+                half = len(scores) // 2
+                for left, right in zip(scores[:half], scores[half:], strict=True):
+                    asm.emit("vaddps", left, left, right)
+                scores = scores[:half]
+            for total, each in zip(code.total, scores, strict=True):
+                asm.emit("vaddps", total, total, each)
+    _keep_sums(code)
+
+
+def _keep_sums(code: AttentionCode) -> None:
+    asm, places = code.asm, code.places
+    least, one = vector(asm, 0), vector(asm, 1)
+    load_constant(asm, least, LEAST_TOTAL)
+    load_constant(asm, one, 1.0)
+    for number, (largest, total) in enumerate(zip(code.largest, code.total, strict=True)):
+        at = number * code.vector_bytes
+        asm.emit("vmovups", Memory(FRAME, places.largest + at), largest)
+        asm.emit("vmovups", Memory(FRAME, places.total + at), total)
+        asm.emit("vmaxps", total, total, least)
+        asm.emit("vdivps", total, one, total)
+        asm.emit("vmovups", Memory(FRAME, places.share + at), total)
+
+
+def emit_shares(code: AttentionCode, adds: bool) -> None:
+    """Save each row's largest score and sum; if the tile adds, compute the factors of both results.
+    """
+    _exchange_sums(code, adds)
+    if adds:
+        _weigh_both(code)
+
+
+def _exchange_sums(code: AttentionCode, adds: bool) -> None:
+    """Save each row's largest score and sum, or reload them from the previous tile if it adds."""
+    asm, places = code.asm, code.places
+    code.start(RESULT_SLOT)
+    pairs = (places.old_largest, places.old_total) if adds else (places.largest, places.total)
+    for row in range(code.tiles.rows):
+        code.point_row(rcx, row, 2)
+        asm.emit("add", rcx, FRAME)
+        for number, place in enumerate(pairs):
+            kept = Memory(rcx, places.sums + FLOAT * number)
+            own = Memory(FRAME, place + FLOAT * row)
+            asm.emit("mov", dword(rax), kept if adds else own)
+            asm.emit("mov", own if adds else kept, dword(rax))
+
+
+def _weigh_both(code: AttentionCode) -> None:
+    """share = the factor of this tile's sums of values; old_total = the factor of old results."""
+    asm, places = code.asm, code.places
+    for at in range(0, code.row_bytes, code.vector_bytes):
+        new, old, common, total = (vector(asm, number) for number in range(4))
+        scratch = [vector(asm, number) for number in range(4, 9)]
+        asm.emit("vmovups", new, Memory(FRAME, places.largest + at))
+        asm.emit("vmovups", old, Memory(FRAME, places.old_largest + at))
+        asm.emit("vmaxps", common, new, old)
+        asm.emit("vsubps", new, new, common)
+        asm.emit("vsubps", old, old, common)
+        emit_exp2(asm, [new, old], scratch)
+        asm.emit("vmulps", old, old, Memory(FRAME, places.old_total + at))
+        asm.emit("vmovups", total, Memory(FRAME, places.total + at))
+        asm.emit("vfmadd213ps", total, new, old)
+        load_constant(asm, scratch[0], LEAST_TOTAL)
+        asm.emit("vmaxps", total, total, scratch[0])
+        for register, place in ((new, places.share), (old, places.old_total)):
+            asm.emit("vdivps", register, register, total)
+            asm.emit("vmovups", Memory(FRAME, place + at), register)
+
 
 _SAVED = (rbx, rbp, r12, r13, r14, r15)
 _OPERANDS = (rdi, rsi, rdx, rcx)

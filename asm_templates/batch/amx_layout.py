@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
+from sparsejit.asm_templates.gather.int8_boundary import output_scales, quantised_rows
 from sparsejit.asm_templates.gather.int8_layout import byte_of_input
-from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.machine.target import Target

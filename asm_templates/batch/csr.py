@@ -24,32 +24,35 @@ import numpy.typing as npt
 
 from sparsejit.asm_templates.batch.csr_core import (
     GROUPS,
+    PANEL,
     QUADS,
     ROWS,
     WORKSPACE,
+    CsrInt8,
+    RowEnds,
+    activate_rows,
     core_key,
     emit_core,
+    finish_rows,
+    first_sums,
+    int8_ends,
 )
-from sparsejit.asm_templates.batch.csr_ends import RowEnds, activate_rows, finish_rows
-from sparsejit.asm_templates.batch.csr_int8 import PANEL, CsrInt8, first_sums, int8_ends
 from sparsejit.asm_templates.batch.csr_shape import (
     STAGED,
     Arithmetic,
+    CsrBlocks,
     CsrCounts,
     CsrShape,
+    CsrStream,
     Pass,
     counted,
     csr_shape,
-)
-from sparsejit.asm_templates.batch.csr_stream import (
-    CsrBlocks,
-    CsrStream,
     csr_stream,
     float_words,
     short_words,
 )
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, copy, transpose
-from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
+from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.asm_templates.shared.loops import counted_down, repeat
 from sparsejit.asm_templates.shared.rows import vector, zero
 from sparsejit.asm_templates.shared.storage import rounded_matrix
@@ -80,8 +83,7 @@ from sparsejit.x86.operands import (
     rsi,
     rsp,
 )
-from sparsejit.x86.routines import call_routine
-from sparsejit.x86.stack import make_room, pop, push, slots
+from sparsejit.x86.routines import call_routine, make_room, pop, push, slots
 
 _X, _Y, _INPUT_BLOCKS_LEFT = r14, r15, r13
 _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)

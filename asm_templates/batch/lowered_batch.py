@@ -8,8 +8,7 @@ from functools import cache, partial
 import numpy as np
 
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic
-from sparsejit.asm_templates.batch.panel_sums import PanelSums, panel_sums, panel_tiles
-from sparsejit.asm_templates.batch.panels import RESERVED
+from sparsejit.asm_templates.batch.panels import RESERVED, PanelSums, panel_sums, panel_tiles
 from sparsejit.asm_templates.batch.row_tiles import Products, inputs_by_tile
 from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.asm_templates.lowered import Counts, Stages

@@ -14,40 +14,61 @@ x is feature-major. A tile of rows has its sums in registers; the code follows t
 Either loads or code limit the kernel (docs/kernels/batch.md). So a share of the weights has each
 form, a tile runs several panels one after another, and `fetch_redirects` let the second panel run
 from the decoded code of the first.
+
+Sums of panels, and their int8 arithmetic: x becomes integers, sums of integers become outputs.
+
+Every column has its own scale, as in `reference.quantised_input`; scales lie behind the panel's
+integers. As bytes, four inputs lie side by side as in `csr_int8`. Integers in float32 add up
+exactly below 2^24, which `MOST_INTEGERS` inputs cannot exceed.
+
+Storage of the weights of a tile of panels, and the loads that bring them to their products.
+
+Prefetching the code and the weights of a tile while the tile before it runs.
+
+    prefetcht1 [r14+64*k]     a line of the next tile's code; each panel prefetches a share
+    prefetcht1 [rbx+64*k]     a line of its weights
+
+Code that comes from beyond L2 as it runs arrives at a third of the speed at which data does;
+prefetching all of it at once would stall the running code.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
-from sparsejit.asm_templates.batch.ahead import Ahead, spread_evenly
-from sparsejit.asm_templates.batch.csr_shape import Arithmetic
-from sparsejit.asm_templates.batch.panel_sums import PanelSums, emit_outputs
-from sparsejit.asm_templates.batch.row_tiles import BoolArray, IntArray, Products
-from sparsejit.asm_templates.batch.tile_weights import (
-    TileWeights,
-    tile_weights,
-    weights_by_four,
-    weights_one_by_one,
-)
+from sparsejit.asm_templates.batch.csr_core import first_sums, int8_ends, side_by_side
+from sparsejit.asm_templates.batch.csr_shape import Arithmetic, short_words
+from sparsejit.asm_templates.batch.row_tiles import BoolArray, IntArray, Products, products
+from sparsejit.asm_templates.batch.transpose import Masks, MatrixPlace
+from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.asm_templates.shared.activation import COSTLY, apply_activation
-from sparsejit.asm_templates.shared.loops import counted_down
-from sparsejit.asm_templates.shared.padding import DENSE, StridePadding
-from sparsejit.asm_templates.shared.redirects import fetch_redirects
+from sparsejit.asm_templates.shared.int8_inputs import (
+    begin_largest,
+    clip_negative,
+    emit_scale_of,
+    fixed_reciprocal,
+    to_int32,
+)
+from sparsejit.asm_templates.shared.loops import counted_down, fetch_redirects
+from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES, DENSE, StridePadding
 from sparsejit.asm_templates.shared.rows import vector, zero
-from sparsejit.asm_templates.shared.stream import addresses
-from sparsejit.ir.spec import MatVec
+from sparsejit.asm_templates.shared.storage import addresses, rounded_matrix
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import LARGEST_INT8, DType, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div
-from sparsejit.x86.assembler import Assembler, Line, line
+from sparsejit.x86.assembler import Assembler, Label, Line, line
 from sparsejit.x86.operands import (
     Literal,
     Memory,
     Register,
+    dword,
     k,
     r8,
     r9,
+    r10,
     r11,
     r14,
     r15,
@@ -57,9 +78,279 @@ from sparsejit.x86.operands import (
     rdi,
     rdx,
     rsi,
+    xmm,
 )
 from sparsejit.x86.placement import Placement
-from sparsejit.x86.stack import pop, push
+from sparsejit.x86.routines import pop, push
+
+_CODE_A_WEIGHT, _CODE_AN_INPUT = 8, 7
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """The next tile: a label of its code, a literal of its weights, and lines of each for a panel.
+
+    `pointers` are two registers that advance with the panels.
+    """
+
+    code: Label
+    weights: int
+    code_lines: int
+    weight_lines: int
+    pointers: tuple[Register, Register]
+
+    @classmethod
+    def of(
+        cls,
+        tile: Products,
+        places: tuple[Label, int],
+        pointers: tuple[Register, Register],
+        panels: int,
+    ) -> "Ahead":
+        """Return the prefetch of a tile's code and weights, spread over `panels` panels."""
+        inputs = int(np.count_nonzero(tile.first))
+        code_bytes = _CODE_A_WEIGHT * len(tile) + _CODE_AN_INPUT * inputs
+        sizes = (code_bytes, tile.weight.nbytes)
+        code, weights = (ceil_div(size, CACHE_LINE_BYTES * panels) for size in sizes)
+        return cls(*places, code, weights, pointers)
+
+    def begin(self, asm: Assembler) -> None:
+        """Append code before the first panel."""
+        asm.address(self.pointers[0], self.code)
+        asm.emit("lea", self.pointers[1], Literal(self.weights))
+
+    def lines(self, steps: int) -> list[Line]:
+        """Return the prefetches before some of `steps` steps."""
+        counts = zip(self.pointers, (self.code_lines, self.weight_lines), strict=True)
+        return [_spread(pointer, count, steps) for pointer, count in counts]
+
+    def advance(self, asm: Assembler) -> None:
+        """Append code behind a panel."""
+        for pointer, count in zip(
+            self.pointers, (self.code_lines, self.weight_lines), strict=True
+        ):
+            asm.emit("add", pointer, CACHE_LINE_BYTES * count)
+
+
+def spread_evenly(count: int, steps: int) -> BoolArray:
+    """Choose `count` of `steps` steps at equal distances; return a mask (steps,)."""
+    asked = np.zeros(steps, bool)
+    if steps:  # a tile may have no weights
+        asked[np.linspace(0, steps, count, endpoint=False).astype(int)] = True
+    return asked
+
+
+def _spread(pointer: Register, count: int, steps: int) -> Line:
+    asked = spread_evenly(count, steps)
+    place = Memory(pointer, CACHE_LINE_BYTES * (np.cumsum(asked) - asked))
+    return line("prefetcht1", place, when=asked)
+
+
+@dataclass(frozen=True, eq=False)
+class TileWeights:
+    """A tile's weights in the pool: from `pool` on loaded singly, from `fours` on by four."""
+
+    by_four: BoolArray
+    pool: int
+    fours: int
+
+
+def tile_weights(asm: Assembler, tile: Products, shared: float) -> TileWeights:
+    """Put a tile's weights into the pool; a share of them is loaded by four."""
+    by_four = _come_by_four(tile, shared, asm.target.isa == "avx512")
+    pool = asm.literal(tile.weight[~by_four])
+    fours = asm.literal(np.append(tile.weight[by_four], np.zeros(4, tile.weight.dtype)))
+    return TileWeights(by_four, pool, fours)
+
+
+def _come_by_four(tile: Products, shared: float, wide: bool) -> BoolArray:
+    """Return whether each weight is loaded by four; AVX-512 does so for all inputs used once."""
+    rank = np.cumsum(~tile.alone)
+    chosen = ~tile.alone & (np.floor(rank * shared) > np.floor((rank - 1) * shared))
+    return chosen | tile.alone if wide else chosen
+
+
+def weights_by_four(asm: Assembler, weights: TileWeights) -> list[Line]:
+    """Return the lines that load these weights by four and bring each into vector 1."""
+    wide, by_four = asm.target.isa == "avx512", weights.by_four
+    rank: IntArray = np.cumsum(by_four) - by_four
+    places = addresses(rank // 4 * 16, 16 if wide else 1)
+    weight, four = vector(asm, 1), vector(asm, 2)
+    load = "vbroadcastf32x4" if wide else "vbroadcastf128"
+    begins = by_four & (rank % 4 == 0)
+    return [
+        line("lea", r10, Literal(weights.fours + places.base), when=places.moves),
+        line(load, four, Memory(r10, places.displacement), when=begins),
+        line("vbroadcastss", weight, xmm(2), when=begins),
+        line("vpermilps", weight, four, rank % 4 * 0x55, when=by_four & ~begins),
+    ]
+
+
+def weights_one_by_one(
+    asm: Assembler, weights: TileWeights
+) -> tuple[list[Line], Memory]:
+    """Return the lines that address the other weights, and their memory operand.
+
+    In AVX-512 the operand is a broadcast.
+    """
+    wide, own = asm.target.isa == "avx512", ~weights.by_four
+    rank: IntArray = np.cumsum(own) - own
+    places = addresses(4 * rank, 4 if wide else 1)
+    move = line("lea", rcx, Literal(weights.pool + places.base), when=places.moves)
+    return [move], Memory(rcx, places.displacement, broadcast=16 if wide else 0)
+
+
+MOST_INTEGERS = 2**24 // ((LARGEST_INT8 + 1) * LARGEST_INT8)
+_AT_ONCE = 4  # inputs, each in a register
+
+
+@dataclass(frozen=True, eq=False)
+class PanelSums:
+    """Start and end of rows' sums: they begin at `start` (out_features,), or at the first product.
+
+    `columns`: words of inputs. `ends` (out_features, 2): each row's scale and bias, for int8.
+    """
+
+    arithmetic: Arithmetic
+    columns: int
+    start: npt.NDArray[np.generic] | None
+    ends: npt.NDArray[np.float32] | None = None
+
+
+def panel_tiles(
+    arithmetic: Arithmetic, dtype: DType, matrix: SparseMatrix, accumulators: int
+) -> list[Products]:
+    """Return tiles of at most `accumulators` rows each."""
+    if dtype is not DType.INT8:
+        return products(rounded_matrix(matrix, dtype).nonzeros, accumulators)
+    integers, _ = quantised_nonzeros(matrix)
+    if arithmetic is Arithmetic.INTEGERS:
+        return products(integers.with_values(integers.values.astype(np.float32)), accumulators)
+    # Bytes of x must be in a register: no input is a memory operand of its product.
+    return [
+        replace(tile, alone=np.zeros(len(tile), bool))
+        for tile in products(short_words(integers, np.int8), accumulators)
+    ]
+
+
+def panel_sums(arithmetic: Arithmetic, spec: MatVec, matrix: SparseMatrix) -> PanelSums:
+    """Return the start values and the ends of a layer's sums."""
+    columns = ceil_div(spec.in_features, arithmetic.together)
+    if spec.dtype is not DType.INT8:
+        return PanelSums(arithmetic, columns, spec.bias)
+    return PanelSums(arithmetic, columns, first_sums(arithmetic, matrix), int8_ends(spec, matrix))
+
+
+def emit_outputs(
+    asm: Assembler,
+    spec: MatVec,
+    sums: PanelSums,
+    values: Register,
+    rows: IntArray,
+) -> None:
+    """Turn sums of integers into outputs, for the panel at rdi; clobbers rcx and vectors 0 to 2.
+
+    Operations are in the order of `csr_int8`, so that results have the same bits.
+    """
+    assert sums.ends is not None
+    wide = asm.target.isa == "avx512"
+    dynamic, has_bias = spec.input_scale is None, spec.bias is not None
+    bias, row_scale, scale = (vector(asm, number) for number in range(3))
+    asm.emit("lea", rcx, Literal(asm.literal(sums.ends[rows])))
+    if dynamic:
+        asm.emit("vmovups", scale, Memory(rdi, sums.columns * asm.target.vector_bytes))
+    places = [Memory(rcx, 8 * np.arange(len(rows)) + 4 * n, broadcast=16 * wide) for n in range(2)]
+    factor, addend = places if wide else (row_scale, bias)
+    lines = []
+    if sums.arithmetic is Arithmetic.BYTES:
+        lines.append(line("vcvtdq2ps", values, values))
+    if not wide:
+        lines.append(line("vbroadcastss", row_scale, places[0]))
+        lines.append(line("vbroadcastss", bias, places[1]))
+    if dynamic:
+        lines.append(line("vmulps", values, values, factor))
+    elif has_bias and wide:  # one of the two memory operands must be in a register
+        lines.append(line("vbroadcastss", scale, places[0]._replace(broadcast=0)))
+    last = scale if dynamic or (wide and has_bias) else factor
+    end = ("vfmadd213ps", values, last, addend) if has_bias else ("vmulps", values, values, last)
+    asm.stamp(len(rows), [*lines, line(*end)])
+
+
+class PanelIntegers:
+    """Appends code that turns x of a panel, feature-major float32, into integers."""
+
+    def __init__(self, asm: Assembler, spec: MatVec, arithmetic: Arithmetic) -> None:
+        self.asm, self.spec, self.together = asm, spec, arithmetic.together
+        self.fixed = spec.input_scale is not None
+
+    def emit(self, source: MatrixPlace, panel: MatrixPlace, columns: int) -> None:
+        """Write the panel, and its columns' scales behind it; clobbers rax, r8-r10 and vectors."""
+        asm, lanes = self.asm, self.asm.target.lanes
+        self.source, self.whole = source, columns == lanes
+        self.masks = Masks(asm, columns % lanes, 0)
+        self.reciprocal, self.bits = vector(asm, 8), vector(asm, 9)
+        asm.emit("lea", r9, Memory(panel.base, panel.offset))
+        if self.fixed:
+            fixed_reciprocal(asm, self.spec, self.reciprocal)
+        else:
+            self._scales(panel)
+        self._repeat(self._bytes if self.together > 1 else self._floats, _AT_ONCE)
+
+    def _scales(self, panel: MatrixPlace) -> None:
+        """Compute scales from the largest magnitudes, compared as integers: NaN is the largest."""
+        asm, words = self.asm, ceil_div(self.spec.in_features, self.together)
+        sinks = [vector(asm, number) for number in range(4, 8)]
+        begin_largest(asm, sinks, self.bits)
+
+        def largest(count: int) -> None:
+            for number in range(count):
+                loaded, sink = vector(asm, number), sinks[number]
+                self.masks.load(loaded, Memory(r8, number * self.source.pitch), self.whole)
+                asm.emit("vandps", loaded, loaded, self.bits)
+                asm.emit("vpmaxud", sink, sink, loaded)
+
+        self._repeat(largest, _AT_ONCE)
+        for first, second in ((0, 1), (2, 3), (0, 2)):
+            asm.emit("vpmaxud", sinks[first], sinks[first], sinks[second])
+        emit_scale_of(asm, sinks[0], self.reciprocal, sinks[0])
+        behind = panel.offset + words * asm.target.vector_bytes
+        asm.emit("vmovups", Memory(panel.base, behind), sinks[0])
+
+    def _repeat(self, body: Callable[[int], None], at_once: int) -> None:
+        """Run `body` for `at_once` inputs at a time, from the first one at r8 on, then the rest."""
+        asm = self.asm
+        asm.emit("lea", r8, Memory(self.source.base, self.source.offset))
+        whole, rest = divmod(self.spec.in_features, at_once)
+        if whole:
+            with counted_down(asm, dword(r10), whole):
+                body(at_once)
+                asm.emit("add", r8, at_once * self.source.pitch)
+        if rest:
+            body(rest)
+
+    def _quantise(self, number: int) -> Register:
+        """Return a vector of one input, int32."""
+        asm, register = self.asm, vector(self.asm, number)
+        self.masks.load(register, Memory(r8, number * self.source.pitch), self.whole)
+        asm.emit("vmulps", register, register, self.reciprocal)
+        to_int32(asm, self.spec, register)
+        clip_negative(asm, self.spec, register)
+        return register
+
+    def _floats(self, count: int) -> None:
+        asm, size = self.asm, self.asm.target.vector_bytes
+        for number in range(count):
+            register = self._quantise(number)
+            asm.emit("vcvtdq2ps", register, register)
+            asm.emit("vmovups", Memory(r9, number * size), register)
+        asm.emit("add", r9, count * size)
+
+    def _bytes(self, count: int) -> None:
+        asm, parts = self.asm, [self._quantise(number) for number in range(count)]
+        side_by_side(asm, parts)
+        asm.emit("vmovups", Memory(r9), parts[0])
+        asm.emit("add", r9, asm.target.vector_bytes)
+
 
 # Arguments of the subroutine: x and y of the first panel, the number of panels, and y of the last
 # panel, which may overlap the one before it; in AVX-512 also the mask of columns that exist.

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from sparsejit.asm_templates.shared.interleave import transposed
 from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.masks import lane_mask, load_masked, set_tail_mask, store_masked
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding
 from sparsejit.asm_templates.shared.rows import vector, zero
-from sparsejit.asm_templates.shared.squares import transposed
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, Register, dword, k, r8, r9, r10, xmm
 

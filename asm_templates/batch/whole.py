@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from sparsejit.asm_templates.batch.lowered_batch import LoweredBatch, chunk_columns, writes_to_y
-from sparsejit.asm_templates.batch.panel_sums import PanelIntegers
 from sparsejit.asm_templates.batch.panels import (
     LAST_Y,
     PANEL_MASK,
@@ -29,6 +28,7 @@ from sparsejit.asm_templates.batch.panels import (
     PANEL_Y,
     PANELS,
     AddedRows,
+    PanelIntegers,
     Panels,
     emit_panels,
 )
@@ -57,8 +57,7 @@ from sparsejit.x86.operands import (
     rsi,
     rsp,
 )
-from sparsejit.x86.routines import far_routine, share_routine
-from sparsejit.x86.stack import make_room, pop, push
+from sparsejit.x86.routines import far_routine, make_room, pop, push, share_routine
 
 # Columns of a chunk without copies. With more, the copy of an unaligned x ran out of registers.
 _CHUNK_THAT_STAYS = 256

@@ -22,17 +22,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
+from sparsejit.asm_templates.shared.loops import fetch_redirects
 from sparsejit.asm_templates.shared.masks import set_mask
 from sparsejit.asm_templates.shared.padding import stride_padding
-from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.asm_templates.shared.rows import finish_rows, vector, zero
 from sparsejit.asm_templates.shared.storage import (
     UNPACKING_REGISTERS,
     ByteArray,
     Storage,
+    addresses,
     stored_dtype,
 )
-from sparsejit.asm_templates.shared.stream import addresses
 from sparsejit.asm_templates.shared.tiles import BoolArray, FloatArray, IntArray, Tile, add_chains
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec

@@ -21,7 +21,7 @@ import numpy as np
 from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.shared.interleave import load_parities, part_by_parity
 from sparsejit.asm_templates.shared.rows import finish_rows, start_rows, vector, zero
-from sparsejit.asm_templates.shared.stream import addresses
+from sparsejit.asm_templates.shared.storage import addresses
 from sparsejit.asm_templates.shared.tiles import RESERVED, FloatArray, IntArray
 from sparsejit.ir.compressed_rows import CompressedRows, distinct
 from sparsejit.ir.sparse_matrix import SparseMatrix

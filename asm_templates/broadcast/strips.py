@@ -20,9 +20,8 @@ from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.asm_templates.scheduling.strip_pairing import paired_block_rows, strip_steps
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.activation import apply_activation
-from sparsejit.asm_templates.shared.redirects import fetch_redirects
-from sparsejit.asm_templates.shared.storage import rounded
-from sparsejit.asm_templates.shared.stream import REACH, Stream
+from sparsejit.asm_templates.shared.loops import fetch_redirects
+from sparsejit.asm_templates.shared.storage import REACH, Stream, rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target

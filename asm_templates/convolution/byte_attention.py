@@ -10,27 +10,28 @@
 
 Both products use the same loop. Interleaving permutes queries, keys and values within each 64.
 Shares are computed in the permuted order, to which values are permuted; packing restores queries.
+
+The mask of attention in bytes: an addend of each key's scores, in interleaved key order.
+
+Attention in bytes: the shapes that its code depends on, and the constants that it reads.
 """
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from math import e, log2
 
-from sparsejit.asm_templates.convolution.byte_heads import (
-    BLOCK,
-    FOUR,
-    PLACE,
-    TILE_BYTES,
-    AttentionSteps,
-    ByteHeads,
-    attention_constants,
-    constant_places,
-)
-from sparsejit.asm_templates.convolution.byte_mask import emit_key_mask
-from sparsejit.asm_templates.convolution.byte_planes import LINE
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes
 from sparsejit.asm_templates.convolution.byte_results import pack_results
+from sparsejit.asm_templates.convolution.byte_rows import ByteSteps
 from sparsejit.asm_templates.pointwise.exponential import emit_exp2
 from sparsejit.asm_templates.shared.interleave import interleaved
 from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.masks import set_tail_mask
 from sparsejit.asm_templates.shared.rows import zero
+from sparsejit.whole_numbers import ceil_div, round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
@@ -54,8 +55,169 @@ from sparsejit.x86.operands import (
     rsp,
     zmm,
 )
-from sparsejit.x86.routines import call_routine
-from sparsejit.x86.stack import pop, push
+from sparsejit.x86.routines import call_routine, pop, push
+
+FOUR, BLOCK, LANES = 4, 64, 16  # keys or features side by side; columns; floats
+TILE_BYTES = FOUR * LINE
+_SIGN = 0x80808080
+# In steps of scores: the lowest addend of a mask, so that scores of a row whose keys are all masked
+# are equal; and the addend of keys beyond the length, which is lower still.
+_FORBIDDEN, _MISSING_SCORE = -1e30, -3e38
+_SURELY_NOTHING = 200.0  # 2^-200 is 0
+NAMES = (
+    *("score", "least", "most", "power", "share", "result"),
+    *("key zero", "query zero", "both zeros", "value zero", "zero", "ones", "sign"),
+    *("of mask", "nothing", "missing"),
+)
+PLACE = {name: 4 * number for number, name in enumerate(NAMES)}
+
+
+@dataclass(frozen=True)
+class ByteHeads:
+    """Shapes that the code depends on: planes of query, key, value and result, heads, length."""
+
+    planes: tuple[BytePlanes, BytePlanes, BytePlanes, BytePlanes]
+    heads: int
+    length: int
+    is_masked: bool = False
+
+    @property
+    def samples(self) -> int:
+        return self.planes[0].columns // self.length
+
+    @property
+    def features(self) -> int:
+        """Features of a head."""
+        return self.planes[0].channels // self.heads
+
+    @property
+    def blocks(self) -> int:
+        return ceil_div(self.length, BLOCK)
+
+    @property
+    def keys(self) -> int:
+        """Keys of whole blocks; the last block may be longer than the sample."""
+        return self.blocks * BLOCK
+
+    @property
+    def rows(self) -> int:
+        """Keys up to the last one of the sample in interleaved order, a multiple of four."""
+        order = _interleaved_order(self.keys)
+        return round_up(int(np.flatnonzero(order < self.length)[-1]) + 1, FOUR)
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Byte offsets of the parts of the scratch, and of its end."""
+        sizes = {
+            "queries": self.features // FOUR * TILE_BYTES,
+            "keys": self.features * self.keys,
+            "starts": 4 * self.keys,
+            "values": self.features * self.keys,
+            "scores": self.keys * TILE_BYTES,
+            "shares": self.keys // FOUR * TILE_BYTES,
+            "mask": 4 * self.keys * self.is_masked,
+        }
+        ends = np.cumsum([0, *sizes.values()])
+        return dict(zip([*sizes, "end"], ends.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class AttentionSteps:
+    """Quantisation of the query, the key, the value, scores, shares and the result.
+
+    scale: factor of the scores after they are rounded.
+    """
+
+    query: ByteSteps
+    key: ByteSteps
+    value: ByteSteps
+    scores: ByteSteps
+    shares: ByteSteps
+    result: ByteSteps
+    scale: float
+
+
+def attention_constants(heads: ByteHeads, steps: AttentionSteps) -> npt.NDArray[np.uint8]:
+    """Return the code's constants: numbers, a permutation, masks of blocks, addends of scores."""
+    key_zero, value_zero = steps.key.zero - 128, steps.value.zero - 128
+    power = steps.scores.scale * steps.scale * log2(e)
+    floats = {
+        "score": steps.query.scale * steps.key.scale / steps.scores.scale,
+        "least": -steps.scores.zero,
+        "most": 255 - steps.scores.zero,
+        "power": power,
+        "share": 1 / steps.shares.scale,
+        "result": steps.shares.scale * steps.value.scale / steps.result.scale,
+    }
+    integers = {
+        "key zero": -key_zero,
+        "query zero": -steps.query.zero,
+        "both zeros": heads.features * steps.query.zero * key_zero,
+        "value zero": -value_zero,
+        "zero": steps.result.zero * 0x10001,
+        "ones": 0x01010101,
+        "sign": np.uint32(_SIGN).astype(np.int32),
+    }
+    masks = 1 / (steps.scores.scale * steps.scale), _FORBIDDEN, _MISSING_SCORE
+    words = [np.array([n], np.float32).tobytes() for n in floats.values()]
+    words += [np.array([n], np.int32).tobytes() for n in integers.values()]
+    words.append(np.array(masks, np.float32).tobytes())
+    order = np.arange(16)
+    words.append((order % 4 * 4 + order // 4).astype(np.int32).tobytes())
+    there = np.arange(heads.keys) < heads.length
+    words.append(np.packbits(there, bitorder="little").tobytes())
+    far = np.where(there, 0, -(_SURELY_NOTHING / abs(power) + 1024)).astype(np.float32)
+    words.append(far[_interleaved_order(heads.keys)].tobytes())
+    return np.frombuffer(b"".join(words), np.uint8)
+
+
+def constant_places(heads: ByteHeads) -> tuple[int, int, int]:
+    """Return the byte offsets of the permutation, the masks and the addends of scores."""
+    masks = 4 * len(NAMES) + LINE
+    return 4 * len(NAMES), masks, masks + heads.keys // 8
+
+
+def _interleaved_order(columns: int) -> npt.NDArray[np.integer]:
+    """Return the column at each place after interleaving, which begins 0 to 3, 16 to 19."""
+    places = np.arange(columns).reshape(-1, 4, 4, 4)  # blocks, lanes of 128 bits, fours, columns
+    return places.swapaxes(1, 2).reshape(-1)
+
+
+_THERE = k(1)
+_VALUE, _CUT, _OF_MASK, _NOTHING, _MISSING = (zmm(number) for number in range(16, 21))
+
+
+def emit_key_mask(
+    asm: Assembler,
+    heads: ByteHeads,
+    sample: int,
+    constants: Register,
+    mask: Register,
+    scratch: Register,
+) -> None:
+    """Append code that writes a sample's row of the mask (samples, length) to the scratch.
+
+    Values become steps of the scores. Keys beyond `length` get a lower value than keys that the
+    mask forbids. Clobbers rax.
+    """
+    for name, register in zip(
+        ("of mask", "nothing", "missing"), (_OF_MASK, _NOTHING, _MISSING), strict=True
+    ):
+        asm.emit("vbroadcastss", register, Memory(constants, PLACE[name]))
+    for first in range(0, heads.keys, LANES):
+        count = min(LANES, heads.length - first)
+        asm.emit("vmovaps", _VALUE, _MISSING)
+        if count > 0:
+            set_tail_mask(asm, count, _THERE)
+            place = Memory(mask, 4 * (sample * heads.length + first))
+            asm.emit("vmovups", _CUT.masked(_THERE, zeroing=True), place)
+            asm.emit("vmulps", _CUT, _CUT, _OF_MASK)
+            asm.emit("vmaxps", _VALUE.masked(_THERE), _CUT, _NOTHING)
+        block, lane = divmod(first, BLOCK)
+        for four in range(FOUR):
+            at = heads.places["mask"] + 4 * (BLOCK * block + LANES * four) + lane
+            asm.emit("vextractf32x4", Memory(scratch, at), _VALUE, four)
+
 
 # Addresses of the operands, the result, the scratch and the mask; then of constants.
 QUERY, KEY, VALUE, RESULT, SCRATCH, MASK = rdi, rdx, r8, rsi, r9, rcx

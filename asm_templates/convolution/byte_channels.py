@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparsejit.asm_templates.convolution.byte_fours import load_order
-from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes
+from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes, load_order
 from sparsejit.asm_templates.convolution.byte_results import MASK, ByteEpilogue, ByteResults
 from sparsejit.asm_templates.convolution.byte_rows import ByteSteps, fill_gaps
 from sparsejit.asm_templates.shared.loops import repeat
@@ -36,7 +35,7 @@ from sparsejit.x86.operands import (
     ymm,
     zmm,
 )
-from sparsejit.x86.stack import slots
+from sparsejit.x86.routines import slots
 
 SCALES = rdx  # address of the channels' numbers
 _CHANNELS_LEFT, _VECTORS_LEFT = r9, rax

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.convolution.byte_fours import load_order
-from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes, lines
+from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes, lines, load_order
 from sparsejit.asm_templates.convolution.byte_results import MASK, ByteEpilogue, ByteResults
 from sparsejit.asm_templates.convolution.byte_rows import fill_gaps
 from sparsejit.asm_templates.convolution.geometry import Axis
@@ -44,8 +43,7 @@ from sparsejit.x86.operands import (
     rsp,
     zmm,
 )
-from sparsejit.x86.routines import call_routine
-from sparsejit.x86.stack import pop, push
+from sparsejit.x86.routines import call_routine, pop, push
 
 _FOUR, _LANES, _QUARTERS = 4, 16, 4
 _CHANNELS, _MASKS, _X, _Y = r8, r9, r10, r11

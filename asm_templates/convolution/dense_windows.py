@@ -14,10 +14,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.convolution.padded_image import PaddedImage
-from sparsejit.asm_templates.convolution.window_panels import (
+from sparsejit.asm_templates.convolution.padded_image import (
     ENTRY_BYTES,
     AddedOperand,
+    PaddedImage,
     WindowPanels,
     set_masks,
     store_panel,
@@ -53,7 +53,7 @@ from sparsejit.x86.operands import (
     rdx,
     rsi,
 )
-from sparsejit.x86.stack import pop, push
+from sparsejit.x86.routines import pop, push
 
 _X, _Y, _ENTRY, _WEIGHTS, _TILE_WEIGHTS = rdx, r9, r11, rcx, r12
 _PANELS_LEFT, _CHANNELS_LEFT, _TILES_LEFT, _SAMPLES_LEFT = rax, rbx, r13, r14

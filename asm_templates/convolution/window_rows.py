@@ -7,14 +7,33 @@
 A tile is a few rows of y by a vector or two; each load serves the whole tile. Padding is never
 read: loads at borders have masks, and rows beyond borders have no instructions. With a stride of 2,
 two vectors of x are loaded, and their even and odd elements serve two taps.
+
+Windows over one channel each: their geometry, their tiles, and the work of one call.
+
+A depthwise convolution: windows whose taps are multiplied and added, by `window_rows`.
+
+    vmovups     zmm0, [r10+row+4*tap]   16 elements of a row of x, shifted by the tap
+    vfmadd231ps zmm31, zmm0, zmm9       += for the row of y that reads them under tap 0,
+    vfmadd231ps zmm30, zmm0, zmm12      for the row above under tap 1
+
+The weights of small kernels stay in registers; large kernels load each weight with its product.
+
+The largest or the mean of every window, by `window_rows`.
+
+    vmaxps zmm1, zmm31, zmm0     x if either is NaN
+    vmaxps zmm31, zmm0, zmm31    the largest so far if either is NaN
+    vorps  zmm31, zmm31, zmm1    NaN if either is NaN; else both are the same
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from sparsejit.asm_templates.convolution.geometry import (
+    Axis,
     ColumnTile,
     ColumnVector,
     RowTile,
@@ -22,12 +41,8 @@ from sparsejit.asm_templates.convolution.geometry import (
     column_runs,
     row_runs,
 )
-from sparsejit.asm_templates.convolution.window_loop import (
-    TapColumns,
-    WindowLoop,
-    tap_columns,
-    tile_shape,
-)
+from sparsejit.asm_templates.shared.activation import apply_activation
+from sparsejit.asm_templates.shared.constants import load_constant
 from sparsejit.asm_templates.shared.interleave import load_parities, part_by_parity
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.masks import (
@@ -37,8 +52,10 @@ from sparsejit.asm_templates.shared.masks import (
     set_mask,
     store_masked,
 )
-from sparsejit.asm_templates.shared.rows import vector
+from sparsejit.asm_templates.shared.rows import vector, zero
+from sparsejit.ir.spec import Activation
 from sparsejit.machine.target import Target
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
     Literal,
@@ -55,9 +72,99 @@ from sparsejit.x86.operands import (
     rbx,
     rcx,
     rdi,
+    rdx,
     rsi,
 )
-from sparsejit.x86.stack import pop, push
+from sparsejit.x86.routines import pop, push
+
+MOST_TAPS = 64  # of a kernel: a tile's code has all of them
+_SUMS = {"avx512": 14, "avx2": 8}  # two FMA a cycle, four cycles each, keep eight under way
+_TALLEST = {"avx512": 7, "avx2": 4}
+_MOST_VECTORS = {"avx512": {1: 8, 2: 2}, "avx2": {1: 2, 2: 2}}  # by stride
+
+
+@dataclass(frozen=True)
+class WindowLoop:
+    """Windows over x (samples, channels, rows, columns): y has `multiplier` channels for each of x.
+
+    Rows of x and y are contiguous; pitches are bytes from sample to sample, channel to channel, row
+    to row.
+    """
+
+    samples: int
+    channels: int
+    multiplier: int
+    rows: Axis
+    columns: Axis
+    x_pitches: tuple[int, int, int]
+    y_pitches: tuple[int, int, int]
+
+
+def can_run(rows: Axis, columns: Axis) -> bool:
+    """Whether there is a kernel for such windows."""
+    return columns.stride <= 2 and rows.kernel * columns.kernel <= MOST_TAPS
+
+
+@dataclass(frozen=True)
+class DirectCounts:
+    """Work of one call: vectors combined, loaded and stored; bytes of x and y."""
+
+    products: int
+    loads: int
+    stores: int
+    moved_bytes: int
+
+
+def count_windows(loop: WindowLoop, target: Target) -> DirectCounts:
+    """Return the work of one call of a kernel for these windows."""
+    height, width = tile_shape(loop, target)
+    loaded_rows, met, stored = 0, 0, 0
+    for run in row_runs(loop.rows, height):
+        tile = run.tile
+        by_row = {row * loop.rows.stride + tap * loop.rows.dilation for row, tap in tile.taps}
+        loaded_rows += run.count * len(by_row)
+        met += run.count * len(tile.taps)
+        stored += run.count * tile.rows
+    runs = column_runs(loop.columns, target.lanes, width)
+    vectors = sum(run.count * len(run.tile) for run in runs)
+    loads = loop.columns.stride * len(tap_columns(loop.columns))
+    planes = loop.samples * loop.channels * loop.multiplier
+    x_bytes = 4 * loop.samples * loop.channels * loop.rows.size * loop.columns.size
+    y_bytes = 4 * planes * loop.rows.positions * loop.columns.positions
+    return DirectCounts(
+        planes * met * loop.columns.kernel * vectors,
+        planes * loaded_rows * loads * vectors,
+        planes * stored * vectors,
+        x_bytes + y_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class TapColumns:
+    """Taps of neighbouring elements that share their loads, and the first one's offset."""
+
+    offset: int
+    taps: tuple[int, ...]
+
+
+def tap_columns(axis: Axis) -> list[TapColumns]:
+    """Return the taps that share loads: with a stride of 2, an even offset and the next one."""
+    if axis.stride == 1 or axis.dilation > 1:
+        return [TapColumns(tap * axis.dilation, (tap,)) for tap in range(axis.kernel)]
+    odd = axis.padding % 2  # the elements at even coordinates, which often lie at even addresses
+    first = [TapColumns(0, (0,))] if odd else []
+    pairs = range(odd, axis.kernel, 2)
+    return first + [TapColumns(t, tuple(range(t, min(t + 2, axis.kernel)))) for t in pairs]
+
+
+def tile_shape(loop: WindowLoop, target: Target) -> tuple[int, int]:
+    """Return the rows and vectors of a tile."""
+    every = ceil_div(loop.columns.positions, target.lanes)
+    sums, tallest = _SUMS[target.isa], _TALLEST[target.isa]
+    height = min(loop.rows.positions, tallest)
+    width = min(every, sums // height, _MOST_VECTORS[target.isa][loop.columns.stride])
+    return min(loop.rows.positions, sums // width), width
+
 
 _SAVED = (rbx, r12, r13, r14)
 _SAMPLES_LEFT, _CHANNELS_LEFT, _OF_CHANNEL_LEFT, _ROWS_LEFT, _COLUMNS_LEFT = r14, r12, r13, rbx, rcx
@@ -303,3 +410,137 @@ def registers_to_keep(loop: WindowLoop, target: Target) -> int:
     is_strided = loop.columns.stride == 2
     patterns = 2 if is_strided and target.isa == "avx512" else 0
     return target.vector_registers - height * width - width * (3 if is_strided else 1) - patterns
+
+
+_MOST_KEPT_TAPS = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Depthwise:
+    """y[n, c * multiplier + m] = activation(bias + kernel[c * multiplier + m] over x[n, c]).
+
+    `taps` (channels * multiplier, kernel rows, kernel columns) and `bias` are float32.
+    """
+
+    loop: WindowLoop
+    taps: npt.NDArray[np.float32]
+    bias: npt.NDArray[np.float32] | None
+    activation: Activation
+
+
+def emit_depthwise(asm: Assembler, spec: Depthwise) -> None:
+    """Append the kernel: x at rdi, y at rsi; keeps callee-saved registers."""
+    _DepthwiseCode(asm, spec).emit()
+
+
+class _DepthwiseCode(RowWindows):
+    """Appends the code; rdx points at a channel's taps, which its bias follows."""
+
+    def __init__(self, asm: Assembler, spec: Depthwise) -> None:
+        self.spec, self.kernel = spec, spec.taps[0].size
+        room = min(_MOST_KEPT_TAPS + 1, registers_to_keep(spec.loop, asm.target))
+        self.keeps = asm.target.isa == "avx512" and self.kernel + 1 <= room  # and the bias
+        super().__init__(asm, spec.loop, self.kernel + 1 if self.keeps else 0)
+        taps = spec.taps.reshape(len(spec.taps), -1)
+        each = taps if spec.bias is None else np.concatenate([taps, spec.bias[:, None]], axis=1)
+        self.weights, self.weight_bytes = asm.literal(each), each[0].nbytes
+
+    def begin_sample(self) -> None:
+        self.asm.emit("lea", rdx, Literal(self.weights))
+
+    def begin_channel(self) -> None:
+        if self.keeps:
+            for number in range(self.weight_bytes // 4):
+                place = Memory(rdx, 4 * number)
+                self.asm.emit("vbroadcastss", self.kept_register(number), place)
+
+    def end_channel(self) -> None:
+        self.asm.emit("add", rdx, self.weight_bytes)
+
+    def fill(self, register: Register) -> None:
+        zero(self.asm, register)
+
+    def start(self, sums: list[Register]) -> None:
+        for total in sums:
+            if self.spec.bias is None:
+                zero(self.asm, total)
+            elif self.keeps:
+                self.asm.emit("vmovaps", total, self.kept_register(self.kernel))
+            else:
+                self.asm.emit("vbroadcastss", total, Memory(rdx, 4 * self.kernel))
+
+    def combine(self, tap: int, x: list[Register | None], sums: list[Register]) -> None:
+        asm, weight = self.asm, self._weight(tap)
+        for total, element in zip(sums, x, strict=True):
+            if element is not None:
+                asm.emit("vfmadd231ps", total, element, weight)
+
+    def _weight(self, tap: int) -> Register | Memory:
+        if self.keeps:
+            return self.kept_register(tap)
+        if self.wide:
+            return Memory(rdx, 4 * tap, broadcast=self.lanes)
+        weight = vector(self.asm, self.free_registers - 1)
+        self.asm.emit("vbroadcastss", weight, Memory(rdx, 4 * tap))
+        return weight
+
+    def finish(self, sums: list[Register], free: list[Register]) -> None:
+        apply_activation(self.asm, self.spec.activation, sums, free)
+
+
+@dataclass(frozen=True)
+class WindowPooling:
+    """The largest element of each window or, if `share` is given, its sum times `share`."""
+
+    loop: WindowLoop
+    share: float | None
+
+
+def emit_pooling(asm: Assembler, spec: WindowPooling) -> None:
+    """Append the kernel: x at rdi, y at rsi; keeps callee-saved registers."""
+    _PoolingCode(asm, spec).emit()
+
+
+class _PoolingCode(RowWindows):
+    """Appends the code; keeps the value of padding in a register."""
+
+    def __init__(self, asm: Assembler, spec: WindowPooling) -> None:
+        super().__init__(asm, spec.loop, 1)
+        self.share, self.padding = spec.share, self.kept_register(0)
+
+    def begin_sample(self) -> None:
+        if self.share is None:
+            load_constant(self.asm, self.padding, -np.inf)
+        else:
+            zero(self.asm, self.padding)
+
+    def begin_channel(self) -> None:
+        """Nothing differs from channel to channel."""
+
+    def end_channel(self) -> None:
+        """Nothing differs from channel to channel."""
+
+    def fill(self, register: Register) -> None:
+        self.asm.emit("vmovaps", register, self.padding)
+
+    def start(self, sums: list[Register]) -> None:
+        for total in sums:
+            self.fill(total)
+
+    def combine(self, tap: int, x: list[Register | None], sums: list[Register]) -> None:
+        asm, spare = self.asm, vector(self.asm, self.free_registers - 1)
+        for total, element in zip(sums, x, strict=True):
+            if element is None:
+                continue
+            if self.share is not None:
+                asm.emit("vaddps", total, total, element)
+                continue
+            asm.emit("vmaxps", spare, total, element)
+            asm.emit("vmaxps", total, element, total)
+            asm.emit("vorps", total, total, spare)
+
+    def finish(self, sums: list[Register], free: list[Register]) -> None:
+        if self.share is not None:
+            load_constant(self.asm, free[0], self.share)
+            for total in sums:
+                self.asm.emit("vmulps", total, total, free[0])

@@ -17,7 +17,7 @@ from sparsejit.asm_templates.shared.constants import load_constant
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.masks import masked_load, tail_mask
 from sparsejit.asm_templates.shared.rows import store, vector
-from sparsejit.ir.dense_product import DenseProduct
+from sparsejit.ir.spec import DenseProduct
 from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, line

@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sparsejit.asm_templates.batch.lowered_batch import whole_vectors
-from sparsejit.asm_templates.dense_product.packing import Packed, pack_columns, pack_rows
 from sparsejit.asm_templates.dense_product.tiled_product import ADDED, emit_dense_product
-from sparsejit.asm_templates.dense_product.tiling import Tiling, tiling
+from sparsejit.asm_templates.dense_product.tiling import (
+    Packed,
+    Tiling,
+    pack_columns,
+    pack_rows,
+    tiling,
+)
 from sparsejit.asm_templates.shared.storage import rounded
-from sparsejit.ir.dense_product import DenseProduct
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, Layout, MatMul
+from sparsejit.ir.spec import Activation, DenseProduct, Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler

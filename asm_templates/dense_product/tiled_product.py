@@ -19,8 +19,14 @@ import numpy as np
 
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, transpose
 from sparsejit.asm_templates.dense_product.few_rows import emit_few_rows, has_few_rows
-from sparsejit.asm_templates.dense_product.packing import Packed
-from sparsejit.asm_templates.dense_product.tiling import UNROLL, RowTiles, Tiling, chains, tiling
+from sparsejit.asm_templates.dense_product.tiling import (
+    UNROLL,
+    Packed,
+    RowTiles,
+    Tiling,
+    chains,
+    tiling,
+)
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.constants import load_constant
 from sparsejit.asm_templates.shared.loops import repeat
@@ -34,7 +40,7 @@ from sparsejit.asm_templates.shared.masks import (
 )
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.asm_templates.shared.rows import vector, zero
-from sparsejit.ir.dense_product import DenseProduct
+from sparsejit.ir.spec import DenseProduct
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import (
@@ -57,7 +63,7 @@ from sparsejit.x86.operands import (
     rsi,
     rsp,
 )
-from sparsejit.x86.stack import make_room, pop, push
+from sparsejit.x86.routines import make_room, pop, push
 
 _A, _B, _STEPS_LEFT = rax, rcx, r8  # of a tile, moving along the depth
 _TILE_A, _TILE_C, _TILES_LEFT = r9, r10, rbx

@@ -5,14 +5,18 @@
 
 The tiling that should take the fewest cycles is chosen among all that fit the registers, from the
 FMA and loads that start in a cycle, and the wait of an FMA for the one before it in the same sum.
+
+Constant operands in the pool, in the order in which the kernel reads them.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
+
 from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR
-from sparsejit.ir.dense_product import DenseProduct
-from sparsejit.ir.spec import Activation
+from sparsejit.ir.spec import Activation, DenseProduct
 from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div
 
@@ -101,3 +105,49 @@ def _tile_cycles(height: int, vectors: int, spec: DenseProduct, target: Target) 
     far = loops.far_load * vectors + loops.far_element[target.isa] * height
     adding = 0.0 if spec.added_pitch is None else sums / prices.loads
     return depth * (step + far) + 2 * sums + adding + loops.tile
+
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A constant operand as one stream, in the product's tiles or strips.
+
+    `biased`: each of these begins with its bias. `in_register`: the operand's register holds its
+    address, because it is one of several.
+    """
+
+    stream: FloatArray
+    biased: bool
+    in_register: bool = False
+
+
+def pack_columns(
+    weights: FloatArray, bias: FloatArray | None, tiles: Tiling, target: Target
+) -> Packed:
+    """Pack B (depth, columns): by strip the bias (columns,), then row after row, padded with zeros.
+
+    A last strip of fewer vectors is stored in that width.
+    """
+    lanes = target.lanes
+    rows = weights if bias is None else np.concatenate([bias[None], weights])
+    vectors = ceil_div(rows.shape[1], lanes)
+    padded = np.zeros((len(rows), vectors * lanes), np.float32)
+    padded[:, : rows.shape[1]] = rows
+    strips = [
+        padded[:, first * lanes : (first + tiles.vectors) * lanes].ravel()
+        for first in range(0, vectors, tiles.vectors)
+    ]
+    return Packed(np.concatenate(strips), bias is not None)
+
+
+def pack_rows(weights: FloatArray, bias: FloatArray | None, tiles: Tiling) -> Packed:
+    """Pack A (rows, depth): by tile the bias (rows,), then column after column."""
+    columns = weights if bias is None else np.concatenate([bias[:, None], weights], axis=1)
+    parts, first = [], 0
+    for each in tiles.row_tiles:
+        for _ in range(each.count):
+            parts.append(columns[first : first + each.height].T.ravel())
+            first += each.height
+    return Packed(np.concatenate(parts), bias is not None)

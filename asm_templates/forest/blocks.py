@@ -13,9 +13,8 @@ from itertools import groupby
 
 import numpy as np
 
-from sparsejit.asm_templates.forest.block_layout import EXITS, BlockLayout
+from sparsejit.asm_templates.forest.block_layout import EXITS, BlockLayout, emit_ranks
 from sparsejit.asm_templates.forest.leaf_sums import LeafSums, emit_leaf_sums
-from sparsejit.asm_templates.forest.ranks import emit_ranks
 from sparsejit.asm_templates.shared.loops import counted_down, repeat
 from sparsejit.ir.values import Array
 from sparsejit.whole_numbers import ceil_div

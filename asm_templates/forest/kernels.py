@@ -6,9 +6,15 @@ from functools import partial
 
 from sparsejit.asm_templates.forest.block_layout import block_layout
 from sparsejit.asm_templates.forest.blocks import GROUP, BlockWalk, emit_block_walk
-from sparsejit.asm_templates.forest.row_walk import RowWalk, emit_row_walk
-from sparsejit.asm_templates.forest.walk import GROUPS, TreeWalk, emit_tree_walk
-from sparsejit.asm_templates.forest.walk_layout import WalkLayout, walk_layout
+from sparsejit.asm_templates.forest.walk import (
+    GROUPS,
+    RowWalk,
+    TreeWalk,
+    WalkLayout,
+    emit_row_walk,
+    emit_tree_walk,
+    walk_layout,
+)
 from sparsejit.ir.ops.forest import Trees
 from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div

@@ -11,11 +11,10 @@ import numpy.typing as npt
 from sparsejit.asm_templates.gather.permute_layout import PackedFloats, PermuteLayout
 from sparsejit.asm_templates.gather.pieces import Piece
 from sparsejit.asm_templates.shared import rows
+from sparsejit.asm_templates.shared.loops import fetch_redirects
 from sparsejit.asm_templates.shared.padding import stride_padding
-from sparsejit.asm_templates.shared.redirects import fetch_redirects
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.asm_templates.shared.stream import Stream
-from sparsejit.asm_templates.shared.unpacking import Unpacking
+from sparsejit.asm_templates.shared.storage import Stream, Unpacking
 from sparsejit.ir.spec import Activation, DType, MatVec
 from sparsejit.x86.assembler import Assembler, Line, line
 from sparsejit.x86.operands import Memory, Register, r8, rdi, rdx, rsi

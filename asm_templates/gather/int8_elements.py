@@ -29,6 +29,7 @@ from sparsejit.asm_templates.gather.pieces import KeptInputs, Piece
 from sparsejit.asm_templates.shared import padding
 from sparsejit.asm_templates.shared.activation import apply_activation
 from sparsejit.asm_templates.shared.int8_inputs import pack_to_bytes
+from sparsejit.asm_templates.shared.loops import fetch_redirects
 from sparsejit.asm_templates.shared.padding import (
     ALTERNATE,
     CACHE_LINE_BYTES,
@@ -37,8 +38,7 @@ from sparsejit.asm_templates.shared.padding import (
     StridePadding,
     stride_padding,
 )
-from sparsejit.asm_templates.shared.redirects import fetch_redirects
-from sparsejit.asm_templates.shared.stream import Stream
+from sparsejit.asm_templates.shared.storage import Stream
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.target import Target
 from sparsejit.x86.assembler import Assembler, Line, line

@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_rows
+from sparsejit.asm_templates.gather.int8_boundary import output_scales, quantised_rows
 from sparsejit.asm_templates.gather.pieces import (
     GatherLayout,
     HeldPanel,

@@ -23,8 +23,9 @@ from sparsejit.asm_templates.gather.int8_boundary import (
     emit_integers,
     emit_output,
     emit_scale,
+    output_scales,
+    quantised_nonzeros,
 )
-from sparsejit.asm_templates.gather.int8_weights import output_scales, quantised_nonzeros
 from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.activation import apply_activation

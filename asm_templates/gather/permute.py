@@ -22,10 +22,9 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from sparsejit.asm_templates.gather.float_elements import FloatElements
-from sparsejit.asm_templates.gather.permute_layout import PermuteLayout, layout_of
+from sparsejit.asm_templates.gather.permute_layout import PermuteLayout, RowPlan, layout_of
 from sparsejit.asm_templates.gather.permute_machine import Machine
 from sparsejit.asm_templates.gather.pieces import LoweredGather
-from sparsejit.asm_templates.gather.row_plan import RowPlan
 from sparsejit.asm_templates.gather.window_gather import GatherKernel
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES, Counts, Work
 from sparsejit.ir.sparse_matrix import SparseMatrix

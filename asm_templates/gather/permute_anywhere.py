@@ -19,8 +19,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.gather.permute_layout import weights_and_indices
-from sparsejit.asm_templates.gather.permute_storage import with_index
+from sparsejit.asm_templates.gather.permute_layout import weights_and_indices, with_index
 from sparsejit.asm_templates.gather.pieces import by_lane, padded_rows
 from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.scheduling.covering import Demand, Windows, registers_in_turn
@@ -31,9 +30,8 @@ from sparsejit.asm_templates.scheduling.row_order import (
 )
 from sparsejit.asm_templates.shared import rows
 from sparsejit.asm_templates.shared.activation import apply_activation
-from sparsejit.asm_templates.shared.redirects import fetch_redirects
-from sparsejit.asm_templates.shared.storage import rounded
-from sparsejit.asm_templates.shared.stream import Stream
+from sparsejit.asm_templates.shared.loops import fetch_redirects
+from sparsejit.asm_templates.shared.storage import Stream, rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, MatVec
 from sparsejit.machine.target import Target

@@ -2,6 +2,10 @@
 
 `row_order` chooses the row in each lane, and `covering` the weights of each step; here steps are
 put in order of execution, given their accumulators, and packed into the pool.
+
+Cutting and ordering the rows of a matrix for a permute kernel.
+
+Storage of the permute kernels' weights and indices in the pool.
 """
 
 from dataclasses import dataclass
@@ -11,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.gather.permute_machine import Machine
-from sparsejit.asm_templates.gather.permute_storage import stored, with_index
 from sparsejit.asm_templates.gather.pieces import (
     GatherLayout,
     HeldPanel,
@@ -21,23 +24,108 @@ from sparsejit.asm_templates.gather.pieces import (
     padded_rows,
     pieces_of_panel,
 )
-from sparsejit.asm_templates.gather.row_plan import RowPlan
 from sparsejit.asm_templates.scheduling.covering import Demand, Windows
-from sparsejit.asm_templates.scheduling.grouping import exchange_indices
+from sparsejit.asm_templates.scheduling.grouping import SWEEPS, StepShape, exchange_indices
 from sparsejit.asm_templates.scheduling.interleaving import Steps, accumulators_of
-from sparsejit.asm_templates.scheduling.row_order import RowOrder
+from sparsejit.asm_templates.scheduling.row_order import (
+    Prices,
+    RowOrder,
+    RowPanel,
+    by_window,
+    row_order,
+    row_panels,
+)
 from sparsejit.asm_templates.shared.padding import StridePadding
-from sparsejit.asm_templates.shared.storage import rounded
+from sparsejit.asm_templates.shared.storage import bfloat16_bits, rounded
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import MatVec
+from sparsejit.ir.spec import DType, MatVec
 from sparsejit.whole_numbers import ceil_div
+
+_Words = npt.NDArray[np.uint32]
+_Floats = npt.NDArray[np.float32]
+
+
+def stored(weights: _Floats, dtype: DType) -> _Words:
+    """Return weights (steps, fold, lanes) as vectors of the pool; short ones, two steps a vector.
+
+    float16: one step after the other. bfloat16: an even step's weight is the lower half of a
+    lane, an odd step's the upper, so that a shift or a mask makes either a float32.
+    """
+    if dtype is DType.FLOAT32:
+        return weights.view(np.uint32)
+    steps, fold, lanes = weights.shape
+    even: _Floats = np.zeros((steps + steps % 2, fold, lanes), np.float32)
+    even[:steps] = weights
+    in_turn = dtype is DType.FLOAT16
+    halves = even.astype(np.float16).view(np.uint16) if in_turn else bfloat16_bits(even)
+    pairs = halves.reshape(-1, 2, fold, lanes).transpose((0, 2, 1, 3) if in_turn else (0, 2, 3, 1))
+    return np.ascontiguousarray(pairs).view(np.uint32).reshape(-1, fold, lanes)
+
+
+def with_index(weights: _Floats, index: npt.NDArray[np.integer], bits: int) -> _Words:
+    """Return the floats nearest to the weights whose lowest `bits` bits are the index.
+
+    A weight changes by at most 2**(bits - 24) of itself. Zeros, and weights hardly above the
+    denormals, become exact zeros: their index is lost, so they multiply an arbitrary input.
+    """
+    period = 1 << bits
+    words = weights.view(np.uint32).astype(np.int64)
+    nearest = (words - index + period // 2) // period * period + index
+    finite = np.where(nearest & 0x7F800000 == 0x7F800000, nearest - period, nearest)
+    normal = np.abs(weights) >= 2 * np.finfo(np.float32).tiny
+    return np.where(normal, finite, 0).astype(np.uint32)
+
+
+# Steps after swaps, relative to the bound before any swap: 0.93 to 1.0.
+_SWAPPED = 0.96
+
+
+@dataclass(frozen=True, eq=False)
+class RowPlan:
+    """Panels and windows of a matrix for a machine, before its rows are ordered."""
+
+    matrix: SparseMatrix
+    machine: Machine
+
+    @property
+    def windows(self) -> Windows:
+        machine = self.machine
+        return Windows.of(self.matrix.in_features, machine.lanes, machine.inputs)
+
+    @property
+    def panels(self) -> list[RowPanel]:
+        machine, fold = self.machine, self.machine.fold_for(self.matrix)
+        return row_panels(self.matrix.out_features, machine.lanes, machine.accumulators, fold)
+
+    @property
+    def runs_of_code(self) -> float:
+        """Average number of runs of a kernel's code, over the vectors of outputs."""
+        panels = self.panels
+        return sum(part.vectors for part in panels) / sum(part.fold_groups for part in panels)
+
+    @property
+    def expected_steps(self) -> int:
+        """Approximate number of a kernel's steps, with its exchanges counted in steps."""
+        saved = _SWAPPED if self.machine.most_stages else 1
+        return int(self._prices.of(self.order(sweeps=0)) * saved) + 1
+
+    def order(self, sweeps: int = SWEEPS) -> RowOrder:
+        """Return the order of rows; see `row_order`."""
+        machine = self.machine
+        counts = by_window(self.matrix.counts_by_inputs(machine.lanes), self.windows)
+        stages = range(machine.most_stages + 1)
+        return row_order(counts, machine.lanes, self.panels, stages, self._prices, sweeps)
+
+    @property
+    def _prices(self) -> Prices:
+        machine = self.machine
+        return Prices(machine.least_steps, machine.exchange_steps, StepShape(machine.sources))
+
 
 # Steps between two additions to one accumulator: an FMA takes four cycles, a step 0.85, and one
 # step is a margin.
 _APART = 6
 
-_Words = npt.NDArray[np.uint32]
-_Floats = npt.NDArray[np.float32]
 _Numbers = npt.NDArray[np.integer]
 
 

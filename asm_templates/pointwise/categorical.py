@@ -6,6 +6,8 @@ The float32 order of operations, for a vector of `lanes` consecutive classes:
      add the lane 1 before, then 2, 4, 8 before; the last lane is the vector's sum;
   3. to each partial sum add the carry, which is the sums of the vectors before, added in order;
   4. the class is the count of partial sums <= uniform * total, total being the last carry.
+
+The counter-based random generator: one uniform number in a few integer instructions.
 """
 
 import math
@@ -15,13 +17,27 @@ import numpy as np
 
 from sparsejit.asm_templates.pointwise.exponential import emit_exp2
 from sparsejit.asm_templates.shared.constants import load_constant
+from sparsejit.asm_templates.shared.loops import Span, emit_spans
 from sparsejit.asm_templates.shared.rows import load, vector, zero
-from sparsejit.asm_templates.shared.spans import Span, emit_spans
+from sparsejit.ir.reference import SPLITMIX_INCREMENT, SPLITMIX_MULTIPLIERS, SPLITMIX_SHIFTS
 from sparsejit.ir.spec import CategoricalDraw
 from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div, round_up
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Literal, Memory, Register, dword, k, r8, rax, rdi, rdx, rsi, xmm
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    dword,
+    k,
+    r8,
+    rax,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    xmm,
+)
 
 _VECTORS_IN_STEP = {"avx512": 8, "avx2": 3}
 _ACCUMULATORS = 4
@@ -173,3 +189,63 @@ def _emit_count(asm: Assembler, spec: CategoricalDraw) -> None:
     asm.emit("cmp", count, largest_class)
     asm.emit("cmova", count, largest_class)
     asm.emit("mov", Memory(rsi), r8)
+
+
+UNIFORM_BITS = 24  # bits in the significand of a float32
+_KEY, _SCRATCH = rcx, rdx
+
+
+def emit_random_uniform(asm: Assembler) -> None:
+    """Append one draw of `reference.random_uniform`, bit for bit.
+
+    rdi: seed; rsi: number of the sample, from 0. The uniform number, float32 in [0, 1), goes to
+    lane 0 of xmm0, zeros above. Clobbers rax, rcx and rdx.
+    """
+    _emit_key(asm)
+    _emit_number(asm, 0)
+
+
+def emit_random_uniforms(asm: Assembler, destination: Register, count: int) -> None:
+    """Append the draws of `count` samples from rsi on, stored consecutively at `destination`.
+
+    rdi and rsi as for `emit_random_uniform`. Clobbers rax, rcx, rdx and xmm0.
+    """
+    _emit_key(asm)
+    for number in range(count):
+        _emit_number(asm, number)
+        asm.emit("vmovss", Memory(destination, 4 * number), xmm(0))
+
+
+def _emit_key(asm: Assembler) -> None:
+    asm.emit("mov", _KEY, rdi)
+    _mix(asm, _KEY, _SCRATCH)
+
+
+def _emit_number(asm: Assembler, after: int) -> None:
+    """xmm0 = the uniform number of sample rsi + `after`."""
+    word, uniform = rax, xmm(0)
+    asm.emit("lea", word, Memory(rsi, after + 1))
+    _multiply(asm, word, SPLITMIX_INCREMENT, _SCRATCH)
+    asm.emit("add", word, _KEY)
+    _mix(asm, word, _SCRATCH)
+    asm.emit("shr", word, 64 - UNIFORM_BITS)
+    asm.emit("vxorps", uniform, uniform, uniform)
+    asm.emit("vcvtsi2ss", uniform, uniform, word)
+    scale = asm.literal(np.array(2.0**-UNIFORM_BITS, np.float32), 4)
+    asm.emit("vmulss", uniform, uniform, Literal(scale))
+
+
+def _mix(asm: Assembler, word: Register, scratch: Register) -> None:
+    """word = reference.splitmix(word)."""
+    for shift, multiplier in zip(SPLITMIX_SHIFTS, (*SPLITMIX_MULTIPLIERS, None), strict=True):
+        asm.emit("mov", scratch, word)
+        asm.emit("shr", scratch, shift)
+        asm.emit("xor", word, scratch)
+        if multiplier is not None:
+            _multiply(asm, word, multiplier, scratch)
+
+
+def _multiply(asm: Assembler, word: Register, factor: int, scratch: Register) -> None:
+    as_signed = factor - (1 << 64) if factor >> 63 else factor
+    asm.emit("mov", scratch, as_signed)
+    asm.emit("imul", word, scratch)

@@ -1,8 +1,8 @@
 """An activation over an array."""
 
 from sparsejit.asm_templates.shared.activation import SCRATCH_PER_VECTOR, apply_activation
+from sparsejit.asm_templates.shared.loops import Span, emit_spans
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.asm_templates.shared.spans import Span, emit_spans
 from sparsejit.ir.spec import Elementwise
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdi, rsi

@@ -10,8 +10,7 @@ is therefore never drawn more rarely than one with a smaller.
 
 from collections.abc import Sequence
 
-from sparsejit.asm_templates.shared.constants import load_constant
-from sparsejit.asm_templates.shared.polynomial import emit_polynomial
+from sparsejit.asm_templates.shared.constants import emit_polynomial, load_constant
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Register
 

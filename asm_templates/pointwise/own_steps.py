@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from sparsejit.asm_templates.pointwise.chain.reductions import across_lanes
 from sparsejit.asm_templates.shared.constants import load_constant
+from sparsejit.asm_templates.shared.loops import Span, emit_spans
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.asm_templates.shared.spans import Span, emit_spans
 from sparsejit.ir.spec import SMALLEST_SCALE
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, Register, rdi, rdx, rsi, xmm

@@ -8,8 +8,8 @@ the scale and adds the vector.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sparsejit.asm_templates.shared.loops import Span, emit_spans
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.asm_templates.shared.spans import Span, emit_spans
 from sparsejit.ir.spec import DType
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, Register, r11, rbx

@@ -8,9 +8,8 @@ rbx counts the steps that are left, from the number of all steps down to 1.
 
 from collections.abc import Callable
 
-from sparsejit.asm_templates.shared.loops import counted_down
+from sparsejit.asm_templates.shared.loops import Span, counted_down, emit_spans
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.asm_templates.shared.spans import Span, emit_spans
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, dword, r8, r10, r11, rax, rbx, rcx, rdi, rsi
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from sparsejit.asm_templates.pointwise.chain.lanes import extreme
 from sparsejit.asm_templates.selection.table_rows import emit_row_address
-from sparsejit.asm_templates.shared.loops import counted_down
+from sparsejit.asm_templates.shared.loops import Span, counted_down, emit_spans
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.asm_templates.shared.spans import Span, emit_spans
 from sparsejit.ir.ops.selection import Reduction
 from sparsejit.ir.values import Element
 from sparsejit.x86.assembler import Assembler

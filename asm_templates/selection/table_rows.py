@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from sparsejit.asm_templates.shared.loops import counted_down
+from sparsejit.asm_templates.shared.loops import Span, counted_down, emit_spans
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.asm_templates.shared.spans import Span, emit_spans
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, Register, dword, r8, r9, rcx, rdi, rdx, rsi
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.asm_templates.shared.constants import load_constant, shared_constant
-from sparsejit.asm_templates.shared.polynomial import emit_polynomial
+from sparsejit.asm_templates.shared.constants import emit_polynomial, load_constant, shared_constant
 from sparsejit.errors import CompileError
 from sparsejit.ir.spec import Activation
 from sparsejit.whole_numbers import ceil_div

@@ -1,4 +1,9 @@
-"""Constants in every lane of a vector, read from the pool behind the code."""
+"""Constants in every lane of a vector, read from the pool behind the code.
+
+Polynomials over several vectors in step, so that their latencies overlap.
+"""
+
+from collections.abc import Sequence
 
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Operand, Register
@@ -23,3 +28,24 @@ def load_constant(asm: Assembler, register: Register, value: float) -> None:
         asm.emit("vbroadcastss", register, Literal(constant.offset))
     else:
         asm.emit("vmovups", register, constant)
+
+
+def emit_polynomial(
+    asm: Assembler,
+    results: Sequence[Register],
+    arguments: Sequence[Register],
+    coefficients: Sequence[float],
+    holder: Register,
+) -> None:
+    """results[i] = the polynomial at arguments[i], by Horner's scheme in fused multiply-adds.
+
+    `coefficients` begin with the constant term. If there are several vectors, clobbers `holder`.
+    """
+    *rest, leading = coefficients
+    load_constant(asm, results[0], leading)
+    for result in results[1:]:
+        asm.emit("vmovaps", result, results[0])
+    for value in reversed(rest):
+        coefficient = shared_constant(asm, value, len(results), holder)
+        for argument, result in zip(arguments, results, strict=True):
+            asm.emit("vfmadd213ps", result, argument, coefficient)

@@ -1,4 +1,25 @@
-"""Vectors of weights in the pool: their places, their bytes, and the operand that reads one."""
+"""Vectors of weights in the pool: their places, their bytes, and the operand that reads one.
+
+Operands in the pool that are read through a base register and a one-byte displacement.
+
+A base register points to the middle of the range of a one-byte displacement:
+
+    base - reach ... base ... base + reach - 1      in units of the operand (EVEX), bytes (VEX)
+
+For operands that are read in order the base advances (`Stream`); for operands in any order it is
+loaded again (`addresses`).
+
+Unpacking of a vector of short weights to float32 in a register.
+
+    float16   half a line a vector              vcvtph2ps zmm2, [ymmword]
+    bfloat16  two vectors a, b share a line, lane by lane; each is the upper half of a float32:
+
+              line    b15.a15 ... b1.a1 b0.a0    32 bits a lane
+              a       vpslld zmm2, [line], 16    clears b
+              b       vpandd zmm2, zmm3, [line]  clears a; zmm3 holds 0xFFFF0000
+
+This takes one instruction more than float32, for half the bytes; sums are computed in float32.
+"""
 
 from dataclasses import dataclass
 
@@ -8,13 +29,78 @@ import numpy.typing as npt
 from sparsejit.asm_templates.shared import padding
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES, DENSE, StridePadding
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.asm_templates.shared.unpacking import Unpacking
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import round_up
-from sparsejit.x86.assembler import Assembler, Line
-from sparsejit.x86.operands import Memory, Register
+from sparsejit.x86.assembler import Assembler, Line, line
+from sparsejit.x86.operands import Literal, Memory, Register
+
+_Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Unpacking:
+    """Unpacking of one dtype to `weight`; `upper_halves` holds 0xFFFF0000 in every lane."""
+
+    asm: Assembler
+    dtype: DType
+    weight: Register
+    upper_halves: Register
+
+    def start(self) -> None:
+        """Load the constant in `upper_halves`, for bfloat16."""
+        if self.dtype is not DType.BFLOAT16:
+            return
+        upper = self.upper_halves
+        if self._is_evex:
+            self.asm.emit("vpternlogd", upper, upper, upper, 0xFF)
+        else:
+            self.asm.emit("vpcmpeqd", upper, upper, upper)
+        self.asm.emit("vpslld", upper, upper, 16)
+
+    def operand(self, place: Memory, odd: _Flags) -> tuple[list[Line], Register | Memory]:
+        """Return lines that unpack the vector at `place`, and then the FMA's operand.
+
+        `odd`: it is the second vector of a bfloat16 line. float32 is read by the FMA itself.
+        """
+        if self.dtype is DType.FLOAT32:
+            return [], place
+        if self.dtype is DType.FLOAT16:
+            return [self._widened(place)], self.weight
+        if self._is_evex:
+            shift = [line("vpslld", self.weight, place, 16, when=~odd)]
+        else:
+            load = line("vmovups", self.weight, place, when=~odd)
+            shift = [load, line("vpslld", self.weight, self.weight, 16, when=~odd)]
+        return [*shift, self._clear_lower(place, odd)], self.weight
+
+    def register(self, place: Memory, odd: _Flags, whole: Register) -> tuple[list[Line], Register]:
+        """Return lines that load the vector at `place` into a register, and the register.
+
+        Consecutive vectors of bfloat16 share one load of their line, in register `whole`.
+        """
+        if self.dtype is DType.FLOAT32:
+            return [line("vmovups", self.weight, place)], self.weight
+        if self.dtype is DType.FLOAT16:
+            return [self._widened(place)], self.weight
+        return [
+            line("vmovups", whole, place, when=~odd),
+            line("vpslld", self.weight, whole, 16, when=~odd),
+            self._clear_lower(whole, odd),
+        ], self.weight
+
+    @property
+    def _is_evex(self) -> bool:
+        return self.asm.target.isa == "avx512"
+
+    def _widened(self, place: Memory) -> Line:
+        return line("vcvtph2ps", self.weight, place)
+
+    def _clear_lower(self, source: Register | Memory, odd: _Flags) -> Line:
+        mnemonic = "vpandd" if self._is_evex else "vpand"
+        return line(mnemonic, self.weight, self.upper_halves, source, when=odd)
+
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -151,3 +237,79 @@ def bfloat16_bits(values: FloatArray) -> npt.NDArray[np.uint16]:
     bits = np.ascontiguousarray(values).view(np.uint32)
     halfway = np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
     return ((bits + halfway) >> np.uint32(16)).astype(np.uint16)
+
+
+REACH = 128  # units to either side that a one-byte displacement reaches
+
+_Numbers = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Operands of `unit` bytes that a run reads in order, numbered from its start.
+
+    `reach` operands lie to either side of the base; `padding` is their stride padding.
+    """
+
+    asm: Assembler
+    base: Register
+    unit: int
+    reach: int = REACH
+    padding: StridePadding = DENSE
+
+    @property
+    def span(self) -> int:
+        """Operands that one value of the base reaches."""
+        return 2 * self.reach
+
+    def point(self, offset: int) -> None:
+        """Point at the operands that begin at `offset` in the pool."""
+        self.asm.emit("lea", self.base, Literal(offset + self.reach * self.unit))
+
+    def at(self, number: _Numbers) -> Memory:
+        """Return the memory operands of these numbers, which must be in reach."""
+        place = self.padding.place(number)
+        return Memory(self.base, (place % self.span - self.reach) * self.unit)
+
+    def move(self, number: _Numbers, when: _Flags | bool = True) -> Line:
+        """Return the line that advances the base before operands that are out of reach."""
+        moves = self._is_out_of_reach(number) & when
+        return line("add", self.base, self.span * self.unit, when=moves)
+
+    def next_at(self, number: int) -> Memory:
+        """Return one operand of the run, advancing the base if needed; call in order."""
+        if self._is_out_of_reach(np.array(number)):
+            self.asm.emit("add", self.base, self.span * self.unit)
+        return self.at(np.array(number))
+
+    def leave(self, count: int) -> None:
+        """Point at the operands of the next run, after `count` operands."""
+        moved = self.padding.place(max(count - 1, 0)) // self.span * self.span
+        room = self.padding.room(count)
+        if room > moved:
+            self.asm.emit("add", self.base, (room - moved) * self.unit)
+
+    def _is_out_of_reach(self, number: _Numbers) -> _Flags:
+        place = self.padding.place(number)
+        out: _Flags = (place > 0) & (place % self.span == 0)
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Addresses:
+    """Byte addresses in any order: a base, loaded where it `moves`, and a displacement."""
+
+    base: _Numbers
+    displacement: _Numbers
+    moves: _Flags
+
+
+def addresses(address: _Numbers, unit: int) -> Addresses:
+    """Cut byte addresses into the spans that a displacement in units of `unit` bytes reaches."""
+    span = 2 * REACH * unit
+    window = address // span
+    return Addresses(
+        window * span + span // 2,
+        address % span - span // 2,
+        np.diff(window, prepend=-1) != 0,
+    )

@@ -17,7 +17,7 @@ from sparsejit.errors import UnsupportedTarget
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType
-from sparsejit.perf import model_threads, structured
+from sparsejit.perf import structured, threads
 from sparsejit.perf.checking import core_contests, survey_contests, voice_contests
 from sparsejit.perf.checking.claims import ONE_THREAD, PREDICTED, Claim
 from sparsejit.perf.checking.model_contests import MODEL_SUBJECTS, model_against_peer
@@ -210,7 +210,7 @@ CONTESTS: dict[tuple[str, str], Callable[[], Round]] = {
     ("four threads on one core", ONE_THREAD): _threads_on_one_core,
     ("idle workers", "one busy core"): _idle_workers,
     **core_contests.CONTESTS,
-    **model_threads.CONTESTS,
+    **threads.CONTESTS,
     **structured.CONTESTS,
     **survey_contests.CONTESTS,
     **voice_contests.CONTESTS,

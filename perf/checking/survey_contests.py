@@ -24,8 +24,7 @@ from sparsejit.perf.checking.claims import (
     predictions,
     worst_choice,
 )
-from sparsejit.perf.survey.planner_survey import survey
-from sparsejit.perf.survey.survey_layers import survey_layers
+from sparsejit.perf.survey.planner_survey import survey, survey_layers
 from sparsejit.perf.survey.survey_report import SurveySummary, summary
 from sparsejit.planner.calibration import calibrated
 

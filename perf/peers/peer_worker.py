@@ -266,12 +266,13 @@ def _module(
         program = torch.export.load(request["program"])
         return program if for_us else program.module(), tensors
     if "factory" in request:
-        module, _ = import_module("sparsejit.frontends.factory").call_factory(request["factory"])
+        model_source = import_module("sparsejit.frontends.model_source")
+        module, _ = model_source.call_factory(request["factory"])
         module.load_state_dict(torch.load(request["state"], weights_only=True))
         return module.eval(), tensors
     if "network" in request:
         networks = import_module("sparsejit.perf.voice.voice_networks")
-        steps = import_module("sparsejit.perf.voice.voice_steps")
+        steps = import_module("sparsejit.perf.voice.voice_peers")
         name, path = request["network"]
         return steps.step_of(networks.network_named(name, path and Path(path))), tensors
     zoo, asked = import_module("sparsejit.perf.zoo"), request["zoo"]

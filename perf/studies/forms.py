@@ -20,8 +20,8 @@ from sklearn.ensemble import RandomForestClassifier
 import sparsejit
 from sparsejit.errors import SparseJitError
 from sparsejit.ir.graph import GraphBuilder
+from sparsejit.ir.layer_scales import QuantisedSteps
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult
-from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.ir.values import Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
@@ -33,7 +33,7 @@ from sparsejit.planner.calibration import calibrate
 from sparsejit.selftest.cases import derive, levels
 from sparsejit.selftest.examination import compile_case
 from sparsejit.x86 import form_table
-from sparsejit.x86.encoder import forms_used
+from sparsejit.x86.instructions import forms_used
 from sparsejit.x86.shipping import ship
 
 _KERNELS = 1500

@@ -19,9 +19,9 @@ from rich import print as print_table
 
 import sparsejit
 from sparsejit.api.shown import table_of
-from sparsejit.frontends.factory import named_function
+from sparsejit.frontends.model_source import named_function
 from sparsejit.machine.target import Target
-from sparsejit.perf.studies.shrink_contest import least_ms, onnx_runtime, share_of_zeros
+from sparsejit.perf.studies.shrink_models import least_ms, onnx_runtime, share_of_zeros
 
 _SAMPLES, _LINES, _SAMPLES_SEED, _LINES_SEED = 288, 1000, 7, 1
 

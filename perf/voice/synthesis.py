@@ -12,11 +12,11 @@ from sparsejit.perf.peers.peers import single_threaded
 from sparsejit.perf.problems import GivenMatrix
 from sparsejit.perf.timing import RoundsInTurn
 from sparsejit.perf.voice.voice_networks import FRAMES, trained_network
-from sparsejit.perf.voice.voice_steps import step_of
+from sparsejit.perf.voice.voice_peers import step_of
 from sparsejit.runtime import native_timing
 from sparsejit.runtime.native_timing import pinned
 from sparsejit.voice.speak.wavernn import WaveRNN
-from sparsejit.voice.spec.loop_arrays import LoopArrays
+from sparsejit.voice.spec.sample_loop import LoopArrays
 from sparsejit.voice.spec.sampler import Sampler
 from sparsejit.voice.spec.trained import TrainedNetwork
 

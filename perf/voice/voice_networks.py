@@ -2,10 +2,12 @@
 
 Networks without a trained voice have random weights: our times and the peers' depend only on
 shapes, densities and patterns.
+
+A sample graph run by its operators' float64 references, to check the compiled loop.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,15 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput, MissingDependency
+from sparsejit.ir import reference
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
+from sparsejit.ir.ops.sampling import Draw, TreeDraw
 from sparsejit.ir.spec import Activation
 from sparsejit.ir.values import Array
+from sparsejit.lowering.loop import Role
 from sparsejit.voice.bundled import VOICE, bundled_utterance
-from sparsejit.voice.spec.frame_terms import FrameTerms
-from sparsejit.voice.spec.graph_turns import GraphTurns
 from sparsejit.voice.spec.known_checkpoints import known_network, read_checkpoint
-from sparsejit.voice.spec.loop_arrays import LoopArrays
-from sparsejit.voice.spec.network_graph import SpecGraph, drawing_graph, forced_graph
+from sparsejit.voice.spec.network_graph import FrameTerms, SpecGraph, drawing_graph, forced_graph
 from sparsejit.voice.spec.sample_graph import SampleGraph
+from sparsejit.voice.spec.sample_loop import LoopArrays
 from sparsejit.voice.spec.trained import TrainedNetwork
 from sparsejit.voice.spec.voice_spec import (
     BinaryTree,
@@ -39,6 +44,62 @@ from sparsejit.voice.spec.voice_spec import (
     VoiceSpec,
 )
 from sparsejit.voice.weights import VoiceWeights
+
+
+class GraphTurns:
+    """Runs a sample graph by `Graph.evaluate`, sample after sample."""
+
+    def __init__(self, sample: SampleGraph, arrays: LoopArrays, seed: int) -> None:
+        self._loop, self._arrays, self._seed = sample.loop, arrays, seed
+        self._states = [np.array(state) for state in sample.initial]
+        names = [value.origin.name for value in sample.graph.inputs]
+        self._state_names = [
+            n for n, role in zip(names, sample.loop.inputs, strict=True) if role is Role.STATE
+        ]
+        deciding = [value for node in _decisions(sample.graph) for value in node.inputs]
+        self._results = len(sample.graph.outputs)
+        self._graph = replace(sample.graph, outputs=(*sample.graph.outputs, *deciding))
+        self._sample = 0
+
+    def next(self) -> tuple[list[Array], float]:
+        """Results of the next sample, and the least margin of its draws; 0 is a rounding tie."""
+        frame = self._sample // self._loop.hop
+        given = {
+            Role.CALL: iter([np.array(self._seed, np.uint64).view(np.int64)]),
+            Role.FRAME: iter([array[frame] for array in self._arrays.of_frames]),
+            Role.SAMPLE: iter([array[self._sample] for array in self._arrays.of_samples]),
+            Role.STATE: iter(self._states),
+        }
+        values = self._graph.evaluate([next(given[role]) for role in self._loop.inputs])
+        outputs, deciding = values[: self._results], values[self._results :]
+        roles = list(zip(self._loop.outputs, outputs, strict=True))
+        self._states = [value for role, value in roles if role is Role.STATE]
+        self._sample += 1
+        nodes = _decisions(self._graph)
+        pairs = zip(nodes, deciding[::2], deciding[1::2], strict=True)
+        margin = min((_margin(*pair) for pair in pairs), default=1.0)
+        return [value for role, value in roles if role is Role.SAMPLE], margin
+
+    def follow(self, name: str, value: float) -> None:
+        """Continue from another value of a state, such as the compiled loop's."""
+        if name in self._state_names:
+            state = self._state_names.index(name)
+            self._states[state] = np.asarray(value, self._states[state].dtype)
+
+
+def _decisions(graph: Graph) -> list[Node]:
+    """The nodes that draw a class."""
+    return [node for node in graph.nodes if isinstance(node.op, Draw | TreeDraw)]
+
+
+def _margin(node: Node, first: Array, second: Array) -> float:
+    if isinstance(node.op, TreeDraw):
+        read = node.op.path(first, second)[:-1]
+        return float(np.abs(first[read] - second).min())
+    assert isinstance(node.op, Draw)
+    spec = node.op.spec(len(first))
+    return float(reference.categorical_margin(spec, first, float(second)))
+
 
 FloatArray = npt.NDArray[np.float32]
 FRAMES = 40

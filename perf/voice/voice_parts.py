@@ -16,9 +16,8 @@ from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
 from sparsejit.perf.voice.synthesis import sample_us
 from sparsejit.planner.calibration import calibrated
-from sparsejit.voice.spec.loop_arrays import LoopArrays
 from sparsejit.voice.spec.sample_graph import SampleGraph
-from sparsejit.voice.spec.sample_loop import SampleLoop, compile_sample_loop
+from sparsejit.voice.spec.sample_loop import LoopArrays, SampleLoop, compile_sample_loop
 from sparsejit.voice.spec.sampler import Sampler
 
 ROUNDS = 9

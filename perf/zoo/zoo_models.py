@@ -17,6 +17,7 @@ from sparsejit.perf.zoo.attention import (
 )
 from sparsejit.perf.zoo.convolutional import (
     depthwise,
+    efficientnet_b0,
     mobilenet_like,
     mobilenet_v1,
     mobilenet_v2,
@@ -27,7 +28,6 @@ from sparsejit.perf.zoo.convolutional import (
     small_2d,
     temporal_convolutions,
 )
-from sparsejit.perf.zoo.efficientnet import efficientnet_b0
 from sparsejit.perf.zoo.perceptrons import (
     DeepAndWide,
     Recommendation,

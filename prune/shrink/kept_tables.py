@@ -19,8 +19,7 @@ from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.prune.patterns import PATTERNS
-from sparsejit.prune.shrink.forms import LayerForm
-from sparsejit.prune.shrink.layers import ShrinkLayer
+from sparsejit.prune.shrink.layers import LayerForm, ShrinkLayer
 from sparsejit.prune.shrink.losses import Losses
 from sparsejit.prune.shrink.times import Times
 

@@ -16,8 +16,7 @@ from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.prune.patterns import PATTERNS, on_weight
 from sparsejit.prune.shrink.data import spread
-from sparsejit.prune.shrink.forms import DENSE, FINEST, LayerForm
-from sparsejit.prune.shrink.layers import ShrinkLayer
+from sparsejit.prune.shrink.layers import DENSE, FINEST, LayerForm, ShrinkLayer
 from sparsejit.prune.shrink.moments import Moments
 from sparsejit.prune.shrink.reaction import Change, reactions
 from sparsejit.prune.shrink.zeros import (

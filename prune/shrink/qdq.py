@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.api.steps_of_input import equalised_weights, stored_matrix
-from sparsejit.frontends.onnx.checking import all_graphs, all_nodes
+from sparsejit.frontends.onnx.reading import all_graphs, all_nodes
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.spec import LARGEST_INT8, DType

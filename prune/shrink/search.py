@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from sparsejit.api.accuracy import mean_output_error
 from sparsejit.api.chosen_scales import SHORT
 from sparsejit.api.final_graph import Dtypes, final_graph, kept_scales
-from sparsejit.api.output_error import mean_output_error
 from sparsejit.api.predicted_times import predicted_times
 from sparsejit.api.scales import Scales
 from sparsejit.api.seen_inputs import WatchedRun
@@ -32,16 +32,15 @@ from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Array, Value
 from sparsejit.lowering.context import ModelOptions, Progress, told
-from sparsejit.prune.frontier import Frontier, LayerOptions, frontier
+from sparsejit.prune.budget import Frontier, LayerOptions, frontier
 from sparsejit.prune.patterns import PATTERNS, on_weight
 from sparsejit.prune.shrink.data import spread
-from sparsejit.prune.shrink.forms import DENSE, LayerForm
 from sparsejit.prune.shrink.frontier_picture import FrontierPoint
 from sparsejit.prune.shrink.kept_tables import KeptTables, ShrinkTables
-from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
+from sparsejit.prune.shrink.layers import DENSE, LayerForm, ShrinkLayer, with_weights
 from sparsejit.prune.shrink.losses import FORBIDDEN, Elements, LossTable
 from sparsejit.prune.shrink.moments import Moments, PairedMoments, count_of_rows
-from sparsejit.prune.shrink.segments import SegmentedRun, stages
+from sparsejit.prune.shrink.reaction import SegmentedRun, stages
 from sparsejit.prune.shrink.times import LayerTimes, Times
 from sparsejit.prune.shrink.zeros import with_zeros
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.api.example_calls import ExampleCall, calls_of
+from sparsejit.api.compile_model import check_model, opened
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.model_compiler import AUTO, ModelCompiler
-from sparsejit.api.model_kinds import check_model, opened
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.quantise import ReadModel
 from sparsejit.api.scales import Scales
+from sparsejit.api.seen_inputs import ExampleCall, calls_of
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx import declared_inputs, is_onnx
 from sparsejit.frontends.torch_export import is_program
@@ -30,10 +30,9 @@ from sparsejit.passes.default import folded
 from sparsejit.passes.quantised_layers import quantised_layers
 from sparsejit.prune.shrink.data import check_alike, read_data, split
 from sparsejit.prune.shrink.distilling import Distillation
-from sparsejit.prune.shrink.forms import DENSE
 from sparsejit.prune.shrink.frontier_picture import FrontierPoint
 from sparsejit.prune.shrink.kept_tables import KeptTables
-from sparsejit.prune.shrink.layers import ShrinkLayer, shrink_layers
+from sparsejit.prune.shrink.layers import DENSE, ShrinkLayer, shrink_layers
 from sparsejit.prune.shrink.layers_of_source import (
     SourceLayer,
     check_same,

@@ -1,29 +1,40 @@
 """The result of `sparsejit.shrink`: the compiled model, its source, and the cost of each layer.
 
 It is shown as a table in terminals, and as a self-contained web page.
+
+The speeds that `shrink` is predicted to reach with given shares of zeros, without data.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.api.model import CompiledModel
+from sparsejit.api.model_compiler import ModelCompiler
+from sparsejit.api.options import ModelSettings
 from sparsejit.api.report_page import Bands, Column, html_page, html_table
 from sparsejit.api.scales import Scales
+from sparsejit.api.seen_inputs import ExampleCall
 from sparsejit.api.shown import Shown
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
 from sparsejit.machine.target import Target
+from sparsejit.passes.default import folded
+from sparsejit.passes.quantised_layers import quantised_layers
 from sparsejit.prune.shrink.frontier_picture import (
     PICTURE_STYLE,
     FrontierPoint,
     frontier_picture,
     microseconds,
 )
-from sparsejit.prune.shrink.sources import suffix_of
+from sparsejit.prune.shrink.layers import DENSE, shrink_layers
+from sparsejit.prune.shrink.layers_of_source import source_layers
+from sparsejit.prune.shrink.sources import Source, suffix_of
+from sparsejit.prune.shrink.times import LayerTimes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -242,3 +253,35 @@ class Shrunk(Shown):
         whole = self.predicted_ns
         share = Column("share", lambda layer: f"{layer.ns / whole:.0%}" if whole else "")
         return html_table((_LAYER, _NS, share, _ZEROS), self.costliest)
+
+
+FORECAST_AMOUNTS = (0.5, 0.75)
+# A smaller gain is within the error of predictions.
+_LEAST_SPEED = 1.05
+# Times of more weights take longer to predict than a forecast is worth.
+_MOST_WEIGHTS = 6_000_000
+
+
+def predicted_speeds(
+    model: Any, call: ExampleCall, constants: Mapping[str, Any], threads: int
+) -> dict[float, float]:
+    """Predicted speed-up, by the share of zeros in every layer that `shrink` changes.
+
+    The times are the planner's, for a call of these shapes. Empty for models without such layers,
+    with little to gain, or with times that take long to predict. Raises as `compile` does.
+    """
+    settings = ModelSettings("native", threads, tune=False, exact=False)
+    compiler = ModelCompiler(model, True, False, None, constants, None, "float32", settings)
+    raw = compiler.read(call).graph
+    graph = folded(quantised_layers(raw))
+    found = shrink_layers(graph)
+    if not found or sum(layer.weights.type.size for layer in found) > _MOST_WEIGHTS:
+        return {}
+    layers = [each.layer for each in source_layers(raw, found, graph, Source(model))]
+    times = LayerTimes(graph, layers, {DENSE.dtype: "float32"}, compiler.options)
+    dense, *totals = (times.total(DENSE, amount) for amount in (0.0, *FORECAST_AMOUNTS))
+    speeds = {
+        amount: float(dense / total)
+        for amount, total in zip(FORECAST_AMOUNTS, totals, strict=True)
+    }
+    return speeds if max(speeds.values()) >= _LEAST_SPEED else {}

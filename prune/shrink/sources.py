@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.onnx import is_onnx
-from sparsejit.frontends.onnx.checking import all_graphs, all_nodes
+from sparsejit.frontends.onnx.reading import all_graphs, all_nodes
 from sparsejit.frontends.torch_export import is_program
 from sparsejit.ir.values import Array
 

@@ -20,8 +20,7 @@ from sparsejit.ir.values import Array, Value
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.prune.allocation import choose_least
 from sparsejit.prune.patterns import PATTERNS, on_weight
-from sparsejit.prune.shrink.forms import DENSE, FINEST, FORMS, LayerForm
-from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
+from sparsejit.prune.shrink.layers import DENSE, FINEST, FORMS, LayerForm, ShrinkLayer, with_weights
 from sparsejit.prune.shrink.zeros import block_counts
 
 # Shares of zeros whose times are predicted; between them times are nearly straight lines.

@@ -1,4 +1,7 @@
-"""Calls of a compiled model from Python, with arguments and results nested as in the model."""
+"""Calls of a compiled model from Python, with arguments and results nested as in the model.
+
+Outputs whose sizes depend on the inputs: arrays of the largest size, cut to the actual size.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,11 @@ import numpy as np
 
 from sparsejit.api.compiled import Explained
 from sparsejit.api.shown import counted
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import Nest, NestKind, dtypes, flatten, unflatten
 from sparsejit.ir.dtypes import COMPLEX, NOTED
-from sparsejit.ir.values import Array
+from sparsejit.ir.graph import OpenAxis
+from sparsejit.ir.values import Array, Element, TensorType, Value
 
 
 class CalledModel(Explained):
@@ -131,3 +135,25 @@ def _as_array(leaf: Any, number: int) -> Array:
                 "int64 or bool"
             ) from None
     return array
+
+
+def cut(results: Sequence[Array], axes: Sequence[OpenAxis]) -> list[Array]:
+    """Return the outputs, cut to their actual sizes, which are further results of the call.
+
+    An output that has its largest size is returned without a copy.
+    """
+    first_count = min((axis.size for axis in axes), default=len(results))
+    found = list(results[:first_count])
+    for output, axis, inner, count in axes:
+        whole, size = found[output], inner * int(results[count])
+        if size < whole.shape[axis]:
+            found[output] = whole[(slice(None),) * axis + (slice(0, size),)].copy()
+    return found
+
+
+def check_open_axes(axes: Sequence[OpenAxis], outputs: Sequence[Value]) -> None:
+    """Raise DamagedFile, without the file's name, for axes that the outputs do not have."""
+    for output, axis, inner, count in axes:
+        fits = output < count < len(outputs) and axis < len(outputs[output].shape) and inner
+        if not fits or outputs[count].type != TensorType((), Element.INT64):
+            raise DamagedFile(f"has an open axis {axis} of output {output} that is none")

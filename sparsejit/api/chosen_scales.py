@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from sparsejit.api.accuracy import output_error
 from sparsejit.api.final_graph import Dtypes, final_graph
-from sparsejit.api.output_error import output_error
 from sparsejit.api.predicted_times import predicted_times
 from sparsejit.api.scales import Scales
 from sparsejit.api.short_layers import CalibrationInput, ShortLayers

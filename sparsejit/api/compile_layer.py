@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from sparsejit.api.compiled import Loader
-from sparsejit.api.kernel import Kernel
-from sparsejit.api.kernel_file import read_kernel
+from sparsejit.api.kernel import Kernel, read_kernel
 from sparsejit.api.options import KernelSource, Options
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.frontends.files import read_layer

@@ -1,21 +1,26 @@
-"""`sparsejit.compile`: a torch model or a scikit-learn estimator to native code."""
+"""`sparsejit.compile`: a torch model or a scikit-learn estimator to native code.
+
+Check that the argument of `compile` is a model, with a remedy for common other objects.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, overload
 
+from sparsejit.api.compiled import Explained
 from sparsejit.api.compiled_estimator import (
     CompiledEstimator,
     Estimator,
     compile_estimator,
     is_estimator,
 )
-from sparsejit.api.example_calls import ExampleCall, calls_of
 from sparsejit.api.final_graph import Dtypes
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.model_compiler import AUTO, ModelCompiler
-from sparsejit.api.model_kinds import check_model, opened
 from sparsejit.api.named_sizes import (
     DynamicShapes,
     NamedSizes,
@@ -27,11 +32,56 @@ from sparsejit.api.options import ModelSettings
 from sparsejit.api.parted_model import PartedModel
 from sparsejit.api.quantise import BUDGET, Budget, checked_budget
 from sparsejit.api.scales import Scales
+from sparsejit.api.seen_inputs import ExampleCall, calls_of
 from sparsejit.errors import InvalidInput, check_flags
+from sparsejit.frontends.model_source import is_opened, read_source
 from sparsejit.frontends.onnx import is_onnx
 from sparsejit.frontends.torch_export import exported_examples, is_program
 from sparsejit.lowering.context import Progress, told
 from sparsejit.machine.target import Target
+
+_WEIGHTS = "give the module with these weights; compile_matrix takes a file with one layer"
+# Remedies for a file in place of a model, by its suffix.
+_FILES = {
+    ".sjit": "use sparsejit.load({path!r})",
+    **dict.fromkeys((".pt", ".safetensors"), _WEIGHTS),
+}
+_MODELS = "give a torch.nn.Module, an .onnx or .pt2 file, or a fitted estimator"
+
+
+def opened(model: Any, inputs: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """A model and its example inputs, read where the model is a .pt2 file or names a factory.
+
+    Inputs that are given take the place of those that the file has.
+    """
+    if not is_opened(model):
+        return model, inputs, kwargs
+    source = read_source(str(model))
+    if inputs is None and not kwargs:
+        return source.model, source.args, source.kwargs
+    return source.model, inputs, kwargs
+
+
+def check_model(model: Any) -> None:
+    """Raise InvalidInput unless `model` is a torch module or program, or an ONNX model."""
+    if is_onnx(model) or is_program(model) or _is_module(model):
+        return
+    if isinstance(model, str | os.PathLike):
+        path = os.fspath(model)
+        remedy = _FILES.get(Path(os.fsdecode(path)).suffix, _MODELS).format(path=path)
+        raise InvalidInput(f"the model is a path, {path!r}; {remedy}")
+    if isinstance(model, Explained):
+        raise InvalidInput(f"the model is compiled already: {model.title}; call it")
+    if isinstance(model, type):
+        raise InvalidInput(f"the model is the class {model.__name__}; give an instance of it")
+    raise InvalidInput(f"the model is a {type(model).__name__}; {_MODELS}")
+
+
+def _is_module(model: Any) -> bool:
+    """Whether it is a module of torch; does not import torch."""
+    nn = sys.modules.get("torch.nn")
+    return nn is not None and isinstance(model, nn.Module)
+
 
 _ONE_X = (
     "an estimator takes one X of any length; leave out example_kwargs, dynamic_shapes, "

@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sparsejit.api.advice import Advice
-from sparsejit.api.advisor import advice_for
+from sparsejit.api.advisor import Advice, advice_for
 from sparsejit.api.compiled import Compiled, Loader, PathLike
 from sparsejit.api.estimator_source import (
     KIND,

@@ -17,8 +17,12 @@ from sparsejit.lowering.convolution.int8_convolutions import (
     with_cheapest_convolutions,
     with_rounded_inputs,
 )
-from sparsejit.passes.calibrated_layers import keyed_layers, with_scales
-from sparsejit.passes.calibrated_sums import left_in_floats, with_rounded_sums
+from sparsejit.passes.calibrated_layers import (
+    keyed_layers,
+    left_in_floats,
+    with_rounded_sums,
+    with_scales,
+)
 from sparsejit.passes.default import folded, run_passes
 from sparsejit.passes.dtypes import parsed_dtypes, with_dtypes
 from sparsejit.passes.quantised_layers import quantised_layers

@@ -1,4 +1,7 @@
-"""The compiled layer: a callable, with a record of its kernel and the reasons for it."""
+"""The compiled layer: a callable, with a record of its kernel and the reasons for it.
+
+A kernel as a file: weights, bias and options; it is compiled again where it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.api.compiled import Compiled
-from sparsejit.api.kernel_file import KIND, kernel_to_data
 from sparsejit.api.kernel_report import kernel_report
-from sparsejit.api.options import KernelSource
+from sparsejit.api.options import KernelSource, Options
 from sparsejit.api.report import Report
+from sparsejit.artefact import sealed
+from sparsejit.artefact.arrays import ArrayReader, ArrayWriter
 from sparsejit.artefact.exported import ExportedFunction, Macro
+from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.artefact.sealed import SealedFile
 from sparsejit.asm_templates.families import STEP_KINDS
-from sparsejit.errors import check_flags
+from sparsejit.errors import DamagedFile, check_flags
+from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, MatMul
 from sparsejit.lowering.products.linear import planned_facts
@@ -30,6 +36,37 @@ from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.native_timing import aligned, time_native
 from sparsejit.runtime.program import Program
 from sparsejit.runtime.python_objects import ArrayType
+
+KIND = "kernel"
+_RECORDS = RecordCodec((Options,))
+
+
+def kernel_to_data(source: KernelSource) -> tuple[dict[str, Any], sealed.Tensors]:
+    """Return header and tensors. Raises InvalidInput for options that cannot be saved."""
+    writer, given = ArrayWriter(), {"weights": source.weights, "bias": source.bias}
+    arrays = {name: writer.add(array) for name, array in given.items() if array is not None}
+    return {"options": _RECORDS.encode(source.options), "arrays": arrays}, writer.tensors
+
+
+def read_kernel(header: Any, tensors: sealed.Tensors) -> KernelSource:
+    """Return the source that `kernel_to_data` wrote.
+
+    Raises DamagedFile, without the file's name, for other data.
+    """
+    described, arrays = fields_of(header, options=dict, arrays=dict)
+    options: Options = _RECORDS.decode(described)
+    reader = ArrayReader(tensors)
+    found = {name: reader.matrix(data) for name, data in arrays.items()}
+    reader.finish()
+    if found.keys() - {"bias"} != {"weights"}:
+        raise DamagedFile("has arrays of no kernel")
+    weights, bias = found["weights"], found.get("bias")
+    if len(weights.shape) != 2 or {str(array.dtype) for array in found.values()} != {"float32"}:
+        raise DamagedFile("has weights that are no float32 matrix")
+    if isinstance(bias, CompressedRows):
+        raise DamagedFile("has a bias that is a matrix")
+    return KernelSource(weights, bias, options)
+
 
 FloatArray = npt.NDArray[np.float32]
 

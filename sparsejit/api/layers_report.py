@@ -22,7 +22,7 @@ from sparsejit.lowering.model_code import build_model
 from sparsejit.lowering.probes import PrefixProbe, StampProbe
 from sparsejit.lowering.step import Facts, Step
 from sparsejit.machine.target import Target
-from sparsejit.planner.limits import limit_ns
+from sparsejit.planner.cost import limit_ns
 from sparsejit.runtime.step_timing import ModelTimer, ProbedFunction, StepTimes, wants_prefixes
 
 # The report names a layer that takes more than this multiple of its predicted time, if it takes at

@@ -10,27 +10,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsejit.api.accuracy import Accuracy, ModelCall, accuracy_of
-from sparsejit.api.advice import Advice
-from sparsejit.api.advisor import advice_for
-from sparsejit.api.called import CalledModel, as_arrays, bound_arrays
+from sparsejit.api.advisor import Advice, advice_for
+from sparsejit.api.called import CalledModel, as_arrays, bound_arrays, check_open_axes, cut
 from sparsejit.api.compiled import Compiled, Loader
-from sparsejit.api.example_calls import calls_of
 from sparsejit.api.layers_report import measured_times, report_of
 from sparsejit.api.model_dtypes import ModelDtypes
 from sparsejit.api.model_export import exported_model
 from sparsejit.api.model_file import KIND, ModelSource, SavedVariant, model_to_data, read_model
 from sparsejit.api.named_sizes import NamedSizes
-from sparsejit.api.open_outputs import check_open_axes, cut
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.report import Report
-from sparsejit.api.statistics import sizes_text
-from sparsejit.api.variant import Variant, lowered_variant
+from sparsejit.api.seen_inputs import calls_of
+from sparsejit.api.variant import Variant, lowered_variant, sizes_text
 from sparsejit.artefact import sealed
 from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.errors import CompileError, DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import Nest, open_axes
-from sparsejit.ir.batch_axes import BatchAxes
-from sparsejit.ir.graph import Graph
+from sparsejit.ir.graph import BatchAxes, Graph
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.values import Array
 from sparsejit.runtime.program import Program

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from sparsejit.api.compile_parts import check_fallback, compile_in_parts
-from sparsejit.api.example_calls import ExampleCall
 from sparsejit.api.final_graph import Dtypes, final_graph
 from sparsejit.api.known_files import OpenFile, compiled_once
 from sparsejit.api.model import CompiledModel
@@ -22,9 +21,10 @@ from sparsejit.api.other_sizes import OtherSizes
 from sparsejit.api.parted_model import PartedModel
 from sparsejit.api.quantise import BUDGET, Budget, ReadModel, ScalesFinder
 from sparsejit.api.scales import Scales
+from sparsejit.api.seen_inputs import ExampleCall
 from sparsejit.api.variant import GRAPH_REFUSALS, TiledGraph, Variant, make_variant
 from sparsejit.errors import CompileError, InvalidInput
-from sparsejit.frontends.batch_first import InputAxes
+from sparsejit.frontends.batch_axis import InputAxes
 from sparsejit.frontends.model_source import onnx_shrinking
 from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_name

@@ -9,7 +9,7 @@ from sparsejit.artefact.exported import ExportedFunction, Macro
 from sparsejit.frontends.nesting import Nest, dtypes
 from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
 from sparsejit.ir.values import Element, Value
-from sparsejit.runtime.call_arrays import WORKSPACE_ALIGNMENT
+from sparsejit.runtime.native_call import WORKSPACE_ALIGNMENT
 from sparsejit.x86.operands import rcx
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.batch_first import SizedInput, named_axes
+from sparsejit.frontends.batch_axis import SizedInput, named_axes
 from sparsejit.frontends.onnx import declared_inputs, is_onnx
 from sparsejit.frontends.torch_export import OpenSize, names_of_places, sizes_of_program
 

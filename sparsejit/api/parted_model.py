@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from sparsejit.api.advice import Advice
+from sparsejit.api.advisor import Advice
 from sparsejit.api.called import CalledModel, as_arrays
 from sparsejit.api.compiled import Loader, PathLike, compiled_anew
 from sparsejit.api.options import ModelSettings
@@ -15,7 +15,7 @@ from sparsejit.api.parted_report import advice_of_parts, parted_report, parted_s
 from sparsejit.api.parts import LeftPart, OwnPart, PartChain
 from sparsejit.api.report import Report
 from sparsejit.api.shown import counted
-from sparsejit.api.statistics import sizes_text
+from sparsejit.api.variant import sizes_text
 from sparsejit.artefact import sealed
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import Nest

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.api.advice import Advice
-from sparsejit.api.advisor import LEAST_SHARE
+from sparsejit.api.advisor import LEAST_SHARE, Advice
 from sparsejit.api.parts import LeftPart, OwnPart, PartChain
 from sparsejit.api.report import LayerReport, Report
 from sparsejit.api.shown import counted

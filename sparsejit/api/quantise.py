@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsejit.api.called import as_tensors
+from sparsejit.api.called import as_tensors, cut
 from sparsejit.api.chosen_scales import ChosenScales
-from sparsejit.api.example_calls import ExampleCall
 from sparsejit.api.model_dtypes import ModelDtypes
-from sparsejit.api.open_outputs import cut
 from sparsejit.api.scales import Scales
+from sparsejit.api.seen_inputs import ExampleCall
 from sparsejit.api.short_layers import CalibrationInput
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import Nest, flatten, open_axes, unflatten

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparsejit.api.variant import Variant
-from sparsejit.lowering.threads.crew import ScheduledStep
-from sparsejit.lowering.threads.waves import Wave
+from sparsejit.lowering.threads.waves import ScheduledStep, Wave
 
 _BAR, _LABEL = 24, 90  # characters
 

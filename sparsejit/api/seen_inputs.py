@@ -1,14 +1,19 @@
-"""Records of the x of each layer while a model runs on data: some of its rows, and its range."""
+"""Records of the x of each layer while a model runs on data: some of its rows, and its range.
+
+Calls of a model, from the data of `quantise` and `accuracy`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparsejit.api.variant import TiledGraph, lowered_variant
+from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.convolution import Convolution, windows
@@ -17,8 +22,7 @@ from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Array, Value
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.passes.calibrated_layers import keyed_layers
-from sparsejit.passes.calibrated_sums import sums_of_images
+from sparsejit.passes.calibrated_layers import keyed_layers, sums_of_images
 from sparsejit.passes.default import run_passes
 
 # Rows of x that are kept for each layer; its error is measured on them.
@@ -216,3 +220,45 @@ class WatchedRun:
 def rows_each(elements: int) -> int:
     """Number of rows of x to keep for each element of the data."""
     return max(_FEWEST_ROWS, _MOST_ROWS // max(elements, 1))
+
+
+class ExampleCall(NamedTuple):
+    """Arguments of a model by position and by name."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+def calls_of(data: Iterable[Any]) -> list[ExampleCall]:
+    """Return the elements of data as calls.
+
+    Raises InvalidInput for empty data, for a single tensor, and for an input without elements.
+    """
+    if hasattr(data, "shape") or isinstance(data, str | Mapping) or not _is_iterable(data):
+        raise InvalidInput(
+            f"data is a {type(data).__name__}; give a list of example inputs, such as [x], with a "
+            "tuple for several arguments or a dict for those by name"
+        )
+    calls = [_call(each) for each in data]
+    for number, call in enumerate(calls):
+        for leaf in (*call.args, *call.kwargs.values()):
+            if 0 in getattr(leaf, "shape", ()):
+                raise InvalidInput(
+                    f"data[{number}] has an input of shape {tuple(leaf.shape)}, without elements; "
+                    "give examples with at least one row"
+                )
+    if not calls:
+        raise InvalidInput("data is empty; give at least one example of the model's inputs")
+    return calls
+
+
+def _is_iterable(data: Any) -> bool:
+    return hasattr(data, "__iter__")
+
+
+def _call(element: Any) -> ExampleCall:
+    if isinstance(element, tuple | list):
+        return ExampleCall(tuple(element), {})
+    if isinstance(element, Mapping):
+        return ExampleCall((), dict(element))
+    return ExampleCall((element,), {})

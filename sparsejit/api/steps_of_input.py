@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsejit.api.seen_inputs import SeenInput, SeenValues
-from sparsejit.ir.layer_scales import LayerKey, LayerScales
-from sparsejit.ir.quantised_steps import QuantisedSteps
+from sparsejit.ir.layer_scales import LayerKey, LayerScales, QuantisedSteps
 from sparsejit.ir.reference import stored_weights
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, OVERFLOWS_AT, SMALLEST_SCALE, DType

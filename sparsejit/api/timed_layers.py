@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from sparsejit.api.convolution_prices import ConvolutionPrice, ConvolutionPrices
+from sparsejit.api.predicted_times import ConvolutionPrice, ConvolutionPrices
 from sparsejit.api.variant import Variant
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution

@@ -1,4 +1,9 @@
-"""A variant: a model compiled for inputs of certain shapes, with its graphs and its record."""
+"""A variant: a model compiled for inputs of certain shapes, with its graphs and its record.
+
+Calls of a model's native function with arrays in the model's layout.
+
+Sizes of a model's native function, as plain data.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,7 @@ from typing import Any, NamedTuple
 
 from sparsejit.api import code_cache
 from sparsejit.api.final_graph import Dtypes, final_graph
-from sparsejit.api.statistics import sizes_of
-from sparsejit.api.variant_call import native_call
+from sparsejit.api.shown import counted
 from sparsejit.artefact.graph_file import (
     axes_from_data,
     axes_to_data,
@@ -19,8 +23,7 @@ from sparsejit.artefact.graph_file import (
     value_to_data,
 )
 from sparsejit.errors import CompileError, DamagedFile
-from sparsejit.ir.batch_axes import BatchAxes
-from sparsejit.ir.graph import Graph
+from sparsejit.ir.graph import BatchAxes, Graph
 from sparsejit.ir.packed_graph import PackedGraph
 from sparsejit.ir.values import Decision, Value
 from sparsejit.lowering.context import ModelOptions, Progress
@@ -37,6 +40,62 @@ from sparsejit.native.copying import SharedCode
 from sparsejit.runtime.moved_call import MovedCall
 from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.program import Program
+from sparsejit.runtime.python_objects import ArrayType
+
+
+def sizes_of(steps: Sequence[Step]) -> dict[str, int]:
+    """Return counts of layers, kernels, weights, nnz and flops of the steps of a model."""
+    facts = [step.facts for step in steps]
+    # Weights count once for an operator that runs band by band, or sample by sample.
+    layers = {
+        (step.origin, step.facts.zeros): step.facts for step in steps if step.facts.weights
+    }.values()
+    return {
+        "layers": len(layers),
+        "kernels": len(facts),
+        "weights": sum(int(fact.weights) for fact in layers),
+        "nnz": sum(int(fact.nnz) for fact in layers),
+        "effective_flops": sum(int(fact.effective_flops) for fact in facts),
+        "flops": sum(int(fact.flops) for fact in facts),
+    }
+
+
+def sizes_text(stats: Mapping[str, Any]) -> str:
+    """Return the counts of layers, weights and kernels in words."""
+    kernels = counted(stats["kernels"], "kernel")
+    if not stats["weights"]:
+        return f"no weights, {kernels}"
+    return (
+        f"{counted(stats['layers'], 'layer')}, {stats['nnz']:,} of {stats['weights']:,} weights "
+        f"nonzero ({stats['nnz'] / stats['weights']:.1%}), {kernels}"
+    )
+
+
+def native_call(
+    program: Program,
+    graph: Graph,
+    workspace_bytes: int,
+    tile: int | None,
+) -> NativeCall | MovedCall:
+    """Return an object that calls the program with arrays in the model's layout.
+
+    The types of the arrays are the types of the graph's inputs and outputs.
+    """
+    shared = set(filter(graph.is_shared, range(len(graph.inputs))))
+    taken = [
+        _array_type(value, None if number in shared else tile)
+        for number, value in enumerate(graph.inputs)
+    ]
+    made = [_array_type(value, tile) for value in graph.outputs]
+    call = NativeCall(program.memory, taken, made, workspace_bytes)
+    axes = graph.batch_axes
+    return call if axes is None or not axes.are_moved else MovedCall(call, taken, made, *axes)
+
+
+def _array_type(value: Value, tile: int | None) -> ArrayType:
+    free = value.shape if tile is None else (None, *value.shape[1:])
+    return ArrayType(value.type.element.value, free, value.origin.name)
+
 
 Shapes = tuple[tuple[int, ...], ...]
 _RECORD_BYTES = 1 << 19  # of the record of BERT-base; few models have a larger one

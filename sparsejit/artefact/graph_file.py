@@ -21,9 +21,8 @@ from typing import Any, Protocol
 from sparsejit.artefact.arrays import ArrayReader, type_from_data, type_to_data
 from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.compressed_rows import CompressedRows
-from sparsejit.ir.graph import Graph
+from sparsejit.ir.graph import BatchAxes, Graph
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops import OPERATORS
 from sparsejit.ir.values import Array, Element, Origin, TensorType, Value

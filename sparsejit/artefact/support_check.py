@@ -35,11 +35,11 @@ from sparsejit.x86.operands import (
     rsi,
     rsp,
 )
-from sparsejit.x86.stack import pop, push
+from sparsejit.x86.routines import pop, push
 
 SUPPORTED = 1
 _REGISTERS = {"eax": rax, "ebx": rbx, "ecx": rcx, "edx": rdx}
-# arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA): see runtime/tiles.py.
+# arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILE_DATA): see runtime/program.py.
 _ASK_FOR_TILES = ((rax, 158), (rdi, 0x1023), (rsi, 18))
 # Registers that CPUID overwrites, and the registers that hold their values meanwhile.
 _KEPT = ((rbx, r11), (rdx, r10), (rcx, r9))

@@ -104,7 +104,7 @@ def recorded(
 ) -> None:
     """Print the latest recordings in perf/results of all processors, side by side in Markdown."""
     require("torch", "scipy", "threadpoolctl")
-    from sparsejit.perf.recorded import recorded_kernels
+    from sparsejit.perf.history import recorded_kernels
 
     if isa not in ISA_LEVELS:
         raise InvalidInput(f"level {isa!r} is unknown; use one of {', '.join(ISA_LEVELS)}")
@@ -172,7 +172,7 @@ def check(
     require("torch", "scipy", "threadpoolctl")
     from sparsejit.machine import microarchitecture
     from sparsejit.perf.checking import check as checking
-    from sparsejit.perf.checking.check_report import claims_table
+    from sparsejit.perf.checking.check import claims_table
     from sparsejit.perf.checking.claims import CLAIMS, claims_of
 
     chosen = claims_of(subject) if subject else CLAIMS

@@ -11,8 +11,8 @@ from typer.core import TyperGroup
 
 from sparsejit.api.compile_parts import check_fallback
 from sparsejit.api.compiled_estimator import is_estimator
-from sparsejit.api.example_calls import ExampleCall
 from sparsejit.api.model import CompiledModel
+from sparsejit.api.seen_inputs import ExampleCall
 from sparsejit.api.shown import table_of
 from sparsejit.commands.console import (
     JsonFileOption,
@@ -140,7 +140,7 @@ def _speeds_by_zeros(source: NamedModel, threads: int) -> dict[float, float]:
     if isinstance(source.model, CompiledModel) or source.fallback is not None:
         return {}
     try:
-        from sparsejit.prune.shrink.forecast import predicted_speeds
+        from sparsejit.prune.shrink.shrunk import predicted_speeds
 
         call = ExampleCall(source.args, source.kwargs)
         return predicted_speeds(source.model, call, source.constants, threads)

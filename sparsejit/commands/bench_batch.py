@@ -38,7 +38,7 @@ def batch(
 ) -> None:
     """Time batches of layers at 90 % zeros against the best library for pruned weights."""
     require("torch", "scipy", "threadpoolctl", "onnx")
-    from sparsejit.perf import batch_contest, batch_report, history
+    from sparsejit.perf import batch_contest, history
     from sparsejit.perf.checking.claims import CONTESTED_BATCHES, CONTESTED_SHAPES
 
     dtypes = tuple(map(DType.parse, dtype)) if dtype else batch_contest.DTYPES
@@ -53,9 +53,9 @@ def batch(
             with error_console.status("") as status:
                 found.append(batch_contest.run_contest(one, columns, dtypes, status.update))
             if not as_json:
-                console.print(batch_report.contest_table(found[-1]))
+                console.print(batch_contest.contest_table(found[-1]))
     if not as_json:
-        console.print("\n".join(batch_report.lines(found)))
+        console.print("\n".join(batch_contest.lines(found)))
     values = [{**one.as_dict(), **history.speeds()} for one in found]
     record_rows(record, "batch_contest", values)
     hand_over(values, as_json, out)

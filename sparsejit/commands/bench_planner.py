@@ -51,8 +51,7 @@ def planner(
     from sparsejit.perf import history
     from sparsejit.perf.checking.claims import SURVEYED_BATCHES
     from sparsejit.perf.survey import survey_report
-    from sparsejit.perf.survey.planner_survey import survey
-    from sparsejit.perf.survey.survey_layers import survey_layers
+    from sparsejit.perf.survey.planner_survey import survey, survey_layers
 
     target, dtypes = _target(generic), tuple(DType.parse(name) for name in dtype or DType)
     end = None if count is None else first + count

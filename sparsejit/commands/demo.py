@@ -115,7 +115,7 @@ def _bars(values: list[float], low: float, high: float) -> str:
 
 
 def _draw(path: Path, voice: WaveRNN, mel: FloatArray, audio: FloatArray, text: str) -> None:
-    from sparsejit.perf.demo.spectrogram import draw_mels
+    from sparsejit.perf.demo.listening_page import draw_mels
 
     spoken = voice.features(audio, voice.sample_rate)
     draw_mels(path, mel, spoken, voice.hop_length / voice.sample_rate, text)
@@ -200,7 +200,7 @@ def _samplers(times: "list[SynthesisTime]") -> "list[SampleTime]":
 
 
 def _layer_table(layers: "list[Comparison]") -> Table:
-    from sparsejit.perf.demo.layer_columns import LAYER_COLUMNS
+    from sparsejit.perf.demo.listening_page import LAYER_COLUMNS
 
     table = table_of("layers of the voice, one core, times against peers in this run")
     for heading, _ in LAYER_COLUMNS:

@@ -25,9 +25,8 @@ from sparsejit.machine.microarchitecture import detect
 from sparsejit.machine.target import Target
 from sparsejit.runtime.workers import available_cores
 from sparsejit.selftest.cases import derive, levels
-from sparsejit.selftest.examination import Verdict
-from sparsejit.selftest.processes import MOST_FAILURES, SelfTest
-from sparsejit.selftest.tally import Tally
+from sparsejit.selftest.examination import Tally, Verdict
+from sparsejit.selftest.trials import MOST_FAILURES, SelfTest
 
 _DEFAULT_MINUTES = 1.0
 _SECONDS_BETWEEN_LINES = 60.0

@@ -128,7 +128,7 @@ def _check_paths(model: str, out: Path, report: Path | None) -> None:
 
 def _aims(budget: str | None, speed: str | None, metric: str | None) -> dict[str, Any]:
     """The arguments of `shrink` for these options. Raises InvalidInput for invalid texts."""
-    from sparsejit.frontends.factory import named_function
+    from sparsejit.frontends.model_source import named_function
 
     return {
         "budget": None if budget is None else parsed_number(budget, "--budget", "%", 0.01),

@@ -17,10 +17,11 @@ from sparsejit.voice.speak.bulk import (
     FolderReport,
     Manner,
     SpeakingTask,
+    ray_cluster,
     speak_tasks,
     tasks_of,
+    worker_processes,
 )
-from sparsejit.voice.speak.crews import ray_cluster, worker_processes
 from sparsejit.voice.spec.trained import TrainedNetwork
 
 

@@ -1,17 +1,17 @@
 """Conversion of tensors and sparse matrices to numpy arrays.
 
 Types are recognised by their attributes, so that neither torch nor scipy is imported here.
+
+Check that float32 can hold the numbers of a fitted estimator.
 """
 
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.compressed_rows import CompressedRows
-
-Array = npt.NDArray[Any]
+from sparsejit.ir.values import Array
 
 # Attribute of a torch tensor without plain values, its description in messages, and the remedy.
 _UNREADABLE = (
@@ -122,3 +122,16 @@ def _tensor_to_array(tensor: Any, name: str) -> Array:
         plain = plain.to_dense()
     plain = plain.cpu().resolve_neg()
     return np.asarray((plain.float() if dtype.startswith(_WIDENED) else plain).numpy())
+
+
+_LEAST, _LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
+
+def check_held(estimator: Any, name: str, numbers: Array) -> None:
+    """Raise InvalidInput where float32 makes the numbers infinite, or all of them denormal."""
+    largest = float(np.abs(numbers[~np.isnan(numbers)]).max(initial=0.0))
+    if largest > _LARGEST or 0 < largest < _LEAST:
+        raise InvalidInput(
+            f"the {type(estimator).__name__} has {largest:.1e} among {name}, and results are "
+            f"float32, which holds {_LEAST:.0e} to {_LARGEST:.0e}; fit it to scaled targets"
+        )

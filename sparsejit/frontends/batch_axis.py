@@ -2,23 +2,138 @@
 
 The batch is followed from an axis of each input that has it, through every operator, to an axis of
 every output.
+
+Graphs with the batch on axis 0, and the axes on which a model may have its batch.
+
+Lowered graphs take and return samples on axis 0. If the model has them on another axis, the graph
+permutes its inputs and outputs, which is a view, and a call moves axes by `Graph.batch_axes`.
+
+Rewrites a graph of one batch size for another size: sizes and shapes follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice, product
 from typing import NamedTuple
 
 import numpy as np
 
-from sparsejit.errors import SparseJitError
-from sparsejit.frontends.batch_first import InputAxes, axes_by_sizes, batch_first
-from sparsejit.ir.batch_axes import BatchAxes
-from sparsejit.ir.graph import Graph
-from sparsejit.ir.operator import BatchPlace, Follower, Node, SamplesMixed
-from sparsejit.ir.ops.types import axis_of
+from sparsejit.errors import InvalidInput, SparseJitError
+from sparsejit.ir.graph import BatchAxes, Graph, from_first, to_first
+from sparsejit.ir.operator import BatchPlace, Follower, Node, Operator, SamplesMixed
+from sparsejit.ir.ops.pointwise import Chain
+from sparsejit.ir.ops.products import Attention, Bmm
+from sparsejit.ir.ops.recurrent import Recurrence
+from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.views import Expand, Permute, Reshape, Slice
-from sparsejit.ir.values import Array, Value
+from sparsejit.ir.values import Array, TensorType, Value, axis_of
+
+# The batch axis of each input, or None for an input without batch.
+InputAxes = Sequence[int | None]
+# Most choices of axes by size alone; one look at the graph refuses most of them.
+_MOST_BY_SIZES = 64
+# Beginning of the names that people give to the batch size.
+_BATCH = "batch"
+
+
+class SizedInput(NamedTuple):
+    """An input's sizes in the example, and the names of its named axes."""
+
+    shape: tuple[int, ...]
+    names: Mapping[int, str] = {}
+
+
+def batch_first(graph: Graph, axes: BatchAxes) -> Graph:
+    """Return the graph with samples on axis 0; the model has them on `axes`."""
+    if axes.are_first:
+        return graph
+    inputs, before = [], []
+    for value, axis in zip(graph.inputs, axes.inputs, strict=True):
+        if not axis:
+            inputs.append(value)
+            continue
+        rank = len(value.shape)
+        given = _permuted(value, to_first(axis, rank))
+        inputs.append(given)
+        before.append(Node(Permute(from_first(axis, rank)), (given,), (value,)))
+    outputs, after = [], []
+    for value, axis in zip(graph.outputs, axes.outputs, strict=True):
+        if not axis:
+            outputs.append(value)
+            continue
+        order = to_first(axis, len(value.shape))
+        outputs.append(_permuted(value, order))
+        after.append(Node(Permute(order), (value,), (outputs[-1],)))
+    nodes = (*before, *graph.nodes, *after)
+    return Graph(tuple(inputs), tuple(outputs), nodes, graph.constants, graph.notes, axes)
+
+
+def _permuted(value: Value, order: Sequence[int]) -> Value:
+    shape = tuple(value.shape[axis] for axis in order)
+    return Value(TensorType(shape, value.type.element), value.origin)
+
+
+def common_axes(inputs: Sequence[SizedInput]) -> tuple[int, ...] | None:
+    """Axis 0 of every input if it has the same length in all, else None."""
+    sizes = {each.shape[:1] for each in inputs}
+    return (0,) * len(inputs) if len(sizes) == 1 and sizes != {()} else None
+
+
+def named_axes(inputs: Sequence[SizedInput]) -> tuple[int | None, ...] | None:
+    """Return the axes with the batch's name; None if no axis has one.
+
+    The batch's name begins with `batch`, or else is the name of axis 0 of the first input.
+    """
+    names = [name for each in inputs for name in each.names.values()]
+    name = next((name for name in names if name.lower().startswith(_BATCH)), None)
+    if name is None and inputs:
+        name = inputs[0].names.get(0)
+    return None if name is None else axes_of_name(inputs, name)
+
+
+def axes_of_name(inputs: Sequence[SizedInput], name: str) -> tuple[int | None, ...]:
+    """The first axis of each input with this name; None for an input without it."""
+    return tuple(
+        min((axis for axis, each in one.names.items() if each == name), default=None)
+        for one in inputs
+    )
+
+
+def axes_by_sizes(graph: Graph) -> Iterator[tuple[int | None, ...]]:
+    """Yield axes that may be the batch by the sizes in the example's graph, likelier ones first.
+
+    Axis 0 of an input is tried together with axes of the other inputs that are as long, axis 0
+    before others. Axis 1 is tried too if recurrent layers or attention may have time on axis 0, or
+    look-ups of several codes the codes.
+    """
+    shapes = [value.shape for value in graph.inputs]
+    ops = [node.op for node in graph.nodes]
+    most = 2 if any(isinstance(op, Recurrence | Attention | Bmm | Embedding) for op in ops) else 1
+    bases = [
+        (number, axis)
+        for axis in range(most)
+        for number, shape in enumerate(shapes)
+        if len(shape) > (axis and axis + 1)
+    ]
+    chosen = (choice for base in bases for choice in _with_base(shapes, *base))
+    yield from islice(dict.fromkeys(islice(chosen, 4 * _MOST_BY_SIZES)), _MOST_BY_SIZES)
+
+
+def _with_base(
+    shapes: Sequence[tuple[int, ...]], base: int, axis: int
+) -> Iterator[tuple[int | None, ...]]:
+    """Yield choices of axes in which axis `axis` of input `base` is the batch."""
+    batch = shapes[base][axis]
+    options: list[list[int | None]] = [
+        [axis]
+        if number == base
+        else [*(place for place, size in enumerate(shape) if size == batch), None]
+        for number, shape in enumerate(shapes)
+    ]
+    yield from product(*options)
+
 
 # Batch sizes of the two compared graphs: primes, so that no other size is mistaken for the batch.
 PROBES = (101, 103)
@@ -277,3 +392,114 @@ def _are_same(one: Array, other: Array) -> bool:
     # The rounding of a product of constants depends on its size.
     bound = _ROUNDING * np.abs(one[common][np.isfinite(one[common])]).max(initial=0.0)
     return bool(np.allclose(one[common], other[common], rtol=0, atol=bound, equal_nan=True))
+
+
+class SizedBatch:
+    """A graph that does not mix samples, with its batch on these axes of the inputs.
+
+    Raises SamplesMixed, with the reason, for any other graph.
+    """
+
+    def __init__(self, graph: Graph, axes: InputAxes) -> None:
+        pairs = zip(graph.inputs, axes, strict=True)
+        batch = next(value.shape[axis] for value, axis in pairs if axis is not None)
+        if batch < 2:
+            raise SamplesMixed("a batch of one sample does not show which sizes are the batch's")
+        self._graph = graph
+        self._found = follow_from_inputs(graph, batch, axes)
+        self.axes = BatchAxes(tuple(axes), output_axes(graph, self._found))
+        self._made: dict[int, Graph] = {}
+        self.graph(1)  # raises now if the graph cannot be made
+
+    def graph(self, batch: int) -> Graph:
+        """The graph for that batch. Raises SamplesMixed where an operator does not allow it."""
+        if batch not in self._made:
+            self._made[batch] = _Resized(self._graph, self._found, batch).graph()
+        return self._made[batch]
+
+
+class _Resized:
+    """Makes the graph for one batch size, node after node."""
+
+    def __init__(self, graph: Graph, found: Follower, batch: int) -> None:
+        self._old, self._found, self._batch = graph, found, batch
+        self._new: dict[Value, Value] = {}
+        self._constants: dict[Value, Array] = {}
+
+    def graph(self) -> Graph:
+        inputs = tuple(map(self._placed, self._old.inputs))
+        nodes = tuple(map(self._node, self._old.nodes))
+        outputs = tuple(self._value(value) for value in self._old.outputs)
+        return Graph(inputs, outputs, nodes, self._constants, self._old.notes)
+
+    def _node(self, node: Node) -> Node:
+        if self._found.places.keys().isdisjoint((*node.inputs, *node.outputs)):
+            return self._kept(node)
+        inputs = tuple(map(self._value, node.inputs))
+        op = self._resized(node, [value.shape for value in inputs])
+        try:
+            made = op.infer(*(value.type for value in inputs))
+        except InvalidInput as error:
+            raise SamplesMixed(str(error)) from None
+        outputs = tuple(Value(kind, v.origin) for kind, v in zip(made, node.outputs, strict=True))
+        for value, output in zip(node.outputs, outputs, strict=True):
+            if self._shape(value) != output.shape:
+                raise SamplesMixed(f"{op} has sizes that depend on the batch")
+        self._new.update(zip(node.outputs, outputs, strict=True))
+        return Node(op, inputs, outputs)
+
+    def _kept(self, node: Node) -> Node:
+        """Keep a node that depends on no sample; results that must be resized become constants."""
+        known = self._old.constants
+        self._constants.update({value: known[value] for value in node.inputs if value in known})
+        shared = self._found.shared
+        self._new.update({value: value for value in node.outputs if value not in shared})
+        return node
+
+    def _resized(self, node: Node, shapes: list[tuple[int, ...]]) -> Operator:
+        op = node.op
+        if isinstance(op, Reshape | Expand):
+            return replace(op, shape=self._shape(node.outputs[0]))
+        if isinstance(op, Chain) and op.shape:
+            before = np.broadcast_shapes(*(value.shape for value in node.inputs))
+            if before != op.shape:
+                raise SamplesMixed(f"{op} has sizes that its operands do not have")
+            return replace(op, shape=np.broadcast_shapes(*shapes))
+        return op
+
+    def _shape(self, value: Value) -> tuple[int, ...]:
+        place = self._found.places.get(value)
+        return value.shape if place is None else self._sizes(value, place)
+
+    def _sizes(self, value: Value, place: BatchPlace) -> tuple[int, ...]:
+        sizes = list(value.shape)
+        sizes[place.axis] = place.outer * self._batch * place.inner
+        return tuple(sizes)
+
+    def _placed(self, value: Value) -> Value:
+        if value not in self._found.places:
+            self._new[value] = value
+            return value
+        kind = TensorType(self._shape(value), value.type.element)
+        self._new[value] = Value(kind, value.origin)
+        return self._new[value]
+
+    def _value(self, value: Value) -> Value:
+        if value not in self._new:
+            array = self._array(value)
+            kind = TensorType(array.shape, value.type.element)
+            self._new[value] = Value(kind, value.origin)
+            self._constants[self._new[value]] = array
+        return self._new[value]
+
+    def _array(self, value: Value) -> Array:
+        """A constant's array; if it has a copy for every sample, a copy for each of the batch."""
+        place = self._found.shared.get(value)
+        if place is None:
+            return self._old.constants[value]
+        array = self._found.array(value).astype(value.type.element.value)
+        axis = place.axis % array.ndim
+        sizes = (place.outer, -1, place.inner)
+        apart = array.reshape(*array.shape[:axis], *sizes, *array.shape[axis + 1 :])
+        one = apart.take([0], axis=axis + 1).repeat(self._batch, axis=axis + 1)
+        return one.reshape(*array.shape[:axis], -1, *array.shape[axis + 1 :])

@@ -27,7 +27,7 @@ from sparsejit.frontends.column_steps import (
 from sparsejit.frontends.estimator_parts import Stack, held, is_mixing
 from sparsejit.frontends.left_out_zeros import LeftOut, both, dense
 from sparsejit.ir.values import Array
-from sparsejit.runtime.rows_check import rows_check
+from sparsejit.runtime.array_checks import rows_check
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _NUMBERS = "biuf"

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.column_scales import ColumnScales
+from sparsejit.frontends.column_steps import ColumnScales
 from sparsejit.frontends.estimator_parts import Stack, is_mixing, linear_map
 from sparsejit.frontends.writing.arranging import joined
 from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Writer

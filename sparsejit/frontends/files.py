@@ -1,4 +1,7 @@
-"""Tensors out of files, one at a time: .npy, .safetensors and torch's state dicts."""
+"""Tensors out of files, one at a time: .npy, .safetensors and torch's state dicts.
+
+Floating-point formats that numpy lacks, read from their bytes.
+"""
 
 import json
 import tokenize
@@ -10,13 +13,49 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency
 from sparsejit.files import existing_file
 from sparsejit.frontends.arrays import Array, is_tensor, to_array
 from sparsejit.frontends.layers import factors, layer_names, product
-from sparsejit.frontends.short_floats import SHORT_FLOATS
+
+Floats = npt.NDArray[np.float32]
+
+
+def _bfloat16(data: bytes) -> Floats:
+    """The upper halves of float32 values."""
+    words = np.frombuffer(data, "<u2").astype(np.uint32) << np.uint32(16)
+    return words.view(np.float32)
+
+
+def _float8_e5m2(data: bytes) -> Floats:
+    """The upper halves of float16 values."""
+    words = np.frombuffer(data, np.uint8).astype(np.uint16) << np.uint16(8)
+    return words.view(np.float16).astype(np.float32)
+
+
+def _float8_e4m3fn(data: bytes) -> Floats:
+    """Four bits of exponent, three of fraction, no infinity; NaN where all seven bits are set."""
+    codes = np.arange(256)
+    exponent, fraction = codes >> 3 & 15, codes & 7
+    magnitudes = np.where(
+        exponent == 0, np.ldexp(fraction, -9), np.ldexp(8 + fraction, exponent - 10)
+    )
+    values = np.where(codes < 128, magnitudes, -magnitudes).astype(np.float32)
+    values[[0x7F, 0xFF]] = np.nan
+    result: Floats = values[np.frombuffer(data, np.uint8)]
+    return result
+
+
+# By the names of the safetensors format.
+SHORT_FLOATS: dict[str, Callable[[bytes], Floats]] = {
+    "BF16": _bfloat16,
+    "F8_E4M3": _float8_e4m3fn,
+    "F8_E5M2": _float8_e5m2,
+}
+
 
 _FORMATS = ".npy, .safetensors, .pt or .pth"
 _NO_ARCHIVE = (*(ValueError, EOFError, OSError), MemoryError, AttributeError, BadZipFile, TypeError)

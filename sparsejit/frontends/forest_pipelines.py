@@ -22,9 +22,8 @@ from sparsejit.frontends.column_steps import (
     kept_categories,
     parts_of,
 )
-from sparsejit.frontends.forest_nodes import Nodes, add_search
 from sparsejit.frontends.forest_probes import Gap, Probes, Seen
-from sparsejit.frontends.forest_reading import ReadForest, rounded_down
+from sparsejit.frontends.forest_reading import Nodes, ReadForest, add_search, rounded_down
 from sparsejit.ir.values import Array, Element, TensorType
 
 MONOTONE = frozenset(

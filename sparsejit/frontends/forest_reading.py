@@ -3,24 +3,168 @@
 Every test becomes `x <= threshold` in float64, exactly: `x < t` is `x <=` the next number below t.
 If x is float32, a threshold may be rounded down to float32. A test for membership in a set of
 categories becomes a search among the intervals of x that `Categories` defines.
+
+Nodes of trees as they are added, and searches among intervals of x.
+
+A step function of x is a search among its bounds, a tree of tests `x <= threshold`. Two examples
+are membership in a set of categories, and a test of a number that a step computes from x.
+
+Categories as intervals of x, by the library that fitted a forest.
+
+    XGBoost                         c is c <= x < c + 1
+    LightGBM                        the same, but 0 is -1 < x < 1: x is truncated
+    histogram gradient boosting     c is x == c, and any other x is missing
 """
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput, MissingDependency
-from sparsejit.frontends.forest_categories import Categories, with_places
-from sparsejit.frontends.forest_nodes import Nodes
-from sparsejit.frontends.held_numbers import check_held
+from sparsejit.frontends.arrays import check_held
 from sparsejit.ir.values import Array
 
 if TYPE_CHECKING:
     import treelite
+
+@dataclass(frozen=True, eq=False)
+class Categories:
+    """The categories of a forest's features.
+
+    `known` has all categories of each feature, as numbers, if trees name categories by their
+    places; `is_cut` says whether x is truncated to a whole number.
+    """
+
+    known: Mapping[int, Array]
+    is_cut: bool
+
+    @classmethod
+    def of(cls, estimator: Any) -> Categories:
+        """Read an estimator's categories. Raises InvalidInput where they are no numbers."""
+        is_cut = type(estimator).__module__.startswith("lightgbm")
+        encoder = _encoder_of(estimator)
+        if encoder is None:
+            return cls({}, is_cut)
+        known: dict[int, Array] = {}
+        features = np.flatnonzero(estimator.is_categorical_)
+        for feature, seen in zip(features.tolist(), encoder.categories_, strict=True):
+            try:
+                known[feature] = np.asarray(seen, np.float64)
+            except (TypeError, ValueError) as error:
+                raise InvalidInput(
+                    f"column {feature} of the {type(estimator).__name__} has the categories "
+                    f"{list(seen[:3])}...; fit it to numbers, such as OrdinalEncoder makes"
+                ) from error
+        return cls(known, is_cut)
+
+    def add_search(
+        self, nodes: Nodes, row: Array, members: Array, right_list: bool
+    ) -> tuple[float, Array]:
+        """Add the nodes below the root of a search for membership; return its threshold and row.
+
+        `row` is the row of the categorical node. A member goes to the child that owns the list.
+        """
+        feature, left, right, goes_left = map(int, row)
+        other, matched = (left, right) if right_list else (right, left)
+        missing_to = left if goes_left else right
+        known = self.known.get(feature)
+        if known is not None:
+            numbers = known[~np.isnan(known)]
+            goes_to = np.where(np.isin(np.arange(len(known)), members), matched, other)
+            order = np.argsort(numbers)
+            numbers, goes_to = numbers[order], goes_to[order]
+            bounds = np.stack([np.nextafter(numbers, -np.inf), numbers], axis=1)
+            inside = np.stack([np.full(len(numbers), missing_to), goes_to], axis=1)
+            children = [*inside.ravel().tolist(), missing_to]
+            return add_search(nodes, feature, bounds.ravel(), children, missing_to)
+        firsts = np.unique(np.concatenate([members, members + 1])).astype(np.float64)
+        inside = np.where(np.isin(firsts, members), matched, other)
+        below = np.nextafter(firsts, -np.inf)
+        if self.is_cut:
+            below[firsts == 0] = -1.0
+        return add_search(nodes, feature, below, [other, *inside.tolist()], missing_to)
+
+
+def with_places(estimator: Any) -> Any:
+    """The estimator with categories replaced by their places, as its trees name them."""
+    encoder = _encoder_of(estimator)
+    if encoder is None:
+        return estimator
+    copied, encoded = copy.copy(estimator), copy.copy(encoder)
+    encoded.categories_ = [np.arange(len(seen)) for seen in encoder.categories_]
+    copied._preprocessor = copy.copy(estimator._preprocessor)
+    (name, _, columns), *others = estimator._preprocessor.transformers_
+    copied._preprocessor.transformers_ = [(name, encoded, columns), *others]
+    return copied
+
+
+def _encoder_of(estimator: Any) -> Any:
+    """The encoder inside of histogram gradient boosting, None where there is none."""
+    inside = getattr(getattr(estimator, "_preprocessor", None), "named_transformers_", {})
+    return inside.get("encoder")
+
+
+def has_frame_categories(estimator: Any) -> bool:
+    """Whether LightGBM knows categories by the labels that columns of a frame had."""
+    if not type(estimator).__module__.startswith("lightgbm"):
+        return False
+    return bool(getattr(estimator, "booster_", estimator).pandas_categorical)
+
+
+@dataclass(eq=False)
+class Nodes:
+    """Thresholds and rows of the nodes of all trees so far.
+
+    A row is the feature, the left and the right child, and whether missing x goes left.
+    """
+
+    thresholds: list[Array] = field(default_factory=list)
+    rows: list[Array] = field(default_factory=list)
+    count: int = 0
+
+    def add(self, thresholds: Array, rows: Array) -> int:
+        """Add nodes, and return the number of the first."""
+        self.thresholds.append(np.asarray(thresholds, np.float64))
+        self.rows.append(np.asarray(rows, np.int64).reshape(-1, 4))
+        self.count += len(thresholds)
+        return self.count - len(thresholds)
+
+
+def add_search(
+    nodes: Nodes, feature: int, bounds: Array, goes_to: Sequence[int], missing_to: int
+) -> tuple[float, Array]:
+    """Add the nodes below the root of a search; return the root's threshold and row.
+
+    `bounds` are the greatest x of each interval but the last, ascending; `goes_to` is the child of
+    each interval, `missing_to` the child of missing x.
+    """
+    children = np.asarray(goes_to)
+    last = np.append(np.flatnonzero(np.diff(children)), len(children) - 1)  # of equal children
+    children, thresholds = children[last], np.asarray(bounds, np.float64)[last[:-1]]
+
+    def child(first: int, end: int) -> int:
+        if first == end:
+            return int(children[first])
+        threshold, row = node(first, end)
+        return nodes.add(np.array([threshold]), row)
+
+    def node(first: int, end: int) -> tuple[float, Array]:
+        middle = (first + end) // 2
+        below = child(first, middle), child(middle + 1, end)
+        return float(thresholds[middle]), np.array([feature, *below, missing <= middle])
+
+    alike = np.flatnonzero(children == missing_to)
+    if len(alike) and len(thresholds):
+        missing = int(alike[0])
+        return node(0, len(thresholds))
+    missing = 0
+    return np.inf, np.array([feature, child(0, len(thresholds)), missing_to, 0])
+
 
 _LESS, _LESS_EQUAL, _GREATER, _GREATER_EQUAL = 2, 3, 4, 5  # treelite's numbers of comparisons
 _CATEGORICAL = 2  # treelite's number of a categorical node

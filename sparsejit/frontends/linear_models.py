@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.frontends.arrays import check_held
 from sparsejit.frontends.estimator_writer import (
     MOST_DOUBLES,
     WIDE,
@@ -19,9 +20,8 @@ from sparsejit.frontends.estimator_writer import (
     Write,
     row_shares,
 )
-from sparsejit.frontends.held_numbers import check_held
-from sparsejit.frontends.writing.activations import log_sigmoid
 from sparsejit.frontends.writing.arranging import reshaped
+from sparsejit.frontends.writing.pointwise import log_sigmoid
 from sparsejit.ir.ops.row_chains import log_softmax, softmax
 from sparsejit.ir.ops.selection import ArgMax
 from sparsejit.ir.spec import Activation

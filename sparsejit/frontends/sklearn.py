@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sparsejit.errors import InvalidInput
+from sparsejit.frontends.arrays import check_held
 from sparsejit.frontends.column_steps import COLUMN_STEPS, SELECTORS, each_step
 from sparsejit.frontends.ensembles import MethodsOf, ensemble_methods
 from sparsejit.frontends.estimator_inputs import EstimatorInput, Refusals
@@ -30,12 +31,17 @@ from sparsejit.frontends.estimator_parts import (
     steps_of,
 )
 from sparsejit.frontends.estimator_writer import MOST_DOUBLES, WIDE, EstimatorWriter, Write
-from sparsejit.frontends.forest_categories import has_frame_categories
 from sparsejit.frontends.forest_pipelines import BEFORE_FORESTS, behind
-from sparsejit.frontends.forest_reading import ReadForest, read_forest
-from sparsejit.frontends.forests import FORESTS, features_of, forest_methods, is_forest, wide_scores
-from sparsejit.frontends.held_numbers import check_held
-from sparsejit.frontends.isolation import isolation_methods, read_isolation
+from sparsejit.frontends.forest_reading import ReadForest, has_frame_categories, read_forest
+from sparsejit.frontends.forests import (
+    FORESTS,
+    features_of,
+    forest_methods,
+    is_forest,
+    isolation_methods,
+    read_isolation,
+    wide_scores,
+)
 from sparsejit.frontends.left_out_zeros import LeftOut, left_out_of
 from sparsejit.frontends.linear_models import LINEAR, PERCEPTRONS, linear_methods
 from sparsejit.ir.graph import Graph

@@ -2,6 +2,8 @@
 
 Every value has one producer: an input, a constant, or one output of one node. Nodes are in an order
 in which they can run. Passes take a graph and return another; nothing is changed in place.
+
+The batch axes of a model's inputs and outputs.
 """
 
 from __future__ import annotations
@@ -13,9 +15,40 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.operator import Follower, Node, Operator
 from sparsejit.ir.values import Array, Decision, Element, Origin, TensorType, Value
+
+
+class BatchAxes(NamedTuple):
+    """The batch axis of each input and of each output; None for an input without batch.
+
+    An input without batch is the same for all samples. Every output has the batch.
+    """
+
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def are_first(self) -> bool:
+        """Whether the batch is axis 0 of everything."""
+        return not any(axis != 0 for axis in (*self.inputs, *self.outputs))
+
+    @property
+    def are_moved(self) -> bool:
+        """Whether any batch axis is not axis 0."""
+        return any((*self.inputs, *self.outputs))
+
+
+def to_first(axis: int, rank: int) -> tuple[int, ...]:
+    """The permutation that moves an axis to the front and keeps the order of the others."""
+    return (axis, *(each for each in range(rank) if each != axis))
+
+
+def from_first(axis: int, rank: int) -> tuple[int, ...]:
+    """The inverse of the permutation `to_first`."""
+    places = to_first(axis, rank)
+    return tuple(places.index(each) for each in range(rank))
+
 
 _ELEMENTS = {np.dtype(element.value): element for element in Element}
 

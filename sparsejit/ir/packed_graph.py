@@ -1,12 +1,61 @@
-"""A graph in less memory: constants of mostly zeros keep only their nonzeros."""
+"""A graph in less memory: constants of mostly zeros keep only their nonzeros.
+
+Arrays in less memory: an array of mostly zeros keeps only its nonzeros.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.packed_array import packed, unpacked
+
+Array = npt.NDArray[Any]
+
+# Largest size of a packed array relative to the array; a larger one is not packed.
+_WORTH_IT = 0.75
+
+
+@dataclass(frozen=True, eq=False)
+class PackedArray:
+    """Nonzeros of an array, their places, and the places of -0.0, which masks leave.
+
+    Places are bits, a bit for each element, as np.packbits packs them.
+    """
+
+    shape: tuple[int, ...]
+    values: Array
+    places: npt.NDArray[np.uint8]
+    negative_zeros: npt.NDArray[np.uint8]
+
+
+def packed(array: Array) -> Array | PackedArray:
+    """Copy an array, packed where that takes less memory."""
+    whole = np.ascontiguousarray(array).reshape(-1)
+    is_set = whole != 0
+    left = np.count_nonzero(is_set) * whole.itemsize + whole.size / 4
+    if left > _WORTH_IT * whole.nbytes:
+        return array.copy()
+    is_negative = np.signbit(whole) & ~is_set if whole.dtype.kind == "f" else np.zeros(0, bool)
+    return PackedArray(
+        array.shape, whole[is_set], np.packbits(is_set), np.packbits(is_negative)
+    )
+
+
+def unpacked(kept: Array | PackedArray) -> Array:
+    """The array that `packed` was given."""
+    if not isinstance(kept, PackedArray):
+        return kept
+    array = np.zeros(kept.shape, kept.values.dtype)
+    flat = array.reshape(-1)
+    flat[np.unpackbits(kept.places, count=flat.size).view(bool)] = kept.values
+    if len(kept.negative_zeros):
+        flat[np.unpackbits(kept.negative_zeros, count=flat.size).view(bool)] = -0.0
+    return array
 
 
 class PackedGraph:

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.ir.dense_product import DenseProduct
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import (
     LARGEST_INT8,
     SMALLEST_SCALE,
     Activation,
     CategoricalDraw,
+    DenseProduct,
     DType,
     Elementwise,
     GruUpdate,

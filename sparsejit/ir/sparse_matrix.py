@@ -20,7 +20,7 @@ from sparsejit.ir.compressed_rows import (
     distinct,
     is_vast,
 )
-from sparsejit.ir.packed_array import PackedArray, packed, unpacked
+from sparsejit.ir.packed_graph import PackedArray, packed, unpacked
 from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, MatVec
 from sparsejit.whole_numbers import ceil_div, round_up
 

@@ -17,7 +17,7 @@ from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
 from sparsejit.lowering.memory.storage import StridedShape, View
 from sparsejit.lowering.step import CodeKey, Facts, Locations, Step
 from sparsejit.machine.target import Target
-from sparsejit.planner.vector_cost import chain_cost
+from sparsejit.planner.cost import chain_cost
 from sparsejit.x86.assembler import Assembler
 
 

@@ -5,14 +5,13 @@ from math import prod
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.operator import Node
-from sparsejit.ir.ops.casts import Cast
-from sparsejit.ir.ops.pointwise import Chain, Pointwise
+from sparsejit.ir.ops.pointwise import Cast, Chain, Pointwise
 from sparsejit.ir.values import Value
 from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.feature_major import is_whole
 from sparsejit.lowering.memory.storage import View
-from sparsejit.lowering.recurrence.gate_sums import is_scaled_column, only_gates_read
-from sparsejit.passes.chain_steps import as_chain
+from sparsejit.lowering.recurrence.table_rows import is_scaled_column, only_gates_read
+from sparsejit.passes.fuse_chains import as_chain
 from sparsejit.whole_numbers import round_up
 
 

@@ -18,9 +18,9 @@ from sparsejit.asm_templates.batch.lowered_batch import pitch_of_lengths, spread
 from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
 from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.ir.graph import Graph
+from sparsejit.ir.layer_scales import QuantisedSteps
 from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.pointwise import Chain
-from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.values import Array, Origin, TensorType, Value
 from sparsejit.lowering.chain_step import chain_step

@@ -6,16 +6,20 @@
 """
 
 from sparsejit.asm_templates.forest.kernels import ForestKernel
-from sparsejit.asm_templates.pointwise.double_product import DoubleProductSpec, emit_double_product
-from sparsejit.asm_templates.pointwise.scaled_columns import ColumnScaling, emit_scaled_columns
+from sparsejit.asm_templates.pointwise.float64_columns import (
+    ColumnScaling,
+    DoubleProductSpec,
+    emit_double_product,
+    emit_scaled_columns,
+)
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.ir.ops.forest import Forest, Trees
 from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.step import Body, Facts, Locations, Step, between
+from sparsejit.planner.cost import vector_cost
 from sparsejit.planner.forest_plan import plan_forest
-from sparsejit.planner.vector_cost import vector_cost
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdx

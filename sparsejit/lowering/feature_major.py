@@ -26,16 +26,15 @@ from typing import NamedTuple
 from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import Node
-from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
-from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.products import Attention, Linear
 from sparsejit.ir.ops.views import Permute, Reshape, Slice
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.ir.values import Element, TensorType, Value
 from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.machine.target import Target
-from sparsejit.passes.chain_steps import as_chain
+from sparsejit.passes.fuse_chains import as_chain
 from sparsejit.planner.choice import about, choose, least, priced
 from sparsejit.planner.layer_planner import LayerPlanner
 

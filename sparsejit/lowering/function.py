@@ -46,12 +46,11 @@ from sparsejit.lowering.model_code import (
 from sparsejit.lowering.model_schedule import POINTER, ModelSchedule
 from sparsejit.lowering.threads.wave_code import emit_thread
 from sparsejit.planner.sample_plan import fewest_samples
-from sparsejit.runtime.common_weights import CommonWeights
-from sparsejit.runtime.program import Program, build
+from sparsejit.runtime.program import CommonWeights, Program, build
 from sparsejit.runtime.workers import CALLING_NS, NativePart, pool
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import Memory, dword, r12, r13, r14, rax, rbx, rcx, rdi, rdx, rsi
-from sparsejit.x86.stack import pop, push
+from sparsejit.x86.routines import pop, push
 
 # The caller's tables, and the batch's number of samples, while threads run tiles.
 _INPUTS, _OUTPUTS, _SAMPLES = r12, r13, r14

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.packed_array import packed, unpacked
+from sparsejit.ir.packed_graph import packed, unpacked
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.values import Array, Value
-from sparsejit.runtime.common_weights import CommonWeights
+from sparsejit.runtime.program import CommonWeights
 
 
 class KeptWeights:

@@ -49,14 +49,13 @@ from sparsejit.lowering.model_code import SAVED, Around, ModelCode, advance, gat
 from sparsejit.lowering.model_schedule import POINTER, ModelSchedule
 from sparsejit.lowering.probes import Probe
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.lowering.threads.crew import ScheduledStep
-from sparsejit.lowering.threads.waves import Wave, merged
+from sparsejit.lowering.threads.waves import ScheduledStep, Wave, merged
 from sparsejit.passes.default import run_passes
 from sparsejit.planner.choice import record_all
 from sparsejit.runtime.program import Program, build
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, dword, r12, r13, rax, rbx, rcx, rdi, rsi
-from sparsejit.x86.stack import pop, push
+from sparsejit.x86.routines import pop, push
 
 _FIRST = r12  # the workspace of the first stream, throughout
 

@@ -38,9 +38,8 @@ from sparsejit.lowering.memory_plan import SampleTurns
 from sparsejit.lowering.model_schedule import POINTER, JointEnd, ModelSchedule
 from sparsejit.lowering.probes import Probe
 from sparsejit.lowering.step import Locations, SharedBodies, StatusWord, Step
-from sparsejit.lowering.threads.crew import ScheduledStep
 from sparsejit.lowering.threads.wave_code import emit_wave
-from sparsejit.lowering.threads.waves import Wave, merged
+from sparsejit.lowering.threads.waves import ScheduledStep, Wave, merged
 from sparsejit.runtime.program import Program, build
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import (
@@ -61,7 +60,7 @@ from sparsejit.x86.operands import (
     xmm,
     ymm,
 )
-from sparsejit.x86.stack import pop, push
+from sparsejit.x86.routines import pop, push
 
 SAVED = (rbx, rbp, r12, r13, r14, r15)
 _FIRST, _END = r12, r13  # regions of samples that take turns

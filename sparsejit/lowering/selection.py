@@ -5,14 +5,17 @@ from math import prod
 import numpy as np
 
 from sparsejit.asm_templates.selection.bags import Bags, emit_bags
-from sparsejit.asm_templates.selection.largest import LargestElements, emit_largest_elements
+from sparsejit.asm_templates.selection.largest import (
+    LargestElements,
+    emit_largest_elements,
+    emit_true_places,
+)
 from sparsejit.asm_templates.selection.placed_rows import (
     RowUpdates,
     emit_row_updates,
     emit_table_copy,
 )
 from sparsejit.asm_templates.selection.table_rows import RowCopies, emit_row_copies
-from sparsejit.asm_templates.selection.true_places import emit_true_places
 from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Graph

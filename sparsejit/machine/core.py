@@ -2,6 +2,8 @@
 
 Every number here was measured on such a core, or is marked as assumed, in the data module that
 holds it (`processors`). Nothing else in the compiler knows a processor's name.
+
+Record of a core's speed: measured by `sparsejit calibrate`, or from the core's data.
 """
 
 from collections.abc import Mapping
@@ -19,7 +21,20 @@ from sparsejit.machine.prices import (
     SharingPrices,
     StepPrice,
 )
-from sparsejit.machine.rates import Rates
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Speed of a core: cycles a nanosecond, and bytes a cycle by the cache that they come from.
+
+    `data` and `code` have the keys L1, L2, L3 and memory. `data` also has padded L2, for streams
+    with padding lines in between.
+    """
+
+    cycles_per_ns: float
+    data: dict[str, float]
+    code: dict[str, float]
+
 
 _MULTIPLIERS = 2  # multipliers of 512 bits that default cycles assume
 # By kind of step, level and the dtype in which weights are stored, such as "avx512", "float32".

@@ -25,8 +25,7 @@ from sparsejit.api.parts import LeftPart
 from sparsejit.errors import InvalidInput, MissingDependency, SparseJitError
 from sparsejit.ir.values import Array
 from sparsejit.onnxruntime.capi.onnxruntime_pybind11_state import own_errors, refused
-from sparsejit.onnxruntime.declared import Declared
-from sparsejit.onnxruntime.given_file import GivenFile
+from sparsejit.onnxruntime.declared import Declared, GivenFile
 from sparsejit.onnxruntime.settings import say, threads_of, uses_before_compiling
 from sparsejit.planner.split import AUTO, parse_threads
 

@@ -23,8 +23,7 @@ from sparsejit.onnxruntime.capi.onnxruntime_pybind11_state import (
     own_errors,
 )
 from sparsejit.onnxruntime.code_by_sizes import CodeBySizes
-from sparsejit.onnxruntime.declared import Declared, NodeArg
-from sparsejit.onnxruntime.given_file import GivenFile
+from sparsejit.onnxruntime.declared import Declared, GivenFile, NodeArg
 from sparsejit.onnxruntime.settings import RunOptions, SessionOptions, is_of_runtime
 from sparsejit.onnxruntime.values import IOBinding, OrtValue, array_of, type_of_array
 

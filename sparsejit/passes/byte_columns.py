@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsejit.ir.graph import Graph
+from sparsejit.ir.layer_scales import QuantisedSteps
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.byte_columns import ByteAttention, NormalisedColumns
@@ -24,10 +25,9 @@ from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.views import Expand, Permute, Reshape
-from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import LARGEST_SCALE, SMALLEST_SCALE, DType
 from sparsejit.ir.values import Array, Element, Value
-from sparsejit.passes.quantised_values import steps_of
+from sparsejit.passes.quantised_layers import steps_of
 from sparsejit.passes.rewriter import Site, rewrite
 
 # Forms of a value (samples, tokens, features) whose features are heads * each: as it is, as

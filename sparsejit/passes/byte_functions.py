@@ -11,11 +11,11 @@ from math import prod
 import numpy as np
 
 from sparsejit.ir.graph import Graph
+from sparsejit.ir.layer_scales import QuantisedSteps
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.pointwise import FUNCTIONS, Chain, Pointwise
-from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.values import Array, Element, Value
-from sparsejit.passes.chain_steps import as_chain
+from sparsejit.passes.fuse_chains import as_chain
 
 BYTES = 256
 _LEAST, _LARGEST = -128, 127

@@ -14,8 +14,7 @@ import numpy as np
 
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import Operator
-from sparsejit.ir.ops.casts import Cast
-from sparsejit.ir.ops.pointwise import FUNCTIONS, ROUNDINGS, Chain, Pointwise
+from sparsejit.ir.ops.pointwise import FUNCTIONS, ROUNDINGS, Cast, Chain, Pointwise
 from sparsejit.ir.ops.selection import ArgMax, TopK
 from sparsejit.ir.ops.views import Expand, Permute, Reshape
 from sparsejit.ir.values import Array, Origin, Value

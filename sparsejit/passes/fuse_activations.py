@@ -5,15 +5,24 @@ z = relu(y)                  ->
 
 y = linear[relu](x, W, b)         z = linear[relu6](x, W, b)
 z = minimum(y, 6)            ->
+
+Moves an addition to a convolution's result into the convolution.
+
+y = conv(x, W, b)
+z = add(y, r)                ->   z = conv(x, W, b, r)
 """
 
 from dataclasses import replace
+from math import prod
+
+import numpy as np
 
 from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution, rounds
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.products import Linear
-from sparsejit.ir.spec import Activation
+from sparsejit.ir.spec import Activation, DType
 from sparsejit.ir.values import Value
 from sparsejit.passes.rewriter import Site, rewrite
 
@@ -51,3 +60,35 @@ def _both(first: Activation, site: Site) -> Activation | None:
     if first is Activation.RELU and site.op.kind == "minimum":
         return Activation.RELU6 if site.number(site.inputs[1]) == 6 else None
     return None
+
+
+def fuse_residuals(graph: Graph) -> Graph:
+    """The graph with sums inside the convolutions that nothing else reads."""
+    return rewrite(graph, _fuse_addition)
+
+
+def _fuse_addition(site: Site) -> tuple[Value, ...] | None:
+    if not isinstance(site.op, Pointwise) or site.op.kind != "add":
+        return None
+    # The later of two convolutions first: the result that is computed last is near.
+    for value, added in (site.inputs[::-1], site.inputs):
+        node = site.producer(value)
+        if node is not None and _can_add(site, node) and added.type == site.output.type:
+            x, weights, *bias = node.inputs
+            if not bias:
+                zeros = np.zeros(node.output.shape[1], np.float32)
+                bias = [site.constant(zeros, weights.origin)]
+            return site.add(node.op, x, weights, *bias, added, origins=[node.output.origin])
+    return None
+
+
+def _can_add(site: Site, node: Node) -> bool:
+    """Whether a node is a plain convolution of several taps or positions, read here only."""
+    op = node.op
+    if not isinstance(op, Convolution) or op.transposed or op.dtype is DType.INT8:
+        return False
+    weights, is_plain = node.inputs[1].shape, op.activation is Activation.NONE
+    is_many = max(prod(weights[2:]), prod(node.output.shape[2:])) > 1
+    fits = len(node.inputs) < 4 and is_many and op.groups == 1
+    is_result = node.output.type == site.output.type
+    return fits and is_plain and is_result and site.is_used_once(node.output)

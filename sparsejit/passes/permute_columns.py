@@ -22,11 +22,10 @@ from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.ops.products import Linear
-from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Concat, Permute, Reshape, Slice
-from sparsejit.ir.values import Array, Value
+from sparsejit.ir.values import Array, Value, axis_of
+from sparsejit.passes.merge_views import traced
 from sparsejit.passes.rewriter import Site, rewrite
-from sparsejit.passes.traced_views import traced
 
 
 def permute_columns(graph: Graph) -> Graph:

@@ -3,6 +3,16 @@
 A panel costs the same however few of its columns are used; a repeated matrix-vector kernel costs by
 the column, dense code by the weight, zeros included. The CSR loop goes over compressed sparse rows.
 docs/kernels/batch.md and dense.md say where the prices come from.
+
+Predicted cost of a batch by a loop over compressed rows, from `csr_shape.CsrCounts`.
+
+    a pass = weights * (a weight + vectors * a product) + segments * vectors * a sum's way
+             + inputs * vectors * into the panel + outputs * vectors * to y
+
+Weights from beyond L2 are prefetched: all but a share of their transfer overlaps with this. Prices
+are data of the processor (`machine.prices.CsrPrices`).
+
+Predicted cost of an int8 batch by the tiles of AMX, from its counts.
 """
 
 import math
@@ -10,8 +20,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
 
-from sparsejit.asm_templates.batch.amx_layout import TileCounts
-from sparsejit.asm_templates.batch.csr_shape import CsrCounts
+from sparsejit.asm_templates.batch.amx_layout import ROW_BYTES, ROWS, TILE_BYTES, TileCounts
+from sparsejit.asm_templates.batch.csr_core import quad_bytes
+from sparsejit.asm_templates.batch.csr_shape import CsrCounts, Pass
 from sparsejit.asm_templates.batch.lowered_batch import (
     BatchCounts,
     chunk_columns,
@@ -25,13 +36,102 @@ from sparsejit.asm_templates.families import Template
 from sparsejit.asm_templates.lowered import Counts
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout, MatMul
+from sparsejit.machine.prices import CsrPrices
 from sparsejit.machine.target import Target
 from sparsejit.planner.choice import cheapest, priced
 from sparsejit.planner.cost import Cost, cache_level, cache_shares, price
-from sparsejit.planner.csr_price import price_csr
 from sparsejit.planner.plan import AUTO, HARDLY_MORE, Job, Plan, choose_template
-from sparsejit.planner.tile_price import price_tiles
-from sparsejit.whole_numbers import ceil_div
+from sparsejit.whole_numbers import ceil_div, round_up
+
+
+def price_tiles(counts: TileCounts) -> Cost:
+    """Cost of tile products, which overlap with loads of tiles and expansion of weights.
+
+    Two tiles of columns are multiplied at a time. Tiles come from L1 only where the tiles of a
+    strip and of x all fit there.
+    """
+    target, spec = counts.target, counts.spec
+    columns = ceil_div(spec.batch, ROWS)
+    times = ceil_div(columns, 2)  # loads of each tile of weights
+    rows = ROWS if spec.layout is Layout.FEATURE_MAJOR else min(ROWS, spec.batch)
+    products = counts.weight_tiles * columns
+    x_bytes = counts.chunk_columns * round_up(spec.in_features, ROW_BYTES)
+    near = x_bytes + (0 if counts.compressed else counts.stored_bytes) <= target.l1d_bytes
+    load = _tile_cycles(counts, "load")
+    if not near:
+        load = max(load, TILE_BYTES / target.core.rates.data["L2"])
+    loads = counts.weight_tiles * times + counts.steps * columns
+    multiplying = max(_tile_cycles(counts, "product") * rows * products, load * loads)
+    expanding = 0.0
+    if counts.compressed:
+        expanding = _tile_cycles(counts, "expand") * ROWS * counts.weight_tiles * counts.chunks
+    data_bytes = counts.stored_bytes + 4 * spec.batch * (spec.in_features + spec.out_features)
+    level = cache_level(counts.stored_bytes, data_bytes - counts.stored_bytes, target, 0)
+    fetching = counts.chunks * counts.stored_bytes / target.core.rates.data[level]
+    # Weights are expanded with the first two tiles of columns of each chunk.
+    first = multiplying * min(1.0, counts.chunks / times)
+    cycles = max(multiplying - first + max(first, expanding), fetching)
+    ends = _vectors(spec, spec.in_features) * _tile_cycles(counts, "quantise")
+    ends += _vectors(spec, spec.out_features) * _tile_cycles(counts, "finish")
+    bound = f"data from {level}" if cycles == fetching else "execution"
+    clock = target.core.rates.cycles_per_ns
+    return Cost(products, 0, data_bytes, (cycles + ends) / clock, bound)
+
+
+def _vectors(spec: MatMul, features: int) -> int:
+    """Number of vectors of a matrix with `features` features, in the layout of x."""
+    if spec.layout is Layout.FEATURE_MAJOR:
+        return features * ceil_div(spec.batch, ROWS)
+    return spec.batch * ceil_div(features, ROWS)
+
+
+def _tile_cycles(counts: TileCounts, what: str) -> float:
+    core, spec = counts.target.core, counts.spec
+    return core.steps[f"tile-{what}", counts.target.isa, spec.dtype.value].cycles
+
+
+def price_csr(counts: CsrCounts) -> Cost:
+    """Cost of all passes, or of the transfer of their weights if that takes longer."""
+    spec, target, shape = counts.spec, counts.target, counts.shape
+    core = target.core
+    stream_bytes = quad_bytes(shape.arithmetic) * counts.quads + 4 * counts.segments
+    vector_bytes = 4 * spec.batch * (spec.in_features + spec.out_features)
+    level = cache_level(stream_bytes, shape.workspace_bytes, target, 0)
+    again = cache_level(stream_bytes, shape.workspace_bytes, target.alone, 0)
+    cycles_a_byte = 1 / core.rates.data[level] + (shape.pass_count - 1) / core.rates.data[again]
+    fetching = stream_bytes * cycles_a_byte
+    computing = core.loops.csr_call + sum(
+        part.times * _cycles(counts, part) for part in shape.passes
+    )
+    exposed = 0.0 if level == "L2" else _prices(counts).fetch * fetching
+    cycles = max(fetching, computing + exposed)
+    return Cost(
+        sum(part.times * part.vectors for part in shape.passes) * counts.weights,
+        0,
+        stream_bytes + vector_bytes,
+        cycles / core.rates.cycles_per_ns,
+        "execution" if computing + exposed > fetching else f"data from {level}",
+    )
+
+
+def _prices(counts: CsrCounts) -> CsrPrices:
+    return counts.target.core.csr[counts.target.isa, counts.shape.arithmetic.value]
+
+
+def _cycles(counts: CsrCounts, part: Pass) -> float:
+    """Cycles of one pass."""
+    spec, shape, prices, target = counts.spec, counts.shape, _prices(counts), counts.target
+    layout = int(spec.layout is Layout.BATCH_MAJOR)
+    row_blocks = ceil_div(spec.out_features, shape.blocks.rows)
+    exceeds = shape.panel_bytes > target.core.loops.csr_near * target.l1d_bytes
+    product = prices.product + (prices.far_product if exceeds else 0)
+    moved = spec.in_features * row_blocks * prices.into_panel[layout]
+    moved += spec.out_features * prices.to_y[layout]
+    if spec.added_pitch is not None:
+        moved += spec.out_features / target.core.batch.loads
+    by_vector = counts.weights * product + counts.segments * prices.sums + moved
+    return counts.weights * prices.weight + part.vectors * by_vector + counts.groups * prices.group
+
 
 # From these numbers of columns on, kernels repeated by the column do not win for matrices with at
 # least this number of rows, or of weights.

@@ -11,10 +11,9 @@ from math import inf, isfinite, prod
 from typing import NamedTuple
 
 from sparsejit.asm_templates.convolution.dense_windows import MOST_TAPS, tile_shape
-from sparsejit.asm_templates.convolution.padded_image import PaddedImage
+from sparsejit.asm_templates.convolution.padded_image import PaddedImage, window_panels
 from sparsejit.asm_templates.convolution.sparse_windows import WindowCounts, expect_windows
-from sparsejit.asm_templates.convolution.window_loop import DirectCounts
-from sparsejit.asm_templates.convolution.window_panels import window_panels
+from sparsejit.asm_templates.convolution.window_rows import DirectCounts
 from sparsejit.asm_templates.convolution.winograd import (
     U_A_WEIGHT,
     has_winograd,
@@ -23,14 +22,14 @@ from sparsejit.asm_templates.convolution.winograd import (
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.planner.choice import Chosen, TableRow, cheapest, choose
-from sparsejit.planner.convolution_price import (
+from sparsejit.planner.byte_plan import (
     price_copy,
     price_dense_windows,
     price_direct,
     price_gathering,
     price_sparse_windows,
 )
+from sparsejit.planner.choice import Chosen, TableRow, cheapest, choose
 from sparsejit.planner.cost import Cost
 from sparsejit.planner.layer_planner import LayerPlanner
 

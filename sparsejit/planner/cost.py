@@ -3,17 +3,29 @@
 A kernel is a sequence of equal steps (`lowered.Counts`), whose prices are data of the target's
 core. The time is the longest of execution, the transfer of code and the transfer of data, which
 overlap.
+
+Predicted cost of loops over vectors: chains, copies, gates, dense products, float64 columns.
+
+Least time that a processor could take, whatever the kernel.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
+from sparsejit.asm_templates.dense_product.tiling import tiling
 from sparsejit.asm_templates.families import STEP_KINDS
 from sparsejit.asm_templates.lowered import Counts, Work
+from sparsejit.asm_templates.pointwise.chain import LoweredChain
+from sparsejit.asm_templates.pointwise.chain.passes import COSTS
+from sparsejit.asm_templates.pointwise.chain.plan import ChainPlan
+from sparsejit.asm_templates.pointwise.chain.transposed import TransposedCopy
 from sparsejit.asm_templates.shared.padding import DENSE, stride_padding
+from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS
+from sparsejit.ir.ops.recurrent import RecurrentCell
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DType
+from sparsejit.ir.spec import DenseProduct, DType
 from sparsejit.machine.core import Core
 from sparsejit.machine.prices import StepPrice
 from sparsejit.machine.target import Target
@@ -163,3 +175,95 @@ def missed_share(fill: float, ways: int) -> float:
         others += term
         term *= mean / (count + 1)
     return max(0.0, 1.0 - math.exp(-mean) * others)
+
+
+def vector_cost(
+    instructions: float, moved_bytes: int, target: Target, waiting: float = 0.0
+) -> Cost:
+    """Cost of a loop: the longer of its instructions and its transfers from the nearest cache.
+
+    `waiting`: cycles in which no other instruction runs.
+    """
+    rates = target.core.rates
+    level = cache_level(moved_bytes, 0, target, target.l1d_bytes)
+    cycles = {
+        "execution": instructions / target.core.loops.instructions + waiting,
+        f"data from {level}": moved_bytes / rates.data[level],
+    }
+    bound = max(cycles, key=lambda resource: cycles[resource])
+    return Cost(int(instructions), 0, moved_bytes, cycles[bound] / rates.cycles_per_ns, bound)
+
+
+def chain_cost(lowered: LoweredChain, target: Target) -> Cost | None:
+    """The cost of a chain; None for one without code."""
+    plan = lowered.plan
+    if plan is None:
+        return None
+    moved = lowered.counts["bytes_read"] + lowered.counts["bytes_written"]
+    if isinstance(plan, TransposedCopy):
+        vectors = prod(lowered.chain.shape) / target.lanes
+        return vector_cost(vectors * target.core.loops.transposed, moved, target)
+    return vector_cost(*_work(lowered, plan, moved, target))
+
+
+def gates_ns(cell: RecurrentCell, units: int, target: Target) -> float:
+    """Nanoseconds of the gates of `units` hidden units."""
+    core = target.core
+    return core.gate_cycles[cell.value, target.isa] * units / core.rates.cycles_per_ns
+
+
+def own_steps_ns(inputs: int, outputs: int, target: Target) -> float:
+    """Nanoseconds to quantise a row by its own range, and to scale its product."""
+    instructions = (10 * inputs + 5 * outputs) / target.lanes
+    return vector_cost(instructions, 4 * (3 * inputs + 3 * outputs), target).ns
+
+
+def dense_product_ns(product: DenseProduct, target: Target) -> float:
+    """Nanoseconds of a product of two matrices that the model computes."""
+    return tiling(product, target).cycles / target.core.rates.cycles_per_ns
+
+
+def _work(
+    lowered: LoweredChain, plan: ChainPlan, moved: int, target: Target
+) -> tuple[float, int, Target, float]:
+    walks, kinds = plan.space.walks, [plan.values[number] for number in plan.passes.needed]
+    costs = [COSTS.get(value.kind, 1) for value in kinds if not value.per_row]
+    reductions = 0 if plan.across else sum(value.kind in ROW_REDUCTIONS for value in kinds)
+    arrays = len(lowered.operands) + len(lowered.results)
+    instructions = walks * plan.vectors * (sum(costs) + arrays)
+    return instructions, moved, target, walks * reductions * target.core.reduction_cycles
+
+
+def limit_ns(flops: int, data_bytes: int, other_bytes: int, target: Target) -> float:
+    """Least nanoseconds of `flops` on data that share caches with `other_bytes` of other layers.
+
+    It is the longer of the multipliers' time and the time of the data's transfer.
+    """
+    core = target.core
+    rates = {**core.rates.data, "L2": max(core.rates.data["L2"], core.rates.data["padded L2"])}
+    places = nearest_places(data_bytes, other_bytes, target)
+    computing = flops / (2 * core.multipliers * target.lanes)
+    loading = sum(count / rates[level] for level, count in places.items())
+    return max(computing, loading) / core.rates.cycles_per_ns
+
+
+def nearest_places(data_bytes: int, other_bytes: int, target: Target) -> dict[str, float]:
+    """Bytes of the data that come from each cache at best, when they are read over and over.
+
+    No cache keeps more than its size, and each keeps the same share of the data as of the other
+    bytes that are read.
+    """
+    left = data_bytes + other_bytes
+    own = data_bytes / max(left, 1)
+    places: dict[str, float] = {}
+    for level, size in (
+        ("L1", target.l1d_bytes),
+        ("L2", target.l2_bytes),
+        ("L3", target.l3_bytes),
+        ("memory", left),
+    ):
+        kept = min(left, size)
+        left -= kept
+        if kept or not places:
+            places[level] = own * kept
+    return places

@@ -24,17 +24,15 @@ from sparsejit.planner.byte_plan import (
     copy_cost,
     fours_cost,
     norm_cost,
+    price_dense_windows,
+    price_quads,
+    price_sparse_windows,
 )
 from sparsejit.planner.convolution_plan import (
     DENSE_WINDOWS,
     SPARSE_WINDOWS,
     WINOGRAD,
     channel_windows_cost,
-)
-from sparsejit.planner.convolution_price import (
-    price_dense_windows,
-    price_quads,
-    price_sparse_windows,
 )
 from sparsejit.planner.cost import price
 from sparsejit.planner.forest_plan import forest_ns

@@ -18,8 +18,7 @@ from sparsejit.planner.batch_plan import (
 )
 from sparsejit.planner.batch_split import split_batch, ways_to_split
 from sparsejit.planner.plan import AUTO, Plan, expected_ns, plan
-from sparsejit.planner.row_parts import row_parts
-from sparsejit.planner.split import Part, Split, split
+from sparsejit.planner.split import Part, Split, row_parts, split
 from sparsejit.planner.tuning import tuned
 
 _BYTES_A_NONZERO = 12  # the weight, and the code that multiplies by it

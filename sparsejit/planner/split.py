@@ -4,6 +4,12 @@ Each part is a layer of its own: planned for its rows, compiled as its own funct
 share of y. A row is summed by one part alone in an order fixed at compile time, so a kernel gives
 the same bits on every call, whichever thread runs a part and whenever. With another number of
 threads, parts may be planned differently, and so round differently.
+
+Divide a layer by rows into parts whose weights stay in L1 from one x to the next.
+
+This serves loops over several streams at once: each part runs for all streams, then the next part.
+Each part is planned for its rows, whose weights are near. Parts of a looped kernel are loops too: a
+plan counts one x, and code that is not near.
 """
 
 from collections.abc import Callable
@@ -13,11 +19,12 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.asm_templates.broadcast.loop import Looped
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.planner.plan import AUTO, Plan
+from sparsejit.planner.plan import AUTO, Plan, plan
 from sparsejit.planner.sharing import (
     barrier_ns,
     parallel_ns,
@@ -211,3 +218,26 @@ def some_rows(spec: MatVec, first: int, end: int) -> MatVec:
     """The layer with the outputs `first` up to `end` alone."""
     bias = None if spec.bias is None else spec.bias[first:end]
     return replace(spec, out_features=end - first, bias=bias)
+
+
+# Rows whose sums a kernel keeps in registers at once, with AVX-512: parts of whole multiples of
+# them take no more steps than the layer does.
+_BATCH_ROWS = 128
+
+
+def row_parts(
+    spec: MatVec, matrix: SparseMatrix, whole: Plan, target: Target, part_bytes: int
+) -> tuple[Part, ...]:
+    """Divide the layer into parts that read about `part_bytes` of weights; `whole` is its plan."""
+    batches = ceil_div(spec.out_features, _BATCH_ROWS)
+    count = min(batches, ceil_div(whole.lowered.counts.pool_bytes, part_bytes))
+    if count <= 1:
+        return (Part(0, spec, matrix, whole),)
+    bounds = [batches * number // count * _BATCH_ROWS for number in range(count)]
+    strategy = whole.chosen.template.family if isinstance(whole.lowered, Looped) else AUTO
+    parts = []
+    for first, end in pairwise([*bounds, spec.out_features]):
+        rows, part = matrix.rows(first, end), some_rows(spec, first, end)
+        made = plan(part, rows, target, strategy)
+        parts.append(Part(first, part, rows, made))
+    return tuple(parts)

@@ -57,7 +57,7 @@ from sparsejit.x86.operands import (
     rsi,
     rsp,
 )
-from sparsejit.x86.stack import pop, push
+from sparsejit.x86.routines import pop, push
 
 _SAVED = (rbx, rbp, r12, r13, r14, r15)
 

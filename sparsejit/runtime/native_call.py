@@ -5,6 +5,8 @@
 
 `inputs` and `outputs` are tables of pointers to row-major arrays. `samples` is the length of the
 batch where that is free, else 1.
+
+Arguments of a model's native function: tables of addresses, and a workspace.
 """
 
 import ctypes
@@ -26,13 +28,33 @@ from sparsejit.runtime.array_checks import (
     require_number,
     with_rows,
 )
-from sparsejit.runtime.call_arrays import address_table, new_workspace
 from sparsejit.runtime.call_stub import call_stub
 from sparsejit.runtime.filled_memory import emit_fill_arrays, fill, fills
 from sparsejit.runtime.python_objects import ArrayType, bind_arguments
 from sparsejit.x86.operands import rcx, rdi, rdx, rsi
 
+WORKSPACE_ALIGNMENT = 64
+
 Array = npt.NDArray[Any]
+
+
+def address_table(arrays: Sequence[Array]) -> Any:
+    """Return a C array of the arrays' addresses."""
+    return (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
+
+
+def new_workspace(size: int) -> Array:
+    """Return `size` bytes or more, uninitialised, aligned to WORKSPACE_ALIGNMENT."""
+    room = np.empty(max(size, 1) + WORKSPACE_ALIGNMENT, np.uint8)
+    return room[-room.ctypes.data % WORKSPACE_ALIGNMENT :]
+
+
+def aligned_copy(array: Array) -> Array:
+    """Return a C-contiguous copy that begins at a cache line."""
+    room = new_workspace(array.nbytes)[: array.nbytes]
+    copy: Array = room.view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 class NativeCall:

@@ -1,21 +1,113 @@
-"""Builds native functions: emits the code around kernel bodies and maps it into memory."""
+"""Builds native functions: emits the code around kernel bodies and maps it into memory.
 
+Weights that native functions of one model share: literals in the memory of earlier ones.
+
+Permission for AMX tiles, which Linux gives to a process only on request.
+
+Source: Documentation/arch/x86/xstate.rst of the Linux kernel. Children inherit the permission; a
+process that has it needs larger alternate signal stacks, so it is asked for only where the
+processor has AMX.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
 import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import count
 from pathlib import Path
+from typing import Any
 
-from sparsejit.errors import InvalidInput
+import numpy as np
+import numpy.typing as npt
+
+from sparsejit.errors import InvalidInput, UnsupportedTarget
 from sparsejit.files import atomic_path, check_writable
+from sparsejit.machine.permission import must_ask
 from sparsejit.machine.target import Target
 from sparsejit.native.copying import SharedCode
-from sparsejit.native.executable_memory import ExecutableMemory, write_perf_map
-from sparsejit.runtime.common_weights import CommonWeights
-from sparsejit.runtime.tiles import allow_tiles
+from sparsejit.native.executable_memory import ExecutableMemory, Neighbourhood, write_perf_map
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.image import Image
+from sparsejit.x86.image import CommonLiterals, Image
+
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM = 158, 0x1023
+_TILE_DATA = 18  # the number of the tiles' state in XCR0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@cache
+def refusal() -> str | None:
+    """Ask for the permission, once a process; return the reason of a refusal, or None."""
+    if not _libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA):
+        return None
+    code = ctypes.get_errno()
+    return (
+        "the system does not let this process use AMX tiles (arch_prctl: "
+        f"{errno.errorcode.get(code, code)} {os.strerror(code)}); allow that call, enlarge "
+        "alternate signal stacks, or choose strategy='auto' and target='native'"
+    )
+
+
+def allow_tiles() -> None:
+    """Ask for the permission. Raises UnsupportedTarget where it is refused."""
+    why = refusal()
+    if why is not None:
+        raise UnsupportedTarget(why)
+
+
+must_ask(("amx_tile", "amx_int8", "amx_bf16"), refusal)
+
+
+Array = npt.NDArray[Any]
+
+
+class CommonWeights:
+    """Addresses of the shared literals, in the memory of the first function and of later ones.
+
+    All these functions lie in one neighbourhood. Raises CompileError where the system refuses its
+    addresses.
+    """
+
+    def __init__(self) -> None:
+        self.neighbourhood = Neighbourhood()
+        self.literals = CommonLiterals(self.neighbourhood.first)
+        self.memory: ExecutableMemory | None = None  # holds the memory of earlier functions alive
+        self._newest: ExecutableMemory | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether a function has been built whose literals others can share."""
+        return self.literals.is_there
+
+    def written(self, memory: ExecutableMemory) -> None:
+        """Record the memory of a new function; share the literals of the first."""
+        self._newest = memory
+        if self.memory is None:
+            self.keep()
+
+    def keep(self) -> None:
+        """Share the literals of the newest function, too."""
+        self.literals.keep()
+        self.memory = self._newest
+
+    def view_of(self, array: Array) -> Array | None:
+        """Return the same array in the memory of one of the functions; None where none has it."""
+        address, newest = self.literals.address_of(array), self._newest
+        if address is None or newest is None or not array.flags.c_contiguous:
+            return None
+        found = np.frombuffer(newest.view(array.nbytes, address), array.dtype)
+        found = found.reshape(array.shape)
+        return found if np.array_equal(_bytes_of(found), _bytes_of(array)) else None
+
+
+def _bytes_of(array: Array) -> npt.NDArray[np.uint8]:
+    return array.reshape(-1).view(np.uint8)
+
 
 _serial = count()
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime import native_timing
-from sparsejit.runtime.call_arrays import address_table, new_workspace
+from sparsejit.runtime.native_call import address_table, new_workspace
 from sparsejit.runtime.native_timing import calls_a_sample, duration_ns, native_loop, pinned
 
 _BUDGET_NS = 400_000_000

@@ -29,7 +29,7 @@ from sparsejit.x86.operands import (
     ymm,
     zmm,
 )
-from sparsejit.x86.stack import pop, push
+from sparsejit.x86.routines import pop, push
 
 CALLEE_SAVED = (rbx, rbp, r12, r13, r14, r15)
 _NAMES = ("rbx", "rbp", "r12", "r13", "r14", "r15")

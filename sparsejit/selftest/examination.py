@@ -1,10 +1,15 @@
-"""Compiles the kernel of a case, runs it and checks its results and side effects."""
+"""Compiles the kernel of a case, runs it and checks its results and side effects.
 
+Counts of kernels that passed and failed a selftest.
+"""
+
+import os
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +18,10 @@ from sparsejit.api.compile_layer import compile_matrix
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul
-from sparsejit.machine.target import Target
+from sparsejit.machine.target import MAX_ISA_VARIABLE, Target
 from sparsejit.runtime.guard_pages import EDGES, Edge, GuardedArray
 from sparsejit.selftest.calling_convention import UNUSUAL_MXCSR, USUAL_MXCSR, Checker, StateLeft
-from sparsejit.selftest.cases import Case
+from sparsejit.selftest.cases import Case, derive
 
 FloatArray = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -178,3 +183,70 @@ def is_writable(address: int) -> bool:
         if start <= address < end:
             return "w" in flags
     return False
+
+
+# Family, dtype and level.
+Kind = tuple[str, str, str]
+
+
+@dataclass
+class Tally:
+    """Counts of the kernels of `seed` that passed (`held`), by kind, and the failures."""
+
+    seed: int
+    held: Counter[Kind] = field(default_factory=Counter)
+    failures: list[Verdict] = field(default_factory=list)
+    shared: int = 0  # kernels that ran on several threads
+
+    def add(self, verdict: Verdict) -> None:
+        """Count one kernel."""
+        if verdict.problem is not None:
+            self.failures.append(verdict)
+            return
+        self.held[_kind(verdict)] += 1
+        self.shared += verdict.threads > 1
+
+    @property
+    def kernels(self) -> int:
+        """Number of kernels tried."""
+        return self.held.total() + len(self.failures)
+
+    def families(self) -> list[tuple[str, str]]:
+        """Return each family and dtype tried, sorted by name."""
+        return sorted({kind[:2] for kind in (*self.held, *map(_kind, self.failures))})
+
+    def failed(self, family: str, dtype: str) -> int:
+        """Return the number of failures of this family and dtype."""
+        return sum(_kind(verdict)[:2] == (family, dtype) for verdict in self.failures)
+
+    def command(self, verdict: Verdict) -> str:
+        """Return the shell command that tests this kernel alone."""
+        limit = os.environ.get(MAX_ISA_VARIABLE)
+        prefix = f"{MAX_ISA_VARIABLE}={limit} " if limit else ""
+        return f"{prefix}sparsejit selftest --seed {self.seed} --only {verdict.number}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counts as plain JSON types."""
+        return {
+            "seed": self.seed,
+            "kernels": self.kernels,
+            "held": self.held.total(),
+            "on_several_threads": self.shared,
+            "by_kind": [
+                {"family": family, "dtype": dtype, "level": level, "held": held}
+                for (family, dtype, level), held in sorted(self.held.items())
+            ],
+            "failures": [
+                {
+                    "number": verdict.number,
+                    "problem": verdict.problem,
+                    "kernel": str(derive(self.seed, verdict.number)),
+                    "command": self.command(verdict),
+                }
+                for verdict in self.failures
+            ],
+        }
+
+
+def _kind(verdict: Verdict) -> Kind:
+    return verdict.family, verdict.dtype, verdict.isa

@@ -1,6 +1,8 @@
 """The weights of a voice that `train` made.
 
 Nothing here imports torch. The file is safetensors with the torch module's parameter names.
+
+Pruned matrices in a file: one bit a weight, and the values that are not zero.
 """
 
 import json
@@ -21,12 +23,42 @@ from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency
 from sparsejit.files import check_writable
 from sparsejit.frontends.files import read_torch_file
 from sparsejit.voice.features import HOP_LENGTH, N_MELS, SAMPLE_RATE, FloatArray
-from sparsejit.voice.packing import BITS, VALUES, pack, unpack
 from sparsejit.voice.prediction import CLASSES
 from sparsejit.voice.spec.known_checkpoints import read_checkpoint
 from sparsejit.voice.spec.own_network import own_network
 from sparsejit.voice.spec.trained import TrainedNetwork
 from sparsejit.voice.spec.voice_spec import check_temperature
+from sparsejit.whole_numbers import ceil_div
+
+Array = npt.NDArray[Any]
+
+# Suffixes of the tensors of a packed matrix: bits in row-major order, eight a byte, the first the
+# highest; and the values where a bit is set, in the same order.
+BITS, VALUES = ".bits", ".values"
+
+
+def pack(name: str, matrix: Array) -> dict[str, Array]:
+    """Return the tensors to store: the packed form, or the matrix itself where that is smaller."""
+    kept = matrix != 0
+    packed = {name + BITS: np.packbits(kept), name + VALUES: matrix[kept]}
+    size = sum(tensor.nbytes for tensor in packed.values())
+    return packed if size < matrix.nbytes else {name: matrix}
+
+
+def unpack(name: str, bits: Array, values: Array, shape: tuple[int, ...]) -> Array:
+    """Return the matrix `name` from its packed form; InvalidInput if that does not fit `shape`."""
+    elements = int(np.prod(shape))
+    if bits.dtype != np.uint8 or bits.shape != (ceil_div(elements, 8),):
+        raise InvalidInput(f"{name + BITS} has shape {bits.shape}, {bits.dtype}, for {shape}")
+    kept = np.unpackbits(bits, count=elements).astype(bool)
+    if values.shape != (np.count_nonzero(kept),):
+        raise InvalidInput(
+            f"{name + VALUES} has shape {values.shape}, not ({np.count_nonzero(kept)},)"
+        )
+    matrix = np.zeros(shape, values.dtype)
+    matrix[kept.reshape(shape)] = values
+    return matrix
+
 
 # Metadata that a file has, and must have to be read.
 IDENTITY = {

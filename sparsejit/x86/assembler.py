@@ -21,11 +21,19 @@ import numpy.typing as npt
 
 from sparsejit.errors import CompileError
 from sparsejit.machine.target import Target
-from sparsejit.x86.encoder import form_for
 from sparsejit.x86.forms import Form
-from sparsejit.x86.image import Image, Line, MakeRoom, StampedRun, in_bytes
-from sparsejit.x86.instructions import encoded, fields_of, form_of
-from sparsejit.x86.literal_pool import COMMON, CommonLiterals, LiteralPool, address_of
+from sparsejit.x86.image import (
+    COMMON,
+    CommonLiterals,
+    Image,
+    Line,
+    LiteralPool,
+    MakeRoom,
+    StampedRun,
+    address_of,
+    in_bytes,
+)
+from sparsejit.x86.instructions import encoded, fields_of, form_for, form_of
 from sparsejit.x86.operands import (
     Here,
     Literal,

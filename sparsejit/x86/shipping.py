@@ -5,10 +5,10 @@ from contextlib import suppress
 
 from sparsejit.errors import CompileError
 from sparsejit.x86 import form_table
-from sparsejit.x86.encoder import instruction_sets
 from sparsejit.x86.form_table import KeptForm
 from sparsejit.x86.forms import Key
 from sparsejit.x86.general_registers import family
+from sparsejit.x86.instructions import instruction_sets
 from sparsejit.x86.learning import learned_form
 
 

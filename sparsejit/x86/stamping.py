@@ -18,9 +18,8 @@ import numpy.typing as npt
 
 from sparsejit.errors import CompileError
 from sparsejit.native.executable_memory import ExecutableMemory
-from sparsejit.x86.encoder import form_for
 from sparsejit.x86.forms import Form, Hole, too_wide
-from sparsejit.x86.instructions import encoded
+from sparsejit.x86.instructions import encoded, form_for
 from sparsejit.x86.operands import (
     Memory,
     Relative,

@@ -30,7 +30,7 @@ from sparsejit.frontends.onnx import DeclaredInput
 from sparsejit.perf.any_model import AnyComparison, AnyTask
 from sparsejit.perf.call_latency import latency_report
 from sparsejit.perf.model_contest import ContestantTime
-from sparsejit.prune.shrink import forecast
+from sparsejit.prune.shrink import shrunk
 
 ROOT = Path(__file__).parents[2]
 FACTORY = """
@@ -279,7 +279,7 @@ def test_no_forecast_loses_what_was_measured(
     def fails(*_: Any) -> None:
         raise KeyError("an operator that nobody foresaw")
 
-    monkeypatch.setattr(forecast, "predicted_speeds", fails)
+    monkeypatch.setattr(shrunk, "predicted_speeds", fails)
     (tmp_path / "net.py").write_text(WIDE)
     done = invoked("bench", f"{tmp_path}/net.py:make", "--dtype", "float32", "--peers", "")
     assert done.exit_code == 0 and "no other engine here" in done.stdout.splitlines()[-1]

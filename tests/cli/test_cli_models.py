@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 import sparsejit
 from sparsejit.commands.cli import app
 from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.frontends.factory import call_factory
+from sparsejit.frontends.model_source import call_factory
 from sparsejit.frontends.torch_export import read_program
 
 FACTORIES = """

@@ -13,7 +13,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
 from sparsejit.selftest.cases import Case
 from sparsejit.selftest.examination import NativeCase, Verdict
-from sparsejit.selftest.processes import SelfTest
+from sparsejit.selftest.trials import SelfTest
 
 RUNNER = CliRunner(env={"COLUMNS": "200"})
 

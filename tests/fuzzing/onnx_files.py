@@ -28,10 +28,10 @@ from onnx.numpy_helper import from_array, to_array
 from onnx.reference import ReferenceEvaluator
 
 import sparsejit
-from sparsejit.api.open_outputs import cut
+from sparsejit.api.called import cut
 from sparsejit.errors import InvalidInput, SparseJitError
 from sparsejit.frontends.onnx import import_onnx
-from sparsejit.frontends.onnx.onnx_rows import OPERATORS
+from sparsejit.frontends.onnx.interpreting import OPERATORS
 from sparsejit.frontends.onnx.reading import OLDEST_OPSET, newest_opset
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.turns import Turns

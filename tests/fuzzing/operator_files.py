@@ -33,8 +33,8 @@ from sparsejit.artefact.sealed import naming
 from sparsejit.errors import DamagedFile
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
 from sparsejit.ir.graph import Graph
+from sparsejit.ir.layer_scales import QuantisedSteps
 from sparsejit.ir.ops.sampling import Quantise
-from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Array, Element, TensorType
 

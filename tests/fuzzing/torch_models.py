@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 import sparsejit
 from sparsejit.errors import SparseJitError
-from sparsejit.ir.batch_axes import BatchAxes
+from sparsejit.ir.graph import BatchAxes
 
 BATCH = 5  # samples that a model is grown with; it is compiled for the first few of them
 MOST_ELEMENTS, LARGEST = 1 << 13, 1e4

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from matvec_checks import block_weights
 from test_batch import RUNNABLE, check, compiled, spec_of, x_for
 
-from sparsejit.asm_templates.batch.csr_shape import Arithmetic, csr_shape
-from sparsejit.asm_templates.batch.csr_stream import (
+from sparsejit.asm_templates.batch.csr_shape import (
     MOST,
     OFFSET_UNIT,
     QUAD,
+    Arithmetic,
     CsrBlocks,
+    csr_shape,
     csr_stream,
     float_words,
     short_words,

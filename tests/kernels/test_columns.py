@@ -9,8 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runnable import LEVELS
 
-from sparsejit.asm_templates.pointwise.double_product import DoubleProductSpec, emit_double_product
-from sparsejit.asm_templates.pointwise.scaled_columns import ColumnScaling, emit_scaled_columns
+from sparsejit.asm_templates.pointwise.float64_columns import (
+    ColumnScaling,
+    DoubleProductSpec,
+    emit_double_product,
+    emit_scaled_columns,
+)
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.ir.values import Array
 from sparsejit.machine.target import Target

@@ -13,15 +13,13 @@ from runnable import LEVELS
 
 from sparsejit.asm_templates.dense_product.few_rows import has_few_rows
 from sparsejit.asm_templates.dense_product.lane_sums import add_lanes
-from sparsejit.asm_templates.dense_product.packing import pack_columns, pack_rows
 from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_product
-from sparsejit.asm_templates.dense_product.tiling import most_sums, tiling
+from sparsejit.asm_templates.dense_product.tiling import most_sums, pack_columns, pack_rows, tiling
 from sparsejit.asm_templates.families import Template
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
-from sparsejit.ir.dense_product import DenseProduct
-from sparsejit.ir.spec import Activation
+from sparsejit.ir.spec import Activation, DenseProduct
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.selftest.calling_convention import UNUSUAL_MXCSR, Checker

@@ -8,16 +8,17 @@ from iced_x86 import EncodingKind, InstructionInfoFactory, OpAccess, RegisterExt
 from iced_x86 import Register as Iced
 
 from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_product
-from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw
+from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw, emit_random_uniform
 from sparsejit.asm_templates.pointwise.elementwise import emit_elementwise
-from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
-from sparsejit.asm_templates.pointwise.lstm_gates import emit_lstm_update
-from sparsejit.asm_templates.pointwise.random_uniform import emit_random_uniform
-from sparsejit.asm_templates.pointwise.rnn_gates import emit_rnn_update
-from sparsejit.ir.dense_product import DenseProduct
+from sparsejit.asm_templates.pointwise.gates import (
+    emit_gru_update,
+    emit_lstm_update,
+    emit_rnn_update,
+)
 from sparsejit.ir.spec import (
     Activation,
     CategoricalDraw,
+    DenseProduct,
     Elementwise,
     GruUpdate,
     LstmUpdate,

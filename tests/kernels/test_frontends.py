@@ -13,9 +13,8 @@ import pytest
 import sparsejit
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.frontends.arrays import to_array
-from sparsejit.frontends.files import read_matrix
+from sparsejit.frontends.files import SHORT_FLOATS, read_matrix
 from sparsejit.frontends.layers import weights_and_bias
-from sparsejit.frontends.short_floats import SHORT_FLOATS
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

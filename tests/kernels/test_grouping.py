@@ -11,8 +11,7 @@ from matvec_checks import check, scattered, templates_of
 
 import sparsejit
 from sparsejit.asm_templates.gather.permute import AVX512
-from sparsejit.asm_templates.gather.permute_layout import layout_of
-from sparsejit.asm_templates.gather.row_plan import RowPlan
+from sparsejit.asm_templates.gather.permute_layout import RowPlan, layout_of
 from sparsejit.asm_templates.scheduling.grouping import (
     SWEEPS,
     StepShape,

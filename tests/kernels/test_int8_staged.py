@@ -7,8 +7,13 @@ from matvec_checks import block_weights, compile_kernel, templates_of
 
 from sparsejit.asm_templates.families import Template
 from sparsejit.asm_templates.gather.int8_layout import REGISTER_INPUTS, byte_of_input
-from sparsejit.asm_templates.gather.int8_staged import expect, lower
-from sparsejit.asm_templates.gather.int8_staged_layout import SLOTS, StagedGroup, staged_groups
+from sparsejit.asm_templates.gather.int8_staged import (
+    SLOTS,
+    StagedGroup,
+    expect,
+    lower,
+    staged_groups,
+)
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from sparsejit.machine.target import Target
-from sparsejit.planner.limits import limit_ns, nearest_places
+from sparsejit.planner.cost import limit_ns, nearest_places
 
 TARGET = replace(
     Target.named("avx2"), l1d_bytes=100, l2_bytes=1_000, l3_bytes=10_000, between_bytes=0

@@ -8,16 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matvec_checks import check, compile_kernel, scattered, templates_of
 
-from sparsejit.asm_templates.gather.lookup_layout import (
+from sparsejit.asm_templates.gather.lookup import (
     LANES,
+    LINE,
     SLIDE,
     STEPS,
     WINDOW,
+    Format,
     chunks_of,
     paired_order,
+    stored,
 )
-from sparsejit.asm_templates.gather.lookup_storage import LINE, Format, stored
-from sparsejit.asm_templates.gather.permute_storage import with_index
+from sparsejit.asm_templates.gather.permute_layout import with_index
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, MatVec
 from sparsejit.machine.microarchitecture import core_named

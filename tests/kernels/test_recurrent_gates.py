@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runnable import ISAS
 
-from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
-from sparsejit.asm_templates.pointwise.lstm_gates import emit_lstm_update
-from sparsejit.asm_templates.pointwise.rnn_gates import emit_rnn_update
+from sparsejit.asm_templates.pointwise.gates import (
+    emit_gru_update,
+    emit_lstm_update,
+    emit_rnn_update,
+)
 from sparsejit.ir import reference
 from sparsejit.ir.spec import Activation, GruUpdate, LstmUpdate, RnnUpdate
 from sparsejit.ir.values import Array

@@ -7,7 +7,7 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.planner.plan import plan
-from sparsejit.planner.row_parts import row_parts
+from sparsejit.planner.split import row_parts
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.INT8])

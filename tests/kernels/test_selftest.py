@@ -18,18 +18,17 @@ from sparsejit.ir.spec import Activation, DType, Layout, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.selftest import trials
-from sparsejit.selftest.cases import AWKWARD_SIZES, Case, derive, levels
+from sparsejit.selftest.cases import AWKWARD_SIZES, STRUCTURES, Case, derive, levels
 from sparsejit.selftest.examination import (
     Compile,
     NativeCase,
+    Tally,
     Verdict,
     compile_case,
     examine,
     is_writable,
 )
-from sparsejit.selftest.processes import MOST_FAILURES, PATIENCE_S, SelfTest
-from sparsejit.selftest.tally import Tally
-from sparsejit.selftest.weights import STRUCTURES
+from sparsejit.selftest.trials import MOST_FAILURES, PATIENCE_S, SelfTest
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, dword, rax, rbx, rcx, rdi, rsi, rsp, ymm
 

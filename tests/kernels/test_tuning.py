@@ -15,7 +15,7 @@ from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.machine.microarchitecture import UNKNOWN, core_named
 from sparsejit.machine.target import Target
 from sparsejit.measuring import kernel_times
-from sparsejit.planner import calibration, step_times, tuning
+from sparsejit.planner import calibration, tuning
 from sparsejit.planner.cost import all_steps, step_cycles
 
 pytestmark = pytest.mark.plans
@@ -141,7 +141,7 @@ def test_steps_cost_as_many_times_their_price_as_kernels_take(
     """Every kind of step that there is on this machine, from the least of the rounds."""
     target = Target.detect()
     pretended_cycles(lambda time: 1.7 if time % 5 else 1.3)
-    found = step_times.step_prices(target)
+    found = calibration.step_prices(target)
     assert found == {key: pytest.approx(1.3 * all_steps(target.core)[key].cycles) for key in found}
     rows = [row for row in MATVEC_TEMPLATES if row.made_for(target)]
     assert {key[0] for key in found} >= {row.family for row in rows}
@@ -153,7 +153,7 @@ def test_steps_that_no_two_halves_of_the_rounds_agree_on_count_at_their_least(
     """Or of two rivals one would have a measured and one an assumed price."""
     target = Target.detect()
     pretended_cycles(lambda time: 1.0 + time % 2)
-    found = step_times.step_prices(target)
+    found = calibration.step_prices(target)
     assert found
     assert found == {key: pytest.approx(all_steps(target.core)[key].cycles) for key in found}
 

@@ -18,7 +18,7 @@ from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.asm_templates.forest.kernels import FOREST_KERNELS
 from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw
 from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_chain
-from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
+from sparsejit.asm_templates.pointwise.gates import emit_gru_update
 from sparsejit.asm_templates.shared.location import InWorkspace
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.ops.pointwise import FUNCTIONS, ROW_REDUCTIONS, Chain, ChainStep
@@ -26,11 +26,11 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, CategoricalDraw, GruUpdate, Layout, MatMul, MatVec
 from sparsejit.ir.values import Element, TensorType
 from sparsejit.machine.target import ISA_LEVELS, Target
-from sparsejit.x86 import assembler, encoder, instructions
+from sparsejit.x86 import assembler, instructions
 from sparsejit.x86.assembler import Assembler, line
-from sparsejit.x86.encoder import form_for, is_vector
-from sparsejit.x86.extensions import EXTENSIONS, TILE_EXTENSIONS
 from sparsejit.x86.forms import Form, Key
+from sparsejit.x86.instructions import form_for, is_vector
+from sparsejit.x86.learning import EXTENSIONS, TILE_EXTENSIONS
 from sparsejit.x86.operands import (
     Literal,
     Memory,
@@ -176,7 +176,7 @@ class Recorder:
 
     def __call__(self, mnemonic: str, operands: tuple[Operand, ...], size: int) -> Form:
         form = form_for(mnemonic, operands, size)
-        key = (mnemonic, tuple(map(encoder._signature, operands)), size)
+        key = (mnemonic, tuple(map(instructions._signature, operands)), size)
         self.uses.setdefault(key, (mnemonic, tuple(operands), size))
         return form
 

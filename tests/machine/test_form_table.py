@@ -10,10 +10,10 @@ import pytest
 
 from sparsejit.errors import DamagedFile
 from sparsejit.x86 import form_table
-from sparsejit.x86.encoder import instruction_sets
 from sparsejit.x86.form_table import KeptForm
 from sparsejit.x86.forms import Key
 from sparsejit.x86.general_registers import family, representative
+from sparsejit.x86.instructions import instruction_sets
 from sparsejit.x86.learning import learned_form, learned_sets
 
 KEYS = form_table.keys()

@@ -16,8 +16,7 @@ from guard import EDGES, GuardedArray, run_in_child
 
 from sparsejit.errors import InvalidInput
 from sparsejit.runtime import call_stub
-from sparsejit.runtime.call_arrays import new_workspace
-from sparsejit.runtime.native_call import NativeCall
+from sparsejit.runtime.native_call import NativeCall, new_workspace
 from sparsejit.runtime.python_objects import ArrayType
 
 BATCHES = (0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 257)

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparsejit.runtime import rows_check as checking
-from sparsejit.runtime.rows_check import rows_check
+from sparsejit.runtime import array_checks as checking
+from sparsejit.runtime.array_checks import rows_check
 
 FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 RNG = np.random.default_rng(0)

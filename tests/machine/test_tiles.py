@@ -14,8 +14,8 @@ from matvec_checks import block_weights
 
 import sparsejit
 from sparsejit.artefact import support_check
+from sparsejit.artefact.export import c_header
 from sparsejit.artefact.exported import ExportedFunction
-from sparsejit.artefact.header import c_header
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.errors import InvalidInput, UnsupportedTarget
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -23,7 +23,7 @@ from sparsejit.ir.spec import DType, MatMul, MatVec
 from sparsejit.machine import cpuid, target
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
-from sparsejit.runtime import program, tiles
+from sparsejit.runtime import program
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.image import Image
 from sparsejit.x86.operands import Memory, dword, rax, rbx, rdi, rdx, rsi
@@ -60,10 +60,10 @@ class FakeLibc:
 @pytest.fixture
 def libc(monkeypatch: pytest.MonkeyPatch) -> FakeLibc:
     fake = FakeLibc(0)
-    monkeypatch.setattr(tiles, "_libc", fake)
-    tiles.refusal.cache_clear()
+    monkeypatch.setattr(program, "_libc", fake)
+    program.refusal.cache_clear()
     yield fake
-    tiles.refusal.cache_clear()
+    program.refusal.cache_clear()
 
 
 def test_programs_with_tiles_ask_once(libc: FakeLibc) -> None:

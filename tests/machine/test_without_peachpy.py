@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 COMPILE = """
 import numpy, sparsejit
 from sparsejit.errors import MissingDependency
-from sparsejit.x86.encoder import form_for
+from sparsejit.x86.instructions import form_for
 from sparsejit.x86.operands import zmm
 weights = numpy.eye(16, 24, dtype=numpy.float32)
 kernel = sparsejit.compile_matrix(weights, exact=True)

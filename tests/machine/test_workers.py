@@ -20,9 +20,8 @@ import sparsejit
 from sparsejit.errors import CompileError
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
-from sparsejit.runtime import worker_code
-from sparsejit.runtime.worker_code import PARKED, SLEEP, mailbox_at
-from sparsejit.runtime.workers import NativePart, pool
+from sparsejit.runtime import workers
+from sparsejit.runtime.workers import PARKED, SLEEP, NativePart, mailbox_at, pool
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, dword, rax, rcx, rdi, rsi
 
@@ -160,13 +159,13 @@ def test_a_worker_sleeps_when_idle_and_wakes_for_work(eventually: Eventually) ->
 
 def call_for_little(soon_ticks: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """A call whose second part gains nothing by a worker; `soon_ticks` is a quick succession."""
-    monkeypatch.setattr(worker_code, "SOON_TICKS", soon_ticks)
-    routines = worker_code.Routines()
+    monkeypatch.setattr(workers, "SOON_TICKS", soon_ticks)
+    routines = workers.Routines()
     monkeypatch.setattr(pool()._native, "wake_if_soon", routines.wake_if_soon)
     code = dispatcher_of([lambda asm: asm.emit("nop"), _write_one], saved_ns=0.0)
     native, y = ExecutableMemory(code).function(2), np.zeros(2, np.uint32)
 
-    def call(kept: worker_code.Routines = routines) -> None:
+    def call(kept: workers.Routines = routines) -> None:
         y[1] = 0
         native(0, y.ctypes.data)
         assert y[1] == 1

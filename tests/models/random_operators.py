@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.operator import Operator
 from sparsejit.ir.ops import row_chains
-from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
-from sparsejit.ir.ops.pointwise import Chain, ChainStep, Pointwise
+from sparsejit.ir.ops.pointwise import Cast, Chain, ChainStep, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.ops.selection import ArgMax, BagKind, Embedding, EmbeddingBag, TopK

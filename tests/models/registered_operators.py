@@ -8,16 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.ir.graph import Graph, GraphBuilder
+from sparsejit.ir.layer_scales import QuantisedSteps
 from sparsejit.ir.operator import Operator
-from sparsejit.ir.ops.attention import Attention
-from sparsejit.ir.ops.byte_channels import ChannelMeans, ScaledChannels
-from sparsejit.ir.ops.byte_columns import ByteAttention, NormalisedColumns
-from sparsejit.ir.ops.casts import Cast
+from sparsejit.ir.ops.byte_columns import (
+    ByteAttention,
+    ChannelMeans,
+    NormalisedColumns,
+    ScaledChannels,
+)
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.forest import Forest
-from sparsejit.ir.ops.pointwise import Pointwise
-from sparsejit.ir.ops.products import Bmm, Linear
+from sparsejit.ir.ops.pointwise import Cast, Pointwise
+from sparsejit.ir.ops.products import Attention, Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.ops.row_chains import layer_norm, log_softmax, softmax
 from sparsejit.ir.ops.sampling import (
@@ -29,7 +32,9 @@ from sparsejit.ir.ops.sampling import (
     Quantise,
     Reconstruct,
     SumOfRows,
+    TreeDraw,
     Uniform,
+    UniformRow,
 )
 from sparsejit.ir.ops.selection import (
     ArgMax,
@@ -42,10 +47,8 @@ from sparsejit.ir.ops.selection import (
     TopK,
     TruePlaces,
 )
-from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
 from sparsejit.ir.ops.turns import BodyNode, Turns
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
-from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
 from sparsejit.machine.target import Target

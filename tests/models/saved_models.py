@@ -12,10 +12,9 @@ from sketch import Sketch
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.variant import make_variant
-from sparsejit.frontends.batch_first import batch_first
+from sparsejit.frontends.batch_axis import batch_first
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
-from sparsejit.ir.batch_axes import BatchAxes
-from sparsejit.ir.graph import Graph
+from sparsejit.ir.graph import BatchAxes, Graph
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell

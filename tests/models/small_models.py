@@ -6,8 +6,7 @@ import numpy as np
 
 from sparsejit.api.model import CompiledModel
 from sparsejit.api.options import ModelSettings
-from sparsejit.api.statistics import sizes_of
-from sparsejit.api.variant import Variant, make_variant
+from sparsejit.api.variant import Variant, make_variant, sizes_of
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
 from sparsejit.ir.graph import Graph, GraphBuilder
 from sparsejit.ir.ops.pointwise import Pointwise

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from sparsejit.artefact import shared_object
+from sparsejit.artefact import export
 
 GCC = shutil.which("gcc")
 needs_gcc = pytest.mark.skipif(GCC is None, reason="gcc is not there to compile C")
 needs_linker = pytest.mark.skipif(
-    not any(map(shutil.which, shared_object.LINKERS)), reason="there is no linker"
+    not any(map(shutil.which, export.LINKERS)), reason="there is no linker"
 )
 
 

@@ -10,8 +10,7 @@ from rich.console import Console
 from small_models import compiled, layers_graph, pruned, with_steps
 
 from sparsejit.api import advisor
-from sparsejit.api.advice import Advice, Suggestion
-from sparsejit.api.advisor import LEAST_SHARE, advice_for
+from sparsejit.api.advisor import LEAST_SHARE, Advice, Suggestion, advice_for
 from sparsejit.api.variant import Variant, make_variant
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import GraphBuilder

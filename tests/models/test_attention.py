@@ -14,8 +14,7 @@ from sparsejit.asm_templates.attention.tables import AttentionTiles, Pitches
 from sparsejit.attention_masks import causal, strided
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph, GraphBuilder
-from sparsejit.ir.ops.attention import Attention
-from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.products import Attention, Linear
 from sparsejit.ir.ops.views import Permute, Reshape
 from sparsejit.ir.row_groups import row_groups
 from sparsejit.ir.values import Origin, TensorType

@@ -21,7 +21,7 @@ from torch.export import Dim
 import sparsejit
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.torch_export import export
-from sparsejit.ir.batch_axes import BatchAxes
+from sparsejit.ir.graph import BatchAxes
 from sparsejit.machine.target import Target
 from sparsejit.runtime.guard_pages import GuardedArray
 

@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 import sparsejit
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx import import_onnx
-from sparsejit.ir.batch_axes import BatchAxes
+from sparsejit.ir.graph import BatchAxes
 
 FOLDER = Path(__file__).parents[3] / "shared" / "data" / "onnx"
 OF_ONE_RATE = "silero_vad_16k_op15"

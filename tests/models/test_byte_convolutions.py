@@ -12,16 +12,16 @@ from test_divided_steps import divided
 
 from sparsejit.asm_templates.convolution.byte_planes import BytePlanes, windows_of
 from sparsejit.asm_templates.convolution.geometry import Axis
-from sparsejit.asm_templates.convolution.quad_stream import (
+from sparsejit.asm_templates.convolution.quads import (
     QuadForm,
     expected_quads,
     quad_stream,
 )
-from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
+from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Graph
+from sparsejit.ir.layer_scales import QuantisedSteps
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult, windows
-from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.ir.values import Array

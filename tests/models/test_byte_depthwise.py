@@ -12,8 +12,8 @@ from test_byte_convolutions import LEVEL, TARGET, is_near, quantised
 from test_divided_steps import divided
 
 from sparsejit.ir.graph import Graph
+from sparsejit.ir.layer_scales import QuantisedSteps
 from sparsejit.ir.ops.convolution import Convolution, RoundedResult, windows
-from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions

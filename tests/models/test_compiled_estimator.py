@@ -11,7 +11,7 @@ import pytest
 
 import sparsejit
 from sparsejit.api import compiled_estimator
-from sparsejit.api.advice import Advice
+from sparsejit.api.advisor import Advice
 from sparsejit.api.compiled_estimator import CompiledEstimator
 from sparsejit.api.variant import Variant
 from sparsejit.errors import InvalidInput

@@ -14,9 +14,8 @@ from runnable import ISAS
 from sketch import Sketch
 
 from sparsejit.ir.graph import Graph, GraphBuilder
-from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
-from sparsejit.ir.ops.products import Bmm, Linear
+from sparsejit.ir.ops.products import Attention, Bmm, Linear
 from sparsejit.ir.ops.row_chains import layer_norm
 from sparsejit.ir.ops.views import Permute, Reshape
 from sparsejit.ir.values import Array, Origin, TensorType, Value
@@ -24,8 +23,7 @@ from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.lowering.memory_plan import plan_memory
 from sparsejit.lowering.model_schedule import ModelSchedule
-from sparsejit.lowering.threads.crew import ScheduledStep
-from sparsejit.lowering.threads.waves import Wave
+from sparsejit.lowering.threads.waves import ScheduledStep, Wave
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 

@@ -22,8 +22,7 @@ from sparsejit.api.layers_report import (
     unexpected_lines,
 )
 from sparsejit.api.report import LayerReport, Report
-from sparsejit.api.statistics import sizes_text
-from sparsejit.api.variant import Variant
+from sparsejit.api.variant import Variant, sizes_text
 from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul, MatVec

@@ -20,13 +20,12 @@ from sparsejit.api.model_file import KIND, model_to_data
 from sparsejit.artefact import sealed
 from sparsejit.errors import DamagedFile
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
-from sparsejit.ir.ops.products import Bmm, Linear
+from sparsejit.ir.ops.products import Attention, Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.ops.row_chains import softmax
+from sparsejit.ir.ops.sampling import TreeDraw
 from sparsejit.ir.ops.selection import BagKind, Embedding, EmbeddingBag
-from sparsejit.ir.ops.tree_draw import TreeDraw
 from sparsejit.ir.values import Element
 
 

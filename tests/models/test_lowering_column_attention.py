@@ -7,9 +7,8 @@ from native import check_graph
 from runnable import ISAS
 
 from sparsejit.ir.graph import GraphBuilder
-from sparsejit.ir.ops.attention import Attention
 from sparsejit.ir.ops.pointwise import Pointwise
-from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.ops.products import Attention, Linear
 from sparsejit.ir.ops.views import Permute, Reshape, Slice
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.ir.values import Origin, TensorType, Value

@@ -11,8 +11,7 @@ from sketch import Sketch
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import GraphBuilder
 from sparsejit.ir.operator import Operator
-from sparsejit.ir.ops.casts import Cast
-from sparsejit.ir.ops.pointwise import Chain, ChainStep, Pointwise
+from sparsejit.ir.ops.pointwise import Cast, Chain, ChainStep, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.selection import BagKind, EmbeddingBag
 from sparsejit.ir.ops.views import Concat, Pad, Reshape, Slice

@@ -22,7 +22,7 @@ from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.lowering.memory.storage import InputBuffer
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
-from sparsejit.passes.fuse_residuals import fuse_residuals
+from sparsejit.passes.fuse_activations import fuse_residuals
 from sparsejit.planner.batch_plan import adds_in_place
 from sparsejit.planner.layer_planner import LayerPlanner
 

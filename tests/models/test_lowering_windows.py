@@ -13,8 +13,7 @@ from sketch import Sketch
 from window_cases import Sizes, Windows, windows
 
 from sparsejit.asm_templates.convolution.geometry import Axis
-from sparsejit.asm_templates.convolution.padded_image import PaddedImage
-from sparsejit.asm_templates.convolution.window_panels import window_panels
+from sparsejit.asm_templates.convolution.padded_image import PaddedImage, window_panels
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.views import Permute

@@ -13,7 +13,7 @@ from test_onnx_runtime_operators import compare, floats, model_of
 
 import sparsejit
 from sparsejit.errors import UnsupportedOperator
-from sparsejit.ir.ops.attention import Attention
+from sparsejit.ir.ops.products import Attention
 
 # Operands, those that come with a call first, and attributes.
 CASES: dict[str, tuple[str, list[Any], int, dict[str, Any]]] = {

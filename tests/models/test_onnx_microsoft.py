@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 import sparsejit
 from sparsejit.errors import UnsupportedOperator
 from sparsejit.frontends.onnx.expansions import EXPANSIONS
-from sparsejit.frontends.onnx.onnx_rows import OPERATORS
+from sparsejit.frontends.onnx.interpreting import OPERATORS
 from sparsejit.frontends.onnx.operators.microsoft import DOMAIN
 
 RANDOM = np.random.default_rng(8)

@@ -16,7 +16,7 @@ import sparsejit
 from sparsejit.api.model import CompiledModel
 from sparsejit.frontends.torch_export import graph_of
 from sparsejit.ir.values import Array
-from sparsejit.runtime.call_arrays import address_table, new_workspace
+from sparsejit.runtime.native_call import address_table, new_workspace
 
 GROUP_NAMES = ("elementwise", "more elementwise", "products", "experts", "reductions")
 GROUP_NAMES += ("normalisations", "views", "selections", "poolings", "orders")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sketch import Sketch, applied, kinds, node_of
 
-from sparsejit.ir.ops.casts import Cast
+from sparsejit.ir.ops.pointwise import Cast
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.views import Expand, Permute
 from sparsejit.ir.values import Element

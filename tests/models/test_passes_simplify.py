@@ -13,10 +13,8 @@ from sparsejit.ir.ops.row_chains import softmax
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.ir.values import Value
 from sparsejit.passes.default import run_passes
-from sparsejit.passes.merge_views import merge_views
-from sparsejit.passes.move_views import move_views
+from sparsejit.passes.merge_views import merge_views, move_views, simplify_views
 from sparsejit.passes.simplify_pointwise import simplify_pointwise
-from sparsejit.passes.simplify_views import simplify_views
 
 Write = Callable[[Sketch, Value], Value]
 

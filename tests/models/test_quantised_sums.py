@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 import sparsejit
-from sparsejit.ir.layer_scales import LayerScales, SumScales
+from sparsejit.ir.layer_scales import LayerScales, QuantisedSteps, SumScales
 from sparsejit.ir.ops.convolution import adds_operand
-from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
 from sparsejit.planner.byte_plan import has_quads

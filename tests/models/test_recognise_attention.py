@@ -7,8 +7,7 @@ import pytest
 from sketch import Sketch, applied, kinds, node_of
 
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.ops.attention import Attention
-from sparsejit.ir.ops.products import Bmm
+from sparsejit.ir.ops.products import Attention, Bmm
 from sparsejit.ir.ops.row_chains import LEAST_SCORE, LEAST_TOTAL, safe_softmax, softmax
 from sparsejit.ir.ops.views import Permute, Reshape
 from sparsejit.ir.values import Value

@@ -8,7 +8,7 @@ from sketch import Sketch, kinds
 
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops import row_chains
-from sparsejit.passes.recognise_norms import recognise_norms
+from sparsejit.passes.recognise_attention import recognise_norms
 
 FEATURES = 24
 

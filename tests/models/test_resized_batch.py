@@ -8,7 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
 import sparsejit
-from sparsejit.frontends.resized_batch import SizedBatch
+from sparsejit.frontends.batch_axis import SizedBatch
 from sparsejit.frontends.torch_export import export
 from sparsejit.ir.operator import SamplesMixed
 

@@ -26,9 +26,10 @@ from sparsejit.ir.ops.sampling import (
     Quantise,
     Reconstruct,
     SumOfRows,
+    TreeDraw,
     Uniform,
+    UniformRow,
 )
-from sparsejit.ir.ops.tree_draw import TreeDraw, UniformRow
 from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Array, Element, Origin, TensorType
 from sparsejit.lowering.context import ModelOptions

@@ -16,9 +16,8 @@ from system_tools import GCC, needs_gcc, needs_linker, run_tool
 
 import sparsejit
 from sparsejit.artefact import exported, support_check
-from sparsejit.artefact.export import export
+from sparsejit.artefact.export import c_header, export
 from sparsejit.artefact.exported import ExportedFunction
-from sparsejit.artefact.header import c_header
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.machine import cpuid
 from sparsejit.machine.target import INSTRUCTION_SETS, Target

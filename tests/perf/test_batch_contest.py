@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from sparsejit.commands.cli import app
 from sparsejit.errors import CompileError
 from sparsejit.ir.spec import DType, Layout
-from sparsejit.perf import batch_contest, batch_report
+from sparsejit.perf import batch_contest
 from sparsejit.perf.batch_contest import (
     DEEPSPARSE,
     MKL_CSR,
@@ -103,7 +103,7 @@ def test_a_round_is_won_against_its_best_peer() -> None:
 def test_the_report_names_the_mean_and_the_least() -> None:
     contests = [contest([10.0], [20.0]), contest([10.0], [80.0])]
     assert geometric_mean(contests, "ours") == pytest.approx(4)
-    (line,) = batch_report.lines(contests)
+    (line,) = batch_contest.lines(contests)
     assert "4.00 times faster" in line and "least 2.00 (8x8, batch 16" in line
 
 

@@ -14,9 +14,16 @@ from PIL import Image
 from whole_page import WholePage
 
 from sparsejit import __version__
-from sparsejit.perf.demo.layer_columns import LAYER_COLUMNS
-from sparsejit.perf.demo.listening_page import ListeningPage, SampleTime, Take
-from sparsejit.perf.demo.spectrogram_image import RANGE_DB, power_db, scale_colours, spectrogram_png
+from sparsejit.perf.demo.listening_page import (
+    LAYER_COLUMNS,
+    RANGE_DB,
+    ListeningPage,
+    SampleTime,
+    Take,
+    power_db,
+    scale_colours,
+    spectrogram_png,
+)
 from sparsejit.perf.kernels import PeerTime, Row
 
 HOSTILE = """<script>alert("&'1'")</script>""" + "unbroken" * 20

@@ -8,9 +8,9 @@ from torch import nn
 
 import sparsejit
 from sparsejit.errors import CompileError
-from sparsejit.perf import model_threads
+from sparsejit.perf import threads
 from sparsejit.perf.checking.claims import CLAIMS
-from sparsejit.perf.model_threads import ThreadContest
+from sparsejit.perf.threads import ThreadContest
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def time_python(call: object, **_: object) -> object:
         return type("Timing", (), {"min_ns": 3000.0 if next(times) % 2 else 6000.0})()
 
-    monkeypatch.setattr(model_threads, "time_python", time_python)
+    monkeypatch.setattr(threads, "time_python", time_python)
 
 
 @pytest.mark.parametrize(("name", "batch"), [("mlp", 32), ("mobilenet-like", 1)])
@@ -47,4 +47,4 @@ def test_a_wrong_output_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_contest_is_claimed() -> None:
     claimed = {(claim.subject, claim.against) for claim in CLAIMS}
-    assert set(model_threads.CONTESTS) <= claimed
+    assert set(threads.CONTESTS) <= claimed

@@ -19,12 +19,15 @@ from sparsejit.machine.target import Target
 from sparsejit.perf.kernels import exact_output
 from sparsejit.perf.problems import Problem
 from sparsejit.perf.survey import planner_survey
-from sparsejit.perf.survey.planner_survey import ContenderTime, SurveyRow, kernel_name, survey_layer
-from sparsejit.perf.survey.survey_layers import (
+from sparsejit.perf.survey.planner_survey import (
     PATTERNS,
     SHAPES,
     SPARSITIES,
+    ContenderTime,
     SurveyLayer,
+    SurveyRow,
+    kernel_name,
+    survey_layer,
     survey_layers,
 )
 from sparsejit.perf.survey.survey_report import summary

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sparsejit.perf.recorded import kernels_table
+from sparsejit.perf.history import kernels_table
 
 
 def row(problem: str, ns: float, time: str, **others: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from sparsejit.perf.voice.voice_networks import (
     network_named,
     wavernn_network,
 )
-from sparsejit.perf.voice.voice_steps import exact_step, step_of
+from sparsejit.perf.voice.voice_peers import exact_step, step_of
 from sparsejit.voice.spec.sample_loop import compile_sample_loop
 from sparsejit.voice.spec.sampler import Sampler
 from sparsejit.voice.weights import VoiceWeights

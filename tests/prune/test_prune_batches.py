@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from sparsejit.errors import InvalidInput
-from sparsejit.prune.batches import Batches
+from sparsejit.prune.run import Batches
 
 
 class Drawn:

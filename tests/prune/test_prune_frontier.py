@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsejit.prune.frontier import LayerOptions, frontier
+from sparsejit.prune.budget import LayerOptions, frontier
 
 
 @st.composite

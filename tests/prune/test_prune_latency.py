@@ -17,8 +17,8 @@ from sparsejit.api.compile_layer import compile_matrix
 from sparsejit.api.kernel import Kernel
 from sparsejit.errors import InvalidInput
 from sparsejit.prune import CubicSchedule, Pruner, in_model
-from sparsejit.prune.amounts import Amount
-from sparsejit.prune.frontier import Frontier
+from sparsejit.prune.allocation import Amount
+from sparsejit.prune.budget import Frontier
 from sparsejit.prune.latency import LatencyTable, latency_table
 from sparsejit.prune.patterns import PATTERNS
 from sparsejit.prune.prunable import prunables

@@ -33,8 +33,8 @@ from sparsejit.prune import (
     run,
     run_recipe,
 )
-from sparsejit.prune.batches import Batches
 from sparsejit.prune.layer_time import time_layers
+from sparsejit.prune.run import Batches
 
 STEPS = 24
 GRADUAL: dict[str, Any] = {

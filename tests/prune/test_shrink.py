@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 import sparsejit
-from sparsejit.api.example_calls import calls_of
+from sparsejit.api.accuracy import OutputErrors
 from sparsejit.api.final_graph import final_graph, kept_scales
 from sparsejit.api.options import ModelSettings
-from sparsejit.api.output_error import OutputErrors
+from sparsejit.api.seen_inputs import calls_of
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.spec import DType
@@ -29,13 +29,11 @@ from sparsejit.passes.calibrated_layers import keyed_layers
 from sparsejit.perf.zoo.attention import Bert
 from sparsejit.prune.shrink import shrinking, sources
 from sparsejit.prune.shrink.data import read_data
-from sparsejit.prune.shrink.forms import DENSE, FORMS
-from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
+from sparsejit.prune.shrink.layers import DENSE, FORMS, ShrinkLayer, with_weights
 from sparsejit.prune.shrink.layers_of_source import tensors_of
 from sparsejit.prune.shrink.qdq import with_short_layers
-from sparsejit.prune.shrink.reaction import Change, LevelledRun, reactions
+from sparsejit.prune.shrink.reaction import Change, LevelledRun, reactions, stages
 from sparsejit.prune.shrink.search import FormSearch, within_time
-from sparsejit.prune.shrink.segments import stages
 from sparsejit.prune.shrink.sources import Source
 from sparsejit.prune.shrink.times import AMOUNTS, LayerTimes
 

@@ -13,10 +13,10 @@ from torch_wavernn import FatchordModule, OneGruModule  # noqa: E402
 from sparsejit.errors import DamagedFile, InvalidInput  # noqa: E402
 from sparsejit.ir import reference  # noqa: E402
 from sparsejit.machine.target import Target  # noqa: E402
+from sparsejit.perf.voice.voice_networks import GraphTurns  # noqa: E402
 from sparsejit.planner.calibration import calibrated  # noqa: E402
 from sparsejit.voice.speak.wavernn import WaveRNN  # noqa: E402
 from sparsejit.voice.spec.forced_network import ForcedNetwork  # noqa: E402
-from sparsejit.voice.spec.graph_turns import GraphTurns  # noqa: E402
 from sparsejit.voice.spec.known_checkpoints import known_network, read_checkpoint  # noqa: E402
 from sparsejit.voice.spec.sample_loop import compile_sample_loop  # noqa: E402
 from sparsejit.voice.spec.sampler import Sampler  # noqa: E402

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sparsejit.errors import InvalidInput
 from sparsejit.voice.bundled import bundled_utterance
 from sparsejit.voice.speak.wavernn import WaveRNN
-from sparsejit.voice.spec.exact_linear import ExactLinear, RowwiseLinear
+from sparsejit.voice.spec.known_parts import ExactLinear, RowwiseLinear
 from sparsejit.voice.weights import VoiceWeights
 
 FloatArray = npt.NDArray[np.float32]

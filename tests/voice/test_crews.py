@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsejit.voice.speak.bulk import Manner, SpeakingTask, speak_tasks, tasks_of
-from sparsejit.voice.speak.crews import worker_processes
+from sparsejit.voice.speak.bulk import Manner, SpeakingTask, speak_tasks, tasks_of, worker_processes
 from sparsejit.voice.speak.speak_file import SpokenFile
 
 pytest.importorskip("soundfile")
@@ -96,7 +95,7 @@ sys.path[:0] = {paths}
 from spoken_folder import NETWORK
 from test_crews import Endless, nothing
 from sparsejit.voice.speak.bulk import speak_tasks, tasks_of
-from sparsejit.voice.speak.crews import worker_processes
+from sparsejit.voice.speak.bulk import worker_processes
 if __name__ == "__main__":
     tasks = tasks_of(Path({folder!r}), Path({out!r}))
     with worker_processes(Endless(Path("voice")), 1) as crew:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from sparsejit.errors import InvalidInput, MissingDependency
-from sparsejit.voice.speak.bulk import Manner, SpeakingTask, speak_tasks, tasks_of
-from sparsejit.voice.speak.crews import ray_cluster
+from sparsejit.voice.speak.bulk import Manner, SpeakingTask, ray_cluster, speak_tasks, tasks_of
 
 pytest.importorskip("soundfile")
 from spoken_folder import NETWORK, assert_spoken, manner_of_a_small_voice, recordings

@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 
 from sparsejit.ir import reference
-from sparsejit.ir.ops.types import float_type
-from sparsejit.ir.values import Array, Element, TensorType
+from sparsejit.ir.values import Array, Element, TensorType, float_type
 from sparsejit.lowering.loop import Role
-from sparsejit.voice.spec.graph_turns import GraphTurns
-from sparsejit.voice.spec.loop_arrays import LoopArrays
-from sparsejit.voice.spec.sample_draws import SampleDraw, UniformNumbers
-from sparsejit.voice.spec.sample_graph import SampleGraph, SampleWriter
+from sparsejit.perf.voice.voice_networks import GraphTurns
+from sparsejit.voice.spec.sample_graph import SampleDraw, SampleGraph, SampleWriter, UniformNumbers
+from sparsejit.voice.spec.sample_loop import LoopArrays
 from sparsejit.voice.spec.voice_spec import (
     BinaryTree,
     Categorical,

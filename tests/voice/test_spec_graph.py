@@ -23,13 +23,11 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.values import Array
 from sparsejit.machine.target import Target
+from sparsejit.perf.voice.voice_networks import GraphTurns
 from sparsejit.voice.prediction import expanded
 from sparsejit.voice.speak.wavernn import WaveRNN
-from sparsejit.voice.spec.frame_terms import FrameTerms
-from sparsejit.voice.spec.graph_turns import GraphTurns
-from sparsejit.voice.spec.loop_arrays import LoopArrays
-from sparsejit.voice.spec.network_graph import drawing_graph, forced_graph, spec_graph
-from sparsejit.voice.spec.sample_loop import compile_sample_loop
+from sparsejit.voice.spec.network_graph import FrameTerms, drawing_graph, forced_graph, spec_graph
+from sparsejit.voice.spec.sample_loop import LoopArrays, compile_sample_loop
 from sparsejit.voice.spec.sampler import Sampler
 from sparsejit.voice.spec.voice_spec import (
     LEVEL_SCALE,

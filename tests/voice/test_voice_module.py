@@ -11,9 +11,8 @@ from sparsejit.ir.sparse_matrix import SparseMatrix  # noqa: E402
 from sparsejit.ir.spec import DType, GruUpdate, MatVec  # noqa: E402
 from sparsejit.voice.features import HOP_LENGTH  # noqa: E402
 from sparsejit.voice.spec.sample_graph import STATE_STEP  # noqa: E402
-from sparsejit.voice.train.fused_gru import BLOCK, FusedGRU  # noqa: E402
+from sparsejit.voice.train.fused_gru import BLOCK, FusedGRU, Int8Linear, integer_rows  # noqa: E402  # noqa: E402
 from sparsejit.voice.train.module import WaveRNNModule  # noqa: E402
-from sparsejit.voice.train.rounding import Int8Linear, integer_rows  # noqa: E402
 from sparsejit.voice.weights import VoiceWeights  # noqa: E402
 
 

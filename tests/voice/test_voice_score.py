@@ -6,10 +6,13 @@ pytest.importorskip("pystoi")
 
 from sparsejit.errors import InvalidInput  # noqa: E402
 from sparsejit.voice.features import HOP_LENGTH, SAMPLE_RATE  # noqa: E402
-from sparsejit.voice.train.pitch import PERIODIC, PitchAgreement, pitch, pitch_agreement  # noqa: E402
-from sparsejit.voice.train.speech_score import (  # noqa: E402
+from sparsejit.voice.train.speech_score import (  # noqa: E402  # noqa: E402
+    PERIODIC,
+    PitchAgreement,
     SpeechScore,
     mean_pitch_agreement,
+    pitch,
+    pitch_agreement,
     score_held_out,
 )
 

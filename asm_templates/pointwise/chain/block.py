@@ -9,7 +9,7 @@ from sparsejit.asm_templates.pointwise.chain.functions import NARROWED
 from sparsejit.asm_templates.pointwise.chain.integers import PairFunction
 from sparsejit.asm_templates.pointwise.chain.lanes import bits, longs, move, narrowed
 from sparsejit.asm_templates.pointwise.chain.memory import Strip
-from sparsejit.asm_templates.pointwise.chain.plan import Block, ChainPlan
+from sparsejit.asm_templates.pointwise.chain.plan import Action, Block, ChainPlan
 from sparsejit.asm_templates.pointwise.chain.reductions import (
     RowPart,
     across_lanes,
@@ -18,7 +18,6 @@ from sparsejit.asm_templates.pointwise.chain.reductions import (
     start_row,
     take_in,
 )
-from sparsejit.asm_templates.pointwise.chain.registers import Action
 from sparsejit.asm_templates.pointwise.chain.typed import REDUCTIONS, Strided, function_of
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.ir.values import Element

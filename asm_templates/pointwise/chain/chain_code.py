@@ -1,16 +1,21 @@
-"""Code of a chain: loops over rows around the blocks and passes of its plan."""
+"""Code of a chain: loops over rows around the blocks and passes of its plan.
+
+Search for maxima that need not propagate NaN, since it reaches all results of a row anyway.
+
+    softmax    x has a NaN: exp(x - max) has it there for any max, so its sum is NaN, and so is
+               every quotient by that sum
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from sparsejit.asm_templates.pointwise.chain.block import BlockEmitter
 from sparsejit.asm_templates.pointwise.chain.layout import lay_out
 from sparsejit.asm_templates.pointwise.chain.memory import set_tail_masks
 from sparsejit.asm_templates.pointwise.chain.plan import Block, ChainPlan, PassPlan, StepOfRows
-from sparsejit.asm_templates.pointwise.chain.quiet import quieten
 from sparsejit.asm_templates.pointwise.chain.reductions import (
     across_lanes,
     combine,
@@ -22,7 +27,12 @@ from sparsejit.asm_templates.pointwise.chain.transposed import (
     TransposedCopy,
     emit_transposed_copy,
 )
-from sparsejit.asm_templates.pointwise.chain.typed import Strided, type_values
+from sparsejit.asm_templates.pointwise.chain.typed import (
+    REDUCTIONS,
+    ChainValue,
+    Strided,
+    type_values,
+)
 from sparsejit.asm_templates.shared.location import Location
 from sparsejit.asm_templates.shared.loops import counted_down, counted_up
 from sparsejit.asm_templates.shared.rows import vector
@@ -52,6 +62,41 @@ from sparsejit.x86.operands import (
     rsi,
     rsp,
 )
+
+_QUIET = {"row_max": "row_max_of_numbers", "row_min": "row_min_of_numbers"}
+_STOPS = {  # functions that may turn NaN into something else
+    *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "where"),
+    *("logical_and", "logical_or", "logical_not", "to_float32", "to_int64", "load", "constant"),
+}
+
+
+def quieten(values: Sequence[ChainValue], ends: Sequence[int]) -> list[ChainValue]:
+    """Return the values, with row_max and row_min that ignore NaN where no result changes."""
+    return [
+        replace(value, kind=_QUIET[value.kind])
+        if value.kind in _QUIET and _reaches_all(values, ends, value.arguments[0])
+        else value
+        for value in values
+    ]
+
+
+def _reaches_all(values: Sequence[ChainValue], ends: Sequence[int], source: int) -> bool:
+    """Whether a NaN in any element of `source` makes the whole row of all ends NaN, by a sum."""
+    if values[source].per_row:
+        return False
+    in_place, in_row = {source}, set[int]()
+    for number, value in enumerate(values):
+        arguments = set(value.arguments)
+        if value.kind in ("row_sum", "row_dot"):
+            if arguments & (in_place | in_row):
+                in_row.add(number)
+        elif value.kind not in _STOPS and value.kind not in REDUCTIONS:
+            if arguments & in_row:
+                in_row.add(number)
+            elif arguments & in_place:
+                in_place.add(number)
+    return all(end in in_row for end in ends)
+
 
 MOST_OPERANDS = 8  # arrays that are read, without constants
 MOST_ARRAYS = 12  # arrays that are read or written

@@ -28,8 +28,7 @@ from sparsejit.asm_templates.pointwise.chain.coefficients import (
     turn_words,
 )
 from sparsejit.asm_templates.pointwise.chain.lanes import bits, compare, is_wide, move, select
-from sparsejit.asm_templates.shared.constants import load_constant
-from sparsejit.asm_templates.shared.polynomial import emit_polynomial
+from sparsejit.asm_templates.shared.constants import emit_polynomial, load_constant
 from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Register, k

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from sparsejit.asm_templates.pointwise.chain.lanes import is_wide
 from sparsejit.asm_templates.pointwise.chain.layout import ChainAxis, IterationSpace
+from sparsejit.asm_templates.shared.interleave import transposed
 from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.masks import lane_mask, load_masked, set_tail_mask, store_masked
 from sparsejit.asm_templates.shared.rows import vector, zero
-from sparsejit.asm_templates.shared.squares import transposed
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, Register, dword, k, rax, rdi, rsi, rsp
 

@@ -16,8 +16,7 @@ from sparsejit.asm_templates.pointwise.chain.functions import (
     VectorFunction,
 )
 from sparsejit.asm_templates.pointwise.chain.integers import INT_FUNCTIONS, PairFunction
-from sparsejit.ir.ops.casts import Cast
-from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS, Chain, ChainStep
+from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS, Cast, Chain, ChainStep
 from sparsejit.ir.values import Element
 
 _COMPARISONS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}

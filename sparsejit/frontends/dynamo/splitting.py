@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparsejit.frontends.arrays import is_tensor
-from sparsejit.frontends.dynamo.notices import say_once
-from sparsejit.frontends.dynamo.part import DynamoPart
-from sparsejit.frontends.dynamo.part_graphs import CompilePart
-from sparsejit.frontends.dynamo.sizes import example_numbers, known_sizes, symbols_of
+from sparsejit.frontends.dynamo.part import (
+    CompilePart,
+    DynamoPart,
+    example_numbers,
+    known_sizes,
+    say_once,
+    symbols_of,
+)
 from sparsejit.frontends.torch_export import missing_in
-from sparsejit.frontends.torch_export.origins import origin_of
+from sparsejit.frontends.torch_export.tracing import origin_of
 from sparsejit.ir.dtypes import NOTED
 
 if TYPE_CHECKING:

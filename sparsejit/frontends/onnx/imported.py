@@ -13,14 +13,13 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import Array, to_array
 from sparsejit.frontends.batch_axis import (
     GraphsBySize,
-    free_batch_of,
-    likely_axes,
-)
-from sparsejit.frontends.batch_first import (
     InputAxes,
+    SizedBatch,
     SizedInput,
     batch_first,
     common_axes,
+    free_batch_of,
+    likely_axes,
     named_axes,
 )
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind, tensor_of, with_open_axes
@@ -34,10 +33,8 @@ from sparsejit.frontends.onnx.reading import (
     size_of,
     tensors_of,
 )
-from sparsejit.frontends.resized_batch import SizedBatch
-from sparsejit.ir.batch_axes import BatchAxes
 from sparsejit.ir.dtypes import Dtype
-from sparsejit.ir.graph import Graph
+from sparsejit.ir.graph import BatchAxes, Graph
 from sparsejit.ir.operator import SamplesMixed
 
 if TYPE_CHECKING:

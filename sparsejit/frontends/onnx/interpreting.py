@@ -1,4 +1,9 @@
-"""Read an ONNX graph, node by node, into a graph of sparsejit's."""
+"""Read an ONNX graph, node by node, into a graph of sparsejit's.
+
+Results of nodes with known operands, by the onnx package's reference where that is right.
+
+Table of ONNX's operators and their mappings: one row an operator, one file a group.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +14,33 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.onnx.call import Call, Operand, operator_of, plain
-from sparsejit.frontends.onnx.expansions import expanded
-from sparsejit.frontends.onnx.folding import computed
-from sparsejit.frontends.onnx.functions import body_of
-from sparsejit.frontends.onnx.inference import Inference, Sizes, check_found, is_plain, no_type
+from sparsejit.frontends.onnx.call import Call, Operand, names_of, operator_of, own_constants, plain
+from sparsejit.frontends.onnx.expansions import body_of, expanded
+from sparsejit.frontends.onnx.inference import (
+    Inference,
+    Sizes,
+    check_found,
+    is_plain,
+    no_type,
+    version_of,
+)
 from sparsejit.frontends.onnx.loops import loop, read_by, scan_in_turns
-from sparsejit.frontends.onnx.onnx_rows import OPERATORS
+from sparsejit.frontends.onnx.operators import (
+    convolution,
+    einsum,
+    elementwise,
+    fourier,
+    microsoft,
+    normalisation,
+    places,
+    products,
+    quantisation,
+    recurrent,
+    reductions,
+    selection,
+    views,
+)
 from sparsejit.frontends.onnx.reading import dtype_of, sparse_array, tensor_array
-from sparsejit.frontends.onnx.regions import names_of, own_constants
 from sparsejit.frontends.onnx.sequences import (
     TensorSequence,
     is_of_sequences,
@@ -26,6 +49,7 @@ from sparsejit.frontends.onnx.sequences import (
 from sparsejit.frontends.writing import arranging
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.open_sizes import with_open_outputs
+from sparsejit.frontends.writing.views import backward_places
 from sparsejit.frontends.writing.writer import Unmapped, Writer, element_of
 from sparsejit.ir.dtypes import Dtype
 from sparsejit.ir.graph import Graph
@@ -34,6 +58,74 @@ from sparsejit.ir.values import Array, Origin, TensorType, Value
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
+
+GROUPS = (
+    *(products, einsum, convolution, recurrent, elementwise, reductions, normalisation, views),
+    *(selection, places, quantisation, fourier, microsoft),
+)
+# Each mapping is called with the writer and the node's `Call`.
+OPERATORS: Mapping[str, Callable[..., Any]] = {
+    name: mapping for group in GROUPS for name, mapping in group.OPERATORS.items()
+}
+
+
+def _gather_elements(x: Array, places: Array, axis: int = 0) -> Array:
+    """GatherElements along an axis; `places` may be shorter than x along other axes."""
+    axis %= x.ndim
+    cut = tuple(slice(None if n == axis else size) for n, size in enumerate(places.shape))
+    return np.take_along_axis(x[cut], places.astype(np.int64), axis)
+
+
+def _slice(
+    x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None
+) -> Array:
+    """Slice; backward slices are as in graphs, forward slices as in Python."""
+    count = np.size(starts)
+    given = (
+        *(starts, ends),
+        np.arange(count) if axes is None else axes,
+        np.ones(count, np.int64) if steps is None else steps,
+    )
+    for start, end, axis, step in zip(*(np.ravel(each).tolist() for each in given), strict=True):
+        part = slice(start, end, step)
+        cut = part if step > 0 else backward_places(x.shape[axis], part)
+        x = x[(slice(None),) * (axis % x.ndim) + (cut,)]
+    return x
+
+
+# Operators that the package's reference computes wrongly: with padding, positions, channels at the
+# ends, magnitudes, numbers whose exponentials are beyond the dtype, and recurrent layers with
+# lengths, clipped gates or other activations. Graphs compute them correctly.
+_WRONG = (
+    *("AveragePool", "ConvTranspose", "GlobalLpPool", "GlobalMaxPool", "LRN", "LogSoftmax"),
+    *("LpNormalization", "LpPool", "MaxPool", "Resize", "GRU", "LSTM", "RNN", "Softplus"),
+)
+# The reference has only the Softmax of this opset.
+_SOFTMAX_SINCE = 13
+# Operators on shapes that the reference computes wrongly or refuses.
+_OWN: Mapping[str, Callable[..., Array]] = {"GatherElements": _gather_elements, "Slice": _slice}
+
+
+def computed(
+    node: NodeProto, operands: Sequence[Operand], attributes: Mapping[str, Any], opset: int
+) -> list[Operand]:
+    """Compute a node's results. Raises Unmapped where that fails."""
+    from onnx.reference import ReferenceEvaluator
+
+    if node.op_type == "Constant" and "sparse_value" in attributes:
+        return [attributes["sparse_value"]]
+    if node.op_type in _WRONG or (node.op_type == "Softmax" and opset < _SOFTMAX_SINCE):
+        raise Unmapped("is not folded")
+    own = _OWN.get(operator_of(node))
+    given = {name: x for name, x in zip(node.input, operands, strict=True) if name}
+    try:
+        if own is not None:
+            return [own(*operands, **attributes)]
+        found: Any = ReferenceEvaluator(node, opsets={"": version_of(node, opset)}).run(None, given)
+        return [np.asarray(x) if isinstance(x, np.generic) else x for x in found]
+    except Exception as error:  # of whatever type its operator raises
+        raise Unmapped(str(error).partition("\n")[0]) from None
+
 
 # Stands for results of a missing operator, and for masks and places that no mapping makes.
 ABSENT: Any = object()

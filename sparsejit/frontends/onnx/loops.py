@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from sparsejit.frontends.onnx.call import Operand
+from sparsejit.frontends.onnx.call import Operand, names_of
 from sparsejit.frontends.onnx.inference import Inference
-from sparsejit.frontends.onnx.regions import names_of
 from sparsejit.frontends.writing import arranging, selection
 from sparsejit.frontends.writing.turns import turns_before, write_turns
 from sparsejit.frontends.writing.views import stack
@@ -25,8 +24,7 @@ from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.dtypes import Dtype
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.selection import TruePlaces
-from sparsejit.ir.ops.types import axis_of
-from sparsejit.ir.values import Element, TensorType, Value
+from sparsejit.ir.values import Element, TensorType, Value, axis_of
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto

@@ -16,8 +16,7 @@ from sparsejit.frontends.onnx.inference import Inference
 from sparsejit.frontends.writing import arranging, views
 from sparsejit.frontends.writing.writer import Unmapped, Writer, element_of
 from sparsejit.ir.dtypes import Dtype
-from sparsejit.ir.ops.types import axis_of
-from sparsejit.ir.values import Array, Value
+from sparsejit.ir.values import Array, Value, axis_of
 
 if TYPE_CHECKING:
     from onnx import NodeProto

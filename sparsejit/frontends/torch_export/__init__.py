@@ -3,7 +3,7 @@
 torch is imported when a model is given, never before.
 """
 
-from sparsejit.frontends.torch_export.exporting import Exported, export
+from sparsejit.frontends.torch_export.exporting import Exported, export, read_program
 from sparsejit.frontends.torch_export.given_sizes import (
     ProgramSize,
     exported_examples,
@@ -13,7 +13,6 @@ from sparsejit.frontends.torch_export.given_sizes import (
     sizes_of_program,
 )
 from sparsejit.frontends.torch_export.interpreting import graph_of, missing_in
-from sparsejit.frontends.torch_export.program_files import read_program
 from sparsejit.frontends.torch_export.tracing import OpenSize, opened
 
 __all__ = [

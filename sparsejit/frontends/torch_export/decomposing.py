@@ -1,17 +1,121 @@
-"""torch's decomposition of an operator into others."""
+"""torch's decomposition of an operator into others.
+
+Rewrites exported graphs so that they do not write into tensors.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import is_tensor
-from sparsejit.frontends.torch_export.mutation import writes
+from sparsejit.frontends.torch_export.tracing import first_line
 from sparsejit.frontends.writing.complex_values import Complex
 from sparsejit.ir.values import Value
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule
+    from torch.export import ExportedProgram
+    from torch.fx import GraphModule, Node
+
+def functionalised(program: ExportedProgram) -> ExportedProgram:
+    """Return the program without operators that change their operands.
+
+    An in-place operator whose operand nothing else reads needs no change: it is mapped as the
+    operator that is not in place.
+    """
+    writing = [node for node in program.graph_module.graph.nodes if writes(node)]
+    if all(map(_is_harmless, writing)):
+        return program
+    for node in writing:
+        _check_written(node)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return program.run_decompositions({})
+        except Exception as error:  # of whatever type torch raises
+            for name in filter(None, (_own_tensor(program, node) for node in writing)):
+                raise changes_itself(name) from error
+            raise InvalidInput(
+                f"torch cannot write this model without changes in place: {first_line(error)}; "
+                "write it with operators that return a new tensor"
+            ) from error
+
+
+def changes_itself(name: str) -> InvalidInput:
+    """Return the error for a model that writes into a tensor of its own."""
+    return InvalidInput(f"the model changes {name!r} while it runs; return it as an output instead")
+
+
+def _own_tensor(program: ExportedProgram, node: Node) -> str | None:
+    """Return the name of the buffer, parameter or attribute that a node writes; None for others.
+
+    The node may write it through views.
+    """
+    written: Any = node.args[0]
+    while written.op == "call_function" and any(
+        result.alias_info is not None for result in written.target._schema.returns
+    ):
+        written = written.args[0]
+    signature = program.graph_signature
+    owned = {
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    return owned.get(written.name)
+
+
+def writes(node: Node) -> bool:
+    """Whether an operator changes one of its operands."""
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
+
+
+def _check_written(node: Node) -> None:
+    """Raise InvalidInput for a write into elements that share memory: torch would sum them.
+
+    A size that no input decides counts as 1.
+    """
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    for argument, declared in zip(node.args, node.target._schema.arguments, strict=False):  # type: ignore[union-attr]
+        if declared.alias_info is None or not declared.alias_info.is_write:
+            continue
+        tensor = argument.meta["val"]  # type: ignore[union-attr]
+        sizes = zip(tensor.shape, tensor.stride(), strict=True)
+        if any(guard_or_false(n > 1) and guard_or_false(step == 0) for n, step in sizes):
+            raise InvalidInput(
+                f"{node.target} changes {argument} in place, which expand made of fewer elements; "
+                "write into a clone() of it"
+            )
+
+
+def _is_harmless(node: Node) -> bool:
+    """Whether an in-place operator's operand has no other reader and shares no memory."""
+    name = node.target._schema.name  # type: ignore[union-attr]
+    written: Any = node.args[0]
+    return name.endswith("_") and len(written.users) == 1 and _is_fresh(written)
+
+
+# Composites that return a new tensor, although their schemas do not show it.
+_FRESH = ("linear", "conv1d", "conv2d", "batch_norm", "layer_norm", "group_norm", "matmul")
+
+
+def _is_fresh(node: Node) -> bool:
+    import torch
+
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None:
+        return False
+    if schema.is_mutable:
+        return _is_harmless(node)
+    if schema.name.split("::")[-1] in _FRESH:
+        return True
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    aliases = any(result.alias_info is not None for result in schema.returns)
+    return not aliases and not node.target.has_kernel_for_dispatch_key(composite)  # type: ignore[union-attr]
 
 
 # Operators whose decompositions in torch differ from torch itself, and for which arguments.

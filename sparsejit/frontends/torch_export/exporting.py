@@ -1,52 +1,55 @@
-"""Graphs, for any batch, of a torch module or of a program exported from one."""
+"""Graphs, for any batch, of a torch module or of a program exported from one.
+
+Files of torch.export.save.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency
+from sparsejit.files import existing_file
 from sparsejit.frontends import nesting
 from sparsejit.frontends.batch_axis import (
     GraphsBySize,
-    free_batch_of,
-    likely_axes,
-    why_not_alike,
-)
-from sparsejit.frontends.batch_first import (
     InputAxes,
     SizedInput,
     axes_of_name,
     batch_first,
+    free_batch_of,
+    likely_axes,
+    why_not_alike,
 )
 from sparsejit.frontends.caller_warnings import warn_caller
 from sparsejit.frontends.nesting import Nest
+from sparsejit.frontends.torch_export.decomposing import changes_itself, functionalised
 from sparsejit.frontends.torch_export.given_sizes import (
     is_program,
     symbols_of_examples,
     user_inputs,
 )
 from sparsejit.frontends.torch_export.interpreting import dtype_of, graph_of
-from sparsejit.frontends.torch_export.mutation import changes_itself, functionalised
-from sparsejit.frontends.torch_export.origins import origins_of_tensors
 from sparsejit.frontends.torch_export.tracing import (
     ONE_AT_A_TIME,
     as_tensors,
     common_batch,
+    origins_of_tensors,
     tensors_of,
     traced,
     traced_again,
 )
-from sparsejit.ir.batch_axes import BatchAxes
-from sparsejit.ir.graph import Graph
+from sparsejit.ir.graph import BatchAxes, Graph
 from sparsejit.ir.operator import SamplesMixed
 from sparsejit.ir.values import Array
 
 if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
-
 
 # A model's tensors, small ones copied, by address, shape, strides and dtype.
 Copies = dict[Any, "torch.Tensor"]
@@ -362,3 +365,46 @@ def _why_one_batch(program: ExportedProgram) -> str:
         if other != size:
             return f"axis 0 of input {first} is {size}, axis 0 of {name} is {other}"
     return "it was exported for one batch"
+
+
+def read_program(
+    path: str | os.PathLike[str],
+) -> tuple[ExportedProgram, tuple[Any, ...], dict[str, Any]]:
+    """A .pt2 file's program and the example inputs stored in it, by position and by name.
+
+    torch reads it, and may run code that the file holds. Raises InvalidInput where there is no file
+    or no inputs in it, DamagedFile where torch cannot read it.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependency(
+            f"reading {path} needs torch: pip install 'sparsejit[torch]'"
+        ) from error
+    file = existing_file(path, "a .pt2 file")
+    try:
+        with _quiet():
+            program = torch.export.load(file)
+    except Exception as error:  # of torch, zipfile, json, pickle
+        raise DamagedFile(
+            f"{file} cannot be read by torch {torch.__version__}; write it with "
+            "torch.export.save(program, path) of that version"
+        ) from error
+    if program.example_inputs is None:
+        raise InvalidInput(
+            f"{file} has no example inputs; save a program that torch.export.export made with them"
+        )
+    args, kwargs = program.example_inputs
+    return program, tuple(args), dict(kwargs)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Context that silences torch's log: torch logs tracebacks of exceptions that it raises."""
+    logger = logging.getLogger("torch.export")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before

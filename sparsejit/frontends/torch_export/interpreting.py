@@ -1,4 +1,9 @@
-"""Conversion of an exported graph, node by node, to a Graph."""
+"""Conversion of an exported graph, node by node, to a Graph.
+
+Table of the mappings of ATen operators: a row for each overload, a file for each group.
+
+Operators of tensors that are known at compile time, computed by torch.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +16,88 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import is_tensor
+from sparsejit.frontends.torch_export.aten import (
+    activations,
+    attention,
+    complex_values,
+    convolution,
+    fourier,
+    normalisation,
+    ordering,
+    places,
+    pointwise,
+    pooling,
+    products,
+    recurrent,
+    reductions,
+    selection,
+    views,
+)
 from sparsejit.frontends.torch_export.aten.complex_values import complex_dtype, pairs
 from sparsejit.frontends.torch_export.aten.open_sizes import OPENING
-from sparsejit.frontends.torch_export.aten_rows import COMPLEX_OPERATORS, OPERATORS
-from sparsejit.frontends.torch_export.computing import computed, each
 from sparsejit.frontends.torch_export.decomposing import decomposed
 from sparsejit.frontends.torch_export.open_symbols import OpenSymbols, examples_of
-from sparsejit.frontends.torch_export.origins import origin_of
+from sparsejit.frontends.torch_export.tracing import origin_of
 from sparsejit.frontends.writing.complex_values import Complex, from_last_axis, on_last_axis
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.unwritten import without_unwritten
 from sparsejit.frontends.writing.writer import Unmapped, Writer, element_of, type_of
-from sparsejit.ir.dtypes import LARGEST, dtype_named
+from sparsejit.ir.dtypes import LARGEST, SHORT_FLOATS, dtype_named
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
 
 if TYPE_CHECKING:
     import torch
     from torch.fx import GraphModule, Node
+
+def computed(target: Any, args: Any, kwargs: Any, example: Any) -> Any:
+    """Return an operator's result, computed in float32 where torch lacks it for short floats.
+
+    `example` has the dtype of the result. Raises Unmapped with torch's message.
+    """
+    import torch
+
+    with torch.no_grad():
+        try:
+            return target(*args, **kwargs)
+        except Exception as error:  # of whatever type torch raises
+            reason = str(error).partition("\n")[0]
+        if not _is_short(example):
+            raise Unmapped(reason)
+        args, kwargs = each((args, kwargs), lambda x: x.float() if _is_short(x) else x)
+        try:
+            return target(*args, **kwargs).to(example.dtype)
+        except Exception:  # as before
+            raise Unmapped(reason) from None
+
+
+def each(nest: Any, change: Callable[[Any], Any]) -> Any:
+    """A nest of lists, tuples and dicts with its leaves changed; tuples become lists."""
+    if isinstance(nest, list | tuple):
+        return [each(item, change) for item in nest]
+    if isinstance(nest, dict):
+        return {key: each(item, change) for key, item in nest.items()}
+    return change(nest)
+
+
+def _is_short(x: Any) -> bool:
+    return is_tensor(x) and str(x.dtype).removeprefix("torch.") in SHORT_FLOATS
+
+
+GROUPS = (
+    *(products, convolution, recurrent, pointwise, activations, reductions, normalisation),
+    *(views, selection, places, ordering, pooling, attention, fourier),
+)
+# Each is called with the writer and torch's own arguments.
+OPERATORS: Mapping[str, Callable[..., Any]] = {
+    name: mapping for group in GROUPS for name, mapping in group.OPERATORS.items()
+}
+# The same for calls with a complex operand or result; known operands are pairs of parts.
+COMPLEX_OPERATORS: Mapping[str, Callable[..., Any]] = {
+    **complex_values.OPERATORS,
+    **fourier.COMPLEX_OPERATORS,
+}
+
 
 # Stands for the result of a missing operator that no graph can hold.
 _ABSENT = object()

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from math import prod
 
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
-from sparsejit.ir.values import Value
+from sparsejit.ir.values import Value, axis_of
 
 
 def reshaped(write: Writer, x: Operand, shape: Sequence[int]) -> Value:

@@ -1,4 +1,7 @@
-"""The one error for operators that cannot be compiled."""
+"""The one error for operators that cannot be compiled.
+
+The error of a mapping for operands that it cannot express.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
@@ -32,3 +35,7 @@ def refuse(missing: Sequence[Missing], remedy: str = LEAVE_TO_TORCH) -> NoReturn
     count = f"{len(missing)} operators" if len(missing) > 1 else "1 operator"
     lines = "\n".join(map(str, missing))
     raise UnsupportedOperator(f"{count} of this model cannot be compiled:\n{lines}\n{remedy}")
+
+
+class Unmapped(Exception):
+    """A mapping cannot express these operands; the text says why."""

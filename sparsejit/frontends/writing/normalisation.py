@@ -12,8 +12,7 @@ from sparsejit.frontends.writing.arranging import moved, reshaped
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.pointwise import Chain
-from sparsejit.ir.ops.types import axis_of
-from sparsejit.ir.values import Value
+from sparsejit.ir.values import Value, axis_of
 
 # rms_norm's default: torch.finfo(torch.float32).eps.
 _FLOAT32_EPSILON = float(np.finfo(np.float32).eps)

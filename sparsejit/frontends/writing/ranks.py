@@ -10,8 +10,7 @@ from sparsejit.frontends.writing.reductions import sum_over
 from sparsejit.frontends.writing.selection import top_k
 from sparsejit.frontends.writing.views import unsqueeze
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.ops.types import axis_of
-from sparsejit.ir.values import Element, Value
+from sparsejit.ir.values import Element, Value, axis_of
 
 Ranked = tuple[Value, Value]
 

@@ -17,8 +17,7 @@ from sparsejit.frontends.writing.arranging import (
 )
 from sparsejit.frontends.writing.writer import Operand, Writer
 from sparsejit.ir.ops import selection as ops
-from sparsejit.ir.ops.types import axis_of
-from sparsejit.ir.values import Array, Element, Value
+from sparsejit.ir.values import Array, Element, Value, axis_of
 
 # A known choice of more separate runs than this becomes a look-up.
 _MOST_RUNS = 8

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsejit.frontends.writing.unmapped import Unmapped
+from sparsejit.frontends.writing.missing import Unmapped
 from sparsejit.frontends.writing.writer import Writer
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import Node

@@ -18,8 +18,7 @@ from sparsejit.frontends.writing.arranging import (
 )
 from sparsejit.frontends.writing.selection import taken
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.ops.types import axis_of
-from sparsejit.ir.values import Array, Value
+from sparsejit.ir.values import Array, Value, axis_of
 from sparsejit.whole_numbers import ceil_div
 
 Sizes = Sequence[int]

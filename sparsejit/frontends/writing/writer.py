@@ -14,7 +14,7 @@ import numpy as np
 
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.writing.held_numbers import HeldNumbers, Producers
-from sparsejit.frontends.writing.unmapped import Unmapped
+from sparsejit.frontends.writing.missing import Unmapped
 from sparsejit.ir.dtypes import (
     NOTED,
     Dtype,
@@ -25,11 +25,11 @@ from sparsejit.ir.dtypes import (
 )
 from sparsejit.ir.graph import Graph, GraphBuilder
 from sparsejit.ir.operator import Operator
-from sparsejit.ir.ops.casts import Cast
 from sparsejit.ir.ops.pointwise import (
     FUNCTIONS,
     ROUNDINGS,
     WRAPS,
+    Cast,
     Chain,
     ChainStep,
     Pointwise,

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparsejit.errors import InvalidInput
+from sparsejit.ir.layer_scales import QuantisedSteps
 from sparsejit.ir.operator import Node, Operator
-from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.reference import ACTIVATIONS, on_steps
 from sparsejit.ir.signature import Bound, Signature, signature
 from sparsejit.ir.spec import Activation, Choice, DType

@@ -1,4 +1,7 @@
-"""Functions of single elements, alone and fused in chains."""
+"""Functions of single elements, alone and fused in chains.
+
+Conversion of values to another element.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,10 @@ import numpy as np
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.dtypes import NOTED, SHORT_FLOATS, Dtype, rounded
 from sparsejit.ir.operator import Follower, Node, Operator, SamplesMixed
-from sparsejit.ir.ops.types import broadcasts_to
 from sparsejit.ir.reference import sigmoid
 from sparsejit.ir.signature import Signature, signature
 from sparsejit.ir.spec import Activation
-from sparsejit.ir.values import Array, TensorType
+from sparsejit.ir.values import Array, Element, TensorType, broadcasts_to
 
 
 class Function(NamedTuple):
@@ -283,3 +285,32 @@ class Chain(Operator):
                 else:
                     values.append(np.asarray(FUNCTIONS[step.kind].evaluate(*arguments)))
         return tuple(values[number] for number in self.results)
+
+
+@dataclass(frozen=True)
+class Cast(Operator):
+    """Convert to `element`: numbers become integers towards zero, bools 0 or 1.
+
+    A number becomes True where it differs from zero, an int64 the nearest float32. Numbers that
+    int64 cannot hold, NaN too, become its least number.
+    """
+
+    element: Element
+
+    def __post_init__(self) -> None:
+        if self.element is Element.FLOAT64:
+            raise InvalidInput("a Cast cannot make float64; cast to float32")
+
+    types: ClassVar[str] = "x any [...] -> element [...]"
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        (x,) = operands
+        if self.element is Element.BOOL:
+            return (np.not_equal(x, 0),)
+        x = np.asarray(x)
+        if self.element is Element.FLOAT32:
+            # Integers are rounded as in compiled code; floats stay in float64.
+            rounded = x if x.dtype.kind == "f" else x.astype(np.float32)
+            return (rounded.astype(np.float64),)
+        with np.errstate(invalid="ignore"):
+            return (x.astype(np.int64),)

@@ -8,9 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparsejit.ir.operator import BatchPlace, Follower, Node, Operator, SamplesMixed
-from sparsejit.ir.ops.types import axis_of, broadcasts_to
 from sparsejit.ir.signature import ALIKE, Bound, Signature, signature
-from sparsejit.ir.values import Array, Element
+from sparsejit.ir.values import Array, Element, axis_of, broadcasts_to
 
 
 @dataclass(frozen=True)

@@ -1,32 +1,48 @@
 """Convolutions of bytes to bytes: `quads` over the image itself, or over its phases.
 
     x in bytes -> phases, if the stride is 2 -> quads, with an added operand if any -> y in bytes
+
+Epilogues of convolutions of bytes: scales, biases and rounding of each row's sums.
+
+Convolutions by channel of bytes to bytes.
 """
 
 from dataclasses import dataclass, replace
 from math import inf, prod
 
-from sparsejit.asm_templates.convolution.byte_fours import ChannelFours
+import numpy as np
+
+from sparsejit.asm_templates.convolution.byte_depthwise import (
+    LoweredByteDepthwise,
+    byte_channel_windows,
+    emit_byte_depthwise,
+    gaps_for,
+)
 from sparsejit.asm_templates.convolution.byte_planes import (
     BytePhase,
     BytePlanes,
     ByteWindows,
+    ChannelFours,
     windows_of,
 )
+from sparsejit.asm_templates.convolution.byte_results import ByteEpilogue
 from sparsejit.asm_templates.convolution.byte_rows import emit_byte_pooling
 from sparsejit.asm_templates.convolution.geometry import Axis
-from sparsejit.asm_templates.convolution.quad_stream import QUAD, QuadForm, quad_stream
-from sparsejit.asm_templates.convolution.quads import LoweredQuads, emit_quads
-from sparsejit.asm_templates.gather.int8_weights import quantised_nonzeros
+from sparsejit.asm_templates.convolution.quads import (
+    QUAD,
+    LoweredQuads,
+    QuadForm,
+    emit_quads,
+    quad_stream,
+)
+from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
+from sparsejit.ir.layer_scales import QuantisedSteps
 from sparsejit.ir.operator import Node
-from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.convolution import Convolution, RoundedResult
 from sparsejit.ir.ops.products import Linear
-from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import MatMul, MatVec
+from sparsejit.ir.spec import Activation, DType, MatMul, MatVec
 from sparsejit.lowering.context import ByteImage, Lowering
-from sparsejit.lowering.convolution.byte_depthwise import lower_byte_depthwise
-from sparsejit.lowering.convolution.byte_ends import ends_of, plain
 from sparsejit.lowering.convolution.byte_images import (
     ZERO,
     bind_image,
@@ -41,13 +57,14 @@ from sparsejit.lowering.convolution.depthwise import node_axes
 from sparsejit.lowering.convolution.filters import filter_matrix
 from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import View
-from sparsejit.lowering.products.quantised import with_input_scale
+from sparsejit.lowering.products.linear import with_input_scale
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.byte_plan import (
     ByteColumns,
     ByteConvolution,
     QuadWork,
     byte_convolution_ns,
+    byte_depthwise_cost,
     fills_vectors,
     plan_quads,
     takes_columns,
@@ -56,6 +73,122 @@ from sparsejit.planner.cost import Cost
 from sparsejit.planner.kernels import kernel_name
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rdx
+
+
+def lower_byte_depthwise(low: Lowering, node: Node, image: ByteImage) -> None:
+    """Append a convolution for which `byte_convolution_ns` is finite."""
+    op = node.op
+    assert isinstance(op, Convolution) and op.rounding is not None
+    axes, shape = node_axes(node), node.output.shape
+    windows, x = byte_channel_windows(image.planes, shape, *axes), image.view
+    if windows is None:
+        planes = gaps_for(*axes, image.planes)
+        rows, columns = (BytePhase(0, 1, count) for count in (planes.rows, planes.columns))
+        whole = ByteWindows(planes, (rows,), (columns,), (0,))
+        x = copied(low, node, image, whole, image.steps.shift + ZERO)
+        windows = byte_channel_windows(planes, shape, *axes)
+    assert windows is not None
+    matrix = _taps(low, node)
+    integers, _ = quantised_nonzeros(matrix)
+    bias = low.constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    epilogue, ends = ends_of(matrix, bias, op, image.steps)
+    weights = np.zeros(integers.shape, np.int8)
+    weights[integers.rows, integers.columns] = integers.values
+    lowered = LoweredByteDepthwise(windows, weights, ends, epilogue)
+    result = byte_view(windows.y)
+    low.add(_depthwise_step(low, node, lowered, x, result))
+    bind_image(low, node.output, ByteImage(result, windows.y, op.rounding.result))
+
+
+def _taps(low: Lowering, node: Node) -> SparseMatrix:
+    """The matrix of weights (channels, taps)."""
+    filters = low.constant(node.inputs[1])
+    return SparseMatrix(filters.reshape(len(filters), -1))
+
+
+def _depthwise_step(
+    low: Lowering, node: Node, lowered: LoweredByteDepthwise, x: View, result: View
+) -> Step:
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.point(asm)
+        emit_byte_depthwise(asm, lowered)
+
+    def divide(threads: int) -> list[list[Step]]:
+        if lowered.windows.y.samples > 1:
+            return []
+        return [[part(*some) for some in cut(lowered.windows.y.channels, threads)]]
+
+    def part(first: int, end: int) -> Step:
+        windows, some = lowered.windows, slice(first, end)
+        planes = (replace(each, channels=end - first) for each in (windows.x, windows.y))
+        x_planes, y_planes = planes
+        fewer = replace(
+            lowered,
+            windows=replace(windows, x=x_planes, y=y_planes, is_first=first == 0),
+            weights=lowered.weights[some],
+            ends=lowered.ends[some],
+        )
+        views = x.sliced(1, first, end), result.sliced(1, first, end)
+        made = _depthwise_step(low, node, fewer, *views)
+        return replace(made, share=f"channels {first} to {end - 1}")
+
+    windows = lowered.windows
+    cost, weights = byte_depthwise_cost(windows, low.target), lowered.weights.size
+    operations = 2 * weights * windows.y.samples * windows.y.rows * windows.y.columns
+    facts = Facts(
+        f"bytes to bytes by channel, four taps at a time, bound by {cost.bound}",
+        predicted_ns=cost.ns,
+        nnz=int(np.count_nonzero(lowered.weights)),
+        weights=weights,
+        weight_bytes=lowered.channels.nbytes,
+        effective_flops=operations,
+        flops=operations * int(np.count_nonzero(lowered.weights)) // max(1, weights),
+        bound=cost.bound,
+        parameter=node.inputs[1].origin.name,
+    )
+    name = kernel_name("byte-depthwise", low.target)
+    return Step(name, node.output.origin, (x,), (result,), emit, facts, divide=divide)
+
+
+_WORTH_CUTTING = 2.0**31  # what an int32 holds
+
+
+def plain(op: Convolution) -> Convolution:
+    """The operator in float32, with weights and bias as the model has them."""
+    return replace(op, dtype=DType.FLOAT32, input_scale=None, input_shift=None, rounding=None)
+
+
+def ends_of(
+    matrix: SparseMatrix, bias: np.ndarray | None, op: Convolution, x: QuantisedSteps
+) -> tuple[ByteEpilogue, np.ndarray]:
+    """The epilogue of sums, and (out, 3): each row's scale, and biases before and after `own`."""
+    integers, scales = quantised_nonzeros(matrix)
+    assert op.rounding is not None
+    first = op.rounding.own or op.rounding.result
+    of_sums = scales.astype(np.float64) * x.scale / first.scale
+    weights = integers.sums_by_row(integers.values)
+    added = np.zeros(len(of_sums)) if bias is None else bias.astype(np.float64)
+    late = added / op.rounding.read.scale
+    start = 0.0 if op.rounding.late else added / first.scale
+    ends = np.stack([of_sums, start - of_sums * (x.shift + ZERO) * weights, late], axis=1)
+    most = 255 * integers.sums_by_row(np.abs(integers.values.astype(np.int32))) * of_sums
+    cuts = bool((most + np.abs(ends[:, 1])).max(initial=0) >= _WORTH_CUTTING)
+    return _epilogue(op.rounding, op.activation, cuts), ends.astype(np.float32)
+
+
+def _epilogue(rounding: RoundedResult, activation: Activation, cuts: bool) -> ByteEpilogue:
+    zero, cut = rounding.result.shift + ZERO, rounding.read
+    least = cut.shift + ZERO if activation in (Activation.RELU, Activation.RELU6) else 0
+    is_cut = activation is Activation.RELU6
+    six = int(min(255, np.rint(6.0 / cut.scale) + cut.shift + ZERO)) if is_cut else 255
+    own, added = (
+        None if each is None else (each.scale / cut.scale, each.shift + ZERO)
+        for each in (rounding.own, rounding.added)
+    )
+    table = None
+    if rounding.table is not None:
+        table = (np.array(rounding.table) + ZERO).astype(np.uint8), cut.shift + ZERO
+    return ByteEpilogue(zero, least, six, cuts, own, added, rounding.late, table)
 
 
 def lower_byte_convolution(low: Lowering, node: Node) -> None:

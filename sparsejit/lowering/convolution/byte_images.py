@@ -2,8 +2,12 @@
 
 from collections.abc import Callable
 
-from sparsejit.asm_templates.convolution.byte_fours import ChannelFours, emit_fours
-from sparsejit.asm_templates.convolution.byte_planes import BytePlanes, ByteWindows
+from sparsejit.asm_templates.convolution.byte_planes import (
+    BytePlanes,
+    ByteWindows,
+    ChannelFours,
+    emit_fours,
+)
 from sparsejit.asm_templates.convolution.byte_rows import (
     ByteSteps,
     FloatRows,
@@ -12,8 +16,8 @@ from sparsejit.asm_templates.convolution.byte_rows import (
     emit_to_floats,
 )
 from sparsejit.errors import CompileError
+from sparsejit.ir.layer_scales import QuantisedSteps
 from sparsejit.ir.operator import Node
-from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.values import Element, Origin, TensorType, Value
 from sparsejit.lowering.context import ByteImage, Lowering
 from sparsejit.lowering.convolution.depthwise import has_whole_rows, pitches

@@ -4,9 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparsejit.asm_templates.convolution.depthwise import Depthwise, emit_depthwise
 from sparsejit.asm_templates.convolution.geometry import Axis
-from sparsejit.asm_templates.convolution.window_loop import WindowLoop, can_run, count_windows
+from sparsejit.asm_templates.convolution.window_rows import (
+    Depthwise,
+    WindowLoop,
+    can_run,
+    count_windows,
+    emit_depthwise,
+)
 from sparsejit.asm_templates.shared.storage import rounded
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution

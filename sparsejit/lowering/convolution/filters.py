@@ -11,7 +11,7 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.products.quantised import with_input_scale
+from sparsejit.lowering.products.linear import with_input_scale
 
 
 def filter_matrix(low: Lowering, node: Node) -> tuple[SparseMatrix, MatVec]:

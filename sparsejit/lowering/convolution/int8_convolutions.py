@@ -12,10 +12,10 @@ from dataclasses import replace
 from math import isfinite, prod
 
 from sparsejit.ir.graph import Graph
+from sparsejit.ir.layer_scales import QuantisedSteps
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
-from sparsejit.ir.quantised_steps import QuantisedSteps
 from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Origin, Value
 from sparsejit.lowering.context import Lowering, ModelOptions
@@ -25,8 +25,8 @@ from sparsejit.lowering.convolution.filters import filter_matrix
 from sparsejit.lowering.convolution.windows import window_image
 from sparsejit.passes.byte_columns import byte_columns
 from sparsejit.passes.byte_layers import byte_layers
-from sparsejit.passes.quantised_values import rounded_to_steps
-from sparsejit.passes.recognise_norms import recognise_norms
+from sparsejit.passes.quantised_layers import rounded_to_steps
+from sparsejit.passes.recognise_attention import recognise_norms
 from sparsejit.passes.rewriter import Site, rewrite
 from sparsejit.planner.byte_plan import fills_vectors, has_quads
 from sparsejit.planner.choice import about

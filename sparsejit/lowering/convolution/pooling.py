@@ -6,8 +6,13 @@ from math import prod
 import numpy as np
 
 from sparsejit.asm_templates.convolution.geometry import Axis
-from sparsejit.asm_templates.convolution.pooling import WindowPooling, emit_pooling
-from sparsejit.asm_templates.convolution.window_loop import WindowLoop, can_run, count_windows
+from sparsejit.asm_templates.convolution.window_rows import (
+    WindowLoop,
+    WindowPooling,
+    can_run,
+    count_windows,
+    emit_pooling,
+)
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Pooling, PoolingKind
 from sparsejit.ir.ops.row_chains import ChainWriter

@@ -15,12 +15,16 @@ from sparsejit.asm_templates.convolution.dense_windows import (
     lower_dense_windows,
 )
 from sparsejit.asm_templates.convolution.geometry import Axis
-from sparsejit.asm_templates.convolution.padded_image import PaddedImage, can_pad, emit_padding
+from sparsejit.asm_templates.convolution.padded_image import (
+    AddedOperand,
+    PaddedImage,
+    can_pad,
+    emit_padding,
+)
 from sparsejit.asm_templates.convolution.sparse_windows import (
     emit_sparse_windows,
     lower_sparse_windows,
 )
-from sparsejit.asm_templates.convolution.window_panels import AddedOperand
 from sparsejit.asm_templates.convolution.winograd import (
     U_A_WEIGHT,
     emit_winograd,

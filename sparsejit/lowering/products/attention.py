@@ -10,16 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.asm_templates.attention.frame import AttentionStack, packed_pitch
-from sparsejit.asm_templates.attention.query_tiles import emit_attention
-from sparsejit.asm_templates.attention.results import readings
+from sparsejit.asm_templates.attention.query_tiles import emit_attention, readings
 from sparsejit.asm_templates.attention.tables import AttentionTiles, Pitches, tile_width
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops import row_chains
-from sparsejit.ir.ops.attention import Attention
-from sparsejit.ir.ops.products import Bmm
-from sparsejit.ir.ops.types import float_type
+from sparsejit.ir.ops.products import Attention, Bmm
 from sparsejit.ir.ops.views import Permute
-from sparsejit.ir.values import Origin, TensorType, Value
+from sparsejit.ir.values import Origin, TensorType, Value, float_type
 from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.feature_major import ColumnAttention
 from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut

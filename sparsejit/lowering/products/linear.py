@@ -2,6 +2,8 @@
 
 Feature-major values (`feature_major`) have padded rows (`Lowering.pitch_of`); layers read and write
 them without transposing.
+
+int8 layers whose x has a fixed scale and a zero point.
 """
 
 from collections.abc import Callable
@@ -10,22 +12,42 @@ from functools import cache, partial
 from math import prod
 from typing import Protocol
 
+import numpy as np
+
+from sparsejit.asm_templates.gather.int8_boundary import int8_sums
 from sparsejit.asm_templates.gather.int8_layout import kept_input_bytes
 from sparsejit.asm_templates.gather.pieces import KeptInputs
 from sparsejit.asm_templates.lowered import WEIGHT_BYTES
 from sparsejit.ir.operator import Node
+from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
 from sparsejit.lowering.context import Lowering, ModelOptions, lowers
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.products.product_parts import Bodies, emit_plan, part_steps
-from sparsejit.lowering.products.quantised import with_input_scale
 from sparsejit.lowering.step import Facts, Locations, Step, between
 from sparsejit.planner.plan import Plan
 from sparsejit.planner.split import Part
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rsi
+
+
+def with_input_scale(each: MatVec, matrix: SparseMatrix, op: Linear | Convolution) -> MatVec:
+    """The layer with the operator's scale and zero point of x, where it has them.
+
+    Kernels multiply shifted integers, W (q + shift); W shift is subtracted from the bias.
+    """
+    if op.dtype is not DType.INT8 or op.input_scale is None:
+        return each
+    scaled = replace(each, input_scale=op.input_scale, input_shift=op.input_shift)
+    if not op.input_shift:
+        return scaled
+    scales, sums = int8_sums(matrix)
+    of_sums = (scales * np.float32(op.input_scale)).astype(np.float64)
+    taken = of_sums * op.input_shift * sums
+    bias = 0.0 if each.bias is None else each.bias.astype(np.float64)
+    return replace(scaled, bias=(bias - taken).astype(np.float32))
 
 
 @lowers(Linear)

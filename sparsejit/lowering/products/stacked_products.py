@@ -11,16 +11,16 @@ from math import prod
 from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_product
 from sparsejit.asm_templates.dense_product.tiling import widest_strip
 from sparsejit.asm_templates.shared.location import Location
-from sparsejit.ir.dense_product import DenseProduct
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.products import Bmm
+from sparsejit.ir.spec import DenseProduct
 from sparsejit.ir.values import Origin, TensorType, Value
 from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
 from sparsejit.lowering.memory.storage import StridedShape, View
 from sparsejit.lowering.step import CodeKey, Facts, Locations, Step
 from sparsejit.machine.target import Target
-from sparsejit.planner.vector_cost import dense_product_ns
+from sparsejit.planner.cost import dense_product_ns
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rax, rcx, rdi, rdx, rsi
 

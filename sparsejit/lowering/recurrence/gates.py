@@ -1,18 +1,17 @@
 """The pointwise half of a GRU step."""
 
-from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_update
+from sparsejit.asm_templates.pointwise.gates import emit_gru_update
 from sparsejit.asm_templates.shared.activation import COARSE, FINE
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.sampling import GruStep, SumOfRows
 from sparsejit.ir.spec import DType, GruUpdate
 from sparsejit.ir.values import Value
 from sparsejit.lowering.context import Lowering, lowers
-from sparsejit.lowering.recurrence.gate_sums import GateSum, scaled_column
-from sparsejit.lowering.recurrence.table_rows import sum_of_rows_for_gates
+from sparsejit.lowering.recurrence.table_rows import GateSum, scaled_column, sum_of_rows_for_gates
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rbx, rcx, rdi, rdx, rsi
-from sparsejit.x86.stack import pop, push
+from sparsejit.x86.routines import pop, push
 
 
 @lowers(GruStep)

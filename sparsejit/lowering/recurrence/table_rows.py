@@ -1,24 +1,31 @@
 """Sums of table rows by index: stored tables, and code that loads the rows' addresses.
 
 A sum that only a GRU's gates read is no step: the gates compute it themselves (`gate_sums`).
+
+Sums that a GRU's gates compute themselves: a sum that only they read needs no step of its own.
+
+    g = sum of rows        |        h' = gru_step(g, recurrent, h)   ->   one kernel
+    g = column * x + rest  |
+
+The operations and their order stay the same; their time hides behind the gates' arithmetic.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.asm_templates.pointwise.row_sums import RowSum, emit_sum_of_rows
+from sparsejit.asm_templates.pointwise.row_sums import RowSum, ScaledColumn, emit_sum_of_rows
 from sparsejit.asm_templates.selection.table_rows import emit_row_address
 from sparsejit.asm_templates.shared.location import InPool, Location
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.operator import Node
-from sparsejit.ir.ops.sampling import SumOfRows
+from sparsejit.ir.ops.pointwise import Chain
+from sparsejit.ir.ops.sampling import GruStep, SumOfRows
 from sparsejit.ir.spec import LARGEST_INT8, DType
-from sparsejit.ir.values import Array
+from sparsejit.ir.values import Array, Element
 from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.memory.storage import View
-from sparsejit.lowering.recurrence.gate_sums import GateSum, only_gates_read
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler
@@ -37,7 +44,68 @@ from sparsejit.x86.operands import (
     rdx,
     rsi,
 )
-from sparsejit.x86.stack import pop, push
+from sparsejit.x86.routines import pop, push
+
+
+@dataclass(frozen=True, eq=False)
+class GateSum:
+    """Operands of a sum, which the gates' step reads first; `emit` loads their addresses.
+
+    `words` describes the sum in reports; `bytes_of_tables`: bytes that it reads of tables.
+    """
+
+    reads: tuple[View, ...]
+    emit: Callable[[Assembler, Locations], RowSum | ScaledColumn]
+    words: str
+    bytes_of_tables: int = 0
+
+
+def only_gates_read(low: Lowering, node: Node) -> bool:
+    """Whether only one GRU's gates read a node's result, and only as their first input."""
+    value, readers = node.output, low.readers[node.output]
+    return (
+        value not in low.graph.outputs
+        and [type(reader.op) for reader in readers] == [GruStep]
+        and readers[0].inputs[0] is value
+        and value not in readers[0].inputs[1:]
+    )
+
+
+def is_scaled_column(node: Node) -> bool:
+    """Whether a chain is a vector times a number, plus a vector; all float32."""
+    chain = node.op
+    if not isinstance(chain, Chain) or [step.kind for step in chain.steps] != ["fma"]:
+        return False
+    shapes = [node.inputs[number].shape for number in _operands(chain) if number < 3]
+    whole = node.outputs[0].shape
+    return (
+        len(node.outputs) == 1
+        and len(whole) == 1
+        and sorted(shapes[:2]) == [(), whole]
+        and shapes[2:] == [whole]
+        and all(value.type.element is Element.FLOAT32 for value in node.inputs)
+    )
+
+
+def scaled_column(low: Lowering, node: Node) -> GateSum:
+    """The sum of a chain which `is_scaled_column`."""
+    assert isinstance(node.op, Chain)
+    *factors, rest = (node.inputs[number] for number in _operands(node.op))
+    column, number = sorted(factors, key=lambda value: not value.shape)
+    reads = tuple(low.contiguous(value) for value in (column, number, rest))
+
+    def emit(asm: Assembler, at: Locations) -> ScaledColumn:
+        registers = (r8, r9, rdi)
+        for register, place in zip(registers, at.reads[:3], strict=True):
+            place.point(asm, register)
+        return ScaledColumn(*registers)
+
+    return GateSum(reads, emit, "a column added")
+
+
+def _operands(chain: Chain) -> tuple[int, ...]:
+    return chain.steps[0].arguments
+
 
 _FLOAT = 4
 # Registers for addresses of rows; the register after the last row has the address of the rest.

@@ -14,16 +14,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sparsejit.asm_templates.gather.int8_weights import int8_sums
-from sparsejit.asm_templates.pointwise.gru_gates import emit_gru_reset, emit_gru_update
-from sparsejit.asm_templates.pointwise.lstm_gates import emit_lstm_update
+from sparsejit.asm_templates.gather.int8_boundary import int8_sums
+from sparsejit.asm_templates.pointwise.gates import (
+    emit_gru_reset,
+    emit_gru_update,
+    emit_lstm_update,
+    emit_rnn_update,
+)
 from sparsejit.asm_templates.pointwise.own_steps import (
     PAIR_BYTES,
     OwnSteps,
     emit_from_own_steps,
     emit_to_own_steps,
 )
-from sparsejit.asm_templates.pointwise.rnn_gates import emit_rnn_update
 from sparsejit.asm_templates.pointwise.sample_lengths import (
     emit_copy,
     emit_length_check,
@@ -52,8 +55,8 @@ from sparsejit.lowering.products.linear import product_facts
 from sparsejit.lowering.products.product_parts import emit_plan
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.machine.target import Target
+from sparsejit.planner.cost import gates_ns, own_steps_ns
 from sparsejit.planner.plan import Plan
-from sparsejit.planner.vector_cost import gates_ns, own_steps_ns
 from sparsejit.whole_numbers import ceil_div, round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (
@@ -72,7 +75,7 @@ from sparsejit.x86.operands import (
     rdx,
     rsi,
 )
-from sparsejit.x86.stack import pop, push
+from sparsejit.x86.routines import pop, push
 
 _SAVED = (rbx, r12, r13, r14, r15)
 _FLOAT, _INDEX = 4, 8

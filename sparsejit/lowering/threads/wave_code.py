@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from sparsejit.asm_templates.shared.location import WORKSPACE
-from sparsejit.lowering.threads.crew import ScheduledStep
-from sparsejit.lowering.threads.waves import Wave
+from sparsejit.lowering.threads.waves import ScheduledStep, Wave
 from sparsejit.runtime.workers import NativePart, pool
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import rdi
-from sparsejit.x86.stack import pop, push
+from sparsejit.x86.routines import pop, push
 
 RunSteps = Callable[[Assembler, Sequence[ScheduledStep]], None]
 

@@ -6,13 +6,11 @@ one of them and harms on the other. The rest is from one core: `folding` and `ga
 `unhidden` Golden Cove's.
 """
 
-from sparsejit.machine.core import Core, caches
+from sparsejit.machine.core import Core, Rates, caches
 from sparsejit.machine.prices import SharingPrices, StepPrice
-from sparsejit.machine.processors.attention import ATTENTION
-from sparsejit.machine.processors.forest import FOREST
+from sparsejit.machine.processors.assumed import ATTENTION, FOREST
 from sparsejit.machine.processors.golden_cove import GOLDEN_COVE
 from sparsejit.machine.processors.zen5 import ZEN5
-from sparsejit.machine.rates import Rates
 
 # Cycles that the tables of kernels assume where nothing was measured on Zen 5.
 _ASSUMED = {

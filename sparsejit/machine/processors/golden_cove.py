@@ -6,7 +6,7 @@ about twice as much as on Zen 5. All other numbers are assumed to be Zen 5's.
 
 from dataclasses import replace
 
-from sparsejit.machine.core import Core, FoldingRule, caches, models
+from sparsejit.machine.core import Core, FoldingRule, Rates, caches, models
 from sparsejit.machine.prices import (
     CsrPrices,
     LayoutPrices,
@@ -14,10 +14,8 @@ from sparsejit.machine.prices import (
     SharingPrices,
     StepPrice,
 )
-from sparsejit.machine.processors.attention import ATTENTION
-from sparsejit.machine.processors.forest import FOREST
+from sparsejit.machine.processors.assumed import ATTENTION, FOREST
 from sparsejit.machine.processors.zen5 import STEPS, ZEN5
-from sparsejit.machine.rates import Rates
 
 # Layers of up to 256x64 in L1 on an Emerald Rapids core at 3.0 GHz: between the times of the
 # quietest and of an ordinary hour of a shared machine, which differ by a tenth, for loops by a

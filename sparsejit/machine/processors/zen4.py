@@ -9,7 +9,7 @@ and 16 bytes a cycle.
 import math
 from dataclasses import replace
 
-from sparsejit.machine.core import Core, caches, models
+from sparsejit.machine.core import Core, Rates, caches, models
 from sparsejit.machine.prices import (
     CsrPrices,
     LayoutPrices,
@@ -18,10 +18,8 @@ from sparsejit.machine.prices import (
     SharingPrices,
     StepPrice,
 )
-from sparsejit.machine.processors.attention import ATTENTION_BY_HALVES
-from sparsejit.machine.processors.forest import FOREST
+from sparsejit.machine.processors.assumed import ATTENTION_BY_HALVES, FOREST
 from sparsejit.machine.processors.zen5 import CSR, STEPS, ZEN5
-from sparsejit.machine.rates import Rates
 
 _WIDE_FACTOR = 2.0
 # Measured: 142 cases of 10 shapes from 64x256 to 3072x768, 10 and 25 % nonzeros, 64 to 784 columns;

@@ -4,12 +4,9 @@ Figures are from one EPYC 9005 core at 4.0 to 4.2 GHz; docs/kernels names the la
 so on are layers of `sparsejit bench kernels`.
 """
 
-from sparsejit.machine.core import Core, FoldingRule, caches, models
+from sparsejit.machine.core import Core, FoldingRule, Rates, caches, models
 from sparsejit.machine.prices import BatchPrices, CsrPrices, QuadPrices, SharingPrices, StepPrice
-from sparsejit.machine.processors.attention import ATTENTION
-from sparsejit.machine.processors.forest import FOREST
-from sparsejit.machine.processors.tiles import TILE_STEPS
-from sparsejit.machine.rates import Rates
+from sparsejit.machine.processors.assumed import ATTENTION, FOREST, TILE_STEPS
 
 _DERIVED = "not timed: the loads and multiplications of broadcast in 1x16"
 

@@ -7,10 +7,8 @@ import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
-from sparsejit.voice.spec.frame_terms import FrameTerms
-from sparsejit.voice.spec.loop_arrays import LoopArrays
-from sparsejit.voice.spec.network_graph import forced_graph
-from sparsejit.voice.spec.sample_loop import compile_sample_loop
+from sparsejit.voice.spec.network_graph import FrameTerms, forced_graph
+from sparsejit.voice.spec.sample_loop import LoopArrays, compile_sample_loop
 from sparsejit.voice.spec.sampler import Sampler
 from sparsejit.voice.spec.trained import TrainedNetwork
 from sparsejit.voice.spec.voice_spec import Categorical, DualSoftmax

@@ -18,7 +18,7 @@ from sparsejit.frontends.arrays import to_array
 from sparsejit.frontends.files import read_tensors
 from sparsejit.ir.spec import Activation
 from sparsejit.voice.features import FloatArray
-from sparsejit.voice.spec.exact_linear import DoubleArray, RowwiseLinear, taps_in_a_row
+from sparsejit.voice.spec.known_parts import DoubleArray, RowwiseLinear, taps_in_a_row
 from sparsejit.voice.spec.layers import SampleLayer
 from sparsejit.voice.spec.network_graph import Tensors
 from sparsejit.voice.spec.residual_stack import (

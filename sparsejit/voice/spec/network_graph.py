@@ -3,6 +3,8 @@
 Conditioning is multiplied once a frame: a layer's input from a frame, or from the frames around a
 sample, is W c + b already, and a sample weighs and adds these terms. A product that no activation
 separates from the next is merged with it, in float64, when the graph is built.
+
+Inputs of a `VoiceSpec`'s loop for every frame and sample, from the conditioning.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +15,23 @@ import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.ops.sampling import INDEX, GruStep, SumOfRows
-from sparsejit.ir.ops.types import float_type
 from sparsejit.ir.ops.views import Concat, Reshape, Slice
 from sparsejit.ir.spec import Activation
-from sparsejit.ir.values import Value
+from sparsejit.ir.values import Array, Value, float_type
 from sparsejit.lowering.loop import Role
+from sparsejit.runtime.native_call import aligned_copy
 from sparsejit.voice.features import FloatArray
-from sparsejit.voice.spec.known_parts import DoubleArray, Features, columns_of
+from sparsejit.voice.spec.known_parts import DoubleArray, Features, RowwiseLinear, columns_of
 from sparsejit.voice.spec.layers import SampleLayer
-from sparsejit.voice.spec.sample_draws import SampleDraw, UniformNumbers
-from sparsejit.voice.spec.sample_graph import STATE_STEP, SampleGraph, SampleWriter
-from sparsejit.voice.spec.sample_turn import SampleTurn
+from sparsejit.voice.spec.sample_graph import (
+    STATE_STEP,
+    SampleDraw,
+    SampleGraph,
+    SampleTurn,
+    SampleWriter,
+    UniformNumbers,
+)
+from sparsejit.voice.spec.sample_loop import LoopArrays
 from sparsejit.voice.spec.voice_spec import (
     DenseSpec,
     DualDenseSpec,
@@ -380,3 +388,51 @@ class _NetworkBuilder:
 def _element(make: SampleWriter, row: Value, index: int) -> Value:
     one = make.one(Slice(0, index, index + 1), row, name="kernel")
     return make.one(Reshape(()), one, name="kernel")
+
+
+class FrameTerms:
+    """Computes the terms of frames of a network from its conditioning."""
+
+    def __init__(self, graph: SpecGraph) -> None:
+        self._kernels = graph.kernels
+        self._terms = graph.terms
+        self._products = {
+            (term.name, name): RowwiseLinear(weights)
+            for term in graph.terms
+            if isinstance(term, FrameTerm)
+            for name, weights in term.weights.items()
+            if not _is_identity(weights)
+        }
+
+    def __call__(self, conditioning: Mapping[str, DoubleArray], frames: int) -> LoopArrays:
+        """The loop's inputs for `frames` frames.
+
+        conditioning: arrays by name, (frames, size); interpolated conditioning is
+        (frames + taps - 1, size), from `taps` // 2 frames before the first. With linear prediction
+        also PREDICTOR, (frames, 32), and RESIDUAL_SCALE and LEVEL_SCALE, (frames,).
+        """
+        arrays: list[Array] = []
+        for term in self._terms:
+            if isinstance(term, FrameTerm):
+                arrays += self._rows(term, conditioning, frames)
+            else:
+                arrays.append(np.ascontiguousarray(conditioning[term], np.float32))
+        kernels = [np.tile(kernel, (frames, 1)) for kernel in self._kernels]
+        return LoopArrays(frames, [aligned_copy(each) for each in arrays], kernels)
+
+    def _rows(
+        self, term: FrameTerm, conditioning: Mapping[str, DoubleArray], frames: int
+    ) -> list[Array]:
+        """An array (frames, n) for each tap of a term."""
+        total = np.tile(term.constant, (frames + term.taps - 1, 1))
+        for name in term.weights:
+            product, rows = self._products.get((term.name, name)), conditioning[name]
+            total = total + (rows if product is None else product(rows))
+        narrow = np.ascontiguousarray(total, np.float32)
+        return [narrow[tap : tap + frames] for tap in range(term.taps)]
+
+
+def _is_identity(weights: DoubleArray) -> bool:
+    """Whether the weights add conditioning unchanged."""
+    rows, columns = weights.shape
+    return rows == columns and np.array_equal(weights, np.eye(rows))

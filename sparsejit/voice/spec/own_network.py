@@ -33,7 +33,7 @@ from sparsejit.voice.prediction import (
     predictor_from_mel,
 )
 from sparsejit.voice.prediction import RESIDUAL_SCALE as GAINS
-from sparsejit.voice.spec.exact_linear import DoubleArray, ExactLinear, taps_in_a_row
+from sparsejit.voice.spec.known_parts import DoubleArray, ExactLinear, taps_in_a_row
 from sparsejit.voice.spec.trained import TrainedNetwork
 from sparsejit.voice.spec.voice_spec import (
     LEVEL_SCALE,

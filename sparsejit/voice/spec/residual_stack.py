@@ -10,8 +10,8 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.voice.features import FloatArray
-from sparsejit.voice.spec.exact_linear import DoubleArray
-from sparsejit.voice.spec.frame_terms import RowwiseLinear
+from sparsejit.voice.spec.known_parts import DoubleArray
+from sparsejit.voice.spec.network_graph import RowwiseLinear
 
 BATCH_NORM_EPSILON = 1e-5
 

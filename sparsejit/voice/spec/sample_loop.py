@@ -1,6 +1,9 @@
-"""The per-sample network of a voice as one native function, compiled like any other graph."""
+"""The per-sample network of a voice as one native function, compiled like any other graph.
 
-from collections.abc import Callable, Mapping
+Inputs of a sample loop for a chunk of frames.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparsejit.ir.values import Array, TensorType
@@ -14,7 +17,7 @@ from sparsejit.native.copying import SharedCode
 from sparsejit.passes.default import run_passes
 from sparsejit.passes.dtypes import with_dtypes
 from sparsejit.planner.plan import Plan
-from sparsejit.runtime.call_arrays import aligned_copy
+from sparsejit.runtime.native_call import aligned_copy
 from sparsejit.runtime.program import Program
 from sparsejit.voice.spec.sample_graph import SampleGraph
 
@@ -74,3 +77,20 @@ def compile_sample_loop(
         lowered.workspace_bytes,
         lowered.probe_offset,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class LoopArrays:
+    """Inputs of a loop in their order, C-contiguous: a row a frame, and a row a sample."""
+
+    frames: int
+    of_frames: Sequence[Array]
+    of_samples: Sequence[Array] = ()
+
+    def part(self, first: int, end: int) -> "LoopArrays":
+        """The inputs of frames `first` to `end` - 1."""
+        of_samples = [
+            each[first * len(each) // self.frames : end * len(each) // self.frames]
+            for each in self.of_samples
+        ]
+        return LoopArrays(end - first, [each[first:end] for each in self.of_frames], of_samples)

@@ -10,10 +10,9 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.values import Array
 from sparsejit.lowering.loop import Role
 from sparsejit.native.copying import NotCopied
-from sparsejit.runtime.call_arrays import new_workspace
+from sparsejit.runtime.native_call import new_workspace
 from sparsejit.voice.features import FloatArray
-from sparsejit.voice.spec.loop_arrays import LoopArrays
-from sparsejit.voice.spec.sample_loop import SampleLoop
+from sparsejit.voice.spec.sample_loop import LoopArrays, SampleLoop
 
 
 class Sampler(NotCopied):

@@ -11,10 +11,9 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import to_array
 from sparsejit.ir.ops.sampling import PREDICTION_WINDOW
 from sparsejit.voice.features import FloatArray
-from sparsejit.voice.spec.exact_linear import DoubleArray
-from sparsejit.voice.spec.frame_terms import FrameTerms
-from sparsejit.voice.spec.loop_arrays import LoopArrays
-from sparsejit.voice.spec.network_graph import SpecGraph, Tensors, drawing_graph
+from sparsejit.voice.spec.known_parts import DoubleArray
+from sparsejit.voice.spec.network_graph import FrameTerms, SpecGraph, Tensors, drawing_graph
+from sparsejit.voice.spec.sample_loop import LoopArrays
 from sparsejit.voice.spec.voice_spec import (
     LEVEL_SCALE,
     PREDICTOR,

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from sparsejit.errors import InvalidInput
 from sparsejit.voice.features import HOP_LENGTH, N_MELS
 from sparsejit.voice.prediction import CLASSES
-from sparsejit.voice.train.fused_gru import FusedGRU
-from sparsejit.voice.train.rounding import Int8Linear
+from sparsejit.voice.train.fused_gru import FusedGRU, Int8Linear
 from sparsejit.voice.weights import (
     CONDITION_SIZE,
     DENSE_SIZE,

@@ -10,8 +10,8 @@ import numpy as np
 
 from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.onnx.reading import dtype_of
-from sparsejit.frontends.writing import activations, arranging, pointwise, remainders
-from sparsejit.frontends.writing.inverse_functions import INVERSES
+from sparsejit.frontends.writing import arranging, pointwise, remainders
+from sparsejit.frontends.writing.special_functions import INVERSES
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.values import Value
 
@@ -127,7 +127,7 @@ def dropout(write: Writer, call: Call) -> tuple[Value, None]:
 def gelu(write: Writer, call: Call) -> Value:
     """x Phi(x), or its approximation with tanh."""
     kind = call.choice("approximate", ("none", "tanh"))
-    return activations.gelu(write, call.value(write, 0), kind)
+    return pointwise.gelu(write, call.value(write, 0), kind)
 
 
 def prelu(write: Writer, call: Call) -> Value:
@@ -159,7 +159,7 @@ def softsign(write: Writer, x: Value) -> Value:
 
 def selu(write: Writer, x: Value, alpha: float, gamma: float) -> Value:
     """gamma (x for x > 0, else alpha (exp(x) - 1))."""
-    return activations.elu(write, x, alpha, gamma)
+    return pointwise.elu(write, x, alpha, gamma)
 
 
 def thresholded_relu(write: Writer, x: Value, alpha: float) -> Value:
@@ -232,23 +232,23 @@ OPERATORS: dict[str, Mapping] = {
     "BitwiseNot": of_values(bitwise_not),
     "BitwiseOr": of_values(pointwise.binary("bitwise_or")),
     "BitwiseXor": of_values(pointwise.binary("bitwise_xor")),
-    "Celu": with_attributes(activations.celu, alpha=1.0),
+    "Celu": with_attributes(pointwise.celu, alpha=1.0),
     "Clip": clip,
-    "Cosh": of_values(activations.cosh),
+    "Cosh": of_values(pointwise.cosh),
     "Div": divide,
     "Dropout": dropout,
-    "Elu": with_attributes(activations.elu, alpha=1.0),
+    "Elu": with_attributes(pointwise.elu, alpha=1.0),
     "Gelu": gelu,
     "HardSigmoid": with_attributes(hard_sigmoid, alpha=0.2, beta=0.5),
-    "HardSwish": of_values(activations.hardswish),
+    "HardSwish": of_values(pointwise.hardswish),
     "Identity": identity,
     "IsInf": is_infinite,
     "IsNaN": of_values(pointwise.is_nan),
-    "LeakyRelu": with_attributes(activations.leaky_relu, alpha=0.01),
+    "LeakyRelu": with_attributes(pointwise.leaky_relu, alpha=0.01),
     "Max": folded(pointwise.binary("maximum")),
     "Mean": mean,
     "Min": folded(pointwise.binary("minimum")),
-    "Mish": of_values(activations.mish),
+    "Mish": of_values(pointwise.mish),
     "Mod": modulo,
     "Not": of_values(pointwise.logical("logical_not")),
     "Or": of_values(pointwise.logical("logical_or")),
@@ -257,11 +257,11 @@ OPERATORS: dict[str, Mapping] = {
     "Selu": with_attributes(selu, alpha=1.67326319217681884765625, gamma=1.05070102214813232421875),
     "Sign": of_values(sign),
     "Shrink": with_attributes(shrink, bias=0.0, lambd=0.5),
-    "Sinh": of_values(activations.sinh),
-    "Softplus": of_values(activations.softplus),
+    "Sinh": of_values(pointwise.sinh),
+    "Softplus": of_values(pointwise.softplus),
     "Softsign": of_values(softsign),
     "Sum": folded(pointwise.add),
-    "Tan": of_values(activations.tan),
+    "Tan": of_values(pointwise.tan),
     "ThresholdedRelu": with_attributes(thresholded_relu, alpha=1.0),
     "Xor": lambda write, call: write.pointwise("not_equal", *call.values(write)),
 }

@@ -11,8 +11,7 @@ from sparsejit.frontends.writing.arranging import at, reshaped
 from sparsejit.frontends.writing.complex_values import Complex, from_last_axis, on_last_axis
 from sparsejit.frontends.writing.fourier import Signal
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.ops.types import axis_of
-from sparsejit.ir.values import Value
+from sparsejit.ir.values import Value, axis_of
 
 
 def dft(write: Writer, call: Call) -> Value:

@@ -19,7 +19,7 @@ from sparsejit.frontends.onnx.operators import (
     quantisation,
     recurrent,
 )
-from sparsejit.frontends.writing import activations, arranging, normalisation, pointwise, selection
+from sparsejit.frontends.writing import arranging, normalisation, pointwise, selection
 from sparsejit.frontends.writing import products as writing_products
 from sparsejit.frontends.writing.recurrent import one_layer_of_bytes
 from sparsejit.frontends.writing.writer import Unmapped, Writer
@@ -54,7 +54,7 @@ def gelu(approximate: str) -> Callable[[Writer, Call], Value]:
     def mapping(write: Writer, call: Call) -> Value:
         x, bias = call.value(write, 0), call.optional(write, 1)
         whole = x if bias is None else write.pointwise("add", x, bias)
-        return activations.gelu(write, whole, approximate)
+        return pointwise.gelu(write, whole, approximate)
 
     return mapping
 
@@ -71,7 +71,7 @@ def _activated(write: Writer, call: Call, x: Value) -> Value:
     if kind in ("", "Relu", "Sigmoid", "Tanh"):
         return write.pointwise(kind.lower(), x) if kind else x
     if kind == "LeakyRelu" and len(given) == 1:
-        return activations.leaky_relu(write, x, given[0])
+        return pointwise.leaky_relu(write, x, given[0])
     if kind == "Clip" and len(given) == 2:
         f = write.formula("clip")
         return f.finish(f("minimum", f("maximum", x, float(given[0])), float(given[1])))

@@ -11,8 +11,7 @@ import numpy as np
 from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.writing import arranging, normalisation, reductions
 from sparsejit.frontends.writing.writer import Writer
-from sparsejit.ir.ops.types import axis_of
-from sparsejit.ir.values import Value
+from sparsejit.ir.values import Value, axis_of
 
 _EPSILON = 1e-5  # ONNX's default
 

@@ -11,8 +11,7 @@ from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.writing import places, remainders
 from sparsejit.frontends.writing.arranging import reshaped, sliced
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.ops.types import axis_of
-from sparsejit.ir.values import Element, Value
+from sparsejit.ir.values import Element, Value, axis_of
 
 _MOST_UPDATES = 16  # of a TensorScatter, one after another
 

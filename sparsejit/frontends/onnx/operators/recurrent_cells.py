@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from sparsejit.frontends.onnx.call import Call
-from sparsejit.frontends.writing import activations, pointwise
+from sparsejit.frontends.writing import pointwise
 from sparsejit.frontends.writing.recurrent import Product, Step
 from sparsejit.frontends.writing.views import chunk
 from sparsejit.frontends.writing.writer import Unmapped, Writer
@@ -38,7 +38,7 @@ def _hard_sigmoid(write: Writer, x: Value, alpha: float, beta: float) -> Value:
 
 
 def _thresholded(write: Writer, x: Value, alpha: float) -> Value:
-    return activations.threshold(write, x, alpha, 0.0)
+    return pointwise.threshold(write, x, alpha, 0.0)
 
 
 def _softsign(write: Writer, x: Value) -> Value:
@@ -64,13 +64,13 @@ class _CellFunction:
 
 _ACTIVATIONS = {
     "affine": _CellFunction(_affine, np.nan, np.nan),
-    "elu": _CellFunction(activations.elu, 1.0),
+    "elu": _CellFunction(pointwise.elu, 1.0),
     "hardsigmoid": _CellFunction(_hard_sigmoid, 0.2, 0.5),
-    "leakyrelu": _CellFunction(activations.leaky_relu, 0.01),
+    "leakyrelu": _CellFunction(pointwise.leaky_relu, 0.01),
     "relu": _CellFunction(_named("relu")),
     "scaledtanh": _CellFunction(_scaled_tanh, np.nan, np.nan),
     "sigmoid": _CellFunction(_named("sigmoid")),
-    "softplus": _CellFunction(activations.softplus),
+    "softplus": _CellFunction(pointwise.softplus),
     "softsign": _CellFunction(_softsign),
     "tanh": _CellFunction(_named("tanh")),
     "thresholdedrelu": _CellFunction(_thresholded, np.nan),
@@ -137,7 +137,7 @@ def step_of(call: Call, functions: Sequence[Function], way: int, hidden: int) ->
 
 
 def _clipped(limit: float | None, write: Writer, x: Value) -> Value:
-    return x if limit is None else activations.hardtanh(write, x, -limit, limit)
+    return x if limit is None else pointwise.hardtanh(write, x, -limit, limit)
 
 
 def _peepholes(call: Call, way: int, hidden: int) -> list[Array] | None:

@@ -10,8 +10,7 @@ import numpy as np
 from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.writing import arranging, reductions, selection, views
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.ops.types import axis_of
-from sparsejit.ir.values import Value
+from sparsejit.ir.values import Value, axis_of
 
 # From this opset on axes are an operand of all reductions.
 _AXES_AS_OPERAND = 18

@@ -12,8 +12,7 @@ from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.onnx.reading import dtype_of
 from sparsejit.frontends.writing import arranging, grid_sample, open_sizes, pooling, selection
 from sparsejit.frontends.writing.writer import Unmapped, Writer
-from sparsejit.ir.ops.types import axis_of
-from sparsejit.ir.values import Array, Value
+from sparsejit.ir.values import Array, Value, axis_of
 
 _MOST_CLASSES = 1 << 20
 

@@ -11,9 +11,8 @@ from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.writing import arranging, selection, views
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.ops.pointwise import WRAPS, Pointwise
-from sparsejit.ir.ops.types import axis_of
 from sparsejit.ir.ops.views import Reshape
-from sparsejit.ir.values import Array, Value
+from sparsejit.ir.values import Array, Value, axis_of
 
 
 def shape(write: Writer, call: Call) -> Array:

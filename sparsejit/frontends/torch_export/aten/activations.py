@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparsejit.frontends.writing import special_functions
-from sparsejit.frontends.writing.activations import (
+from sparsejit.frontends.writing.pointwise import (
     celu,
     cosh,
     elu,
@@ -30,7 +30,7 @@ from sparsejit.frontends.writing.activations import (
     tan,
     threshold,
 )
-from sparsejit.frontends.writing.inverse_functions import INVERSES, atan2
+from sparsejit.frontends.writing.special_functions import INVERSES, atan2
 from sparsejit.frontends.writing.writer import Operand, Writer
 from sparsejit.ir.values import Value
 

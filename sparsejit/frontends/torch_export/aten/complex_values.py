@@ -14,7 +14,7 @@ from sparsejit.frontends.torch_export.aten import (
     selection,
     views,
 )
-from sparsejit.frontends.writing import complex_functions as functions
+from sparsejit.frontends.writing import complex_values as functions
 from sparsejit.frontends.writing import complex_values as values
 from sparsejit.frontends.writing.arranging import expanded, padded
 from sparsejit.frontends.writing.complex_values import Complex, as_complex, paired

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.torch_export.aten.places import put_parts
-from sparsejit.frontends.writing import ranks, scans
+from sparsejit.frontends.writing import ranks, reductions
 from sparsejit.frontends.writing.arranging import moved, reshaped, sliced
 from sparsejit.frontends.writing.products import matmul
 from sparsejit.frontends.writing.reductions import sum_over, vector_norm
 from sparsejit.frontends.writing.selection import taken
 from sparsejit.frontends.writing.views import unsqueeze
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
-from sparsejit.ir.ops.types import axis_of
-from sparsejit.ir.values import Value
+from sparsejit.ir.values import Value, axis_of
 
 
 def diagonal(
@@ -157,10 +156,10 @@ def bilinear(
 
 
 OPERATORS: dict[str, Callable[..., Any]] = {
-    "aten.cumprod.default": scans.cumulative_product,
-    "aten.cummax.default": scans.cumulative_extreme("maximum"),
-    "aten.cummin.default": scans.cumulative_extreme("minimum"),
-    "aten.logcumsumexp.default": scans.cumulative_log_sum,
+    "aten.cumprod.default": reductions.cumulative_product,
+    "aten.cummax.default": reductions.cumulative_extreme("maximum"),
+    "aten.cummin.default": reductions.cumulative_extreme("minimum"),
+    "aten.logcumsumexp.default": reductions.cumulative_log_sum,
     "aten.kthvalue.default": ranks.of_rank,
     "aten.median.dim": ranks.median(passes_nan=False),
     "aten.median.default": ranks.median_of_all(passes_nan=False),

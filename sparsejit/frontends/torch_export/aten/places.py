@@ -14,8 +14,7 @@ from sparsejit.frontends.writing.indexing import index_replaced, indexed
 from sparsejit.frontends.writing.pointwise import _is_float, divide, multiply
 from sparsejit.frontends.writing.reductions import cumulative_sum
 from sparsejit.frontends.writing.writer import Operand, Writer
-from sparsejit.ir.ops.types import axis_of
-from sparsejit.ir.values import Element, Value
+from sparsejit.ir.values import Element, Value, axis_of
 
 
 def gather(write: Writer, x: Operand, dim: int, index: Operand, *_: Any, **__: Any) -> Value:

@@ -14,11 +14,14 @@ from sparsejit.frontends.writing.arranging import (
 )
 from sparsejit.frontends.writing.convolution import each_axis
 from sparsejit.frontends.writing.grid_sample import grid_sampled
-from sparsejit.frontends.writing.pooling import beyond_the_end, over_windows, picked, weighed
-from sparsejit.frontends.writing.pooling_places import (
+from sparsejit.frontends.writing.pooling import (
     adaptive_positions,
+    beyond_the_end,
     largest_with_places,
+    over_windows,
+    picked,
     positions,
+    weighed,
 )
 from sparsejit.frontends.writing.reductions import largest, mean_over
 from sparsejit.frontends.writing.writer import Operand, Writer

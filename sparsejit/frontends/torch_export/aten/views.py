@@ -39,8 +39,7 @@ from sparsejit.frontends.writing.views import (
     unsqueeze,
 )
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer, element_of
-from sparsejit.ir.ops.types import axis_of
-from sparsejit.ir.values import Value
+from sparsejit.ir.values import Value, axis_of
 
 
 def view(write: Writer, x: Operand, shape: Sizes, *_: Any) -> Value:

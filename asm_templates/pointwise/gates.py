@@ -1,18 +1,30 @@
-"""The pointwise half of a GRU step, after its two matrix products."""
+"""The pointwise half of a recurrent step, after its two matrix products.
+
+The pointwise half of a GRU step, after its two matrix products.
+
+The pointwise half of an LSTM step, after its two matrix products, in one pass.
+
+The pointwise half of a plain recurrent step: the sum of its two products, activated.
+"""
 
 from collections.abc import Sequence
 
 from sparsejit.asm_templates.pointwise.row_sums import RowSum, ScaledColumn
-from sparsejit.asm_templates.shared.activation import FINE, Tanh, apply_activation
+from sparsejit.asm_templates.shared.activation import (
+    FINE,
+    SCRATCH_PER_VECTOR,
+    Tanh,
+    apply_activation,
+)
+from sparsejit.asm_templates.shared.loops import Span, emit_spans
 from sparsejit.asm_templates.shared.rows import vector
-from sparsejit.asm_templates.shared.spans import Span, emit_spans
-from sparsejit.ir.spec import Activation, DType, GruUpdate
+from sparsejit.ir.spec import Activation, DType, GruUpdate, LstmUpdate, RnnUpdate
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import Register, rdi, rdx, rsi
+from sparsejit.x86.operands import Register, rcx, rdi, rdx, rsi
 
 # More vectors in step overlap more latencies and share more constants: 256 units take 172 ns with
 # 8, 175 ns with 4, 220 ns with 1 (AVX-512).
-_VECTORS_IN_STEP = {"avx512": 8, "avx2": 4}
+_GRU_VECTORS = {"avx512": 8, "avx2": 4}
 
 
 def emit_gru_update(
@@ -32,11 +44,11 @@ def emit_gru_update(
     comes from the state that `emit_gru_reset` wrote, and the recurrent gate r is not read.
     Clobbers rax, the vector registers, k7 and the index of `gates`.
     """
-    step = _VECTORS_IN_STEP[asm.target.isa]
+    step = _GRU_VECTORS[asm.target.isa]
     given = gates or RowSum(DType.FLOAT32, (), rdi)
 
     def body(span: Span) -> None:
-        _emit_units(asm, spec, span, results, given, tanh, is_reset)
+        _update_gru(asm, spec, span, results, given, tanh, is_reset)
 
     emit_spans(asm, spec.hidden, step, body)
 
@@ -61,10 +73,10 @@ def emit_gru_reset(asm: Assembler, spec: GruUpdate, result: Register) -> None:
             asm.emit("vmulps", register, register, loaded)
             span.store(register, result, position, spare)
 
-    emit_spans(asm, spec.hidden, _VECTORS_IN_STEP[asm.target.isa], body)
+    emit_spans(asm, spec.hidden, _GRU_VECTORS[asm.target.isa], body)
 
 
-def _emit_units(
+def _update_gru(
     asm: Assembler,
     spec: GruUpdate,
     span: Span,
@@ -108,3 +120,72 @@ def _emit_units(
         asm.emit("vfmadd231ps", new, kept, first)
         for result in results:
             span.store(new, result, position, spare)
+
+
+# Each vector holds its four gates in registers, and three more for the activations.
+_LSTM_VECTORS = {"avx512": 4, "avx2": 2}
+_LSTM_GATES = 4
+
+
+def emit_lstm_update(asm: Assembler, spec: LstmUpdate, results: Sequence[Register]) -> None:
+    """Append the update of `spec.LstmUpdate`, any `hidden`.
+
+    rdi: input gates, rsi: recurrent gates, both float32 (4 * hidden,) in gate order i-f-g-o;
+    rdx: c, rcx: where the new c goes, which may be the same, both float32 (hidden,); `results`:
+    where the new h goes. Clobbers rax, the vector registers and k7.
+    """
+    step = _LSTM_VECTORS[asm.target.isa]
+    emit_spans(asm, spec.hidden, step, lambda span: _update_lstm(asm, spec, span, results))
+
+
+def _update_lstm(
+    asm: Assembler, spec: LstmUpdate, span: Span, results: Sequence[Register]
+) -> None:
+    """Update the hidden units of a span, all its vectors in step."""
+    every = [vector(asm, number) for number in range(asm.target.vector_registers)]
+    count = len(span.firsts)
+    keep_in, forget, out, cell = (every[gate * count : (gate + 1) * count] for gate in range(4))
+    scratch = every[_LSTM_GATES * count :]
+    spare, other = scratch[:2]
+    for gate, registers in enumerate((keep_in, forget, cell, out)):
+        for position, register in enumerate(registers):
+            span.load(register, rdi, position, spare, gate * spec.hidden)
+            span.load(other, rsi, position, spare, gate * spec.hidden)
+            asm.emit("vaddps", register, register, other)
+    apply_activation(asm, Activation.SIGMOID, [*keep_in, *forget, *out], scratch)
+    apply_activation(asm, Activation.TANH, cell, scratch)
+    for position, (new, kept) in enumerate(zip(cell, forget, strict=True)):
+        span.load(other, rdx, position, spare)
+        asm.emit("vmulps", new, new, keep_in[position])
+        asm.emit("vfmadd231ps", new, kept, other)
+        span.store(new, rcx, position, spare)
+    apply_activation(asm, Activation.TANH, cell, scratch)
+    for position, (new, gate_out) in enumerate(zip(cell, out, strict=True)):
+        asm.emit("vmulps", new, new, gate_out)
+        for result in results:
+            span.store(new, result, position, spare)
+
+
+def emit_rnn_update(asm: Assembler, spec: RnnUpdate, results: Sequence[Register]) -> None:
+    """Append the update of `spec.RnnUpdate`, any `hidden`.
+
+    rdi: input gates, rsi: recurrent gates, both float32 (hidden,); `results`: where the new state
+    goes. Clobbers rax, the vector registers and k7.
+    """
+    step = (asm.target.vector_registers - 1) // (SCRATCH_PER_VECTOR + 1)
+    emit_spans(asm, spec.hidden, step, lambda span: _update_rnn(asm, spec, span, results))
+
+
+def _update_rnn(asm: Assembler, spec: RnnUpdate, span: Span, results: Sequence[Register]) -> None:
+    """Update the hidden units of a span, all its vectors in step."""
+    every = [vector(asm, number) for number in range(asm.target.vector_registers)]
+    states, scratch = every[: len(span.firsts)], every[len(span.firsts) :]
+    spare, other = scratch[:2]
+    for position, register in enumerate(states):
+        span.load(register, rdi, position, spare)
+        span.load(other, rsi, position, spare)
+        asm.emit("vaddps", register, register, other)
+    apply_activation(asm, spec.activation, states, scratch)
+    for position, register in enumerate(states):
+        for result in results:
+            span.store(register, result, position, spare)
