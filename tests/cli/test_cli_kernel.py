@@ -57,7 +57,7 @@ def test_explain_writes_the_report_beside_what_it_prints(npy: Path, tmp_path: Pa
 def test_explain_refuses_a_path_it_cannot_write_before_it_compiles(
     npy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparsejit.api.compile_layer.compile_matrix", None)
+    monkeypatch.setattr("sparsejit.api.kernels.compile_layer.compile_matrix", None)
     result = CliRunner().invoke(app, ["explain", str(npy), "--out", f"{npy}/report.json"])
     assert isinstance(result.exception, InvalidInput)
     assert "cannot be written" in str(result.exception)
@@ -113,6 +113,6 @@ def test_a_pickle_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_kind_of_file(tmp_path: Path) -> None:
-    (tmp_path / "w.txt").touch()
+    (tmp_path / "w.txt").write_text("1 2 3\n")
     with pytest.raises(InvalidInput, match=r"none of \.npy, \.safetensors, \.pt or \.pth"):
         read_matrix(tmp_path / "w.txt")

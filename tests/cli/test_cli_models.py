@@ -187,7 +187,7 @@ def test_outputs_that_cannot_be_are_refused_before_the_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sparsejit.commands.model_options.read_source", None)
+    monkeypatch.setattr("sparsejit.frontends.model_source.read_source", None)
     assert_refused(message, "compile", net, *options)
     assert [path.name for path in tmp_path.iterdir()] == ["nets.py"]
 
