@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.api.model import CompiledModel
+from sparsejit.api.models.compiled_model import CompiledModel
 from sparsejit.errors import UnsupportedOperator
 from sparsejit.frontends.model_source import NamedModel
 from sparsejit.frontends.onnx import import_onnx, is_onnx

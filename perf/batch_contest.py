@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from rich.table import Table
 
-from sparsejit.api.compile_layer import compile_matrix
-from sparsejit.api.shown import table_of
+from sparsejit.api.kernels.compile_layer import compile_matrix
+from sparsejit.api.reports.shown import table_of
 from sparsejit.errors import MissingDependency
 from sparsejit.ir.sparse_matrix import UNSTRUCTURED, SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType, Layout

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.api.compile_layer import compile_matrix
+from sparsejit.api.kernels.compile_layer import compile_matrix
 from sparsejit.asm_templates.batch.lowered_batch import spread_pitch
 from sparsejit.ir.spec import DType, Layout
 from sparsejit.perf.kernels import time_at_places

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.api.compile_model import compile_model
-from sparsejit.api.compiled_estimator import CompiledEstimator
+from sparsejit.compiling import compile_model
 from sparsejit.errors import CompileError, InvalidInput, MissingDependency
+from sparsejit.estimators.compiled_estimator import CompiledEstimator
 from sparsejit.ir.values import Array
 from sparsejit.perf.peers.model_peers import ModelPeer
 from sparsejit.perf.peers.peer_process import PeerFailed, PeerProcess

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.api.compile_layer import compile_matrix
-from sparsejit.api.kernel import Kernel
+from sparsejit.api.kernels.compile_layer import compile_matrix
+from sparsejit.api.kernels.kernel import Kernel
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.errors import CompileError, InvalidInput

@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from sparsejit.api.shown import share_of_limit_text, table_of
+from sparsejit.api.reports.shown import share_of_limit_text, table_of
 from sparsejit.perf.kernels import Comparison, PeerTime, Row
 from sparsejit.perf.machine import MachineLimits
 from sparsejit.perf.problems import MatVecProblem

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import sparsejit
-from sparsejit.api.model import CompiledModel
+from sparsejit.api.models.compiled_model import CompiledModel
 from sparsejit.frontends.model_source import NamedModel
 from sparsejit.frontends.onnx import is_onnx
 from sparsejit.ir.values import Array

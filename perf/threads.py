@@ -19,8 +19,8 @@ import torch
 import typer
 
 import sparsejit
-from sparsejit.api.compile_layer import compile_matrix
-from sparsejit.api.kernel import Kernel
+from sparsejit.api.kernels.compile_layer import compile_matrix
+from sparsejit.api.kernels.kernel import Kernel
 from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
 from sparsejit.perf import history

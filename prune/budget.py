@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
-from sparsejit.api.shown import Shown, table_of
+from sparsejit.api.reports.shown import Shown, table_of
 from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.files import atomic_path
 from sparsejit.prune.latency import (

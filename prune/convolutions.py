@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sparsejit.api.models.predicted_times import convolution_graph
+from sparsejit.api.models.variant import Variant, make_variant
 from sparsejit.api.options import ModelSettings
-from sparsejit.api.predicted_times import convolution_graph
-from sparsejit.api.variant import Variant, make_variant
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.values import Array, TensorType

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from sparsejit.api.scales import Scales
+from sparsejit.api.quantising.scales import Scales
 from sparsejit.errors import InvalidInput, NotCopyable
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.spec import LARGEST_INT8, SMALLEST_SCALE, DType

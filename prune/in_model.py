@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.api.kernel import Kernel
+from sparsejit.api.kernels.kernel import Kernel
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.prune.convolutions import CompiledConvolution

@@ -15,7 +15,7 @@ from rich.table import Table
 from torch import nn
 
 from sparsejit import lowering, passes
-from sparsejit.api.shown import Shown, table_of
+from sparsejit.api.reports.shown import Shown, table_of
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.machine.target import Target
 from sparsejit.planner import cache

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from sparsejit.api.compile_layer import compile_matrix
-from sparsejit.api.kernel import Kernel
+from sparsejit.api.kernels.compile_layer import compile_matrix
+from sparsejit.api.kernels.kernel import Kernel
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir import reference

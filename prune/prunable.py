@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sparsejit.api.compile_layer import compile_matrix
+from sparsejit.api.kernels.compile_layer import compile_matrix
 from sparsejit.prune.allocation import choose_pruned
 from sparsejit.prune.convolutions import ConvolutionInModel
 from sparsejit.prune.in_model import CompiledLayer

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from torch import Tensor
 
-from sparsejit.api.shown import Shown, table_of
+from sparsejit.api.reports.shown import Shown, table_of
 from sparsejit.prune.patterns import Pattern, on_weight
 
 

@@ -19,15 +19,15 @@ from sparsejit.errors import (
 )
 
 if TYPE_CHECKING:
-    from sparsejit.api.compile_layer import compile_matrix
-    from sparsejit.api.compile_model import compile_model as compile  # noqa: A004, users' verb
-    from sparsejit.api.compile_model import quantise
-    from sparsejit.api.compiled_estimator import CompiledEstimator
-    from sparsejit.api.kernel import Kernel
-    from sparsejit.api.load import load
-    from sparsejit.api.model import CompiledModel
-    from sparsejit.api.parted_model import PartedModel
-    from sparsejit.api.scales import Scales
+    from sparsejit.api.kernels.compile_layer import compile_matrix
+    from sparsejit.api.kernels.kernel import Kernel
+    from sparsejit.api.models.compiled_model import CompiledModel
+    from sparsejit.api.models.parted_model import PartedModel
+    from sparsejit.api.quantising.scales import Scales
+    from sparsejit.compiling import compile_model as compile  # noqa: A004, users' verb
+    from sparsejit.compiling import quantise
+    from sparsejit.estimators.compiled_estimator import CompiledEstimator
+    from sparsejit.loading import load
     from sparsejit.machine.target import Target
     from sparsejit.prune.shrink.shrinking import shrink
     from sparsejit.prune.shrink.shrunk import Shrunk
@@ -60,18 +60,18 @@ __version__ = "1.0.0"
 
 # The module of each public name, imported when the name is first used.
 _MODULES = {
-    "CompiledEstimator": "api.compiled_estimator",
-    "CompiledModel": "api.model",
-    "Kernel": "api.kernel",
-    "PartedModel": "api.parted_model",
-    "Scales": "api.scales",
+    "CompiledEstimator": "estimators.compiled_estimator",
+    "CompiledModel": "api.models.compiled_model",
+    "Kernel": "api.kernels.kernel",
+    "PartedModel": "api.models.parted_model",
+    "Scales": "api.quantising.scales",
     "Shrunk": "prune.shrink.shrunk",
     "Target": "machine.target",
     "WaveRNN": "voice.speak.wavernn",
-    "compile": "api.compile_model",
-    "compile_matrix": "api.compile_layer",
-    "load": "api.load",
-    "quantise": "api.compile_model",
+    "compile": "compiling",
+    "compile_matrix": "api.kernels.compile_layer",
+    "load": "loading",
+    "quantise": "compiling",
     "shrink": "prune.shrink.shrinking",
 }
 _OWN_NAMES = {"compile": "compile_model"}

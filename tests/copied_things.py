@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import sparsejit
-from sparsejit.api.model import CompiledModel
+from sparsejit.api.models.compiled_model import CompiledModel
 from sparsejit.voice.spec.sampler import Sampler
 
 RNG = np.random.default_rng(0)

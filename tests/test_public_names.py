@@ -23,7 +23,7 @@ def test_every_name_is_there_when_it_is_asked_for() -> None:
         "import sparsejit\n"
         "missing = [n for n in sparsejit.__all__ if getattr(sparsejit, n, None) is None]\n"
         "assert not missing, missing\n"
-        "from sparsejit.api.compile_model import compile_model\n"
+        "from sparsejit.compiling import compile_model\n"
         "assert sparsejit.compile is compile_model\n"
         "assert sparsejit.attention_masks and sparsejit.voice\n"
         "assert set(dir(sparsejit)) > {*sparsejit.__all__, 'prune'}\n"

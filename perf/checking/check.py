@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from sparsejit.api.shown import table_of
+from sparsejit.api.reports.shown import table_of
 from sparsejit.errors import MissingDependency, UnsupportedTarget
 from sparsejit.machine import microarchitecture
 from sparsejit.machine.target import Target

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sparsejit.api.compile_layer import compile_matrix
-from sparsejit.api.kernel import Kernel
+from sparsejit.api.kernels.compile_layer import compile_matrix
+from sparsejit.api.kernels.kernel import Kernel
 from sparsejit.errors import UnsupportedTarget
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix

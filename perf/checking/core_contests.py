@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from sparsejit.api.compile_layer import compile_matrix
+from sparsejit.api.kernels.compile_layer import compile_matrix
 from sparsejit.ir.spec import Layout
 from sparsejit.machine.target import Target
 from sparsejit.measuring.core_loops import least_ns

@@ -29,8 +29,8 @@ from scipy.signal import ShortTimeFFT
 from scipy.signal.windows import hann
 
 from sparsejit import __version__
-from sparsejit.api.report_page import page_style
-from sparsejit.api.shown import share_of_limit_text
+from sparsejit.api.reports.report_page import page_style
+from sparsejit.api.reports.shown import share_of_limit_text
 from sparsejit.files import atomic_path
 from sparsejit.perf.kernels import Row
 from sparsejit.whole_numbers import ceil_div

@@ -19,7 +19,7 @@ import typer
 from rich import print as print_table
 
 import sparsejit
-from sparsejit.api.shown import table_of
+from sparsejit.api.reports.shown import table_of
 from sparsejit.perf.zoo.attention import Bert
 from sparsejit.perf.zoo.convolutional import resnet_50
 

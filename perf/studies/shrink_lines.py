@@ -18,7 +18,7 @@ import typer
 from rich import print as print_table
 
 import sparsejit
-from sparsejit.api.shown import table_of
+from sparsejit.api.reports.shown import table_of
 from sparsejit.frontends.model_source import named_function
 from sparsejit.machine.target import Target
 from sparsejit.perf.studies.shrink_models import least_ms, onnx_runtime, share_of_zeros

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from sparsejit.api.shown import table_of
+from sparsejit.api.reports.shown import table_of
 from sparsejit.ir.spec import DType
 from sparsejit.perf.survey.planner_survey import WITHIN, SurveyRow
 

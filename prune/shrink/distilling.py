@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from sparsejit.api.seen_inputs import ExampleCall
+from sparsejit.api.quantising.seen_inputs import ExampleCall
 from sparsejit.lowering.context import Progress
 from sparsejit.prune.shrink.data import split
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparsejit.api.code_cache import digest_of
+from sparsejit.api.models.code_cache import digest_of
 from sparsejit.artefact import sealed
 from sparsejit.artefact.records import fields_of
 from sparsejit.errors import DamagedFile, InvalidInput

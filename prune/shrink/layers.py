@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from sparsejit.api.chosen_scales import SHORT
-from sparsejit.api.seen_inputs import multiplied_rows, takes_steps
-from sparsejit.api.steps_of_input import Forms
+from sparsejit.api.quantising.chosen_scales import SHORT
+from sparsejit.api.quantising.scales_of_inputs import Forms
+from sparsejit.api.quantising.seen_inputs import multiplied_rows, takes_steps
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.operator import Node

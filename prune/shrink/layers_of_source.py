@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sparsejit.api.seen_inputs import WatchedRun
+from sparsejit.api.quantising.seen_inputs import WatchedRun
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import Node

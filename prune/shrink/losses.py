@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from sparsejit.api.steps_of_input import Forms, stored_matrix, stored_x
+from sparsejit.api.quantising.scales_of_inputs import Forms, stored_matrix, stored_x
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.spec import DType

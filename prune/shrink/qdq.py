@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.api.steps_of_input import equalised_weights, stored_matrix
+from sparsejit.api.quantising.scales_of_inputs import equalised_weights, stored_matrix
 from sparsejit.frontends.onnx.reading import all_graphs, all_nodes
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import LayerScales

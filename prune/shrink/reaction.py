@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparsejit.api.accuracy import OutputErrors
-from sparsejit.api.seen_inputs import WatchedRun
+from sparsejit.api.quantising.seen_inputs import WatchedRun
+from sparsejit.api.reports.accuracy import OutputErrors
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import Node
 from sparsejit.ir.values import Array, Value

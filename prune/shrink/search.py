@@ -12,19 +12,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from sparsejit.api.accuracy import mean_output_error
-from sparsejit.api.chosen_scales import SHORT
-from sparsejit.api.final_graph import Dtypes, final_graph, kept_scales
-from sparsejit.api.predicted_times import predicted_times
-from sparsejit.api.scales import Scales
-from sparsejit.api.seen_inputs import WatchedRun
-from sparsejit.api.short_layers import (
+from sparsejit.api.models.final_graph import Dtypes, final_graph, kept_scales
+from sparsejit.api.models.predicted_times import predicted_times
+from sparsejit.api.quantising.chosen_scales import SHORT
+from sparsejit.api.quantising.scales import Scales
+from sparsejit.api.quantising.scales_of_inputs import Forms
+from sparsejit.api.quantising.seen_inputs import WatchedRun
+from sparsejit.api.quantising.short_layers import (
     CalibrationInput,
     ShortLayers,
     compiled_outputs,
     outputs_of,
 )
-from sparsejit.api.steps_of_input import Forms
+from sparsejit.api.reports.accuracy import mean_output_error
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import LayerKey, LayerScales

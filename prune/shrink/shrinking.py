@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.api.compile_model import check_model, opened
-from sparsejit.api.model import CompiledModel
-from sparsejit.api.model_compiler import AUTO, ModelCompiler
+from sparsejit.api.models.compiled_model import CompiledModel
+from sparsejit.api.models.compiler import AUTO, ModelCompiler
 from sparsejit.api.options import ModelSettings
-from sparsejit.api.quantise import ReadModel
-from sparsejit.api.scales import Scales
-from sparsejit.api.seen_inputs import ExampleCall, calls_of
+from sparsejit.api.quantising.quantise import ReadModel
+from sparsejit.api.quantising.scales import Scales
+from sparsejit.api.quantising.seen_inputs import ExampleCall, calls_of
+from sparsejit.compiling import check_model, opened
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx import declared_inputs, is_onnx
 from sparsejit.frontends.torch_export import is_program

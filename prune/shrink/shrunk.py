@@ -13,13 +13,13 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparsejit.api.model import CompiledModel
-from sparsejit.api.model_compiler import ModelCompiler
+from sparsejit.api.models.compiled_model import CompiledModel
+from sparsejit.api.models.compiler import ModelCompiler
 from sparsejit.api.options import ModelSettings
-from sparsejit.api.report_page import Bands, Column, html_page, html_table
-from sparsejit.api.scales import Scales
-from sparsejit.api.seen_inputs import ExampleCall
-from sparsejit.api.shown import Shown
+from sparsejit.api.quantising.scales import Scales
+from sparsejit.api.quantising.seen_inputs import ExampleCall
+from sparsejit.api.reports.report_page import Bands, Column, html_page, html_table
+from sparsejit.api.reports.shown import Shown
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
 from sparsejit.machine.target import Target

@@ -11,8 +11,8 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from sparsejit.api.final_graph import Dtypes, final_graph
-from sparsejit.api.predicted_times import matrices_by_zeros, predicted_times
+from sparsejit.api.models.final_graph import Dtypes, final_graph
+from sparsejit.api.models.predicted_times import matrices_by_zeros, predicted_times
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.spec import DType

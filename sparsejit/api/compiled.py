@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparsejit.api.report import Report
+from sparsejit.api.reports.report import Report
 from sparsejit.artefact import sealed
 from sparsejit.artefact.export import export
 from sparsejit.artefact.exported import ExportedFunction, c_name
@@ -37,11 +37,11 @@ class Loader(NamedTuple):
 # The module of each kind of file, whose `LOADER` compiles it; a file's module is imported when the
 # file is loaded.
 LOADER_MODULES = {
-    "estimator": "compiled_estimator",
-    "kernel": "compile_layer",
-    "model": "model",
-    "model in parts": "parted_model",
-    "scales": "scales",
+    "estimator": "sparsejit.estimators.compiled_estimator",
+    "kernel": "sparsejit.api.kernels.compile_layer",
+    "model": "sparsejit.api.models.compiled_model",
+    "model in parts": "sparsejit.api.models.parted_model",
+    "scales": "sparsejit.api.quantising.scales",
 }
 
 
@@ -149,5 +149,5 @@ def compiled_anew(kind: str, header: dict[str, Any], tensors: sealed.Tensors) ->
 
     Raises DamagedFile, without the file's name.
     """
-    loader: Loader = import_module(f"{__package__}.{LOADER_MODULES[kind]}").LOADER
+    loader: Loader = import_module(LOADER_MODULES[kind]).LOADER
     return loader.compile(loader.read(header, tensors))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from sparsejit.api.shown import table_of
+from sparsejit.api.reports.shown import table_of
 from sparsejit.commands.bench_any import ModelsToo, model
 from sparsejit.commands.bench_batch import batch, sweep
 from sparsejit.commands.bench_forests import forests

@@ -9,11 +9,10 @@ import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
-from sparsejit.api.compile_parts import check_fallback
-from sparsejit.api.compiled_estimator import is_estimator
-from sparsejit.api.model import CompiledModel
-from sparsejit.api.seen_inputs import ExampleCall
-from sparsejit.api.shown import table_of
+from sparsejit.api.models.compile_parts import check_fallback
+from sparsejit.api.models.compiled_model import CompiledModel
+from sparsejit.api.quantising.seen_inputs import ExampleCall
+from sparsejit.api.reports.shown import table_of
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,
@@ -35,6 +34,7 @@ from sparsejit.commands.model_options import (
     load_or_compile,
 )
 from sparsejit.errors import InvalidInput
+from sparsejit.estimators.compiled_estimator import is_estimator
 from sparsejit.frontends.model_source import (
     NamedModel,
     example_arrays,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from sparsejit.api.shown import table_of
+from sparsejit.api.reports.shown import table_of
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from sparsejit.api import code_cache
+from sparsejit.api.models import code_cache
 from sparsejit.commands.console import JsonOption, hand_over, say
 
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from sparsejit.api.shown import terminal_width
+from sparsejit.api.reports.shown import terminal_width
 from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.files import atomic_path, check_writable
 
 if TYPE_CHECKING:
-    from sparsejit.api.report import Report
+    from sparsejit.api.reports.report import Report
     from sparsejit.prune.shrink.shrunk import Shrunk
 
 # A table that goes to a file or a pipe keeps its columns whole.

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from sparsejit.api.shown import table_of
+from sparsejit.api.reports.shown import table_of
 from sparsejit.commands.console import JsonOption, console, print_json, require, say
 from sparsejit.files import atomic_path, check_writable
 from sparsejit.ir.spec import DType

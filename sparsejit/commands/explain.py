@@ -34,8 +34,8 @@ from sparsejit.commands.progress import ProgressBar
 from sparsejit.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from sparsejit.api.kernel import Kernel
-    from sparsejit.api.report import Report
+    from sparsejit.api.kernels.kernel import Kernel
+    from sparsejit.api.reports.report import Report
 
 _MATRIX = "A .npy or .safetensors file, or a state dict as .pt"
 WeightsArgument = Annotated[Path, typer.Argument(help=f"{_MATRIX}.")]
@@ -111,7 +111,7 @@ def _kernel(asked: ModelRequest, tensor: str | None, strategy: str) -> Kernel:
     dtype, *more = asked.dtype or ["float32"]
     if more:
         raise InvalidInput(f"{asked.model} is one matrix; give one --dtype")
-    from sparsejit.api.compile_layer import compile_matrix
+    from sparsejit.api.kernels.compile_layer import compile_matrix
     from sparsejit.frontends.files import read_matrix
 
     return compile_matrix(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.api.compile_layer import compile_matrix
+from sparsejit.api.kernels.compile_layer import compile_matrix
 from sparsejit.errors import InvalidInput, SparseJitError
 from sparsejit.files import check_writable
 from sparsejit.install_peachpy import RouteFailed, find_working

@@ -12,10 +12,10 @@ import typer
 from sparsejit.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from sparsejit.api.compiled_estimator import CompiledEstimator
-    from sparsejit.api.kernel import Kernel
-    from sparsejit.api.model import CompiledModel
-    from sparsejit.api.parted_model import PartedModel
+    from sparsejit.api.kernels.kernel import Kernel
+    from sparsejit.api.models.compiled_model import CompiledModel
+    from sparsejit.api.models.parted_model import PartedModel
+    from sparsejit.estimators.compiled_estimator import CompiledEstimator
     from sparsejit.lowering.context import Progress
 
 ModelArgument = Annotated[
@@ -91,15 +91,15 @@ def load_or_compile(
 ) -> Kernel | CompiledModel | PartedModel | CompiledEstimator:
     """Load a .sjit file, or compile the model. Raises as `load` and `compile` do."""
     if is_compiled(asked.model):
-        from sparsejit.api.load import load
-        from sparsejit.api.scales import Scales
+        from sparsejit.api.quantising.scales import Scales
+        from sparsejit.loading import load
 
         _refuse_options(asked)
         found = load(asked.model)
         if isinstance(found, Scales):
             raise InvalidInput(f"{asked.model} holds scales; give the model they are for")
         return found
-    from sparsejit.api.compile_model import compile_model
+    from sparsejit.compiling import compile_model
     from sparsejit.frontends.model_source import read_source
 
     source = read_source(asked.model, asked.shape, asked.constant, batch=asked.batch)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sparsejit.api.shown import counted
+from sparsejit.api.reports.shown import counted
 from sparsejit.commands.console import (
     JsonOption,
     check_outputs,
@@ -132,9 +132,9 @@ def _parts(asked: ModelRequest) -> list[str]:
 
 def _nodes(asked: ModelRequest) -> int:
     """Number of nodes in a model's graph. Raises UnsupportedOperator, which lists missing ones."""
-    from sparsejit.api.compile_parts import check_fallback
-    from sparsejit.api.compiled_estimator import is_estimator
-    from sparsejit.api.model import CompiledModel
+    from sparsejit.api.models.compile_parts import check_fallback
+    from sparsejit.api.models.compiled_model import CompiledModel
+    from sparsejit.estimators.compiled_estimator import is_estimator
     from sparsejit.frontends.model_source import read_source
     from sparsejit.frontends.onnx import import_onnx, is_onnx
     from sparsejit.frontends.torch_export import export as export_torch
@@ -166,10 +166,10 @@ def run_command(
     """Run a compiled model on arrays in files, in the order of its inputs and outputs."""
     import numpy as np
 
-    from sparsejit.api.load import load
-    from sparsejit.api.model import CompiledModel
-    from sparsejit.api.parted_model import PartedModel
+    from sparsejit.api.models.compiled_model import CompiledModel
+    from sparsejit.api.models.parted_model import PartedModel
     from sparsejit.frontends.files import read_npy
+    from sparsejit.loading import load
 
     check_outputs(*out)
     compiled = load(model)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from sparsejit import __version__
-from sparsejit.api.shown import table_of
+from sparsejit.api.reports.shown import table_of
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.api.compile_model import compile_model
-from sparsejit.api.model import CompiledModel
-from sparsejit.api.parted_model import PartedModel
-from sparsejit.api.parts import LeftPart
+from sparsejit.api.models.compiled_model import CompiledModel
+from sparsejit.api.models.parted_model import PartedModel
+from sparsejit.api.models.parts import LeftPart
+from sparsejit.compiling import compile_model
 from sparsejit.errors import InvalidInput, MissingDependency, SparseJitError
 from sparsejit.ir.values import Array
 from sparsejit.onnxruntime.capi.onnxruntime_pybind11_state import own_errors, refused

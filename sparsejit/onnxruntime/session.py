@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.api.model import CompiledModel
-from sparsejit.api.parted_model import PartedModel
+from sparsejit.api.models.compiled_model import CompiledModel
+from sparsejit.api.models.parted_model import PartedModel
 from sparsejit.errors import MissingDependency, SparseJitError
 from sparsejit.ir.values import Array
 from sparsejit.onnxruntime.capi.onnxruntime_pybind11_state import (

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.api.compile_layer import compile_matrix
+from sparsejit.api.kernels.compile_layer import compile_matrix
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul

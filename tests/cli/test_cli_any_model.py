@@ -20,7 +20,7 @@ import onnx
 from onnx import TensorProto, helper
 
 import sparsejit
-from sparsejit.api.report import LayerReport, Report
+from sparsejit.api.reports.report import LayerReport, Report
 from sparsejit.commands import bench_any
 from sparsejit.commands.cli import app
 from sparsejit.commands.console import console

@@ -29,7 +29,7 @@ from sklearn.pipeline import make_pipeline
 
 import sparsejit
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.sklearn import read_estimator
+from sparsejit.estimators.graphs import read_estimator
 from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.values import Array, Element
 

@@ -28,7 +28,7 @@ from onnx.numpy_helper import from_array, to_array
 from onnx.reference import ReferenceEvaluator
 
 import sparsejit
-from sparsejit.api.called import cut
+from sparsejit.api.models.called import cut
 from sparsejit.errors import InvalidInput, SparseJitError
 from sparsejit.frontends.onnx import import_onnx
 from sparsejit.frontends.onnx.interpreting import OPERATORS

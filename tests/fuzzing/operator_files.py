@@ -24,10 +24,10 @@ import saved_models
 from guard import EDGES
 from native import run_lowered
 
-from sparsejit.api.model import CompiledModel, compile_saved
-from sparsejit.api.model_file import ModelSource, SavedVariant, model_to_data, read_model
+from sparsejit.api.models.compiled_model import CompiledModel, compile_saved
+from sparsejit.api.models.model_file import ModelSource, SavedVariant, model_to_data, read_model
+from sparsejit.api.models.variant import TiledGraph
 from sparsejit.api.options import ModelSettings
-from sparsejit.api.variant import TiledGraph
 from sparsejit.artefact.graph_file import OPERATOR_RECORDS
 from sparsejit.artefact.sealed import naming
 from sparsejit.errors import DamagedFile

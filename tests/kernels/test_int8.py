@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matvec_checks import block_weights, check, compile_kernel, target_of, templates_of
 
-from sparsejit.api.compile_layer import compile_matrix
+from sparsejit.api.kernels.compile_layer import compile_matrix
 from sparsejit.asm_templates.families import Template
 from sparsejit.asm_templates.gather.int8_layout import ACCUMULATORS, LANES, RUN_ROWS
 from sparsejit.asm_templates.gather.int8_permute import (

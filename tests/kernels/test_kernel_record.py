@@ -128,7 +128,7 @@ def test_explain_names_the_rates_in_use(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.plans
 def test_explain_says_what_auto_means_on_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (split, sys.modules["sparsejit.api.compile_layer"]):
+    for module in (split, sys.modules["sparsejit.api.kernels.compile_layer"]):
         monkeypatch.setattr(module, "available_cores", lambda: 1)
     kernel = sparsejit.compile_matrix(W, threads="auto")
     line = "threads: 1: 'auto' is one a core; this process may use one core"

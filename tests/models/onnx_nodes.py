@@ -11,7 +11,7 @@ from onnx import ModelProto
 from onnx.backend.test.case.node import collect_testcases
 from onnx.numpy_helper import from_array
 
-from sparsejit.api.called import cut
+from sparsejit.api.models.called import cut
 from sparsejit.errors import UnsupportedOperator
 from sparsejit.frontends.onnx import import_onnx
 from sparsejit.frontends.onnx.reading import OLDEST_OPSET, newest_opset

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from sketch import Sketch
 
-from sparsejit.api.model import CompiledModel
+from sparsejit.api.models.compiled_model import CompiledModel
+from sparsejit.api.models.variant import make_variant
 from sparsejit.api.options import ModelSettings
-from sparsejit.api.variant import make_variant
 from sparsejit.frontends.batch_axis import batch_first
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
 from sparsejit.ir.graph import BatchAxes, Graph

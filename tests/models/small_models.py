@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparsejit.api.model import CompiledModel
+from sparsejit.api.models.compiled_model import CompiledModel
+from sparsejit.api.models.variant import Variant, make_variant, sizes_of
 from sparsejit.api.options import ModelSettings
-from sparsejit.api.variant import Variant, make_variant, sizes_of
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
 from sparsejit.ir.graph import Graph, GraphBuilder
 from sparsejit.ir.ops.pointwise import Pointwise

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import sparsejit
-from sparsejit.api.accuracy import ErrorSums
+from sparsejit.api.reports.accuracy import ErrorSums
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.spec import DType

@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 import sparsejit
-from sparsejit.api import model as compiled_model
-from sparsejit.api.model import CompiledModel
-from sparsejit.api.variant import Variant
+from sparsejit.api.models import compiled_model as compiled_model
+from sparsejit.api.models.compiled_model import CompiledModel
+from sparsejit.api.models.variant import Variant
 from sparsejit.commands.cli import app
 from sparsejit.runtime.step_timing import StepTimes
 

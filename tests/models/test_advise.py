@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 from small_models import compiled, layers_graph, pruned, with_steps
 
-from sparsejit.api import advisor
-from sparsejit.api.advisor import LEAST_SHARE, Advice, Suggestion, advice_for
-from sparsejit.api.variant import Variant, make_variant
+from sparsejit.api.models.variant import Variant, make_variant
+from sparsejit.api.reports import advisor
+from sparsejit.api.reports.advisor import LEAST_SHARE, Advice, Suggestion, advice_for
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import GraphBuilder
 from sparsejit.ir.ops.convolution import Convolution

@@ -13,7 +13,7 @@ from saved_models import WORDS, perceptron, words
 from small_models import small_graph
 
 import sparsejit
-from sparsejit.api.variant import TiledGraph, make_variant
+from sparsejit.api.models.variant import TiledGraph, make_variant
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.values import Array, Element, Value
 from sparsejit.lowering.context import ModelOptions

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper, save
 from typer.testing import CliRunner
 
 import sparsejit
-from sparsejit.api import code_cache, variant
+from sparsejit.api.models import code_cache, variant
 from sparsejit.commands.cli import app
 from sparsejit.errors import InvalidInput
 

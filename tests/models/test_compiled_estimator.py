@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import sparsejit
-from sparsejit.api import compiled_estimator
-from sparsejit.api.advisor import Advice
-from sparsejit.api.compiled_estimator import CompiledEstimator
-from sparsejit.api.variant import Variant
+from sparsejit.api.models.variant import Variant
+from sparsejit.api.reports.advisor import Advice
 from sparsejit.errors import InvalidInput
+from sparsejit.estimators import compiled_estimator
+from sparsejit.estimators.compiled_estimator import CompiledEstimator
 from sparsejit.machine.target import Target
 from sparsejit.runtime.step_timing import StepTimes
 

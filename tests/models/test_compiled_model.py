@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import sparsejit
-from sparsejit.api.model import CompiledModel
+from sparsejit.api.models.compiled_model import CompiledModel
 from sparsejit.errors import InvalidInput
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparsejit.api import dynamo_backend as api
+from sparsejit.api.models import dynamo_backend as api
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.frontends.dynamo import forget_notices
 from sparsejit.frontends.dynamo.part import MOST_CHANGES, MOST_SIZES

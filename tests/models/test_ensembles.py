@@ -11,7 +11,7 @@ import pytest
 
 import sparsejit
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.ensembles import _check_votes
+from sparsejit.estimators.ensembles import _check_votes
 
 for name in ("treelite", "lightgbm", "xgboost"):
     pytest.importorskip(name)

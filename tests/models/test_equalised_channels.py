@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import sparsejit
-from sparsejit.api.final_graph import folded, quantised_layers
-from sparsejit.api.seen_inputs import SeenInput, WatchedModel
-from sparsejit.api.steps_of_input import short_forms
+from sparsejit.api.models.final_graph import folded, quantised_layers
+from sparsejit.api.quantising.scales_of_inputs import short_forms
+from sparsejit.api.quantising.seen_inputs import SeenInput, WatchedModel
 from sparsejit.frontends.torch_export import export
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.spec import DType

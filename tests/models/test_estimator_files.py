@@ -13,10 +13,10 @@ import pytest
 from test_model_files import changes
 
 import sparsejit
-from sparsejit.api.compiled_estimator import CompiledEstimator
-from sparsejit.api.estimator_source import estimator_to_data, read_estimator_file
 from sparsejit.artefact import sealed
 from sparsejit.errors import DamagedFile, InvalidInput, SparseJitError
+from sparsejit.estimators.compiled_estimator import CompiledEstimator
+from sparsejit.estimators.source import estimator_to_data, read_estimator_file
 
 pytest.importorskip("sklearn")
 from sklearn.compose import ColumnTransformer

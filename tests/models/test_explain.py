@@ -14,15 +14,15 @@ from rich.console import Console
 from small_models import compiled, pruned, small_graph, with_steps
 from whole_page import WholePage
 
-from sparsejit.api import layers_report
-from sparsejit.api.layers_report import (
+from sparsejit.api.models.variant import Variant, sizes_text
+from sparsejit.api.reports import layers_report
+from sparsejit.api.reports.layers_report import (
     example_arrays,
     groups_of,
     report_of,
     unexpected_lines,
 )
-from sparsejit.api.report import LayerReport, Report
-from sparsejit.api.variant import Variant, sizes_text
+from sparsejit.api.reports.report import LayerReport, Report
 from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul, MatVec

@@ -19,9 +19,9 @@ from onnx import TensorProto, helper, numpy_helper
 from test_onnx import graph_model, relative_error
 
 import sparsejit
-from sparsejit.api import compile_parts
-from sparsejit.api.parted_file import parted_to_data, read_parted
-from sparsejit.api.parts import OwnPart
+from sparsejit.api.models import compile_parts
+from sparsejit.api.models.parted_file import parted_to_data, read_parted
+from sparsejit.api.models.parts import OwnPart
 from sparsejit.errors import (
     CompileError,
     DamagedFile,

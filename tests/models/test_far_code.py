@@ -9,7 +9,7 @@ from runnable import ISAS
 from sketch import Sketch
 
 import sparsejit
-from sparsejit.api.variant import make_variant
+from sparsejit.api.models.variant import make_variant
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear

@@ -11,8 +11,8 @@ import sparsejit
 from sparsejit.artefact.arrays import ArrayReader, ArrayWriter
 from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
 from sparsejit.errors import InvalidInput, MissingDependency
-from sparsejit.frontends import forest_reading
-from sparsejit.frontends.sklearn import graph_of_estimator
+from sparsejit.estimators import forest_reading
+from sparsejit.estimators.graphs import graph_of_estimator
 
 pytest.importorskip("treelite")
 lightgbm = pytest.importorskip("lightgbm")

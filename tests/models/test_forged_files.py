@@ -15,8 +15,8 @@ from saved_models import compiled
 from sketch import Sketch
 
 import sparsejit
-from sparsejit.api import model as model_module
-from sparsejit.api.model_file import KIND, model_to_data
+from sparsejit.api.models import compiled_model as model_module
+from sparsejit.api.models.model_file import KIND, model_to_data
 from sparsejit.artefact import sealed
 from sparsejit.errors import DamagedFile
 from sparsejit.ir.graph import Graph

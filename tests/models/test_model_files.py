@@ -16,8 +16,8 @@ import pytest
 from saved_models import CASES, compiled, inputs_of, perceptron
 
 import sparsejit
-from sparsejit.api.model import CompiledModel, compile_saved
-from sparsejit.api.model_file import model_to_data, read_model
+from sparsejit.api.models.compiled_model import CompiledModel, compile_saved
+from sparsejit.api.models.model_file import model_to_data, read_model
 from sparsejit.artefact import sealed
 from sparsejit.errors import DamagedFile, InvalidInput, UnsupportedTarget
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind

@@ -13,7 +13,7 @@ from saved_models import compiled
 from system_tools import GCC, needs_gcc, run_tool
 
 import sparsejit
-from sparsejit.api.model import CompiledModel
+from sparsejit.api.models.compiled_model import CompiledModel
 from sparsejit.frontends.torch_export import graph_of
 from sparsejit.ir.values import Array
 from sparsejit.runtime.native_call import address_table, new_workspace

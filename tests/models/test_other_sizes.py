@@ -17,7 +17,7 @@ from torch import nn
 from torch.export import Dim
 
 import sparsejit
-from sparsejit.api import code_cache
+from sparsejit.api.models import code_cache
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.sized_graph import with_constants_of
@@ -218,7 +218,7 @@ def test_what_was_made_first_for_other_sizes_goes(monkeypatch: pytest.MonkeyPatc
     fast = reading()
     fast.prepare(time=30)
     _, other = fast.parts.variants
-    module = import_module("sparsejit.api.model")
+    module = import_module("sparsejit.api.models.compiled_model")
     monkeypatch.setattr(module, "_MOST_BYTES", int(2.5 * other.bytes))
     with ThreadPoolExecutor(3) as threads:
         calls = [threads.submit(assert_same, fast, READER, words(2, n)) for n in (31, 32, 33) * 6]
@@ -346,7 +346,7 @@ def test_a_system_without_so_many_addresses(monkeypatch: pytest.MonkeyPatch) -> 
     def refuse() -> None:
         raise CompileError("no addresses")
 
-    module = import_module("sparsejit.api.model_compiler")
+    module = import_module("sparsejit.api.models.compiler")
     monkeypatch.setattr(module, "KeptWeights", refuse)
     fast = reading()
     for time in (30, 12, 50):

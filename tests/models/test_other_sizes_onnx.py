@@ -22,7 +22,7 @@ class Readings:
     """Counts how often an ONNX model is read."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        module = import_module("sparsejit.api.model_compiler")
+        module = import_module("sparsejit.api.models.compiler")
         self.count, real = 0, module.import_onnx
 
         def counted(*given: Any) -> Any:

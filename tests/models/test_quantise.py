@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import sparsejit
-from sparsejit.api.seen_inputs import SeenInput
-from sparsejit.api.steps_of_input import short_forms
+from sparsejit.api.quantising.scales_of_inputs import short_forms
+from sparsejit.api.quantising.seen_inputs import SeenInput
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.ops.convolution import Convolution

@@ -102,9 +102,9 @@ def test_layers_that_read_one_value_have_its_steps() -> None:
             y = x.exp()  # with a long tail
             return self.one(y), self.other(y)
 
-    from sparsejit.api.final_graph import folded, quantised_layers
-    from sparsejit.api.seen_inputs import SeenInput, WatchedModel
-    from sparsejit.api.steps_of_input import short_forms
+    from sparsejit.api.models.final_graph import folded, quantised_layers
+    from sparsejit.api.quantising.scales_of_inputs import short_forms
+    from sparsejit.api.quantising.seen_inputs import SeenInput, WatchedModel
     from sparsejit.frontends.torch_export import export
     from sparsejit.lowering.context import ModelOptions
 

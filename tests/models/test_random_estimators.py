@@ -12,9 +12,9 @@ from fuzzing.estimators import (  # noqa: E402
     make,
 )
 
-from sparsejit.frontends import sklearn  # noqa: E402
-from sparsejit.frontends.estimator_parts import ENSEMBLES  # noqa: E402
-from sparsejit.frontends.forests import FORESTS  # noqa: E402
+from sparsejit.estimators import graphs  # noqa: E402
+from sparsejit.estimators.forests import FORESTS  # noqa: E402
+from sparsejit.estimators.parts import ENSEMBLES  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -39,5 +39,5 @@ def test_it_equals_its_library(seed: int) -> None:
 
 def test_every_kind_is_tried() -> None:
     """Scalers stand before others, and boosters inside of them."""
-    supported = sklearn._KNOWN.union(*FORESTS.values(), ENSEMBLES) - sklearn._SCALERS
+    supported = graphs._KNOWN.union(*FORESTS.values(), ENSEMBLES) - graphs._SCALERS
     assert {kind.name for kind in (*KINDS, *ENSEMBLE_KINDS)} == supported - {"Booster"}

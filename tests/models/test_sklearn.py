@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends import sklearn as frontend
-from sparsejit.frontends.sklearn import graph_of_estimator, read_estimator
+from sparsejit.estimators import graphs as frontend
+from sparsejit.estimators.graphs import graph_of_estimator, read_estimator
 from sparsejit.ir.values import Element
 
 sklearn = pytest.importorskip("sklearn")

@@ -40,7 +40,7 @@ def test_flags_of_numpy_are_taken() -> None:
 
 
 def test_a_flag_of_a_backend() -> None:
-    from sparsejit.api.dynamo_backend import dynamo_backend
+    from sparsejit.api.models.dynamo_backend import dynamo_backend
 
     with pytest.raises(InvalidInput, match="exact='no'; give True or False"):
         dynamo_backend(MODULE, (X,), options={"exact": "no"})

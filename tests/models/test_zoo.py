@@ -9,7 +9,7 @@ import pytest
 import torch
 from runnable import ISAS
 
-from sparsejit.api.variant import Variant, make_variant
+from sparsejit.api.models.variant import Variant, make_variant
 from sparsejit.frontends.torch_export import Exported, export
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions

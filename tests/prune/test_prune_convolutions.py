@@ -7,8 +7,8 @@ import torch
 from fake_clock import TICK_NS, FakeClock
 from torch import Tensor, nn
 
-from sparsejit.api.compile_layer import compile_matrix
-from sparsejit.api.kernel import Kernel
+from sparsejit.api.kernels.compile_layer import compile_matrix
+from sparsejit.api.kernels.kernel import Kernel
 from sparsejit.errors import InvalidInput
 from sparsejit.prune import Pruner, Recipe, Workload, in_model, latency_table, run_recipe
 from sparsejit.prune.calibration import call

@@ -13,8 +13,8 @@ import torch
 from fake_clock import TICK_NS, FakeClock
 from torch import nn
 
-from sparsejit.api.compile_layer import compile_matrix
-from sparsejit.api.kernel import Kernel
+from sparsejit.api.kernels.compile_layer import compile_matrix
+from sparsejit.api.kernels.kernel import Kernel
 from sparsejit.errors import InvalidInput
 from sparsejit.prune import CubicSchedule, Pruner, in_model
 from sparsejit.prune.allocation import Amount

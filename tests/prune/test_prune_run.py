@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from sparsejit.api.kernel import Kernel
+from sparsejit.api.kernels.kernel import Kernel
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.machine.target import Target
 from sparsejit.prune import (

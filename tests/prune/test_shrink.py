@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 import sparsejit
-from sparsejit.api.accuracy import OutputErrors
-from sparsejit.api.final_graph import final_graph, kept_scales
+from sparsejit.api.models.final_graph import final_graph, kept_scales
 from sparsejit.api.options import ModelSettings
-from sparsejit.api.seen_inputs import calls_of
+from sparsejit.api.quantising.seen_inputs import calls_of
+from sparsejit.api.reports.accuracy import OutputErrors
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.spec import DType

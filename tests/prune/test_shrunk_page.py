@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from whole_page import WholePage
 
-from sparsejit.api.model import CompiledModel
+from sparsejit.api.models.compiled_model import CompiledModel
 from sparsejit.prune.shrink.frontier_picture import FrontierPoint
 from sparsejit.prune.shrink.shrunk import EngineTime, Shrunk, ShrunkLayer
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.api.compiled import Explained
-from sparsejit.api.layers_report import layers_of
-from sparsejit.api.report import LayerReport, Report
+from sparsejit.api.reports.layers_report import layers_of
+from sparsejit.api.reports.report import LayerReport, Report
 from sparsejit.errors import InvalidInput, check_flags
 from sparsejit.frontends.arrays import to_array
 from sparsejit.machine.target import Target

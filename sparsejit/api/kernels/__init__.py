@@ -1,0 +1,1 @@
+"""Compiled layers: one matrix as a callable."""

@@ -1,0 +1,323 @@
+"""The compiled model: a callable, with a record of its kernels and the reasons for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparsejit.api.compiled import Compiled, Loader
+from sparsejit.api.models.called import CalledModel, as_arrays, bound_arrays, check_open_axes, cut
+from sparsejit.api.models.dtypes import ModelDtypes
+from sparsejit.api.models.export import exported_model
+from sparsejit.api.models.model_file import (
+    KIND,
+    ModelSource,
+    SavedVariant,
+    model_to_data,
+    read_model,
+)
+from sparsejit.api.models.variant import Variant, lowered_variant, sizes_text
+from sparsejit.api.options import ModelSettings
+from sparsejit.api.quantising.seen_inputs import calls_of
+from sparsejit.api.reports.accuracy import Accuracy, ModelCall, accuracy_of
+from sparsejit.api.reports.advisor import Advice, advice_for
+from sparsejit.api.reports.layers_report import measured_times, report_of
+from sparsejit.api.reports.report import Report
+from sparsejit.api.sizes.named_sizes import NamedSizes
+from sparsejit.artefact import sealed
+from sparsejit.artefact.exported import ExportedFunction
+from sparsejit.errors import CompileError, DamagedFile, InvalidInput
+from sparsejit.frontends.nesting import Nest, open_axes
+from sparsejit.ir.graph import BatchAxes, Graph
+from sparsejit.ir.layer_scales import LayerScales
+from sparsejit.ir.values import Array
+from sparsejit.runtime.program import Program
+
+_MOST_BYTES = 256 << 20  # of variants for sizes other than the example's
+
+
+class ModelParts(NamedTuple):
+    """The variants of a model, the nests of its inputs and outputs, and the options."""
+
+    variants: tuple[Variant, ...]
+    input_nest: Nest
+    output_nest: Nest
+    settings: ModelSettings
+
+
+class CompiledModel(CalledModel, Compiled):
+    """A model as machine code with its weights inside. Thread-safe.
+
+    Call it as the model was called: torch tensors or numpy arrays in, the same out, in objects of
+    the classes that the model returns.
+
+    Attributes:
+        batch_is_free: whether the batch may have any length
+        batch_axes: the axis of the batch in each input and output
+        tile: the number of samples that run at a time for a free batch like the example's
+        stats: counts of layers and weights, sizes in bytes, the time to compile in milliseconds
+        graph: the computation, after all passes
+        shrinking: for an ONNX model, the command that puts zeros into it; else empty
+        pointer: the address of `int run(inputs, outputs, workspace, samples)`, whose arrays have
+            samples on axis 0 wherever the model has them
+    """
+
+    def __init__(
+        self,
+        variants: Sequence[Variant],
+        input_nest: Nest,
+        output_nest: Nest,
+        settings: ModelSettings,
+        compile_for: Callable[[Sequence[Any]], Variant] | None = None,
+        sizes: NamedSizes | None = None,
+        scales: Sequence[LayerScales] = (),
+        shrinking: str = "",
+    ) -> None:
+        super().__init__(input_nest, output_nest)
+        self._first = variants[0]
+        self._variants = {variant.input_shapes: variant for variant in variants}
+        self._settings = settings
+        self._compile_for = compile_for
+        self._sizes, self._scales = sizes, scales
+        self.shrinking = shrinking
+        self._accuracy: Accuracy | None = None
+        self._compiling = threading.Lock()
+        self._dtypes = ModelDtypes(self._first.inputs, input_nest, output_nest)
+        self._open_axes = open_axes(output_nest)
+
+    @property
+    def title(self) -> str:
+        """Counts of layers, weights and kernels, in one line."""
+        stats = self.stats
+        batch = "any batch" if self.batch_is_free else "a fixed batch"
+        return f"sparsejit model: {sizes_text(stats)}, {stats['isa']}, {batch}"
+
+    @property
+    def parts(self) -> ModelParts:
+        """The variants, nests and options that the model was made from."""
+        variants = tuple(self._variants.values())
+        return ModelParts(variants, self._input_nest, self._output_nest, self._settings)
+
+    @property
+    def program(self) -> Program:
+        return self._first.program
+
+    def disassemble(self) -> str:
+        """Return the instructions, with the literals they read; lowers the model again."""
+        return "\n".join(self._first.listing())
+
+    @property
+    def _input_names(self) -> list[str]:
+        return [value.origin.name for value in self._first.inputs]
+
+    @property
+    def graph(self) -> Graph:
+        """The computation, after all passes; as text it reads like the model."""
+        return self._first.graph
+
+    @property
+    def batch_is_free(self) -> bool:
+        """Whether the batch may have any length."""
+        return self._first.tile is not None
+
+    @property
+    def batch_axes(self) -> BatchAxes | None:
+        """The batch axis of each input and output; None where the batch is fixed.
+
+        The axis is None for an input without a batch, whose values all samples share.
+        """
+        return self._first.batch_axes
+
+    @property
+    def tile(self) -> int | None:
+        """The number of samples that run at a time for a free batch like the example's."""
+        return self._first.tile
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        """Sizes: layers, kernels, weights, nnz, bytes of code, literals and workspace; times."""
+        return self._first.statistics
+
+    def run(self, inputs: Sequence[Any]) -> list[Array]:
+        """Return the flat list of outputs, numpy arrays, for a flat list of inputs.
+
+        Outputs have the model's dtypes, float32 in place of bfloat16.
+
+        Args:
+            inputs: tensors or arrays, in the order of `graph`
+        """
+        dtypes = self._dtypes
+        arrays = dtypes.arrays(inputs) if dtypes.inputs else as_arrays(inputs)
+        results = self._variant_for(arrays).call.run(*arrays)
+        if self._open_axes:
+            results = cut(results, self._open_axes)
+        return dtypes.narrowed(results) if dtypes.outputs else results
+
+    def prepare(self, **sizes: int) -> None:
+        """Compile for these sizes now, by the names that `dynamic_shapes` gave them.
+
+        Sizes left out are as in the example. A batch needs no preparation: the same code runs any
+        length. Where the code of other sizes takes more than 256 MiB, the oldest is dropped. It may
+        be called from several threads, also while others run the model.
+
+        Args:
+            **sizes: whole numbers by name, such as time=128
+
+        Raises:
+            InvalidInput: the model has no such name, or does not take such a size
+        """
+        if self._sizes is None:
+            raise InvalidInput(
+                "prepare: no size of this model has a name; compile it with dynamic_shapes, such "
+                "as {'x': {0: 'batch', 1: 'time'}}"
+            )
+        shapes = zip(self._sizes.shapes_for(sizes), self._first.inputs, strict=True)
+        self._variant_for([np.zeros(shape, value.type.element.value) for shape, value in shapes])
+
+    def explain(self, *, measure: bool = False) -> Report:
+        """Report the cost of every layer and why.
+
+        Args:
+            measure: run the model for about a second, and time every layer
+
+        Returns:
+            A report to print; `as_dict()` is plain data, `html()` a self-contained page.
+        """
+        return report_of(self._first, self.title, self.stats, measure, self._accuracy)
+
+    def accuracy(self, data: Iterable[Any]) -> Accuracy:
+        """Measure the errors of layers and outputs on data, against float64.
+
+        The errors of the model in float32 are measured beside them. `explain()` shows the errors
+        from then on. An element takes as long as numpy takes for the model in float64. A loaded
+        model is compared with the model of its file, which includes the ranges and corrections of
+        `Scales`.
+
+        Args:
+            data: as for `quantise`
+
+        Raises:
+            InvalidInput: data is not a list, or an element does not fit the model's inputs
+        """
+        checked = []
+        for call in calls_of(data):
+            arrays = self._dtypes.arrays(self._leaves(call.args, dict(call.kwargs)))
+            variant = self._variant_for(arrays)
+            checked.append(ModelCall(variant, arrays, variant.call.run(*arrays)))
+        self._accuracy = accuracy_of(checked, self._scales)
+        return self._accuracy
+
+    def advise(self) -> Advice:
+        """Suggest changes that would make the model faster on this processor, with their gains.
+
+        Runs the model for about a second, then predicts the times of changed layers, which takes
+        some seconds for large ones. Gains are predictions; measure yourself how a change affects
+        results.
+        """
+        return advice_for(self._first, measured_times(self._first), shrinking=self.shrinking)
+
+    def bind(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Callable[[], None]:
+        """Return a function without arguments that computes outputs from the current inputs.
+
+        It holds all arrays, adds some 20 ns to the native time and keeps the interpreter lock. One
+        thread may call it at a time. A divisor of 0, or an index out of range, raises nothing.
+        Arrays whose batch lies behind other axes are copied at every call: some microseconds.
+        Outputs whose sizes depend on the inputs have their largest size; the actual sizes follow as
+        further outputs, int64 without axes.
+
+        Args:
+            inputs: a flat list of contiguous numpy arrays, all whole numbers as int64, all floats
+                as float32; they are read in place
+            outputs: the same, for the results
+
+        Raises:
+            InvalidInput: arrays of other types, shapes or layouts
+        """
+        arrays, results = bound_arrays(inputs), bound_arrays(outputs)
+        return self._variant_for(arrays).call.bind(arrays, results)
+
+    def _saved(self) -> sealed.SealedFile:
+        return sealed.SealedFile(KIND, *model_to_data(self.source()))
+
+    def _exported(self, name: str) -> ExportedFunction:
+        return exported_model(name, self._first, (self._input_nest, self._output_nest))
+
+    def source(self) -> ModelSource:
+        """Return the data from which the model is compiled."""
+        made = self._variants.values()
+        variants = [SavedVariant(each.graphs, each.options.shares_tiles) for each in made]
+        name = self._first.program.name
+        nests = self._input_nest, self._output_nest
+        return ModelSource(name, self._settings, *nests, variants, self.shrinking)
+
+    def _variant_for(self, arrays: Sequence[Array]) -> Variant:
+        if self._sizes is not None and len(arrays) == len(self._sizes.inputs):
+            self._sizes.check(self._dtypes.shapes(arrays))
+        if len(self._variants) == 1 and self._compile_for is None:
+            return self._first
+        shapes = self._first.without_batch([array.shape for array in arrays])
+        variant = self._variants.get(shapes)
+        if variant is None and self._compile_for is not None:
+            with self._compiling:
+                variant = self._variants.get(shapes)  # another thread may have been first
+                if variant is None:
+                    variant = self._compile_for(self._dtypes.as_given(arrays))
+                    self._variants[shapes] = variant
+                    self._forget_oldest()
+        if variant is None and len(self._variants) > 1:
+            raise InvalidInput(self._held_sizes(arrays))
+        return self._first if variant is None else variant
+
+    def _held_sizes(self, arrays: Sequence[Array]) -> str:
+        """Return the message for inputs whose sizes the saved file lacks."""
+        held = (_in_words(each.free_shapes) for each in self._variants.values())
+        given = _in_words([array.shape for array in arrays])
+        return (
+            f"the inputs have shapes {given}; this model was loaded with code for "
+            f"{' and for '.join(held)} (any: a batch of any length). Compile it again for others, "
+            "or call `prepare` with their sizes before it is saved"
+        )
+
+    def _forget_oldest(self) -> None:
+        """Drop the oldest variants for other sizes than the example's while they exceed 256 MiB."""
+        _, *others = self._variants.items()
+        room = sum(variant.bytes for _, variant in others)
+        for shapes, variant in others[:-1]:
+            if room <= _MOST_BYTES:
+                return
+            room -= variant.bytes
+            del self._variants[shapes]
+
+
+def _in_words(shapes: Sequence[Sequence[int | None]]) -> str:
+    """Return the shapes of a call's inputs; a length of None is "any"."""
+    texts = (
+        ", ".join("any" if length is None else str(length) for length in shape) for shape in shapes
+    )
+    return ", ".join(f"({text})" for text in texts)
+
+
+def compile_saved(source: ModelSource) -> CompiledModel:
+    """Compile a model's source for this machine.
+
+    Raises DamagedFile, without the file's name, where no kernel exists for a graph of the source,
+    and UnsupportedTarget for a target that cannot run here.
+    """
+    options = source.settings.resolved()
+    try:
+        variants = [
+            lowered_variant(graphs, replace(options, shares_tiles=shared), source.name)
+            for graphs, shared in source.variants
+        ]
+    except (CompileError, InvalidInput) as error:
+        raise DamagedFile(f"has a graph that cannot be compiled: {error}") from error
+    check_open_axes(open_axes(source.output_nest), variants[0].outputs)
+    nests = source.input_nest, source.output_nest
+    return CompiledModel(variants, *nests, source.settings, shrinking=source.shrinking)
+
+
+LOADER = Loader(read_model, compile_saved)

@@ -1,0 +1,121 @@
+"""Conversion of inputs and outputs between the dtypes of a model and of its graph.
+
+A graph computes float16, bfloat16 and float64 as float32, whole numbers as int64, and complex
+numbers as pairs of float32 on a last axis.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sparsejit.api.models.called import as_arrays
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.arrays import is_tensor
+from sparsejit.frontends.nesting import Nest, dtypes
+from sparsejit.ir.dtypes import BFLOAT16, as_pairs, dtype_named, from_pairs, rounded
+from sparsejit.ir.values import Array, Element, Value
+
+_INT64 = np.dtype(np.int64)
+
+
+class ModelDtypes:
+    """The inputs and outputs whose dtypes in the model differ from the graph's.
+
+    values: the graph's inputs. inputs, outputs: the nests of the model.
+    """
+
+    def __init__(self, values: Sequence[Value], inputs: Nest, outputs: Nest) -> None:
+        pairs = enumerate(zip(values, dtypes(inputs), strict=True))
+        self.inputs = [
+            (place, value.origin.name, dtype_named(dtype or _INT64))
+            for place, (value, dtype) in pairs
+            if dtype or value.type.element is Element.INT64
+        ]
+        self.outputs = [(n, dtype_named(each)) for n, each in enumerate(dtypes(outputs)) if each]
+
+    def arrays(self, leaves: Sequence[Any]) -> list[Array]:
+        """Convert the tensors or arrays of a call to the dtypes of the graph.
+
+        Whole numbers become int64, floats of the model's dtype float32; a float32 array is rounded
+        to the model's dtype. Raises InvalidInput for whole numbers that the model's dtype does not
+        hold, and for real numbers in the place of complex ones.
+        """
+        given = list(leaves)
+        for place, _, dtype in self.inputs:  # numpy has no such dtype
+            if dtype is BFLOAT16 and place < len(given) and is_tensor(given[place]):
+                given[place] = _as_float32(given[place])
+        arrays = as_arrays(given)
+        self._widen(arrays)
+        return arrays
+
+    def _widen(self, arrays: list[Array]) -> None:
+        for place, name, dtype in self.inputs:
+            if place >= len(arrays):
+                break
+            array = arrays[place]
+            given = array.dtype
+            if dtype.kind == "c":
+                arrays[place] = _paired(array, name, dtype)
+                continue
+            if dtype.kind == "f":
+                if given.name in (dtype.name, "float32"):
+                    arrays[place] = rounded(array, dtype)
+                continue
+            if given is not dtype:
+                check_held(array, name, dtype)
+            if given is not _INT64 and given.kind in "iu":
+                arrays[place] = array.astype(_INT64)
+
+    def as_given(self, arrays: Sequence[Array]) -> list[Any]:
+        """Convert widened inputs back to the model's dtypes; bfloat16 inputs become tensors."""
+        found: list[Any] = list(arrays)
+        for place, _, dtype in self.inputs:
+            if dtype.kind == "c":
+                found[place] = from_pairs(found[place], np.dtype(dtype.name))
+            elif isinstance(dtype, np.dtype):
+                found[place] = found[place].astype(dtype, copy=False)
+            elif (torch := sys.modules.get("torch")) is not None:
+                found[place] = torch.from_numpy(found[place]).bfloat16()
+        return found
+
+    def shapes(self, arrays: Sequence[Array]) -> list[tuple[int, ...]]:
+        """Return the model's shapes of widened inputs: complex ones lack the axis of the pairs."""
+        found = [array.shape for array in arrays]
+        for place, _, dtype in self.inputs:
+            if dtype.kind == "c":
+                found[place] = found[place][:-1]
+        return found
+
+    def narrowed(self, results: list[Array]) -> list[Array]:
+        """Convert outputs to the model's dtypes; bfloat16 stays float32."""
+        for place, dtype in self.outputs:
+            if dtype.kind == "c":
+                results[place] = from_pairs(results[place], np.dtype(dtype.name))
+            elif isinstance(dtype, np.dtype):
+                results[place] = results[place].astype(dtype)
+        return results
+
+
+def _paired(array: Array, name: str, dtype: Any) -> Array:
+    if array.dtype.kind != "c":
+        raise InvalidInput(f"{name} has {array.dtype}; give {dtype.name}")
+    return as_pairs(array)
+
+
+def _as_float32(tensor: Any) -> Any:
+    is_short = str(tensor.dtype) == "torch.bfloat16"
+    return tensor.detach().float() if is_short else tensor
+
+
+def check_held(array: Array, name: str, dtype: Any) -> None:
+    """Raise InvalidInput for whole numbers that a dtype does not hold."""
+    if array.dtype.kind not in "iu" or np.can_cast(array.dtype, dtype) or not array.size:
+        return
+    limits = np.iinfo(dtype)
+    if not limits.min <= array.min() <= array.max() <= limits.max:
+        raise InvalidInput(
+            f"{name} has {array.dtype} numbers beyond {dtype}, for which the model was compiled; "
+            f"give {dtype}, or compile it for {array.dtype}"
+        )

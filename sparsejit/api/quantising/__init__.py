@@ -1,0 +1,1 @@
+"""Choice of dtypes and scales, from examples of the inputs."""

@@ -1,0 +1,1 @@
+"""Named sizes of inputs, and code for further sizes."""

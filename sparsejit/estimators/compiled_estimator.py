@@ -1,0 +1,258 @@
+"""A fitted estimator of scikit-learn as native code, one function for each of its methods."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from sparsejit.api.compiled import Compiled, Loader, PathLike
+from sparsejit.api.models.export import exported_model
+from sparsejit.api.models.final_graph import NamedDtypes
+from sparsejit.api.models.variant import GRAPH_REFUSALS, Variant, make_variant
+from sparsejit.api.options import ModelSettings
+from sparsejit.api.reports.advisor import Advice, advice_for
+from sparsejit.api.reports.layers_report import measured_times, report_of
+from sparsejit.api.reports.report import Report
+from sparsejit.artefact.export import export
+from sparsejit.artefact.exported import ExportedFunction, c_name
+from sparsejit.artefact.sealed import SealedFile
+from sparsejit.errors import CompileError, DamagedFile, InvalidInput, SparseJitError
+from sparsejit.estimators.forests import LIBRARIES
+from sparsejit.estimators.source import (
+    KIND,
+    EstimatorSource,
+    estimator_to_data,
+    read_estimator_file,
+    source_of,
+    x_kind,
+)
+from sparsejit.ir.values import Array, Element
+from sparsejit.lowering.context import Progress
+from sparsejit.runtime.program import Program
+
+
+def _silent(stage: str, share: float) -> None:
+    """Ignore progress."""
+
+
+_FLOAT32 = np.dtype(np.float32)
+
+
+class Estimator(Protocol):
+    """The methods that all estimators of scikit-learn have."""
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]: ...
+
+    def set_params(self, **parameters: Any) -> Any: ...
+
+
+def is_estimator(model: Any) -> bool:
+    """Whether a model is from scikit-learn, XGBoost or LightGBM; does not import them."""
+    return type(model).__module__.split(".")[0] in LIBRARIES
+
+
+class CompiledEstimator(Compiled):
+    """A compiled estimator, with the methods of the original that predict or transform.
+
+    They are `predict`, `predict_proba`, `predict_log_proba`, `decision_function`, `score_samples`
+    and `transform`, as far as the estimator has them; each is compiled at its first use.
+
+    X is (samples, n_features_in_), an array of numbers or an object that numpy converts to one,
+    such as a DataFrame; a Series is one row. It is compared, and scaled, in float64 where the
+    library does so. Results are float32 and equal the estimator's to float32's precision; labels
+    are the same. Missing and infinite values are treated, or refused, as in the library. Categories
+    are whole numbers, in frames too. scikit-learn's `clone` returns the compiled estimator itself.
+    """
+
+    def __init__(self, source: EstimatorSource, progress: Progress = _silent) -> None:
+        self._source, self._input = source, source.input
+        self.n_features_in_ = source.input.features
+        self.classes_, self.feature_names_in_ = source.classes, source.columns
+        self.tile = source.tile
+        self._options = replace(source.settings.resolved(), shares_tiles=source.shares_tiles)
+        self._flags = np.dtype(source.flags)
+        self._progress = progress
+        self._variants: dict[tuple[str, str], Variant] = {}
+        self._calls: dict[tuple[str, np.dtype[Any], bool], _Call] = {}
+        self.methods = tuple(source.graphs[_FLOAT32.name])
+        self._lock = threading.Lock()
+
+    def _saved(self) -> SealedFile:
+        return SealedFile(KIND, *estimator_to_data(self._source))
+
+    def __sklearn_clone__(self) -> CompiledEstimator:
+        return self
+
+    @property
+    def title(self) -> str:
+        """The name of the estimator, and its methods, in one line."""
+        return f"sparsejit {self._input.name}: {', '.join(self.methods)}"
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.methods]
+
+    def __getattr__(self, name: str) -> Callable[[Any], Array]:
+        """Return the method of that name. Raises AttributeError where the estimator has none."""
+        known = self.__dict__.get("methods", ())
+        if name not in known:
+            raise AttributeError(
+                f"{type(self).__name__} has no {name!r}; it has {', '.join(known)}"
+            )
+        return partial(self.run, name)
+
+    def explain(self, method: str = "", *, measure: bool = False) -> Report:
+        """Report the cost of every layer of a method and why, as `CompiledModel.explain` does.
+
+        Args:
+            method: a name in `methods`; by default the first
+            measure: run the method for about a second
+        """
+        variant = self.variant(method or self.methods[0])
+        return report_of(variant, self.title, variant.statistics, measure)
+
+    def advise(self, method: str = "") -> Advice:
+        """Suggest how to make a method faster without fitting it again: see `CompiledModel.advise`.
+
+        Args:
+            method: a name in `methods`; by default the first
+        """
+        variant = self.variant(method or self.methods[0])
+        return advice_for(variant, measured_times(variant), trainable=False)
+
+    def variant(
+        self, method: str, dtype: np.dtype[Any] = _FLOAT32, is_sparse: bool = False
+    ) -> Variant:
+        """Return the native function of a method for X of a dtype, compiled at its first use.
+
+        Args:
+            method: a name in `methods`
+            dtype: float32, or float64 where the estimator reads that
+            is_sparse: for a sparse X, where the estimator has separate functions for it
+
+        Raises:
+            InvalidInput: there is no such method, or X is of no such kind
+        """
+        if method not in self.methods:
+            raise InvalidInput(
+                f"{self._input.name} has no method {method!r}; use one of {', '.join(self.methods)}"
+            )
+        kind = x_kind(dtype.name, is_sparse)
+        if kind not in self._source.graphs:
+            raise InvalidInput(
+                f"{self._input.name} reads no {kind} X; use {' or '.join(self._source.graphs)}"
+            )
+        with self._lock:
+            if (method, kind) not in self._variants:
+                self._variants[method, kind] = self._made(method, kind)
+            return self._variants[method, kind]
+
+    def _made(self, method: str, kind: str) -> Variant:
+        source, name = self._source, f"{self._input.name}.{method}"
+        graph = source.graphs[kind][method]
+        try:
+            return make_variant(
+                graph, self._options, source.dtypes, self.tile, name, self._progress
+            )
+        except SparseJitError:
+            raise
+        except GRAPH_REFUSALS as error:
+            raise CompileError(f"{name} cannot be compiled: {error!r}; report it") from error
+
+    @property
+    def program(self) -> Program:
+        return self.variant(self.methods[0]).program
+
+    def _exported(self, name: str) -> ExportedFunction:
+        return exported_model(name, self.variant(self.methods[0]))
+
+    def export(
+        self, path: PathLike, header: PathLike | None = None, method: str = ""
+    ) -> None:
+        """Write a method for C, as `CompiledModel.export` does.
+
+        X is float32. `predict` of a classifier returns indices into `classes_`, as int64.
+
+        Args:
+            path: an object file (.o) or a shared object (.so)
+            header: a C header (.h)
+            method: a name in `methods`; by default the first
+        """
+        variant = self.variant(method or self.methods[0])
+        export(exported_model(c_name(path), variant), path, header)
+
+    def bind(self, X: Array, result: Array, method: str = "") -> Callable[[], None]:
+        """Return a function without arguments that computes a method from the current values of X.
+
+        Values that the estimator refuses raise nothing. Otherwise it is as `CompiledModel.bind`.
+
+        Args:
+            X: (samples, n_features_in_), float32, or float64 where the estimator reads that
+            result: float32, with the shape of the method's result. For `predict` of a classifier
+                int64, indices into `classes_`, or bool for several labels.
+            method: a name in `methods`; by default the first
+        """
+        if not isinstance(X, np.ndarray):
+            raise InvalidInput(f"X is a {type(X).__name__}; bind a numpy array")
+        dtype = X.dtype if X.dtype.name in self._source.graphs else _FLOAT32
+        return self.variant(method or self.methods[0], dtype).call.bind([X], [result])
+
+    def run(self, method: str, X: Any) -> Array:
+        """Return a method's result for X.
+
+        Args:
+            method: a name in `methods`
+            X: (samples, n_features_in_)
+
+        Raises:
+            InvalidInput: the estimator refuses X
+        """
+        x = self._input.read(X)
+        key = method, x.dtype, x.shape[1] != self.n_features_in_
+        call, finish = self._calls.get(key) or self._calls.setdefault(key, self._call(*key))
+        (result,) = call(x)
+        return result if finish is None else finish(result)
+
+    def _call(self, method: str, dtype: np.dtype[Any], is_sparse: bool) -> _Call:
+        variant = self.variant(method, dtype, is_sparse)
+        element, labels = variant.outputs[0].type.element, self._source.labels
+        finish: Callable[[Array], Array] | None = None
+        if element is Element.BOOL:
+            finish = partial(np.ndarray.astype, dtype=self._flags)
+        elif element is Element.INT64 and labels is not None:
+            finish = partial(_labelled, labels)
+        return variant.call.run, finish
+
+
+# A native function, and a conversion of its result, or None.
+_Call = tuple[Callable[..., Any], Callable[[Array], Array] | None]
+
+
+def _labelled(labels: Array, places: Array) -> Array:
+    try:
+        found: Array = labels[places]
+    except IndexError:  # only a file that was made up lacks labels
+        raise DamagedFile(f"the file has {len(labels)} labels, too few; save it again") from None
+    return found
+
+
+def compile_estimator(
+    estimator: Any,
+    example: Any,
+    settings: ModelSettings,
+    dtypes: NamedDtypes,
+    progress: Progress,
+) -> CompiledEstimator:
+    """Compile an estimator for batches like the example: an array, or a tuple of one."""
+    if isinstance(example, tuple):
+        if len(example) != 1:
+            raise InvalidInput(f"example_inputs has {len(example)} arrays; give X alone")
+        (example,) = example
+    return CompiledEstimator(source_of(estimator, settings, dtypes, example), progress)
+
+
+LOADER = Loader(read_estimator_file, CompiledEstimator)

@@ -1,0 +1,238 @@
+"""Forests behind columnwise transformers, rewritten as forests of X.
+
+For a transformer that never decreases, rounding included, `transform(x) <= t` is true up to some x
+and false above it. That x takes the place of t; bisection with the transformer itself finds it
+among all numbers of x's element. So a forest alone stands for the pipeline, exactly. NaN goes where
+an imputer's number goes; a selector renumbers features. Where some x count as missing for the
+forest, or are a category, a test becomes a search among intervals.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.estimators.column_steps import (
+    SELECTORS,
+    each_step,
+    filling_of,
+    kept_categories,
+    parts_of,
+)
+from sparsejit.estimators.forest_probes import Gap, Probes, Seen
+from sparsejit.estimators.forest_reading import Nodes, ReadForest, add_search, rounded_down
+from sparsejit.ir.values import Array, Element, TensorType
+
+MONOTONE = frozenset(
+    """
+    MaxAbsScaler MinMaxScaler PowerTransformer QuantileTransformer RobustScaler SimpleImputer
+    StandardScaler
+    """.split()
+)
+BEFORE_FORESTS = SELECTORS | MONOTONE
+
+
+def behind(
+    steps: Sequence[Any], x: TensorType, forest: ReadForest, is_sparse: bool = False
+) -> ReadForest:
+    """Return the forest of X itself, without the steps; its thresholds are of X's element.
+
+    With a sparse X it reads features twice: with zeros, then with NaN for zeros that X leaves out.
+    """
+    rounds = forest.rounds_x and x.element is Element.FLOAT64
+    found = _without_steps(steps, x, forest, is_sparse) if steps or rounds or is_sparse else forest
+    if x.element is Element.FLOAT64:
+        return found
+    thresholds, nodes, leaves, trees, base = found.operands
+    return replace(found, operands=(rounded_down(thresholds), nodes, leaves, trees, base))
+
+
+def _without_steps(
+    steps: Sequence[Any], x: TensorType, forest: ReadForest, is_sparse: bool
+) -> ReadForest:
+    features, dtype = x.shape[1], np.dtype(x.element.value)
+    if np.isinf(forest.missing):
+        raise InvalidInput(
+            f"the XGBoost model has missing={forest.missing} and follows other steps or is one of "
+            "several estimators; fit it with NaN for missing values"
+        )
+    steps = _forgiving(steps)
+    own = forest.rounds_x, forest.missing, forest.skips_zeros
+    probes = Probes(steps, features, dtype, *own, is_sparse)
+    outputs = _Outputs(np.arange(features), np.full(features, np.nan), np.zeros(features, bool))
+    outputs = outputs.behind(steps)
+    if len(outputs.source) != forest.features:
+        raise InvalidInput(
+            f"the steps before the forest give {len(outputs.source)} features, and it takes "
+            f"{forest.features}; fit them together"
+        )
+    thresholds, nodes = _Tests.of(probes, outputs, forest).seen_from_x()
+    operands = (thresholds, nodes, *forest.operands[2:])
+    width = 2 * features if is_sparse else features
+    return replace(forest, features=width, missing=np.nan, operands=operands)
+
+
+@dataclass(frozen=True, eq=False)
+class _Outputs:
+    """The outputs of steps, which are the features of the forest behind them.
+
+    `source` is the feature of X behind each output; `category` the category that an encoder's
+    output stands for, else NaN; `is_mark` is true for an imputer's indicator of NaN.
+    """
+
+    source: Array
+    category: Array
+    is_mark: Array
+
+    def take(self, kept: Array) -> "_Outputs":
+        return _Outputs(self.source[kept], self.category[kept], self.is_mark[kept])
+
+    @classmethod
+    def joined(cls, parts: Sequence["_Outputs"]) -> "_Outputs":
+        """The outputs of parts side by side."""
+        return cls(
+            np.concatenate([each.source for each in parts]),
+            np.concatenate([each.category for each in parts]),
+            np.concatenate([each.is_mark for each in parts]),
+        )
+
+    def behind(self, steps: Sequence[Any]) -> "_Outputs":
+        """The outputs of further steps that read these."""
+        found, is_scaled = self, False
+        for step in steps:
+            found = found._stepped(step, is_scaled)
+            kind = type(step).__name__
+            is_scaled = is_scaled or (kind in MONOTONE and kind != "SimpleImputer")
+        return found
+
+    def _stepped(self, step: Any, is_scaled: bool) -> "_Outputs":
+        kind = type(step).__name__
+        if kind in SELECTORS:
+            return self.take(step.get_support(indices=True))
+        if kind == "ColumnTransformer":
+            parts = parts_of(step, len(self.source))
+            return self.joined([self.take(part.columns).behind(part.steps) for part in parts])
+        if kind == "SimpleImputer":
+            filling = filling_of(step)
+            marks = self.take(filling.marked)
+            marks.is_mark[:] = True
+            return self.joined([self.take(filling.kept), marks])
+        if kind == "OneHotEncoder":
+            if is_scaled or not np.isnan(self.category).all():
+                raise InvalidInput("a OneHotEncoder follows a scaler; apply it to X itself")
+            kept = kept_categories(step)
+            source = np.repeat(self.source, [len(each) for each in kept])
+            return _Outputs(source, np.concatenate(kept), np.zeros(len(source), bool))
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class _Tests:
+    """The nodes of a forest, and the values that its features have for chosen x.
+
+    `compared` are the forest's own thresholds; `thresholds` are of x, for features that rise with
+    x; `gaps` are the intervals of x in which such a feature counts as missing or is left out. The
+    features' values are `missing` for NaN, `others` for x unlike a feature's category, `own` for
+    the category, `numbers` for x other than NaN, where a feature is a mark, and `left_out` for
+    zeros that a sparse X leaves out.
+    """
+
+    probes: Probes
+    outputs: _Outputs
+    compared: Array
+    rows: Array
+    thresholds: Array
+    gaps: dict[int, list[Gap]]
+    missing: Seen
+    others: Seen
+    own: Seen
+    numbers: Seen
+    left_out: Seen | None
+
+    @classmethod
+    def of(cls, probes: Probes, outputs: _Outputs, forest: ReadForest) -> "_Tests":
+        compared, rows = forest.operands[:2]
+        source, category = outputs.source, outputs.category
+        rises = np.isnan(category) & ~outputs.is_mark
+        tested = rises[rows[:, 0]]
+        thresholds = np.full(len(rows), np.nan)
+        thresholds[tested] = probes.greatest(source, rows[tested, 0], compared[tested])
+        used = np.unique(rows[tested, 0])
+        gaps = probes.gaps(source, used) if len(used) else {}
+        others, own = probes.category_rows(source, category)
+        numbers = probes.compared(np.ones((1, probes.features)))
+        left_out = probes.left_out_row() if probes.is_sparse else None
+        return cls(
+            *(probes, outputs, compared, rows, thresholds, gaps),
+            *(probes.missing_row(), others, own, numbers, left_out),
+        )
+
+    def seen_from_x(self) -> tuple[Array, Array]:
+        """Thresholds and rows of nodes that test x; the first replace the old nodes in place."""
+        feature = self.rows[:, 0]
+        rows, thresholds = self.rows.copy(), self.thresholds.copy()
+        rows[:, 0] = self.outputs.source[feature]
+        filled = ~self.missing.is_missing[0, feature]
+        rows[filled, 3] = self.missing.values[0, feature[filled]] <= self.compared[filled]
+        never_rises = ~np.isnan(self.outputs.category) | self.outputs.is_mark
+        searched = never_rises[feature] | np.isin(feature, [*self.gaps])
+        if self.left_out is not None:
+            searched[:] = True
+        more = Nodes(count=len(rows))
+        for node in np.flatnonzero(searched).tolist():
+            thresholds[node], rows[node] = self._search(more, node)
+        return np.concatenate([thresholds, *more.thresholds]), np.concatenate([rows, *more.rows])
+
+    def _search(self, nodes: Nodes, node: int) -> tuple[float, Array]:
+        """Add a search that replaces a node; return the threshold and row of its root."""
+        feature = int(self.outputs.source[self.rows[node, 0]])
+        bounds, goes_to = self._intervals(node)
+        missing_to = self._child(node, self.missing)
+        if self.left_out is None:
+            return add_search(nodes, feature, bounds, goes_to, missing_to)
+        left_out_to = self._child(node, self.left_out)
+        if left_out_to == goes_to[int(np.searchsorted(bounds, 0.0))]:
+            return add_search(nodes, feature, bounds, goes_to, missing_to)
+        if left_out_to != missing_to:
+            row = np.array([feature, left_out_to, missing_to, 0])
+            missing_to = nodes.add(np.array([np.inf]), row)
+        return add_search(nodes, self.probes.features + feature, bounds, goes_to, missing_to)
+
+    def _intervals(self, node: int) -> tuple[Array, list[int]]:
+        """The greatest x of each interval but the last, and the child of each interval."""
+        output = self.rows[node, 0]
+        category, (left, right) = self.outputs.category[output], self.rows[node, 1:3].tolist()
+        if self.outputs.is_mark[output]:
+            return np.empty(0), [self._child(node, self.numbers)]
+        if not np.isnan(category):
+            other, matched = (self._child(node, seen) for seen in (self.others, self.own))
+            bounds = np.array([np.nextafter(category, -np.inf), category])
+            return bounds, [other, matched, other]
+        threshold, gaps = self.thresholds[node], self.gaps.get(int(output), [])
+        edges = np.unique([threshold, *(edge for gap in gaps for edge in (gap.above, gap.last))])
+        ends = np.append(edges, np.inf)
+        goes_to = np.where(ends <= threshold, left, right)
+        for gap in gaps:
+            goes_to[(ends > gap.above) & (ends <= gap.last)] = self._child(node, gap.seen)
+        return edges, goes_to.tolist()
+
+    def _child(self, node: int, seen: Seen) -> int:
+        """The child of a node to which a row of feature values goes."""
+        output, left, right, missing_left = self.rows[node].tolist()
+        if seen.is_missing[0, output]:
+            return left if missing_left else right
+        return left if seen.values[0, output] <= self.compared[node] else right
+
+
+def _forgiving(steps: Sequence[Any]) -> list[Any]:
+    """Copies of steps that accept any X: unknown categories, and negative numbers if sparse."""
+    copied = copy.deepcopy(list(steps))
+    for step in each_step(copied):
+        if type(step).__name__ == "OneHotEncoder":
+            step.handle_unknown = "ignore"
+        elif type(step).__name__ == "QuantileTransformer":
+            step.ignore_implicit_zeros = True
+    return copied

@@ -1,0 +1,390 @@
+"""The methods of estimators made of trees, computed from the sums of leaves.
+
+Isolation forests: the depth of a sample in trees, scored as in scikit-learn's `_iforest.py`.
+
+    score_samples = -2 ^ -(depth / (trees * c))        c: the mean depth among `_max_samples`
+    predict       = 1 where score_samples >= offset_, else -1
+
+Depths are float64 there. `predict` compares the sum of depths minus the least sum of an inlier with
+0, in two sums of float32: of the rounded depths, and of the remainders of rounding. So a sample
+whose score is the offset itself stays an inlier.
+"""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.estimators.forest_reading import ReadForest
+from sparsejit.estimators.writer import WIDE, EstimatorWriter, Write
+from sparsejit.frontends.writing.arranging import at, joined, reshaped
+from sparsejit.frontends.writing.pointwise import log_sigmoid, softplus
+from sparsejit.ir.ops.columns import DoubleProduct
+from sparsejit.ir.ops.forest import Forest
+from sparsejit.ir.ops.row_chains import log_softmax, softmax
+from sparsejit.ir.ops.selection import ArgMax
+from sparsejit.ir.values import Array, Element, Value
+
+_SOFTMAX = "multi:softmax"  # XGBoost's objective whose predictions are classes
+
+_AVERAGES = frozenset(
+    """
+    DecisionTreeClassifier DecisionTreeRegressor ExtraTreeClassifier ExtraTreeRegressor
+    ExtraTreesClassifier ExtraTreesRegressor RandomForestClassifier RandomForestRegressor
+    """.split()
+)
+_BOOSTED = frozenset(
+    """
+    GradientBoostingClassifier GradientBoostingRegressor HistGradientBoostingClassifier
+    HistGradientBoostingRegressor
+    """.split()
+)
+_XGBOOST = frozenset(
+    "Booster XGBClassifier XGBRFClassifier XGBRFRegressor XGBRanker XGBRegressor".split()
+)
+_LIGHTGBM = frozenset("Booster LGBMClassifier LGBMRanker LGBMRegressor".split())
+FORESTS = {
+    "sklearn": _AVERAGES | _BOOSTED | {"IsolationForest"},
+    "xgboost": _XGBOOST,
+    "lightgbm": _LIGHTGBM,
+}
+LIBRARIES = frozenset(FORESTS)
+
+
+def is_forest(estimator: Any) -> bool:
+    """Whether an estimator or booster is made of trees, of a kind that is read here."""
+    library = type(estimator).__module__.split(".")[0]
+    return type(estimator).__name__ in FORESTS.get(library, ())
+
+
+def features_of(estimator: Any) -> int:
+    """The number of features of X. Raises InvalidInput for an estimator that is not fitted."""
+    for name in ("num_features", "num_feature"):  # boosters of XGBoost and LightGBM
+        if type(estimator).__name__ == "Booster" and hasattr(estimator, name):
+            return int(getattr(estimator, name)())
+    try:
+        return int(estimator.n_features_in_)
+    except AttributeError as error:
+        raise InvalidInput(
+            f"the {type(estimator).__name__} is not fitted; call its fit(X, y) first"
+        ) from error
+
+
+def forest_methods(estimator: Any, forest: ReadForest) -> dict[str, Write]:
+    """The functions that write an estimator's methods, or a booster's `predict`, from its forest.
+
+    Raises InvalidInput for several outputs of classes.
+    """
+    if np.ndim(getattr(estimator, "n_classes_", 1)):
+        raise InvalidInput(
+            f"the {type(estimator).__name__} has {len(estimator.n_classes_)} outputs of classes; "
+            "fit one estimator for each"
+        )
+    kind, library = type(estimator).__name__, type(estimator).__module__.split(".")[0]
+    if not hasattr(estimator, "predict_proba"):
+        one = library == "sklearn" and forest.outputs == 1 and _has_one_axis(estimator)
+        flat = one or (library != "sklearn" and forest.outputs == 1)
+        return {"predict": lambda writer: _predict(writer, estimator, forest, flat)}
+    if kind in _AVERAGES:
+        return _averages(forest)
+    if library == "lightgbm" and callable(getattr(estimator, "objective_", None)):
+        return _raw_scores(forest)
+    return _classifier(estimator, forest)
+
+
+def _has_one_axis(estimator: Any) -> bool:
+    return int(getattr(estimator, "n_outputs_", 1)) == 1
+
+
+def forest_sum(
+    writer: EstimatorWriter, forest: ReadForest, result: Element = Element.FLOAT32
+) -> Value:
+    """Write the sums of leaves, (batch, outputs)."""
+    x = writer.x
+    if not np.isnan(forest.missing):
+        is_missing = writer.at("missing").pointwise("equal", x, forest.missing)
+        x = writer.pointwise("where", is_missing, float("nan"), x)
+    element = x.type.element
+    thresholds, *others = forest.operands
+    constants = [writer.constant(thresholds, "forest.thresholds", element)]
+    for name, array in zip(("nodes", "leaves", "trees", "base"), others, strict=True):
+        constants.append(writer.constant(array, f"forest.{name}"))
+    return writer.at("forest").one(Forest(forest.scale, element, result), x, *constants)
+
+
+def wide_scores(estimator: Any, forest: ReadForest) -> dict[str, Write]:
+    """The function that writes the scores for calibrators in float64; of two means the second.
+
+    Empty for forests whose library rounds scores, and for several scores if a leaf has one number.
+    """
+    kind, (*_, leaves, _, base) = type(estimator).__name__, forest.operands
+    is_average = kind in _AVERAGES and hasattr(estimator, "predict_proba")
+    is_score = kind in _BOOSTED and hasattr(estimator, "decision_function")
+    if forest.rest is None or not (is_average or is_score) or leaves.shape[1] != len(base):
+        return {}
+    thresholds, nodes, _, trees, _ = forest.operands
+    both = [np.concatenate(pair, axis=-1) for pair in zip((leaves, base), forest.rest, strict=True)]
+    twice = replace(forest, operands=(thresholds, nodes, both[0], trees, both[1]))
+    read = np.eye(len(base))[1 if is_average and len(base) == 2 else 0 :]
+    weights, bias = np.concatenate([read, read], axis=1), np.zeros(len(read))
+
+    def write(writer: EstimatorWriter) -> Value:
+        operands = [
+            writer.constant(array, f"forest.{name}", Element.FLOAT64)
+            for name, array in (("both", weights), ("none", bias))
+        ]
+        product = DoubleProduct(Element.FLOAT64, Element.FLOAT64)
+        return writer.one(product, forest_sum(writer, twice, Element.FLOAT64), *operands)
+
+    return {WIDE: write}
+
+
+def _averages(forest: ReadForest) -> dict[str, Write]:
+    """Methods of forests whose predictions are means of the leaves' numbers for each class."""
+
+    def logarithms(writer: EstimatorWriter) -> Value:
+        means = forest_sum(writer, forest)
+        return writer.at("log").pointwise("log", means)
+
+    def choose(writer: EstimatorWriter) -> Value:
+        means = forest_sum(writer, forest)
+        return writer.at("predict").one(ArgMax(), means)
+
+    return {
+        "predict": choose,
+        "predict_proba": lambda writer: forest_sum(writer, forest),
+        "predict_log_proba": logarithms,
+    }
+
+
+def _scores(writer: EstimatorWriter, forest: ReadForest) -> Value:
+    """Sums that are not averaged: LightGBM's raw scores, also for its random forests."""
+    sums = forest_sum(writer, replace(forest, scale=1.0))
+    return reshaped(writer, sums, (writer.batch,)) if forest.outputs == 1 else sums
+
+
+def _raw_scores(forest: ReadForest) -> dict[str, Write]:
+    """LightGBM's methods for an objective of the user's own: each returns raw scores."""
+    names = ("predict", "predict_proba", "decision_function")
+    return dict.fromkeys(names, lambda writer: _scores(writer, forest))
+
+
+def has_several_labels(estimator: Any) -> bool:
+    """Whether an XGBClassifier predicts several labels, each 0 or 1."""
+    if type(estimator).__name__ not in ("XGBClassifier", "XGBRFClassifier"):
+        return False
+    model = _learner(estimator.get_booster())["learner_model_param"]
+    return int(model.get("num_target", 1)) > 1
+
+
+def labels_of(estimator: Any) -> tuple[Array | None, type[Any]]:
+    """The classes that `predict` returns, by place, and its dtype for several labels.
+
+    The 0 and 1 of several labels are int64 in scikit-learn and float64 in XGBoost.
+    """
+    classes = getattr(estimator, "classes_", None)
+    if classes is not None and getattr(estimator, "objective", "") == _SOFTMAX:
+        classes = classes.astype(np.int32)
+    return classes, np.float64 if has_several_labels(estimator) else np.int64
+
+
+def _learner(booster: Any) -> dict[str, Any]:
+    """The `learner` part of a booster's configuration."""
+    return dict(json.loads(booster.save_config())["learner"])
+
+
+def _classifier(estimator: Any, forest: ReadForest) -> dict[str, Write]:
+    """Boosted trees: a score for each class, or one for the second of two."""
+    each_label = has_several_labels(estimator)
+    # XGBoost compares its "probability" with 0.5, even where that is a raw score.
+    second_from = 0.5 if getattr(estimator, "objective", "") == "binary:logitraw" else 0.0
+    if type(estimator).__name__ == "GradientBoostingClassifier":
+        # The first class wins a tie: a bound just below 0 gives a score of 0 to the second class.
+        second_from = float(np.nextafter(np.float32(0), np.float32(-1)))
+
+    def choose(writer: EstimatorWriter) -> Value:
+        sums = forest_sum(writer, forest)
+        writer.at("predict")
+        if each_label:
+            return writer.pointwise("greater", sums, second_from)
+        if forest.outputs == 1:
+            sums = joined(writer, [np.full((writer.batch, 1), second_from), sums], 1)
+        return writer.one(ArgMax(), sums)
+
+    def probabilities(writer: EstimatorWriter) -> Value:
+        sums = forest_sum(writer, forest)
+        found = _post_process(writer, sums, _link(estimator, forest), forest.alpha)
+        if forest.outputs > 1:
+            return found
+        other = writer.pointwise("add", writer.pointwise("neg", found), 1.0)
+        return joined(writer, [other, found], 1)
+
+    def logarithms(writer: EstimatorWriter) -> Value:
+        return _log_probabilities(writer, estimator, forest)
+
+    methods: dict[str, Write] = {"predict": choose, "predict_proba": probabilities}
+    if hasattr(estimator, "decision_function"):
+        methods["decision_function"] = lambda writer: _scores(writer, forest)
+    if hasattr(estimator, "predict_log_proba"):
+        methods["predict_log_proba"] = logarithms
+    return methods
+
+
+def _log_probabilities(writer: EstimatorWriter, estimator: Any, forest: ReadForest) -> Value:
+    """Logarithms that stay precise for small probabilities; log sigmoid of -z and z for two."""
+    sums = forest_sum(writer, forest)
+    writer.at("log")
+    if forest.outputs > 1:
+        return writer.one(log_softmax(sums.shape), sums)
+    if _link(estimator, forest) == "sigmoid of twice":
+        sums = writer.pointwise("mul", sums, 2.0)
+    return log_sigmoid(writer, joined(writer, [writer.pointwise("neg", sums), sums], 1))
+
+
+def _link(estimator: Any, forest: ReadForest) -> str:
+    """The name of the function from scores to probabilities."""
+    is_exponential = getattr(estimator, "loss", "") == "exponential"
+    return "sigmoid of twice" if is_exponential else forest.postprocessor
+
+
+def _predict(writer: EstimatorWriter, estimator: Any, forest: ReadForest, flat: bool) -> Value:
+    sums = forest_sum(writer, forest)
+    link = forest.postprocessor
+    if getattr(estimator, "loss", "") in ("poisson", "gamma"):
+        link = "exponential"
+    if _is_booster_of_classes(estimator):
+        link = "max_index"
+    found = _post_process(writer, sums, link, forest.alpha)
+    return reshaped(writer, found, (writer.batch,)) if flat else found
+
+
+def _post_process(writer: EstimatorWriter, sums: Value, link: str, alpha: float) -> Value:
+    """Apply a function of treelite's page "Post-processor functions", or "sigmoid of twice"."""
+    writer.at(link)
+    if link in ("sigmoid", "multiclass_ova", "sigmoid of twice"):
+        factor = 2.0 if link == "sigmoid of twice" else alpha
+        scaled = sums if factor == 1.0 else writer.pointwise("mul", sums, factor)
+        return writer.pointwise("sigmoid", scaled)
+    if link == "softmax":
+        return writer.one(softmax(sums.shape), sums)
+    if link == "exponential":
+        return writer.pointwise("exp", sums)
+    if link == "logarithm_one_plus_exp":
+        return softplus(writer, sums, threshold=np.inf)
+    if link == "signed_square":
+        return writer.pointwise("mul", writer.pointwise("abs", sums), sums)
+    if link == "hinge":
+        return writer.floats(writer.pointwise("greater", sums, 0.0))
+    if link == "max_index":
+        return writer.floats(writer.one(ArgMax(), sums))
+    if link in ("identity", "identity_multiclass"):
+        return sums
+    raise InvalidInput(f"the forest ends in {link!r}, which has no graph; use another loss")
+
+
+def _is_booster_of_classes(estimator: Any) -> bool:
+    """Whether the estimator is a Booster of XGBoost that predicts classes."""
+    library, kind = type(estimator).__module__.split(".")[0], type(estimator).__name__
+    if (library, kind) != ("xgboost", "Booster"):
+        return False
+    return bool(_learner(estimator)["objective"]["name"] == _SOFTMAX)
+
+
+_DEEP = 1e6  # in mean depths of trees; no sample is this deep
+_HALVINGS = 200
+_SLACK = 1e-11  # relative difference of sums of depths by the order of their terms
+
+
+def read_isolation(estimator: Any) -> ReadForest:
+    """Read the trees; features are numbered as in X, leaves are depths and their remainders."""
+    thresholds, nodes, depths, roots = [np.zeros(0)], [np.zeros((0, 4), np.int64)], [], []
+    inner = leaves = 0
+    for number, (each, features) in enumerate(
+        zip(estimator.estimators_, estimator.estimators_features_, strict=True)
+    ):
+        tree = each.tree_
+        is_inner = tree.children_left >= 0
+        place = np.where(is_inner, inner + np.cumsum(is_inner) - 1, 0)
+        place[~is_inner] = ~(leaves + np.arange(np.count_nonzero(~is_inner)))
+        lacking = getattr(tree, "missing_go_to_left", np.zeros(len(place), np.uint8))
+        children = place[tree.children_left[is_inner]], place[tree.children_right[is_inner]]
+        rows = features[tree.feature[is_inner]], *children, lacking[is_inner] != 0
+        nodes.append(np.column_stack(rows).astype(np.int64))
+        thresholds.append(tree.threshold[is_inner])
+        lengths = estimator._decision_path_lengths[number]
+        depth = lengths + estimator._average_path_length_per_tree[number] - 1.0
+        depths.append(depth[~is_inner])
+        roots.append(place[0])
+        inner, leaves = inner + len(rows[0]), leaves + len(depths[-1])
+    depth = np.concatenate(depths)
+    rounded = depth.astype(np.float32)
+    operands = (
+        np.concatenate(thresholds),
+        np.concatenate(nodes),
+        np.column_stack([rounded, depth - rounded]).astype(np.float32),
+        np.array([(root, 0) for root in roots], np.int64),
+        np.zeros(2, np.float32),
+    )
+    features_in = int(estimator.n_features_in_)
+    return ReadForest(features_in, True, np.nan, operands, 1.0, "identity", 1.0)
+
+
+def isolation_methods(estimator: Any, forest: ReadForest) -> dict[str, Write]:
+    """The function that writes each method."""
+    unit = _unit(estimator)
+    thresholds, nodes, leaves, trees, _ = forest.operands
+    least = _least_depth(estimator, unit) if unit else 0.0
+    near = float(np.float32(least))
+    always = 0.0 if unit else float(_is_in(estimator, 1.0)) - 0.5
+    base = np.array([always - near, near - least], np.float32)
+    compared = replace(forest, operands=(thresholds, nodes, leaves, trees, base), scale=_one(unit))
+    mean = (thresholds, nodes, leaves[:, :1], trees, np.array([0.0 if unit else 1.0], np.float32))
+    depth = replace(forest, operands=mean, scale=1 / unit if unit else 0.0)
+
+    def score(writer: EstimatorWriter, offset: float) -> Value:
+        mean = reshaped(writer, forest_sum(writer, depth), (writer.batch,))
+        f = writer.at("score").formula("score")
+        power = f("neg", f("exp2", f("neg", mean)))
+        return f.finish(f("sub", power, offset) if offset else power)
+
+    def predict(writer: EstimatorWriter) -> Value:
+        sums = forest_sum(writer, compared)
+        over, rest = (at(writer.at("predict"), sums, 1, place) for place in range(2))
+        inside = writer.pointwise("greater_equal", writer.pointwise("add", over, rest), 0.0)
+        return writer.pointwise("where", inside, 1, -1)
+
+    return {
+        "predict": predict,
+        "decision_function": lambda writer: score(writer, float(estimator.offset_)),
+        "score_samples": lambda writer: score(writer, 0.0),
+    }
+
+
+def _one(unit: float) -> float:
+    return 1.0 if unit else 0.0
+
+
+def _unit(estimator: Any) -> float:
+    """The sum of depths that has score 1/2; 0 where trees saw one sample each."""
+    from sklearn.ensemble._iforest import _average_path_length
+
+    (mean,) = _average_path_length([estimator._max_samples])
+    return float(len(estimator.estimators_) * mean)
+
+
+def _is_in(estimator: Any, depth: float | Array) -> Any:
+    """Whether samples of a depth, in units, are inliers, computed in the library's order."""
+    return -(2 ** -np.float64(depth)) - estimator.offset_ >= 0
+
+
+def _least_depth(estimator: Any, unit: float) -> float:
+    """The least sum of depths of an inlier, reduced by `_SLACK`; found by bisection."""
+    low, high = 0.0, _DEEP * unit
+    if _is_in(estimator, 0.0):
+        return -1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _is_in(estimator, middle / unit) else (middle, high)
+    return high * (1 - _SLACK)

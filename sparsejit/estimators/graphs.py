@@ -1,0 +1,283 @@
+"""Fitted estimators of scikit-learn as graphs, one for each method that predicts.
+
+    steps of a pipeline -> hidden layers of a perceptron -> scores -> result of the method
+
+Ensembles write their parts, each from X on, and combine the parts' results. `predict` of a
+classifier returns places in `classes_`, since labels may have any type; for several labels it
+returns a bool for each. Parameters are rounded to float32.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.estimators.column_steps import COLUMN_STEPS, SELECTORS, each_step
+from sparsejit.estimators.ensembles import MethodsOf, ensemble_methods
+from sparsejit.estimators.forest_pipelines import BEFORE_FORESTS, behind
+from sparsejit.estimators.forest_reading import ReadForest, has_frame_categories, read_forest
+from sparsejit.estimators.forests import (
+    FORESTS,
+    features_of,
+    forest_methods,
+    is_forest,
+    isolation_methods,
+    read_isolation,
+    wide_scores,
+)
+from sparsejit.estimators.inputs import EstimatorInput, Refusals
+from sparsejit.estimators.left_out_zeros import LeftOut, left_out_of
+from sparsejit.estimators.linear_models import LINEAR, PERCEPTRONS, linear_methods
+from sparsejit.estimators.parts import (
+    DECOMPOSITIONS,
+    ENSEMBLES,
+    Stack,
+    chains_of,
+    held,
+    is_mixing,
+    is_pipeline,
+    linear_map,
+    steps_of,
+)
+from sparsejit.estimators.writer import MOST_DOUBLES, WIDE, EstimatorWriter, Write
+from sparsejit.frontends.arrays import check_held
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.values import Element, TensorType, Value
+
+_SCALERS = frozenset({"MaxAbsScaler", "MinMaxScaler", "RobustScaler", "StandardScaler"})
+_KNOWN = LINEAR | _SCALERS
+_ISOLATION = "IsolationForest"
+# Steps that may stand before them, columnwise ones first; each has a graph of its own too.
+_APART = _SCALERS | SELECTORS | COLUMN_STEPS | {"SimpleImputer"}
+_STEPS = _APART | DECOMPOSITIONS
+
+
+# The element of X, and whether X is sparse.
+XKind: TypeAlias = tuple[Element, bool]
+
+
+@dataclass(frozen=True, eq=False)
+class ReadEstimator:
+    """Everything that graphs need of a fitted estimator; fitting it again does not change this.
+
+    `input` has the rules for X. `writes` has functions that write the methods, from X on, for X of
+    each element that `input` reads, and for a sparse X if `input` reads it twice.
+    """
+
+    input: EstimatorInput
+    writes: Mapping[XKind, Mapping[str, Write]]
+
+    def graphs(self, batch: int, element: Element, is_sparse: bool = False) -> dict[str, Graph]:
+        """A graph for each method that predicts, or transforms, by its name.
+
+        The input X (batch, n_features_in_) is of that element, float32 or, if `input` reads it,
+        float64; a sparse X is twice as wide. Outputs have the shapes of the method's results, as
+        float32, except for `predict`: a classifier returns int64 places in `classes_` (batch,), or
+        bool (batch, labels) for several labels; an isolation forest int64 1 or -1 (batch,).
+        """
+        graphs = {}
+        for method, write in self.writes[element, is_sparse].items():
+            writer = EstimatorWriter(TensorType((batch, self.input.features), element), is_sparse)
+            graphs[method] = writer.finish(write(writer))
+        return graphs
+
+
+def read_estimator(estimator: Any) -> ReadEstimator:
+    """Read an estimator. Raises InvalidInput if it is not fitted, or has no graph."""
+    estimator = held(estimator)
+    chains = chains_of(estimator)
+    forests: _Forests = {}
+    for chain in chains:
+        _check_chain(chain)
+        if is_forest(chain[-1]) and id(chain[-1]) not in forests:
+            forests[id(chain[-1])] = _forest_of(chain)
+    first = chains[0][0]
+    features = features_of(first.estimator if isinstance(first, Stack) else first)
+    reads_float64 = any(_reads_float64(chain, forests) for chain in chains)
+    left_out = left_out_of(chains, features)
+    rules = EstimatorInput(
+        type(estimator).__name__,
+        "+".join(sorted({type(chain[-1]).__module__.split(".")[0] for chain in chains})),
+        features,
+        _names_of(estimator),
+        reads_float64,
+        Refusals.of(chains, features),
+        left_out,
+        not any(has_frame_categories(chain[-1]) for chain in chains),
+    )
+    elements = (Element.FLOAT32, *([Element.FLOAT64] if reads_float64 else []))
+    writes = {}
+    for kind in product(elements, (False, *([True] if left_out is LeftOut.BOTH else []))):
+        methods = _methods_behind(forests, TensorType((1, features), kind[0]), kind[1])
+        found = methods(estimator, ())
+        writes[kind] = {name: write for name, write in found.items() if name != WIDE}
+    return ReadEstimator(rules, writes)
+
+
+# Forests as they are read, by id of their estimators.
+_Forests = dict[int, ReadForest]
+
+
+def _forest_of(chain: Sequence[Any]) -> ReadForest:
+    """Read a chain's forest. Raises InvalidInput behind columns that are not exact enough."""
+    *before, last = chain
+    kind = type(last).__name__
+    forest = read_isolation(last) if kind == _ISOLATION else read_forest(last)
+    mixing = [step for step in before if is_mixing(step)]
+    if any(isinstance(step, Stack) for step in mixing):
+        raise InvalidInput(
+            f"the {kind} compares the predictions of other estimators to the last bit; make a "
+            "linear model or a perceptron the final estimator"
+        )
+    for step in mixing:
+        name = type(step).__name__
+        if not forest.rounds_x or linear_map(step)[0].size > MOST_DOUBLES:
+            raise InvalidInput(
+                f"the {kind} compares the float64 results of the {name}, whose last bit depends "
+                "on the batch; let a forest of scikit-learn or XGBoost take it"
+            )
+        if step.components_.dtype != np.float64:
+            raise InvalidInput(
+                f"the {name} was fitted to float32, in which its products depend on the batch, and "
+                f"the {kind} compares them; fit them to X.astype(np.float64)"
+            )
+    return forest
+
+
+def _reads_float64(chain: Sequence[Any], forests: _Forests) -> bool:
+    """Whether results depend on float64, as sums of large numbers that cancel do.
+
+    The sums of a perceptron do not cancel so.
+    """
+    *before, last = chain
+    rounds = is_forest(last) and forests[id(last)].rounds_x
+    return bool(before) or not (rounds or type(last).__name__ in PERCEPTRONS)
+
+
+def _methods_behind(forests: _Forests, x: TensorType, is_sparse: bool) -> MethodsOf:
+    """The function that returns the methods of an estimator behind steps; X has the type x."""
+
+    def methods_of(estimator: Any, before: Sequence[Any]) -> Mapping[str, Write]:
+        estimator = held(estimator)
+        if is_pipeline(estimator):
+            own, last = steps_of(estimator)
+            return methods_of(last, [*before, *own])
+        if type(estimator).__name__ in ENSEMBLES:
+            return ensemble_methods(estimator, before, methods_of)
+        if not is_forest(estimator):
+            return _behind(before, _own_methods(estimator))
+        mixing = [number for number, step in enumerate(before) if is_mixing(step)]
+        first = mixing[-1] + 1 if mixing else 0
+        kind = x
+        if mixing:
+            kind = TensorType((1, len(before[first - 1].components_)), Element.FLOAT64)
+        whole = is_sparse and not mixing  # behind a mixing step X is dense
+        forest = behind(before[first:], kind, forests[id(estimator)], whole)
+        if type(estimator).__name__ == _ISOLATION:
+            return _behind(before[:first], isolation_methods(estimator, forest), whole)
+        methods = forest_methods(estimator, forest) | wide_scores(estimator, forest)
+        return _behind(before[:first], methods, whole)
+
+    return methods_of
+
+
+def graph_of_estimator(
+    estimator: Any, batch: int, element: Element = Element.FLOAT32
+) -> dict[str, Graph]:
+    """The graphs of an estimator's methods, as `ReadEstimator` has them."""
+    return read_estimator(estimator).graphs(batch, element)
+
+
+def _behind(
+    steps: Sequence[Any], methods: Mapping[str, Write], is_whole: bool = False
+) -> dict[str, Write]:
+    """Methods of the last estimator, with the steps before it."""
+
+    def behind_all(write: Write) -> Write:
+        def whole(writer: EstimatorWriter) -> Value:
+            writer.begin(steps, is_whole)
+            return write(writer)
+
+        return whole
+
+    return {name: behind_all(write) for name, write in methods.items()}
+
+
+def _names_of(estimator: Any) -> tuple[Any, ...] | None:
+    """The column names of the fit; None if there were none, or LightGBM made them up."""
+    names = getattr(estimator, "feature_names_in_", None)
+    if names is None or [*names] == [f"Column_{n}" for n in range(len(names))]:
+        return None
+    return tuple(names)
+
+
+def _check_chain(chain: Sequence[Any]) -> None:
+    """Raise InvalidInput for a step or estimator that has no graph at its place in the chain."""
+    *before, last = chain
+    kind, known = type(last).__name__, type(last).__module__.split(".")[0] == "sklearn"
+    if not is_forest(last) and (not known or kind not in _KNOWN | _STEPS):
+        raise _no_graph(last)
+    features_of(last)
+    mixing = [number for number, step in enumerate(before) if is_mixing(step)]
+    first = mixing[-1] + 1 if mixing else 0
+    _check_before(before[:first], _STEPS)
+    apart = BEFORE_FORESTS | COLUMN_STEPS if is_forest(last) else _APART
+    _check_before(before[first:], apart | DECOMPOSITIONS)
+    _check_before(_inside([*before, last]), apart)
+    passing = [number for number in mixing if isinstance(before[number], Stack)]
+    if passing and before[passing[-1]].passes_x and passing[-1] + 1 < len(before):
+        raise InvalidInput(
+            f"the {type(before[passing[-1]].estimator).__name__} has passthrough=True, with steps "
+            "before the final estimator; give a final estimator without steps"
+        )
+
+
+def _inside(steps: Sequence[Any]) -> list[Any]:
+    """The steps inside of ColumnTransformers."""
+    own = [step for step in steps if not isinstance(step, Stack)]
+    return [step for step in each_step(own) if not any(step is each for each in own)]
+
+
+def _check_before(steps: Sequence[Any], fitting: frozenset[str]) -> None:
+    """Raise InvalidInput for steps that are none of `fitting`, or whose options have no graph."""
+    if any(getattr(step, "method", "") == "box-cox" for step in steps):
+        raise InvalidInput(
+            "the PowerTransformer has method='box-cox', which refuses numbers that are not "
+            "positive; fit it with method='yeo-johnson'"
+        )
+    kinds = [type(step).__name__ for step in steps if not isinstance(step, Stack)]
+    if odd := [kind for kind in kinds if kind not in fitting]:
+        raise InvalidInput(
+            f"{', '.join(odd)} cannot stand before the last step; there "
+            f"{', '.join(sorted(fitting))} can: transform X with the others first"
+        )
+
+
+def _no_graph(estimator: Any) -> InvalidInput:
+    library, kind = type(estimator).__module__.split(".")[0], type(estimator).__name__
+    others = FORESTS.get(library) or FORESTS["sklearn"]
+    known = others
+    if library not in FORESTS or library == "sklearn":
+        known = _KNOWN | _STEPS | ENSEMBLES | others
+    return InvalidInput(
+        f"{type(estimator).__module__}.{kind} has no graph; leave it to its own predict, or "
+        f"use one of {', '.join(sorted(known))}, alone or in a Pipeline"
+    )
+
+
+def _own_methods(estimator: Any) -> dict[str, Write]:
+    """The function that writes each method, from the current columns."""
+    kind = type(estimator).__name__
+    if kind in DECOMPOSITIONS and not getattr(estimator, "whiten", False):
+        check_held(estimator, "its results", np.sqrt(estimator.explained_variance_))
+    if kind in _STEPS:
+        return {"transform": lambda writer: _transform(writer, estimator)}
+    return linear_methods(estimator)
+
+
+def _transform(writer: EstimatorWriter, step: Any) -> Value:
+    writer.transform(step)
+    return writer.columns()

@@ -1,0 +1,322 @@
+"""Rules for an estimator's X, and conversion of X to the array that native code reads.
+
+scikit-learn keeps float32 and converts all other numbers to float64, separately for each part of a
+ColumnTransformer; its scalers compute in float16 where X has it, which is refused here. LightGBM
+keeps both and converts whole numbers to float32 outside of frames; XGBoost converts everything to
+float32. Infinite and missing values are refused where they reach a step that refuses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.estimators.column_steps import (
+    SELECTORS,
+    computed_together,
+    filling_of,
+    kept_categories,
+    parts_of,
+)
+from sparsejit.estimators.left_out_zeros import LeftOut, both, dense
+from sparsejit.estimators.parts import Stack, held, is_mixing
+from sparsejit.ir.values import Array
+from sparsejit.runtime.array_checks import rows_check
+
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+_NUMBERS = "biuf"
+_SHORT = "X has dtype float16, in which scalers lose digits; give X.astype(np.float32)"
+# Estimators of scikit-learn that accept infinite values.
+_TAKES_INFINITY = (
+    *("HistGradientBoostingClassifier", "HistGradientBoostingRegressor", "IsolationForest"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Refusals:
+    """Values of X that the steps of an estimator refuse.
+
+    `no_nan` and `no_infinity` are masks of features. `known` has features of which an encoder must
+    have seen every number, with the numbers that it has seen. `together` has the groups of features
+    with which a step computes as one array.
+    """
+
+    no_nan: Array
+    no_infinity: Array
+    known: list[tuple[int, Array]]
+    together: list[Array]
+
+    @classmethod
+    def of(cls, chains: Sequence[Sequence[Any]], features: int) -> Refusals:
+        """Refusals of chains of steps, each from X to an estimator that predicts."""
+        none, every = np.zeros(features, bool), np.ones(features, bool)
+        found = cls(none.copy(), none.copy(), [], [])
+        for steps in chains:
+            own = list(takewhile(lambda step: not isinstance(step, Stack), steps))
+            found.together.extend(computed_together(own, np.arange(features)))
+            found._follow(steps, _Columns(np.arange(features), every, every, every))
+        return found
+
+    def _follow(self, steps: Sequence[Any], columns: _Columns) -> _Columns:
+        for step in steps:
+            columns = self._step(step, columns)
+        return columns
+
+    def _step(self, step: Any, columns: _Columns) -> _Columns:
+        if type(step).__name__ == "ColumnTransformer":
+            parts = parts_of(step, len(columns.source))
+            made = [self._follow(part.steps, columns.take(part.columns)) for part in parts]
+            return _Columns(*(np.concatenate(each) for each in zip(*made, strict=True)))
+        if isinstance(step, Stack):
+            predicted = _Columns.computed(_columns_of(step, len(columns.source)))
+            return predicted.beside(columns) if step.passes_x else predicted
+        takes_nan, takes_infinity = _takes(step)
+        if not takes_nan:
+            self.no_nan[columns.source[columns.nan]] = True
+        if not takes_infinity:
+            self.no_infinity[columns.source[columns.infinity]] = True
+        if (categorical := getattr(step, "is_categorical_", None)) is not None:
+            self.no_infinity[columns.source[columns.infinity & categorical]] = True
+        return self._behind(step, columns)
+
+    def _behind(self, step: Any, columns: _Columns) -> _Columns:
+        none = np.zeros(len(columns.source), bool)
+        if type(step).__name__ in SELECTORS:
+            return columns.take(step.get_support(indices=True))
+        if is_mixing(step):
+            return _Columns.computed(len(step.components_))
+        if type(step).__name__ == "SimpleImputer":
+            filling = filling_of(step)
+            filled = columns._replace(nan=none).take(filling.kept)
+            return filled.beside(_Columns.computed(len(filling.marked)))
+        if type(step).__name__ == "OneHotEncoder":
+            if step.handle_unknown == "error":
+                self.no_nan[columns.source[columns.nan & columns.own]] = True
+                for number in np.flatnonzero(columns.own):
+                    seen = np.asarray(step.categories_[number])
+                    self.known.append((int(columns.source[number]), seen))
+            counts = [len(each) for each in kept_categories(step)]
+            encoded = _Columns(columns.source, none, none, none)
+            return encoded.take(np.repeat(np.arange(len(none)), counts))
+        return columns._replace(own=none)
+
+
+class _Columns(NamedTuple):
+    """The feature of each column, and whether NaN, infinity, and the feature's numbers reach it."""
+
+    source: Array
+    nan: Array
+    infinity: Array
+    own: Array
+
+    @classmethod
+    def computed(cls, count: int) -> _Columns:
+        """Computed columns, without NaN, infinity or numbers of a feature."""
+        return cls(np.zeros(count, np.int64), *(np.zeros(count, bool) for _ in range(3)))
+
+    def take(self, which: Any) -> _Columns:
+        return _Columns(*(each[which] for each in self))
+
+    def beside(self, others: _Columns) -> _Columns:
+        """These columns, followed by the others."""
+        return _Columns(*map(np.concatenate, zip(self, others, strict=True)))
+
+
+def _columns_of(stack: Stack, features: int) -> int:
+    """The number of columns of a stack's predictions."""
+    taken = int(held(stack.estimator.final_estimator_).n_features_in_)
+    return taken - features * stack.passes_x
+
+
+def _takes(step: Any) -> tuple[bool, bool]:
+    """Whether a step takes NaN, and whether it takes infinite values."""
+    library, kind = type(step).__module__.split(".")[0], type(step).__name__
+    if library != "sklearn":
+        return True, True
+    from sklearn.utils import get_tags
+
+    takes_nan = bool(get_tags(step).input_tags.allow_nan)
+    is_selector = hasattr(step, "get_support") and takes_nan
+    return takes_nan, kind in _TAKES_INFINITY or is_selector
+
+
+@dataclass(frozen=True, eq=False)
+class EstimatorInput:
+    """The rules for X (samples, features) of one estimator.
+
+    `reads_float64`: results depend on digits that float32 does not hold; `left_out`: the reading of
+    zeros that a sparse X leaves out; `takes_frames`: whether a frame can be read as numbers.
+    """
+
+    name: str
+    library: str
+    features: int
+    names: tuple[Any, ...] | None
+    reads_float64: bool
+    refusals: Refusals
+    left_out: LeftOut = LeftOut.ZERO
+    takes_frames: bool = True
+
+    def read(self, X: Any) -> Array:
+        """Return X as float32, or float64 where that matters; a sparse X may get twice as wide.
+
+        Raises InvalidInput for an X that the estimator refuses.
+        """
+        array: Array = X
+        if not self._is_plain(X):
+            array = self._converted(X)
+            self._check_samples(array)
+            if self._refuses and not self._is_plain(array):
+                self._check_finite(array)
+        if self.refusals.known:
+            self._check_known(array)
+        if self.left_out is LeftOut.BOTH and hasattr(X, "toarray"):
+            return both(X, array)
+        return array
+
+    @cached_property
+    def _is_plain(self) -> Callable[[object], bool]:
+        """Native check whether X can be read without conversion, as most X can."""
+        return rows_check(self.features, self._dtypes, self._refuses)
+
+    def _converted(self, X: Any) -> Array:
+        """X (samples, features) in one of `_dtypes`; a Series is one row of a frame."""
+        if getattr(X, "ndim", 0) == 1 and hasattr(X, "to_frame"):
+            X = X.to_frame().T
+        array = X if type(X) is np.ndarray else self._array_of(X)
+        if array.dtype not in self._dtypes:
+            array = self._floats(array, is_frame=hasattr(X, "columns"))
+        if array.ndim != 2 or array.shape[1] != self.features:
+            raise InvalidInput(
+                f"X has shape {array.shape}; give (samples, {self.features}): "
+                "X.reshape(1, -1) for one sample"
+            )
+        if array is not X and self._keeps_dtypes and hasattr(X, "columns"):
+            array = self._as_computed(array, X)
+        return array
+
+    @cached_property
+    def _dtypes(self) -> tuple[np.dtype[Any], ...]:
+        """The dtypes of X that native code reads."""
+        return (_FLOAT32, _FLOAT64) if self.reads_float64 else (_FLOAT32,)
+
+    @cached_property
+    def _refuses(self) -> bool:
+        """Whether any value of X is refused."""
+        return bool(self.refusals.no_nan.any() or self.refusals.no_infinity.any())
+
+    @cached_property
+    def _keeps_dtypes(self) -> bool:
+        """Whether steps compute in the dtypes of X's columns."""
+        return self.reads_float64 and bool(self.refusals.together)
+
+    def _array_of(self, X: Any) -> Array:
+        """The array of a frame, a sparse matrix or nested lists."""
+        columns = getattr(X, "columns", None)
+        if columns is not None:
+            if not self.takes_frames:
+                raise InvalidInput(
+                    f"the {self.name} was fitted to a frame with columns of categories; give an "
+                    "array, with their codes, X[column].cat.codes, as floats, NaN for -1"
+                )
+            self._check_columns(columns)
+        kinds = [str(kind) for kind in np.atleast_1d(getattr(X, "dtypes", ()))]
+        if "category" in kinds and self.library != "sklearn":
+            raise InvalidInput(
+                "X has columns of categories; give their codes, X[column].cat.codes, as "
+                "floats, and NaN for missing values"
+            )
+        if hasattr(X, "toarray"):
+            return dense(X, self.name, self.left_out)
+        # Columns of pandas' own dtypes, which may lack values, or booleans beside numbers.
+        if hasattr(X, "to_numpy") and np.asarray(X).dtype.kind == "O":
+            try:
+                return np.asarray(X.to_numpy(dtype=np.float64, na_value=np.nan))
+            except (TypeError, ValueError) as error:
+                raise InvalidInput(f"X has columns of {kinds}; give numbers ({error})") from error
+        return np.asarray(X)
+
+    def _check_columns(self, columns: Any) -> None:
+        """Raise InvalidInput unless columns have the names of the fit; numbers are no names."""
+        named = self.library == "xgboost" or any(isinstance(name, str) for name in columns)
+        if self.names is None or not named:
+            return
+        several = getattr(columns, "nlevels", 1) > 1
+        given = [" ".join(map(str, name)) if several else str(name) for name in columns]
+        known = list(map(str, self.names))
+        space = "_" if "lightgbm" in self.library else " "  # LightGBM writes "_"
+        if [n.replace(" ", space) for n in given] != [n.replace(" ", space) for n in known]:
+            raise InvalidInput(f"X has the columns {given}; give {known}, in this order")
+
+    def _floats(self, array: Array, is_frame: bool) -> Array:
+        if array.dtype.kind not in f"{_NUMBERS}O":
+            raise InvalidInput(
+                f"X has dtype {array.dtype}; give real numbers: X.astype(np.float64)"
+            )
+        if array.dtype == np.float16 and self._keeps_dtypes:
+            raise InvalidInput(_SHORT)
+        try:
+            if array.dtype.kind == "O":
+                array = array.astype(np.float64)
+            whole = array.dtype.kind != "f" and self.library == "lightgbm" and not is_frame
+            short = array.dtype in (np.float16, np.float32) or whole
+            wanted = _FLOAT64 if self.reads_float64 and not short else _FLOAT32
+            with np.errstate(over="ignore"):
+                return array.astype(wanted, copy=False)
+        except (TypeError, ValueError) as error:
+            raise InvalidInput(f"X has dtype {array.dtype}; give numbers ({error})") from error
+
+    def _as_computed(self, array: Array, X: Any) -> Array:
+        """A frame's array in the dtype in which steps compute; InvalidInput where theirs differ."""
+        kinds = [kind if isinstance(kind, np.dtype) else _FLOAT64 for kind in X.dtypes]
+        groups = self.refusals.together
+        computed = {np.result_type(*(kinds[number] for number in group)) for group in groups}
+        if np.float16 in computed:
+            raise InvalidInput(_SHORT)
+        wanted = {kind if kind == _FLOAT32 else _FLOAT64 for kind in computed}
+        with np.errstate(over="ignore"):
+            made = array.astype(wanted.pop(), copy=False)
+        if wanted or not np.array_equal(made, array, equal_nan=True):
+            raise InvalidInput(
+                f"X has columns of {', '.join(sorted({str(kind) for kind in X.dtypes}))}, and the "
+                "ColumnTransformer computes with each part in its own dtype; give one dtype: "
+                "X.astype(np.float64)"
+            )
+        return made
+
+    def _check_samples(self, array: Array) -> None:
+        if not len(array) and self.library != "xgboost":
+            raise InvalidInput(
+                f"X has no samples, its shape is {array.shape}; give at least one, as {self.name} "
+                "asks"
+            )
+
+    def _check_finite(self, array: Array) -> None:
+        for refused, is_there, what in (
+            (self.refusals.no_nan, np.isnan, "replace it, as SimpleImputer does"),
+            (self.refusals.no_infinity, np.isinf, "give numbers that its dtype holds"),
+        ):
+            rows, columns = np.nonzero(is_there(array) & refused)
+            if len(rows):
+                found = array[rows[0], columns[0]]
+                raise InvalidInput(
+                    f"X has {found} in row {rows[0]}, column {columns[0]}, which the {self.name} "
+                    f"does not take; {what}"
+                )
+
+    def _check_known(self, array: Array) -> None:
+        for feature, categories in self.refusals.known:
+            column = array[:, feature]
+            seen = (column[:, None] == categories).any(axis=1)
+            unseen = ~(seen | np.isnan(column))
+            if unseen.any():
+                raise InvalidInput(
+                    f"column {feature} of X has {column[unseen][0]}, which the OneHotEncoder did "
+                    "not see; fit it with handle_unknown='ignore'"
+                )

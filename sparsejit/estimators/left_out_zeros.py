@@ -1,0 +1,111 @@
+"""Zeros that a sparse X leaves out: missing for XGBoost where they reach it, else zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.estimators.column_steps import each_step
+from sparsejit.estimators.forest_probes import transformed
+from sparsejit.estimators.forests import is_forest
+from sparsejit.estimators.parts import Stack, is_mixing
+from sparsejit.ir.values import Array
+
+# Steps whose results differ for a sparse matrix: they multiply by the reciprocal of the scale, to
+# other last bits; quantiles are of stored numbers alone.
+_OTHER_NUMBERS = ("MaxAbsScaler", "QuantileTransformer", "RobustScaler", "StandardScaler")
+_DENSE_ALONE = ("HistGradientBoostingClassifier", "HistGradientBoostingRegressor")
+
+
+class LeftOut(Enum):
+    """The reading of zeros that X leaves out.
+
+    BOTH is (samples, 2 features), with ZERO in the first half and MISSING, NaN, in the second.
+    REFUSED and ROUNDED take no sparse X: with REFUSED a step or estimator takes none, with ROUNDED
+    a forest compares sums of numbers that steps round differently in a sparse matrix.
+    """
+
+    ZERO = "zero"
+    MISSING = "missing"
+    BOTH = "both"
+    REFUSED = "refused"
+    ROUNDED = "rounded"
+
+
+def left_out_of(chains: Sequence[Sequence[Any]], features: int) -> LeftOut:
+    """The reading that chains of steps need, each from X to an estimator that predicts."""
+    kinds = {_of_chain(chain, features) for chain in chains}
+    for none in (LeftOut.REFUSED, LeftOut.ROUNDED):
+        if none in kinds:
+            return none
+    return kinds.pop() if len(kinds) == 1 else LeftOut.BOTH
+
+
+def _of_chain(chain: Sequence[Any], features: int) -> LeftOut:
+    *before, last = chain
+    steps = list(takewhile(lambda step: not isinstance(step, Stack), before))
+    try:
+        reaches = not steps or _stays_sparse(steps, features)
+    except (TypeError, ValueError):  # a step that takes no sparse matrix
+        return LeftOut.REFUSED
+    is_last = len(steps) == len(before)
+    if is_last and reaches and type(last).__name__ in _DENSE_ALONE:
+        return LeftOut.REFUSED
+    if is_forest(last) and any(type(step).__name__ in _OTHER_NUMBERS for step in each_step(steps)):
+        return LeftOut.ROUNDED if any(map(is_mixing, steps)) else LeftOut.BOTH
+    if not (is_last and reaches and type(last).__module__.startswith("xgboost")):
+        return LeftOut.ZERO
+    return LeftOut.BOTH if steps else LeftOut.MISSING
+
+
+def _stays_sparse(steps: Sequence[Any], features: int) -> bool:
+    """Whether steps return a sparse matrix for one; TypeError or ValueError if one takes none."""
+    from scipy.sparse import csr_matrix
+
+    return transformed(steps, csr_matrix((1, features))).is_sparse
+
+
+def dense(X: Any, name: str, reading: LeftOut) -> Array:
+    """A sparse X (samples, features) as graphs read it; for BOTH the half with zeros.
+
+    Raises InvalidInput where the estimator `name` refuses it, and for duplicate entries.
+    """
+    if reading is LeftOut.REFUSED:
+        raise InvalidInput(f"X is sparse, which the {name} does not take; give X.toarray()")
+    if reading is LeftOut.ROUNDED:
+        raise InvalidInput(
+            f"X is sparse, in which steps before the {name} round numbers otherwise, and a forest "
+            "compares their sums to the last bit; give X.toarray()"
+        )
+    _check_entries(X)
+    if reading is not LeftOut.MISSING:
+        return np.asarray(X.toarray())
+    dtype = X.dtype if X.dtype.kind == "f" else np.float32
+    return np.where(_is_stored(X), X.toarray(), np.nan).astype(dtype)
+
+
+def both(X: Any, zeros: Array) -> Array:
+    """The two halves that graphs read for BOTH; `zeros` is the first."""
+    missing = np.where(_is_stored(X), zeros, np.nan).astype(zeros.dtype)
+    return np.concatenate([zeros, missing], axis=1)
+
+
+def _is_stored(X: Any) -> Array:
+    entries = X.tocoo()
+    stored = np.zeros(X.shape, bool)
+    stored[entries.coords if hasattr(entries, "coords") else (entries.row, entries.col)] = True
+    return stored
+
+
+def _check_entries(X: Any) -> None:
+    if getattr(X, "has_canonical_format", True) or X.format not in ("csr", "csc"):
+        return
+    once = X.copy()
+    once.sum_duplicates()
+    if once.nnz != X.nnz:
+        raise InvalidInput("X has two numbers in one place; call X.sum_duplicates() first")

@@ -1,0 +1,288 @@
+"""The source of a compiled estimator: read from a fitted one, and stored in a file.
+
+    {"name": ..., "library": ..., "settings": record, "dtypes": name, or names by patterns,
+     "tile": ..., "shared": ..., "float64": bool, "names": [name, ...] or null, "flags": name,
+     "no_nan": [...], "no_infinity": [...], "known": [[feature, [number, ...]], ...],
+     "together": [[feature, ...], ...], "left_out": name,
+     "frames": bool,
+     "classes": labels, "labels": labels, "columns": labels,
+     "methods": [{"dtype": of X, "method": name, "graph": ...}, ...]}
+
+"dtype" ends with " sparse" for a sparse X; files of 1.0 have no "left_out" and no "frames".
+Labels are null or {"dtype": ..., "values": [...]}; NaN among them is null.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sparsejit.api.models.final_graph import NamedDtypes
+from sparsejit.api.models.model_file import settings_from_data, settings_to_data
+from sparsejit.api.options import ModelSettings
+from sparsejit.artefact.arrays import ArrayReader, ArrayWriter
+from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
+from sparsejit.artefact.records import fields_of
+from sparsejit.artefact.sealed import Tensors
+from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.estimators.forests import labels_of
+from sparsejit.estimators.graphs import read_estimator
+from sparsejit.estimators.inputs import EstimatorInput, Refusals
+from sparsejit.estimators.left_out_zeros import LeftOut
+from sparsejit.estimators.parts import held
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.spec import DType
+from sparsejit.ir.values import Array, Element
+from sparsejit.lowering.tiles import batch_tiles
+
+KIND = "estimator"
+METHODS = (
+    *("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples"),
+    "transform",
+)
+_KINDS = "biufU"  # kinds of numpy dtypes that labels may have
+_FLAGS = ("int64", "float64")
+_SPARSE = " sparse"
+_NEWER = ("left_out", "frames")  # fields that files of 1.0 lack
+
+
+@dataclass(frozen=True, eq=False)
+class EstimatorSource:
+    """The data from which an estimator is compiled.
+
+    `graphs` are the methods' graphs before all passes, for `tile` samples, by the `x_kind` of X and
+    the method's name. `predict` returns `labels` by index; for several labels, `flags` is the dtype
+    of its result.
+    """
+
+    input: EstimatorInput
+    settings: ModelSettings
+    dtypes: NamedDtypes
+    tile: int
+    shares_tiles: bool
+    graphs: Mapping[str, Mapping[str, Graph]]
+    classes: Array | None
+    labels: Array | None
+    flags: str
+    columns: Array | None
+
+
+def x_kind(dtype: str, is_sparse: bool) -> str:
+    """Return the key of `EstimatorSource.graphs` for an X of this dtype."""
+    return f"{dtype}{_SPARSE}" if is_sparse else dtype
+
+
+def source_of(
+    estimator: Any, settings: ModelSettings, dtypes: NamedDtypes, example: Any
+) -> EstimatorSource:
+    """Read a fitted estimator, for batches like the example. Raises InvalidInput if unknown."""
+    # With weights in short dtypes, X is read in float32 only.
+    in_full = dtypes == DType.FLOAT32.value
+    read = read_estimator(estimator)
+    given = read.input if in_full else replace(read.input, reads_float64=False)
+    labels, flags = labels_of(held(estimator))
+    batch = 1 if example is None else len(given.read(example))
+    single = next(iter(read.graphs(1, Element.FLOAT32).values()))
+    (tile,), shared = batch_tiles(single, batch, settings.resolved().threads, one_tile=True)
+    kinds = [kind for kind in read.writes if in_full or kind[0] is Element.FLOAT32]
+    return EstimatorSource(
+        given,
+        settings,
+        dtypes,
+        tile,
+        shared,
+        {x_kind(kind[0].value, kind[1]): read.graphs(tile, *kind) for kind in kinds},
+        getattr(estimator, "classes_", None),
+        labels,
+        np.dtype(flags).name,
+        getattr(estimator, "feature_names_in_", None),
+    )
+
+
+def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]:
+    """Return header and tensors. Raises InvalidInput for labels and names that cannot be saved."""
+    writer = ArrayWriter()
+    methods = [
+        {"dtype": dtype, "method": name, "graph": graph_to_data(graph, writer)}
+        for dtype, graphs in source.graphs.items()
+        for name, graph in graphs.items()
+    ]
+    rules, refused = source.input, source.input.refusals
+    header = {
+        "name": rules.name,
+        "library": rules.library,
+        "settings": settings_to_data(source.settings),
+        "dtypes": source.dtypes if isinstance(source.dtypes, str) else dict(source.dtypes),
+        "tile": source.tile,
+        "shared": bool(source.shares_tiles),
+        "float64": rules.reads_float64,
+        "names": _labels_to_data(None if rules.names is None else np.array(rules.names)),
+        "flags": source.flags,
+        "no_nan": refused.no_nan.tolist(),
+        "no_infinity": refused.no_infinity.tolist(),
+        "known": [[feature, _labels_to_data(seen)] for feature, seen in refused.known],
+        "together": [group.tolist() for group in refused.together],
+        "left_out": rules.left_out.value,
+        "frames": rules.takes_frames,
+        "classes": _labels_to_data(source.classes),
+        "labels": _labels_to_data(source.labels),
+        "columns": _labels_to_data(source.columns),
+        "methods": methods,
+    }
+    return header, writer.tensors
+
+
+def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorSource:
+    """Return the source that `estimator_to_data` wrote.
+
+    Raises DamagedFile, without the file's name, for other data.
+    """
+    wanted = {
+        "name": str, "library": str, "settings": dict, "tile": int, "shared": bool,
+        "float64": bool, "flags": str, "no_nan": list, "no_infinity": list, "known": list,
+        "together": list, "methods": list,
+    }
+    free = {key: header.get(key) for key in ("dtypes", "names", "classes", "labels", "columns")}
+    rest = {key: value for key, value in header.items() if key not in (*free, *_NEWER)}
+    if free.keys() - header.keys():
+        raise DamagedFile("has no labels, names or dtypes of an estimator")
+    name, library, settings, tile, shared, float64, flags, *refused, methods = fields_of(
+        rest, **wanted
+    )
+    nan, infinity, known, together = refused
+    if tile < 1 or flags not in _FLAGS:
+        raise DamagedFile(f"has an estimator of tile {tile} and flags {flags!r}")
+    left_out = _left_out_from_data(header.get("left_out"), library)
+    graphs = _graphs_from_data(methods, tile, (float64, left_out is LeftOut.BOTH), tensors)
+    features = next(iter(graphs[Element.FLOAT32.value].values())).inputs[0].shape[1]
+    names = _labels_from_data(free["names"])
+    rules = EstimatorInput(
+        name,
+        library,
+        features,
+        None if names is None else tuple(names.tolist()),
+        float64,
+        Refusals(
+            _mask(nan, features),
+            _mask(infinity, features),
+            [_known_from_data(entry, features) for entry in known],
+            [_group_from_data(entry, features) for entry in together],
+        ),
+        left_out,
+        header.get("frames", True) is True,
+    )
+    kept = settings_from_data(settings)
+    arrays = [_labels_from_data(free[key]) for key in ("classes", "labels", "columns")]
+    classes, labels, columns = arrays
+    dtypes = _dtypes_from_data(free["dtypes"])
+    return EstimatorSource(
+        rules, kept, dtypes, tile, shared, graphs, classes, labels, flags, columns
+    )
+
+
+def _graphs_from_data(
+    methods: list[Any], tile: int, more: tuple[bool, bool], tensors: Mapping[str, Array]
+) -> dict[str, dict[str, Graph]]:
+    """Return the graphs by dtype and method: float32 and, with `more`, float64 and sparse X."""
+    reader = ArrayReader(tensors)
+    graphs: dict[str, dict[str, Graph]] = {}
+    for data in methods:
+        dtype, method, described = fields_of(data, dtype=str, method=str, graph=dict)
+        graph = graph_from_data(described, reader)
+        kinds = [(value.type.element.value, len(value.shape)) for value in graph.inputs]
+        batches = {value.shape[:1] for value in (*graph.inputs, *graph.outputs)}
+        expected = [(dtype.removesuffix(_SPARSE), 2)]
+        if method not in METHODS or kinds != expected or batches != {(tile,)}:
+            raise DamagedFile(f"has a graph that is no {method!r} of {tile} samples of {dtype}")
+        if len(graph.outputs) != 1 or method in graphs.get(dtype, {}):
+            raise DamagedFile(f"has a method {method!r} of several results, or twice")
+        graphs.setdefault(dtype, {})[method] = graph
+    reader.finish()
+    elements = [Element.FLOAT32.value, *([Element.FLOAT64.value] if more[0] else [])]
+    wanted = [x_kind(dtype, twice) for dtype in elements for twice in (False, True)[: 1 + more[1]]]
+    features = {
+        graph.inputs[0].shape[1] / (1 + kind.endswith(_SPARSE))
+        for kind, each in graphs.items()
+        for graph in each.values()
+    }
+    names = {tuple(each) for each in graphs.values()}
+    if list(graphs) != wanted or len(features) != 1 or len(names) != 1:
+        raise DamagedFile("has methods that are not one estimator's")
+    return graphs
+
+
+def _left_out_from_data(name: Any, library: str) -> LeftOut:
+    if name is None:
+        kinds = {"xgboost": LeftOut.MISSING}
+        return kinds.get(library, LeftOut.REFUSED if "xgboost" in library else LeftOut.ZERO)
+    try:
+        return LeftOut(name)
+    except ValueError:
+        raise DamagedFile(f"reads a sparse X as {name!r}") from None
+
+
+def _labels_to_data(labels: Any) -> Any:
+    if labels is None:
+        return None
+    array = np.asarray(labels)
+    values = array.tolist()
+    texts = array.dtype.kind == "O" and all(type(value) is str for value in values)
+    if array.ndim != 1 or not (texts or array.dtype.kind in _KINDS):
+        raise InvalidInput(f"labels {array!r} cannot be saved; use numbers or strings")
+    if array.dtype.kind == "f":
+        values = [None if value != value else value for value in values]
+        if not np.isfinite(array[~np.isnan(array)]).all():
+            raise InvalidInput("labels that are infinite cannot be saved; use finite numbers")
+    return {"dtype": "str" if array.dtype.kind == "U" else array.dtype.name, "values": values}
+
+
+def _labels_from_data(data: Any) -> Array | None:
+    if data is None:
+        return None
+    dtype, values = fields_of(data, dtype=str, values=list)
+    try:
+        kind = np.dtype(dtype)
+        texts = dtype in ("str", "object")
+        if not texts and (kind.kind not in _KINDS[:-1] or kind.name != dtype):
+            raise TypeError(dtype)
+        if texts and not all(type(value) is str for value in values):
+            raise TypeError("no text")
+        filled = [np.nan if value is None and kind.kind == "f" else value for value in values]
+        array: Array = np.array(filled, kind)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DamagedFile(f"has labels of another dtype ({error})") from error
+    if array.ndim != 1:
+        raise DamagedFile("has labels of several axes")
+    return array
+
+
+def _mask(values: list[Any], features: int) -> Array:
+    if len(values) != features or not all(type(value) is bool for value in values):
+        raise DamagedFile(f"has a mask that is not of {features} features")
+    return np.array(values, bool)
+
+
+def _known_from_data(entry: Any, features: int) -> tuple[int, Array]:
+    if type(entry) is not list or len(entry) != 2 or type(entry[0]) is not int:
+        raise DamagedFile("has a list of known numbers without a feature")
+    feature, seen = entry[0], _labels_from_data(entry[1])
+    if not 0 <= feature < features or seen is None or seen.dtype.kind not in "biuf":
+        raise DamagedFile(f"has known numbers of feature {feature} of {features}")
+    return feature, seen
+
+
+def _group_from_data(entry: Any, features: int) -> Array:
+    if type(entry) is not list or not entry or not {*map(type, entry)} <= {int}:
+        raise DamagedFile("has a group of no features")
+    if not 0 <= min(entry) <= max(entry) < features:
+        raise DamagedFile(f"has a group of features that are not of {features}")
+    return np.array(entry)
+
+
+def _dtypes_from_data(data: Any) -> NamedDtypes:
+    pairs = data.items() if type(data) is dict else [("", data)]
+    if not all(type(name) is str and type(dtype) is str for name, dtype in pairs):
+        raise DamagedFile(f"has dtypes {data!r}")
+    dtypes: NamedDtypes = data
+    return dtypes

@@ -1,0 +1,177 @@
+"""Writes the graph of an estimator from X on."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.estimators.column_steps import ColumnScales
+from sparsejit.estimators.parts import Stack, is_mixing, linear_map
+from sparsejit.frontends.writing.arranging import joined
+from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Writer
+from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
+from sparsejit.ir.ops.products import Linear
+from sparsejit.ir.spec import Activation
+from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
+
+MOST_DOUBLES = 1 << 20  # most weights of a product in float64
+_DOUBLE = np.dtype(np.float64)
+_LARGE = 2.0**20  # float32 rounds products with weights of this size by a tenth
+_FEW_SCORES = 8  # scores for which a product in float64 takes no longer than scaling the columns
+
+
+class EstimatorWriter(Writer):
+    """Writes the methods of an estimator as graphs of X (batch, features).
+
+    A sparse X is (batch, 2 features): first with zeros for elements that it leaves out, then with
+    NaN.
+    """
+
+    def __init__(self, x: TensorType, is_sparse: bool = False) -> None:
+        super().__init__()
+        self.batch, self.features = x.shape
+        shape = (self.batch, 2 * self.features) if is_sparse else x.shape
+        self._given = self.input(TensorType(shape, x.element), "X")
+        self.begin(())
+
+    def begin(self, steps: Sequence[Any], is_whole: bool = False) -> None:
+        """Make X behind steps the current columns; `is_whole` keeps both halves of a sparse X."""
+        x = self._given
+        dtype = np.dtype(x.type.element.value)
+        self._read(x, dtype)
+        if x.shape[1] > self.features and not is_whole:
+            self._columns = ColumnScales.of(self.features, dtype)
+            self._read(self.columns(x.type.element), dtype)
+        for step in steps:
+            self.transform(step)
+
+    def _read(self, x: Value, dtype: np.dtype[Any] = _DOUBLE) -> None:
+        """Make the columns of x the current columns; the library has x in this dtype."""
+        self.x, self._columns = x, ColumnScales.of(x.shape[1], dtype)
+        self._beside: tuple[Value, ColumnScales] | None = None
+
+    def at(self, name: str) -> "EstimatorWriter":
+        """Give values written from here on this name, and return self."""
+        self.origin = Origin(name)
+        return self
+
+    def transform(self, step: Any) -> None:
+        """Apply a step to the current columns."""
+        if not is_mixing(step):
+            self._columns = self._columns.behind(step)
+            return
+        if isinstance(step, Stack):
+            self._stack(step)
+            return
+        weights, bias = linear_map(step)
+        is_vast = weights.size > MOST_DOUBLES
+        write = self.scores if is_vast else self.product
+        self._read(write(weights, bias, "components"))
+
+    def _stack(self, stack: Stack) -> None:
+        """Make predictions the current columns, with columns of X beside them if passed on."""
+        predicted = joined(self, [write(self) for write in stack.writes], 1)
+        self.begin(stack.before)
+        x, columns = self.x, self._columns
+        self._read(predicted)
+        if stack.passes_x:
+            self._beside = (x, columns)
+
+    def columns(self, element: Element = Element.FLOAT32) -> Value:
+        """Write the current columns as one value (batch, columns)."""
+        if self._beside is not None:
+            predicted = self._besides()
+            self._read(joined(self, [predicted, self.columns()], 1))
+        columns, x = self._columns, self.x
+        if columns.changes_nothing(x.shape[1]) and x.type.element is element:
+            return x
+        if not len(columns.source):
+            raise InvalidInput("the steps before the last give no columns; keep at least one")
+        self.at("columns")
+        constants = (
+            self.constant(columns.source, "columns"),
+            self.constant(columns.operand, "columns.numbers", Element.FLOAT64),
+        )
+        return self.one(ScaledColumns(x.type.element, element), x, *constants)
+
+    def _besides(self) -> Value:
+        """Make the columns of X beside the predictions current, and return the predictions."""
+        assert self._beside is not None
+        predicted = self.x
+        self.x, self._columns = self._beside
+        self._beside = None
+        return predicted
+
+    def scores(self, weights: Array, bias: Array, name: str) -> Value:
+        """Multiply the current columns by weights (scores, columns) and add the bias.
+
+        The product is in float64 if x is, if columns are scaled and the scores are few, so that it
+        takes no longer, or if weights are so large that only sums that cancel make sense; but never
+        for more than MOST_DOUBLES weights.
+        """
+        if self._beside is not None:
+            return self._scores_of_both(weights, bias, name)
+        x, columns = self.x, self._columns
+        is_double = x.type.element is Element.FLOAT64
+        is_scaled = columns.is_affine and not columns.changes_nothing(x.shape[1])
+        is_short = is_scaled and len(weights) <= _FEW_SCORES
+        cancels = max(np.abs(weights).max(initial=0.0), np.abs(bias).max(initial=0.0)) > _LARGE
+        if weights.size > MOST_DOUBLES or not (is_double or is_short or cancels):
+            return self.linear(self.columns(), weights, bias, name)
+        return self.product(weights, bias, name, Element.FLOAT32)
+
+    def _scores_of_both(self, weights: Array, bias: Array, name: str) -> Value:
+        """Scores of predictions and of X as two products, since X may be far from zero."""
+        predicted = self._besides()
+        count = predicted.shape[1]
+        own = self.scores(weights[:, count:], bias, f"{name}.x")
+        self._read(predicted)
+        found = self.scores(weights[:, :count], np.zeros(len(bias)), name)
+        return self.at(name).pointwise("add", found, own)
+
+    def product(
+        self, weights: Array, bias: Array, name: str, result: Element = Element.FLOAT64
+    ) -> Value:
+        """Multiply the current columns by weights in float64, and add the bias."""
+        if self._beside is not None:
+            self.columns()
+        x, columns = self.x, self._columns
+        if columns.is_affine:
+            weights, bias = columns.folded(weights, bias, x.shape[1])
+        else:
+            x = self.columns(Element.FLOAT64)
+        operands = [
+            self.constant(array, f"{name}.{what}", Element.FLOAT64)
+            for what, array in (("weights", weights), ("bias", bias))
+        ]
+        return self.at(name).one(DoubleProduct(x.type.element, result), x, *operands)
+
+    def linear(
+        self,
+        x: Value,
+        weights: Array,
+        bias: Array,
+        name: str,
+        activation: Activation = Activation.NONE,
+    ) -> Value:
+        """activation(x weights^T + bias); a bias of zeros is left out."""
+        self.at(name)
+        operands = [self.constant(weights, f"{name}.weights")]
+        if np.any(bias):
+            operands.append(self.constant(bias, f"{name}.bias"))
+        return self.one(Linear(activation), x, *operands)
+
+
+def row_shares(f: Formula, p: Operand, columns: int) -> FormulaStep:
+    """p divided by the sum of its row; a row of zeros becomes uniform."""
+    total = f("row_sum", p)
+    is_zero = f("equal", total, 0.0)
+    shares = f("where", is_zero, 1.0, p)
+    return f("div", shares, f("where", is_zero, float(columns), total))
+
+
+# Writes the result of one method.
+Write: TypeAlias = Callable[[EstimatorWriter], Value]
+# The name under which scores that calibrators read are written in float64, (batch, scores).
+WIDE = "scores in float64"
