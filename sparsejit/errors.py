@@ -1,7 +1,14 @@
-"""The exceptions of sparsejit: every message names the value found and the remedy."""
+"""The exceptions of sparsejit: every message names the value found and the remedy.
 
+Warnings that name the user's line, at any depth of calls within this package.
+"""
+
+import contextlib
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -54,3 +61,14 @@ def check_flags(**given: Any) -> None:
     for name, value in given.items():
         if type(value).__name__ not in ("bool", "bool_"):  # Python's and numpy's
             raise InvalidInput(f"{name}={value!r}; give True or False")
+
+
+_OURS = (str(Path(__file__).parents[0]), contextlib.__file__)
+
+
+def warn_caller(text: str) -> None:
+    """Warn at the nearest line outside this package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, stacklevel=level)

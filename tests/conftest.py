@@ -13,7 +13,7 @@ from fake_clock import FakeClock, ticking
 from hypothesis import settings
 from temporary_folder import own_temporary_folder
 
-from sparsejit.machine.prices import SharingPrices
+from sparsejit.machine.price_records import SharingPrices
 from sparsejit.planner import sharing
 from sparsejit.runtime import native_timing
 from sparsejit.x86.instructions import forms_used

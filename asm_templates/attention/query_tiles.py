@@ -46,7 +46,7 @@ from sparsejit.asm_templates.attention.frame import (
     packed_pitch,
 )
 from sparsejit.asm_templates.attention.tables import KEYS, AttentionTiles, IntArray
-from sparsejit.asm_templates.pointwise.exponential import emit_exp2
+from sparsejit.asm_templates.pointwise.power_of_two import emit_exp2
 from sparsejit.asm_templates.shared.constants import load_constant
 from sparsejit.asm_templates.shared.interleave import transposed
 from sparsejit.asm_templates.shared.loops import counted_up, repeat

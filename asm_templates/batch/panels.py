@@ -18,7 +18,7 @@ from the decoded code of the first.
 Sums of panels, and their int8 arithmetic: x becomes integers, sums of integers become outputs.
 
 Every column has its own scale, as in `reference.quantised_input`; scales lie behind the panel's
-integers. As bytes, four inputs lie side by side as in `csr_int8`. Integers in float32 add up
+integers. As bytes, four inputs lie side by side as in `csr_core`. Integers in float32 add up
 exactly below 2^24, which `MOST_INTEGERS` inputs cannot exceed.
 
 Storage of the weights of a tile of panels, and the loads that bring them to their products.
@@ -250,7 +250,7 @@ def emit_outputs(
 ) -> None:
     """Turn sums of integers into outputs, for the panel at rdi; clobbers rcx and vectors 0 to 2.
 
-    Operations are in the order of `csr_int8`, so that results have the same bits.
+    Operations are in the order of `csr_core`, so that results have the same bits.
     """
     assert sums.ends is not None
     wide = asm.target.isa == "avx512"

@@ -13,7 +13,7 @@ place of 64, which `vpbroadcastq` and `vpbroadcastd` repeat as they load them.
 
 `vpdpbusd` takes unsigned inputs, so 128 is added to each, and a sum starts at -128 times the sum
 of its row's weights. That start, or an intermediate sum, may wrap around; the final sum cannot
-(`int8_weights`), so it is right. x and y must not overlap (`window_gather`). The limits of a step,
+(`int8_boundary`), so it is right. x and y must not overlap (`window_gather`). The limits of a step,
 and other attempts: docs/kernels/gather.md.
 """
 

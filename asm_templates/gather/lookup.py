@@ -9,7 +9,7 @@ indices of seven bits, and eight `vpunpck` put the bytes together again:
     vpunpck     bytes, then words of four tables: byte b of lane 4q + s becomes x of lane 4q + b,
                 step s, whole; so the index lies there
 
-The window slides over x (`lookup_layout`), while the sums of all rows are on the stack. If float32
+The window slides over x, while the sums of all rows are on the stack. If float32
 weights and indices would not fit L2, the index replaces the lowest seven bits of the weight, which
 changes it by at most 2**-17 of itself.
 

@@ -17,7 +17,7 @@ from sparsejit.asm_templates.shared.storage import UNPACKING_REGISTERS
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType
 from sparsejit.machine.core import FoldingRule
-from sparsejit.machine.prices import LayoutPrices
+from sparsejit.machine.price_records import LayoutPrices
 from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div
 

@@ -9,7 +9,7 @@ The pointwise half of a plain recurrent step: the sum of its two products, activ
 
 from collections.abc import Sequence
 
-from sparsejit.asm_templates.pointwise.row_sums import RowSum, ScaledColumn
+from sparsejit.asm_templates.pointwise.table_row_sums import RowSum, ScaledColumn
 from sparsejit.asm_templates.shared.activation import (
     FINE,
     SCRATCH_PER_VECTOR,

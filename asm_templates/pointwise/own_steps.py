@@ -8,7 +8,7 @@ A product with int8 weights w reads q + zero - 128, and (128 - zero) sum(w) is a
 
 from dataclasses import dataclass
 
-from sparsejit.asm_templates.pointwise.chain.reductions import across_lanes
+from sparsejit.asm_templates.pointwise.row_chain.reductions import across_lanes
 from sparsejit.asm_templates.shared.constants import load_constant
 from sparsejit.asm_templates.shared.loops import Span, emit_spans
 from sparsejit.asm_templates.shared.rows import vector

@@ -6,7 +6,7 @@
 
 from dataclasses import dataclass
 
-from sparsejit.asm_templates.pointwise.chain.lanes import extreme
+from sparsejit.asm_templates.pointwise.row_chain.lanes import extreme
 from sparsejit.asm_templates.selection.table_rows import emit_row_address
 from sparsejit.asm_templates.shared.loops import Span, counted_down, emit_spans
 from sparsejit.asm_templates.shared.rows import vector

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
-from sparsejit.asm_templates.pointwise.chain import (
+from sparsejit.asm_templates.pointwise.row_chain import (
     LoweredChain,
     Strided,
     emit_chain,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.asm_templates.batch.lowered_batch import pitch_of_lengths, spread_pitch
-from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
+from sparsejit.asm_templates.convolution.int8_planes import BytePlanes
 from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import QuantisedSteps

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sparsejit.machine.prices import (
+from sparsejit.machine.price_records import (
     AttentionPrices,
     BatchPrices,
     CsrPrices,

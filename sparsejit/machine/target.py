@@ -2,11 +2,15 @@
 
 Everything else takes a `Target` and never tests the processor itself, so any kernel can be
 chosen, emitted and disassembled for a processor that is not here.
+
+Instruction sets that a process must ask the system for, though the processor has them.
+
+Only `runtime` may make the system call; it registers a function for that here.
 """
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -14,8 +18,24 @@ from sparsejit.errors import InvalidInput, UnsupportedTarget
 from sparsejit.machine.core import Core
 from sparsejit.machine.cpuinfo import first_processor, numbers_of, read_machine
 from sparsejit.machine.microarchitecture import core_of
-from sparsejit.machine.permission import refusals
 from sparsejit.machine.processors.zen5 import ZEN5
+
+# Asks the system; returns the reason of a refusal, with the remedy, or None where it allows.
+Question = Callable[[], str | None]
+
+_questions: dict[str, Question] = {}
+
+
+def must_ask(instruction_sets: Iterable[str], question: Question) -> None:
+    """Offer these sets from now on only where `question` returns None."""
+    _questions.update(dict.fromkeys(instruction_sets, question))
+
+
+def refusals(instruction_sets: frozenset[str]) -> dict[str, str]:
+    """Return the sets among these that the system refuses this process, with the reasons."""
+    answers = {name: _questions[name]() for name in instruction_sets & _questions.keys()}
+    return {name: why for name, why in answers.items() if why is not None}
+
 
 MAX_ISA_VARIABLE = "SPARSEJIT_MAX_ISA"
 

@@ -36,7 +36,7 @@ from sparsejit.asm_templates.families import Template
 from sparsejit.asm_templates.lowered import Counts
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout, MatMul
-from sparsejit.machine.prices import CsrPrices
+from sparsejit.machine.price_records import CsrPrices
 from sparsejit.machine.target import Target
 from sparsejit.planner.choice import cheapest, priced
 from sparsejit.planner.cost import Cost, cache_level, cache_shares, price

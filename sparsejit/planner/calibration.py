@@ -33,7 +33,7 @@ from sparsejit.files import check_writable
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.machine.core import Core, Rates
-from sparsejit.machine.prices import StepPrice
+from sparsejit.machine.price_records import StepPrice
 from sparsejit.machine.target import Target
 from sparsejit.measuring import core_loops, thread_loops
 from sparsejit.measuring.kernel_times import SmallKernel, least_cycles

@@ -22,15 +22,15 @@ from sparsejit.asm_templates.convolution.winograd import (
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.planner.byte_plan import (
+from sparsejit.planner.choice import Chosen, TableRow, cheapest, choose
+from sparsejit.planner.cost import Cost
+from sparsejit.planner.int8_plan import (
     price_copy,
     price_dense_windows,
     price_direct,
     price_gathering,
     price_sparse_windows,
 )
-from sparsejit.planner.choice import Chosen, TableRow, cheapest, choose
-from sparsejit.planner.cost import Cost
 from sparsejit.planner.layer_planner import LayerPlanner
 
 DENSE_WINDOWS, SPARSE_WINDOWS, WINOGRAD = "dense-windows", "sparse-windows", "winograd"

@@ -17,17 +17,17 @@ from math import prod
 from sparsejit.asm_templates.dense_product.tiling import tiling
 from sparsejit.asm_templates.families import STEP_KINDS
 from sparsejit.asm_templates.lowered import Counts, Work
-from sparsejit.asm_templates.pointwise.chain import LoweredChain
-from sparsejit.asm_templates.pointwise.chain.passes import COSTS
-from sparsejit.asm_templates.pointwise.chain.plan import ChainPlan
-from sparsejit.asm_templates.pointwise.chain.transposed import TransposedCopy
+from sparsejit.asm_templates.pointwise.row_chain import LoweredChain
+from sparsejit.asm_templates.pointwise.row_chain.passes import COSTS
+from sparsejit.asm_templates.pointwise.row_chain.plan import ChainPlan
+from sparsejit.asm_templates.pointwise.row_chain.transposed import TransposedCopy
 from sparsejit.asm_templates.shared.padding import DENSE, stride_padding
 from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS
 from sparsejit.ir.ops.recurrent import RecurrentCell
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DenseProduct, DType
 from sparsejit.machine.core import Core
-from sparsejit.machine.prices import StepPrice
+from sparsejit.machine.price_records import StepPrice
 from sparsejit.machine.target import Target
 
 

@@ -17,8 +17,16 @@ from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
 from sparsejit.planner.attention_plan import attention_cost
 from sparsejit.planner.batch_plan import price_batch
-from sparsejit.planner.byte_plan import attention_cost as byte_attention_cost
-from sparsejit.planner.byte_plan import (
+from sparsejit.planner.convolution_plan import (
+    DENSE_WINDOWS,
+    SPARSE_WINDOWS,
+    WINOGRAD,
+    channel_windows_cost,
+)
+from sparsejit.planner.cost import price
+from sparsejit.planner.forest_plan import forest_ns
+from sparsejit.planner.int8_plan import attention_cost as byte_attention_cost
+from sparsejit.planner.int8_plan import (
     byte_depthwise_cost,
     byte_scaling_cost,
     copy_cost,
@@ -28,14 +36,6 @@ from sparsejit.planner.byte_plan import (
     price_quads,
     price_sparse_windows,
 )
-from sparsejit.planner.convolution_plan import (
-    DENSE_WINDOWS,
-    SPARSE_WINDOWS,
-    WINOGRAD,
-    channel_windows_cost,
-)
-from sparsejit.planner.cost import price
-from sparsejit.planner.forest_plan import forest_ns
 
 
 @dataclass(frozen=True)

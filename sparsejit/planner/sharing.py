@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import inf
 
-from sparsejit.machine.prices import SharingPrices
+from sparsejit.machine.price_records import SharingPrices
 from sparsejit.machine.target import Target
 from sparsejit.planner.choice import TableRow, choose, priced
 

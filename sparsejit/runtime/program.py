@@ -27,8 +27,7 @@ import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput, UnsupportedTarget
 from sparsejit.files import atomic_path, check_writable
-from sparsejit.machine.permission import must_ask
-from sparsejit.machine.target import Target
+from sparsejit.machine.target import Target, must_ask
 from sparsejit.native.copying import SharedCode
 from sparsejit.native.executable_memory import ExecutableMemory, Neighbourhood, write_perf_map
 from sparsejit.x86.assembler import Assembler

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.pointwise.chain import (
+from sparsejit.asm_templates.pointwise.row_chain import (
     LoweredChain,
     Strided,
     emit_chain,

@@ -17,7 +17,7 @@ import sparsejit
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout
-from sparsejit.machine.prices import SharingPrices
+from sparsejit.machine.price_records import SharingPrices
 from sparsejit.machine.target import Target
 from sparsejit.planner import batch_split, sharing
 

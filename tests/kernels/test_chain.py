@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from iced_x86 import EncodingKind
 from runnable import LEVELS
 
-from sparsejit.asm_templates.pointwise.chain import MOST_OPERANDS
+from sparsejit.asm_templates.pointwise.row_chain import MOST_OPERANDS
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.ops.pointwise import FUNCTIONS, ROW_REDUCTIONS, Chain, ChainStep
 from sparsejit.ir.ops.row_chains import layer_norm, log_softmax, rms_norm, softmax

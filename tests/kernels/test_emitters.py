@@ -8,7 +8,7 @@ from iced_x86 import EncodingKind, InstructionInfoFactory, OpAccess, RegisterExt
 from iced_x86 import Register as Iced
 
 from sparsejit.asm_templates.dense_product.tiled_product import emit_dense_product
-from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw, emit_random_uniform
+from sparsejit.asm_templates.pointwise.class_draw import emit_categorical_draw, emit_random_uniform
 from sparsejit.asm_templates.pointwise.elementwise import emit_elementwise
 from sparsejit.asm_templates.pointwise.gates import (
     emit_gru_update,

@@ -13,7 +13,7 @@ from matvec_checks import block_weights, compile_kernel
 from runnable import LEVELS, runnable
 
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
-from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw, scratch_floats
+from sparsejit.asm_templates.pointwise.class_draw import emit_categorical_draw, scratch_floats
 from sparsejit.asm_templates.pointwise.elementwise import emit_elementwise
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import BLOCK_1X8, UNSTRUCTURED, SparseMatrix

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy.special import erf
 
-from sparsejit.asm_templates.pointwise.chain import coefficients as chain
-from sparsejit.asm_templates.pointwise.exponential import COEFFICIENTS
+from sparsejit.asm_templates.pointwise.power_of_two import COEFFICIENTS
+from sparsejit.asm_templates.pointwise.row_chain import coefficients as chain
 from sparsejit.asm_templates.shared import activation
 
 HALF = np.log(2) / 2

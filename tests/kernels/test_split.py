@@ -13,7 +13,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType
-from sparsejit.machine.prices import SharingPrices
+from sparsejit.machine.price_records import SharingPrices
 from sparsejit.machine.target import Target
 from sparsejit.planner import sharing, split
 from sparsejit.runtime.workers import MAX_THREADS, available_cores

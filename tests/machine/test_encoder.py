@@ -16,9 +16,9 @@ from matvec_checks import block_weights
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.asm_templates.forest.kernels import FOREST_KERNELS
-from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw
-from sparsejit.asm_templates.pointwise.chain import Strided, emit_chain, lower_chain
+from sparsejit.asm_templates.pointwise.class_draw import emit_categorical_draw
 from sparsejit.asm_templates.pointwise.gates import emit_gru_update
+from sparsejit.asm_templates.pointwise.row_chain import Strided, emit_chain, lower_chain
 from sparsejit.asm_templates.shared.location import InWorkspace
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.ops.pointwise import FUNCTIONS, ROW_REDUCTIONS, Chain, ChainStep

@@ -14,7 +14,7 @@ PREPARED = """
     from pathlib import Path
     import numpy as np
     import sparsejit
-    from sparsejit.machine.prices import SharingPrices
+    from sparsejit.machine.price_records import SharingPrices
     from sparsejit.planner import sharing
     from sparsejit.native.executable_memory import ExecutableMemory
 

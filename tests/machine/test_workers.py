@@ -296,7 +296,7 @@ SCRIPT = """
     import os, sys, threading, time
     import numpy as np
     import sparsejit
-    from sparsejit.machine.prices import SharingPrices
+    from sparsejit.machine.price_records import SharingPrices
     from sparsejit.planner import sharing
     sharing.sharing_prices = lambda target: SharingPrices(0.0, 1e9)
     random = np.random.default_rng(0)

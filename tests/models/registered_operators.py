@@ -10,15 +10,15 @@ import numpy as np
 from sparsejit.ir.graph import Graph, GraphBuilder
 from sparsejit.ir.layer_scales import QuantisedSteps
 from sparsejit.ir.operator import Operator
-from sparsejit.ir.ops.byte_columns import (
+from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
+from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
+from sparsejit.ir.ops.forest import Forest
+from sparsejit.ir.ops.int8_columns import (
     ByteAttention,
     ChannelMeans,
     NormalisedColumns,
     ScaledChannels,
 )
-from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
-from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
-from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.pointwise import Cast, Pointwise
 from sparsejit.ir.ops.products import Attention, Bmm, Linear
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell

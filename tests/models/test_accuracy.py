@@ -17,7 +17,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
-from sparsejit.planner.byte_plan import has_quads
+from sparsejit.planner.int8_plan import has_quads
 
 needs_bytes = pytest.mark.skipif(
     not has_quads(Target.detect()), reason="convolutions to bytes need AVX-512 VNNI"

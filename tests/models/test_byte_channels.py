@@ -20,7 +20,7 @@ from sparsejit.errors import CompileError
 from sparsejit.frontends.onnx import import_onnx
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import QuantisedSteps
-from sparsejit.ir.ops.byte_columns import ChannelMeans, ScaledChannels
+from sparsejit.ir.ops.int8_columns import ChannelMeans, ScaledChannels
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model
@@ -137,7 +137,7 @@ def test_scales_of_channels_are_made_and_used_in_bytes() -> None:
 
 @needs_vnni
 def test_it_computes_what_the_file_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = "sparsejit.lowering.convolution.int8_convolutions._takes_bytes"
+    path = "sparsejit.lowering.convolution.int8_choice._takes_bytes"
     monkeypatch.setattr(path, lambda low, node: True)
     model = squeezed()
     fast = sparsejit.compile(model)

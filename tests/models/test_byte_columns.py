@@ -16,8 +16,8 @@ from test_divided_steps import divided
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import QuantisedSteps
-from sparsejit.ir.ops.byte_columns import ByteAttention, NormalisedColumns
 from sparsejit.ir.ops.convolution import Convolution, RoundedResult
+from sparsejit.ir.ops.int8_columns import ByteAttention, NormalisedColumns
 from sparsejit.ir.reference import on_steps
 from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Array

@@ -10,13 +10,13 @@ from native import built_model, check_at_guard_pages, run_built
 from sketch import Sketch
 from test_divided_steps import divided
 
-from sparsejit.asm_templates.convolution.byte_planes import BytePlanes, windows_of
 from sparsejit.asm_templates.convolution.geometry import Axis
-from sparsejit.asm_templates.convolution.quads import (
+from sparsejit.asm_templates.convolution.int8_convolution import (
     QuadForm,
     expected_quads,
     quad_stream,
 )
+from sparsejit.asm_templates.convolution.int8_planes import BytePlanes, windows_of
 from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Graph
@@ -28,8 +28,8 @@ from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
-from sparsejit.planner import byte_plan
-from sparsejit.planner.byte_plan import QUAD_FORMS, QuadWork, plan_quads
+from sparsejit.planner import int8_plan
+from sparsejit.planner.int8_plan import QUAD_FORMS, QuadWork, plan_quads
 
 LEVEL = Target.named("avx512")
 TARGET = replace(LEVEL, instruction_sets=LEVEL.instruction_sets | {"avx512_vnni"})
@@ -251,8 +251,8 @@ def test_any_windows_in_every_form(
 
 
 def use(form: QuadForm, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [row for row in byte_plan.QUAD_FORMS if row.emitter == form]
-    monkeypatch.setattr(byte_plan, "QUAD_FORMS", rows)
+    rows = [row for row in int8_plan.QUAD_FORMS if row.emitter == form]
+    monkeypatch.setattr(int8_plan, "QUAD_FORMS", rows)
 
 
 @needs_vnni

@@ -24,8 +24,8 @@ from sparsejit.ir.spec import Activation
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model
-from sparsejit.passes.byte_layers import byte_layers
 from sparsejit.passes.default import run_passes
+from sparsejit.passes.int8_layers import byte_layers
 from sparsejit.passes.quantised_layers import quantised_layers
 
 CASE = Case(33, 41, (11, 12), density=0.2, shift=-7, y_shift=5)
@@ -142,7 +142,7 @@ def test_functions_of_one_byte_become_tables(kind: str) -> None:
 @needs_vnni
 @pytest.mark.parametrize("kind", ["silu", "hardswish", "gelu", "bias by channel"])
 def test_they_compute_what_the_file_says(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = "sparsejit.lowering.convolution.int8_convolutions._takes_bytes"
+    path = "sparsejit.lowering.convolution.int8_choice._takes_bytes"
     monkeypatch.setattr(path, lambda low, node: True)
     model = activated(kind)
     fast = sparsejit.compile(model)

@@ -19,10 +19,10 @@ from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import Activation
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.convolution.int8_convolutions import with_byte_layers
+from sparsejit.lowering.convolution.int8_choice import with_byte_layers
 from sparsejit.machine.target import Target
-from sparsejit.passes.byte_layers import byte_layers
 from sparsejit.passes.default import run_passes
+from sparsejit.passes.int8_layers import byte_layers
 from sparsejit.passes.quantised_layers import quantised_layers
 
 LEVEL = Target.named("avx512")
@@ -122,7 +122,7 @@ def test_it_computes_what_the_file_says(
     relu: bool, zero: int, stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To a step of the result: what an earlier layer rounds a tie to may move a later one."""
-    path = "sparsejit.lowering.convolution.int8_convolutions._takes_bytes"
+    path = "sparsejit.lowering.convolution.int8_choice._takes_bytes"
     monkeypatch.setattr(path, lambda low, node: True)
     model, scale = bottleneck(relu, zero, stride)
     fast = sparsejit.compile(model)
@@ -141,7 +141,7 @@ def test_it_computes_what_the_file_says(
 def test_files_and_threads_give_the_same_bits(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = "sparsejit.lowering.convolution.int8_convolutions._takes_bytes"
+    path = "sparsejit.lowering.convolution.int8_choice._takes_bytes"
     monkeypatch.setattr(path, lambda low, node: True)
     model, _ = bottleneck(True, 117, 2)
     x = np.random.default_rng(6).uniform(-3, 3, (5, CHANNELS, SIZE, SIZE)).astype(np.float32)

@@ -17,14 +17,14 @@ from test_onnx import graph_model
 import sparsejit
 from sparsejit.frontends.onnx import import_onnx
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.ops.byte_columns import ByteAttention
 from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.int8_columns import ByteAttention
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.convolution.int8_convolutions import with_byte_layers
+from sparsejit.lowering.convolution.int8_choice import with_byte_layers
 from sparsejit.machine.target import Target
-from sparsejit.passes.byte_columns import byte_columns
-from sparsejit.passes.byte_layers import byte_layers
 from sparsejit.passes.default import run_passes
+from sparsejit.passes.int8_columns import byte_columns
+from sparsejit.passes.int8_layers import byte_layers
 from sparsejit.passes.quantised_layers import quantised_layers
 
 HEADS, FEATURES, HIDDEN = 4, 32, 64

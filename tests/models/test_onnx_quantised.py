@@ -19,9 +19,9 @@ from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import Lowering, ModelOptions
-from sparsejit.lowering.convolution import int8_convolutions
-from sparsejit.lowering.convolution.byte_convolutions import byte_product_ns
-from sparsejit.lowering.convolution.int8_convolutions import with_cheapest_convolutions
+from sparsejit.lowering.convolution import int8_choice
+from sparsejit.lowering.convolution.int8_choice import with_cheapest_convolutions
+from sparsejit.lowering.convolution.int8_convolutions import byte_product_ns
 from sparsejit.machine.target import Target
 from sparsejit.passes.quantised_layers import quantised_layers
 
@@ -109,8 +109,8 @@ def choose(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     def in_bytes(low: Lowering, node: Node) -> bool:
         return way == "bytes" and byte_product_ns(low, node) < np.inf
 
-    monkeypatch.setattr(int8_convolutions, "_takes_int8", lambda low, node: way != "float32")
-    monkeypatch.setattr(int8_convolutions, "_takes_bytes", in_bytes)
+    monkeypatch.setattr(int8_choice, "_takes_int8", lambda low, node: way != "float32")
+    monkeypatch.setattr(int8_choice, "_takes_bytes", in_bytes)
 
 
 @pytest.mark.parametrize("per_channel", [True, False])

@@ -26,7 +26,7 @@ from sparsejit.lowering.memory_plan import plan_memory
 from sparsejit.lowering.model_schedule import ModelSchedule
 from sparsejit.lowering.step import Facts, Step
 from sparsejit.lowering.threads.waves import ScheduledStep, schedule
-from sparsejit.machine.prices import SharingPrices
+from sparsejit.machine.price_records import SharingPrices
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 from sparsejit.perf.zoo import models_named, pruned

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runnable import ISAS
 
-from sparsejit.asm_templates.pointwise.categorical import emit_categorical_draw, scratch_floats
+from sparsejit.asm_templates.pointwise.class_draw import emit_categorical_draw, scratch_floats
 from sparsejit.ir import reference
 from sparsejit.ir.spec import CategoricalDraw
 from sparsejit.machine.target import Target

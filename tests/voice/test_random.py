@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsejit.asm_templates.pointwise.categorical import emit_random_uniform
+from sparsejit.asm_templates.pointwise.class_draw import emit_random_uniform
 from sparsejit.ir import reference
 from sparsejit.machine.target import Target
 from sparsejit.runtime.program import build

@@ -12,7 +12,7 @@ from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.convolution.int8_convolutions import (
+from sparsejit.lowering.convolution.int8_choice import (
     with_byte_layers,
     with_cheapest_convolutions,
     with_rounded_inputs,

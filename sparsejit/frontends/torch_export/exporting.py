@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency
+from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency, warn_caller
 from sparsejit.files import existing_file
 from sparsejit.frontends import nesting
 from sparsejit.frontends.batch_axis import (
@@ -25,7 +25,6 @@ from sparsejit.frontends.batch_axis import (
     likely_axes,
     why_not_alike,
 )
-from sparsejit.frontends.caller_warnings import warn_caller
 from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.torch_export.decomposing import changes_itself, functionalised
 from sparsejit.frontends.torch_export.given_sizes import (

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import InvalidInput, warn_caller
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.batch_axis import InputAxes
-from sparsejit.frontends.caller_warnings import warn_caller
 from sparsejit.frontends.torch_export.packed_sequences import traceable_packing
 from sparsejit.ir.values import Origin
 

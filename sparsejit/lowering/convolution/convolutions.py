@@ -24,7 +24,6 @@ from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
 from sparsejit.ir.values import TensorType, Value
 from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.convolution.bands import lower_bands
-from sparsejit.lowering.convolution.byte_convolutions import lower_byte_convolution
 from sparsejit.lowering.convolution.depthwise import is_depthwise, lower_depthwise
 from sparsejit.lowering.convolution.filters import filter_matrix
 from sparsejit.lowering.convolution.images import (
@@ -35,6 +34,7 @@ from sparsejit.lowering.convolution.images import (
     is_pointwise,
     padded_pitch,
 )
+from sparsejit.lowering.convolution.int8_convolutions import lower_byte_convolution
 from sparsejit.lowering.convolution.joined_columns import joined_layer, lower_joined, taps
 from sparsejit.lowering.convolution.windows import lower_windows
 from sparsejit.lowering.memory.storage import ConstantBuffer, View

@@ -1,165 +1,408 @@
-"""Choose the convolutions of a quantised model that run in int8, by predicted time.
+"""Convolutions of bytes to bytes: `int8_convolution` over the image itself, or over its phases.
 
-int8 gathers columns; a convolution by channel, or over a padded image, is often faster in float32,
-on the values that the integers of x stand for:
+    x in bytes -> phases, if the stride is 2 -> quads, with an added operand if any -> y in bytes
 
-    y = conv[int8](x, W, b)      ->      q = (clip(round(x / scale) + shift) - shift) * scale
-                                         y = conv(q, W, b)
+Epilogues of convolutions of bytes: scales, biases and rounding of each row's sums.
+
+Convolutions by channel of bytes to bytes.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from math import isfinite, prod
+from dataclasses import dataclass, replace
+from math import inf, prod
 
-from sparsejit.ir.graph import Graph
+import numpy as np
+
+from sparsejit.asm_templates.convolution.geometry import Axis
+from sparsejit.asm_templates.convolution.int8_conversions import emit_byte_pooling
+from sparsejit.asm_templates.convolution.int8_convolution import (
+    QUAD,
+    LoweredQuads,
+    QuadForm,
+    emit_quads,
+    quad_stream,
+)
+from sparsejit.asm_templates.convolution.int8_depthwise import (
+    LoweredByteDepthwise,
+    byte_channel_windows,
+    emit_byte_depthwise,
+    gaps_for,
+)
+from sparsejit.asm_templates.convolution.int8_planes import (
+    BytePhase,
+    BytePlanes,
+    ByteWindows,
+    ChannelFours,
+    windows_of,
+)
+from sparsejit.asm_templates.convolution.int8_results import ByteEpilogue
+from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.ir.layer_scales import QuantisedSteps
 from sparsejit.ir.operator import Node
-from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
+from sparsejit.ir.ops.convolution import Convolution, RoundedResult
 from sparsejit.ir.ops.products import Linear
-from sparsejit.ir.spec import DType
-from sparsejit.ir.values import Origin, Value
-from sparsejit.lowering.context import Lowering, ModelOptions
-from sparsejit.lowering.convolution.byte_convolutions import byte_product_ns, takes_byte_columns
-from sparsejit.lowering.convolution.depthwise import is_depthwise
+from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Activation, DType, MatMul, MatVec
+from sparsejit.lowering.context import ByteImage, Lowering
+from sparsejit.lowering.convolution.depthwise import node_axes
 from sparsejit.lowering.convolution.filters import filter_matrix
-from sparsejit.lowering.convolution.windows import window_image
-from sparsejit.passes.byte_columns import byte_columns
-from sparsejit.passes.byte_layers import byte_layers
-from sparsejit.passes.quantised_layers import rounded_to_steps
-from sparsejit.passes.recognise_attention import recognise_norms
-from sparsejit.passes.rewriter import Site, rewrite
-from sparsejit.planner.byte_plan import fills_vectors, has_quads
-from sparsejit.planner.choice import about
-from sparsejit.planner.convolution_plan import (
-    FilterProduct,
-    QuantisedWork,
-    takes_bytes,
-    takes_int8,
+from sparsejit.lowering.convolution.int8_images import (
+    ZERO,
+    bind_image,
+    by_fours,
+    byte_view,
+    bytes_of,
+    check_bytes,
+    copied,
+    copy_step,
 )
+from sparsejit.lowering.memory.shape_parts import cut
+from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.products.linear import with_input_scale
+from sparsejit.lowering.step import Facts, Locations, Step
+from sparsejit.planner.cost import Cost
+from sparsejit.planner.int8_plan import (
+    ByteColumns,
+    ByteConvolution,
+    QuadWork,
+    byte_convolution_ns,
+    byte_depthwise_cost,
+    fills_vectors,
+    plan_quads,
+    takes_columns,
+)
+from sparsejit.planner.kernels import kernel_name
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import rdx
 
 
-def with_cheapest_convolutions(graph: Graph, options: ModelOptions) -> Graph:
-    """The graph with the convolutions in int8 that are faster in int8, and all others in float32.
-
-    Convolutions whose x has no fixed scale do not change: the user asked for int8.
-    """
-    low = Lowering(graph, options)
-
-    def rule(site: Site) -> Sequence[Value] | None:
-        op = site.op
-        if not isinstance(op, Convolution) or op.dtype is not DType.INT8 or op.input_scale is None:
-            return None
-        if op.rounding is not None:
-            return None
-        about(site.output.origin.layer)
-        known = all(map(site.is_constant, site.inputs[1:]))
-        if known and _takes_int8(low, Node(op, site.inputs, site.outputs)):
-            return None
-        return _in_floats(site, op)
-
-    return rewrite(graph, rule)
-
-
-def with_byte_layers(graph: Graph, options: ModelOptions) -> Graph:
-    """The graph in which layers that are faster from bytes to bytes run so."""
-    if not has_quads(options.target):
-        return graph
-    graph = recognise_norms(graph)
-    layers = Lowering(graph, options)
-
-    def takes_columns(node: Node) -> bool:
-        about(node.output.origin.layer)
-        return takes_byte_columns(layers, node)
-
-    graph = byte_columns(graph, takes_columns)
-    low = Lowering(graph, options)
-
-    def wins(node: Node) -> bool:
-        about(node.output.origin.layer)
-        known = all(value in graph.constants for value in node.inputs[1:])
-        return known and _takes_bytes(low, node)
-
-    return byte_layers(graph, wins, options.target.has("avx512vbmi"))
+def lower_byte_depthwise(low: Lowering, node: Node, image: ByteImage) -> None:
+    """Append a convolution for which `byte_convolution_ns` is finite."""
+    op = node.op
+    assert isinstance(op, Convolution) and op.rounding is not None
+    axes, shape = node_axes(node), node.output.shape
+    windows, x = byte_channel_windows(image.planes, shape, *axes), image.view
+    if windows is None:
+        planes = gaps_for(*axes, image.planes)
+        rows, columns = (BytePhase(0, 1, count) for count in (planes.rows, planes.columns))
+        whole = ByteWindows(planes, (rows,), (columns,), (0,))
+        x = copied(low, node, image, whole, image.steps.shift + ZERO)
+        windows = byte_channel_windows(planes, shape, *axes)
+    assert windows is not None
+    matrix = _taps(low, node)
+    integers, _ = quantised_nonzeros(matrix)
+    bias = low.constant(node.inputs[2]) if len(node.inputs) > 2 else None
+    epilogue, ends = ends_of(matrix, bias, op, image.steps)
+    weights = np.zeros(integers.shape, np.int8)
+    weights[integers.rows, integers.columns] = integers.values
+    lowered = LoweredByteDepthwise(windows, weights, ends, epilogue)
+    result = byte_view(windows.y)
+    low.add(_depthwise_step(low, node, lowered, x, result))
+    bind_image(low, node.output, ByteImage(result, windows.y, op.rounding.result))
 
 
-def with_rounded_inputs(graph: Graph) -> Graph:
-    """The graph with a chain that rounds x before each layer whose kernel does not round x."""
-
-    def rule(site: Site) -> Sequence[Value] | None:
-        op = site.op
-        if not isinstance(op, Linear | Convolution) or op.dtype is DType.INT8:
-            return None
-        return None if op.input_shift is None else _in_floats(site, op)
-
-    return rewrite(graph, rule)
+def _taps(low: Lowering, node: Node) -> SparseMatrix:
+    """The matrix of weights (channels, taps)."""
+    filters = low.constant(node.inputs[1])
+    return SparseMatrix(filters.reshape(len(filters), -1))
 
 
-def _in_floats(site: Site, op: Linear | Convolution) -> Sequence[Value]:
-    """The layer, in float32 if it was int8, of x rounded to its quantised values."""
-    x, *others = site.inputs
+def _depthwise_step(
+    low: Lowering, node: Node, lowered: LoweredByteDepthwise, x: View, result: View
+) -> Step:
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.point(asm)
+        emit_byte_depthwise(asm, lowered)
+
+    def divide(threads: int) -> list[list[Step]]:
+        if lowered.windows.y.samples > 1:
+            return []
+        return [[part(*some) for some in cut(lowered.windows.y.channels, threads)]]
+
+    def part(first: int, end: int) -> Step:
+        windows, some = lowered.windows, slice(first, end)
+        planes = (replace(each, channels=end - first) for each in (windows.x, windows.y))
+        x_planes, y_planes = planes
+        fewer = replace(
+            lowered,
+            windows=replace(windows, x=x_planes, y=y_planes, is_first=first == 0),
+            weights=lowered.weights[some],
+            ends=lowered.ends[some],
+        )
+        views = x.sliced(1, first, end), result.sliced(1, first, end)
+        made = _depthwise_step(low, node, fewer, *views)
+        return replace(made, share=f"channels {first} to {end - 1}")
+
+    windows = lowered.windows
+    cost, weights = byte_depthwise_cost(windows, low.target), lowered.weights.size
+    operations = 2 * weights * windows.y.samples * windows.y.rows * windows.y.columns
+    facts = Facts(
+        f"bytes to bytes by channel, four taps at a time, bound by {cost.bound}",
+        predicted_ns=cost.ns,
+        nnz=int(np.count_nonzero(lowered.weights)),
+        weights=weights,
+        weight_bytes=lowered.channels.nbytes,
+        effective_flops=operations,
+        flops=operations * int(np.count_nonzero(lowered.weights)) // max(1, weights),
+        bound=cost.bound,
+        parameter=node.inputs[1].origin.name,
+    )
+    name = kernel_name("byte-depthwise", low.target)
+    return Step(name, node.output.origin, (x,), (result,), emit, facts, divide=divide)
+
+
+_WORTH_CUTTING = 2.0**31  # what an int32 holds
+
+
+def plain(op: Convolution) -> Convolution:
+    """The operator in float32, with weights and bias as the model has them."""
+    return replace(op, dtype=DType.FLOAT32, input_scale=None, input_shift=None, rounding=None)
+
+
+def ends_of(
+    matrix: SparseMatrix, bias: np.ndarray | None, op: Convolution, x: QuantisedSteps
+) -> tuple[ByteEpilogue, np.ndarray]:
+    """The epilogue of sums, and (out, 3): each row's scale, and biases before and after `own`."""
+    integers, scales = quantised_nonzeros(matrix)
+    assert op.rounding is not None
+    first = op.rounding.own or op.rounding.result
+    of_sums = scales.astype(np.float64) * x.scale / first.scale
+    weights = integers.sums_by_row(integers.values)
+    added = np.zeros(len(of_sums)) if bias is None else bias.astype(np.float64)
+    late = added / op.rounding.read.scale
+    start = 0.0 if op.rounding.late else added / first.scale
+    ends = np.stack([of_sums, start - of_sums * (x.shift + ZERO) * weights, late], axis=1)
+    most = 255 * integers.sums_by_row(np.abs(integers.values.astype(np.int32))) * of_sums
+    cuts = bool((most + np.abs(ends[:, 1])).max(initial=0) >= _WORTH_CUTTING)
+    return _epilogue(op.rounding, op.activation, cuts), ends.astype(np.float32)
+
+
+def _epilogue(rounding: RoundedResult, activation: Activation, cuts: bool) -> ByteEpilogue:
+    zero, cut = rounding.result.shift + ZERO, rounding.read
+    least = cut.shift + ZERO if activation in (Activation.RELU, Activation.RELU6) else 0
+    is_cut = activation is Activation.RELU6
+    six = int(min(255, np.rint(6.0 / cut.scale) + cut.shift + ZERO)) if is_cut else 255
+    own, added = (
+        None if each is None else (each.scale / cut.scale, each.shift + ZERO)
+        for each in (rounding.own, rounding.added)
+    )
+    table = None
+    if rounding.table is not None:
+        table = (np.array(rounding.table) + ZERO).astype(np.uint8), cut.shift + ZERO
+    return ByteEpilogue(zero, least, six, cuts, own, added, rounding.late, table)
+
+
+def lower_byte_convolution(low: Lowering, node: Node) -> None:
+    """Append the steps of a convolution. Raises CompileError without AVX-512 VNNI."""
+    op, (value, _, *others) = node.op, node.inputs
+    assert isinstance(op, Convolution) and op.rounding is not None
+    check_bytes(low, node)
     assert op.input_scale is not None
-    dtype = DType.FLOAT32 if op.dtype is DType.INT8 else op.dtype
-    plain = replace(op, dtype=dtype, input_scale=None, input_shift=None)
-    if _is_in_steps(site, x, QuantisedSteps(op.input_scale, op.input_shift or 0)):
-        return (site.one(plain, x, *others),)
-    chain, numbers = rounded_to_steps(x.shape, op.input_scale, op.input_shift or 0)
-    operands = [site.constant(number, Origin("step")) for number in numbers]
-    origin = replace(x.origin, module=site.output.origin.module)
-    rounded = site.one(chain, x, *operands, origin=origin)
-    return (site.one(plain, rounded, *others),)
+    image = bytes_of(low, value, QuantisedSteps(op.input_scale, op.input_shift or 0))
+    if op.groups > 1:
+        lower_byte_depthwise(low, node, image)
+        return
+    windows, x = _windows(low, image, node_axes(node), node, image.steps.shift + ZERO)
+    y = _result_planes(node, windows)
+    adds = len(others) == 2 and op.rounding.added is not None
+    matrix = _plain_filters(low, node)[0]
+    target = low.options.planner.beside(matrix).target
+    form: QuadForm = plan_quads(QuadWork(matrix, windows, y, adds, target)).row.emitter
+    reads: tuple[View, ...] = (x,)
+    if form.fours:
+        fours = ChannelFours(windows.planes, windows.phases)
+        reads = (by_fours(low, x, fours, image.steps.shift + ZERO, node.output.origin),)
+    if adds:
+        assert op.rounding.added is not None
+        reads = *reads, _added(low, node, bytes_of(low, others[1], op.rounding.added), y)
+    result, all_of_it = byte_view(y), (0, y.channels)
+    product = _Product(node, windows, image.steps, form, y, reads, result, *all_of_it)
+    low.add(_step(low, product))
+    bind_image(low, node.output, ByteImage(result, y, op.rounding.result))
 
 
-def _is_in_steps(site: Site, x: Value, steps: QuantisedSteps) -> bool:
-    """Whether x is a convolution's result in these steps, or max pooling of such a result."""
-    node = site.producer(x)
-    if node is not None and isinstance(node.op, Pooling) and node.op.kind is PoolingKind.MAX:
-        return _is_in_steps(site, node.inputs[0], steps)
-    if node is None or not isinstance(node.op, Convolution) or node.op.rounding is None:
+def lower_byte_pooling(low: Lowering, node: Node, rows: Axis, columns: Axis) -> bool:
+    """Append max pooling of an image in bytes; return False if there is no such image or code."""
+    images = [each for (value, _), each in low.byte_images.items() if value is node.inputs[0]]
+    if not images or max(rows.stride, columns.stride) > 2:
         return False
-    return node.op.rounding.result == steps
+    image = images[0]
+    windows, x = _windows(low, image, (rows, columns), node, 0)
+    y = _result_planes(node, windows)
+    gap = image.steps.shift + ZERO
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.point(asm)
+        emit_byte_pooling(asm, windows, y, gap)
+
+    result = byte_view(y)
+    moved = len(windows.taps) * y.bytes
+    low.add(copy_step(low, "byte-pooling", node.output.origin, (x, result), moved, emit))
+    bind_image(low, node.output, ByteImage(result, y, image.steps))
+    return True
 
 
-def _takes_int8(low: Lowering, node: Node) -> bool:
-    """Whether there is int8 for a convolution, and it is chosen."""
+def _windows(
+    low: Lowering, image: ByteImage, over: tuple[Axis, Axis], node: Node, gap: int
+) -> tuple[ByteWindows, View]:
+    """A node's windows over an image, and the view they read: a copy with gaps `gap` if need be."""
+    fits = gap == image.steps.shift + ZERO
+    windows = windows_of(image.planes, *over, fits)
+    if windows.in_place:
+        return windows, image.view
+    return windows, copied(low, node, image, windows, gap)
+
+
+def _result_planes(node: Node, windows: ByteWindows) -> BytePlanes:
+    """Planes of the result, with the pitch of the planes that windows read."""
+    return BytePlanes.plain(node.output.shape, windows.planes.pitch)
+
+
+def _added(low: Lowering, node: Node, image: ByteImage, y: BytePlanes) -> View:
+    """The added operand, copied if need be to planes like the result's."""
+    if image.planes == y:
+        return image.view
+    rows, columns = (BytePhase(0, 1, count) for count in (y.rows, y.columns))
+    return copied(low, node, image, ByteWindows(y, (rows,), (columns,), (0,)), 0)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Output channels `first` up to `end` of a node, with their operands and result planes."""
+
+    node: Node
+    windows: ByteWindows
+    x: QuantisedSteps
+    form: QuadForm
+    y: BytePlanes
+    reads: tuple[View, ...]
+    result: View
+    first: int
+    end: int
+
+    @property
+    def op(self) -> Convolution:
+        assert isinstance(self.node.op, Convolution)
+        return self.node.op
+
+    @property
+    def part(self) -> BytePlanes:
+        """The planes of these output channels."""
+        return replace(self.y, channels=self.end - self.first)
+
+    def some(self, first: int, end: int) -> "_Product":
+        """The product of some of the output channels."""
+        x, *added = self.reads
+        reads = x, *(view.sliced(1, first, end) for view in added)
+        into = self.result.sliced(1, first, end)
+        return replace(self, reads=reads, result=into, first=first, end=end)
+
+    def lowered(self, low: Lowering) -> tuple[SparseMatrix, LoweredQuads, Cost]:
+        """The weights of these output channels, their lowered kernel and its cost."""
+        matrix, each = _plain_filters(low, self.node)
+        matrix, bias = matrix.rows(self.first, self.end), each.bias
+        bias = None if bias is None else bias[self.first : self.end]
+        epilogue, ends = ends_of(matrix, bias, self.op, self.x)
+        integers, _ = quantised_nonzeros(matrix)
+        windows, form = self.windows, self.form
+        x = ChannelFours(windows.planes, windows.phases) if form.fours else windows.planes
+        places = windows.places(QUAD // form.offsets)
+        before = -min(0, int(places.min()))
+        target, adds = low.options.planner.beside(matrix).target, len(self.reads) > 1
+        work = QuadWork(matrix, windows, self.part, adds, target)
+        cost = plan_quads(work, form).price.cost
+        where = places + before, self.y.channel
+        stream = quad_stream(integers, *where, ends, form, len(windows.taps))
+        ways = stream, epilogue, form, self.first == 0
+        return matrix, LoweredQuads(x, self.part, before, *ways), cost
+
+
+def _step(low: Lowering, product: _Product) -> Step:
+    matrix, lowered, cost = product.lowered(low)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        at.point(asm)
+        at.reads[-1].point(asm, rdx)
+        emit_quads(asm, lowered)
+
+    def divide(threads: int) -> list[list[Step]]:
+        if product.y.samples > 1:
+            return []
+        return [[part(*some) for some in cut(product.y.channels, threads)]]
+
+    def part(first: int, end: int) -> Step:
+        return replace(
+            _step(low, product.some(first, end)), share=f"channels {first} to {end - 1}"
+        )
+
+    facts = _facts(matrix, product, cost, lowered.stream.nbytes)
+    return Step(
+        kernel_name("quads", low.target),
+        product.node.output.origin,
+        product.reads,
+        (product.result,),
+        emit,
+        facts,
+        divide=divide,
+    )
+
+
+def _plain_filters(low: Lowering, node: Node) -> tuple[SparseMatrix, MatVec]:
+    """The weights of a node in float32, as the model has them, and its layer."""
     op = node.op
     assert isinstance(op, Convolution)
-    return not (op.transposed or is_depthwise(_plain(node))) and takes_int8(_work(low, node))
+    return filter_matrix(low, Node(plain(op), node.inputs[:3], node.outputs))
 
 
-def _takes_bytes(low: Lowering, node: Node) -> bool:
-    """Whether a convolution should run from bytes to bytes.
+def _facts(
+    matrix: SparseMatrix, product: _Product, cost: Cost, stream_bytes: int
+) -> Facts:
+    weights = matrix.out_features * matrix.in_features
+    y, form = product.part, product.form
+    positions = y.samples * y.rows * y.columns
+    together = form.together
+    rows = "a row" if together == 1 else f"{together} rows"
+    four = "four channels side by side" if form.fours else "four inputs"
+    return Facts(
+        f"bytes to bytes, {four} of {rows} at a time, bound by {cost.bound}",
+        predicted_ns=cost.ns,
+        nnz=matrix.nnz,
+        weights=weights,
+        weight_bytes=stream_bytes,
+        effective_flops=2 * weights * positions,
+        flops=2 * matrix.nnz * positions,
+        bound=cost.bound,
+        zeros=matrix.zero_bits(),
+        parameter=product.node.inputs[1].origin.name,
+    )
 
-    A layer of one tap should, after `byte_columns`, if its positions fill vectors, and a layer by
-    channel wherever there is code: float32 takes copies of both images as well.
+
+def byte_product_ns(low: Lowering, node: Node) -> float:
+    """Predicted nanoseconds of a convolution from bytes to bytes; infinite if there is no code."""
+    op, x = node.op, node.inputs[0]
+    assert isinstance(op, Convolution)
+    if op.transposed or max(op.stride) > 2 or len(x.shape) not in (3, 4):
+        return inf
+    adds, planner = len(node.inputs) > 3, low.options.planner
+    sizes = x.shape, node.output.shape, node_axes(node), op.groups, adds
+    return byte_convolution_ns(
+        ByteConvolution(*sizes, lambda: _plain_filters(low, node)[0], planner)
+    )
+
+
+def takes_byte_columns(low: Lowering, node: Node) -> bool:
+    """Whether a linear layer in int8 should be a convolution of its columns in bytes.
+
+    It should where columns fill vectors. Elsewhere predicted times decide.
     """
-    shape = node.output.shape
-    is_turned = shape[0] == 1 and node.inputs[1].shape[2:] == (1,)
-    if is_turned and fills_vectors(shape[2]):
+    op, (x, weights, *others) = node.op, node.inputs
+    assert isinstance(op, Linear)
+    columns = prod(x.shape[:-1])
+    if columns < 2 or any(value not in low.graph.constants for value in (weights, *others)):
+        return False
+    if fills_vectors(columns):
         return True
-    bytes_ns = byte_product_ns(low, node)
-    if is_depthwise(_plain(node)):
-        return isfinite(bytes_ns)
-    moved = 2 * node.output.type.bytes
-    return takes_bytes(replace(_work(low, node), bytes_ns=bytes_ns, rounding_bytes=moved))
-
-
-def _plain(node: Node) -> Node:
-    op = node.op
-    assert isinstance(op, Convolution)
-    return replace(node, op=replace(op, dtype=DType.FLOAT32, input_scale=None, input_shift=None))
-
-
-def _work(low: Lowering, node: Node) -> QuantisedWork:
-    """A convolution in int8 and in float32, as the planner compares them."""
-    plain = _plain(node)
-    int8, floats, image = _product(low, node), _product(low, plain), window_image(low, plain)
-    return QuantisedWork(int8, floats, image, node.inputs[0].shape, low.options.planner)
-
-
-def _product(low: Lowering, node: Node) -> FilterProduct:
-    """The convolution as a product, of gathered columns unless x itself is the columns."""
-    op = node.op
-    assert isinstance(op, Convolution)
-    whole = prod(node.inputs[1].shape[2:]) == 1 and max(op.stride) == 1 and not any(op.padding)
-    positions = prod(node.output.shape[2:])
-    return FilterProduct(*filter_matrix(low, node), positions, not whole, op.stride[-1] > 1)
+    matrix = low.matrix(weights)
+    outputs, inputs = weights.shape
+    each = MatVec(outputs, inputs, None, op.activation, op.dtype)
+    layer = MatMul(with_input_scale(each, matrix, op), columns)
+    return takes_columns(ByteColumns(layer, matrix, low.options.planner))

@@ -18,9 +18,9 @@ from sparsejit.ir.ops.convolution import Pooling, PoolingKind
 from sparsejit.ir.ops.row_chains import ChainWriter
 from sparsejit.ir.values import Array, TensorType
 from sparsejit.lowering.context import Lowering, lowers
-from sparsejit.lowering.convolution.byte_convolutions import lower_byte_pooling
 from sparsejit.lowering.convolution.depthwise import axes, has_whole_rows, pitches
 from sparsejit.lowering.convolution.images import image_result
+from sparsejit.lowering.convolution.int8_convolutions import lower_byte_pooling
 from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import ConstantBuffer, View
 from sparsejit.lowering.step import Facts, Locations, Step

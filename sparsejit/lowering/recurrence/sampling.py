@@ -5,7 +5,7 @@ A walk through a binary tree: each level's comparison sets the carry flag; rando
 
 from collections.abc import Callable
 
-from sparsejit.asm_templates.pointwise.categorical import (
+from sparsejit.asm_templates.pointwise.class_draw import (
     emit_categorical_draw,
     emit_random_uniform,
     emit_random_uniforms,

@@ -1,6 +1,6 @@
 """Sums of table rows by index: stored tables, and code that loads the rows' addresses.
 
-A sum that only a GRU's gates read is no step: the gates compute it themselves (`gate_sums`).
+A sum that only a GRU's gates read is no step: the gates compute it themselves.
 
 Sums that a GRU's gates compute themselves: a sum that only they read needs no step of its own.
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.asm_templates.pointwise.row_sums import RowSum, ScaledColumn, emit_sum_of_rows
+from sparsejit.asm_templates.pointwise.table_row_sums import RowSum, ScaledColumn, emit_sum_of_rows
 from sparsejit.asm_templates.selection.table_rows import emit_row_address
 from sparsejit.asm_templates.shared.location import InPool, Location
 from sparsejit.errors import CompileError, InvalidInput

@@ -19,7 +19,7 @@ Throughputs of tiles are from Intel's Optimization Reference Manual, chapter 20.
 them was timed on an Emerald Rapids core at 3.0 GHz, with the instructions of AMX left out.
 """
 
-from sparsejit.machine.prices import AttentionPrices, ForestPrices, StepPrice
+from sparsejit.machine.price_records import AttentionPrices, ForestPrices, StepPrice
 
 ATTENTION = {
     "avx512": AttentionPrices(

@@ -7,7 +7,7 @@ one of them and harms on the other. The rest is from one core: `folding` and `ga
 """
 
 from sparsejit.machine.core import Core, Rates, caches
-from sparsejit.machine.prices import SharingPrices, StepPrice
+from sparsejit.machine.price_records import SharingPrices, StepPrice
 from sparsejit.machine.processors.assumed import ATTENTION, FOREST
 from sparsejit.machine.processors.golden_cove import GOLDEN_COVE
 from sparsejit.machine.processors.zen5 import ZEN5

@@ -7,7 +7,7 @@ about twice as much as on Zen 5. All other numbers are assumed to be Zen 5's.
 from dataclasses import replace
 
 from sparsejit.machine.core import Core, FoldingRule, Rates, caches, models
-from sparsejit.machine.prices import (
+from sparsejit.machine.price_records import (
     CsrPrices,
     LayoutPrices,
     QuadPrices,

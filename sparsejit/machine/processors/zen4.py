@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from sparsejit.machine.core import Core, Rates, caches, models
-from sparsejit.machine.prices import (
+from sparsejit.machine.price_records import (
     CsrPrices,
     LayoutPrices,
     LoopPrices,

@@ -5,7 +5,13 @@ so on are layers of `sparsejit bench kernels`.
 """
 
 from sparsejit.machine.core import Core, FoldingRule, Rates, caches, models
-from sparsejit.machine.prices import BatchPrices, CsrPrices, QuadPrices, SharingPrices, StepPrice
+from sparsejit.machine.price_records import (
+    BatchPrices,
+    CsrPrices,
+    QuadPrices,
+    SharingPrices,
+    StepPrice,
+)
 from sparsejit.machine.processors.assumed import ATTENTION, FOREST, TILE_STEPS
 
 _DERIVED = "not timed: the loads and multiplications of broadcast in 1x16"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsejit.asm_templates.convolution.byte_planes import (
+from sparsejit.asm_templates.convolution.int8_planes import (
     LINE,
     BytePhase,
     BytePlanes,

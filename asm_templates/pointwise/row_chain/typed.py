@@ -9,13 +9,13 @@ from functools import cached_property
 
 import numpy as np
 
-from sparsejit.asm_templates.pointwise.chain.functions import (
+from sparsejit.asm_templates.pointwise.row_chain.functions import (
     BOOL_FUNCTIONS,
     COMMUTATIVE,
     FLOAT_FUNCTIONS,
     VectorFunction,
 )
-from sparsejit.asm_templates.pointwise.chain.integers import INT_FUNCTIONS, PairFunction
+from sparsejit.asm_templates.pointwise.row_chain.integers import INT_FUNCTIONS, PairFunction
 from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS, Cast, Chain, ChainStep
 from sparsejit.ir.values import Element
 

@@ -1,13 +1,13 @@
 """Fused elementwise functions with reductions over rows: one loop nest for a whole chain."""
 
-from sparsejit.asm_templates.pointwise.chain.chain_code import (
+from sparsejit.asm_templates.pointwise.row_chain.chain_code import (
     MOST_ARRAYS,
     MOST_OPERANDS,
     LoweredChain,
     emit_chain,
     lower_chain,
 )
-from sparsejit.asm_templates.pointwise.chain.typed import Strided
+from sparsejit.asm_templates.pointwise.row_chain.typed import Strided
 
 __all__ = [
     "MOST_ARRAYS",

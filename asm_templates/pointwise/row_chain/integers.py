@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsejit.asm_templates.pointwise.chain.lanes import (
+from sparsejit.asm_templates.pointwise.row_chain.lanes import (
     FIRST_MASK,
     SECOND_MASK,
     extreme_of_longs,

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes, load_order
-from sparsejit.asm_templates.convolution.byte_results import MASK, ByteEpilogue, ByteResults
-from sparsejit.asm_templates.convolution.byte_rows import ByteSteps, fill_gaps
+from sparsejit.asm_templates.convolution.int8_conversions import ByteSteps, fill_gaps
+from sparsejit.asm_templates.convolution.int8_planes import LINE, BytePlanes, load_order
+from sparsejit.asm_templates.convolution.int8_results import MASK, ByteEpilogue, ByteResults
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.x86.assembler import Assembler

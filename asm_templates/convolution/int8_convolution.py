@@ -9,10 +9,10 @@ Any four, whose positions are interleaved as they are multiplied:
     w              = four weights of a row                  vpbroadcastd zmm12, [rsi+16]
     sum0 .. sum3  += vpdpbusd e0 .. e3, w
 
-Or four channels that already lie side by side (`byte_fours`), from which e0 .. e3 are loaded.
+Or four channels that already lie side by side (`int8_planes`), from which e0 .. e3 are loaded.
 
 Weights are data, read in order. All rows are computed for one vector of positions before the next
-vector. Packing the sums restores the order of positions. An input is a channel of `byte_planes` at
+vector. Packing the sums restores the order of positions. An input is a channel of `int8_planes` at
 one tap. Rows with the same number of quads are consecutive and enter the loop at the same place.
 
 Weight stream of sparse products of bytes: quads of one row, or quads that two rows share.
@@ -31,14 +31,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.convolution.byte_planes import (
+from sparsejit.asm_templates.convolution.int8_conversions import fill_gaps
+from sparsejit.asm_templates.convolution.int8_planes import (
     LINE,
     BytePlanes,
     ChannelFours,
     load_order,
 )
-from sparsejit.asm_templates.convolution.byte_results import MASK, ByteEpilogue, ByteResults
-from sparsejit.asm_templates.convolution.byte_rows import fill_gaps
+from sparsejit.asm_templates.convolution.int8_results import MASK, ByteEpilogue, ByteResults
 from sparsejit.asm_templates.shared.interleave import interleaved
 from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import zero

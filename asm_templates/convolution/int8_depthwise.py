@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes, lines, load_order
-from sparsejit.asm_templates.convolution.byte_results import MASK, ByteEpilogue, ByteResults
-from sparsejit.asm_templates.convolution.byte_rows import fill_gaps
 from sparsejit.asm_templates.convolution.geometry import Axis
-from sparsejit.asm_templates.convolution.quads import ROW
+from sparsejit.asm_templates.convolution.int8_conversions import fill_gaps
+from sparsejit.asm_templates.convolution.int8_convolution import ROW
+from sparsejit.asm_templates.convolution.int8_planes import LINE, BytePlanes, lines, load_order
+from sparsejit.asm_templates.convolution.int8_results import MASK, ByteEpilogue, ByteResults
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.whole_numbers import ceil_div

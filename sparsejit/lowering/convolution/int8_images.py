@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 
-from sparsejit.asm_templates.convolution.byte_planes import (
-    BytePlanes,
-    ByteWindows,
-    ChannelFours,
-    emit_fours,
-)
-from sparsejit.asm_templates.convolution.byte_rows import (
+from sparsejit.asm_templates.convolution.int8_conversions import (
     ByteSteps,
     FloatRows,
     emit_phases,
     emit_to_bytes,
     emit_to_floats,
+)
+from sparsejit.asm_templates.convolution.int8_planes import (
+    BytePlanes,
+    ByteWindows,
+    ChannelFours,
+    emit_fours,
 )
 from sparsejit.errors import CompileError
 from sparsejit.ir.layer_scales import QuantisedSteps
@@ -23,7 +23,7 @@ from sparsejit.lowering.context import ByteImage, Lowering
 from sparsejit.lowering.convolution.depthwise import has_whole_rows, pitches
 from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.planner.byte_plan import copy_cost, fours_cost, has_quads
+from sparsejit.planner.int8_plan import copy_cost, fours_cost, has_quads
 from sparsejit.planner.kernels import kernel_name
 from sparsejit.x86.assembler import Assembler
 

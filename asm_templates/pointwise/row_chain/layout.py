@@ -8,7 +8,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparsejit.asm_templates.pointwise.chain.typed import Strided
+from sparsejit.asm_templates.pointwise.row_chain.typed import Strided
 from sparsejit.errors import CompileError
 from sparsejit.ir.values import Element
 

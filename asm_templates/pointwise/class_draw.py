@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparsejit.asm_templates.pointwise.exponential import emit_exp2
+from sparsejit.asm_templates.pointwise.power_of_two import emit_exp2
 from sparsejit.asm_templates.shared.constants import load_constant
 from sparsejit.asm_templates.shared.loops import Span, emit_spans
 from sparsejit.asm_templates.shared.rows import load, vector, zero

@@ -12,14 +12,16 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsejit.asm_templates.batch.panels import shared_window_loads
-from sparsejit.asm_templates.convolution.byte_attention import ByteHeads
-from sparsejit.asm_templates.convolution.byte_depthwise import (
+from sparsejit.asm_templates.convolution.geometry import Axis
+from sparsejit.asm_templates.convolution.int8_attention import ByteHeads
+from sparsejit.asm_templates.convolution.int8_convolution import QUAD, ROW, QuadForm, expected_quads
+from sparsejit.asm_templates.convolution.int8_depthwise import (
     ByteChannelWindows,
     byte_channel_windows,
     gaps_for,
 )
-from sparsejit.asm_templates.convolution.byte_norm import ByteNorm
-from sparsejit.asm_templates.convolution.byte_planes import (
+from sparsejit.asm_templates.convolution.int8_norm import ByteNorm
+from sparsejit.asm_templates.convolution.int8_planes import (
     LINE,
     BytePhase,
     BytePlanes,
@@ -27,8 +29,6 @@ from sparsejit.asm_templates.convolution.byte_planes import (
     lines,
     windows_of,
 )
-from sparsejit.asm_templates.convolution.geometry import Axis
-from sparsejit.asm_templates.convolution.quads import QUAD, ROW, QuadForm, expected_quads
 from sparsejit.asm_templates.convolution.sparse_windows import WindowCounts
 from sparsejit.asm_templates.convolution.window_rows import DirectCounts
 from sparsejit.ir.sparse_matrix import SparseMatrix

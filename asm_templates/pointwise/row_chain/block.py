@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sparsejit.asm_templates.pointwise.chain import memory
-from sparsejit.asm_templates.pointwise.chain.functions import NARROWED
-from sparsejit.asm_templates.pointwise.chain.integers import PairFunction
-from sparsejit.asm_templates.pointwise.chain.lanes import bits, longs, move, narrowed
-from sparsejit.asm_templates.pointwise.chain.memory import Strip
-from sparsejit.asm_templates.pointwise.chain.plan import Action, Block, ChainPlan
-from sparsejit.asm_templates.pointwise.chain.reductions import (
+from sparsejit.asm_templates.pointwise.row_chain import memory
+from sparsejit.asm_templates.pointwise.row_chain.functions import NARROWED
+from sparsejit.asm_templates.pointwise.row_chain.integers import PairFunction
+from sparsejit.asm_templates.pointwise.row_chain.lanes import bits, longs, move, narrowed
+from sparsejit.asm_templates.pointwise.row_chain.memory import Strip
+from sparsejit.asm_templates.pointwise.row_chain.plan import Action, Block, ChainPlan
+from sparsejit.asm_templates.pointwise.row_chain.reductions import (
     RowPart,
     across_lanes,
     combine,
@@ -18,7 +18,7 @@ from sparsejit.asm_templates.pointwise.chain.reductions import (
     start_row,
     take_in,
 )
-from sparsejit.asm_templates.pointwise.chain.typed import REDUCTIONS, Strided, function_of
+from sparsejit.asm_templates.pointwise.row_chain.typed import REDUCTIONS, Strided, function_of
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.ir.values import Element
 from sparsejit.x86.assembler import Assembler

@@ -12,22 +12,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from sparsejit.asm_templates.pointwise.chain.block import BlockEmitter
-from sparsejit.asm_templates.pointwise.chain.layout import lay_out
-from sparsejit.asm_templates.pointwise.chain.memory import set_tail_masks
-from sparsejit.asm_templates.pointwise.chain.plan import Block, ChainPlan, PassPlan, StepOfRows
-from sparsejit.asm_templates.pointwise.chain.reductions import (
+from sparsejit.asm_templates.pointwise.row_chain.block import BlockEmitter
+from sparsejit.asm_templates.pointwise.row_chain.layout import lay_out
+from sparsejit.asm_templates.pointwise.row_chain.memory import set_tail_masks
+from sparsejit.asm_templates.pointwise.row_chain.plan import Block, ChainPlan, PassPlan, StepOfRows
+from sparsejit.asm_templates.pointwise.row_chain.reductions import (
     across_lanes,
     combine,
     set_identity,
 )
-from sparsejit.asm_templates.pointwise.chain.transposed import (
+from sparsejit.asm_templates.pointwise.row_chain.transposed import (
     DESTINATION,
     SOURCE,
     TransposedCopy,
     emit_transposed_copy,
 )
-from sparsejit.asm_templates.pointwise.chain.typed import (
+from sparsejit.asm_templates.pointwise.row_chain.typed import (
     REDUCTIONS,
     ChainValue,
     Strided,

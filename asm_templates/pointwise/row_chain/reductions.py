@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparsejit.asm_templates.pointwise.chain.lanes import (
+from sparsejit.asm_templates.pointwise.row_chain.lanes import (
     extreme,
     extreme_of_longs,
     is_wide,
     longs,
     move,
 )
-from sparsejit.asm_templates.pointwise.chain.memory import HIGH_TAIL_MASK, LOW_TAIL_MASK
-from sparsejit.asm_templates.pointwise.chain.typed import OF_LONGS
+from sparsejit.asm_templates.pointwise.row_chain.memory import HIGH_TAIL_MASK, LOW_TAIL_MASK
+from sparsejit.asm_templates.pointwise.row_chain.typed import OF_LONGS
 from sparsejit.asm_templates.shared.masks import TAIL_MASK, lane_mask
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Register

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.convolution.byte_planes import LINE
-from sparsejit.asm_templates.convolution.byte_rows import ByteSteps
+from sparsejit.asm_templates.convolution.int8_conversions import ByteSteps
+from sparsejit.asm_templates.convolution.int8_planes import LINE
 from sparsejit.asm_templates.shared.int8_inputs import ByteRounding
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.masks import TAIL_MASK, set_tail_mask

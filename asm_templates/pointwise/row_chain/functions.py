@@ -7,9 +7,9 @@ place* one turns several vectors into their results in step.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sparsejit.asm_templates.pointwise.chain import transcendental
-from sparsejit.asm_templates.pointwise.chain.integers import FROM_BOOL, FROM_FLOAT, PairFunction
-from sparsejit.asm_templates.pointwise.chain.lanes import (
+from sparsejit.asm_templates.pointwise.row_chain import transcendental
+from sparsejit.asm_templates.pointwise.row_chain.integers import FROM_BOOL, FROM_FLOAT, PairFunction
+from sparsejit.asm_templates.pointwise.row_chain.lanes import (
     FIRST_MASK,
     bits,
     compare,

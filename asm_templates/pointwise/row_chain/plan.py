@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sparsejit.asm_templates.pointwise.chain.integers import PairFunction
-from sparsejit.asm_templates.pointwise.chain.layout import IterationSpace
-from sparsejit.asm_templates.pointwise.chain.passes import Passes, RowPass
-from sparsejit.asm_templates.pointwise.chain.typed import (
+from sparsejit.asm_templates.pointwise.row_chain.integers import PairFunction
+from sparsejit.asm_templates.pointwise.row_chain.layout import IterationSpace
+from sparsejit.asm_templates.pointwise.row_chain.passes import Passes, RowPass
+from sparsejit.asm_templates.pointwise.row_chain.typed import (
     REDUCTIONS,
     ChainValue,
     Strided,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sparsejit.asm_templates.pointwise.chain.coefficients import (
+from sparsejit.asm_templates.pointwise.row_chain.coefficients import (
     COS,
     ERF_DENOMINATOR,
     ERF_LIMIT,
@@ -27,7 +27,7 @@ from sparsejit.asm_templates.pointwise.chain.coefficients import (
     erf_pieces,
     turn_words,
 )
-from sparsejit.asm_templates.pointwise.chain.lanes import bits, compare, is_wide, move, select
+from sparsejit.asm_templates.pointwise.row_chain.lanes import bits, compare, is_wide, move, select
 from sparsejit.asm_templates.shared.constants import emit_polynomial, load_constant
 from sparsejit.asm_templates.shared.rows import zero
 from sparsejit.x86.assembler import Assembler

@@ -20,8 +20,8 @@ from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import QuantisedSteps
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops import row_chains
-from sparsejit.ir.ops.byte_columns import ByteAttention, NormalisedColumns
 from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.int8_columns import ByteAttention, NormalisedColumns
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.views import Expand, Permute, Reshape

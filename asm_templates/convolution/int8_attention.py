@@ -23,10 +23,10 @@ from math import e, log2
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.convolution.byte_planes import LINE, BytePlanes
-from sparsejit.asm_templates.convolution.byte_results import pack_results
-from sparsejit.asm_templates.convolution.byte_rows import ByteSteps
-from sparsejit.asm_templates.pointwise.exponential import emit_exp2
+from sparsejit.asm_templates.convolution.int8_conversions import ByteSteps
+from sparsejit.asm_templates.convolution.int8_planes import LINE, BytePlanes
+from sparsejit.asm_templates.convolution.int8_results import pack_results
+from sparsejit.asm_templates.pointwise.power_of_two import emit_exp2
 from sparsejit.asm_templates.shared.interleave import interleaved
 from sparsejit.asm_templates.shared.loops import repeat
 from sparsejit.asm_templates.shared.masks import set_tail_mask

@@ -22,18 +22,18 @@ from sparsejit.ir.graph import Graph
 from sparsejit.ir.layer_scales import QuantisedSteps
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops import row_chains
-from sparsejit.ir.ops.byte_columns import (
+from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult
+from sparsejit.ir.ops.int8_columns import (
     ByteAttention,
     ChannelMeans,
     NormalisedColumns,
     ScaledChannels,
 )
-from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.views import Reshape
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.ir.values import Array, Value
-from sparsejit.passes.byte_functions import ByteFunction, ByteFunctions
+from sparsejit.passes.int8_functions import ByteFunction, ByteFunctions
 from sparsejit.passes.quantised_layers import steps_of
 from sparsejit.passes.rewriter import Site, rewrite
 

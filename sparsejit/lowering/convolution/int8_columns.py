@@ -8,7 +8,7 @@ Means of channels of byte images, and channels multiplied by a number each.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sparsejit.asm_templates.convolution.byte_attention import (
+from sparsejit.asm_templates.convolution.int8_attention import (
     KEY,
     MASK,
     QUERY,
@@ -19,34 +19,34 @@ from sparsejit.asm_templates.convolution.byte_attention import (
     ByteHeads,
     emit_byte_attention,
 )
-from sparsejit.asm_templates.convolution.byte_channels import (
+from sparsejit.asm_templates.convolution.int8_channel_means import (
     SCALES,
     ByteScaling,
     emit_channel_means,
     emit_scaled_channels,
 )
-from sparsejit.asm_templates.convolution.byte_norm import (
+from sparsejit.asm_templates.convolution.int8_conversions import fill_planes
+from sparsejit.asm_templates.convolution.int8_norm import (
     ADDED,
     RESULTS,
     ByteNorm,
     NormOperand,
     emit_byte_norm,
 )
-from sparsejit.asm_templates.convolution.byte_norm import SCRATCH as NORM_SCRATCH
-from sparsejit.asm_templates.convolution.byte_planes import BytePlanes
-from sparsejit.asm_templates.convolution.byte_rows import fill_planes
+from sparsejit.asm_templates.convolution.int8_norm import SCRATCH as NORM_SCRATCH
+from sparsejit.asm_templates.convolution.int8_planes import BytePlanes
 from sparsejit.ir.layer_scales import QuantisedSteps
 from sparsejit.ir.operator import Node
-from sparsejit.ir.ops.byte_columns import (
+from sparsejit.ir.ops.convolution import Convolution
+from sparsejit.ir.ops.int8_columns import (
     ByteAttention,
     ChannelMeans,
     NormalisedColumns,
     ScaledChannels,
 )
-from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.values import Value
 from sparsejit.lowering.context import ByteImage, Lowering, lowers
-from sparsejit.lowering.convolution.byte_images import (
+from sparsejit.lowering.convolution.int8_images import (
     ZERO,
     bind_image,
     byte_view,
@@ -58,7 +58,7 @@ from sparsejit.lowering.convolution.byte_images import (
 from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.step import Facts, Locations, Step
-from sparsejit.planner.byte_plan import attention_cost, byte_scaling_cost, norm_cost
+from sparsejit.planner.int8_plan import attention_cost, byte_scaling_cost, norm_cost
 from sparsejit.planner.kernels import kernel_name
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rsi

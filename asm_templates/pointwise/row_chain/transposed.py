@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sparsejit.asm_templates.pointwise.chain.lanes import is_wide
-from sparsejit.asm_templates.pointwise.chain.layout import ChainAxis, IterationSpace
+from sparsejit.asm_templates.pointwise.row_chain.lanes import is_wide
+from sparsejit.asm_templates.pointwise.row_chain.layout import ChainAxis, IterationSpace
 from sparsejit.asm_templates.shared.interleave import transposed
 from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.masks import lane_mask, load_masked, set_tail_mask, store_masked

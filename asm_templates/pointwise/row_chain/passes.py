@@ -8,7 +8,7 @@ A later pass computes cheap values again, and fetches costly ones from scratch.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sparsejit.asm_templates.pointwise.chain.typed import REDUCTIONS, ChainValue
+from sparsejit.asm_templates.pointwise.row_chain.typed import REDUCTIONS, ChainValue
 
 # Approximate number of instructions for a vector; functions that are not listed count 1.
 COSTS = {

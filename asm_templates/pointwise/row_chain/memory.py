@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparsejit.asm_templates.pointwise.chain.lanes import (
+from sparsejit.asm_templates.pointwise.row_chain.lanes import (
     FIRST_MASK,
     high_half,
     is_wide,
