@@ -37,7 +37,7 @@ from sparsejit.estimators.compiled_estimator import (
 from sparsejit.frontends.model_source import is_opened, read_source
 from sparsejit.frontends.onnx import is_onnx
 from sparsejit.frontends.torch_export import exported_examples, is_program
-from sparsejit.lowering.context import Progress, told
+from sparsejit.lowering.context import Progress, progress_function
 from sparsejit.machine.target import Target
 
 _WEIGHTS = "give the module with these weights; compile_matrix takes a file with one layer"
@@ -204,6 +204,7 @@ def compile_model(
         UnsupportedTarget: this machine cannot run the target
     """
     settings = ModelSettings(target, threads, tune, exact)
+    report = progress_function(progress)
     model, example_inputs, example_kwargs = opened(model, example_inputs, example_kwargs)
     if is_estimator(model):
         if any((example_kwargs, dynamic_shapes, free_shapes, constants, fallback, not free_batch)):
@@ -211,14 +212,15 @@ def compile_model(
         if isinstance(dtype, Scales):
             raise InvalidInput("dtype is Scales, which are for networks; give an estimator a name")
         plain = "float32" if dtype == AUTO else dtype
-        return compile_estimator(model, example_inputs, settings, plain, told(progress))
+        return compile_estimator(model, example_inputs, settings, plain, report)
     check_model(model)
     check_flags(free_batch=free_batch, free_shapes=free_shapes)
     _check_constants(constants)
     args, kwargs = _arguments(model, example_inputs, example_kwargs)
     sizes = _sizes(model, dynamic_shapes, args, kwargs, constants or {})
     free = free_batch, free_shapes, sizes, constants or {}
-    return ModelCompiler(model, *free, fallback, dtype, settings).once(args, kwargs, told(progress))
+    compiler = ModelCompiler(model, *free, fallback, dtype, settings)
+    return compiler.compiled_or_cached(args, kwargs, report)
 
 
 def quantise(
@@ -272,7 +274,7 @@ def quantise(
     like = None
     if example_inputs is not None:
         like = ExampleCall(_arguments(model, example_inputs, None)[0], {})
-    return ModelCompiler(model, *given).scales(calls, allowed, told(progress), like)
+    return ModelCompiler(model, *given).scales(calls, allowed, progress_function(progress), like)
 
 
 def _check_constants(constants: Any) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from sparsejit.api.compiled import LOADER_MODULES, compiled_anew
 from sparsejit.api.kernels.kernel import Kernel
 from sparsejit.api.models.compiled_model import CompiledModel
-from sparsejit.api.models.known_files import OpenFile, compiled_once
+from sparsejit.api.models.known_files import OpenFile, compiled_or_cached
 from sparsejit.api.models.model_file import KIND, read_model
 from sparsejit.api.models.parted_model import PartedModel
 from sparsejit.api.models.variant import TiledGraph
@@ -53,7 +53,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
             result: Loaded = compiled_anew(*file)
         return result
 
-    return compiled_once(whole, lambda: "load", compiled, _saved_graphs)
+    return compiled_or_cached(whole, lambda: "load", compiled, _saved_graphs)
 
 
 def _saved_graphs(source: OpenFile) -> list[Sequence[TiledGraph]]:

@@ -144,7 +144,7 @@ def expect(
     """Return the counts expected from the zero pattern, before int8 weights round to zero."""
     shape = csr_shape(arithmetic, spec, matrix, target)
     key = "counts", arithmetic, shape.blocks
-    made = matrix.once(key, lambda: counted(matrix.words(arithmetic.together), shape.blocks))
+    made = matrix.memoised(key, lambda: counted(matrix.words(arithmetic.together), shape.blocks))
     return CsrCounts(target, spec, shape, *made)
 
 
@@ -157,7 +157,7 @@ def lower(
     start = first_sums(arithmetic, matrix) if is_int8 else spec.bias
     ends = int8_ends(spec.each, matrix) if is_int8 else None
     stored = arithmetic, spec.dtype, shape.blocks
-    made = matrix.once(("csr", *stored), lambda: _data(matrix, *stored))
+    made = matrix.memoised(("csr", *stored), lambda: _data(matrix, *stored))
     counts = CsrCounts(target, spec, shape, *made.counts)
     return LoweredCsr(spec, shape, made.stream, start, ends, counts)
 

@@ -328,7 +328,7 @@ def csr_shape(
     """
     whole, alone = spec if spec.part_of is None else spec.part_of, target.alone
     key = "csr blocks", arithmetic, alone
-    blocks = matrix.once(key, lambda: _blocks(arithmetic, matrix, alone))
+    blocks = matrix.memoised(key, lambda: _blocks(arithmetic, matrix, alone))
     return _shape(arithmetic, blocks, spec.batch, whole.batch, alone)
 
 

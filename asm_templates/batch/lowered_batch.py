@@ -146,11 +146,11 @@ def expect(
     if in_panels:
         together, registers = arithmetic.together, target.vector_registers - RESERVED
         key = "panels", together, registers
-        nnz, inputs = matrix.once(key, lambda: _in_tiles(matrix.words(together), registers))
+        nnz, inputs = matrix.memoised(key, lambda: _in_tiles(matrix.words(together), registers))
     of_each = None
     if each is not None:
         expected = partial(each.expect, spec.each, matrix, target)
-        of_each = matrix.once((each, spec.each.case, target), expected)
+        of_each = matrix.memoised((each, spec.each.case, target), expected)
     return BatchCounts(target, spec, nnz, in_panels, inputs, of_each, arithmetic)
 
 
@@ -178,7 +178,7 @@ def lower(
     sums = panel_sums(arithmetic, spec.each, matrix) if in_panels else None
     if in_panels:
         key = "panel counts", arithmetic, spec.dtype, target.vector_registers
-        words, inputs = matrix.once(key, lambda: _counted(tiles()))
+        words, inputs = matrix.memoised(key, lambda: _counted(tiles()))
         nnz = words if spec.dtype is DType.INT8 else nnz
     column = each.lower(spec.each, matrix, target) if each else None
     of_each = column.counts if column else None

@@ -81,7 +81,7 @@ def tile_rows(out_features: int, most: int) -> list[IntArray]:
 def inputs_by_tile(matrix: SparseMatrix, most: int) -> int:
     """Return the inputs that tiles of consecutive rows need, added up over the tiles."""
     firsts = np.array([rows[0] for rows in tile_rows(matrix.out_features, most)])
-    return matrix.once(("inputs by tile", most), lambda: matrix.count_inputs(firsts))
+    return matrix.memoised(("inputs by tile", most), lambda: matrix.count_inputs(firsts))
 
 
 def _in_order(weights: CompressedRows, rows: IntArray, descending: bool) -> Products:

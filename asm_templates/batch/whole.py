@@ -105,7 +105,7 @@ class _BatchCode:
     @cached_property
     def _key(self) -> Hashable:
         """The properties that the panels' code depends on."""
-        return "panels", self.lowered.weights, self.panels, self.asm.ask_ahead
+        return "panels", self.lowered.weights, self.panels, self.asm.prefetch_distance
 
     @cached_property
     def _chunk_columns(self) -> int:

@@ -92,7 +92,7 @@ def in_order_of_columns(weights: CompressedRows, lanes: int) -> BlockSteps:
     column, group = np.divmod(found, groups)
     parts = np.zeros((len(found), lanes // BLOCK_ROWS), bool)
     parts[step, weights.rows % lanes // BLOCK_ROWS] = True
-    order = _mates_together(column, parts)
+    order = _halves_together(column, parts)
     column, parts = column[order], parts[order]
     lines, again = _lines(column, parts), np.zeros(len(order), bool)
     return BlockSteps(column, group[order], parts, lines, again)
@@ -117,7 +117,7 @@ def in_order_of_lines(steps: BlockSteps) -> BlockSteps:
     return BlockSteps(column, steps.group[order], steps.kept[order], lines, again)
 
 
-def _mates_together(column: IntArray, kept: BoolArray) -> IntArray:
+def _halves_together(column: IntArray, kept: BoolArray) -> IntArray:
     """Return the order in which a column's n-th low half is just before its n-th high half."""
     high = ~kept[:, 0]
     rank = np.zeros(len(kept), np.int64)

@@ -23,7 +23,7 @@ from math import e, log2
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.convolution.int8_conversions import ByteSteps
+from sparsejit.asm_templates.convolution.int8_conversions import ByteQuantisation
 from sparsejit.asm_templates.convolution.int8_planes import LINE, BytePlanes
 from sparsejit.asm_templates.convolution.int8_results import pack_results
 from sparsejit.asm_templates.pointwise.power_of_two import emit_exp2
@@ -128,33 +128,33 @@ class AttentionSteps:
     scale: factor of the scores after they are rounded.
     """
 
-    query: ByteSteps
-    key: ByteSteps
-    value: ByteSteps
-    scores: ByteSteps
-    shares: ByteSteps
-    result: ByteSteps
+    query: ByteQuantisation
+    key: ByteQuantisation
+    value: ByteQuantisation
+    scores: ByteQuantisation
+    shares: ByteQuantisation
+    result: ByteQuantisation
     scale: float
 
 
 def attention_constants(heads: ByteHeads, steps: AttentionSteps) -> npt.NDArray[np.uint8]:
     """Return the code's constants: numbers, a permutation, masks of blocks, addends of scores."""
-    key_zero, value_zero = steps.key.zero - 128, steps.value.zero - 128
+    key_zero, value_zero = steps.key.zero_point - 128, steps.value.zero_point - 128
     power = steps.scores.scale * steps.scale * log2(e)
     floats = {
         "score": steps.query.scale * steps.key.scale / steps.scores.scale,
-        "least": -steps.scores.zero,
-        "most": 255 - steps.scores.zero,
+        "least": -steps.scores.zero_point,
+        "most": 255 - steps.scores.zero_point,
         "power": power,
         "share": 1 / steps.shares.scale,
         "result": steps.shares.scale * steps.value.scale / steps.result.scale,
     }
     integers = {
         "key zero": -key_zero,
-        "query zero": -steps.query.zero,
-        "both zeros": heads.features * steps.query.zero * key_zero,
+        "query zero": -steps.query.zero_point,
+        "both zeros": heads.features * steps.query.zero_point * key_zero,
         "value zero": -value_zero,
-        "zero": steps.result.zero * 0x10001,
+        "zero": steps.result.zero_point * 0x10001,
         "ones": 0x01010101,
         "sign": np.uint32(_SIGN).astype(np.int32),
     }

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparsejit.asm_templates.convolution.int8_conversions import ByteSteps, fill_gaps
+from sparsejit.asm_templates.convolution.int8_conversions import ByteQuantisation, fill_gaps
 from sparsejit.asm_templates.convolution.int8_planes import LINE, BytePlanes, load_order
 from sparsejit.asm_templates.convolution.int8_results import MASK, ByteEpilogue, ByteResults
 from sparsejit.asm_templates.shared.loops import repeat
@@ -55,7 +55,7 @@ class ResultRow(NamedTuple):
 _ROW, _STACK = ResultRow(*slots(rsp, len(ResultRow._fields), step=4)), 24
 
 
-def emit_channel_means(asm: Assembler, x: BytePlanes, steps: ByteSteps) -> None:
+def emit_channel_means(asm: Assembler, x: BytePlanes, steps: ByteQuantisation) -> None:
     """Append code that writes the mean of each channel at rdi to consecutive floats at rsi."""
     total, summed, none = zmm(0), zmm(1), zmm(2)
     share = np.float32(steps.scale / (x.rows * x.columns))
@@ -78,7 +78,7 @@ def emit_channel_means(asm: Assembler, x: BytePlanes, steps: ByteSteps) -> None:
         asm.emit("vpshufd", xmm(1), xmm(0), 0b01001110)
         asm.emit("vpaddq", xmm(0), xmm(0), xmm(1))
         asm.emit("vmovd", dword(rcx), xmm(0))
-        asm.emit("sub", dword(rcx), x.vectors * LINE * steps.zero)
+        asm.emit("sub", dword(rcx), x.vectors * LINE * steps.zero_point)
         asm.emit("vcvtsi2ss", xmm(0), xmm(0), dword(rcx))
         asm.emit("vmulss", xmm(0), xmm(0), Literal(place))
         asm.emit("vmovss", Memory(rsi), xmm(0))
@@ -97,21 +97,21 @@ class ByteScaling:
 
     x: BytePlanes
     y: BytePlanes
-    x_steps: ByteSteps
-    y_steps: ByteSteps
+    x_steps: ByteQuantisation
+    y_steps: ByteQuantisation
     is_first: bool = True
 
 
 def emit_scaled_channels(asm: Assembler, scaling: ByteScaling) -> None:
     """Append code that multiplies the channels at rdi by the floats at SCALES, into rsi."""
     x, y, sums = scaling.x, scaling.y, [zmm(number) for number in range(_QUARTERS)]
-    results = ByteResults(asm, ByteEpilogue(scaling.y_steps.zero, cuts=True))
+    results = ByteResults(asm, ByteEpilogue(scaling.y_steps.zero_point, cuts=True))
     asm.emit("sub", rsp, _STACK)
     asm.emit("lea", rcx, Literal(asm.literal(results.epilogue.constants())))
     results.load_constants(rcx)
     load_order(asm, _ORDER)
     ratio = np.float32(scaling.x_steps.scale / scaling.y_steps.scale)
-    numbers = asm.literal(np.array([ratio, -scaling.x_steps.zero], np.float32))
+    numbers = asm.literal(np.array([ratio, -scaling.x_steps.zero_point], np.float32))
     fill_gaps(asm, y, rsi, results.gap, scaling.is_first)
 
     def vector() -> None:

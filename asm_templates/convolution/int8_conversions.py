@@ -49,11 +49,11 @@ _GAP = zmm(30)
 
 
 @dataclass(frozen=True)
-class ByteSteps:
-    """Quantisation of bytes: a byte stands for (byte - zero) * scale."""
+class ByteQuantisation:
+    """Quantisation of bytes: a byte stands for (byte - zero_point) * scale."""
 
     scale: float
-    zero: int
+    zero_point: int
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,16 @@ class FloatRows:
     row: int
 
 
-def emit_to_bytes(asm: Assembler, x: FloatRows, y: BytePlanes, steps: ByteSteps) -> None:
+def emit_to_bytes(asm: Assembler, x: FloatRows, y: BytePlanes, steps: ByteQuantisation) -> None:
     """Append code that rounds x at rdi to planes whose first position is at rsi, gaps included."""
     numbers = np.array([np.float32(1) / np.float32(steps.scale), _LARGEST], np.float32)
     rounding = ByteRounding(zmm(16), zmm(17), zmm(18), zmm(19))
     place = asm.literal(numbers)
     asm.emit("vbroadcastss", rounding.reciprocal, Literal(place))
     asm.emit("vbroadcastss", rounding.largest, Literal(place + 4))
-    _spread(asm, rounding.zero_point, steps.zero)
+    _spread(asm, rounding.zero_point, steps.zero_point)
     zero(asm, rounding.empty)
-    fill_planes(asm, y, steps.zero)
+    fill_planes(asm, y, steps.zero_point)
 
     def sixteen(offset: int, floats: Memory, is_tail: bool) -> None:
         value, into = zmm(0), Memory(_Y_ROW, offset)
@@ -88,11 +88,11 @@ def emit_to_bytes(asm: Assembler, x: FloatRows, y: BytePlanes, steps: ByteSteps)
     _rows(asm, y, (x.sample, x.channel, x.row), y.strides[:3], row)
 
 
-def emit_to_floats(asm: Assembler, x: BytePlanes, y: FloatRows, steps: ByteSteps) -> None:
+def emit_to_floats(asm: Assembler, x: BytePlanes, y: FloatRows, steps: ByteQuantisation) -> None:
     """Append code that writes planes, whose first position is at rdi, as floats to y at rsi."""
     scale, shift = zmm(16), zmm(18)
     asm.emit("vbroadcastss", scale, Literal(asm.literal(np.array([steps.scale], np.float32))))
-    _spread(asm, shift, steps.zero)
+    _spread(asm, shift, steps.zero_point)
 
     def sixteen(number: int, is_tail: bool) -> None:
         value, into = zmm(0), Memory(_Y_ROW, 64 * number)

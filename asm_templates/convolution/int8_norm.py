@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.convolution.int8_conversions import ByteSteps
+from sparsejit.asm_templates.convolution.int8_conversions import ByteQuantisation
 from sparsejit.asm_templates.convolution.int8_planes import LINE
 from sparsejit.asm_templates.shared.int8_inputs import ByteRounding
 from sparsejit.asm_templates.shared.loops import repeat
@@ -58,7 +58,7 @@ class NormOperand:
     """Bytes quantised by `steps`, or floats; channels are `pitch` bytes apart."""
 
     pitch: int
-    steps: ByteSteps | None
+    steps: ByteQuantisation | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ class _NormCode:
         more = self.norm.parameters[0].astype(np.float64)
         for each in self.norm.added:
             if each.steps is not None:
-                more = more - each.steps.zero * np.float64(np.float32(each.steps.scale))
+                more = more - each.steps.zero_point * np.float64(np.float32(each.steps.scale))
         return np.stack([more, *self.norm.parameters[1:]], axis=1).astype(np.float32)
 
     def block(self, tails: list[bool]) -> None:
@@ -214,7 +214,7 @@ class _NormCode:
                 reciprocal = float(np.float32(1) / np.float32(each.steps.scale))
                 self._broadcast(_ROUNDING.reciprocal, reciprocal)
                 self._broadcast(_ROUNDING.largest, _LARGEST)
-                self.asm.emit("mov", dword(_LEFT), each.steps.zero)
+                self.asm.emit("mov", dword(_LEFT), each.steps.zero_point)
                 self.asm.emit("vpbroadcastd", _ROUNDING.zero_point, dword(_LEFT))
                 zero(self.asm, _ROUNDING.empty)
 

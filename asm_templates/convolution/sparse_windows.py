@@ -75,7 +75,7 @@ def prefetch_code(
 ) -> None:
     """Prefetch the code between two labels unless the model stays in L2; clobbers both registers.
     """
-    if not asm.ask_ahead:
+    if not asm.prefetch_distance:
         return
     asm.address(place, first)
     asm.address(last, end)

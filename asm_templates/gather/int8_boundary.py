@@ -162,7 +162,7 @@ def int8_sums(
         integers, scales = quantised_nonzeros(matrix)
         return scales, integers.sums_by_row(integers.values).astype(np.int64)
 
-    return matrix.once("int8 sums", made)
+    return matrix.memoised("int8 sums", made)
 
 
 def output_scales(spec: MatVec, scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -20,7 +20,7 @@ from sklearn.ensemble import RandomForestClassifier
 import sparsejit
 from sparsejit.errors import SparseJitError
 from sparsejit.ir.graph import GraphBuilder
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.ir.values import Origin, TensorType
@@ -81,7 +81,7 @@ def compile_bytes() -> None:
     """Compile convolutions from int8 to int8, with every epilogue, and pooling."""
     level = Target.named("avx512")
     target = replace(level, instruction_sets=level.instruction_sets | {"avx512_vnni"})
-    x_steps, own, result = (QuantisedSteps(0.02, shift) for shift in (-128, 3, 5))
+    x_steps, own, result = (Quantisation(0.02, shift) for shift in (-128, 3, 5))
     pool = Pooling(PoolingKind.MAX, (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1))
     rounded = RoundedResult(result), RoundedResult(result, own, x_steps)
     for size, kernel, stride, ends, scale in product(
@@ -95,7 +95,7 @@ def compile_bytes() -> None:
                 activation=Activation.RELU6,
                 dtype=DType.INT8,
                 input_scale=x_steps.scale / scale,
-                input_shift=x_steps.shift,
+                input_shift=x_steps.zero_point,
                 rounding=ends,
             ),
             pool,

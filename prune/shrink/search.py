@@ -31,7 +31,7 @@ from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Array, Value
-from sparsejit.lowering.context import ModelOptions, Progress, told
+from sparsejit.lowering.context import ModelOptions, Progress, progress_function
 from sparsejit.prune.budget import Frontier, LayerOptions, frontier
 from sparsejit.prune.patterns import PATTERNS, on_weight
 from sparsejit.prune.shrink.data import spread
@@ -326,7 +326,8 @@ class FormSearch:
     def _short_layers(self, graph: Graph) -> ShortLayers:
         """The short forms of all layers, calibrated on some elements."""
         inputs = [CalibrationInput(graph, each) for each in spread(self.fitted, _CALIBRATING)]
-        return ShortLayers(inputs, self.options, told(None), may_measure=self.may_measure)
+        silent = progress_function(None)
+        return ShortLayers(inputs, self.options, silent, may_measure=self.may_measure)
 
     @cached_property
     def _grid(self) -> Array:

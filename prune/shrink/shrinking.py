@@ -24,7 +24,7 @@ from sparsejit.frontends.onnx import declared_inputs, is_onnx
 from sparsejit.frontends.torch_export import is_program
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.values import Array
-from sparsejit.lowering.context import Progress, told
+from sparsejit.lowering.context import Progress, progress_function
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import folded
 from sparsejit.passes.quantised_layers import quantised_layers
@@ -129,7 +129,7 @@ def shrink(
     settings = ModelSettings(target, threads, tune=False, exact=False)
     compiler = ModelCompiler(model, True, False, None, constants or {}, None, "float32", settings)
     calls = calls_of(_elements(model, data, constants or {}))
-    job = _ShrinkJob.of(compiler, calls, dtype == AUTO, told(progress))
+    job = _ShrinkJob.of(compiler, calls, dtype == AUTO, progress_function(progress))
     if resume is not None:
         job.search.kept = job.kept_in(resume)
     if finetune:
@@ -294,7 +294,8 @@ class _ShrinkJob:
     def _compiled(self, model: Any, scales: Scales | None = None) -> CompiledModel:
         """A model for any batch, as the compiler's settings have it."""
         compiler = replace(self.compiler, model=model, name="", dtype=scales or "float32")
-        made = compiler.once(self.call.args, self.call.kwargs, told(None))
+        args, silent = self.call.args, progress_function(None)
+        made = compiler.compiled_or_cached(args, self.call.kwargs, silent)
         assert isinstance(made, CompiledModel)
         return made
 

@@ -25,6 +25,10 @@ from sparsejit.machine.microarchitecture import MICROARCHITECTURES, core_named
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 
 
+# Classes of files of version 1.0.0 that have another name now, and their renamed fields.
+_RENAMED = {"QuantisedSteps": ("Quantisation", {"shift": "zero_point"})}
+
+
 class RecordCodec:
     """Writes and reads records of the given classes, and of the classes of their fields only."""
 
@@ -47,6 +51,7 @@ class RecordCodec:
 
     def decode(self, data: Any) -> Any:
         """Return the record that `encode` wrote. Raises DamagedFile for anything else."""
+        data = _by_present_names(data)
         name = data.get("record") if isinstance(data, dict) else None
         if not isinstance(name, str) or name not in self._classes:
             raise DamagedFile(f"has {_shown(data)} where a record belongs")
@@ -63,6 +68,7 @@ def _record_to_data(record: Any) -> dict[str, Any]:
 def _record_from_data(data: Any, kind: Any) -> Any:
     """Return a record of that class. Raises DamagedFile for any other data."""
     name, hints = kind.__name__, _hints(kind)
+    data = _by_present_names(data)
     if not isinstance(data, dict) or data.get("record") != name:
         raise DamagedFile(f"has {_shown(data)} where a {name} belongs")
     known = {"record", *hints}
@@ -74,6 +80,15 @@ def _record_from_data(data: Any, kind: Any) -> Any:
         return kind(**{field: _from_data(data[field], hint) for field, hint in given.items()})
     except (TypeError, ValueError) as error:  # InvalidInput is a ValueError
         raise DamagedFile(f"has a {name} that is not valid: {error}") from error
+
+
+def _by_present_names(data: Any) -> Any:
+    """Return a record's data with the present names of its class and fields."""
+    name = data.get("record") if isinstance(data, dict) else None
+    if not isinstance(name, str) or name not in _RENAMED:
+        return data
+    present, renamed = _RENAMED[name]
+    return {renamed.get(field, field): value for field, value in data.items()} | {"record": present}
 
 
 def _to_data(value: Any, hint: Any) -> Any:

@@ -59,7 +59,7 @@ def _without_steps(
             f"the XGBoost model has missing={forest.missing} and follows other steps or is one of "
             "several estimators; fit it with NaN for missing values"
         )
-    steps = _forgiving(steps)
+    steps = _ignore_unknown_categories(steps)
     own = forest.rounds_x, forest.missing, forest.skips_zeros
     probes = Probes(steps, features, dtype, *own, is_sparse)
     outputs = _Outputs(np.arange(features), np.full(features, np.nan), np.zeros(features, bool))
@@ -227,7 +227,7 @@ class _Tests:
         return left if seen.values[0, output] <= self.compared[node] else right
 
 
-def _forgiving(steps: Sequence[Any]) -> list[Any]:
+def _ignore_unknown_categories(steps: Sequence[Any]) -> list[Any]:
     """Copies of steps that accept any X: unknown categories, and negative numbers if sparse."""
     copied = copy.deepcopy(list(steps))
     for step in each_step(copied):

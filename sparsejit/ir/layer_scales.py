@@ -14,25 +14,25 @@ from sparsejit.ir.values import Array
 
 
 @dataclass(frozen=True)
-class QuantisedSteps:
-    """The numbers (q - shift) * scale of integers q in -128 .. 127."""
+class Quantisation:
+    """Scale and zero point: an integer q in -128 .. 127 stands for (q - zero_point) * scale."""
 
     scale: float
-    shift: int
+    zero_point: int
 
     def __post_init__(self) -> None:
         """Raise InvalidInput for a scale or a zero point out of range."""
-        if not fits_steps(self.scale, self.shift):
+        if not fits_quantisation(self.scale, self.zero_point):
             raise InvalidInput(
-                f"the scale is {self.scale!r} and the zero point {self.shift}; give a scale of "
-                f"{SMALLEST_SCALE:.3g} to {LARGEST_SCALE:.3g} and a zero point of -128 to 127"
+                f"the scale is {self.scale!r} and the zero point {self.zero_point}; give a scale "
+                f"of {SMALLEST_SCALE:.3g} to {LARGEST_SCALE:.3g} and a zero point of -128 to 127"
             )
 
 
-def fits_steps(scale: float, shift: int) -> bool:
+def fits_quantisation(scale: float, zero_point: int) -> bool:
     """Whether a scale and a zero point are in range."""
     in_range = SMALLEST_SCALE <= scale <= LARGEST_SCALE
-    return in_range and -LARGEST_INT8 - 1 <= shift <= LARGEST_INT8
+    return in_range and -LARGEST_INT8 - 1 <= zero_point <= LARGEST_INT8
 
 
 class LayerKey(NamedTuple):
@@ -90,7 +90,7 @@ class LayerScales:
         if (self.input_scale is None) is not (self.input_shift is None):
             raise InvalidInput(f"{self.layer}: give both input_scale and input_shift, or neither")
         if self.input_scale is not None:
-            QuantisedSteps(self.input_scale, self.input_shift or 0)
+            Quantisation(self.input_scale, self.input_shift or 0)
             if self.dtype is not DType.INT8:
                 raise InvalidInput(f"{self.layer}: only int8 has an input_scale; leave it out")
 
@@ -116,5 +116,5 @@ class SumScales:
     """
 
     name: str
-    first: QuantisedSteps
-    second: QuantisedSteps
+    first: Quantisation
+    second: Quantisation

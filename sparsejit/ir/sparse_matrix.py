@@ -94,14 +94,14 @@ class SparseMatrix:
 
     @property
     def _held(self) -> "FloatArray | CompressedRows":
-        whole = self._whole  # read once: `put_away` of another thread may set it to None
+        whole = self._whole  # read once: `compress` of another thread may set it to None
         if whole is None:
             assert self._packed is not None
             whole = self._whole = unpacked(self._packed)
             whole.flags.writeable = False
         return whole
 
-    def put_away(self) -> None:
+    def compress(self) -> None:
         """Pack the weights into less memory until they are next used; keep the statistics."""
         whole = self._whole
         if isinstance(whole, np.ndarray):
@@ -119,31 +119,31 @@ class SparseMatrix:
     def _made(self) -> dict[Hashable, Any]:
         return {}
 
-    def once(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
+    def memoised(self, key: Hashable, make: Callable[[], _Made]) -> _Made:
         """Return the object made from the weights under this key; call `make` the first time."""
         made = self._made.get(key, _NOT_MADE)
         if made is _NOT_MADE:
             made = self._made[key] = make()
         return cast("_Made", made)
 
-    def has_made(self, key: Hashable) -> bool:
-        """Whether `once` has made an object under this key."""
+    def has_memoised(self, key: Hashable) -> bool:
+        """Whether `memoised` has made an object under this key."""
         return key in self._made
 
     stays = False  # whether later functions of the model will read the same matrix
 
     @property
-    def made_count(self) -> int:
-        """Number of objects that `once` has made."""
+    def memoised_count(self) -> int:
+        """Number of objects that `memoised` has made."""
         return len(self._made)
 
     @property
-    def families_made(self) -> frozenset[str]:
-        """The first parts (kernel families) of the keys under which `once` has made objects."""
+    def memoised_families(self) -> frozenset[str]:
+        """The first parts (kernel families) of the keys under which `memoised` has made objects."""
         return frozenset(str(key[0]) for key in self._made if isinstance(key, tuple))
 
-    def replace_made(self, change: Callable[[Any], Any]) -> None:
-        """Replace every object that `once` has made by `change` of it."""
+    def replace_memoised(self, change: Callable[[Any], Any]) -> None:
+        """Replace every object that `memoised` has made by `change` of it."""
         for key, value in self._made.items():
             self._made[key] = change(value)
 
@@ -292,7 +292,7 @@ class SparseMatrix:
         """
         if spec.holds_any_weight:
             return
-        largest = self.once("largest", self._largest)
+        largest = self.memoised("largest", self._largest)
         if largest is not None:
             weight, row, column = largest
             spec.check_largest_weight(weight, f"weights[{row}, {column}]")
@@ -336,7 +336,7 @@ class SparseMatrix:
 
     def zero_bits(self) -> bytes:
         """A bit for each weight that is zero, row after row, as `numpy.packbits` packs them."""
-        return self.once("zero bits", self._zero_bits)
+        return self.memoised("zero bits", self._zero_bits)
 
     def _zero_bits(self) -> bytes:
         if not self.is_vast:

@@ -18,7 +18,7 @@ from sparsejit.asm_templates.batch.lowered_batch import pitch_of_lengths, spread
 from sparsejit.asm_templates.convolution.int8_planes import BytePlanes
 from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -45,7 +45,7 @@ CommonMatrices = dict[Value, SparseMatrix | None]
 Progress = Callable[[str, float], None]
 
 
-def told(progress: Progress | None) -> Progress:
+def progress_function(progress: Progress | None) -> Progress:
     """The function to call with progress; for None, one that ignores it.
 
     Raises InvalidInput for anything that cannot be called.
@@ -100,7 +100,7 @@ class ByteImage:
 
     view: View
     planes: BytePlanes
-    steps: QuantisedSteps
+    steps: Quantisation
 
 
 class Lowering:
@@ -127,7 +127,7 @@ class Lowering:
         self._copies: dict[Value, View] = {}
         self._arrays: dict[Value, View] = {}  # of constants, made when they are first read
         self._later: dict[Value, Callable[[], View]] = {}
-        self.byte_images: dict[tuple[Value, QuantisedSteps], ByteImage] = {}
+        self.byte_images: dict[tuple[Value, Quantisation], ByteImage] = {}
         self.byte_fours: dict[View, View] = {}  # copies of images with their channels by four
         for number, value in enumerate(graph.inputs):
             self._views[value] = View.whole(InputBuffer(value.type.bytes, number), value.type)

@@ -66,7 +66,7 @@ def build_function(
     first = forms[0]
     shares = first.options.shares_tiles
     emit = _SharedTiles(first).emit if shares else partial(_emit_forms, forms)
-    return build(name, first.options.target, emit, first.ask_ahead, listed, common)
+    return build(name, first.options.target, emit, first.prefetch_distance, listed, common)
 
 
 def function_workspace_bytes(forms: Sequence[ModelSchedule]) -> int:

@@ -30,7 +30,7 @@ class KeptWeights:
         self._matrices: dict[Value, SparseMatrix] = {}
         self._made_count = 0  # objects derived from matrices, when `_read_made` last found more
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Forget the functions built so far: they are to be written again."""
         self.common = CommonWeights()
 
@@ -50,7 +50,7 @@ class KeptWeights:
         """Graphs with constants in memory held here; call it after building the first function."""
         settled = [replace(graph, constants=self._settled(graph.constants)) for graph in graphs]
         self._read_made()
-        self.put_away()
+        self.compress()
         return settled
 
     def share_new(self) -> None:
@@ -60,7 +60,7 @@ class KeptWeights:
 
     def _read_made(self) -> bool:
         """Let arrays derived from matrices view the newest function's memory; True if any do."""
-        made = sum(matrix.made_count for matrix in self._matrices.values())
+        made = sum(matrix.memoised_count for matrix in self._matrices.values())
         if made == self._made_count:
             return False
         self._made_count, found = made, False
@@ -72,13 +72,13 @@ class KeptWeights:
             return array if view is None else view
 
         for matrix in self._matrices.values():
-            matrix.replace_made(lambda made: _with_arrays(made, there))
+            matrix.replace_memoised(lambda made: _with_arrays(made, there))
         return found
 
-    def put_away(self) -> None:
+    def compress(self) -> None:
         """Keep weights compressed, in less memory, until they are read again."""
         for matrix in self._matrices.values():
-            matrix.put_away()
+            matrix.compress()
 
     def _settled(self, constants: Mapping[Value, Array]) -> Mapping[Value, Array]:
         return _ReadLater({value: self._supplier(value, constants[value]) for value in constants})

@@ -78,7 +78,7 @@ def build_model(
     `listed` is as in `build`.
     """
     code = ModelCode(lowered, probe)
-    return build(name, lowered.options.target, code.emit, lowered.ask_ahead, listed)
+    return build(name, lowered.options.target, code.emit, lowered.prefetch_distance, listed)
 
 
 class ModelCode:

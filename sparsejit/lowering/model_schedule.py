@@ -96,9 +96,9 @@ class ModelSchedule:
         return self.end_offset + (0 if self.end is None else self.end.bytes)
 
     @property
-    def ask_ahead(self) -> int:
+    def prefetch_distance(self) -> int:
         """Distance in bytes at which its code is prefetched; 0 if it stays in L2 between calls."""
-        return self.options.target.ask_ahead(self.options.weight_bytes)
+        return self.options.target.prefetch_distance(self.options.weight_bytes)
 
     @cached_property
     def left_offset(self) -> int:

@@ -77,7 +77,7 @@ class Core:
     shared_window_loads: the same for sparse windows, whose x lies across lines.
     folding: by level and whether weights are short, rules for running the code of a permute kernel
         several times; the last rule that holds applies.
-    ask_ahead: distance in bytes at which straight-line code from beyond L2 is prefetched.
+    prefetch_distance: distance in bytes at which straight-line code from beyond L2 is prefetched.
 
     rates: cycles a nanosecond, and bytes a cycle by cache.
     steps: cycles, by kind of step, level and stored dtype.
@@ -130,7 +130,7 @@ class Core:
     unhidden: float
     reduction_cycles: float
     multipliers: float
-    ask_ahead: int
+    prefetch_distance: int
     l3_share: float
     sharing: SharingPrices = field(repr=False)
     quads: QuadPrices = field(repr=False)

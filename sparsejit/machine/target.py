@@ -120,9 +120,9 @@ class Target:
         """Return the same target, with `between_bytes` of others between two calls of a kernel."""
         return _beside(self, between_bytes)
 
-    def ask_ahead(self, all_bytes: int) -> int:
+    def prefetch_distance(self, all_bytes: int) -> int:
         """Return the distance, in bytes, at which code is prefetched; 0 if `all_bytes` fit L2."""
-        return self.core.ask_ahead if all_bytes > self.l2_bytes else 0
+        return self.core.prefetch_distance if all_bytes > self.l2_bytes else 0
 
     @cached_property
     def vector_registers(self) -> int:

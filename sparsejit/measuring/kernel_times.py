@@ -42,7 +42,7 @@ def kernel_ns(
             asm.emit("lea", rdx, Literal(asm.literal(nothing)))
         template.emit(asm, lowered)
 
-    program = build(template.name, target, emit, target.ask_ahead(all_bytes))
+    program = build(template.name, target, emit, target.prefetch_distance(all_bytes))
     x = _x(spec)
     return median_of_least(time_copies(program.image.data, x, spec.y_shape, _PLACES, _SAMPLES))
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import LayerKey, LayerScales, QuantisedSteps, SumScales
+from sparsejit.ir.layer_scales import LayerKey, LayerScales, Quantisation, SumScales
 from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
@@ -245,10 +245,10 @@ def _is_rounding(node: Node | None) -> bool:
     return node is not None and isinstance(node.op, Chain) and node.op.title == "quantised"
 
 
-def _steps_by_value(graph: Graph) -> Mapping[Value, QuantisedSteps]:
+def _steps_by_value(graph: Graph) -> Mapping[Value, Quantisation]:
     """The steps in which int8 convolutions read each x."""
     return {
-        node.inputs[0]: QuantisedSteps(node.op.input_scale, node.op.input_shift or 0)
+        node.inputs[0]: Quantisation(node.op.input_scale, node.op.input_shift or 0)
         for node in graph.nodes
         if isinstance(node.op, Convolution)
         and node.op.dtype is DType.INT8
@@ -256,6 +256,6 @@ def _steps_by_value(graph: Graph) -> Mapping[Value, QuantisedSteps]:
     }
 
 
-def _rounded(site: Site, value: Value, steps: QuantisedSteps) -> Value:
-    chain, numbers = rounded_to_steps(value.shape, steps.scale, steps.shift)
+def _rounded(site: Site, value: Value, steps: Quantisation) -> Value:
+    chain, numbers = rounded_to_steps(value.shape, steps.scale, steps.zero_point)
     return site.one(chain, value, *map(site.constant, numbers), origin=value.origin)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.convolution import Convolution
@@ -239,7 +239,7 @@ class _Turning:
             return None
         shares = _rounded(site, site.producer(product.inputs[0]))
         softmax = None if shares is None else site.producer(shares[0])
-        if shares is None or softmax is None or shares[1].shift != -128:
+        if shares is None or softmax is None or shares[1].zero_point != -128:
             return None
         if softmax.op != row_chains.softmax(softmax.output.shape):
             return None
@@ -266,7 +266,7 @@ class _Turning:
         op = ByteAttention(heads, length, scale, steps, scores[1], shares[1], mixed[1])
         return self._back(site, site.one(op, *operands), _HEADS)
 
-    def _operand(self, site: Site, value: Value, form: str) -> tuple[Value, QuantisedSteps] | None:
+    def _operand(self, site: Site, value: Value, form: str) -> tuple[Value, Quantisation] | None:
         """Columns, and the steps in which a product reads them."""
         known = self._turned.get(value)
         if known is None or known.form != form:
@@ -276,14 +276,14 @@ class _Turning:
 
 class _Summand(NamedTuple):
     value: Value
-    steps: QuantisedSteps | None
+    steps: Quantisation | None
 
 
 def _summand(site: Site, value: Value) -> _Summand:
     return _Summand(*(_rounded(site, site.producer(value)) or (value, None)))
 
 
-def _rounded(site: Site, node: Node | None) -> tuple[Value, QuantisedSteps] | None:
+def _rounded(site: Site, node: Node | None) -> tuple[Value, Quantisation] | None:
     return steps_of(node, site.number)
 
 

@@ -11,7 +11,7 @@ from math import prod
 import numpy as np
 
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.pointwise import FUNCTIONS, Chain, Pointwise
 from sparsejit.ir.values import Array, Element, Value
@@ -37,8 +37,8 @@ class ByteFunction:
 
     def table(
         self,
-        own: QuantisedSteps,
-        result: QuantisedSteps,
+        own: Quantisation,
+        result: Quantisation,
         number_of: Callable[[Value], float | None],
     ) -> tuple[int, ...] | None:
         """Results for -128 to 127 in the value's steps `own`, as integers in the steps `result`.
@@ -49,11 +49,11 @@ class ByteFunction:
         if None in numbers.values():
             return None
         known: dict[Value, Array] = {v: np.array(n, np.float64) for v, n in numbers.items()}
-        known[self.value] = (np.arange(_LEAST, _LARGEST + 1) - own.shift) * _exactly(own.scale)
+        known[self.value] = (np.arange(_LEAST, _LARGEST + 1) - own.zero_point) * _exactly(own.scale)
         with np.errstate(all="ignore"):
             for node in self.nodes:
                 known[node.output] = _evaluated(node, [known[value] for value in node.inputs])
-        integers = np.rint(known[self.last] / _exactly(result.scale)) + result.shift
+        integers = np.rint(known[self.last] / _exactly(result.scale)) + result.zero_point
         if np.isnan(integers).any():
             return None
         return tuple(int(n) for n in integers.clip(_LEAST, _LARGEST))

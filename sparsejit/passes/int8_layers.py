@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult
@@ -47,13 +47,13 @@ class _End(NamedTuple):
     and the sum rounded to `summed` if a table follows, or there is a table alone.
     """
 
-    steps: QuantisedSteps
+    steps: Quantisation
     activation: Activation
     last: Value
-    own: QuantisedSteps | None = None
+    own: Quantisation | None = None
     table: tuple[int, ...] | None = None
     late: Array | None = None
-    summed: QuantisedSteps | None = None
+    summed: Quantisation | None = None
 
     @property
     def rounding(self) -> RoundedResult:
@@ -87,7 +87,7 @@ def byte_layers(graph: Graph, wins: Callable[[Node], bool], has_tables: bool = T
     return rewrite(graph, rule) if found.ends else graph
 
 
-def _with_added(site: Site, place: int, added: QuantisedSteps, end: _End) -> Sequence[Value]:
+def _with_added(site: Site, place: int, added: Quantisation, end: _End) -> Sequence[Value]:
     """The convolution that makes operand number `place` of a sum, with the sum inside."""
     product = site.producer(site.inputs[place])
     assert product is not None and isinstance(product.op, Convolution) and product.op.rounding
@@ -100,7 +100,7 @@ def _with_added(site: Site, place: int, added: QuantisedSteps, end: _End) -> Seq
 
 
 def _scaled(
-    site: Site, place: int, steps: QuantisedSteps, result: QuantisedSteps
+    site: Site, place: int, steps: Quantisation, result: Quantisation
 ) -> Sequence[Value]:
     """An operand times a number by channel, from bytes to bytes."""
     x, by = site.inputs[place], site.inputs[1 - place]
@@ -108,7 +108,7 @@ def _scaled(
     return (site.one(ScaledChannels(steps, result), x, scale),)
 
 
-def _mean(site: Site, steps: QuantisedSteps) -> Sequence[Value]:
+def _mean(site: Site, steps: Quantisation) -> Sequence[Value]:
     """The mean of each channel, of bytes."""
     source = site.producer(site.inputs[0])
     is_reshaped = source is not None and isinstance(source.op, Reshape)
@@ -134,9 +134,9 @@ class _Regions:
         }
         self.steps = {value: steps for value, (_, steps) in self.rounded.items()}
         self.ends: dict[Value, _End] = {}
-        self.sums: dict[Value, tuple[int, QuantisedSteps, _End]] = {}
-        self.scaled: dict[Value, tuple[int, QuantisedSteps, QuantisedSteps]] = {}
-        self.means: dict[Value, QuantisedSteps] = {}
+        self.sums: dict[Value, tuple[int, Quantisation, _End]] = {}
+        self.scaled: dict[Value, tuple[int, Quantisation, Quantisation]] = {}
+        self.means: dict[Value, Quantisation] = {}
         self.dropped: set[Value] = set()
         for node in graph.nodes:
             if len(node.outputs) == 1:
@@ -279,7 +279,7 @@ class _Regions:
         assert steps is not None
         return _End(steps, Activation.NONE, value)
 
-    def _read_in(self, reader: Node, value: Value) -> QuantisedSteps | None:
+    def _read_in(self, reader: Node, value: Value) -> Quantisation | None:
         """The steps in which a node reads a value."""
         if len(reader.outputs) == 1 and reader.output in self.rounded:
             return self.rounded[reader.output][1]
@@ -295,7 +295,7 @@ class _Regions:
             return None
         if op.input_scale is None or value in reader.inputs[1:]:
             return None
-        return QuantisedSteps(op.input_scale, op.input_shift or 0)
+        return Quantisation(op.input_scale, op.input_shift or 0)
 
     def _number(self, value: Value) -> float | None:
         array = self.graph.constants.get(value)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import QuantisedSteps, fits_steps
+from sparsejit.ir.layer_scales import Quantisation, fits_quantisation
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.pointwise import Chain, ChainStep, Pointwise
@@ -68,19 +68,19 @@ def _functions(scale: float, shift: int) -> list[tuple[str, float | None]]:
 
 def steps_of(
     node: Node | None, number_of: Callable[[Value], float | None]
-) -> tuple[Value, QuantisedSteps] | None:
+) -> tuple[Value, Quantisation] | None:
     """The operand of a chain of `rounded_to_steps`, and the steps; None for any other node."""
     source, found = functions_of(node, number_of)
     if source is None or not found or found[-1][0] != "mul":
         return None
     shift = dict(found[:-1]).get("sub", 0.0)
     scale = found[-1][1]
-    if not fits_steps(scale, int(shift)):
+    if not fits_quantisation(scale, int(shift)):
         return None
     functions = _functions(scale, int(shift))
     if found != [(kind, 0.0 if number is None else number) for kind, number in functions]:
         return None
-    return source, QuantisedSteps(scale, int(shift))
+    return source, Quantisation(scale, int(shift))
 
 
 def functions_of(

@@ -350,7 +350,7 @@ def takes_bytes(work: QuantisedWork) -> bool:
 
 def _gathered_ns(product: FilterProduct, planner: LayerPlanner) -> float:
     """Nanoseconds of a sample as a product, with the gathering of columns unless they are x."""
-    ns = planner.of_one_layer.expected_ns(product.layer, product.matrix)
+    ns = planner.alone.expected_ns(product.layer, product.matrix)
     if not product.gathers:
         return ns
     elements = product.matrix.in_features * product.positions

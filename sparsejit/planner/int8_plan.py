@@ -264,7 +264,7 @@ class ByteColumns(NamedTuple):
 
 
 def _product_ns(work: ByteColumns) -> float:
-    return work.planner.of_one_layer.expected_ns(work.layer, work.matrix)
+    return work.planner.alone.expected_ns(work.layer, work.matrix)
 
 
 def _columns_ns(work: ByteColumns) -> float:

@@ -53,7 +53,7 @@ class LayerPlanner:
     cores: int = 1
 
     @property
-    def of_one_layer(self) -> "LayerPlanner":
+    def alone(self) -> "LayerPlanner":
         """The planner of a layer as if it were alone."""
         return replace(self, model_bytes=0)
 

@@ -137,13 +137,13 @@ def build(
     name: str,
     target: Target,
     body: Callable[[Assembler], None],
-    ask_ahead: int = 0,
+    prefetch_distance: int = 0,
     listed: bool = True,
     common: CommonWeights | None = None,
 ) -> Program:
     """Emit `body` as a System V function; it must keep callee-saved registers itself.
 
-    ask_ahead: prefetch distance of straight code for the code ahead of it, in bytes (`Assembler`).
+    prefetch_distance: bytes from straight code to the code that it prefetches (`Assembler`).
     listed: whether the image keeps the data of its listing; always where SPARSEJIT_DUMP is set.
     common: the weights that it shares with earlier functions, or later functions with it.
 
@@ -153,7 +153,7 @@ def build(
     UnsupportedTarget where the code needs AMX and the system does not let this process use it.
     """
     literals = None if common is None else common.literals
-    asm = Assembler(target, ask_ahead, listed or dump_folder() is not None, literals)
+    asm = Assembler(target, prefetch_distance, listed or dump_folder() is not None, literals)
     body(asm)
     asm.emit("vzeroupper")
     asm.emit("ret")

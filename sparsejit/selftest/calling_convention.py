@@ -43,7 +43,7 @@ UPPER_REGISTERS = 16  # vzeroupper clears registers 0-15 above their low 16 byte
 
 
 @dataclass(frozen=True)
-class StateLeft:
+class StateAfterCall:
     """State after a call: registers, MXCSR, and the vectors' bytes above the sixteenth.
 
     `registers` has the values of `CALLEE_SAVED`, in its order.
@@ -72,7 +72,7 @@ class Checker:
         self._vector_bytes = target.vector_bytes
         self._call = ExecutableMemory(_checker_code(target)).function(2)
 
-    def call(self, function: int, x: int, y: int, mxcsr: int = UNUSUAL_MXCSR) -> StateLeft:
+    def call(self, function: int, x: int, y: int, mxcsr: int = UNUSUAL_MXCSR) -> StateAfterCall:
         """Call `function(x, y)`, all three addresses, under `mxcsr`."""
         general = np.zeros(len(CALLEE_SAVED), np.uint64)
         states = np.array([mxcsr, 0], np.uint32)
@@ -80,7 +80,7 @@ class Checker:
         arrays = (array.ctypes.data for array in (general, states, vectors))
         places = np.array([*arrays, x, y], np.uint64)
         self._call(places.ctypes.data, function)
-        return StateLeft(general.tolist(), int(states[1]), vectors[:, 16:])
+        return StateAfterCall(general.tolist(), int(states[1]), vectors[:, 16:])
 
 
 def _checker_code(target: Target) -> bytes:

@@ -20,7 +20,12 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul
 from sparsejit.machine.target import MAX_ISA_VARIABLE, Target
 from sparsejit.runtime.guard_pages import EDGES, Edge, GuardedArray
-from sparsejit.selftest.calling_convention import UNUSUAL_MXCSR, USUAL_MXCSR, Checker, StateLeft
+from sparsejit.selftest.calling_convention import (
+    UNUSUAL_MXCSR,
+    USUAL_MXCSR,
+    Checker,
+    StateAfterCall,
+)
 from sparsejit.selftest.cases import Case, derive
 
 FloatArray = npt.NDArray[np.float32]
@@ -133,7 +138,7 @@ def _call(case: Case, compiled: NativeCase, edge: Edge, mxcsr: int) -> _Outcome:
 
 
 def _side_effect(
-    case: Case, x: GuardedArray, y: GuardedArray, report: StateLeft, mxcsr: int
+    case: Case, x: GuardedArray, y: GuardedArray, report: StateAfterCall, mxcsr: int
 ) -> str | None:
     if not y.surroundings_intact():
         return "wrote outside y"

@@ -91,7 +91,7 @@ _MOST_KNOWN = 1 << 12
 class Assembler:
     """Builds one `Image`. Templates append to it; a program may let several do so in turn.
 
-    ask_ahead: distance in bytes at which stamped code prefetches the code to come, or 0. With it
+    prefetch_distance: bytes from stamped code to the code that it prefetches, or 0. With it
         straight-line code from beyond L2 arrives several times as fast.
     listed: whether the image can list its code, for which it keeps several times the code's bytes.
     common: literals that the images of its neighbourhood share, its own among them.
@@ -100,7 +100,7 @@ class Assembler:
     def __init__(
         self,
         target: Target,
-        ask_ahead: int = 0,
+        prefetch_distance: int = 0,
         listed: bool = True,
         common: CommonLiterals | None = None,
     ) -> None:
@@ -116,7 +116,7 @@ class Assembler:
         self._constants: dict[bytes, int] = {}
         self._counts: Counter[str] = Counter()
         self._placement: Placement | None = None
-        self.ask_ahead = ask_ahead
+        self.prefetch_distance = prefetch_distance
         self.routines: dict[Hashable, Label] = {}  # routines that `call_routine` appended
         self.for_others: dict[Hashable, Label] = {}  # code that `routines.share_routine` shares
 
@@ -170,8 +170,8 @@ class Assembler:
         """
         lines = [item for item in lines if _is_anywhere(item, count)]
         forms = [form_of(item.mnemonic, item.operands) for item in lines]
-        if self.ask_ahead and lines:
-            asking = _asking(count, forms, [item.when for item in lines], self.ask_ahead)
+        if self.prefetch_distance and lines:
+            asking = _asking(count, forms, [item.when for item in lines], self.prefetch_distance)
             if _is_anywhere(asking, count):
                 lines = [asking, *lines]
                 forms = [form_of(asking.mnemonic, asking.operands), *forms]
@@ -225,7 +225,7 @@ class Assembler:
             emit_body()
             return
         start = len(self._code)
-        key = key, self.target.isa, self.ask_ahead, start % POOL_ALIGNMENT
+        key = key, self.target.isa, self.prefetch_distance, start % POOL_ALIGNMENT
         known = _KNOWN.get(key)
         if known is not None:
             self._code += known.code

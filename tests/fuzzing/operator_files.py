@@ -33,7 +33,7 @@ from sparsejit.artefact.sealed import naming
 from sparsejit.errors import DamagedFile
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.ops.sampling import Quantise
 from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Array, Element, TensorType
@@ -146,7 +146,7 @@ def check_values(graph: Graph, inputs: list[Array], found: list[Array]) -> None:
 def largest_step(graph: Graph) -> float:
     """The largest step of a quantised value: ties in float32 round to either neighbour."""
     fields = (value for node in graph.nodes for value in vars(node.op).values())
-    return max((each.scale for each in fields if isinstance(each, QuantisedSteps)), default=0.0)
+    return max((each.scale for each in fields if isinstance(each, Quantisation)), default=0.0)
 
 
 def array_of(random: Random, kind: TensorType) -> Array:

@@ -201,7 +201,7 @@ def test_code_asks_for_what_lies_ahead_once_a_cache_line(
     seed: int, count: int, distance: int
 ) -> None:
     lines = rows_of(seed, count, near=True)
-    plain, asking = Assembler(TARGET), Assembler(TARGET, ask_ahead=distance)
+    plain, asking = Assembler(TARGET), Assembler(TARGET, prefetch_distance=distance)
     for asm in (plain, asking):
         asm.literal(np.zeros(2000, np.float32))
         asm.stamp(count, lines)

@@ -17,7 +17,7 @@ from sparsejit.selftest.calling_convention import (
     STATUS_FLAGS,
     UNUSUAL_MXCSR,
     Checker,
-    StateLeft,
+    StateAfterCall,
 )
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, rbp, rdi, rsp
@@ -26,7 +26,7 @@ RUNNABLE = runnable(MATVEC_TEMPLATES)
 RUNNABLE_BATCH = runnable(MATMUL_TEMPLATES)
 
 
-def call_and_report(code: bytes, isa: str, x: np.ndarray, y: np.ndarray) -> StateLeft:
+def call_and_report(code: bytes, isa: str, x: np.ndarray, y: np.ndarray) -> StateAfterCall:
     """Call code with the callee-saved state full of patterns and look at it afterwards."""
     memory = ExecutableMemory(code)
     return Checker(Target.named(isa)).call(memory.address, x.ctypes.data, y.ctypes.data)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.ir.graph import Graph, GraphBuilder
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Operator
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
@@ -129,7 +129,7 @@ TREES = (
     np.array([[0, 0], [1, 1]]),
     floats(2),
 )
-_BYTES = QuantisedSteps(0.02, 3)
+_BYTES = Quantisation(0.02, 3)
 DOUBLE_TREES = (TREES[0].astype(np.float64), *TREES[1:])
 SCALES = np.array([[0.1, 0.2], [2, 1], [0, 1], [-2, -2], [2, 2], [0, 1]])
 CASES = [
@@ -199,20 +199,20 @@ CASES = [
         tolerance=0.05,
     ),
     case(
-        NormalisedColumns(1e-5, (QuantisedSteps(0.02, 3), None)),
+        NormalisedColumns(1e-5, (Quantisation(0.02, 3), None)),
         *(floats(1, 8, 5), floats(1, 8, 5), floats(3, 8)),
         constants=1,
         tolerance=1e-4,
         needs="avx512_vnni",
     ),
     case(
-        ByteAttention(2, 5, 0.5, (_BYTES,) * 3, _BYTES, QuantisedSteps(1 / 255, -128), _BYTES),
+        ByteAttention(2, 5, 0.5, (_BYTES,) * 3, _BYTES, Quantisation(1 / 255, -128), _BYTES),
         *(floats(1, 8, 10), floats(1, 8, 10), floats(1, 8, 10)),
         tolerance=0.0201,
         needs="avx512_vnni",
     ),
     case(
-        ByteAttention(2, 5, 0.5, (_BYTES,) * 3, _BYTES, QuantisedSteps(1 / 255, -128), _BYTES),
+        ByteAttention(2, 5, 0.5, (_BYTES,) * 3, _BYTES, Quantisation(1 / 255, -128), _BYTES),
         *(floats(1, 8, 10), floats(1, 8, 10), floats(1, 8, 10), floats(2, 5)),
         tolerance=0.0201,
         needs="avx512_vnni",

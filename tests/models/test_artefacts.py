@@ -17,6 +17,8 @@ from sparsejit.artefact.records import RecordCodec
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.ir.layer_scales import Quantisation
+from sparsejit.ir.ops.convolution import RoundedResult
 from sparsejit.ir.spec import Activation, Layout
 from sparsejit.machine.target import Target
 from sparsejit.voice.bundled import VOICE
@@ -219,3 +221,10 @@ def test_a_file_that_cannot_be_written_is_refused_and_nothing_is_left(tmp_path: 
     with pytest.raises(InvalidInput, match="it is a folder"):
         kernel.save(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_records_of_older_files_have_the_present_names() -> None:
+    old = {"record": "QuantisedSteps", "scale": 0.5, "shift": 3}
+    assert RecordCodec((Quantisation,)).decode(old) == Quantisation(0.5, 3)
+    rounded = {"record": "RoundedResult", "result": old, "own": None, "added": None}
+    assert RecordCodec((RoundedResult,)).decode(rounded).result == Quantisation(0.5, 3)

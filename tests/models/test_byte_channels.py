@@ -19,7 +19,7 @@ import sparsejit
 from sparsejit.errors import CompileError
 from sparsejit.frontends.onnx import import_onnx
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.ops.int8_columns import ChannelMeans, ScaledChannels
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
@@ -28,7 +28,7 @@ from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 from sparsejit.passes.quantised_layers import quantised_layers
 
-RESULT = QuantisedSteps(0.0137, 11)
+RESULT = Quantisation(0.0137, 11)
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Scaling:
     shift: int = -7
 
     @property
-    def steps(self) -> QuantisedSteps:
-        return QuantisedSteps(0.0211, self.shift)
+    def steps(self) -> Quantisation:
+        return Quantisation(0.0211, self.shift)
 
     def graph(self) -> Graph:
         s = Sketch()
@@ -66,8 +66,8 @@ class Scaling:
         np.testing.assert_allclose(found[0], integers.mean(axis=axes) * exactly, 1e-5, 1e-6)
         by = scale.astype(np.float64).reshape(*scale.shape, *(1,) * len(self.space))
         product = integers * exactly * by / RESULT.scale
-        wanted = (np.rint(product) + RESULT.shift).clip(-128, 127)
-        got = np.rint(found[1] / np.float32(RESULT.scale)) + RESULT.shift
+        wanted = (np.rint(product) + RESULT.zero_point).clip(-128, 127)
+        got = np.rint(found[1] / np.float32(RESULT.scale)) + RESULT.zero_point
         near = is_near(product)
         np.testing.assert_array_equal(got[~near], wanted[~near])
         assert np.abs(got - wanted).max() <= 1

@@ -15,7 +15,7 @@ from test_divided_steps import divided
 
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.ops.convolution import Convolution, RoundedResult
 from sparsejit.ir.ops.int8_columns import ByteAttention, NormalisedColumns
 from sparsejit.ir.reference import on_steps
@@ -25,9 +25,9 @@ from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
 
-STEPS = QuantisedSteps(0.0211, -9)
-OTHER = QuantisedSteps(0.0307, 100)
-READ = QuantisedSteps(0.0173, 3)
+STEPS = Quantisation(0.0211, -9)
+OTHER = Quantisation(0.0307, 100)
+READ = Quantisation(0.0173, 3)
 
 
 def run(graph: Graph, inputs: list[Array]) -> list[Array]:
@@ -41,7 +41,7 @@ class Norm:
 
     channels: int
     columns: int
-    steps: tuple[QuantisedSteps | None, ...] = (STEPS, OTHER)
+    steps: tuple[Quantisation | None, ...] = (STEPS, OTHER)
     in_bytes: bool = True
     floats: bool = True
 
@@ -62,7 +62,7 @@ class Norm:
                 *((1,), (0,), (1,)),
                 dtype=DType.INT8,
                 input_scale=READ.scale,
-                input_shift=READ.shift,
+                input_shift=READ.zero_point,
                 rounding=RoundedResult(READ),
             )
             outputs.append(s(made, y, s.constant(one)))
@@ -80,7 +80,7 @@ class Norm:
     def check(self, inputs: list[Array], found: list[Array]) -> None:
         """Operands as kernels round them."""
         rounded = [
-            x if s is None else (quantised(x, s) - s.shift) * np.float64(np.float32(s.scale))
+            x if s is None else (quantised(x, s) - s.zero_point) * np.float64(np.float32(s.scale))
             for x, s in zip(inputs, self.steps, strict=True)
         ]
         op = NormalisedColumns(1e-5, (None,) * len(self.steps))
@@ -89,7 +89,7 @@ class Norm:
             np.testing.assert_allclose(found[0], wanted, rtol=2e-5, atol=2e-5)
         if self.in_bytes:
             near = is_near(wanted / READ.scale)
-            steps = on_steps(wanted, READ.scale, READ.shift)
+            steps = on_steps(wanted, READ.scale, READ.zero_point)
             off = np.abs(found[-1] - steps) / READ.scale
             assert off.max() < 1.01
             assert not (off > 0.01)[~near].any()
@@ -108,7 +108,7 @@ def test_norms_of_any_size(channels: int, columns: int) -> None:
 @pytest.mark.parametrize("steps", [(None,), (STEPS,), (None, None), (STEPS, None), (None, OTHER)])
 @pytest.mark.parametrize(("in_bytes", "floats"), [(True, False), (False, True), (True, True)])
 def test_norms_of_any_operands(
-    steps: tuple[QuantisedSteps | None, ...], in_bytes: bool, floats: bool
+    steps: tuple[Quantisation | None, ...], in_bytes: bool, floats: bool
 ) -> None:
     norm = Norm(24, 70, steps, in_bytes, floats)
     inputs = norm.inputs()
@@ -128,10 +128,10 @@ class Attending:
 
     @property
     def op(self) -> ByteAttention:
-        steps = tuple(QuantisedSteps(0.023, self.shift + n) for n in (-2, 0, 2))
-        scores = QuantisedSteps(0.09, -self.shift)
-        shares = QuantisedSteps(0.0041, -128)
-        result = QuantisedSteps(0.031, 7)
+        steps = tuple(Quantisation(0.023, self.shift + n) for n in (-2, 0, 2))
+        scores = Quantisation(0.09, -self.shift)
+        shares = Quantisation(0.0041, -128)
+        result = Quantisation(0.031, 7)
         sizes = self.heads, self.length, 1 / np.sqrt(self.features)
         return ByteAttention(*sizes, steps, scores, shares, result)  # type: ignore[arg-type]
 
@@ -161,7 +161,9 @@ class Attending:
     def check(self, inputs: list[Array], found: Array) -> None:
         """To a step, which a tie that is rounded otherwise on the way may move."""
         pairs = zip(inputs, self.op.steps, strict=False)
-        rounded = [(quantised(x, s) - s.shift) * np.float64(np.float32(s.scale)) for x, s in pairs]
+        rounded = [
+            (quantised(x, s) - s.zero_point) * np.float64(np.float32(s.scale)) for x, s in pairs
+        ]
         (wanted,) = self.op.reference(*rounded, *map(np.float64, inputs[3:]))
         off = np.abs(found - wanted) / self.op.result.scale
         assert off.max() < 1.01
@@ -188,7 +190,7 @@ def test_attention_of_any_features_and_zero_points(features: int, shift: int) ->
     inputs = [x / np.float32(8 if shift else 1) for x in inputs]
     (found,) = run(case.graph(), inputs)
     pairs = zip(inputs, case.op.steps, strict=True)
-    rounded = [(quantised(x, s) - s.shift) * np.float64(np.float32(s.scale)) for x, s in pairs]
+    rounded = [(quantised(x, s) - s.zero_point) * np.float64(np.float32(s.scale)) for x, s in pairs]
     (wanted,) = case.op.reference(*rounded)
     off = np.abs(found - wanted) / case.op.result.scale
     assert off.max() < 1.01

@@ -20,7 +20,7 @@ from sparsejit.asm_templates.convolution.int8_planes import BytePlanes, windows_
 from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult, windows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType
@@ -79,18 +79,18 @@ class Case:
 
     @property
     def scales(self) -> Array:
-        """QuantisedSteps of rows."""
+        """Quantisation of rows."""
         return np.linspace(0.003, 0.009, self.outputs).astype(np.float32)
 
     @property
-    def steps(self) -> tuple[QuantisedSteps, QuantisedSteps, QuantisedSteps, QuantisedSteps]:
+    def steps(self) -> tuple[Quantisation, Quantisation, Quantisation, Quantisation]:
         """The scales of x, of the product, of the added image, of the result."""
         spread = self.channels * np.prod(self.kernel) * self.density + 1
         scale = self.y_scale or 0.031 * float(np.sqrt(spread))
-        own = QuantisedSteps(scale, 11) if self.adds else QuantisedSteps(scale, self.y_shift)
-        result = QuantisedSteps(scale * 1.37, self.y_shift) if self.adds else own
-        added = QuantisedSteps(ADDED_SCALE * scale * 20, -5)
-        return QuantisedSteps(X_SCALE, self.shift), own, added, result
+        own = Quantisation(scale, 11) if self.adds else Quantisation(scale, self.y_shift)
+        result = Quantisation(scale * 1.37, self.y_shift) if self.adds else own
+        added = Quantisation(ADDED_SCALE * scale * 20, -5)
+        return Quantisation(X_SCALE, self.shift), own, added, result
 
     def graph(self) -> Graph:
         """In a graph; with whole steps of a scale that int8 keeps."""
@@ -103,7 +103,7 @@ class Case:
             activation=self.activation,
             dtype=DType.INT8,
             input_scale=x_steps.scale,
-            input_shift=x_steps.shift,
+            input_shift=x_steps.zero_point,
             rounding=RoundedResult(result, own, added) if self.adds else RoundedResult(result),
         )
         operands = [x, s.constant(self.float_weights), s.constant(self.bias)]
@@ -138,7 +138,9 @@ class Case:
         ranges = [x_steps, added]
         return [
             self.random.uniform(
-                (-140 - steps.shift) * steps.scale, (140 - steps.shift) * steps.scale, value.shape
+                (-140 - steps.zero_point) * steps.scale,
+                (140 - steps.zero_point) * steps.scale,
+                value.shape,
             ).astype(np.float32)
             for value, steps in zip(graph.inputs, ranges, strict=False)
         ]
@@ -147,7 +149,7 @@ class Case:
         """The integers of the result, and whether one more or less may be right: near ties."""
         x_steps, own, added, result = self.steps
         weights, scale = self.integers
-        x = quantised(inputs[0], x_steps) - x_steps.shift
+        x = quantised(inputs[0], x_steps) - x_steps.zero_point
         around = [(0, 0), (0, 0), *((p, p) for p in self.padding)]
         seen = windows(np.pad(x, around), self.kernel, self.stride, self.dilation)
         sums = np.einsum("ncijuv,ocuv->noij", seen.astype(np.float64), weights.astype(np.float64))
@@ -155,20 +157,20 @@ class Case:
         product = sums * ratio.reshape(-1, 1, 1) + self.bias.astype(np.float64).reshape(-1, 1, 1)
         near = is_near(product / own.scale)
         if self.adds:
-            of_own = np.rint(product / own.scale) + own.shift
-            other = (quantised(inputs[1], added) - added.shift) * added.scale
-            product = (of_own.clip(-128, 127) - own.shift) * own.scale + other
+            of_own = np.rint(product / own.scale) + own.zero_point
+            other = (quantised(inputs[1], added) - added.zero_point) * added.scale
+            product = (of_own.clip(-128, 127) - own.zero_point) * own.scale + other
             near |= is_near(product / result.scale)
         low = {Activation.RELU: 0.0, Activation.RELU6: 0.0}.get(self.activation, -np.inf)
         high = 6.0 if self.activation is Activation.RELU6 else np.inf
-        steps = np.rint(product.clip(low, high) / result.scale) + result.shift
+        steps = np.rint(product.clip(low, high) / result.scale) + result.zero_point
         return steps.clip(-128, 127), near
 
 
-def quantised(x: Array, steps: QuantisedSteps) -> Array:
+def quantised(x: Array, steps: Quantisation) -> Array:
     """Integers, as kernels round: by the reciprocal in float32."""
     scaled = x * (np.float32(1) / np.float32(steps.scale))
-    return (np.rint(scaled).astype(np.int64) + steps.shift).clip(-128, 127)
+    return (np.rint(scaled).astype(np.int64) + steps.zero_point).clip(-128, 127)
 
 
 def is_near(values: Array) -> Array:
@@ -189,9 +191,9 @@ def check(case: Case, run: object = None) -> None:
 def assert_same(case: Case, inputs: list[Array], found: Array) -> None:
     steps = case.steps[3]
     integers, near = case.wanted(inputs)
-    got = np.rint(found / np.float32(steps.scale)) + steps.shift
+    got = np.rint(found / np.float32(steps.scale)) + steps.zero_point
     np.testing.assert_array_equal(
-        found, ((got - steps.shift).astype(np.float32) * np.float32(steps.scale))
+        found, ((got - steps.zero_point).astype(np.float32) * np.float32(steps.scale))
     )
     off = np.abs(got - integers)
     assert off.max(initial=0) <= 1

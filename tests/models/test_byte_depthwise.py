@@ -12,7 +12,7 @@ from test_byte_convolutions import LEVEL, TARGET, is_near, quantised
 from test_divided_steps import divided
 
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.ops.convolution import Convolution, RoundedResult, windows
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.ir.values import Array
@@ -56,9 +56,9 @@ class Channels:
         return self.random.standard_normal(self.channels).astype(np.float32)
 
     @property
-    def steps(self) -> tuple[QuantisedSteps, QuantisedSteps]:
+    def steps(self) -> tuple[Quantisation, Quantisation]:
         spread = 0.021 * float(np.sqrt(np.prod(self.kernel)))
-        return QuantisedSteps(0.0211, self.shift), QuantisedSteps(spread, self.y_shift)
+        return Quantisation(0.0211, self.shift), Quantisation(spread, self.y_shift)
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -75,7 +75,7 @@ class Channels:
             activation=self.activation,
             dtype=DType.INT8,
             input_scale=x_steps.scale,
-            input_shift=x_steps.shift,
+            input_shift=x_steps.zero_point,
             rounding=rounding,
         )
         weights = (self.weights * np.float32(SCALE)).astype(np.float32)
@@ -89,7 +89,7 @@ class Channels:
 
     def check(self, x: Array, found: Array) -> None:
         x_steps, y_steps = self.steps
-        integers = quantised(x, x_steps) - x_steps.shift
+        integers = quantised(x, x_steps) - x_steps.zero_point
         around = [(0, 0), (0, 0), *((p, p) for p in self.padding)]
         ones = (1,) * len(self.kernel)
         seen = windows(np.pad(integers, around), self.kernel, self.stride, ones)
@@ -101,9 +101,9 @@ class Channels:
         near = is_near(product / y_steps.scale)
         low = 0.0 if self.activation is not Activation.NONE else -np.inf
         high = 6.0 if self.activation is Activation.RELU6 else np.inf
-        wanted = np.rint(product.clip(low, high) / y_steps.scale) + y_steps.shift
+        wanted = np.rint(product.clip(low, high) / y_steps.scale) + y_steps.zero_point
         wanted = wanted.clip(-128, 127).astype(int)
-        got = np.rint(found / np.float32(y_steps.scale)).astype(int) + y_steps.shift
+        got = np.rint(found / np.float32(y_steps.scale)).astype(int) + y_steps.zero_point
         if self.table:
             wanted = np.array(self.numbers)[wanted + 128]
         else:
@@ -189,13 +189,13 @@ def test_layers_behind_read_what_lies_around() -> None:
     s = Sketch()
     x = s.input(2, 5, 9, 31)
     for number, stride in enumerate((1, 2, 1)):
-        steps = QuantisedSteps(0.02, 9 + number), QuantisedSteps(0.02, 10 + number)
+        steps = Quantisation(0.02, 9 + number), Quantisation(0.02, 10 + number)
         op = Convolution(
             *((stride, stride), (1, 1), (1, 1)),
             groups=5,
             dtype=DType.INT8,
             input_scale=steps[0].scale,
-            input_shift=steps[0].shift,
+            input_shift=steps[0].zero_point,
             rounding=RoundedResult(steps[1]),
         )
         weights = np.random.default_rng(number).integers(-127, 128, (5, 1, 3, 3))

@@ -18,7 +18,7 @@ import sparsejit
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx import import_onnx
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.ops.convolution import RoundedResult
 from sparsejit.ir.spec import Activation
 from sparsejit.ir.values import Array
@@ -29,7 +29,7 @@ from sparsejit.passes.int8_layers import byte_layers
 from sparsejit.passes.quantised_layers import quantised_layers
 
 CASE = Case(33, 41, (11, 12), density=0.2, shift=-7, y_shift=5)
-RESULT = QuantisedSteps(0.027, -19)
+RESULT = Quantisation(0.027, -19)
 TABLE = tuple(np.random.default_rng(3).integers(-128, 128, 256).tolist())
 
 
@@ -43,7 +43,7 @@ def with_rounding(case: Case, rounding: RoundedResult) -> Graph:
 
 def integers_of(graph: Graph, x: Array) -> Array:
     found = run_built(built_model(lower_model(graph, ModelOptions(TARGET))), [x[None]])
-    return np.rint(found.outputs[0][0] / np.float32(RESULT.scale)).astype(int) + RESULT.shift
+    return np.rint(found.outputs[0][0] / np.float32(RESULT.scale)).astype(int) + RESULT.zero_point
 
 
 @needs_vnni
@@ -63,32 +63,34 @@ def test_a_table_says_what_becomes_of_a_byte(
     wanted = np.array(TABLE)[integers.astype(int) + 128]
     np.testing.assert_array_equal(found[~near], wanted[~near])
     (said,) = graph.evaluate([x])
-    np.testing.assert_allclose(said[~near], ((wanted - RESULT.shift) * RESULT.scale)[~near], 1e-6)
+    right = (wanted - RESULT.zero_point) * RESULT.scale
+    np.testing.assert_allclose(said[~near], right[~near], 1e-6)
 
 
 @needs_vnni
 @pytest.mark.parametrize("has_table", [False, True])
 def test_a_late_bias_comes_behind_the_first_rounding(has_table: bool) -> None:
     own, more = CASE.steps[1], dict[str, Any]()
-    read = QuantisedSteps(0.029, 17) if has_table else RESULT
+    read = Quantisation(0.029, 17) if has_table else RESULT
     if has_table:
         more = {"summed": read, "table": TABLE}
     graph = with_rounding(CASE, RoundedResult(RESULT, own, late=True, **more))
     (x,) = CASE.inputs(CASE.graph())
     found = integers_of(graph, x)
     weights, scale = CASE.integers
-    shifted = quantised(x, CASE.steps[0]) - CASE.steps[0].shift
+    shifted = quantised(x, CASE.steps[0]) - CASE.steps[0].zero_point
     sums = np.einsum("ncij,oc->noij", shifted, weights[..., 0, 0])
     product = sums * (scale.astype(np.float64) * CASE.steps[0].scale)[:, None, None] / own.scale
-    of_own = (np.rint(product) + own.shift).clip(-128, 127) - own.shift
+    of_own = (np.rint(product) + own.zero_point).clip(-128, 127) - own.zero_point
     y = (of_own * own.scale + CASE.bias.astype(np.float64)[:, None, None]) / read.scale
-    wanted = (np.rint(y) + read.shift).clip(-128, 127).astype(int)
+    wanted = (np.rint(y) + read.zero_point).clip(-128, 127).astype(int)
     if has_table:
         wanted = np.array(TABLE)[wanted + 128]
     near = is_near(product) | is_near(y)
     np.testing.assert_array_equal(found[~near], wanted[~near])
     (said,) = graph.evaluate([x])
-    np.testing.assert_allclose(said[~near], ((wanted - RESULT.shift) * RESULT.scale)[~near], 1e-6)
+    right = (wanted - RESULT.zero_point) * RESULT.scale
+    np.testing.assert_allclose(said[~near], right[~near], 1e-6)
 
 
 @pytest.mark.parametrize("given", [{"late": True}, {"table": TABLE}, {"added": RESULT}])

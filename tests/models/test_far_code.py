@@ -53,7 +53,7 @@ def test_code_that_is_asked_for_computes_the_same(isa: str, graph: Graph) -> Non
     x = np.random.default_rng(1).standard_normal((2, *shape)).astype(np.float32)
     outputs = []
     for distance in (0, 4096):
-        core = replace(target.core, ask_ahead=distance)
+        core = replace(target.core, prefetch_distance=distance)
         options = ModelOptions(replace(target, core=core), weight_bytes=target.l2_bytes + 1)
         lowered = lower_model(graph, options)
         assert build_model(lowered, "test").image.uses("prefetcht1") is (distance > 0)
@@ -72,7 +72,7 @@ def test_so_it_is_of_a_layer_alone(isa: str) -> None:
     generator = np.random.default_rng(0)
     weights = generator.standard_normal((64, 96)) * (generator.random((64, 96)) < 0.2)
     near = Target.named(isa)
-    far = replace(near, l2_bytes=1 << 12, core=replace(near.core, ask_ahead=4096))
+    far = replace(near, l2_bytes=1 << 12, core=replace(near.core, prefetch_distance=4096))
     kernels = [sparsejit.compile_matrix(weights, batch=16, target=on) for on in (near, far)]
     assert [kernel.image.uses("prefetcht1") for kernel in kernels] == [False, True]
 

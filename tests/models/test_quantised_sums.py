@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import sparsejit
-from sparsejit.ir.layer_scales import LayerScales, QuantisedSteps, SumScales
+from sparsejit.ir.layer_scales import LayerScales, Quantisation, SumScales
 from sparsejit.ir.ops.convolution import adds_operand
 from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
@@ -82,7 +82,7 @@ def test_a_sum_of_what_nobody_has_in_bytes_is_exact() -> None:
     model, x = residual(), torch.randn(1, 3, 12, 12)
     exact = sparsejit.compile(model, (x,))
     names = [node.outputs[0].origin.name for node in exact.graph.nodes]
-    coarse = QuantisedSteps(10.0, 0)
+    coarse = Quantisation(10.0, 0)
     sums = tuple(SumScales(name, coarse, coarse) for name in ("add", "add_1", "add_2", "other"))
     layer = LayerScales("stem", "stem.weight", 0, DType.BFLOAT16)
     for layers in ((), (layer,)):

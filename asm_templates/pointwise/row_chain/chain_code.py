@@ -70,7 +70,7 @@ _STOPS = {  # functions that may turn NaN into something else
 }
 
 
-def quieten(values: Sequence[ChainValue], ends: Sequence[int]) -> list[ChainValue]:
+def ignore_nan(values: Sequence[ChainValue], ends: Sequence[int]) -> list[ChainValue]:
     """Return the values, with row_max and row_min that ignore NaN where no result changes."""
     return [
         replace(value, kind=_QUIET[value.kind])
@@ -172,7 +172,7 @@ def _planned(
     row = space.row
     per_row = [row.length > 1 and step == 0 for step in row.strides[: len(ins)]]
     values, ends = type_values(chain, ins, outs, per_row)
-    plan = ChainPlan(quieten(values, ends), ends, space, len(ins), target)
+    plan = ChainPlan(ignore_nan(values, ends), ends, space, len(ins), target)
     vectors = space.walks * plan.vectors
     steps = vectors * sum(not values[v].per_row for v in plan.passes.needed)
     return plan, {"vector_steps": steps, **traffic}

@@ -15,7 +15,7 @@ from sparsejit.frontends.files import read_layer
 from sparsejit.frontends.layers import weights_and_bias
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, Layout
-from sparsejit.lowering.context import Progress, told
+from sparsejit.lowering.context import Progress, progress_function
 from sparsejit.lowering.products.product_parts import emit_split
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated
@@ -86,7 +86,7 @@ def compile_matrix(
     layer = partial(Options, activation=activation, batch=batch, dtype=dtype, layout=layout)
     kernel = partial(layer, strategy=strategy, threads=threads, tune=tune, exact=exact)
     options = kernel(target=target, input_scale=input_scale, pitch=pitch)
-    return _compiled(weights, bias, options, told(progress))
+    return _compiled(weights, bias, options, progress_function(progress))
 
 
 def compile_source(source: KernelSource) -> Kernel:
@@ -115,9 +115,9 @@ def _compiled(
         division = replace(division, reason=alone)
     choice = choice.record()  # without the lowered code: the parts of `division` have it
     progress("writing the code", 0.8)
-    ask_ahead = target.ask_ahead(choice.chosen.cost.all_bytes)
+    prefetch_distance = target.prefetch_distance(choice.chosen.cost.all_bytes)
     emit = partial(emit_split, split=division)
-    program = build(choice.chosen.template.name, target, emit, ask_ahead)
+    program = build(choice.chosen.template.name, target, emit, prefetch_distance)
     progress("done", 1.0)
     kept = KernelSource(matrix.held, spec.bias, options)
     compile_ms = 1e3 * (time.perf_counter() - started)

@@ -19,7 +19,7 @@ from sparsejit.frontends.onnx.reading import dtype_of, read_model
 from sparsejit.frontends.onnx.sessions import model_bytes
 from sparsejit.ir.dtypes import BFLOAT16
 from sparsejit.ir.values import Element, TensorType
-from sparsejit.lowering.context import Progress, told
+from sparsejit.lowering.context import Progress, progress_function
 from sparsejit.passes.dtypes import check_matches, layers_with_weights, parsed_dtypes
 from sparsejit.runtime.python_objects import ArrayType
 
@@ -59,7 +59,7 @@ def compile_in_parts(
         return PartCompiler(settings, dtypes, model_name(source), tell).compile(given)
 
     def compiled_again(leaves: Sequence[Any]) -> PartChain:
-        return compiled(given_for(tuple(leaves)), told(None))
+        return compiled(given_for(tuple(leaves)), progress_function(None))
 
     first = given_for(args)
     again = compiled_again if free_shapes else None

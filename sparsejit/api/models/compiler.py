@@ -14,7 +14,7 @@ import numpy as np
 from sparsejit.api.models.compile_parts import check_fallback, compile_in_parts
 from sparsejit.api.models.compiled_model import CompiledModel
 from sparsejit.api.models.final_graph import Dtypes, final_graph
-from sparsejit.api.models.known_files import OpenFile, compiled_once
+from sparsejit.api.models.known_files import OpenFile, compiled_or_cached
 from sparsejit.api.models.parted_model import PartedModel
 from sparsejit.api.models.variant import GRAPH_REFUSALS, TiledGraph, Variant, make_variant
 from sparsejit.api.options import ModelSettings
@@ -30,7 +30,7 @@ from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_name
 from sparsejit.frontends.torch_export import Exported, export
 from sparsejit.ir.graph import Graph
-from sparsejit.lowering.context import ModelOptions, Progress, told
+from sparsejit.lowering.context import ModelOptions, Progress, progress_function
 from sparsejit.lowering.kept_weights import KeptWeights
 from sparsejit.lowering.tiles import batch_tiles
 
@@ -61,7 +61,7 @@ class ModelCompiler:
             self.free_batch = self.free_batch and self.sizes.batch_axes is not None
             self.free_shapes = self.sizes.has_others
 
-    def once(
+    def compiled_or_cached(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tell: Progress
     ) -> CompiledModel | PartedModel:
         """Return the model of `compiled`, or from the code cache for a file compiled before."""
@@ -72,7 +72,7 @@ class ModelCompiler:
         if not is_file or self.free_shapes or self.sizes or kwargs or by_data:
             return make()
         asked, graphs = partial(self.asked, args), partial(self.graphs_of, args)
-        found = compiled_once(self.model, asked, make, graphs)
+        found = compiled_or_cached(self.model, asked, make, graphs)
         if isinstance(found, CompiledModel):
             found.shrinking = self.shrinking  # of this path, not of the one compiled before
         return found
@@ -221,7 +221,7 @@ class ModelCompiler:
         compiler = replace(self, axes=None if axes is None else axes.inputs)
 
         def compile_it(model: Any, args: Any, kwargs: Mapping[str, Any]) -> Variant:
-            return replace(compiler, model=model).make(args, kwargs, told(None))[1]
+            return replace(compiler, model=model).make(args, kwargs, progress_function(None))[1]
 
         def read_graphs(
             model: Any, args: Any, kwargs: Mapping[str, Any], tiles: Sequence[int] | None

@@ -79,7 +79,7 @@ class OpenFile:
         return seen.hexdigest()
 
 
-def compiled_once(
+def compiled_or_cached(
     file: str | os.PathLike[str],
     asked: Callable[[], object],
     make: Callable[[], Made],

@@ -313,7 +313,7 @@ def lowered_variant(
     if forms[0].options.weight_bytes <= options.planner.l3_bytes < size:
         # The prices assumed that weights come from L3, but code and literals do not fit there.
         if kept is not None:
-            kept.begin_anew()
+            kept.restart()
         again = replace(options, weight_bytes=size)
         forms, program = _written(finals, again, name, progress, kept)
     made = _of_forms(forms, finals[0].tile, program, key, started, has_record=True)
@@ -333,7 +333,7 @@ def _beside_others(
     forms, program = _written(finals, options, name, lambda stage, share: None, kept)
     made = _of_forms(forms, finals[0].tile, program, None, started)
     kept.share_new()
-    kept.put_away()
+    kept.compress()
     return replace(made, make_graphs=lambda: finals)
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsejit.api.quantising.seen_inputs import SeenInput, SeenValues
-from sparsejit.ir.layer_scales import LayerKey, LayerScales, QuantisedSteps
+from sparsejit.ir.layer_scales import LayerKey, LayerScales, Quantisation
 from sparsejit.ir.reference import stored_weights
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, OVERFLOWS_AT, SMALLEST_SCALE, DType
@@ -146,13 +146,13 @@ class _LayerErrors:
         )
 
 
-def steps_of_values(seen: SeenValues) -> QuantisedSteps:
+def steps_of_values(seen: SeenValues) -> Quantisation:
     """Return the steps with the least rounding error of the value itself."""
     rows = seen.rows
     best = min(
         _choices(seen), key=lambda steps: float(np.square(steps.of(rows) - rows).mean())
     )
-    return QuantisedSteps(best.scale, best.shift)
+    return Quantisation(best.scale, best.shift)
 
 
 def _choices(seen: SeenValues) -> Iterator[_InputSteps]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.reference import ACTIVATIONS, on_steps
 from sparsejit.ir.signature import Bound, Signature, signature
@@ -66,11 +66,11 @@ class RoundedResult:
             `summed`, else of `own`
     """
 
-    result: QuantisedSteps
-    own: QuantisedSteps | None = None
-    added: QuantisedSteps | None = None
+    result: Quantisation
+    own: Quantisation | None = None
+    added: Quantisation | None = None
     late: bool = field(default=False, metadata={"newer": True})
-    summed: QuantisedSteps | None = field(default=None, metadata={"newer": True})
+    summed: Quantisation | None = field(default=None, metadata={"newer": True})
     table: tuple[int, ...] | None = field(default=None, metadata={"newer": True})
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class RoundedResult:
             raise InvalidInput(f"{self}: give `summed` where a table follows a late bias alone")
 
     @property
-    def read(self) -> QuantisedSteps:
+    def read(self) -> Quantisation:
         """The steps of the table's input; without a table, of the result."""
         if self.table is None or self.own is None:
             return self.result
@@ -93,13 +93,13 @@ class RoundedResult:
 
     def of(self, y: Array) -> Array:
         """Round a product that includes its bias or added operand, and apply the table."""
-        scale, shift = self.read.scale, self.read.shift
+        scale, shift = self.read.scale, self.read.zero_point
         rounded = on_steps(y, scale, shift)
         if self.table is None:
             return rounded
         numbers = np.rint(rounded / scale) + shift
         made = np.array(self.table)[(numbers + 128).astype(np.int64)]
-        return np.asarray((made - self.result.shift) * self.result.scale)
+        return np.asarray((made - self.result.zero_point) * self.result.scale)
 
 
 @dataclass(frozen=True)
@@ -210,8 +210,8 @@ class Convolution(Operator):
         return _at(y, inside).reshape(batch, -1, *spatial)
 
 
-def _rounded(y: Array, steps: QuantisedSteps | None) -> Array:
-    return y if steps is None else on_steps(y, steps.scale, steps.shift)
+def _rounded(y: Array, steps: Quantisation | None) -> Array:
+    return y if steps is None else on_steps(y, steps.scale, steps.zero_point)
 
 
 def adds_operand(node: Node) -> bool:

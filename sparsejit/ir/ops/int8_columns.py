@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Operator
 from sparsejit.ir.reference import on_steps
 from sparsejit.ir.signature import Bound, Signature, signature
@@ -39,7 +39,7 @@ class NormalisedColumns(Operator):
     """
 
     epsilon: float
-    steps: tuple[QuantisedSteps | None, ...]
+    steps: tuple[Quantisation | None, ...]
 
     mixes: ClassVar[tuple[str, ...]] = ("features",)
     mixing: ClassVar[str] = "normalises over features"
@@ -57,7 +57,7 @@ class NormalisedColumns(Operator):
         *added, parameters = operands
         more, weight, bias = parameters[..., None]
         pairs = zip(added, self.steps, strict=True)
-        x = more + sum(y if s is None else on_steps(y, s.scale, s.shift) for y, s in pairs)
+        x = more + sum(y if s is None else on_steps(y, s.scale, s.zero_point) for y, s in pairs)
         centred = x - x.mean(axis=1, keepdims=True)
         variance = np.square(centred).mean(axis=1, keepdims=True)
         return (centred / np.sqrt(variance + self.epsilon) * weight + bias,)
@@ -84,10 +84,10 @@ class ByteAttention(Operator):
     heads: int
     length: int
     scale: float
-    steps: tuple[QuantisedSteps, QuantisedSteps, QuantisedSteps]
-    scores: QuantisedSteps
-    shares: QuantisedSteps
-    result: QuantisedSteps
+    steps: tuple[Quantisation, Quantisation, Quantisation]
+    scores: Quantisation
+    shares: Quantisation
+    result: Quantisation
 
     types: ClassVar[str] = (
         "query float32 [1, heads*each, columns], key float32 [1, heads*each, columns], "
@@ -103,7 +103,7 @@ class ByteAttention(Operator):
     def __post_init__(self) -> None:
         """Raise InvalidInput for values that no code supports."""
         is_factor = SMALLEST_SCALE <= abs(self.scale) <= LARGEST_SCALE
-        if self.heads < 1 or self.length < 1 or self.shares.shift != -128 or not is_factor:
+        if self.heads < 1 or self.length < 1 or self.shares.zero_point != -128 or not is_factor:
             raise InvalidInput(
                 f"{self}: give heads and length of at least 1, shares with zero point -128, and a "
                 f"scale of {SMALLEST_SCALE:.3g} to {LARGEST_SCALE:.3g}"
@@ -116,18 +116,18 @@ class ByteAttention(Operator):
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         query, key, value = (
-            self._by_head(on_steps(x, s.scale, s.shift))
+            self._by_head(on_steps(x, s.scale, s.zero_point))
             for x, s in zip(operands, self.steps, strict=False)
         )
         products = np.einsum("hcbq,hcbk->bhqk", query, key)
-        scores = self.scale * on_steps(products, self.scores.scale, self.scores.shift)
+        scores = self.scale * on_steps(products, self.scores.scale, self.scores.zero_point)
         for mask in operands[3:]:
             scores = scores + mask[:, None, None]
         powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
         shares = powers / powers.sum(axis=-1, keepdims=True)
-        shares = on_steps(shares, self.shares.scale, self.shares.shift)
+        shares = on_steps(shares, self.shares.scale, self.shares.zero_point)
         mixed = np.einsum("bhqk,hcbk->hcbq", shares, value).reshape(operands[0].shape)
-        return (on_steps(mixed, self.result.scale, self.result.shift),)
+        return (on_steps(mixed, self.result.scale, self.result.zero_point),)
 
     def _by_head(self, x: Array) -> Array:
         """x as (heads, features, samples, length)."""
@@ -138,7 +138,7 @@ class ByteAttention(Operator):
 class ChannelMeans(Operator):
     """The mean of every channel of x (batch, channels, *space); x is rounded to `steps` first."""
 
-    steps: QuantisedSteps
+    steps: Quantisation
 
     types: ClassVar[str] = "x float32 [batch, channels, *space] -> float32 [batch, channels]"
     needs: ClassVar[str] = ", of one or two axes of space"
@@ -148,7 +148,7 @@ class ChannelMeans(Operator):
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         (x,) = operands
-        rounded = on_steps(x, self.steps.scale, self.steps.shift)
+        rounded = on_steps(x, self.steps.scale, self.steps.zero_point)
         return (rounded.mean(axis=tuple(range(2, x.ndim))),)
 
 
@@ -156,8 +156,8 @@ class ChannelMeans(Operator):
 class ScaledChannels(Operator):
     """x (batch, channels, *space), rounded to `steps`, times a scale a channel, rounded again."""
 
-    steps: QuantisedSteps
-    result: QuantisedSteps
+    steps: Quantisation
+    result: Quantisation
 
     types: ClassVar[str] = (
         "x float32 [batch, channels, *space], scale float32 [batch, channels] "
@@ -170,6 +170,6 @@ class ScaledChannels(Operator):
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         x, scale = operands
-        rounded = on_steps(x, self.steps.scale, self.steps.shift)
+        rounded = on_steps(x, self.steps.scale, self.steps.zero_point)
         scaled = rounded * scale.reshape(*scale.shape, *(1,) * (x.ndim - 2))
-        return (on_steps(scaled, self.result.scale, self.result.shift),)
+        return (on_steps(scaled, self.result.scale, self.result.zero_point),)

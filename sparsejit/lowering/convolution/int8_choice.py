@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import isfinite, prod
 
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
@@ -100,7 +100,7 @@ def _in_floats(site: Site, op: Linear | Convolution) -> Sequence[Value]:
     assert op.input_scale is not None
     dtype = DType.FLOAT32 if op.dtype is DType.INT8 else op.dtype
     plain = replace(op, dtype=dtype, input_scale=None, input_shift=None)
-    if _is_in_steps(site, x, QuantisedSteps(op.input_scale, op.input_shift or 0)):
+    if _is_in_steps(site, x, Quantisation(op.input_scale, op.input_shift or 0)):
         return (site.one(plain, x, *others),)
     chain, numbers = rounded_to_steps(x.shape, op.input_scale, op.input_shift or 0)
     operands = [site.constant(number, Origin("step")) for number in numbers]
@@ -109,7 +109,7 @@ def _in_floats(site: Site, op: Linear | Convolution) -> Sequence[Value]:
     return (site.one(plain, rounded, *others),)
 
 
-def _is_in_steps(site: Site, x: Value, steps: QuantisedSteps) -> bool:
+def _is_in_steps(site: Site, x: Value, steps: Quantisation) -> bool:
     """Whether x is a convolution's result in these steps, or max pooling of such a result."""
     node = site.producer(x)
     if node is not None and isinstance(node.op, Pooling) and node.op.kind is PoolingKind.MAX:

@@ -35,7 +35,7 @@ from sparsejit.asm_templates.convolution.int8_norm import (
 )
 from sparsejit.asm_templates.convolution.int8_norm import SCRATCH as NORM_SCRATCH
 from sparsejit.asm_templates.convolution.int8_planes import BytePlanes
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.int8_columns import (
@@ -88,7 +88,7 @@ def lower_norm(low: Lowering, node: Node) -> None:
     operands = tuple(each for _, each in reads)
     numbers = low.constant(parameters)
     norm = ByteNorm(channels, columns, op.epsilon, operands, tuple(results), numbers)
-    fills = None if in_steps is None or not _has_taps(low, value) else in_steps.shift + ZERO
+    fills = None if in_steps is None or not _has_taps(low, value) else in_steps.zero_point + ZERO
     low.add(_norm_step(low, node, norm, [view for view, _ in reads], writes, planes, fills))
 
 
@@ -141,7 +141,7 @@ def lower_byte_attention(low: Lowering, node: Node) -> None:
     numbers = (*op.steps, op.scores, op.shares, op.result)
     query, key, values, scores, shares, made = map(in_bytes, numbers)
     steps = AttentionSteps(query, key, values, scores, shares, made, op.scale)
-    fills = op.result.shift + ZERO if _has_taps(low, value) else None
+    fills = op.result.zero_point + ZERO if _has_taps(low, value) else None
     views = [*(image.view for image in images), *masks]
     low.add(_attention_step(low, node, heads, steps, views, result, fills))
     bind_image(low, value, ByteImage(result, planes, op.result))
@@ -196,7 +196,7 @@ def _attention_step(
 
 
 def _operand(
-    low: Lowering, value: Value, steps: QuantisedSteps | None
+    low: Lowering, value: Value, steps: Quantisation | None
 ) -> tuple[View, NormOperand]:
     if steps is not None:
         image = bytes_of(low, value, steps)
@@ -205,7 +205,7 @@ def _operand(
     return view, NormOperand(view.strides[1], None)
 
 
-def _read_in(reader: Node, value: Value) -> QuantisedSteps | None:
+def _read_in(reader: Node, value: Value) -> Quantisation | None:
     """Scale and zero point with which a node reads a value in bytes; None if it reads floats."""
     op = reader.op
     if isinstance(op, NormalisedColumns | ByteAttention):
@@ -214,7 +214,7 @@ def _read_in(reader: Node, value: Value) -> QuantisedSteps | None:
     if not isinstance(op, Convolution) or op.rounding is None or value is not reader.inputs[0]:
         return None
     assert op.input_scale is not None
-    return QuantisedSteps(op.input_scale, op.input_shift or 0)
+    return Quantisation(op.input_scale, op.input_shift or 0)
 
 
 def _has_taps(low: Lowering, value: Value) -> bool:

@@ -36,7 +36,7 @@ from sparsejit.asm_templates.convolution.int8_planes import (
 )
 from sparsejit.asm_templates.convolution.int8_results import ByteEpilogue
 from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution, RoundedResult
 from sparsejit.ir.ops.products import Linear
@@ -85,7 +85,7 @@ def lower_byte_depthwise(low: Lowering, node: Node, image: ByteImage) -> None:
         planes = gaps_for(*axes, image.planes)
         rows, columns = (BytePhase(0, 1, count) for count in (planes.rows, planes.columns))
         whole = ByteWindows(planes, (rows,), (columns,), (0,))
-        x = copied(low, node, image, whole, image.steps.shift + ZERO)
+        x = copied(low, node, image, whole, image.steps.zero_point + ZERO)
         windows = byte_channel_windows(planes, shape, *axes)
     assert windows is not None
     matrix = _taps(low, node)
@@ -159,7 +159,7 @@ def plain(op: Convolution) -> Convolution:
 
 
 def ends_of(
-    matrix: SparseMatrix, bias: np.ndarray | None, op: Convolution, x: QuantisedSteps
+    matrix: SparseMatrix, bias: np.ndarray | None, op: Convolution, x: Quantisation
 ) -> tuple[ByteEpilogue, np.ndarray]:
     """The epilogue of sums, and (out, 3): each row's scale, and biases before and after `own`."""
     integers, scales = quantised_nonzeros(matrix)
@@ -170,24 +170,24 @@ def ends_of(
     added = np.zeros(len(of_sums)) if bias is None else bias.astype(np.float64)
     late = added / op.rounding.read.scale
     start = 0.0 if op.rounding.late else added / first.scale
-    ends = np.stack([of_sums, start - of_sums * (x.shift + ZERO) * weights, late], axis=1)
+    ends = np.stack([of_sums, start - of_sums * (x.zero_point + ZERO) * weights, late], axis=1)
     most = 255 * integers.sums_by_row(np.abs(integers.values.astype(np.int32))) * of_sums
     cuts = bool((most + np.abs(ends[:, 1])).max(initial=0) >= _WORTH_CUTTING)
     return _epilogue(op.rounding, op.activation, cuts), ends.astype(np.float32)
 
 
 def _epilogue(rounding: RoundedResult, activation: Activation, cuts: bool) -> ByteEpilogue:
-    zero, cut = rounding.result.shift + ZERO, rounding.read
-    least = cut.shift + ZERO if activation in (Activation.RELU, Activation.RELU6) else 0
+    zero, cut = rounding.result.zero_point + ZERO, rounding.read
+    least = cut.zero_point + ZERO if activation in (Activation.RELU, Activation.RELU6) else 0
     is_cut = activation is Activation.RELU6
-    six = int(min(255, np.rint(6.0 / cut.scale) + cut.shift + ZERO)) if is_cut else 255
+    six = int(min(255, np.rint(6.0 / cut.scale) + cut.zero_point + ZERO)) if is_cut else 255
     own, added = (
-        None if each is None else (each.scale / cut.scale, each.shift + ZERO)
+        None if each is None else (each.scale / cut.scale, each.zero_point + ZERO)
         for each in (rounding.own, rounding.added)
     )
     table = None
     if rounding.table is not None:
-        table = (np.array(rounding.table) + ZERO).astype(np.uint8), cut.shift + ZERO
+        table = (np.array(rounding.table) + ZERO).astype(np.uint8), cut.zero_point + ZERO
     return ByteEpilogue(zero, least, six, cuts, own, added, rounding.late, table)
 
 
@@ -197,11 +197,11 @@ def lower_byte_convolution(low: Lowering, node: Node) -> None:
     assert isinstance(op, Convolution) and op.rounding is not None
     check_bytes(low, node)
     assert op.input_scale is not None
-    image = bytes_of(low, value, QuantisedSteps(op.input_scale, op.input_shift or 0))
+    image = bytes_of(low, value, Quantisation(op.input_scale, op.input_shift or 0))
     if op.groups > 1:
         lower_byte_depthwise(low, node, image)
         return
-    windows, x = _windows(low, image, node_axes(node), node, image.steps.shift + ZERO)
+    windows, x = _windows(low, image, node_axes(node), node, image.steps.zero_point + ZERO)
     y = _result_planes(node, windows)
     adds = len(others) == 2 and op.rounding.added is not None
     matrix = _plain_filters(low, node)[0]
@@ -210,7 +210,7 @@ def lower_byte_convolution(low: Lowering, node: Node) -> None:
     reads: tuple[View, ...] = (x,)
     if form.fours:
         fours = ChannelFours(windows.planes, windows.phases)
-        reads = (by_fours(low, x, fours, image.steps.shift + ZERO, node.output.origin),)
+        reads = (by_fours(low, x, fours, image.steps.zero_point + ZERO, node.output.origin),)
     if adds:
         assert op.rounding.added is not None
         reads = *reads, _added(low, node, bytes_of(low, others[1], op.rounding.added), y)
@@ -228,7 +228,7 @@ def lower_byte_pooling(low: Lowering, node: Node, rows: Axis, columns: Axis) -> 
     image = images[0]
     windows, x = _windows(low, image, (rows, columns), node, 0)
     y = _result_planes(node, windows)
-    gap = image.steps.shift + ZERO
+    gap = image.steps.zero_point + ZERO
 
     def emit(asm: Assembler, at: Locations) -> None:
         at.point(asm)
@@ -245,7 +245,7 @@ def _windows(
     low: Lowering, image: ByteImage, over: tuple[Axis, Axis], node: Node, gap: int
 ) -> tuple[ByteWindows, View]:
     """A node's windows over an image, and the view they read: a copy with gaps `gap` if need be."""
-    fits = gap == image.steps.shift + ZERO
+    fits = gap == image.steps.zero_point + ZERO
     windows = windows_of(image.planes, *over, fits)
     if windows.in_place:
         return windows, image.view
@@ -271,7 +271,7 @@ class _Product:
 
     node: Node
     windows: ByteWindows
-    x: QuantisedSteps
+    x: Quantisation
     form: QuadForm
     y: BytePlanes
     reads: tuple[View, ...]

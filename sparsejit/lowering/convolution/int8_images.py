@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from sparsejit.asm_templates.convolution.int8_conversions import (
-    ByteSteps,
+    ByteQuantisation,
     FloatRows,
     emit_phases,
     emit_to_bytes,
@@ -16,7 +16,7 @@ from sparsejit.asm_templates.convolution.int8_planes import (
     emit_fours,
 )
 from sparsejit.errors import CompileError
-from sparsejit.ir.layer_scales import QuantisedSteps
+from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node
 from sparsejit.ir.values import Element, Origin, TensorType, Value
 from sparsejit.lowering.context import ByteImage, Lowering
@@ -68,7 +68,7 @@ def by_fours(low: Lowering, x: View, fours: ChannelFours, gap: int, origin: Orig
     return low.byte_fours[x]
 
 
-def bytes_of(low: Lowering, value: Value, steps: QuantisedSteps) -> ByteImage:
+def bytes_of(low: Lowering, value: Value, steps: Quantisation) -> ByteImage:
     """The image of a value in bytes with this scale and zero point, rounded now if need be."""
     found = low.byte_images.get((value, steps))
     if found is not None:
@@ -108,9 +108,9 @@ def bind_image(low: Lowering, value: Value, image: ByteImage) -> None:
     low.bind_later(value, make)
 
 
-def in_bytes(steps: QuantisedSteps) -> ByteSteps:
+def in_bytes(steps: Quantisation) -> ByteQuantisation:
     """The steps for bytes, whose zero points are within 0 .. 255."""
-    return ByteSteps(steps.scale, steps.shift + ZERO)
+    return ByteQuantisation(steps.scale, steps.zero_point + ZERO)
 
 
 def copy_step(

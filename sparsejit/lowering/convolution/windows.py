@@ -75,7 +75,7 @@ def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec)
     image = window_image(low, node)
     if image is None:
         return False
-    made = matrix.families_made if image.samples > 1 else frozenset()
+    made = matrix.memoised_families if image.samples > 1 else frozenset()
     if "csr" in made and SPARSE_WINDOWS not in made:
         return False  # code for one sample gathers columns: its prepared weights exist already
     image = cheapest_planes(image, matrix, each, low.options.planner)
@@ -114,7 +114,7 @@ def _add_steps(
     planes = low.temporary(TensorType((read.floats,), Element.FLOAT32))
     low.add(_padding_step(low, node, read, x, planes))
     reads = (planes, low.contiguous(node.inputs[3])) if adds_operand(node) else (planes,)
-    is_there = name == SPARSE_WINDOWS and matrix.has_made(_code_key(image, y))
+    is_there = name == SPARSE_WINDOWS and matrix.has_memoised(_code_key(image, y))
     if adds_operand(node) or not is_there:
         low.add(_product_step(low, node, image, matrix, each, reads, y, name, cost))
         return
@@ -229,7 +229,7 @@ def _code(
         return _WindowCode(emit, lowered.scratch_bytes)
 
     if name == SPARSE_WINDOWS and image.samples == 1 and not adds:
-        return matrix.once(_code_key(image, y), made)
+        return matrix.memoised(_code_key(image, y), made)
     return made()
 
 

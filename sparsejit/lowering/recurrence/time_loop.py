@@ -21,11 +21,11 @@ from sparsejit.asm_templates.pointwise.gates import (
     emit_lstm_update,
     emit_rnn_update,
 )
-from sparsejit.asm_templates.pointwise.own_steps import (
+from sparsejit.asm_templates.pointwise.row_quantisation import (
     PAIR_BYTES,
-    OwnSteps,
+    RowQuantisation,
     emit_from_own_steps,
-    emit_to_own_steps,
+    emit_row_quantisation,
 )
 from sparsejit.asm_templates.pointwise.sample_lengths import (
     emit_copy,
@@ -116,7 +116,7 @@ def lower_recurrence(low: Lowering, node: Node) -> None:
     for value in last if op.with_lengths else last[1:]:
         writes.append(low.dense_result(value))
     choices = tuple(choice for _, _, choice in products)
-    rounding = OwnSteps(weights.shape[1], takes_integers) if op.rounds_state else None
+    rounding = RowQuantisation(weights.shape[1], takes_integers) if op.rounds_state else None
     loop = _TimeLoop(op, choices, reads[0], writes[0], rounding)
     facts = _facts([product_facts(*one, weights.origin.name) for one in products], loop, low.target)
     kernel = f"{op.cell.value} {choices[0].chosen.template.name}"
@@ -149,7 +149,7 @@ def _products(
         if batch > 1:
             of = MatMul(whole, batch) if len(ends) > 1 else None
             layer = MatMul(each, batch, part_of=of)
-        found.append((layer, part, low.options.planner.of_one_layer.plan(layer, part)))
+        found.append((layer, part, low.options.planner.alone.plan(layer, part)))
         first = end
     return found
 
@@ -209,7 +209,7 @@ class _TimeLoop:
     choices: tuple[Plan, ...]
     given: View
     into: View
-    rounding: OwnSteps | None = None
+    rounding: RowQuantisation | None = None
 
     @property
     def cell(self) -> RecurrentCell:
@@ -311,13 +311,13 @@ class _TimeLoop:
         scratch.point(asm, register)
         asm.emit("add", register, offset)
 
-    def _round(self, asm: Assembler, at: Locations, spec: OwnSteps) -> None:
+    def _round(self, asm: Assembler, at: Locations, spec: RowQuantisation) -> None:
         """Quantise each row of the state at rdi with a scale of its own; rdi = the result."""
         row = _FLOAT * self.hidden
         self._point_behind(asm, at.scratch, rsi, self.reset_offset)
         self._point_behind(asm, at.scratch, rdx, self.pairs_offset)
         self._by_row(
-            asm, {rdi: row, rsi: row, rdx: PAIR_BYTES}, lambda: emit_to_own_steps(asm, spec)
+            asm, {rdi: row, rsi: row, rdx: PAIR_BYTES}, lambda: emit_row_quantisation(asm, spec)
         )
         self._point_behind(asm, at.scratch, rdi, self.reset_offset)
 

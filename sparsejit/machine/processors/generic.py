@@ -56,7 +56,7 @@ GENERIC = Core(
     gate_cycles=ZEN5.gate_cycles,
     reduction_cycles=25,
     multipliers=2,
-    ask_ahead=16 << 10,
+    prefetch_distance=16 << 10,
     l3_share=0.5,
     quads=GOLDEN_COVE.quads,
     sharing=SharingPrices(barrier_ns=300.0, crossing_bytes=10.0),

@@ -160,7 +160,7 @@ GOLDEN_COVE = Core(
     gate_cycles=ZEN5.gate_cycles,
     reduction_cycles=25,
     multipliers=2,
-    ask_ahead=16 << 10,  # assumed
+    prefetch_distance=16 << 10,  # assumed
     l3_share=0.5,
     # Assumed, from the instructions on its ports.
     quads=QuadPrices(

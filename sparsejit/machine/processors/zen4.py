@@ -121,7 +121,7 @@ ZEN4 = Core(
     ),
     # 768x3072 dense, 128 columns, cold: 1.13 cycles a product by tiles of 29 rows, 1.07 of 7 or 14.
     loops=LoopPrices(far_element={"avx512": 0.00625, "avx2": 0.0}),
-    ask_ahead=16 << 10,  # 32 columns, 47 MB: 7.26 ms without, 4.70 with, 4.81 at 8 KB
+    prefetch_distance=16 << 10,  # 32 columns, 47 MB: 7.26 ms without, 4.70 with, 4.81 at 8 KB
     l3_share=0.75,
     # Measured in L1 and L2; ResNet-50's layers take 0.85 to 1.2 of the predictions by these.
     quads=QuadPrices(

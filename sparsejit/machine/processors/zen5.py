@@ -191,7 +191,7 @@ ZEN5 = Core(
     gate_cycles=GATE_CYCLES,
     reduction_cycles=25,
     multipliers=2,
-    ask_ahead=16 << 10,  # 0.4 bytes a cycle without, 9.5 with
+    prefetch_distance=16 << 10,  # 0.4 bytes a cycle without, 9.5 with
     l3_share=0.75,
     # quad: prototypes; fours: by prototypes of whole layers; else by their instructions.
     quads=QuadPrices(

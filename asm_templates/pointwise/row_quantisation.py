@@ -23,14 +23,14 @@ _TO_NEAREST = 8  # of vroundps and vrndscaleps, without exception flags
 
 
 @dataclass(frozen=True)
-class OwnSteps:
+class RowQuantisation:
     """A row of `length` floats; with `as_integers` the result is q + zero - 128, else q * scale."""
 
     length: int
     as_integers: bool
 
 
-def emit_to_own_steps(asm: Assembler, spec: OwnSteps) -> None:
+def emit_row_quantisation(asm: Assembler, spec: RowQuantisation) -> None:
     """Append the quantisation of x. rdi: x; rsi: the result, both float32; rdx: the pair.
 
     The pair is the scale and scale * (128 - zero), both float32. The result for NaN and infinity is
