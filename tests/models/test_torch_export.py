@@ -226,12 +226,27 @@ def adds_to_an_attribute(m: Any, x: torch.Tensor) -> None:
     m.own += 1
 
 
+def assigns_an_attribute(m: Any, x: torch.Tensor) -> None:
+    m.own = m.own + x
+
+
+def starts_an_attribute(m: Any, x: torch.Tensor) -> None:
+    m.plain = x if m.plain is None else m.plain + x
+
+
+def replaces_data(m: Any, x: torch.Tensor) -> None:
+    m.state.data = m.state + x
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
         *((each, "state") for each in (adds, assigns, grows, fills, adds_through_a_view)),
         (starts, "empty"),
         (adds_to_an_attribute, "own"),
+        (assigns_an_attribute, "own"),
+        (starts_an_attribute, "plain"),
+        (replaces_data, "state"),
     ],
 )
 def test_a_model_that_changes_itself_is_refused(change: Any, name: str) -> None:
@@ -239,14 +254,32 @@ def test_a_model_that_changes_itself_is_refused(change: Any, name: str) -> None:
 
     def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
         change(m, x)
-        return sum((each for each in (m.state, m.empty, m.own) if each is not None), x)
+        held = m.state, m.empty, m.own, m.plain
+        return sum((each for each in held if each is not None), x)
 
     model = Written(forward).eval()
     model.register_buffer("state", torch.zeros(1, 3))
     model.register_buffer("empty", None)
-    model.own = torch.zeros(1, 3)
+    model.own, model.plain = torch.zeros(1, 3), None
     with pytest.raises(InvalidInput, match=f"changes '{name}' while it runs; return it"):
         sparsejit.compile(model, (torch.randn(1, 3),))
+
+
+def test_a_model_that_keeps_tensors_for_itself_is_compiled() -> None:
+    """A table that it makes at the first call, and its last result."""
+
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        if m.table is None:
+            m.table = torch.arange(3.0).cos()
+        m.last = x * m.table
+        return m.last
+
+    model = Written(forward).eval()
+    model.table = model.last = None
+    x = torch.randn(2, 3)
+    fast = sparsejit.compile(model, (x,))
+    assert model.table is None and model.last is None
+    torch.testing.assert_close(fast(x), model(x))
 
 
 def test_nests_of_inputs_and_outputs() -> None:

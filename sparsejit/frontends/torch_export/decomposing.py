@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import is_tensor
-from sparsejit.frontends.torch_export.tracing import first_line
+from sparsejit.frontends.torch_export.tracing import changes_itself, first_line
 from sparsejit.frontends.writing.complex_values import Complex
 from sparsejit.ir.values import Value
 
@@ -41,11 +41,6 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
                 f"torch cannot write this model without changes in place: {first_line(error)}; "
                 "write it with operators that return a new tensor"
             ) from error
-
-
-def changes_itself(name: str) -> InvalidInput:
-    """Return the error for a model that writes into a tensor of its own."""
-    return InvalidInput(f"the model changes {name!r} while it runs; return it as an output instead")
 
 
 def _own_tensor(program: ExportedProgram, node: Node) -> str | None:

@@ -26,7 +26,7 @@ from sparsejit.frontends.batch_axis import (
     why_not_alike,
 )
 from sparsejit.frontends.nesting import Nest
-from sparsejit.frontends.torch_export.decomposing import changes_itself, functionalised
+from sparsejit.frontends.torch_export.decomposing import functionalised
 from sparsejit.frontends.torch_export.given_sizes import (
     is_program,
     symbols_of_examples,
@@ -36,6 +36,7 @@ from sparsejit.frontends.torch_export.interpreting import dtype_of, graph_of
 from sparsejit.frontends.torch_export.tracing import (
     ONE_AT_A_TIME,
     as_tensors,
+    changes_itself,
     common_batch,
     origins_of_tensors,
     tensors_of,

@@ -18,6 +18,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -184,7 +185,12 @@ def traced(
     if any(module.training for module in model.modules()):
         warn_caller("the model is in training mode; it is compiled as after model.eval()")
     why_not = "it was not requested" if axes is None else _no_common_batch(args, kwargs, axes)
-    with _evaluating(model) as told, known_recurrent_shapes(), traceable_packing():
+    with (
+        _evaluating(model) as told,
+        _recorded_writes(model) as written,
+        known_recurrent_shapes(),
+        traceable_packing(),
+    ):
         program = None
         if not why_not:
             try:
@@ -197,12 +203,19 @@ def traced(
                     else f"torch.export fixes it: {first_line(error)}"
                 )
         program = program or _of_one_batch(model, args, kwargs)
+    if written and _carries_state(model, args, kwargs):
+        raise changes_itself(", ".join(dict.fromkeys(written)))
     for name in _kept_attributes(program, told):
         warn_caller(
             f"the model reads and assigns self.{name} while it runs, which keeps its first value "
             "in compiled calls; take it as an input and return it"
         )
     return program, why_not
+
+
+def changes_itself(name: str) -> InvalidInput:
+    """Return the error for a model that writes into a tensor of its own."""
+    return InvalidInput(f"the model changes {name!r} while it runs; return it as an output instead")
 
 
 def _check_layers(model: Module) -> None:
@@ -282,6 +295,8 @@ def _reason(error: Exception) -> str:
     text = first_line(error)
     if "data-dependent" in text or "unbacked symbol" in text:
         text = "a size or a branch depends on values of a tensor"
+    elif "fake tensor in the exported program" in text:
+        text = "it changes a tensor of its own by `data`, or keeps one of a call"
     frames = traceback.extract_tb(error.__traceback__)
     source, code = innermost_line((each.filename, each.lineno, each.line) for each in frames)
     return f"{text}, at {source}: {code}" if source else text
@@ -354,6 +369,61 @@ def _kept_attributes(
     texts = (_ASSIGNED.search(str(warning.message)) for warning in told)
     names = (name.removeprefix("self.") for text in texts if text for name in text[1].split(", "))
     return [name for name in dict.fromkeys(names) if name in program.constants]
+
+
+@contextmanager
+def _recorded_writes(model: Module) -> Iterator[list[str]]:
+    """Record the attributes to which modules assign tensors, and the tensors whose `data` they set.
+
+    torch.export follows neither, and restores the attributes. It follows buffers and parameters.
+    """
+    import torch
+
+    written: list[str] = []
+    own_modules = set(map(id, model.modules()))
+    assign, data = torch.nn.Module.__setattr__, vars(torch._C.TensorBase)["data"]
+
+    def recorded(module: Module, name: str, value: Any) -> None:
+        followed = {*module._parameters, *module._buffers}
+        if id(module) in own_modules and isinstance(value, torch.Tensor) and name not in followed:
+            written.append(name)
+        assign(module, name, value)
+
+    def replace_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        own = (*model.named_buffers(), *model.named_parameters())
+        written.append(next((name for name, held in own if held is tensor), "data"))
+        data.__set__(tensor, value)
+
+    torch.nn.Module.__setattr__ = recorded  # type: ignore[method-assign, assignment]
+    torch.Tensor.data = property(data.__get__, replace_data)  # type: ignore[assignment]
+    try:
+        yield written
+    finally:
+        torch.nn.Module.__setattr__ = assign  # type: ignore[method-assign]
+        del torch.Tensor.data
+
+
+def _carries_state(model: Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a copy of the model gives other outputs in its second call with the same inputs.
+
+    False where the model cannot be copied. Random numbers are the same in both calls.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    try:
+        copied = deepcopy(model)
+    except Exception:  # any of the user's own objects may refuse
+        return False
+    outputs = []
+    with _evaluating(copied), torch.random.fork_rng():
+        for _ in range(2):
+            torch.manual_seed(0)
+            given, named = deepcopy((args, dict(kwargs)))
+            found = copied(*given, **named)
+            outputs.append([x.clone() for x in tree_leaves(found) if isinstance(x, torch.Tensor)])
+    pairs = zip(*outputs, strict=True)
+    return any(one.shape != two.shape or not one.equal(two) for one, two in pairs)
 
 
 @contextmanager
