@@ -39,7 +39,7 @@ from sparsejit.runtime.python_objects import (
     layout_is_known,
     new_array_function,
 )
-from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import (
     Memory,
     Register,
@@ -77,12 +77,12 @@ def call_stub(
     """
     if not layout_is_known():
         return fallback
-    kind = _CallStub if workspaces is not None else _KernelStub
+    kind = CallStub if workspaces is not None else _KernelStub
     code = kind(memory, tuple(input_types), tuple(output_types)).emit(workspaces, fallback)
     return builtin("run", code.address, METH_FASTCALL, (code, memory, workspaces, fallback))
 
 
-class _CallStub:
+class CallStub:
     """Emits the stub of a model's function.
 
     Registers: rbx, rbp: the arguments and their number; r12: rows of the free batch, later the
@@ -91,6 +91,7 @@ class _CallStub:
     """
 
     _has_workspace = True
+    _further_bytes = 0  # on the stack, at `_further`
 
     def __init__(
         self,
@@ -107,10 +108,13 @@ class _CallStub:
         self._output_table = 8 * len(input_types)
         self._shape = self._output_table + 8 * len(output_types)
         self._samples = self._shape + 8 * longest
+        self._further = self._samples + 8
         # After the return address and six pushes, the stack is 8 bytes off a multiple of 16.
-        self._frame = (self._samples + 8) // 16 * 16 + 8
+        self._frame = (self._further + self._further_bytes) // 16 * 16 + 8
 
-    def emit(self, workspaces: Any, fallback: Callable[..., Any]) -> ExecutableMemory:
+    def emit(
+        self, workspaces: Any, fallback: Callable[..., Any] | None = None
+    ) -> ExecutableMemory:
         asm = self._asm
         push(asm, _SAVED)
         asm.emit("sub", rsp, self._frame)
@@ -139,19 +143,31 @@ class _CallStub:
         asm.jump("jnz", self._discard)
 
     def _check_inputs(self) -> None:
-        asm = self._asm
         rows: Register | None = None
         for number, kind in enumerate(self._inputs):
-            asm.emit("mov", rax, Memory(rbx, 8 * number))
             shape = [rows if length is None else length for length in kind.shape]
-            dtype = np.dtype(kind.dtype)
-            check_array(asm, rax, dtype, shape, C_CONTIGUOUS | ALIGNED, self._unusual)
-            if None in shape:
-                rows = r12
-                asm.emit("mov", rcx, Memory(rax, ARRAY_SHAPE))
-                asm.emit("mov", r12, Memory(rcx))
-            asm.emit("mov", rcx, Memory(rax, ARRAY_DATA))
-            asm.emit("mov", Memory(rsp, 8 * number), rcx)
+            self._check_input(number, np.dtype(kind.dtype), shape, self._unusual)
+            rows = r12 if None in shape else rows
+
+    def _check_input(
+        self, number: int, dtype: np.dtype[Any], shape: Sequence[int | Register | None], no: Label
+    ) -> None:
+        """Jump to `no` unless an argument is an array of this type; store its address."""
+        asm = self._asm
+        asm.emit("mov", rax, Memory(rbx, 8 * number))
+        check_array(asm, rax, dtype, shape, C_CONTIGUOUS | ALIGNED, no)
+        self._store_input(number, shape, Memory(rax, ARRAY_SHAPE), Memory(rax, ARRAY_DATA))
+
+    def _store_input(
+        self, number: int, shape: Sequence[int | Register | None], lengths: Memory, data: Memory
+    ) -> None:
+        """Store the address of an input, and its rows in r12 where the shape leaves them open."""
+        asm = self._asm
+        if None in shape:
+            asm.emit("mov", rcx, lengths)
+            asm.emit("mov", r12, Memory(rcx))
+        asm.emit("mov", rcx, data)
+        asm.emit("mov", Memory(rsp, 8 * number), rcx)
 
     def _count_samples(self) -> None:
         asm = self._asm
@@ -249,7 +265,7 @@ class _CallStub:
         asm.emit("xor", dword(rax), dword(rax))
         asm.jump("jmp", self._done)
 
-    def _emit_fallback(self, fallback: Callable[..., Any]) -> None:
+    def _emit_fallback(self, fallback: Callable[..., Any] | None) -> None:
         asm = self._asm
         asm.bind(self._discard)
         asm.emit("mov", rdi, r13)
@@ -266,7 +282,7 @@ class _CallStub:
         pop(self._asm, _SAVED)
 
 
-class _KernelStub(_CallStub):
+class _KernelStub(CallStub):
     """Emits the stub of `void kernel(x, y)`; r13: the result."""
 
     _has_workspace = False

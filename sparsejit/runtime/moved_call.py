@@ -24,6 +24,7 @@ from sparsejit.runtime.array_checks import (
     with_rows,
 )
 from sparsejit.runtime.call_stub import call_stub
+from sparsejit.runtime.direct_stub import direct_stub
 from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.python_objects import ArrayType
 
@@ -57,8 +58,18 @@ class MovedCall:
         """`run(*inputs) -> outputs`, contiguous. Raises InvalidInput as `NativeCall.run` does."""
         moved = _MovedArrays(self._call.run, self._taken, self._before, self._after)
         checked = self._call.checked
-        taken, made = (list(map(_of_one_sample, kinds)) for kinds in (self._taken, self._made))
-        return call_stub(checked.memory, taken, made, checked.workspaces, moved)
+        return call_stub(checked.memory, *self._of_one_sample, checked.workspaces, moved)
+
+    def direct(self, is_single: bool, torch: Any = None) -> Callable[..., Any] | None:
+        """Return a stub of single samples, as from `direct_stub`."""
+        checked = self._call.checked
+        kinds = self._of_one_sample
+        return direct_stub(checked.memory, *kinds, checked.workspaces, is_single, torch)
+
+    @property
+    def _of_one_sample(self) -> tuple[list[ArrayType], list[ArrayType]]:
+        """Types of the inputs and outputs of a call for one sample."""
+        return [*map(_of_one_sample, self._taken)], [*map(_of_one_sample, self._made)]
 
     def __call__(self, inputs: Iterable[Array]) -> list[Array]:
         results: list[Array] = self.run(*inputs)

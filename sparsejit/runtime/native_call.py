@@ -29,6 +29,7 @@ from sparsejit.runtime.array_checks import (
     with_rows,
 )
 from sparsejit.runtime.call_stub import call_stub
+from sparsejit.runtime.direct_stub import direct_stub
 from sparsejit.runtime.filled_memory import emit_fill_arrays, fill, fills
 from sparsejit.runtime.python_objects import ArrayType, bind_arguments
 from sparsejit.x86.operands import rcx, rdi, rdx, rsi
@@ -91,6 +92,12 @@ class NativeCall:
     def run(self) -> Callable[..., Any]:
         """The native stub, made at the first call."""
         return self.checked.new_stub()
+
+    def direct(self, is_single: bool, torch: Any = None) -> Callable[..., Any] | None:
+        """Return a stub as from `direct_stub`."""
+        checked = self.checked
+        kinds = checked.taken, checked.made
+        return direct_stub(checked.memory, *kinds, checked.workspaces, is_single, torch)
 
     def __call__(self, inputs: Iterable[Array]) -> list[Array]:
         results: list[Array] = self.run(*inputs)

@@ -111,6 +111,12 @@ def jump_to_vectorcall(asm: Assembler) -> None:
     asm.emit("jmp", rax)
 
 
+def emit_vectorcall(asm: Assembler) -> None:
+    """Emit a call of the object in rdi, with the rdx arguments at rsi; the stack as in a call."""
+    asm.emit("xor", dword(rcx), dword(rcx))
+    emit_call(asm, python_function("PyObject_VectorcallDict"))
+
+
 def bind_arguments(
     native: ExecutableMemory,
     arguments: Sequence[tuple[Register, int]],
@@ -163,8 +169,13 @@ def layout_is_known() -> bool:
 def new_array_function() -> int:
     """Address of numpy's PyArray_Empty, which takes over one reference to the dtype."""
     core: Any = import_module("numpy._core._multiarray_umath")
+    return native_field(pointer_of(core._ARRAY_API) + 8 * _PYARRAY_EMPTY, 8)
+
+
+def pointer_of(capsule: Any, name: bytes | None = None) -> int:
+    """Return the pointer of a capsule. Raises ValueError for a capsule of another name."""
     pointer_in = ctypes.pythonapi.PyCapsule_GetPointer
     pointer_in.restype = ctypes.c_void_p
     pointer_in.argtypes = [ctypes.py_object, ctypes.c_char_p]
-    table: int = pointer_in(core._ARRAY_API, None)
-    return native_field(table + 8 * _PYARRAY_EMPTY, 8)
+    pointer: int = pointer_in(capsule, name)
+    return pointer

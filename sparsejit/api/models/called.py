@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,9 @@ class CalledModel(Explained):
         # Most models take a few tensors and return one: then nothing need be unpacked.
         self._plain_arguments = _plain_arguments(input_nest)
         self._is_plain_result = output_nest.kind is NestKind.TENSOR
+        # Runs plain calls from the second on; None from it leaves a call to Python.
+        self._direct: Callable[..., Any] = _left_to_python
+        self._is_direct_for: bool | None = None  # whether `_direct` takes tensors, if it is made
 
     @property
     @abstractmethod
@@ -52,12 +55,30 @@ class CalledModel(Explained):
         Raises:
             InvalidInput: inputs that are nested, shaped or typed differently from the model's
         """
+        if not kwargs and (results := self._direct(*args)) is not None:
+            return results if self._is_plain_result else unflatten(self._output_nest, results)
+        return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call of any form; make the stub for further calls of its form."""
         plain = not kwargs and len(args) == self._plain_arguments
         leaves = args if plain else self._leaves(args, kwargs)
         results: list[Any] = self.run(leaves)
-        if not all(isinstance(leaf, np.ndarray) for leaf in leaves):
+        has_tensors = not all(isinstance(leaf, np.ndarray) for leaf in leaves)
+        if has_tensors:
             results = as_tensors(results, self._output_nest)
+        if plain and (self._is_direct_for is None or has_tensors > self._is_direct_for):
+            self._is_direct_for = has_tensors
+            made = self._new_direct(sys.modules["torch"] if has_tensors else None)
+            self._direct = made or _left_to_python
         return results[0] if self._is_plain_result else unflatten(self._output_nest, results)
+
+    def _new_direct(self, torch: Any) -> Callable[..., Any] | None:
+        """Return a stub as from `direct_stub`, or None where none can be made.
+
+        It returns None for each call that `run` refuses. It takes tensors if torch is given.
+        """
+        return None
 
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the flat list of inputs. Raises InvalidInput if the arguments do not fit."""
@@ -69,6 +90,10 @@ class CalledModel(Explained):
                 f"{', '.join(self._input_names)}"
             )
         return flatten(self._input_nest, (args, kwargs), "inputs")
+
+
+def _left_to_python(*args: Any) -> None:
+    """The stub of a model that has none."""
 
 
 def _arguments(count: int, names: Iterable[str]) -> str:

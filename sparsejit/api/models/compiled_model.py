@@ -157,6 +157,12 @@ class CompiledModel(CalledModel, Compiled):
             results = cut(results, self._open_axes)
         return dtypes.narrowed(results) if dtypes.outputs else results
 
+    def _new_direct(self, torch: Any) -> Callable[..., Any] | None:
+        dtypes, sizes = self._dtypes, self._sizes
+        if dtypes.has_others or self._open_axes or (sizes is not None and sizes.are_bounded):
+            return None
+        return self._first.call.direct(self._is_plain_result, torch)
+
     def prepare(self, **sizes: int) -> None:
         """Compile for these sizes now, by the names that `dynamic_shapes` gave them.
 

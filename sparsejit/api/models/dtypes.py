@@ -35,6 +35,11 @@ class ModelDtypes:
         ]
         self.outputs = [(n, dtype_named(each)) for n, each in enumerate(dtypes(outputs)) if each]
 
+    @property
+    def has_others(self) -> bool:
+        """Whether an input or output has a dtype other than float32, int64 and bool."""
+        return bool(self.outputs) or any(dtype is not _INT64 for _, _, dtype in self.inputs)
+
     def arrays(self, leaves: Sequence[Any]) -> list[Array]:
         """Convert the tensors or arrays of a call to the dtypes of the graph.
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from sparsejit.api.models.variant import make_variant
 from sparsejit.errors import InvalidInput, check_flags, suggest
-from sparsejit.frontends.dynamo import compiled_by_parts
+from sparsejit.frontends.dynamo import PartCall, compiled_by_parts
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated
@@ -46,7 +45,7 @@ def dynamo_backend(
         exact=given["exact"],
     )
 
-    def compile_part(graph: Graph, tile: int | None) -> Callable[..., list[Array]]:
-        return make_variant(graph, kept, given["dtype"], tile, is_part=True).call.run
+    def compile_part(graph: Graph, tile: int | None) -> PartCall:
+        return make_variant(graph, kept, given["dtype"], tile, is_part=True).call
 
     return compiled_by_parts(module, inputs, compile_part)

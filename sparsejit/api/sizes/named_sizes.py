@@ -80,6 +80,12 @@ class NamedSizes:
         pairs = zip(self.inputs, batch, strict=True)
         return any(axis != own for each, own in pairs for axis in each.axes)
 
+    @property
+    def are_bounded(self) -> bool:
+        """Whether a size may not have every length."""
+        sizes = [size for each in self.inputs for size in each.axes.values()]
+        return any(size.least > 0 or size.largest is not None for size in sizes)
+
     def lengths(self, shapes: Sequence[Shape]) -> dict[str, int]:
         """Return the named sizes, except the batch, of inputs with these shapes."""
         batch = self.batch_axes or (None,) * len(self.inputs)

@@ -4,6 +4,6 @@ torch is imported when dynamo calls, never before.
 """
 
 from sparsejit.frontends.dynamo.backend import compiled_by_parts
-from sparsejit.frontends.dynamo.part import forget_notices
+from sparsejit.frontends.dynamo.part import PartCall, forget_notices
 
-__all__ = ["compiled_by_parts", "forget_notices"]
+__all__ = ["PartCall", "compiled_by_parts", "forget_notices"]

@@ -13,7 +13,8 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -85,8 +86,17 @@ def forget_notices() -> None:
     _said.clear()
 
 
+class PartCall(Protocol):
+    """Calls of a part's function, with arrays alone, or with arrays or tensors, as `NativeCall`."""
+
+    @property
+    def run(self) -> Callable[..., list[Array]]: ...
+
+    def direct(self, is_single: bool, torch: Any = None) -> Callable[..., Any] | None: ...
+
+
 # Compiles a graph to a function of its inputs; the number is the samples of its tile, if any.
-CompilePart = Callable[[Graph, int | None], Callable[..., list[Array]]]
+CompilePart = Callable[[Graph, int | None], PartCall]
 
 # A call costs about as much as this many operators of torch on small tensors.
 LEAST_OPERATORS = 4
@@ -134,8 +144,8 @@ class PartGraphs:
             if not _is_worth(graph):
                 raise NotWorth
             tiled = self._tiled(graphs, sizes)
-            run = self._compile_part(*(tiled or (graph, None)))
-        return _on_tensors(run, self._operands, self._module), tiled is not None
+            call = self._compile_part(*(tiled or (graph, None)))
+        return _on_tensors(call, self._operands, self._module), tiled is not None
 
     def _tiled(self, graphs: _ModuleGraphs, sizes: Mapping[str, int]) -> tuple[Graph, int] | None:
         """The graph of one tile and its samples, where the only free size is the batch."""
@@ -186,9 +196,9 @@ def _is_worth(graph: Graph) -> bool:
 
 
 def _on_tensors(
-    run: Callable[..., list[Array]], operands: Sequence[int], module: GraphModule
+    call: PartCall, operands: Sequence[int], module: GraphModule
 ) -> Callable[[Sequence[Any]], Any]:
-    """Wrap `run`: take the part's inputs, return tensors nested and strided like torch's own."""
+    """Wrap a call: take the part's inputs, return tensors nested and strided like torch's own."""
     import torch
 
     (results,) = (node.args[0] for node in module.graph.nodes if node.op == "output")
@@ -199,10 +209,14 @@ def _on_tensors(
     is_plain = not any(orders) and all(
         str(dtype)[6:] not in NOTED and not dtype.is_complex for dtype in dtypes
     )
-    from_numpy = torch.from_numpy
+    direct = call.direct(is_single, torch) if is_plain else None
+    operands_of = _items_at(operands)
 
     def runner(inputs: Sequence[Any]) -> Any:
-        tensors = [from_numpy(array) for array in run(*[_array(inputs[n]) for n in operands])]
+        given = operands_of(inputs)
+        if direct is not None and (results := direct(*given)) is not None:
+            return results
+        tensors = [torch.from_numpy(array) for array in call.run(*map(_array, given))]
         if not is_plain:
             typed = [
                 (torch.view_as_complex(each) if dtype.is_complex else each).to(dtype)
@@ -252,6 +266,13 @@ MOST_CHANGES = 3
 Runner = Callable[[Sequence[Any]], Any]
 
 
+def _items_at(places: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Return a function of a sequence: its items at these places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return lambda items: tuple([items[place] for place in places])
+
+
 class DynamoPart(SharedCode):
     """A part of a captured module: calls native code for its ATen operators, or the module.
 
@@ -268,10 +289,11 @@ class DynamoPart(SharedCode):
         compile_part: CompilePart,
     ) -> None:
         self._module = module
-        self._places = tuple(names)
+        self._constants = _items_at(tuple(names))
         self._graphs = PartGraphs(module, names, compile_part)
         used = {s for node in module.graph.nodes for s in symbols_of(node.meta.get("val"))}
         self._used = tuple(n for n, symbol in enumerate(symbols) if symbol in used)
+        self._sizes = _items_at(self._used)
         self._symbols, self._count = symbols, len(symbols)
         self._models: dict[tuple[int, ...], _Weights] = {}
         self._lock = threading.Lock()
@@ -280,15 +302,17 @@ class DynamoPart(SharedCode):
     def function(self) -> Callable[..., Any]:
         """Return `call(*sizes, *inputs)`, a plain function, which fx requires as a target."""
 
+        count, call = self._count, self._call
+
         def sparsejit_part(*arguments: Any) -> Any:
-            return self._call(arguments[: self._count], arguments[self._count :])
+            return call(arguments[:count], arguments[count:])
 
         return sparsejit_part
 
     def _call(self, numbers: Sequence[int], inputs: Sequence[Any]) -> Any:
         if self._is_torch:
             return self._module(*inputs)
-        constants = [inputs[place] for place in self._places]
+        constants = self._constants(inputs)
         weights = self._models.get(tuple(map(id, constants)))
         if weights is None:
             weights = self._add(constants)
@@ -300,9 +324,6 @@ class DynamoPart(SharedCode):
             with self._lock:
                 runner = self._made(compiled, constants, numbers)
         return runner(inputs)
-
-    def _sizes(self, numbers: Sequence[int]) -> tuple[int, ...]:
-        return tuple(numbers[place] for place in self._used)
 
     def _add(self, constants: Sequence[Any]) -> _Weights:
         """Add an entry for another model's parameters, for as long as they live."""
