@@ -18,7 +18,7 @@ from sparsejit import lowering, passes
 from sparsejit.api.reports.shown import Shown, table_of
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.machine.target import Target
-from sparsejit.planner import cache
+from sparsejit.planner import measurement_store
 from sparsejit.planner.calibration import calibrated
 from sparsejit.prune import convolutions, in_model
 from sparsejit.prune.allocation import check_amount
@@ -39,27 +39,28 @@ def measurement_file(kind: str, *parts: str) -> Path:
     sets = " ".join(sorted(target.instruction_sets))
     rates = repr((target.core.rates, target.core.steps))
     method = "".join(Path(str(one.__file__)).read_text() for one in (convolutions, in_model))
-    digest = cache.compiler_digest()
-    digest += cache.source_digest(Path(str(room.__file__)).parent for room in (lowering, passes))
-    return cache.cache_file(kind, target.model, sets, rates, digest, method, *parts)
+    digest = measurement_store.compiler_digest()
+    folders = (Path(str(room.__file__)).parent for room in (lowering, passes))
+    digest += measurement_store.source_digest(folders)
+    return measurement_store.cache_file(kind, target.model, sets, rates, digest, method, *parts)
 
 
 def recall(file: Path) -> Any:
     """The remembered value; None where there is none, or the file is damaged."""
     try:
-        return cache.recall(file)
+        return measurement_store.recall(file)
     except DamagedFile:
         return None
 
 
 def remember(file: Path, value: object) -> None:
     """Keep a value of JSON types, if the cache directory can be written to."""
-    cache.remember(file, value)
+    measurement_store.remember(file, value)
 
 
 def is_time(us: object) -> bool:
     """Whether a value from a file can be the microseconds of something that was measured."""
-    return cache.is_number(us, 1e-6, 1e12)
+    return measurement_store.is_number(us, 1e-6, 1e12)
 
 
 AMOUNTS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99)

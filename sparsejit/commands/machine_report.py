@@ -16,8 +16,8 @@ from sparsejit.errors import InvalidInput, SparseJitError
 from sparsejit.files import check_writable
 from sparsejit.install_peachpy import RouteFailed, find_working
 from sparsejit.machine.target import Target
-from sparsejit.planner.cache import cache_file
 from sparsejit.planner.calibration import recalled
+from sparsejit.planner.measurement_store import cache_file
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,

@@ -37,8 +37,14 @@ from sparsejit.machine.price_records import StepPrice
 from sparsejit.machine.target import Target
 from sparsejit.measuring import core_loops, thread_loops
 from sparsejit.measuring.kernel_times import SmallKernel, least_cycles
-from sparsejit.planner.cache import cache_file, compiler_digest, is_number, recall, remember
 from sparsejit.planner.cost import all_steps, price, step_cycles
+from sparsejit.planner.measurement_store import (
+    cache_file,
+    compiler_digest,
+    is_number,
+    recall,
+    remember,
+)
 from sparsejit.runtime.workers import available_cores, pool
 
 Key = tuple[str, str, str]

@@ -18,8 +18,8 @@ from sparsejit.asm_templates.dense_product.tiling import tiling
 from sparsejit.asm_templates.families import STEP_KINDS
 from sparsejit.asm_templates.lowered import Counts, Work
 from sparsejit.asm_templates.pointwise.row_chain import LoweredChain
-from sparsejit.asm_templates.pointwise.row_chain.passes import COSTS
 from sparsejit.asm_templates.pointwise.row_chain.plan import ChainPlan
+from sparsejit.asm_templates.pointwise.row_chain.row_passes import COSTS
 from sparsejit.asm_templates.pointwise.row_chain.transposed import TransposedCopy
 from sparsejit.asm_templates.shared.padding import DENSE, stride_padding
 from sparsejit.ir.ops.pointwise import ROW_REDUCTIONS

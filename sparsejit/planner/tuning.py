@@ -10,8 +10,14 @@ from sparsejit.ir.spec import Layer, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.measuring.kernel_times import kernel_ns
 from sparsejit.planner.batch_plan import price_batch
-from sparsejit.planner.cache import cache_file, compiler_digest, is_number, recall, remember
 from sparsejit.planner.cost import price
+from sparsejit.planner.measurement_store import (
+    cache_file,
+    compiler_digest,
+    is_number,
+    recall,
+    remember,
+)
 from sparsejit.planner.plan import Candidate, Job, Plan
 
 MEASURED_CANDIDATES = 3

@@ -12,7 +12,7 @@ from matvec_checks import block_weights
 
 import sparsejit
 from sparsejit.asm_templates.families import Template
-from sparsejit.planner import cache, tuning
+from sparsejit.planner import measurement_store, tuning
 
 pytestmark = pytest.mark.usefixtures("cache_folder")
 
@@ -77,7 +77,7 @@ def test_the_digest_knows_every_file_and_its_place(tmp_path: Path) -> None:
         for name, text in changed.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
-        return cache.source_digest([folder])
+        return measurement_store.source_digest([folder])
 
     same = digest(files)
     assert digest(dict(reversed(files.items()))) == same
@@ -95,5 +95,6 @@ def test_the_digest_knows_every_file_and_its_place(tmp_path: Path) -> None:
 def test_the_compiler_s_digest_covers_the_rooms_that_decide_code() -> None:
     package = Path(sparsejit.__file__).parent
     rooms = ("machine", "x86", "runtime", "ir", "asm_templates", "measuring", "planner")
-    assert cache.compiler_digest() == cache.source_digest(package / room for room in rooms)
+    folders = (package / room for room in rooms)
+    assert measurement_store.compiler_digest() == measurement_store.source_digest(folders)
     assert all(list((package / room).rglob("*.py")) for room in rooms)

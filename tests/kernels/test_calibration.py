@@ -19,7 +19,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.machine.microarchitecture import core_named
 from sparsejit.machine.target import Target
 from sparsejit.measuring import thread_loops
-from sparsejit.planner import cache, calibration
+from sparsejit.planner import calibration, measurement_store
 from sparsejit.planner.cost import all_steps
 
 pytestmark = pytest.mark.plans
@@ -63,8 +63,8 @@ def cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
 
 def processor_file(target: Target) -> Path:
     sets = " ".join(sorted(target.instruction_sets))
-    parts = target.model, target.core.data_of, target.isa, sets, cache.compiler_digest()
-    file = cache.cache_file("processor", *parts)
+    parts = target.model, target.core.data_of, target.isa, sets, measurement_store.compiler_digest()
+    file = measurement_store.cache_file("processor", *parts)
     file.parent.mkdir(parents=True)
     return file
 

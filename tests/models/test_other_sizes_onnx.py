@@ -15,7 +15,7 @@ from torch.export import Dim
 
 import sparsejit
 from sparsejit.errors import SparseJitError
-from sparsejit.frontends.onnx.polynomial_sizes import Sizes
+from sparsejit.frontends.onnx.polynomial_sizes import Sizes, file_has_polynomial_sizes
 
 
 class Readings:
@@ -143,3 +143,14 @@ def test_a_place_that_shorter_inputs_have_not_is_refused() -> None:
     for time in (8, 2):
         with pytest.raises(SparseJitError):
             fast(inputs[time])
+
+
+@pytest.mark.parametrize("name", ["Softsign", "HardSwish", "Mish", "Selu", "Round", "Sin"])
+def test_sizes_pass_through_every_function_of_elements(name: str) -> None:
+    onnx = pytest.importorskip("onnx")
+    x, y = (
+        onnx.helper.make_tensor_value_info(each, onnx.TensorProto.FLOAT, ["n", 4]) for each in "xy"
+    )
+    graph = onnx.helper.make_graph([onnx.helper.make_node(name, ["x"], ["y"])], "net", [x], [y])
+    opset = [onnx.helper.make_opsetid("", 22)]
+    assert file_has_polynomial_sizes(onnx.helper.make_model(graph, opset_imports=opset))

@@ -1,6 +1,6 @@
 """Fused elementwise functions with reductions over rows: one loop nest for a whole chain."""
 
-from sparsejit.asm_templates.pointwise.row_chain.chain_code import (
+from sparsejit.asm_templates.pointwise.row_chain.emit_chain import (
     MOST_ARRAYS,
     MOST_OPERANDS,
     LoweredChain,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from sparsejit.asm_templates.pointwise.row_chain.integers import PairFunction
 from sparsejit.asm_templates.pointwise.row_chain.layout import IterationSpace
-from sparsejit.asm_templates.pointwise.row_chain.passes import Passes, RowPass
+from sparsejit.asm_templates.pointwise.row_chain.row_passes import Passes, RowPass
 from sparsejit.asm_templates.pointwise.row_chain.typed import (
     REDUCTIONS,
     ChainValue,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sparsejit.frontends.onnx.operators import elementwise
 from sparsejit.frontends.onnx.reading import read_model
 
 if TYPE_CHECKING:
@@ -25,12 +26,6 @@ _MOVING = {"Concat", "Identity", "Unsqueeze", "Squeeze", "Transpose", "Flatten"}
 _REORDERING = {"Concat", "Flatten", "Reshape"}
 # Operators with an operand that has sizes, and the place of that operand.
 _SHAPED = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0}
-_BY_ELEMENT = {
-    *("Add", "Sub", "Mul", "Div", "Neg", "Cast", "Abs", "Sqrt", "Reciprocal", "Pow", "Exp", "Log"),
-    *("Erf", "Tanh", "Sigmoid", "Relu", "LeakyRelu", "Elu", "Gelu", "Softplus", "HardSigmoid"),
-    *("Where", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Not"),
-    *("Min", "Max", "Clip"),
-}
 _OVER_ROWS = {"MatMul", "Gemm", "Softmax", "LogSoftmax", "LayerNormalization", "ReduceMean"}
 _WHOLE_NUMBERS = {6, 7}  # TensorProto's int32 and int64
 
@@ -78,7 +73,7 @@ class Sizes:
             return self._of_sizes(node)
         if kind == "Squeeze" and len(inputs) == 1 and not node.attribute:
             return False  # it removes every axis of one element
-        if kind in _MOVING or kind in _BY_ELEMENT:
+        if kind in _MOVING or kind in elementwise.OPERATORS:
             is_spread = self._is_spread(inputs)
             self.spread.update(node.output if is_spread else ())
             return not (is_spread and kind in _REORDERING)

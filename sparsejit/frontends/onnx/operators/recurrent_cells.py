@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from sparsejit.frontends.onnx.call import Call
+from sparsejit.frontends.onnx.operators.elementwise import softsign
 from sparsejit.frontends.writing import pointwise
 from sparsejit.frontends.writing.recurrent import Product, Step
 from sparsejit.frontends.writing.views import chunk
@@ -41,11 +42,6 @@ def _thresholded(write: Writer, x: Value, alpha: float) -> Value:
     return pointwise.threshold(write, x, alpha, 0.0)
 
 
-def _softsign(write: Writer, x: Value) -> Value:
-    f = write.formula("softsign")
-    return f.finish(f("div", x, f("add", f("abs", x), 1.0)))
-
-
 def _named(kind: str) -> Function:
     return lambda write, x: write.pointwise(kind, x)
 
@@ -71,7 +67,7 @@ _ACTIVATIONS = {
     "scaledtanh": _CellFunction(_scaled_tanh, np.nan, np.nan),
     "sigmoid": _CellFunction(_named("sigmoid")),
     "softplus": _CellFunction(pointwise.softplus),
-    "softsign": _CellFunction(_softsign),
+    "softsign": _CellFunction(softsign),
     "tanh": _CellFunction(_named("tanh")),
     "thresholdedrelu": _CellFunction(_thresholded, np.nan),
 }
