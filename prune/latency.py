@@ -1,6 +1,8 @@
 """Times of each weight matrix as compiled code inside its model, by pattern and amount.
 
-Earlier measurements on this machine, kept in files of the user's cache directory.
+    recall, remember     earlier measurements on this machine, in the user's cache directory
+    latency_table        measures the targets at several amounts
+    measured_latencies   measures all layers in one pattern, or recalls an earlier measurement
 """
 
 import json

@@ -1,6 +1,7 @@
-"""Pruning in place while a model trains.
+"""Pruning in place while a model trains, with weight rewinding.
 
-The state of model and optimizer that weight rewinding goes back to.
+    Rewinder   the state of model and optimizer that rewinding goes back to
+    Pruner     zeroes the least important weights
 """
 
 import copy

@@ -1,6 +1,8 @@
-"""Run a recipe: prune, train, resume, and report the result.
+"""A run of a recipe: prune, train, resume, and report the result.
 
-Batches in an order that a resumed run repeats.
+    Batches         batches in an order that a resumed run repeats
+    run_recipe      the run
+    PruningResult   the pruned model and its figures
 """
 
 import math

@@ -1,6 +1,8 @@
-"""Find the weights that a pruner prunes.
+"""Weights that a pruner prunes, and weights that torch computes before every forward pass.
 
-Turn weights that torch computes before every forward pass into plain weights.
+    fold                 turns computed weights into plain weights
+    match_targets        the weights that the targets select
+    weights_of_products  the weights of products
 """
 
 import warnings

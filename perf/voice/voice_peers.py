@@ -1,6 +1,7 @@
 """Peers that run a network sample by sample: each in its own process, its results checked first.
 
-One sample of a network as plain torch code, which peers of the compiled loop run.
+    step_of       one sample of a network as plain torch code, which peers of the compiled loop run
+    ready_peers   the peers whose samples agree with float64
 
 A step takes results of the step before, so that calls of it in a row are the loop. The signal
 around a network, and products that only frames change, are left out: peers compute less than the

@@ -1,6 +1,10 @@
 """A model as a command line names it, with the sizes, numbers and arrays given beside it.
 
-Python code that a command line names: a function without arguments, imported and called.
+    call_factory     Python code that a command line names: a function without arguments, imported
+                     and called
+    read_source      the model and its example inputs
+    example_arrays   arrays for inputs, read or random
+    shrink_command   the command that makes zeros in the model
 """
 
 import importlib.util

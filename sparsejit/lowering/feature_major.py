@@ -45,10 +45,13 @@ _COPY = 2
 
 @dataclass(frozen=True)
 class FeatureMajor:
-    """Values that are `made`, and that can be `read`, feature-major, and the nodes that use them.
+    """Layout plan: the values of a graph in feature-major layout, and the nodes that work on them.
 
-    `panels` are linear layers that take panels; `chains` and `attentions` run over columns.
-    View operators `between` an attention and its feature-major values are not computed.
+    panels: linear layers whose kernel takes panels (feature-major columns of the batch).
+    chains, attentions: nodes that run over columns.
+    between: views around such an attention, for which no code is emitted.
+    made: values whose producer writes them feature-major.
+    read: values available feature-major, written so or by a transposed copy.
     """
 
     panels: frozenset[Node]

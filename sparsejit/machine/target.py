@@ -1,11 +1,14 @@
 """Targets of code: a processor's instruction sets, caches and core, which only this module detects.
 
+    must_ask, refusals   instruction sets that a process must ask the system for, though the
+                         processor has them
+    Target               a processor as the code generators see it
+    parse_target         a target from the text of /proc/cpuinfo
+
+Only `runtime` may make the system call; it registers a function for that by `must_ask`.
+
 Everything else takes a `Target` and never tests the processor itself, so any kernel can be
 chosen, emitted and disassembled for a processor that is not here.
-
-Instruction sets that a process must ask the system for, though the processor has them.
-
-Only `runtime` may make the system call; it registers a function for that here.
 """
 
 import os

@@ -1,6 +1,8 @@
 """Random kernels, each derived from a seed and a number alone, so that each can be repeated.
 
-Random weights with zeros in every structure that a kernel has to handle.
+    random_weights   weights with zeros in every structure that a kernel has to handle
+    Case             a kernel to try, with its weights and its x
+    derive           the case with a number
 """
 
 from collections.abc import Callable

@@ -1,10 +1,14 @@
-"""Routines: code that an image needs at several places, appended once and called from each.
+"""Routines that an image calls at several places, and registers and room on the stack.
+
+    call_routine       a call of code that is appended once
+    push, pop          registers saved on the stack
+    make_room, slots   room on the stack, and slots there
+
+A routine:
 
     call body;  jmp behind
     body:  ...  ret                                   at the first call
     behind:
-
-Registers saved on the stack, room on it, and slots there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
 """Code of a chain: loops over rows around the blocks and passes of its plan.
 
-Search for maxima that need not propagate NaN, since it reaches all results of a row anyway.
+    quieten        row maxima and minima that need not propagate NaN
+    lower_chain    the plan of a chain over arrays that lie anywhere in memory
+    emit_chain     the code
+
+A maximum need not propagate NaN where NaN reaches all results of a row anyway:
 
     softmax    x has a NaN: exp(x - max) has it there for any max, so its sum is NaN, and so is
                every quotient by that sum

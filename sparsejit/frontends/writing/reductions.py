@@ -1,6 +1,9 @@
-"""Sums, means, extremes and norms over any axes.
+"""Reductions over any axes, and scans along one.
 
-Scans along an axis: each place has a product, extreme or log sum of all places up to it.
+    reduced, sum_over     sums, means, extremes and norms over some axes
+    arg_max, arg_min      places of extremes
+    histogram             counts of elements by intervals
+    scanned               scans: each place has a product, extreme or log sum of all places up to it
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The writer of graphs, whose operators take values, numbers and known tensors alike.
 
-Elementwise formulas become one chain.
+    Writer                 appends operators to a graph
+    Formula, FormulaStep   elementwise formulas, each of which becomes one chain
 """
 
 from __future__ import annotations

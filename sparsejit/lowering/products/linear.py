@@ -1,9 +1,12 @@
 """Linear layers: the planner's kernel for the matrix and the number of rows of x.
 
+    with_input_scale   int8 layers whose x has a fixed scale and a zero point
+    lower_linear       a linear layer
+    steps_of_product   steps of a layer, which share their code
+    product_facts      facts about a product
+
 Feature-major values (`feature_major`) have padded rows (`Lowering.pitch_of`); layers read and write
 them without transposing.
-
-int8 layers whose x has a fixed scale and a zero point.
 """
 
 from collections.abc import Callable
