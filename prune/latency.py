@@ -60,7 +60,7 @@ def remember(file: Path, value: object) -> None:
 
 
 def is_time(us: object) -> bool:
-    """Whether a value from a file can be the microseconds of something that was measured."""
+    """Whether a value from a file can be a measured time in microseconds."""
     return cache.is_number(us, 1e-6, 1e12)
 
 

@@ -336,7 +336,10 @@ class Pruner:
     def _select(
         self, importance: Mapping[str, Tensor], share: Callable[[float], float]
     ) -> dict[str, Tensor]:
-        """The masks plus the least important blocks; `share` maps a final amount to the due one."""
+        """The masks with the least important blocks added.
+
+        `share` gives the amount that is due now, from the final amount.
+        """
         layers = {name: self._blocks(name, values) for name, values in importance.items()}
         if isinstance(self.amount, Mapping):
             counts = {

@@ -204,7 +204,10 @@ class _Run:
         checkpoint: str | PathLike[str] | None,
         progress: Callable[[RunProgress], None],
     ) -> None:
-        """Train to the last step."""
+        """Train to the last step.
+
+        Saves the checkpoint, if one is named, every CHECKPOINT_SECONDS, at the end, and at Ctrl-C.
+        """
         self.model.train()
         density = self.pruner.sparsity_report().density
         saved = time.monotonic()

@@ -105,7 +105,7 @@ class TileFrame:
         self._caller = self.slot()
 
     def slot(self) -> Memory:
-        """Return a further place for 64 bits."""
+        """Reserve 64 bits of the frame; return their address."""
         assert self._used < _SLOTS
         self._used += 1
         return Memory(rsp, self._slots + 8 * (self._used - 1))

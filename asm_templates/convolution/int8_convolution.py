@@ -138,7 +138,7 @@ def _quads_of(counts: npt.NDArray[np.integer]) -> int:
 
 
 def _shared(weights: CompressedRows) -> _Integers:
-    """Return the number of inputs of each pair of neighbouring rows."""
+    """Return the number of distinct inputs that each pair of neighbouring rows uses."""
     rows, inputs = weights.shape
     units = ceil_div(rows, 2)
     used, _ = distinct(weights.rows // 2 * inputs + weights.columns, units * inputs)

@@ -199,7 +199,7 @@ def _places(axis: Axis, parts: list[Phase]) -> list[tuple[int, int]]:
 
 
 def can_pad(rows: Axis, columns: Axis) -> bool:
-    """Whether there is code for such windows."""
+    """Whether there is code for a padded image, by the columns' stride and number."""
     return columns.stride <= 2 and columns.size <= MOST_COLUMNS
 
 

@@ -91,7 +91,7 @@ def emit_output(
 ) -> None:
     """register = sums (int32) times scales plus bias, float32.
 
-    `operands` are the vector of `int8_weights.output_scales`, then the vector of the bias, if there
+    `operands` are the vector of `output_scales`, then the vector of the bias, if there
     is one; `scale` as from `emit_scale`.
     """
     dynamic = spec.input_scale is None

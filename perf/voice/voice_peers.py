@@ -67,7 +67,10 @@ class GruCell(nn.Module):
                 parameter.copy_(torch.from_numpy(np.ascontiguousarray(array, np.float32)))
 
     def forward(self, x: Tensor | None, state: Tensor, *added: Tensor) -> Tensor:
-        """`added`: terms (3n,) of the product with x; an x without features is None."""
+        """The next state.
+
+        added: terms (3n,) of the product with x, which is None if it has no features.
+        """
         cell = self.cell
         if x is None:
             gates = sum(added, cell.bias_ih)

@@ -116,7 +116,7 @@ class NamedModel:
 
     @contextmanager
     def advising(self) -> Iterator[None]:
-        """Add to an UnsupportedOperator error the inputs that might be constants."""
+        """Context that adds to an UnsupportedOperator error the inputs that might be constants."""
         single = [
             each.name
             for each in self.inputs
@@ -189,7 +189,7 @@ def is_opened(model: Any) -> bool:
 
 
 def _remedy(reference: str) -> str:
-    """The remedy for a path that is none of a model."""
+    """The remedy in the error for a path that names no model."""
     if reference.endswith(".sjit"):
         return "it is compiled already; give the model that it was compiled from"
     if reference.endswith(".py"):

@@ -320,7 +320,10 @@ class ColumnAttention:
         return prod(self.sink.shape[:-1]) == self.tokens
 
     def operand(self, number: int, matrix: View) -> View | None:
-        """The query, key or value in its root's matrix; None where no strides describe it."""
+        """The view of a query, key or value, by its number, in the matrix of its root.
+
+        None where no strides describe it.
+        """
         view: View | None = columns_of(matrix, self.roots[number])
         for node in self.paths[number]:
             view = None if view is None else _behind(node, view)

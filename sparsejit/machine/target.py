@@ -30,7 +30,7 @@ _questions: dict[str, Question] = {}
 
 
 def must_ask(instruction_sets: Iterable[str], question: Question) -> None:
-    """Offer these sets from now on only where `question` returns None."""
+    """Offer these instruction sets from now on only if `question` returns None, not a refusal."""
     _questions.update(dict.fromkeys(instruction_sets, question))
 
 

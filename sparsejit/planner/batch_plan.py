@@ -11,7 +11,7 @@
              + inputs * vectors * into the panel + outputs * vectors * to y
 
 Weights from beyond L2 are prefetched: all but a share of their transfer overlaps with this. Prices
-are data of the processor (`machine.prices.CsrPrices`).
+are data of the processor (`machine.price_records.CsrPrices`).
 
 A panel costs the same however few of its columns are used; a repeated matrix-vector kernel costs by
 the column, dense code by the weight, zeros included. The CSR loop goes over compressed sparse rows.

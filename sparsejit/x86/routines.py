@@ -69,7 +69,7 @@ def pop(asm: Assembler, registers: Sequence[Register]) -> None:
 def make_room(asm: Assembler, size: int, alignment: int = 64) -> None:
     """rsp = room for `size` bytes, aligned to `alignment`; clobbers rax.
 
-    It goes page by page and touches each, since the stack grows on demand only.
+    rsp moves page by page and each page is touched, since the stack grows on demand only.
     """
     again = asm.label("again")
     asm.emit("mov", dword(rax), ceil_div(size + alignment, _PAGE))

@@ -162,7 +162,7 @@ def lower_chain(
 def _planned(
     chain: Chain, ins: tuple[Strided, ...], outs: tuple[Strided, ...], target: Target
 ) -> tuple[ChainPlan | TransposedCopy, Mapping[str, int]]:
-    """The plan and the counts, which a chain's title does not change."""
+    """The plan of a chain and its counts of work; chains that differ in their title share them."""
     reduces = any(step.kind in ROW_REDUCTIONS for step in chain.steps)
     space = lay_out(chain.shape, ins, outs, reduces, target.lanes)
     traffic = {

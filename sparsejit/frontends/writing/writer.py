@@ -455,7 +455,7 @@ class FormulaStep:
 
 
 def _memory_of(x: Operand) -> Any:
-    """A key of the numbers in memory, which views of one tensor share."""
+    """A key of an operand's numbers: equal for tensors that view the same memory alike."""
     if not is_tensor(x):
         return id(x)
     return x.data_ptr(), x.shape, x.stride(), x.dtype, x.is_conj(), x.is_neg()

@@ -146,7 +146,10 @@ _Code = Callable[[Assembler, Locations], None]
 def _parts(
     layer: Layer, matrix: SparseMatrix, choice: Plan, options: ModelOptions
 ) -> tuple[tuple[_Code, ...], int]:
-    """Code of the product's parts, if wanted and several; bytes of inputs that they keep."""
+    """Code of the parts of a product, and the bytes of inputs that every part can keep.
+
+    No code where `part_bytes` is None or one part is enough.
+    """
     if options.part_bytes is None or not isinstance(layer, MatVec):
         return (), 0
     parts = options.planner.row_parts(layer, matrix, choice, options.part_bytes)

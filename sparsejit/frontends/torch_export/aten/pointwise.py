@@ -131,7 +131,7 @@ def dropout(write: Writer, x: Operand, p: float = 0.5, train: bool = False) -> V
 
 
 def to_dtype(write: Writer, x: Operand, dtype: Any = None, *_: Any) -> Value:
-    """x in a dtype."""
+    """x converted to a dtype; x itself if that is None."""
     return write.value(x) if dtype is None else write.converted(x, dtype)
 
 
