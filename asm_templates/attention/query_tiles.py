@@ -4,7 +4,7 @@
     emit_queries, emit_scores    queries transposed, and their scores
     emit_powers                  the powers 2^(score - largest), and their sums
     emit_shares                  factors of the results of two tiles, if one adds to the other
-    emit_attention               the whole stack of products
+    emit_attention               attention over the whole stack
 
 Results:
 

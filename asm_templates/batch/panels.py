@@ -4,7 +4,7 @@
     tile_weights              a tile's weights in the pool, and the loads of them
     panel_sums, emit_outputs  start and end of sums; int8: sums of integers become outputs
     PanelIntegers             int8: x becomes integers
-    emit_panels               the subroutine
+    emit_panels               the subroutine that multiplies panels
 
 x is feature-major. A tile of rows has its sums in registers; the code follows the columns of W:
 

@@ -1,7 +1,7 @@
 """Learning of instruction forms from the bytes that PeachPy encodes; only this module uses it.
 
     EXTENSIONS, TILE_EXTENSIONS   instructions that PeachPy lacks, with their encodings
-    learned_form                  a form, learned
+    learned_form                  the form of a key, learned
 
 PeachPy encodes an instruction a handful of times; from the bytes that change, the form learns the
 place of each register number, displacement and immediate. In VEX (always the three-byte

@@ -147,7 +147,7 @@ def _one_state(x: Any, state: Any, *rest: Any) -> tuple[Any, Any]:
 
 
 def _two_states(x: Any, states: Any, *rest: Any) -> tuple[Any, Any, Any]:
-    """aten.lstm.input, with the same arguments, except for two states."""
+    """aten.lstm.input(x, (h, c), ...); the further arguments are as in `_one_state`."""
     hidden, cell = states
     return _sequence(x, hidden, rest), hidden.new_empty(hidden.shape), cell.new_empty(cell.shape)
 

@@ -151,7 +151,7 @@ def vector_norm(
     keepdim: bool = False,
     dtype: Any = None,
 ) -> Value:
-    """torch.linalg.vector_norm."""
+    """The norm of order `ord` over some axes, as torch.linalg.vector_norm."""
     return reduced(write, write.floats(x), dim, keepdim, "norm", _norm(float(ord)))
 
 

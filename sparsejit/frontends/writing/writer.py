@@ -176,7 +176,7 @@ class Writer:
         return array.astype(np.float64) if array.dtype.kind == "f" else array
 
     def is_known(self, x: Operand) -> bool:
-        """Whether x is known now."""
+        """Whether the elements of x are known when the graph is written."""
         return not isinstance(x, Value) or self.builder.is_constant(x)
 
     def is_fixed(self, x: Operand) -> bool:

@@ -113,7 +113,7 @@ def where(write: Writer, condition: Operand, x: Operand, other: Operand) -> Valu
 
 
 def masked_fill(write: Writer, x: Operand, mask: Operand, value: Operand) -> Value:
-    """value where the mask is set."""
+    """x with `value` where the mask is set."""
     fill = write.cast(value, write.element(x))
     return write.pointwise("where", mask, fill, x)
 
