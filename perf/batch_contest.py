@@ -1,10 +1,11 @@
-"""Compare batches of one pruned layer with the best library for pruned weights.
+"""Contests between batches of one pruned layer and the best library for pruned weights.
+
+    run_contest            compares the outputs and times all contestants
+    contest_table, lines   results as tables and sentences
 
 Contestants called from Python: our kernel with its argument checks, torch's sparse product (which
 is MKL's), and DeepSparse in its own process. Contestants called natively: our kernel, and MKL's
 product. All are timed in turns on one core, after their outputs are compared with float64.
-
-Results of batch contests as tables and sentences.
 """
 
 import math

@@ -1,6 +1,8 @@
 """Results over time: one JSON object a line, with the machine and the commit they belong to.
 
-The latest recordings of every processor side by side, as Markdown for docs/notes/figures.md.
+    append, read_rows   rows of a file in perf/results
+    kernels_table       the latest recordings of every processor side by side, as Markdown for
+                        docs/notes/figures.md
 
 The table shows the last recorded row of each processor, problem and dtype: a recording may have
 only some problems.

@@ -254,7 +254,7 @@ def exact_product(weights: FloatArray, x: FloatArray, layout: Layout) -> npt.NDA
 
 
 def exact_output(spec: Layer, matrix: SparseMatrix, x: FloatArray) -> reference.Float64:
-    """`reference.product` with weights rounded once, not for every column of a batch."""
+    """y in float64, as by `reference.product`; the weights are rounded once for all columns."""
     each = spec.each if isinstance(spec, MatMul) else spec
     feature_major = isinstance(spec, MatMul) and spec.layout is Layout.FEATURE_MAJOR
     columns = np.atleast_2d(x.T if feature_major else x)

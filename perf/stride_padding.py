@@ -32,7 +32,7 @@ class Arrival:
 
 
 def compare(progress: Callable[[str], None] = lambda step: None) -> list[Arrival]:
-    """Every run length at every size, in turn."""
+    """Measure the bandwidth of L2 for every run length at every size, in turn."""
     target = Target.detect()
     arrivals = []
     for kilobytes in KILOBYTES:

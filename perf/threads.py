@@ -1,8 +1,9 @@
-"""Compare layers on one thread and on several, synchronisation included.
+"""Times on one thread and on several, synchronisation included: of layers, and of whole models.
+
+    gains   layers
+    main    models, in turns in the same process
 
 The caller is pinned to one core, as everywhere here; its workers run where Linux puts them.
-
-Time whole models on one thread and on several, in turns in the same process.
 
 `python -m sparsejit.perf.threads` prints a line a model and batch; `--record` also appends
 them to perf/results/model_threads.jsonl.
@@ -38,7 +39,10 @@ _ROUNDS = 8
 
 @dataclass(frozen=True)
 class Gain:
-    """Nanoseconds of one layer, alone and shared by threads: least of several places' medians."""
+    """Nanoseconds of one layer, alone and shared by threads: the least of several rounds.
+
+    A round's time is the median, over copies of the kernel in memory, of the minimum of each.
+    """
 
     problem: str
     dtype: str
@@ -62,11 +66,17 @@ class _ThreadedLayer:
     x: FloatArray
 
     def ns_alone(self, _: int) -> float:
-        """Nanoseconds on one thread, the median over places in memory."""
+        """Nanoseconds a call on one thread.
+
+        The minimum for each copy of the kernel in memory, and the median of these minima.
+        """
         return median_of_least(time_at_places(self.alone, self.x))
 
     def ns_shared(self, _: int) -> float:
-        """Nanoseconds on several threads, the median over places in memory."""
+        """Nanoseconds a call on several threads.
+
+        The minimum for each copy of the kernel in memory, and the median of these minima.
+        """
         return median_of_least(time_at_places(self.shared, self.x))
 
     def gain(self, ns_alone: float, ns_shared: float) -> Gain:

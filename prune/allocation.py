@@ -1,6 +1,8 @@
 """Allocations of one amount over all layers: the number of blocks that each layer loses.
 
-The share to prune of every layer and gate, from the user's `amount`.
+    amounts_by_gate   the share to prune of every layer and gate, from the user's `amount`
+    ALLOCATIONS       table of allocations by name
+    choose_pruned     the weights to prune
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

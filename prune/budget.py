@@ -1,6 +1,7 @@
-"""Choose the amount of each layer that keeps a model within a time, for the least loss.
+"""Choice of the amount of each layer that keeps a model within a time, for the least loss.
 
-The least loss that each total time allows, by dynamic programming.
+    frontier   the least loss that each total time allows, by dynamic programming
+    spend      the amounts for a budget
 """
 
 import math

@@ -1,6 +1,8 @@
 """Times of each weight matrix as compiled code inside its model, by pattern and amount.
 
-Earlier measurements on this machine, kept in files of the user's cache directory.
+    recall, remember     earlier measurements on this machine, in the user's cache directory
+    latency_table        measures the targets at several amounts
+    measured_latencies   measures all layers in one pattern, or recalls an earlier measurement
 """
 
 import json
@@ -59,7 +61,7 @@ def remember(file: Path, value: object) -> None:
 
 
 def is_time(us: object) -> bool:
-    """Whether a value from a file can be the microseconds of something that was measured."""
+    """Whether a value from a file can be a measured time in microseconds."""
     return measurement_store.is_number(us, 1e-6, 1e12)
 
 

@@ -1,6 +1,7 @@
-"""Pruning in place while a model trains.
+"""Pruning in place while a model trains, with weight rewinding.
 
-The state of model and optimizer that weight rewinding goes back to.
+    Rewinder   the state of model and optimizer that rewinding goes back to
+    Pruner     zeroes the least important weights
 """
 
 import copy
@@ -335,7 +336,10 @@ class Pruner:
     def _select(
         self, importance: Mapping[str, Tensor], share: Callable[[float], float]
     ) -> dict[str, Tensor]:
-        """The masks plus the least important blocks; `share` maps a final amount to the due one."""
+        """The masks with the least important blocks added.
+
+        `share` gives the amount that is due now, from the final amount.
+        """
         layers = {name: self._blocks(name, values) for name, values in importance.items()}
         if isinstance(self.amount, Mapping):
             counts = {

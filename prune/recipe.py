@@ -1,6 +1,8 @@
 """A pruning run as data, read from a YAML file and checked.
 
-Check plain data, as of a YAML file, against the signature of the function that takes it.
+    read_arguments   plain data, as of a YAML file, checked against the signature of the function
+                     that takes it
+    Recipe           the run
 
 pydantic was tried: its errors hold branches of unions among the keys, and neither the known names
 nor the type of a missing parameter, so that rewording them cost the lines it saved.

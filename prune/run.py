@@ -1,6 +1,8 @@
-"""Run a recipe: prune, train, resume, and report the result.
+"""A run of a recipe: prune, train, resume, and report the result.
 
-Batches in an order that a resumed run repeats.
+    Batches         batches in an order that a resumed run repeats
+    run_recipe      the run
+    PruningResult   the pruned model and its figures
 """
 
 import math
@@ -202,7 +204,10 @@ class _Run:
         checkpoint: str | PathLike[str] | None,
         progress: Callable[[RunProgress], None],
     ) -> None:
-        """Train to the last step."""
+        """Train to the last step.
+
+        Saves the checkpoint, if one is named, every CHECKPOINT_SECONDS, at the end, and at Ctrl-C.
+        """
         self.model.train()
         density = self.pruner.sparsity_report().density
         saved = time.monotonic()

@@ -1,6 +1,8 @@
-"""Find the weights that a pruner prunes.
+"""Weights that a pruner prunes, and weights that torch computes before every forward pass.
 
-Turn weights that torch computes before every forward pass into plain weights.
+    fold                 turns computed weights into plain weights
+    match_targets        the weights that the targets select
+    weights_of_products  the weights of products
 """
 
 import warnings
@@ -116,7 +118,7 @@ def check_model(model: object) -> None:
 
 
 def warn_of_one_block(name: str, weight: Tensor, gates: int, pattern: Pattern) -> None:
-    """Warn where a gate of a weight is no more than a block, so that all of it goes or nothing."""
+    """Warn where a gate of a weight is a single block, so that all of it is pruned or nothing."""
     rows, cols = weight.shape[0] // gates, weight.shape[1:].numel()
     if rows * cols > 1 and on_weight(pattern, weight.shape).count(rows, cols) == 1:
         warnings.warn(

@@ -1,6 +1,8 @@
 """`sparsejit.compile`: a torch model or a scikit-learn estimator to native code.
 
-Check that the argument of `compile` is a model, with a remedy for common other objects.
+    check_model     check that the argument is a model, with a remedy for common other objects
+    compile_model   `sparsejit.compile`
+    quantise        `sparsejit.quantise`: the dtype of each layer's weights
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The exceptions of sparsejit: every message names the value found and the remedy.
+"""The exceptions and warnings of sparsejit.
 
-Warnings that name the user's line, at any depth of calls within this package.
+    SparseJitError   base class of exceptions: every message names the value found and the remedy
+    warn_caller      warnings that name the user's line, at any depth of calls within this package
 """
 
 import contextlib

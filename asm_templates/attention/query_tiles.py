@@ -1,4 +1,18 @@
-"""softmax(scale Q K^T) V of a tile of queries, only for keys that one of them may see.
+"""A tile of queries of attention: softmax(scale Q K^T) V over the keys that one of them may see.
+
+    emit_packing, emit_results   values, weighted by their powers, added up and written
+    emit_queries, emit_scores    queries transposed, and their scores
+    emit_powers                  the powers 2^(score - largest), and their sums
+    emit_shares                  factors of the results of two tiles, if one adds to the other
+    emit_attention               attention over the whole stack
+
+Results:
+
+    vmovups      zmm0, [rax]                   16 elements of a key's value, and 16, 16, 16
+    vbroadcastss zmm4, [scores+4*q]            its power in query q
+    vfmadd231ps  zmm31, zmm4, zmm0             ... of 6 queries by 4 vectors
+
+Scores and powers:
 
     vmovups      zmm8, [rbx+64*d]              element d of 16 queries, a lane each
     vfmadd231ps  zmm0, zmm8, [rax+4*d]{1to16}  times element d of a key, anywhere in K
@@ -7,19 +21,9 @@
     vblendmps    zmm0{k1}, -infinity, zmm0     for queries that may not see the key
     2^(score - largest)                        lane by lane, nothing is added across lanes
 
-    vmovups      zmm0, [rax]                   16 elements of a key's value, and 16, 16, 16
-    vbroadcastss zmm4, [scores+4*q]            its power in query q
-    vfmadd231ps  zmm31, zmm4, zmm0             ... of 6 queries by 4 vectors
-
 For scores, lanes are queries, so that keys need not lie side by side: a table has the offset of
 each (`tables`). Queries are transposed before; scores stay in L1. A tile that adds to the results
 of others weights both by their sums.
-
-Factors of the results of two tiles where one adds to the other.
-
-The first half of a tile: its queries transposed, their scores, and the powers 2^score.
-
-The second half of a tile: values, weighted by their powers, added up and written.
 """
 
 from math import e as euler

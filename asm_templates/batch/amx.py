@@ -1,5 +1,10 @@
 """An int8 batch by the tiles of AMX: 16 by 16 int32 sums of 64 products at a time.
 
+    TileFrame   the kernel's stack frame, with the tile configuration that it restores
+    emit        the kernel
+
+The loops:
+
     for each chunk of columns:              x -> tiles of bytes in the workspace
       for each strip of 32 outputs:
         for each two tiles of columns:
@@ -13,8 +18,6 @@ Compressed weights are expanded with the strip's first tiles of columns and kept
     vmovups    [tile], zmm0
 
 The configuration of tiles is restored at the end. docs/kernels/batch.md explains the limits.
-
-The stack frame of an AMX kernel, and the tile configuration that it restores.
 """
 
 from functools import partial
@@ -102,7 +105,7 @@ class TileFrame:
         self._caller = self.slot()
 
     def slot(self) -> Memory:
-        """Return a further place for 64 bits."""
+        """Reserve 64 bits of the frame; return their address."""
         assert self._used < _SLOTS
         self._used += 1
         return Memory(rsp, self._slots + 8 * (self._used - 1))

@@ -203,7 +203,10 @@ def _scale_columns(
 def _scale_rows(
     asm: Assembler, spec: MatMul, register: Register, scale: Memory, bias_distance: int | None
 ) -> None:
-    """Scale a row that is a column of x: its scale is broadcast; the lanes' are of outputs."""
+    """Scale a row that is a column of x; its lanes are outputs.
+
+    `scale`: the column's own scale, broadcast. LANE_SCALES and LANE_BIAS are of the outputs.
+    """
     dynamic = spec.each.input_scale is None
     if bias_distance is None:
         asm.emit("vmulps", register, register, LANE_SCALES)

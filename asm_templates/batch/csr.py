@@ -1,4 +1,4 @@
-"""A whole batch by a loop over compressed rows: `csr_stream` has the data, `csr_core` the loop.
+"""A whole batch by a loop over compressed rows: `csr_shape` has the data, `csr_core` the loop.
 
 Straight-line code is slow once it exceeds L2. Here the weights are data, six bytes each, and the
 code stays small:

@@ -1,4 +1,15 @@
-"""The multiplication of one block: a row's sums, then its weights one after the other.
+"""Code of the loop over compressed rows: int8 conversion, products of a block, ends of rows.
+
+    CsrInt8                      int8: x to integers, and sums of integers to y
+    emit_core                    the multiplication of one block, a subroutine
+    finish_rows, activate_rows   the ends of rows: their sums, in the workspace, become y
+
+int8: every column has its own scale, as in `reference.quantised_input`. As bytes, four inputs lie
+side by side with 128 added to each, because `vpdpbusd` takes unsigned bytes; sums therefore start
+at -128 times the sum of their weights. Without that instruction inputs lie in pairs of 16 bits, or
+the integers are stored and multiplied as float32.
+
+Multiplication of a block: a row's sums, then its weights one after the other:
 
     mov             rax, [rsi-24*q]          four offsets by one load
     vbroadcastf32x4 zmm29, [rsi-24*q+8]      four weights by another: loads limit the speed
@@ -15,17 +26,8 @@ segments of a group enter at the same place, so that the processor predicts it. 
 because an address with two registers would cost every multiplication an extra operation on some
 processors.
 
-The ends of rows in the loop over compressed rows: their sums, in the workspace, become y.
-
-Feature-major float32 goes from the sums to y in one loop. Sums that are int8, or transposed later,
-first become outputs in place.
-
-int8 in the loop over compressed rows: x to integers, and sums of integers to y.
-
-Every column has its own scale, as in `reference.quantised_input`. As bytes, four inputs lie side by
-side with 128 added to each, because `vpdpbusd` takes unsigned bytes; sums therefore start at -128
-times the sum of their weights. Without that instruction inputs lie in pairs of 16 bits, or the
-integers are stored and multiplied as float32.
+Ends of rows: feature-major float32 goes from the sums to y in one loop. Sums that are int8, or
+transposed later, first become outputs in place.
 """
 
 from collections.abc import Hashable, Sequence

@@ -1,9 +1,8 @@
-"""Cutting of the batch, the rows and the inputs, in a batch kernel that loops over data.
+"""Data and loop bounds of a batch kernel that loops over compressed rows.
 
-Columns of the batch are computed some vectors at a time, a *pass*; in a pass a block of inputs lies
-in a panel of its own, and the sums of a block of rows in another, both in a workspace.
-
-The weights of a batch kernel that loops over data: compressed rows, cut into blocks.
+    csr_stream              the weights: compressed rows, cut into blocks
+    csr_shape               the cutting of the batch, the rows and the inputs
+    CsrCounts, counted      the work, for the price
 
 A *block* is some rows by some inputs. Its nonzero weights lie row by row, and rows with the same
 number of weights are consecutive (a *group*), so that a loop over them has no branch that is hard
@@ -15,6 +14,9 @@ two as int16, or one int8 weight.
     quad    four offsets of inputs, 16 bits each, and four words, 32 or 8 bits    24 or 12 bytes
     segment its quads; zeros fill up the first quad
     group   int32: words of a segment, segments, bytes of a segment               12 bytes
+
+Columns of the batch are computed some vectors at a time, a *pass*; in a pass a block of inputs lies
+in a panel of its own, and the sums of a block of rows in another, both in a workspace.
 """
 
 from dataclasses import dataclass
@@ -103,7 +105,10 @@ def segment_counts(words_a_row: _IntArray) -> _IntArray:
 
 
 def words_by_block(matrix: SparseMatrix, blocks: CsrBlocks) -> tuple[_IntArray, _IntArray]:
-    """Return the block and the number of words of every row in a block that has words."""
+    """Return the block and the number of words of every row of a block that has words.
+
+    Words, the units of multiplication (see the top of this file), are the nonzeros of `matrix`.
+    """
     if not matrix.is_vast:
         counts = matrix.counts_by_inputs(blocks.width).astype(np.int64)
         row, across = np.nonzero(counts)

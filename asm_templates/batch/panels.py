@@ -1,4 +1,10 @@
-"""A panel: a vector of columns of a batch, multiplied by the whole matrix.
+"""Panels: vectors of columns of a batch, each multiplied by the whole matrix.
+
+    Ahead                     prefetching of the next tile's code and weights
+    tile_weights              a tile's weights in the pool, and the loads of them
+    panel_sums, emit_outputs  start and end of sums; int8: sums of integers become outputs
+    PanelIntegers             int8: x becomes integers
+    emit_panels               the subroutine that multiplies panels
 
 x is feature-major. A tile of rows has its sums in registers; the code follows the columns of W:
 
@@ -13,23 +19,17 @@ x is feature-major. A tile of rows has its sums in registers; the code follows t
 
 Either loads or code limit the kernel (docs/kernels/batch.md). So a share of the weights has each
 form, a tile runs several panels one after another, and `fetch_redirects` let the second panel run
-from the decoded code of the first.
-
-Sums of panels, and their int8 arithmetic: x becomes integers, sums of integers become outputs.
-
-Every column has its own scale, as in `reference.quantised_input`; scales lie behind the panel's
-integers. As bytes, four inputs lie side by side as in `csr_core`. Integers in float32 add up
-exactly below 2^24, which `MOST_INTEGERS` inputs cannot exceed.
-
-Storage of the weights of a tile of panels, and the loads that bring them to their products.
-
-Prefetching the code and the weights of a tile while the tile before it runs.
+from the decoded code of the first. Prefetching:
 
     prefetcht1 [r14+64*k]     a line of the next tile's code; each panel prefetches a share
     prefetcht1 [rbx+64*k]     a line of its weights
 
 Code that comes from beyond L2 as it runs arrives at a third of the speed at which data does;
 prefetching all of it at once would stall the running code.
+
+int8: every column has its own scale, as in `reference.quantised_input`; scales lie behind the
+panel's integers. As bytes, four inputs lie side by side as in `csr_core`. Integers in float32 add
+up exactly below 2^24, which `MOST_INTEGERS` inputs cannot exceed.
 """
 
 from collections.abc import Callable, Sequence

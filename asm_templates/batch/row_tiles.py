@@ -200,6 +200,9 @@ def _swap(used: FloatArray, a: _Group, b: _Group) -> bool:
 
 
 def _changes(rows: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the change of each input's cost in a group of these rows, by one use less or more."""
+    """Return the change of a group's cost by one use of an input fewer, and by one more.
+
+    Both have an element for each input; `rows` are the group's, 1 where a row uses an input.
+    """
     uses = np.minimum(rows.sum(axis=0), len(_LOST) - 1).astype(np.intp)
     return _LOST[uses], _GAINED[uses]

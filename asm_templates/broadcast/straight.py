@@ -1,5 +1,14 @@
 """Blocks of one input and eight or sixteen consecutive outputs: broadcast the input, multiply.
 
+    BlockSteps      the order of a tile's steps, and their pool lines
+    lower, emit     the layer as tiles of straight-line code, and their code
+
+Order of steps, one for each vector of outputs in a column:
+
+    column       0   0   0   1   1   1          A, B: two 1x8 blocks side by side, full lines
+    step         A   c.  .d  B   .e  .f         c d: halves of one column share a line
+    line         0   1   1   2   3   .          e, f: halves that are left, paired with others
+
 The columns of W are visited in turn; accumulators of a tile's outputs stay in registers (`tiles`):
 
     vbroadcastss zmm0, [rdx+4*column]         x[column] in all lanes             7 bytes, 1 load
@@ -18,12 +27,6 @@ On other cores loads bind if weights fit L1; there four inputs share a load:
     vpermilps zmm0, zmm1, 0x55                x[column+1] in all lanes           7 bytes
 
 docs/kernels/broadcast.md explains its bounds, and the gain of each of these.
-
-Order of a tile's steps, one for each vector of outputs in a column, and their pool lines.
-
-    column       0   0   0   1   1   1          A, B: two 1x8 blocks side by side, full lines
-    step         A   c.  .d  B   .e  .f         c d: halves of one column share a line
-    line         0   1   1   2   3   .          e, f: halves that are left, paired with others
 """
 
 from dataclasses import dataclass

@@ -1,5 +1,12 @@
 """Attention in bytes, a head at a time: features are channels, lanes are 64 queries.
 
+    ByteHeads             the shapes that the code depends on
+    attention_constants   the constants that it reads
+    emit_key_mask         the mask: an addend of each key's scores, in interleaved key order
+    emit_byte_attention   the attention
+
+The loops:
+
     keys  = four features of a key side by side, signed            once a head
     for 64 queries:
         q      = four features of a query side by side             vpunpck of four channels
@@ -10,10 +17,6 @@
 
 Both products use the same loop. Interleaving permutes queries, keys and values within each 64.
 Shares are computed in the permuted order, to which values are permuted; packing restores queries.
-
-The mask of attention in bytes: an addend of each key's scores, in interleaved key order.
-
-Attention in bytes: the shapes that its code depends on, and the constants that it reads.
 """
 
 from collections.abc import Callable, Hashable

@@ -1,5 +1,13 @@
 """Conversion of images to bytes and back to float32, copies into phases, max pooling, and gaps.
 
+    emit_to_bytes       float32 to bytes
+    emit_to_floats      bytes to float32
+    emit_phases         a copy of planes into the phases that windows with a stride read
+    emit_byte_pooling   the largest byte of each window
+    fill_gaps           the zero point in the gaps of planes
+
+`emit_to_bytes`, for 16 positions:
+
     vmulps     zmm0, scale, [r8+64*j]        16 floats of a row
     vminps     zmm0, zmm0, largest           NaN becomes the largest, too
     vcvtps2dq  zmm0, zmm0                    ties to even

@@ -1,6 +1,19 @@
-"""Sparse products of bytes: four inputs of a row at a time, at 64 positions.
+"""Sparse int8 convolution by `vpdpbusd`: four inputs of a row at a time, at 64 positions.
 
-Any four, whose positions are interleaved as they are multiplied:
+    QuadForm      the form of a quad: for one row, or shared by two
+    quad_stream   the weights in the order in which the code reads them
+    emit_quads    the kernel
+
+The stream of weights:
+
+    quad    offsets of four inputs, or one offset of four side by side; their weights for each row
+    group   rows with the same number of quads: turns of the loop, entry of the first turn, rows
+    row     offset of its results; scale and bias
+
+Rows that share quads are neighbours, or have similar numbers of nonzeros, whichever takes fewer.
+Rows with the same number of quads are consecutive and enter the loop at the same place.
+
+A quad has any four inputs, whose positions are interleaved as they are multiplied:
 
     a, b, c, d     = 64 positions of four inputs            vmovdqu64 zmm4, [rbx+rax]
     l, h           = vpunpcklbw, vpunpckhbw of a, b
@@ -9,19 +22,12 @@ Any four, whose positions are interleaved as they are multiplied:
     w              = four weights of a row                  vpbroadcastd zmm12, [rsi+16]
     sum0 .. sum3  += vpdpbusd e0 .. e3, w
 
-Or four channels that already lie side by side (`int8_planes`), from which e0 .. e3 are loaded.
+Or it has four channels that already lie side by side (`int8_planes`), from which e0 .. e3 are
+loaded.
 
 Weights are data, read in order. All rows are computed for one vector of positions before the next
 vector. Packing the sums restores the order of positions. An input is a channel of `int8_planes` at
-one tap. Rows with the same number of quads are consecutive and enter the loop at the same place.
-
-Weight stream of sparse products of bytes: quads of one row, or quads that two rows share.
-
-    quad    offsets of four inputs, or one offset of four side by side; their weights for each row
-    group   rows with the same number of quads: turns of the loop, entry of the first turn, rows
-    row     offset of its results; scale and bias
-
-Rows that share quads are neighbours, or have similar numbers of nonzeros, whichever takes fewer.
+one tap.
 """
 
 from collections.abc import Hashable
@@ -132,7 +138,7 @@ def _quads_of(counts: npt.NDArray[np.integer]) -> int:
 
 
 def _shared(weights: CompressedRows) -> _Integers:
-    """Return the number of inputs of each pair of neighbouring rows."""
+    """Return the number of distinct inputs that each pair of neighbouring rows uses."""
     rows, inputs = weights.shape
     units = ceil_div(rows, 2)
     used, _ = distinct(weights.rows // 2 * inputs + weights.columns, units * inputs)

@@ -1,4 +1,11 @@
-"""Images in bytes between layers: rows one after another, with gaps that hold the zero point.
+"""Layouts of images in bytes between layers: planes of one channel, and planes of four.
+
+    BytePlanes      a plane for each channel: rows one after another, with gaps
+    windows_of      the windows over planes, in place or over a copy in phases
+    ChannelFours    four channels side by side, which `vpdpbusd` reads without a copy
+    emit_fours      the copy of planes to fours
+
+Gaps hold the zero point:
 
     channel 0   x x x x x x x 0 x x x x x x x 0 ... 0 0 0 | channel 1   x x x x ...
 
@@ -6,7 +13,7 @@ A gap serves as the padding of the row before it and of the row after it; the by
 row serve its channel and the next. So each tap of a window is a fixed distance from every position,
 and 64 consecutive positions are a vector, whatever the length of rows.
 
-Planes of bytes with four channels side by side, which `vpdpbusd` reads without a copy.
+Four channels side by side:
 
     channels 0 to 3   abcd abcd abcd ...  0000 ... | channels 4 to 7   abcd abcd ...
 

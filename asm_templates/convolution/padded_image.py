@@ -1,5 +1,11 @@
 """A copy of an image with its padding, in which every tap of a window is a fixed distance away.
 
+    PaddedImage, emit_padding    the planes of the copy, and the code that writes it
+    WindowPanels, window_panels  assignment of the positions to vectors
+    store_panel                  a vector's sums to y, through the activation
+
+Planes:
+
     row 0   0 x x x x | row 1   0 x x x x | ...        a gap of zeros serves both its neighbours
 
 With a stride of 2 even and odd columns, and even and odd rows, are separate planes, in which
@@ -10,7 +16,7 @@ written later.
 
 Or each tap of a row has a plane without gaps, in which all positions of an image are consecutive.
 
-Assignment of the positions of a padded image to vectors.
+Assignment of positions to vectors:
 
     along rows      one vector after the other in each row, the last of which overlaps
     across rows     vectors continue over the zeros between rows, whose lanes are left out of y
@@ -193,7 +199,7 @@ def _places(axis: Axis, parts: list[Phase]) -> list[tuple[int, int]]:
 
 
 def can_pad(rows: Axis, columns: Axis) -> bool:
-    """Whether there is code for such windows."""
+    """Whether there is code for a padded image, by the columns' stride and number."""
     return columns.stride <= 2 and columns.size <= MOST_COLUMNS
 
 

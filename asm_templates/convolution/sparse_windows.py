@@ -1,5 +1,11 @@
 """A convolution over a padded image, weights as code: each tap of a channel is a separate input.
 
+    prefetch_code         prefetching of code before it runs
+    lower_sparse_windows  the output channels as tiles
+    emit_sparse_windows   the kernel
+
+The code:
+
     vmovups      zmm0, [rdi+place]              x at 16 positions, shifted by a tap
     vfmadd231ps  zmm31, zmm0, [rcx+4*d]{1to16}  += weight * x, for an output channel
     vfmadd231ps  zmm28, zmm0, [rcx+4*d+4]{1to16}
@@ -7,10 +13,9 @@
 As `batch.panels`, but inputs are not copied into columns: the vector under a tap is a fixed
 distance from the position. A tile of output channels runs over all positions.
 
-Prefetching of code before it runs: from beyond L2 it would come a line at a time.
-
-No prefetcher fetches long straight-line code ahead, while a hundred lines that are prefetched as
-data come almost as fast as one. They wait in L2, from where code is fetched quickly.
+Code that is not prefetched would come from beyond L2 a line at a time. No prefetcher fetches long
+straight-line code ahead, while a hundred lines that are prefetched as data come almost as fast as
+one. They wait in L2, from where code is fetched quickly.
 """
 
 from dataclasses import dataclass, replace

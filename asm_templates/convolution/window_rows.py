@@ -1,4 +1,13 @@
-"""Windows that move over one channel at a time: lanes are neighbouring positions of a row.
+"""Windows over one channel each, by rows: depthwise convolutions, and pooling to maxima or means.
+
+    WindowLoop       the geometry of windows
+    count_windows    the work of one call
+    tile_shape       the rows and vectors of a tile
+    RowWindows       the loops and loads that both kernels share
+    emit_depthwise   taps multiplied and added
+    emit_pooling     the largest or the mean of every window
+
+Lanes are neighbouring positions of a row:
 
     vmovups zmm0, [r10+row+4*tap]    16 elements of a row of x, shifted by the tap, are combined
                                      with the row of y that reads them under tap 0 of its column,
@@ -8,9 +17,7 @@ A tile is a few rows of y by a vector or two; each load serves the whole tile. P
 read: loads at borders have masks, and rows beyond borders have no instructions. With a stride of 2,
 two vectors of x are loaded, and their even and odd elements serve two taps.
 
-Windows over one channel each: their geometry, their tiles, and the work of one call.
-
-A depthwise convolution: windows whose taps are multiplied and added, by `window_rows`.
+A depthwise convolution:
 
     vmovups     zmm0, [r10+row+4*tap]   16 elements of a row of x, shifted by the tap
     vfmadd231ps zmm31, zmm0, zmm9       += for the row of y that reads them under tap 0,
@@ -18,7 +25,7 @@ A depthwise convolution: windows whose taps are multiplied and added, by `window
 
 The weights of small kernels stay in registers; large kernels load each weight with its product.
 
-The largest or the mean of every window, by `window_rows`.
+The largest of every window:
 
     vmaxps zmm1, zmm31, zmm0     x if either is NaN
     vmaxps zmm31, zmm0, zmm31    the largest so far if either is NaN

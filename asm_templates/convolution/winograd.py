@@ -1,17 +1,23 @@
 """A 3x3 convolution with few zeros by Winograd's F(2x2, 3x3): 16 products for 4 outputs, not 36.
 
+    TileBlocks, cut_tiles    tiles in the planes of an image, and blocks of tiles
+    lower_winograd           the transformed weights U, and the tiles of the products
+    emit_winograd            the kernel
+
+Tiles and blocks:
+
+    x       planes of even and odd rows and columns, so that neighbouring tiles read neighbours
+    tiles   row after row of a plane, gaps between rows included; a block is consecutive tiles
+    y       each row of tiles in vectors of its own, two rows of y from each
+
+The algorithm:
+
     V = B^T d B     of 4x4 elements of x, two apart, a tile a lane: 16 matrices (channels, tiles)
     M = U V         matrix by matrix a dense product; U = G g G^T of the weights g, known before
     y = A^T M A     the 2x2 outputs of each tile, two vectors to a row of y
 
 Tiles pass through all three in blocks, so that V and M stay in L2. Lavin and Gray, "Fast
 algorithms for convolutional neural networks", 2016.
-
-The tiles of Winograd's F(2x2, 3x3) in the planes of an image, and blocks of tiles.
-
-    x       planes of even and odd rows and columns, so that neighbouring tiles read neighbours
-    tiles   row after row of a plane, gaps between rows included; a block is consecutive tiles
-    y       each row of tiles in vectors of its own, two rows of y from each
 """
 
 from collections.abc import Iterator

@@ -87,7 +87,7 @@ def emit_dense_product(
     b: Packed | None = None,
     tiles: Tiling | None = None,
 ) -> None:
-    """Append C = activation(scale * A B), or of constants with their bias; see `ir.dense_product`.
+    """Append C = activation(scale * A B), or of constants with their bias; see `spec.DenseProduct`.
 
     rdi: A, rdx: B, rsi: C, where C overlaps neither; all three are kept. `a` or `b` is that operand
     as a constant, packed for `tiles`, with scale and bias inside; its register is used only if

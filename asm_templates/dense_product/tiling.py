@@ -1,12 +1,15 @@
-"""Tiling of a dense product: strips of columns, and tiles of rows within each.
+"""Tiling of a dense product, and the order of its constant operands in the pool.
+
+    tiling                    strips of columns, and tiles of rows within each
+    pack_columns, pack_rows   a constant operand in the order in which the kernel reads it
+
+A tiling:
 
     strips   `vectors` vectors of C's columns each, the last with the rest
     tiles    rows of A whose sums are in registers at once, of two heights at most
 
 The tiling that should take the fewest cycles is chosen among all that fit the registers, from the
 FMA and loads that start in a cycle, and the wait of an FMA for the one before it in the same sum.
-
-Constant operands in the pool, in the order in which the kernel reads them.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,9 @@
-"""Trees as blocks of four levels, a cache line each, in which thresholds are ranks.
+"""Trees as blocks of four levels, a cache line each, and the search for ranks that they compare.
+
+    block_layout   trees as blocks, in which thresholds are ranks
+    emit_ranks     the rank of x among the thresholds of each slot
+
+A block:
 
     block:  slots of nodes 1 to 15 (16-bit), ranks of their thresholds (16-bit); 0 is unused
             nodes in heap order: the children of p are 2 p and 2 p + 1; 16 to 31 are its exits
@@ -7,7 +12,7 @@ The rank of a threshold is its place among all thresholds of its slot; the rank 
 of thresholds below x. So x <= threshold where rank(x) <= rank(threshold). Where a tree ends within
 a block, a rank that none exceeds leads on to the left.
 
-The rank of x among the thresholds of each slot, by a search that divides by sixteen.
+The search for the rank of x divides by sixteen:
 
     x in all lanes > 16 pivots      count of lanes: number of the next block of pivots or thresholds
     ...

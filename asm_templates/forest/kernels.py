@@ -25,7 +25,7 @@ _BLOCK_BYTES = 192
 
 @dataclass(frozen=True)
 class ForestCounts:
-    """Counts of a kernel's work for all rows: see `machine.prices.ForestPrices`.
+    """Counts of a kernel's work for all rows: see `machine.price_records.ForestPrices`.
 
     `data_bytes`: bytes of all trees. `near_bytes`: bytes that are read again before any others.
     """

@@ -1,14 +1,8 @@
-"""A walk down the trees by gathers: trees as lanes for one row.
+"""Walks down the trees of a forest by gathers: trees as lanes, or rows as lanes.
 
-    16 trees      threshold  <- records[state]          8 at a time with AVX2;
-                  meta       <- records[state] + 4      four such vectors in turn, so that
-                  value      <- slots[meta & ...]       the gathers of one hide the
-                  state       = first + (meta >> ...)   latency of the others
-                                + (value > threshold)
-
-The step repeats for each level of the highest tree in the four vectors.
-
-Trees as records that a walk from root to leaf gathers, level by level.
+    walk_layout     trees as records that a walk from root to leaf gathers, level by level
+    emit_tree_walk  a walk for one row of x after another: trees as lanes
+    emit_row_walk   a walk for all rows of x together: rows as lanes, tree after tree
 
 A record is a threshold, and the slot that it is compared with, beside the place of a pair of
 records, counted from the tree's first: 8 bytes, or 16 where x is float64. The left child is the
@@ -17,7 +11,15 @@ leaf leads to itself: it compares the slot of zero with infinity.
 
     records of a tree:  root, unused | left, right | left, right | ...
 
-A walk down the trees by gathers: rows as lanes, tree after tree.
+Trees as lanes; the step repeats for each level of the highest tree in the four vectors:
+
+    16 trees      threshold  <- records[state]          8 at a time with AVX2;
+                  meta       <- records[state] + 4      four such vectors in turn, so that
+                  value      <- slots[meta & ...]       the gathers of one hide the
+                  state       = first + (meta >> ...)   latency of the others
+                                + (value > threshold)
+
+Rows as lanes:
 
     slots of all rows, each row's beside the other's
     for each four vectors of rows, for each tree:

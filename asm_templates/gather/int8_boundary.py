@@ -1,4 +1,11 @@
-"""Conversion between float32 and int8: x to integers in -127 .. 127, int32 sums to outputs.
+"""Conversion between float32 and int8: x and weights to -127 .. 127, int32 sums to outputs.
+
+    emit_scale, emit_integers   x to integers
+    emit_output                 int32 sums to outputs
+    quantised_rows              weights as signed bytes; their int32 sums cannot overflow
+    output_scales               the factors of sums
+
+The formulas:
 
     q = round(x / scale)            `shared.int8_inputs` has the scale
     y = sum * scale * scale of the row + bias
@@ -7,8 +14,6 @@ Dynamic: a first pass over x finds the largest magnitude. NaN in x is the larges
 scale and every output NaN. An infinity makes every output infinite or NaN, depending on the kernel:
 for batches `csr` gives NaN where `rows` may give an infinity. With a fixed scale, values beyond 127
 times the scale are clipped, and NaN counts as the largest.
-
-Weights as signed bytes, and the proof that their int32 sums cannot overflow.
 """
 
 from collections.abc import Iterator
@@ -86,7 +91,7 @@ def emit_output(
 ) -> None:
     """register = sums (int32) times scales plus bias, float32.
 
-    `operands` are the vector of `int8_weights.output_scales`, then the vector of the bias, if there
+    `operands` are the vector of `output_scales`, then the vector of the bias, if there
     is one; `scale` as from `emit_scale`.
     """
     dynamic = spec.input_scale is None

@@ -76,11 +76,13 @@ _Numbers = npt.NDArray[np.integer]
 
 @dataclass(frozen=True)
 class Int8Form:
-    """The form of a layer's kernel.
+    """Parameters of a layer's int8 permute kernel.
 
-    Code runs `fold` times, `sharing_rows` rows share their indices, a step picks from `sources`
-    registers of x, an exchange costs as much as `exchange` steps, and schedules of two sources are
-    the best of `tries`.
+    fold: the number of 128-row runs that share one piece of code and one schedule.
+    sharing_rows: rows with the same inputs, which share indices.
+    sources: registers of x that a step picks from.
+    exchange: price, in steps, of exchanging the sums of two vectors (`grouping`).
+    tries: the number of schedules tried where `sources` is 2; the best is kept.
     """
 
     fold: int

@@ -1,5 +1,15 @@
 """int8 for blocks of sixteen outputs: inputs are brought together once, then only broadcast.
 
+    staged_groups   groups of block rows, and the inputs that each of their steps multiplies
+    lower, emit     the layer as groups, and the kernel
+
+A group's slots are its block rows or, if these are few, chains of them that are added at the end.
+In a trip every slot takes up to four of its inputs, in ascending order, so that all slots read few
+registers of x: none beyond the registers that the slot with the most inputs left needs.
+
+    trip 0: inputs   3  17  60  61 |  9  20  88 101 | ...      registers 0, 1 of x
+    trip 1:        118 130 170 190 | 95 140 141 142 | ...      registers 1, 2
+
 `int8_permute` picks the four inputs of every step anew and fills a register with sixteen copies of
 them. Here a permutation picks for sixteen steps at once, into a row on the stack:
 
@@ -15,15 +25,6 @@ and a loop over such rows only loads and multiplies:
     vpdpbusd zmm16, zmm0, [rcx+64*slot]    lane += its four products; zmm17, ... in the next slots
 
 A slot is a block row: the weights of the same sixteen outputs. Sums are as in `int8_permute`.
-
-Groups of block rows of sixteen outputs, and the inputs that each of their steps multiplies.
-
-A group's slots are its block rows or, if these are few, chains of them that are added at the end.
-In a trip every slot takes up to four of its inputs, in ascending order, so that all slots read few
-registers of x: none beyond the registers that the slot with the most inputs left needs.
-
-    trip 0: inputs   3  17  60  61 |  9  20  88 101 | ...      registers 0, 1 of x
-    trip 1:        118 130 170 190 | 95 140 141 142 | ...      registers 1, 2
 """
 
 from collections.abc import Iterator

@@ -1,34 +1,12 @@
 """Unstructured sparsity in large layers: a loop over data that looks x up in byte tables.
 
-All that differs from matrix to matrix is data: code would arrive more slowly. One `vpermi2b` looks
-up 64 bytes among 128, so x is split into four tables, one of each float's first bytes and so on, of
-the 128 inputs that a window holds. A chunk of four steps needs four look-ups with the same 64
-indices of seven bits, and eight `vpunpck` put the bytes together again:
+    chunks_of   layout: the chunk of each weight, and the order of chunks
+    stored      storage of chunks in the pool
+    emit        code: the loop
 
-    vpermi2b    byte b of lane l: byte j of x[index b of lane l], from table j
-    vpunpck     bytes, then words of four tables: byte b of lane 4q + s becomes x of lane 4q + b,
-                step s, whole; so the index lies there
-
-The window slides over x, while the sums of all rows are on the stack. If float32
-weights and indices would not fit L2, the index replaces the lowest seven bits of the weight, which
-changes it by at most 2**-17 of itself.
-
-An idle lane takes an input that its row has no weight for, if there is one among 32, as in
-`permute`; with the index in the weight it takes any input. Figures: docs/kernels/gather.md.
-
-Storage of a look-up kernel's chunks in the pool.
-
-    ....._....._....._      float32 in less than half of L2: a line after each chunk is never read
-
-So chunks arrive faster (`padding`; runs of three are no faster still, because look-ups are the
-limit then). From half of L2 on, and for short weights, padding gains nothing. Figures:
-docs/kernels/gather.md.
-
-The chunk of each weight in a look-up kernel, and the order in which chunks are stored.
-
-A window of `WINDOW` inputs slides over x by `SLIDE` inputs at a time. At each position, any group
-of sixteen rows may add chunks of `STEPS` weights a row, as long as their inputs are in the window.
-Weights whose inputs slide out next must be used; a chunk's other places are filled with the row's
+Layout: a window of `WINDOW` inputs slides over x by `SLIDE` inputs at a time. At each position, any
+group of sixteen rows may add chunks of `STEPS` weights a row, as long as their inputs are in the
+window. Weights whose inputs slide out next must be used; a chunk's other places take the row's
 following weights. Every row is used in the order of its columns, and a group adds a chunk only when
 one of its rows must, which gives the fewest chunks that such an order allows.
 
@@ -36,6 +14,24 @@ one of its rows must, which gives the fewest chunks that such an order allows.
     row 0        w  w w        w      w                     must add 3, may add 5
     row 1              w          w     w       w           must add 1, may add 4
     chunk        all four lanes of row 0 busy, and of row 1
+
+Storage: ....._....._....._ for float32 in less than half of L2: a line after each chunk is never
+read. So chunks arrive faster (`padding`; runs of three are no faster still, because look-ups are
+the limit then). From half of L2 on, and for short weights, padding gains nothing. If float32
+weights and indices would not fit L2, the index replaces the lowest seven bits of the weight, which
+changes it by at most 2**-17 of itself. Figures: docs/kernels/gather.md.
+
+Code: all that differs from matrix to matrix is data, as code would arrive more slowly. One
+`vpermi2b` looks up 64 bytes among 128, so x is split into four tables, one of each float's first
+bytes and so on, of the window's 128 inputs. A chunk of four steps needs four look-ups with the same
+64 indices of seven bits, and eight `vpunpck` put the bytes together again:
+
+    vpermi2b    byte b of lane l: byte j of x[index b of lane l], from table j
+    vpunpck     bytes, then words of four tables: byte b of lane 4q + s becomes x of lane 4q + b,
+                step s, whole; so the index lies there
+
+The sums of all rows are on the stack. An idle lane takes an input that its row has no weight for,
+if there is one among 32, as in `permute`; with the index in the weight it takes any input.
 """
 
 from dataclasses import dataclass
@@ -226,9 +222,11 @@ class Format:
 
 
 def stored(chunks: Chunks, form: Format) -> _Words:
-    """Return the chunks as uint32 (chunks, lines, LANES).
+    """Pack chunks into uint32 words of shape (chunks, lines, LANES).
 
-    A chunk is a line of indices, unless they lie in the weights, then the weights.
+    A chunk has one line of indices, followed by its lines of weights and, where `form` pads, a
+    padding line. With `index_in_weight` it has no line of indices: each weight's lowest bits hold
+    its index.
     """
     in_window = (chunks.inputs % WINDOW).astype(np.uint8)
     if form.index_in_weight:
@@ -291,9 +289,10 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 
 def _counts(spec: MatVec, matrix: SparseMatrix, target: Target, chunks: int) -> Counts:
-    """Return the counts; the pool has weights, indices outside weights, and chunks' places of sums.
+    """Return the counts of a layer in `chunks` chunks.
 
-    An index is a byte, a place four bytes.
+    The pool has the weights; an index of a byte for each weight, unless the weight's lowest bits
+    hold it; and the place of each chunk's sums, four bytes.
     """
     steps = STEPS * chunks
     weights, indices = steps * target.lanes * WEIGHT_BYTES[spec.dtype], steps * target.lanes

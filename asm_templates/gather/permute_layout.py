@@ -1,11 +1,12 @@
 """Layout of a permute kernel: from a matrix to the vectors of weights that the kernel streams.
 
+    stored       weights as vectors of the pool
+    with_index   weights whose lowest bits hold the index
+    RowPlan      the cutting of a matrix into panels and windows, before its rows are ordered
+    layout_of    a matrix ordered, cut and scheduled
+
 `row_order` chooses the row in each lane, and `covering` the weights of each step; here steps are
 put in order of execution, given their accumulators, and packed into the pool.
-
-Cutting and ordering the rows of a matrix for a permute kernel.
-
-Storage of the permute kernels' weights and indices in the pool.
 """
 
 from dataclasses import dataclass

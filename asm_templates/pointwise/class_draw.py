@@ -1,13 +1,15 @@
-"""Drawing a class from softmax probabilities by inverting their cumulative sum.
+"""Random draws: a class from softmax probabilities, and the generator of uniform numbers.
 
-The float32 order of operations, for a vector of `lanes` consecutive classes:
+    emit_categorical_draw   a class, by inverting the cumulative sum of the probabilities
+    emit_random_uniform     a counter-based generator: one number in a few integer instructions
+    emit_random_uniforms    the numbers of consecutive samples
+
+The draw's float32 order of operations, for a vector of `lanes` consecutive classes:
   1. weights = 2^((logits - max) * k), with k = float32(inverse_temperature * log2 e);
   2. partial sums inside a vector by doubling (Hillis and Steele, Data parallel algorithms, 1986):
      add the lane 1 before, then 2, 4, 8 before; the last lane is the vector's sum;
   3. to each partial sum add the carry, which is the sums of the vectors before, added in order;
   4. the class is the count of partial sums <= uniform * total, total being the last carry.
-
-The counter-based random generator: one uniform number in a few integer instructions.
 """
 
 import math

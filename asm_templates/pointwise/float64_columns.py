@@ -1,13 +1,16 @@
 """Columns of x in float64: products with weights, and scaled or compared columns.
 
-A product with weights in float64: outputs in fours, inputs as lanes.
+    emit_double_product   a product with weights: outputs in fours, inputs as lanes
+    emit_scaled_columns   columns shifted and scaled, clipped, compared with categories
+
+The product:
 
     for each row, for each four outputs     sum[o] += x[8 inputs] * W[o, 8 inputs]
                                             y[o] = bias[o] + the lanes of sum[o]
 
 If fewer than a quarter of the inputs have a nonzero weight, these are gathered; else all are read.
 
-Columns of x, shifted and scaled in float64, clipped, compared with categories.
+Scaled columns:
 
     four columns   x         read side by side, or gathered; float32 widened
                    d         x - centre, or one where x == centre

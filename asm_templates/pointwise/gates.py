@@ -1,10 +1,9 @@
 """The pointwise half of a recurrent step, after its two matrix products.
 
-The pointwise half of a GRU step, after its two matrix products.
-
-The pointwise half of an LSTM step, after its two matrix products, in one pass.
-
-The pointwise half of a plain recurrent step: the sum of its two products, activated.
+    emit_gru_update    a GRU
+    emit_gru_reset     a GRU's reset of its state, before a product that reads the reset state
+    emit_lstm_update   an LSTM, in one pass
+    emit_rnn_update    a plain recurrent layer: the sum of its two products, activated
 """
 
 from collections.abc import Sequence

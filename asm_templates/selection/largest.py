@@ -1,12 +1,15 @@
-"""Places of the largest elements of rows, the first of equals first, NaN above all others.
+"""Places of elements: the largest of rows, and the true elements of a mask.
 
-Elements become int32 keys of the same order: the lower bits of negative floats are inverted, -0
-counts as 0, and NaN is the largest integer. For the least elements, all bits are inverted once
-more. Then, for each element of the result:
+    emit_largest_elements   the largest, the first of equals first, NaN above all others
+    emit_true_places        the places of the true elements, one after another
+
+The largest: elements become int32 keys of the same order: the lower bits of negative floats are
+inverted, -0 counts as 0, and NaN is the largest integer. For the least elements, all bits are
+inverted once more. Then, for each element of the result:
 
     largest key of the row -> its first place -> that key becomes the smallest integer
 
-The places of the true elements of a mask, one after another.
+True elements:
 
     places[count] = place; count += mask[place]     for each place, without a branch
     places[count ...] = 0

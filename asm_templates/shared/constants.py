@@ -1,6 +1,7 @@
-"""Constants in every lane of a vector, read from the pool behind the code.
+"""Constants in every lane of a vector, read from the pool behind the code, and polynomials.
 
-Polynomials over several vectors in step, so that their latencies overlap.
+    shared_constant, load_constant   a constant as an operand, or in a register
+    emit_polynomial                  polynomials over several vectors in step: latencies overlap
 """
 
 from collections.abc import Sequence

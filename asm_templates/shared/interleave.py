@@ -1,4 +1,8 @@
-"""Interleaving of bytes, and parting of float32 elements by parity.
+"""Reordering of elements in registers: interleaving, parting by parity, transposition.
+
+    interleaved        bytes of four registers, four bytes of each place side by side
+    part_by_parity     the even and the odd elements of two vectors of float32
+    transposed         a square of `lanes` by `lanes` elements
 
 Four registers of bytes become four bytes of each place, as `vpdpbusd` reads them:
 
@@ -12,11 +16,9 @@ Two vectors of float32 become their even and their odd elements:
     AVX2       vshufps   ymm0, ymm0, ymm1, 0x88     the even elements of each 128-bit part
                vpermpd   ymm0, ymm0, 0xD8           exchanges the middle quarters
 
-Transposition of a square of `lanes` by `lanes` elements that registers hold.
-
-In three (AVX2) or four (AVX-512) rounds every pair of registers exchanges halves. One spare
-register is enough: the first result goes there, the second over the first input, and the second
-input becomes the spare.
+For the transposition, in three (AVX2) or four (AVX-512) rounds every pair of registers exchanges
+halves. One spare register is enough: the first result goes there, the second over the first input,
+and the second input becomes the spare.
 """
 
 from collections.abc import Iterator, Sequence

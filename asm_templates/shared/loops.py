@@ -1,8 +1,10 @@
-"""Counted loops: turns that count down to zero, or an index that runs up to its end.
+"""Loops, and jumps in long straight-line code.
 
-Loops over arrays, a few vectors at a time: full vectors in a loop, the rest under masks.
+    repeat, counted_down, counted_up   turns that count down to zero, or an index up to its end
+    emit_spans                         a few vectors of arrays a turn, the rest under masks
+    fetch_redirects                    jumps to the next instruction; code stays decoded
 
-Jumps to the next instruction, for long straight-line code that stays decoded.
+Jumps in straight-line code:
 
     step 0 .. step 15, jmp next, step 16 .. step 31, jmp next, ...      150 to 500 bytes each
 

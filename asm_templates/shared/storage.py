@@ -1,15 +1,11 @@
 """Vectors of weights in the pool: their places, their bytes, and the operand that reads one.
 
-Operands in the pool that are read through a base register and a one-byte displacement.
+    Storage, Unpacking   the format of stored vectors, and the unpacking of short weights
+    rounded              weights rounded to a dtype
+    Stream               operands in order, by a base that advances and a one-byte displacement
+    addresses            operands in any order, by a base that is loaded again
 
-A base register points to the middle of the range of a one-byte displacement:
-
-    base - reach ... base ... base + reach - 1      in units of the operand (EVEX), bytes (VEX)
-
-For operands that are read in order the base advances (`Stream`); for operands in any order it is
-loaded again (`addresses`).
-
-Unpacking of a vector of short weights to float32 in a register.
+Unpacking of a vector of short weights to float32 in a register:
 
     float16   half a line a vector              vcvtph2ps zmm2, [ymmword]
     bfloat16  two vectors a, b share a line, lane by lane; each is the upper half of a float32:
@@ -19,6 +15,10 @@ Unpacking of a vector of short weights to float32 in a register.
               b       vpandd zmm2, zmm3, [line]  clears a; zmm3 holds 0xFFFF0000
 
 This takes one instruction more than float32, for half the bytes; sums are computed in float32.
+
+A base register points to the middle of the range of a one-byte displacement:
+
+    base - reach ... base ... base + reach - 1      in units of the operand (EVEX), bytes (VEX)
 """
 
 from dataclasses import dataclass

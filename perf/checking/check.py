@@ -1,6 +1,7 @@
-"""Check the claims of `claims.py` by measurements on this machine.
+"""Checks of the claims of `claims.py` by measurements on this machine.
 
-Results of the claims as a rich table.
+    check          measures every claim
+    claims_table   results of the claims as a rich table
 """
 
 import statistics

@@ -1,13 +1,14 @@
 """The page of `sparsejit demo`: sounds with their spectrograms, and times by part.
 
+    spectrogram_png   a recording's spectrogram as a bare picture, for pages that write axes and
+                      legend around it
+    LAYER_COLUMNS     columns of the table of a network's layers, on a terminal and on a page
+    ListeningPage     the page
+    draw_mels         the picture of a synthesis: the mel that was asked for above the mel that was
+                      spoken
+
 The page is one self-contained file, with sounds and pictures as base64. Sounds are FLAC, because
 every browser plays it, it is lossless, and it takes two thirds of the bytes of 16-bit WAV.
-
-Columns of the table of a network's layers, on a terminal and on a page.
-
-The picture of a synthesis: the mel that was asked for above the mel that was spoken.
-
-A recording's spectrogram as a bare picture, for pages that write axes and legend around it.
 """
 
 import base64

@@ -1,12 +1,17 @@
 """Trained models of several kinds, shrunk to errors of 0.5, 1, 2 and 5 % of their outputs.
 
+    least_ms, share_of_zeros   times of models in turns, and their zeros, also for the other studies
+                               of `sparsejit.shrink`
+    StudiedModel               a model, samples to shrink it by, and its decisions
+    main                       shrinks the models, and prints scores and times
+
+Run:
+
     python -m sparsejit.perf.studies.shrink_models /path/to/onnx --json figures.json
 
 The folder has the .onnx files; beside it lie `speech` (recordings) and `text`. The score of a model
 is the change of its own decisions on fresh inputs; models that are trained here are also scored by
 labels. Times are of one core, in turns, with ONNX Runtime on one thread.
-
-Times of models in turns, and their zeros, for the studies of `sparsejit.shrink`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Compare the planner's choice with the best of all kernels, and its predictions with times.
+"""Survey of the planner's choices against the best of all kernels, and of its predictions.
+
+    survey_layers   the layers: every pattern of zeros in every dtype
+    survey          plans each layer and times its kernels
 
 Every kernel that exists for a layer is made, checked against float64 and timed, in turns in one
 process. Kernels that come near the fastest are timed at more places in memory than the others.
-
-The layers of the planner's survey: every pattern of zeros in every dtype.
 """
 
 from collections.abc import Callable, Iterable, Iterator

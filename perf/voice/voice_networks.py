@@ -1,9 +1,12 @@
 """The networks that `bench synth` measures, each with the conditioning of some frames.
 
+    GraphTurns      a sample graph run by its operators' float64 references, to check the compiled
+                    loop
+    SampleNetwork   a network with its tensors and conditioning
+    NETWORKS        table of networks by name
+
 Networks without a trained voice have random weights: our times and the peers' depend only on
 shapes, densities and patterns.
-
-A sample graph run by its operators' float64 references, to check the compiled loop.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,7 @@
 """Peers that run a network sample by sample: each in its own process, its results checked first.
 
-One sample of a network as plain torch code, which peers of the compiled loop run.
+    step_of       one sample of a network as plain torch code, which peers of the compiled loop run
+    ready_peers   the peers whose samples agree with float64
 
 A step takes results of the step before, so that calls of it in a row are the loop. The signal
 around a network, and products that only frames change, are left out: peers compute less than the
@@ -66,7 +67,10 @@ class GruCell(nn.Module):
                 parameter.copy_(torch.from_numpy(np.ascontiguousarray(array, np.float32)))
 
     def forward(self, x: Tensor | None, state: Tensor, *added: Tensor) -> Tensor:
-        """`added`: terms (3n,) of the product with x; an x without features is None."""
+        """The next state.
+
+        added: terms (3n,) of the product with x, which is None if it has no features.
+        """
         cell = self.cell
         if x is None:
             gates = sum(added, cell.bias_ih)

@@ -1,6 +1,9 @@
 """Models of convolutions, over time and over images of 64 x 64 and 224 x 224.
 
-EfficientNet-B0: inverted residuals with squeeze-and-excitation.
+    temporal_convolutions       convolutions over time
+    mobilenet_like              images of 64 x 64; also `resnet_like`
+    mobilenet_v1, resnet_18     images of 224 x 224; also `resnet_50`, `mobilenet_v2`
+    efficientnet_b0             inverted residuals with squeeze-and-excitation
 """
 
 from torch import Tensor, nn

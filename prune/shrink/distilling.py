@@ -38,10 +38,10 @@ class Distillation:
     tell: Progress
 
     def trained(self, model: nn.Module, names: Iterable[str]) -> nn.Module:
-        """A copy of a shrunk module whose tensors of these names are trained; zeros stay zeros.
+        """Train the named parameters of a copy of a shrunk module on the dense module's outputs.
 
-        The copy has the least error on the held elements of all measured states, the given one
-        included.
+        Zeros stay zeros. Returns the checkpoint with the least error on the held-out samples, with
+        early stopping; the untrained module is the first checkpoint.
         """
         model = copy.deepcopy(model).eval().requires_grad_(False)
         own = dict(model.named_parameters())

@@ -1,6 +1,8 @@
-"""The layers of a graph whose weights may become zeros, and graphs with other weights.
+"""The layers of a graph whose weights may become zeros, and the forms that they may take.
 
-Forms that a layer may take: a pattern of zeros, and a dtype that its weights are stored in.
+    shrink_layers   the layers
+    with_weights    graphs with other weights
+    LayerForm       a form: a pattern of zeros, and a dtype that the layer's weights are stored in
 """
 
 from __future__ import annotations

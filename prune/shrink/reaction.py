@@ -1,16 +1,22 @@
 """Reactions of a model's outputs to changed weights of each layer.
 
-level 0: the nodes before the first layers, and these layers     live values of one element
-         one of these layers' y changes
-level 1: the nodes behind them, and the next layers              runs for each change
+    SegmentedRun   a run in segments: each layer may change before the nodes behind it run
+    reactions      the error of the outputs for each change of one layer
+    LevelledRun    a run from behind a layer, for one element of the data
 
-A graph run in segments: each layer may change before the nodes behind it run.
+`SegmentedRun`:
 
-segment 0: nodes before the first layers       live values of each element of the data
-           the layers change                   go on from segment to segment
-segment 1: these layers and the nodes behind them
+    segment 0: nodes before the first layers       live values of each element of the data
+               the layers change                   go on from segment to segment
+    segment 1: these layers and the nodes behind them
 
 A recurrent layer runs in two segments: its rows are its own states, until it changes.
+
+`LevelledRun`:
+
+    level 0: the nodes before the first layers, and these layers     live values of one element
+             one of these layers' y changes
+    level 1: the nodes behind them, and the next layers              runs for each change
 """
 
 from __future__ import annotations

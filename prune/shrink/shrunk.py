@@ -1,8 +1,9 @@
-"""The result of `sparsejit.shrink`: the compiled model, its source, and the cost of each layer.
+"""The result of `sparsejit.shrink`, and a forecast of its speed.
 
-It is shown as a table in terminals, and as a self-contained web page.
-
-The speeds that `shrink` is predicted to reach with given shares of zeros, without data.
+    Shrunk             the compiled model, its source, and the cost of each layer; shown as a table
+                       in terminals, and as a self-contained web page
+    predicted_speeds   the speeds that `shrink` is predicted to reach with given shares of zeros,
+                       without data
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class Shrunk(Shown):
 
     @property
     def speed(self) -> float:
-        """The dense time over the time."""
+        """Measured speed-up: the dense model's time over the shrunk model's."""
         return self.dense_ns / self.ns
 
     @property

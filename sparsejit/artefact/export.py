@@ -1,8 +1,8 @@
-"""Writes exported functions: an object or shared object file, and its C header.
+"""Exported functions as files: an object or shared object, and a C header.
 
-The C header of an exported function: sizes, error codes, the prototype. Also for C++.
-
-A shared object, linked from the object file by the system's linker, without libc.
+    shared_object   a shared object, linked by the system's linker from the object file, no libc
+    c_header        the C header: sizes, error codes, the prototype; also for C++
+    export          writes the files
 """
 
 import os

@@ -89,7 +89,7 @@ def _prune(seed: int, quiet: bool) -> dict[str, float]:
 
 
 def _prune_view(points: "list[PrunePoint]", showcase: "Showcase") -> Group:
-    """Two rows of bars over the steps, and the losses to compare the pruned network's with."""
+    """Bars of density and loss over the steps, and held-out losses of the networks to compare."""
     density = _bars([point.density for point in points], 0.0, 1.0)
     losses = [point.loss for point in points]
     loss = _bars(losses, min(losses) - 1e-9, max(losses))

@@ -120,7 +120,7 @@ def load_or_compile(
 
 
 def _refuse_options(asked: ModelRequest) -> None:
-    """Raise InvalidInput for any option: a .sjit file was compiled with options of its own."""
+    """Raise InvalidInput for any option beside a .sjit file, which has options of its own."""
     bare = ModelRequest(asked.model)
     for field in fields(asked):
         if getattr(asked, field.name) != getattr(bare, field.name):

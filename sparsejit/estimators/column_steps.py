@@ -1,10 +1,13 @@
-"""Columnwise steps before an estimator.
+"""Columnwise steps before an estimator, such as scalers, imputers and encoders.
+
+    parts_of         parts of a ColumnTransformer
+    kept_categories  columns of a OneHotEncoder
+    filling_of       a SimpleImputer
+    ColumnScales     scalers composed into one step: each result column reads one column of X
 
 A ColumnTransformer is a list of parts, each some columns and the steps that they go through; it
 returns the parts' results side by side. A OneHotEncoder compares a column with each category. A
 SimpleImputer replaces NaN, and may append columns that mark where; selectors drop columns.
-
-Columnwise steps, such as scalers, composed into one: each result column reads one column of X.
 
 Scalers in a row become clip(scale (x - centre) + shift, low, high), composed in float64. The number
 that replaces NaN goes through the same scalers.

@@ -1,14 +1,17 @@
 """Ensembles of estimators: votes, means, stacks and calibrated probabilities.
 
-Labels are places in `classes_` throughout: the inner estimators were fitted to places.
+    calibrated         probabilities from scores z, as in scikit-learn's `calibration.py`
+    ensemble_methods   the methods of an ensemble
 
-Calibrated probabilities, computed from scores z as in scikit-learn's `calibration.py`.
+Calibration:
 
     sigmoid       1 / (1 + exp(a z + b)), for each class
     isotonic      linear between points, constant beyond them, for each class
     temperature   softmax(beta z), of (-z, z) for two classes
 
 For more than two classes, sigmoid and isotonic results are divided by their sum.
+
+Labels are places in `classes_` throughout: the inner estimators were fitted to places.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,19 +1,21 @@
 """Ensembles of trees, read through treelite, as the operands of a Forest.
 
-Every test becomes `x <= threshold` in float64, exactly: `x < t` is `x <=` the next number below t.
-If x is float32, a threshold may be rounded down to float32. A test for membership in a set of
-categories becomes a search among the intervals of x that `Categories` defines.
+    Categories    categories as intervals of x, by the library that fitted a forest
+    Nodes         nodes of trees as they are added, and searches among intervals of x
+    read_forest   an estimator or booster as a forest
 
-Nodes of trees as they are added, and searches among intervals of x.
-
-A step function of x is a search among its bounds, a tree of tests `x <= threshold`. Two examples
-are membership in a set of categories, and a test of a number that a step computes from x.
-
-Categories as intervals of x, by the library that fitted a forest.
+The intervals of a category c:
 
     XGBoost                         c is c <= x < c + 1
     LightGBM                        the same, but 0 is -1 < x < 1: x is truncated
     histogram gradient boosting     c is x == c, and any other x is missing
+
+A step function of x is a search among its bounds, a tree of tests `x <= threshold`. Two examples
+are membership in a set of categories, and a test of a number that a step computes from x.
+
+Every test becomes `x <= threshold` in float64, exactly: `x < t` is `x <=` the next number below t.
+If x is float32, a threshold may be rounded down to float32. A test for membership in a set of
+categories becomes a search among the intervals of x that `Categories` defines.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """The methods of estimators made of trees, computed from the sums of leaves.
 
-Isolation forests: the depth of a sample in trees, scored as in scikit-learn's `_iforest.py`.
+    forest_methods      classifiers, regressors and boosters
+    isolation_methods   isolation forests: the depth of a sample in trees
+
+Isolation forests are scored as in scikit-learn's `_iforest.py`:
 
     score_samples = -2 ^ -(depth / (trees * c))        c: the mean depth among `_max_samples`
     predict       = 1 where score_samples >= offset_, else -1

@@ -86,7 +86,10 @@ class _Scores:
         return not self.hidden and self.dtype == np.float64 and self.weights.size <= MOST_DOUBLES
 
     def against(self, row: int) -> "_Scores":
-        """Scores with a first row for the other class: the only row times `row`, 0 or -1."""
+        """Scores of two classes, from the scores of one: a row for the other class comes first.
+
+        That row is the only row times `row`, 0 or -1.
+        """
         weights = np.concatenate([row * self.weights, self.weights])
         bias = np.concatenate([row * self.bias, self.bias])
         return replace(self, weights=weights, bias=bias)

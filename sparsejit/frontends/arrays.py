@@ -1,8 +1,9 @@
-"""Conversion of tensors and sparse matrices to numpy arrays.
+"""Conversion of tensors and sparse matrices to numpy arrays, and a check of their numbers.
+
+    to_array, to_matrix   the conversion, dense or with sparse matrices as nonzeros
+    check_held            check that float32 can hold the numbers of a fitted estimator
 
 Types are recognised by their attributes, so that neither torch nor scipy is imported here.
-
-Check that float32 can hold the numbers of a fitted estimator.
 """
 
 from typing import Any

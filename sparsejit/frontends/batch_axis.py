@@ -1,14 +1,15 @@
-"""Check that no operator mixes the samples of a batch, so that the batch may have any size.
+"""The batch of a model: its axes, the check that it may have any size, and graphs of other sizes.
 
-The batch is followed from an axis of each input that has it, through every operator, to an axis of
-every output.
-
-Graphs with the batch on axis 0, and the axes on which a model may have its batch.
+    batch_first     a graph with the batch on axis 0
+    axes_by_sizes   the axes on which a model may have its batch
+    free_batch_of   check that no operator mixes the samples of a batch
+    SizedBatch      a graph of one batch size, rewritten for another: sizes and shapes follow
 
 Lowered graphs take and return samples on axis 0. If the model has them on another axis, the graph
 permutes its inputs and outputs, which is a view, and a call moves axes by `Graph.batch_axes`.
 
-Rewrites a graph of one batch size for another size: sizes and shapes follow.
+For the check, the batch is followed from an axis of each input that has it, through every operator,
+to an axis of every output.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """Tensors out of files, one at a time: .npy, .safetensors and torch's state dicts.
 
-Floating-point formats that numpy lacks, read from their bytes.
+    SHORT_FLOATS               floating-point formats that numpy lacks, read from their bytes
+    read_matrix, read_layer    one tensor, or the weights and bias of one layer
+    read_tensors               every tensor by its name
+    read_arrays                the arrays for a model's inputs
 """
 
 import json

@@ -1,6 +1,10 @@
 """A model as a command line names it, with the sizes, numbers and arrays given beside it.
 
-Python code that a command line names: a function without arguments, imported and called.
+    call_factory     Python code that a command line names: a function without arguments, imported
+                     and called
+    read_source      the model and its example inputs
+    example_arrays   arrays for inputs, read or random
+    shrink_command   the command that makes zeros in the model
 """
 
 import importlib.util
@@ -112,7 +116,7 @@ class NamedModel:
 
     @contextmanager
     def advising(self) -> Iterator[None]:
-        """Add to an UnsupportedOperator error the inputs that might be constants."""
+        """Context that adds to an UnsupportedOperator error the inputs that might be constants."""
         single = [
             each.name
             for each in self.inputs
@@ -185,7 +189,7 @@ def is_opened(model: Any) -> bool:
 
 
 def _remedy(reference: str) -> str:
-    """The remedy for a path that is none of a model."""
+    """The remedy in the error for a path that names no model."""
     if reference.endswith(".sjit"):
         return "it is compiled already; give the model that it was compiled from"
     if reference.endswith(".py"):

@@ -1,9 +1,12 @@
 """A model as a graph in static single assignment: typed values, operators, constants.
 
+    BatchAxes      the batch axes of a model's inputs and outputs
+    OpenAxis       an axis of an output whose length a call computes
+    Graph          the model
+    GraphBuilder   a graph under construction
+
 Every value has one producer: an input, a constant, or one output of one node. Nodes are in an order
 in which they can run. Passes take a graph and return another; nothing is changed in place.
-
-The batch axes of a model's inputs and outputs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Result of calibrating one layer: the dtype of its weights, and the steps of its x.
+"""Scales of quantised models.
 
-Scale and zero point of the values of quantised models.
+    QuantisedSteps   scale and zero point of a value
+    LayerScales      result of calibrating one layer: the dtype of its weights, the steps of its x
+    SumScales        steps of the operands of a sum of images
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
         types = "x float32 [*rows, in], weights float32 [out, in] -> float32 [*rows, out]"
 
 A subclass is registered when it is defined. Files store its fields (`artefact.records`); its
-lowering is registered beside the lowering's code (`lowering.table`).
+lowering is registered beside the lowering's code (`lowering.context.lowers`).
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class Follower:
         self._known[value] = array
 
     def put(self, node: Node, place: BatchPlace) -> None:
-        """Set the same place in all outputs."""
+        """Record that the batch has this place in all outputs of a node."""
         self.places.update(dict.fromkeys(node.outputs, place))
 
     def common(self, node: Node, from_end: bool = True) -> BatchPlace:

@@ -1,6 +1,7 @@
-"""A graph in less memory: constants of mostly zeros keep only their nonzeros.
+"""Arrays and graphs in less memory: arrays of mostly zeros keep only their nonzeros.
 
-Arrays in less memory: an array of mostly zeros keeps only its nonzeros.
+    packed, unpacked   an array in less memory, and the array again
+    PackedGraph        a graph whose constants are packed
 """
 
 from __future__ import annotations

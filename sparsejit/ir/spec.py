@@ -1,6 +1,10 @@
 """Specs: frozen descriptions of computations that the reference and the templates share.
 
-The spec of a product of two dense matrices.
+    MatVec, MatMul           products of weights with one x, and with the columns of a batch
+    Elementwise              an activation
+    GruUpdate, LstmUpdate    the gates of recurrent layers; also `RnnUpdate`
+    CategoricalDraw          a class drawn by a random number
+    DenseProduct             a product of two dense matrices
 """
 
 import math

@@ -1,6 +1,9 @@
 """Typed values of a graph: each is one tensor, with its shape, its element and its origin.
 
-Shapes and axes of tensors.
+    TensorType                the shape and the element
+    Origin                    the source in the user's model
+    Value                     the tensor
+    broadcasts_to, axis_of    shapes and axes of tensors
 """
 
 from __future__ import annotations

@@ -45,10 +45,13 @@ _COPY = 2
 
 @dataclass(frozen=True)
 class FeatureMajor:
-    """Values that are `made`, and that can be `read`, feature-major, and the nodes that use them.
+    """Layout plan: the values of a graph in feature-major layout, and the nodes that work on them.
 
-    `panels` are linear layers that take panels; `chains` and `attentions` run over columns.
-    View operators `between` an attention and its feature-major values are not computed.
+    panels: linear layers whose kernel takes panels (feature-major columns of the batch).
+    chains, attentions: nodes that run over columns.
+    between: views around such an attention, for which no code is emitted.
+    made: values whose producer writes them feature-major.
+    read: values available feature-major, written so or by a transposed copy.
     """
 
     panels: frozenset[Node]
@@ -317,7 +320,10 @@ class ColumnAttention:
         return prod(self.sink.shape[:-1]) == self.tokens
 
     def operand(self, number: int, matrix: View) -> View | None:
-        """The query, key or value in its root's matrix; None where no strides describe it."""
+        """The view of a query, key or value, by its number, in the matrix of its root.
+
+        None where no strides describe it.
+        """
         view: View | None = columns_of(matrix, self.roots[number])
         for node in self.paths[number]:
             view = None if view is None else _behind(node, view)

@@ -192,7 +192,7 @@ def _lower_largest(low: Lowering, node: Node, count: int, least: bool) -> None:
 
 @lowers(TruePlaces)
 def lower_true_places(low: Lowering, node: Node) -> None:
-    """Append one pass over the mask."""
+    """Append one pass over a mask: it writes the places of true elements, and their number."""
     (mask,) = node.inputs
     into = tuple(low.dense_result(value) for value in node.outputs)
 

@@ -1,9 +1,12 @@
-"""Data of a design of core: the techniques that it gains from, and the cost of work on it.
+"""Records of a design of core: its speed, its identity, and the choices and costs of kernels on it.
+
+    Rates         speed: cycles a nanosecond, and bytes a cycle by cache; measured by
+                  `sparsejit calibrate`, or from the core's data
+    FoldingRule   the sizes from which a piece of code runs several times
+    Core          the techniques that it gains from, and the cost of work on it
 
 Every number here was measured on such a core, or is marked as assumed, in the data module that
 holds it (`processors`). Nothing else in the compiler knows a processor's name.
-
-Record of a core's speed: measured by `sparsejit calibrate`, or from the core's data.
 """
 
 from collections.abc import Mapping

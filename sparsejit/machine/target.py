@@ -1,11 +1,14 @@
 """Targets of code: a processor's instruction sets, caches and core, which only this module detects.
 
+    must_ask, refusals   instruction sets that a process must ask the system for, though the
+                         processor has them
+    Target               a processor as the code generators see it
+    parse_target         a target from the text of /proc/cpuinfo
+
+Only `runtime` may make the system call; it registers a function for that by `must_ask`.
+
 Everything else takes a `Target` and never tests the processor itself, so any kernel can be
 chosen, emitted and disassembled for a processor that is not here.
-
-Instruction sets that a process must ask the system for, though the processor has them.
-
-Only `runtime` may make the system call; it registers a function for that here.
 """
 
 import os
@@ -27,7 +30,7 @@ _questions: dict[str, Question] = {}
 
 
 def must_ask(instruction_sets: Iterable[str], question: Question) -> None:
-    """Offer these sets from now on only where `question` returns None."""
+    """Offer these instruction sets from now on only if `question` returns None, not a refusal."""
     _questions.update(dict.fromkeys(instruction_sets, question))
 
 

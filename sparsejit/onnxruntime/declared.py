@@ -1,6 +1,7 @@
-"""The inputs, outputs and metadata that a file declares, as ONNX Runtime shows them.
+"""A model that was given, and the surface that it declares, as ONNX Runtime shows it.
 
-A model as it was given, a path or bytes, and what reads it: the onnx package, ONNX Runtime.
+    declared_by   the inputs, outputs and metadata
+    GivenFile     holds the path or the bytes, and opens them: by the onnx package or ONNX Runtime
 """
 
 from __future__ import annotations

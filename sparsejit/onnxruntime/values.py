@@ -274,7 +274,7 @@ def _array_at(address: int, shape: Sequence[int], element_type: Any) -> Array:
 
 
 def dtype_of_element(element_type: Any) -> np.dtype[Any]:
-    """Return the dtype of a numpy type, or of ONNX's number."""
+    """Return the dtype for a numpy type, or for ONNX's number of an element type."""
     kind: npt.DTypeLike = element_type
     if isinstance(element_type, int) and element_type in _DTYPES:
         kind = _DTYPES[element_type]

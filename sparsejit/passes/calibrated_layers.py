@@ -1,9 +1,15 @@
-"""Stores layers with scales from calibration, and restores them in float32.
+"""Layers with scales from calibration, and sums of images with rounded operands.
+
+    with_scales         stores layers with scales
+    in_float32          restores them in float32
+    with_rounded_sums   rounds the operands of sums of images
+
+`with_scales`:
 
     y = linear(x, W, b)      ->      z = x / factors
                                      y = linear[int8; scale, shift](z, W factors, b + correction)
 
-Rounds the operands of sums of images, so that these may stay bytes between convolutions.
+`with_rounded_sums`, so that images may stay bytes between convolutions:
 
     p = conv(x, W, b)                       p = conv(x, W, b)
     y = add(p, q)                 ->        y = add(rounded(p; of p), rounded(q; of q))

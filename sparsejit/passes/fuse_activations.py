@@ -1,15 +1,20 @@
-"""Lets a product apply the activation that follows it.
+"""Moves activations into the products before them, and additions into convolutions.
 
-y = linear(x, W, b)               z = linear[relu](x, W, b)
-z = relu(y)                  ->
+    fuse_activations   a product applies the activation that follows it
+    fuse_residuals     a convolution adds an operand to its result
 
-y = linear[relu](x, W, b)         z = linear[relu6](x, W, b)
-z = minimum(y, 6)            ->
+`fuse_activations`:
 
-Moves an addition to a convolution's result into the convolution.
+    y = linear(x, W, b)               z = linear[relu](x, W, b)
+    z = relu(y)                  ->
 
-y = conv(x, W, b)
-z = add(y, r)                ->   z = conv(x, W, b, r)
+    y = linear[relu](x, W, b)         z = linear[relu6](x, W, b)
+    z = minimum(y, 6)            ->
+
+`fuse_residuals`:
+
+    y = conv(x, W, b)
+    z = add(y, r)                ->   z = conv(x, W, b, r)
 """
 
 from dataclasses import replace

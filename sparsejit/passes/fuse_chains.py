@@ -1,5 +1,15 @@
 """Merges elementwise work and row reductions into chains that read and write memory once.
 
+    merged, tidied   the arithmetic on the steps of chains
+    fuse_chains      the pass
+
+Steps of two chains:
+
+    a = chain(x, k)[mul(0, 1)]            b = chain(x, k)[mul(0, 1), exp(2)]
+    b = chain(a)[exp(0)]             ->
+
+The pass:
+
     s = add(x, y)                     s, n = chain(x, y, ...)[add, row_sum, ... fma]
     n = layer_norm(s)            ->   z = linear(n, W)
     z = linear(n, W)                  o = chain(z, s)[add]
@@ -7,11 +17,6 @@
 
 Afterwards no Pointwise is left. No work is done twice: a producer moves into one consumer, which
 also returns the results that others read.
-
-Merging and tidying of chains: the arithmetic on steps that `fuse_chains` needs.
-
-a = chain(x, k)[mul(0, 1)]            b = chain(x, k)[mul(0, 1), exp(2)]
-b = chain(a)[exp(0)]             ->
 """
 
 from __future__ import annotations

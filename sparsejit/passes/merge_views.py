@@ -1,22 +1,28 @@
-"""Merges views in a row into one Reshape and one Permute, and moves slices before them.
+"""Merges, moves and removes views.
 
-p = reshape(x, (6, 2, 3, 16))     s = slice(x, the i-th 16)
-q = permute(p, (2, 1, 0, 3))      r = reshape(s, (6, 2, 16))
-r = slice(q, axis 0, i)      ->   t = permute(r, (1, 0, 2))
-t = reshape(r, (2, 6, 16))
+    traced           the effect of views in a row, found by sending the numbers of the elements
+                     through them
+    merge_views      views in a row as one Reshape and one Permute, with slices before them
+    move_views       Reshape and Permute behind operators that compute, so that these stand together
+    simplify_views   views that do nothing removed, and views in a row merged
 
-Moves Reshape and Permute behind operators that compute, so that these stand together.
+`merge_views`:
 
-y = linear(x, W)                  y = linear(x, W)
-r = reshape(y, (2, 3, 8))    ->   z = relu(y)
-z = relu(r)                       r = reshape(z, (2, 3, 8))
+    p = reshape(x, (6, 2, 3, 16))     s = slice(x, the i-th 16)
+    q = permute(p, (2, 1, 0, 3))      r = reshape(s, (6, 2, 16))
+    r = slice(q, axis 0, i)      ->   t = permute(r, (1, 0, 2))
+    t = reshape(r, (2, 6, 16))
 
-Removes views that do nothing, and merges views in a row.
+`move_views`:
 
-a = permute(x, (1, 0))            b = reshape(x, (6,))        (x of shape (1, 6))
-b = reshape(a, (6,))         ->
+    y = linear(x, W)                  y = linear(x, W)
+    r = reshape(y, (2, 3, 8))    ->   z = relu(y)
+    z = relu(r)                       r = reshape(z, (2, 3, 8))
 
-Effect of views in a row, found by sending the numbers of the elements through them.
+`simplify_views`:
+
+    a = permute(x, (1, 0))            b = reshape(x, (6,))        (x of shape (1, 6))
+    b = reshape(a, (6,))         ->
 """
 
 from __future__ import annotations

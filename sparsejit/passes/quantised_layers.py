@@ -1,15 +1,20 @@
 """Makes int8 layers from layers behind a model's own quantising and dequantising.
 
+    rounded_to_steps   floats rounded to steps of a scale, as floats
+    quantised_layers   the pass
+
+Rounding:
+
+    y = (clip(round(x / scale) + shift, -128, 127) - shift) * scale
+
+The pass:
+
     q = clip(round(x / s) + z)            d = rounded(x; s, z)
     d = (q - z) * s                ->     y = linear[int8](x, W, b)
     y = linear(d, W, b)
 
 where each row of W is whole steps of a scale. Other readers of d read x rounded in one chain. The
 scale is one number, and values are bytes; padding of d with zeros is padding of x with zeros.
-
-Floats rounded to steps of a scale, as floats.
-
-    y = (clip(round(x / scale) + shift, -128, 127) - shift) * scale
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,9 @@
-"""Replaces two products with a softmax between them by attention.
+"""Recognises attention and layer norms that are written out.
+
+    recognise_attention   two products with a softmax between them, as attention
+    recognise_norms       a layer norm, written out as in ONNX below opset 17, as one chain
+
+`recognise_attention`:
 
     s = bmm[transposed](q, k)         y = attention[scale](q, k, v, allowed)
     m = mul(s, scale)
@@ -12,7 +17,7 @@ holds below `_FORBIDDING` unless scores themselves differ by nearly as much, and
 have another key; masks with less negative numbers are left as they are. Where softmax would return
 NaN for a row without any key, nothing is replaced.
 
-Replaces a layer norm that is written out, as in ONNX below opset 17, by one chain.
+`recognise_norms`:
 
     c = sub(x, mean(x))
     v = mean(square(c))                                  y = layer_norm(x, w, b)

@@ -1,18 +1,21 @@
-"""Choose the kernel of a batch: panels, a repeated kernel, both, a CSR loop, or dense code.
+"""Choice of the kernel of a batch: panels, a repeated kernel, both, a CSR loop, or dense code.
 
-A panel costs the same however few of its columns are used; a repeated matrix-vector kernel costs by
-the column, dense code by the weight, zeros included. The CSR loop goes over compressed sparse rows.
-docs/kernels/batch.md and dense.md say where the prices come from.
+    price_tiles   predicted cost of an int8 batch by the tiles of AMX, from its counts
+    price_csr     predicted cost of a loop over compressed rows, from `csr_shape.CsrCounts`
+    plan_batch    the choice
+    price_batch   predicted cost of any of the kernels
 
-Predicted cost of a batch by a loop over compressed rows, from `csr_shape.CsrCounts`.
+`price_csr`:
 
     a pass = weights * (a weight + vectors * a product) + segments * vectors * a sum's way
              + inputs * vectors * into the panel + outputs * vectors * to y
 
 Weights from beyond L2 are prefetched: all but a share of their transfer overlaps with this. Prices
-are data of the processor (`machine.prices.CsrPrices`).
+are data of the processor (`machine.price_records.CsrPrices`).
 
-Predicted cost of an int8 batch by the tiles of AMX, from its counts.
+A panel costs the same however few of its columns are used; a repeated matrix-vector kernel costs by
+the column, dense code by the weight, zeros included. The CSR loop goes over compressed sparse rows.
+docs/kernels/batch.md and dense.md say where the prices come from.
 """
 
 import math

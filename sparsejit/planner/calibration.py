@@ -1,15 +1,18 @@
 """Measurements of this core, kept on disk: rates, costs of steps, and which tricks gain.
 
-Measurements replace the core's recorded data. `sparsejit calibrate` makes them, or the first
-compile on a kind of processor and with a compiler for which none are stored. With
-SPARSEJIT_CALIBRATE=0 only that command measures, and stored measurements are not used.
-
-Cycles of a step of every kernel on this core, measured on kernels of a small layer in L1.
+    step_prices   cycles of a step of every kernel, measured on kernels of a small layer in L1
+    calibrated    a target with measurements of this core
+    recalled      the same, but nothing is measured
+    calibrate     measures this core, about a second
 
 Every template lowers a layer that fits its caches; the prices of its steps are scaled by its
 measured time over its predicted time. Kernels take turns, each with a chain of additions beside it
 that measures the clock, so that neither another guest nor a change of clock is taken for a property
 of a kernel.
+
+Measurements replace the core's recorded data. `sparsejit calibrate` makes them, or the first
+compile on a kind of processor and with a compiler for which none are stored. With
+SPARSEJIT_CALIBRATE=0 only that command measures, and stored measurements are not used.
 """
 
 import os

@@ -1,4 +1,13 @@
-"""Choose by cost how a convolution is computed: windows of a padded image, columns, or int8.
+"""Choices by cost between ways to compute a convolution.
+
+    plan_windows       the kernel over a padded image
+    cheapest_planes    the planes of the padded image
+    pools_by_windows   pooling: whether one kernel serves all taps
+    gains_by_bands     whether convolutions are computed by bands of rows; also `band_count`
+    gathers_columns    whether a product of gathered columns is cheaper than windows
+    joins_samples      one product for the columns of all samples, or one for each sample
+    takes_int8         int8 or float32, for a quantised convolution of float32 images
+    takes_bytes        bytes to bytes, or floats with rounding between convolutions
 
 Windows are read by weights as code, by a loop over channels with all weights, or by Winograd's
 algorithm. Where code is so long that it comes from beyond L2, gathered columns may be cheaper.

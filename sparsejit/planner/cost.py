@@ -1,12 +1,13 @@
-"""Predicted cost of a kernel, from counts alone: micro-operations and bytes.
+"""Predicted costs of kernels from counts alone, and the least time of any kernel.
 
-A kernel is a sequence of equal steps (`lowered.Counts`), whose prices are data of the target's
-core. The time is the longest of execution, the transfer of code and the transfer of data, which
-overlap.
+    price         a kernel with these counts
+    vector_cost   loops over vectors, such as float64 columns
+    chain_cost    chains; also `gates_ns` for gates, `dense_product_ns` for dense products
+    limit_ns      the least time that a processor could take, whatever the kernel
 
-Predicted cost of loops over vectors: chains, copies, gates, dense products, float64 columns.
-
-Least time that a processor could take, whatever the kernel.
+A kernel is a sequence of equal steps (`lowered.Counts`), with micro-operations and bytes, whose
+prices are data of the target's core. The time is the longest of execution, the transfer of code and
+the transfer of data, which overlap.
 """
 
 import math

@@ -1,6 +1,11 @@
-"""Predicted cost of kernels on images of bytes, and the choice of the form of quads.
+"""Predicted cost of kernels on images of bytes and by windows, and choices between their forms.
 
-Predicted cost of convolutions that read the image in place, from their counts.
+    price_direct          windows by channel
+    price_sparse_windows  windows with weights as code; `price_dense_windows` with all weights
+    plan_quads            the form of quads
+    byte_convolution_ns   a convolution from bytes to bytes
+    takes_columns         whether a linear layer is faster as a convolution of its columns
+    norm_cost             layer norms; also `attention_cost`, `byte_depthwise_cost`
 """
 
 from collections.abc import Callable

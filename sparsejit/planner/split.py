@@ -1,15 +1,17 @@
-"""Split a layer by rows over threads where the plan predicts a gain; `batch_split` splits a batch.
+"""Division of a layer by rows: over threads, or into parts whose weights stay in L1.
+
+    split       over threads where the plan predicts a gain; `batch_split` splits a batch
+    some_rows   one part as a layer
+    row_parts   into parts whose weights stay in L1 from one x to the next
 
 Each part is a layer of its own: planned for its rows, compiled as its own function, writing its own
 share of y. A row is summed by one part alone in an order fixed at compile time, so a kernel gives
 the same bits on every call, whichever thread runs a part and whenever. With another number of
 threads, parts may be planned differently, and so round differently.
 
-Divide a layer by rows into parts whose weights stay in L1 from one x to the next.
-
-This serves loops over several streams at once: each part runs for all streams, then the next part.
-Each part is planned for its rows, whose weights are near. Parts of a looped kernel are loops too: a
-plan counts one x, and code that is not near.
+`row_parts` serves loops over several streams at once: each part runs for all streams, then the next
+part. Each part is planned for its rows, whose weights are near. Parts of a looped kernel are loops
+too: a plan counts one x, and code that is not near.
 """
 
 from collections.abc import Callable

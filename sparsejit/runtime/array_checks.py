@@ -1,9 +1,12 @@
 """Checks of arrays that native code reads and writes: used in place, copied, or refused.
 
-A native check whether an array holds rows that native code may read in place.
+    checked_array    the array, or a copy
+    check_in_place   a refusal in place of a copy
+    check_outputs    arrays that results are written to
+    rows_check       a native check whether an array holds rows that native code may read in place
 
-One row takes numpy 1 us and this check 0.05 us; reading the array's type, dtype and shape in Python
-alone would take longer.
+For one row, numpy takes 1 us and the native check 0.05 us; reading the array's type, dtype and
+shape in Python alone would take longer.
 """
 
 from collections.abc import Callable, Sequence

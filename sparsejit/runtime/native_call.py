@@ -1,12 +1,15 @@
 """Calls of native functions from Python: a kernel's and a model's.
 
+    address_table, new_workspace   arguments of a model's function: tables of addresses, a workspace
+    NativeCall                     a call with lists of arrays
+
+The functions:
+
     void kernel(const float *x, float *y)
     int run(inputs, outputs, workspace, samples)
 
 `inputs` and `outputs` are tables of pointers to row-major arrays. `samples` is the length of the
 batch where that is free, else 1.
-
-Arguments of a model's native function: tables of addresses, and a workspace.
 """
 
 import ctypes

@@ -1,12 +1,14 @@
-"""Builds native functions: emits the code around kernel bodies and maps it into memory.
+"""Native functions: code around kernel bodies, in memory, with weights and permissions.
 
-Weights that native functions of one model share: literals in the memory of earlier ones.
+    allow_tiles     permission for AMX tiles, which Linux gives to a process only on request
+    CommonWeights   weights that native functions of one model share: literals in the memory of
+                    earlier ones
+    Program         a native function, mapped into memory
+    build           emits the code around a kernel's body
 
-Permission for AMX tiles, which Linux gives to a process only on request.
-
-Source: Documentation/arch/x86/xstate.rst of the Linux kernel. Children inherit the permission; a
-process that has it needs larger alternate signal stacks, so it is asked for only where the
-processor has AMX.
+Permission: Documentation/arch/x86/xstate.rst of the Linux kernel. Children inherit it; a process
+that has it needs larger alternate signal stacks, so it is asked for only where the processor has
+AMX.
 """
 
 from __future__ import annotations

@@ -1,5 +1,11 @@
 """Parts of a kernel on several cores: native worker threads that spin, then sleep.
 
+    mailbox_at, Routines   mailboxes of the threads, and the native code that serves them
+    NativePart             a part of a kernel
+    Pool, pool             the process's workers
+
+The code:
+
     dispatcher  take the lock, fill each worker's mailbox, run part 0, look at the answers
     worker      look at the mailbox, take the request out (xchg), run the part, count the answer
 
@@ -11,8 +17,6 @@ compiles a kernel for several threads.
 x86 keeps stores in order and loads in order (SDM 3A 8.2.2), so a request needs no fence: the
 request is written before the mailbox's state, and y before the count of answers.
 docs/notes/threads.md explains when sleepers are woken, and the cost of waking.
-
-Mailboxes of the worker threads of `workers.py`, and the native code that serves them.
 """
 
 import atexit

@@ -1,6 +1,8 @@
 """Random kernels, each derived from a seed and a number alone, so that each can be repeated.
 
-Random weights with zeros in every structure that a kernel has to handle.
+    random_weights   weights with zeros in every structure that a kernel has to handle
+    Case             a kernel to try, with its weights and its x
+    derive           the case with a number
 """
 
 from collections.abc import Callable
@@ -36,7 +38,7 @@ def _blocks(rows: int) -> Callable[[Generator, Shape, float], Mask]:
 
 
 def _lane16(random: Generator, shape: Shape, density: float) -> Mask:
-    """Within 16 rows, every row keeps the same number of weights in each window of 16 inputs."""
+    """A mask of kept weights: the 16 rows of a group keep equally many of each 16 inputs."""
     groups = ceil_div(shape[1], 16)
     kept = random.binomial(16, density, (ceil_div(shape[0], 16), groups))
     places = random.random((shape[0], groups, 16)).argsort(axis=2)

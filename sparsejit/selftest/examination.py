@@ -1,6 +1,8 @@
-"""Compiles the kernel of a case, runs it and checks its results and side effects.
+"""Examination of the kernel of a case: compiled, run, its results and side effects checked.
 
-Counts of kernels that passed and failed a selftest.
+    examine   the examination
+    Verdict   its result
+    Tally     counts of kernels that passed and failed a selftest
 """
 
 import os

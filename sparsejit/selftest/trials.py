@@ -1,6 +1,7 @@
-"""Worker processes that run one task after another: a crash or a hang is an outcome, too.
+"""Tasks in worker processes: a crash or a hang is an outcome, too.
 
-Kernels examined in worker processes: a crash or a hang is a failure of the running kernel.
+    Trials     processes that run one task after another
+    SelfTest   examination of kernels: a crash or a hang is a failure of the running kernel
 """
 
 import contextlib

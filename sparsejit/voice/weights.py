@@ -1,8 +1,10 @@
-"""The weights of a voice that `train` made.
+"""The weights of a voice that `train` made, in memory and in its file.
+
+    pack, unpack     pruned matrices in a file: one bit a weight, and the values that are not zero
+    VoiceWeights     a voice's tensors in float32
+    read_training    content of a checkpoint of `train`
 
 Nothing here imports torch. The file is safetensors with the torch module's parameter names.
-
-Pruned matrices in a file: one bit a weight, and the values that are not zero.
 """
 
 import json

@@ -1,6 +1,8 @@
 """Finished machine code with its literals, and its listing.
 
-The literals of an image, kept apart until its size is known and written once.
+    LiteralPool   the literals of an image, kept apart until its size is known and written once
+    Image         the code and its literals
+    StampedRun    positions of repeated code, for the listing
 """
 
 from __future__ import annotations

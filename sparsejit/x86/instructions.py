@@ -1,6 +1,8 @@
 """An instruction with its operands: its form, and the numbers that go into it.
 
-Look-up of an instruction's form by its operands: in the table of forms, or learned.
+    form_for    look-up of a form by the operands: in the table of forms, or learned
+    encoded     an instruction without arrays, as bytes
+    fields_of   the numbers that go into a form
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,8 @@
 """Learning of instruction forms from the bytes that PeachPy encodes; only this module uses it.
 
+    EXTENSIONS, TILE_EXTENSIONS   instructions that PeachPy lacks, with their encodings
+    learned_form                  the form of a key, learned
+
 PeachPy encodes an instruction a handful of times; from the bytes that change, the form learns the
 place of each register number, displacement and immediate. In VEX (always the three-byte
 prefix here, so that the length is fixed) and in EVEX every bit of a register number is stored in
@@ -12,8 +15,6 @@ PeachPy's traps, each dealt with here and tested in tests/machine/test_encoder.p
   * `VCMPPS(k2, ...)` encodes a write mask k2: a k destination is always written `k2(k0)`;
   * VNNI, BF16 and VBMI2 are missing: table EXTENSIONS, through PeachPy's own EVEX helper;
     so is AMX: table TILE_EXTENSIONS, through its VEX helper.
-
-Instructions that PeachPy lacks, with their encodings.
 """
 
 import sys

@@ -1,10 +1,14 @@
-"""Routines: code that an image needs at several places, appended once and called from each.
+"""Routines that an image calls at several places, and registers and room on the stack.
+
+    call_routine       a call of code that is appended once
+    push, pop          registers saved on the stack
+    make_room, slots   room on the stack, and slots there
+
+A routine:
 
     call body;  jmp behind
     body:  ...  ret                                   at the first call
     behind:
-
-Registers saved on the stack, room on it, and slots there.
 """
 
 from __future__ import annotations
@@ -65,7 +69,7 @@ def pop(asm: Assembler, registers: Sequence[Register]) -> None:
 def make_room(asm: Assembler, size: int, alignment: int = 64) -> None:
     """rsp = room for `size` bytes, aligned to `alignment`; clobbers rax.
 
-    It goes page by page and touches each, since the stack grows on demand only.
+    rsp moves page by page and each page is touched, since the stack grows on demand only.
     """
     again = asm.label("again")
     asm.emit("mov", dword(rax), ceil_div(size + alignment, _PAGE))

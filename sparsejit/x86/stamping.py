@@ -208,7 +208,7 @@ def _template(each: StampedLine) -> tuple[int, int]:
 
 
 def _values(values: npt.NDArray[Any], count: int, held: list[object], dtype: Any = np.int64) -> int:
-    """Return the address of the numbers of all rows."""
+    """Return the address of an operand's numbers, one for each row; `held` keeps them alive."""
     if values.shape != (count,):
         raise CompileError(f"an operand has shape {values.shape}, expected ({count},)")
     row = np.ascontiguousarray(values, dtype)

@@ -1,6 +1,10 @@
 """Code of a chain: loops over rows around the blocks and passes of its plan.
 
-Search for maxima that need not propagate NaN, since it reaches all results of a row anyway.
+    quieten        row maxima and minima that need not propagate NaN
+    lower_chain    the plan of a chain over arrays that lie anywhere in memory
+    emit_chain     the code
+
+A maximum need not propagate NaN where NaN reaches all results of a row anyway:
 
     softmax    x has a NaN: exp(x - max) has it there for any max, so its sum is NaN, and so is
                every quotient by that sum
@@ -158,7 +162,7 @@ def lower_chain(
 def _planned(
     chain: Chain, ins: tuple[Strided, ...], outs: tuple[Strided, ...], target: Target
 ) -> tuple[ChainPlan | TransposedCopy, Mapping[str, int]]:
-    """The plan and the counts, which a chain's title does not change."""
+    """The plan of a chain and its counts of work; chains that differ in their title share them."""
     reduces = any(step.kind in ROW_REDUCTIONS for step in chain.steps)
     space = lay_out(chain.shape, ins, outs, reduces, target.lanes)
     traffic = {

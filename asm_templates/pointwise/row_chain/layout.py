@@ -92,7 +92,10 @@ def lay_out(
 def _lie_across(
     axis: ChainAxis, row: ChainAxis, arrays: Sequence[Strided], first_result: int, lanes: int
 ) -> bool:
-    """Whether vectors lie along `axis`, across rows that are reduced: it holds whole vectors."""
+    """Whether vectors may lie along `axis`, so that each lane reduces a row of its own.
+
+    The axis must be dense in all results and hold whole vectors of float32.
+    """
     size = Element.FLOAT32.bytes
     dense = axis.strides[first_result:] == (size,) * (len(arrays) - first_result)
     fits = dense and set(axis.strides) <= {0, size} and size not in row.strides[first_result:]

@@ -1,15 +1,18 @@
 """Plan of a chain: blocks of vectors with their registers, and loops of them.
 
+    Scan         register allocation by a linear scan over the items of a block
+    Block        vectors of a few rows
+    PassPlan     a loop over blocks of a long row
+    ChainPlan    all rows of a chain
+
+A value has a register for each vector of the block, or for each row. If values do not fit, the one
+whose next use is furthest goes to the stack; it is stored once and loaded where it is used again.
+
 A short row is one block, all its vectors in registers, several rows at a time where they fit. A
 long row takes passes; each is a loop over a few vectors at a time and a block for the rest.
 
 If vectors lie across rows, each lane holds an element of another row, and per-row values differ
 from lane to lane.
-
-Register allocation by a linear scan over the items of a block.
-
-A value has a register for each vector of the block, or for each row. If values do not fit, the one
-whose next use is furthest goes to the stack; it is stored once and loaded where it is used again.
 """
 
 from __future__ import annotations

@@ -380,9 +380,10 @@ def _turns(asm: Assembler, x: Register, scratch: Registers) -> None:
 
 
 def _sine(asm: Assembler, x: Registers, scratch: Registers, quarter: int) -> None:
-    """sin(x + quarter pi / 2): x less a whole number of quarters, which chooses sine or cosine.
+    """x = sin(x + quarter pi / 2), in place.
 
-    Within 2e-7 for |x| up to SINE_NEAR, and 4e-7 beyond.
+    x less a whole number of quarters of a turn goes through the polynomial of sine or cosine, which
+    that number chooses. Errors are at most 2e-7 for |x| up to SINE_NEAR, and 4e-7 beyond.
     """
     (n, square, p), spare = _parts(scratch, len(x), 3), scratch[-1]
     for register, *others in zip(x, n, square, p, strict=True):

@@ -1,6 +1,8 @@
-"""The compiled layer: a callable, with a record of its kernel and the reasons for it.
+"""The compiled layer, and its file.
 
-A kernel as a file: weights, bias and options; it is compiled again where it is loaded.
+    kernel_to_data, read_kernel   a kernel as a file: weights, bias and options; it is compiled
+                                  again where it is loaded
+    Kernel                        a callable, with a record of its kernel and the reasons for it
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """Calls of a compiled model from Python, with arguments and results nested as in the model.
 
-Outputs whose sizes depend on the inputs: arrays of the largest size, cut to the actual size.
+    CalledModel             a callable with the model's signature
+    as_tensors, as_arrays   conversion between torch tensors and numpy arrays
+    cut                     outputs whose sizes depend on the inputs: arrays of the largest size,
+                            cut to the actual size
 """
 
 from __future__ import annotations

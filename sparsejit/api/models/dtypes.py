@@ -21,9 +21,11 @@ _INT64 = np.dtype(np.int64)
 
 
 class ModelDtypes:
-    """The inputs and outputs whose dtypes in the model differ from the graph's.
+    """Converter of a call's arrays between the model's dtypes and the graph's.
 
-    values: the graph's inputs. inputs, outputs: the nests of the model.
+    values: the graph's inputs.
+    inputs, outputs: the model's nested structures of arguments and results, with the dtypes of
+        their leaves.
     """
 
     def __init__(self, values: Sequence[Value], inputs: Nest, outputs: Nest) -> None:

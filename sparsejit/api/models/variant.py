@@ -1,8 +1,10 @@
 """A variant: a model compiled for inputs of certain shapes, with its graphs and its record.
 
-Calls of a model's native function with arrays in the model's layout.
-
-Sizes of a model's native function, as plain data.
+    sizes_of         sizes of a model's native function, as plain data
+    native_call      calls of the function with arrays in the model's layout
+    Variant          the native function, its graphs and its record
+    make_variant     a variant from a graph
+    kept_variant     a variant from the code cache
 """
 
 from __future__ import annotations

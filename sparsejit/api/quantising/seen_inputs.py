@@ -1,6 +1,8 @@
 """Records of the x of each layer while a model runs on data: some of its rows, and its range.
 
-Calls of a model, from the data of `quantise` and `accuracy`.
+    SeenValues, SeenInput   the records
+    WatchedModel            a model that also returns the values to record
+    calls_of                calls of a model, from the data of `quantise` and `accuracy`
 """
 
 from __future__ import annotations

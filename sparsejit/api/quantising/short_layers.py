@@ -98,7 +98,7 @@ class ShortLayers:
         )
 
     def outputs(self, scales: Dtypes) -> list[list[Array]]:
-        """Return the outputs of the compiled code for each element."""
+        """Return the outputs of the compiled code for each element, with layers in these dtypes."""
         return outputs_of(self.elements, scales, self.options)
 
     def _seen(

@@ -1,6 +1,8 @@
 """Accuracy of a compiled model: errors of its layers and outputs against float64, on data.
 
-The error of values against exact values, as one number.
+    ErrorSums, OutputErrors    the error of values against exact values, as one number
+    Accuracy                   the errors of layers and outputs
+    accuracy_of                the errors on some calls
 """
 
 from __future__ import annotations

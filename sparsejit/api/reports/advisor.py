@@ -1,8 +1,9 @@
 """Advice to make a model faster, from the planner's prices of changed layers.
 
-A predicted gain is scaled by the ratio of the layer's measured to its predicted time.
+    Suggestion, Advice   suggestions, as data, text and a table
+    advice_for           the changes that save enough of the whole time
 
-Suggestions to make a model faster, as data, text and a table.
+A predicted gain is scaled by the ratio of the layer's measured to its predicted time.
 """
 
 from __future__ import annotations

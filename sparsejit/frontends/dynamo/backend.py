@@ -1,9 +1,12 @@
-"""Lower dynamo's graph to ATen operators by aot_autograd, which undoes writes and views of inputs.
+"""The function that dynamo calls: its graph in ATen operators, compiled by parts.
 
-The graph of aot_autograd computes new tensors only: aot_autograd itself writes into inputs
-afterwards, and makes outputs that are views of inputs. Parameters are among the graph's inputs.
+    fused_layers        decompositions of layers that torch runs as one operator where no gradients
+                        are needed
+    compiled_by_parts   the function; aot_autograd lowers the graph to ATen operators
 
-Decompositions of layers that torch runs as one operator where no gradients are needed.
+aot_autograd undoes writes and views of inputs. Its graph computes new tensors only: aot_autograd
+itself writes into inputs afterwards, and makes outputs that are views of inputs. Parameters are
+among the graph's inputs.
 """
 
 from __future__ import annotations

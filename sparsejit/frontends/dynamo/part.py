@@ -1,10 +1,10 @@
 """A part of a captured module, compiled for the parameters and sizes that it is called with.
 
-Graphs of a part for its parameters and sizes, and the compiled function of torch tensors.
-
-Warnings about nodes that are left to torch, once for each reason in this process.
-
-Sizes of shapes that dynamo leaves open, by the name of their symbol.
+    symbols_of, known_sizes   sizes of shapes that dynamo leaves open, by the name of their symbol
+    say_once                  warnings about nodes that are left to torch, once for each reason in
+                              this process
+    PartGraphs                graphs of a part for its parameters and sizes
+    DynamoPart                the compiled function of torch tensors
 """
 
 from __future__ import annotations
@@ -249,7 +249,10 @@ def _axis_order(example: Any) -> list[int]:
 
 
 def _strided(tensor: Any, order: Sequence[int]) -> Any:
-    """Copy a tensor so that its axes lie in memory in that order."""
+    """The tensor with the same shape and its axes laid out in memory in `order`.
+
+    The outermost axis comes first. For an empty `order`, it is the tensor itself, not a copy.
+    """
     if not order:
         return tensor
     back = sorted(range(len(order)), key=order.__getitem__)

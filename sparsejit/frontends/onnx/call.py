@@ -1,6 +1,7 @@
 """A node of an ONNX graph as mappings see it: operands, attributes, and the opset.
 
-Graphs within nodes: the names of their values, and their own constants.
+    Call                      the node
+    names_of, own_constants   graphs within nodes: the names of their values, and their constants
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Divide an ONNX file's nodes between sparsejit and ONNX Runtime, in as few parts as possible.
+"""Division of an ONNX file's nodes between sparsejit and ONNX Runtime, in as few parts as possible.
+
+    part_model              some nodes of an ONNX file as a model of their own
+    divided_onnx, divided   the parts
 
 The results of a node that is left to ONNX Runtime become inputs of the graph, so that one reading
 finds all such nodes.
-
-Some nodes of an ONNX file as a model of their own.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Expand operators of quantised files into DequantizeLinear, the operator, and QuantizeLinear.
+"""Operators of ONNX files in terms of other operators.
 
-QLinearConv(x, W, b)  ->  x, W, b = DequantizeLinear(...); y = Conv(x, W, b); QuantizeLinear(y)
+    expanded   operators of quantised files as DequantizeLinear, the operator, and QuantizeLinear
+    body_of    bodies of ONNX operators, made of other operators, as the onnx package has them
 
-Bodies of ONNX operators, made of other operators, as the onnx package has them.
+For example:
 
-Swish(x, alpha)  ->  s = Sigmoid(Mul(alpha, x)); y = Mul(x, s)
+    QLinearConv(x, W, b)  ->  x, W, b = DequantizeLinear(...); y = Conv(x, W, b); QuantizeLinear(y)
+    Swish(x, alpha)       ->  s = Sigmoid(Mul(alpha, x)); y = Mul(x, s)
 """
 
 from __future__ import annotations

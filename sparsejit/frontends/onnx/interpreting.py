@@ -1,8 +1,11 @@
-"""Read an ONNX graph, node by node, into a graph of sparsejit's.
+"""Conversion of an ONNX graph, node by node, to a Graph.
 
-Results of nodes with known operands, by the onnx package's reference where that is right.
-
-Table of ONNX's operators and their mappings: one row an operator, one file a group.
+    OPERATORS         table of ONNX's operators and their mappings: a row for each operator, a file
+                      for each group
+    computed          results of nodes with known operands, by the onnx package's reference where it
+                      is right
+    read_graph        the conversion
+    NodeInterpreter   its state while it runs nodes in order
 """
 
 from __future__ import annotations

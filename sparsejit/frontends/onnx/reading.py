@@ -1,6 +1,9 @@
-"""ONNX files, read and checked by the onnx package.
+"""ONNX files, read, checked and converted by the onnx package.
 
-Checks and conversion by the onnx package, without checks that ONNX Runtime does not make.
+    check, converted   checks and conversion, without checks that ONNX Runtime does not make
+    read_model         a model in an opset that is mapped, with tensors in files beside it
+    size_of            the size of an axis
+    tensors_of         the constants of a graph, by name
 
 ONNX Runtime's optimiser writes operators of its own among ONNX's, and outputs may lack types.
 """

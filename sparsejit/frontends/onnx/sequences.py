@@ -1,6 +1,6 @@
 """ONNX's sequences of tensors, of known length: graphs hold their tensors, and no sequence.
 
-SplitToSequence(x) -> s of 3; SequenceAt(s, 1)  ->  the second part of x
+    SplitToSequence(x) -> s of 3; SequenceAt(s, 1)  ->  the second part of x
 """
 
 from __future__ import annotations

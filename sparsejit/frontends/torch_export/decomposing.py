@@ -1,6 +1,7 @@
-"""torch's decomposition of an operator into others.
+"""Exported graphs without writes into tensors, and torch's decompositions of operators.
 
-Rewrites exported graphs so that they do not write into tensors.
+    functionalised   a program rewritten so that it does not write into tensors
+    decomposed       torch's decomposition of an operator into others
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Graphs, for any batch, of a torch module or of a program exported from one.
 
-Files of torch.export.save.
+    export         a module or a program as an `Exported`, which has the graphs
+    read_program   files of torch.export.save
 """
 
 from __future__ import annotations
@@ -322,7 +323,12 @@ def _constants(program: ExportedProgram, copies: Copies) -> dict[str, torch.Tens
 
 
 class ProgramBatch(NamedTuple):
-    """A size that may be a program's batch: its symbol, its number in the example, its axes."""
+    """Candidate batch dimension of an exported program.
+
+    symbol: torch's name of the size; None for a fixed batch.
+    size: its value in the example; None if unknown.
+    axes: for each input, its first axis with this symbol; None for an input without it.
+    """
 
     symbol: str | None
     size: int | None

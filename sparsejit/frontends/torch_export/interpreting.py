@@ -1,8 +1,10 @@
 """Conversion of an exported graph, node by node, to a Graph.
 
-Table of the mappings of ATen operators: a row for each overload, a file for each group.
-
-Operators of tensors that are known at compile time, computed by torch.
+    computed      operators of tensors that are known at compile time, computed by torch
+    OPERATORS     table of the mappings of ATen operators: a row for each overload, a file for each
+                  group
+    graph_of      the conversion
+    Interpreter   its state while it runs nodes in order
 """
 
 from __future__ import annotations

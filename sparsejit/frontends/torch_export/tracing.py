@@ -1,12 +1,14 @@
 """torch.export of a module in evaluation, without lasting traces in the user's model.
 
-Shapes of recurrent layers for torch.export, which otherwise runs all steps to find them.
+    origin_of                the origin of an exported operator in the user's model
+    known_recurrent_shapes   shapes of recurrent layers for torch.export, which otherwise runs all
+                             steps to find them
+    traced                   the export for a free batch, or the example's
+    opened                   the export for several open sizes
 
 With a batch of no fixed size, torch 2.13 takes a tenth of a second a step: 9 s for a GRU of 100
 steps, and 0.06 s with the shapes of this file. torch keeps Python code for these operators
 (`OpOverload.py_kernels`, from its decompositions); where a release keeps none, exporting is slow.
-
-Origin of an exported operator in the user's model.
 """
 
 from __future__ import annotations
@@ -146,7 +148,7 @@ def _one_state(x: Any, state: Any, *rest: Any) -> tuple[Any, Any]:
 
 
 def _two_states(x: Any, states: Any, *rest: Any) -> tuple[Any, Any, Any]:
-    """aten.lstm.input, with the same arguments, except for two states."""
+    """aten.lstm.input(x, (h, c), ...); the further arguments are as in `_one_state`."""
     hidden, cell = states
     return _sequence(x, hidden, rest), hidden.new_empty(hidden.shape), cell.new_empty(cell.shape)
 

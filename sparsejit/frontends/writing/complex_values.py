@@ -1,8 +1,12 @@
 """Complex numbers as pairs of real values: arithmetic, functions, products of matrices.
 
-A real operand has no imaginary part, so that its products cost half.
+    Complex                    a tensor of complex numbers
+    as_complex, parts          real operands as complex ones, and the two parts
+    add, multiply, divide      arithmetic
+    product_by, matmul         bilinear products of real tensors, extended to complex ones
+    exponential, power         functions that are formulas of real functions of both parts
 
-Functions of complex numbers that are formulas of real functions of both parts.
+A real operand has no imaginary part, so that its products cost half.
 """
 
 from __future__ import annotations

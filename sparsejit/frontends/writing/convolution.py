@@ -1,10 +1,16 @@
-"""Convolutions over one to three spatial axes; windows of the first of three become channels.
+"""Convolutions over one to three spatial axes, with known or computed weights.
+
+    by_windows    a convolution with computed weights, as a product with the elements of all windows
+    convolution   a convolution, transposed or not
+    folded        the sum of windows at their places in an image
+
+Computed weights are a matrix:
+
+    x (batch, in, *spatial)  ->  (batch, groups, in taps / groups, positions)
+
+Windows of the first of three axes become channels:
 
     x (n, c, d, h, w), weights (o, c, k, u, v)    windows (n p, c k, h, w), weights (o, c k, u, v)
-
-Convolutions with computed weights, as products with the elements of all windows.
-
-x (batch, in, *spatial)  ->  (batch, groups, in taps / groups, positions), by weights as a matrix
 """
 
 from __future__ import annotations

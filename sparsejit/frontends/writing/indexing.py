@@ -96,7 +96,7 @@ def _masked(
 
 
 def _by_axis(write: Writer, x: Value, indices: Indices) -> dict[int, Places]:
-    """The index of each axis that has one; a known mask is one for each of its axes."""
+    """The index of each axis that has one; a known mask gives an index to each of its axes."""
     named: dict[int, Places] = {}
     axis = 0
     for each in indices:

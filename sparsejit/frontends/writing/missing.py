@@ -1,6 +1,7 @@
-"""The one error for operators that cannot be compiled.
+"""Errors for operators that cannot be compiled.
 
-The error of a mapping for operands that it cannot express.
+    Missing, refuse   the one error that lists them all, with the remedy
+    Unmapped          the error of a mapping for operands that it cannot express
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,13 @@
 """Elements and rows at places along several axes: taken, replaced, or reduced with updates.
 
-x (4, 3, 5), places (2, 2)    rows 3 p[0] + p[1] of x as (12, 5)
+    by_axis, by_tuples     taken: elements at places along one axis, or parts at tuples of places
+    replaced_by_axis       elements replaced, or reduced with updates
+    replaced_by_tuples     parts replaced, or reduced with updates
+    own_rows               rows of one table for each element of a batch
+
+Tuples of places are row numbers:
+
+    x (4, 3, 5), places (2, 2)    rows 3 p[0] + p[1] of x as (12, 5)
 
 Where places vary along an axis other than the indexed one, each element of that axis has a table of
 its own, so that a batch there stays a batch.

@@ -1,6 +1,9 @@
 """Functions of single elements: functions of graphs, and formulas of them.
 
-Activations as formulas of the functions that graphs have, as torch's manual gives them.
+    binary, logical           functions of graphs
+    add, divide, power        arithmetic
+    gelu, elu, hardtanh       activations, as torch's manual gives them
+    tan, sinh, cosh, log_to   other functions
 """
 
 from __future__ import annotations

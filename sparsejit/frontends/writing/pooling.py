@@ -1,8 +1,13 @@
 """Pooling to the largest element or the mean of windows, and enlarging of images.
 
-Max pooling with the place of each largest element in the image, counted row by row.
+    over_windows          pooling over one to three spatial axes
+    weighed, picked       enlarging, by weights of old positions or by repetition
+    positions             the index of each element of each window
+    largest_with_places   max pooling with the place of each largest element in the image
 
-image (4, 4), windows of (2, 2)    place 4 y + x of the element at (y, x)
+Places are counted row by row:
+
+    image (4, 4), windows of (2, 2)    place 4 y + x of the element at (y, x)
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""Sums, means, extremes and norms over any axes.
+"""Reductions over any axes, and scans along one.
 
-Scans along an axis: each place has a product, extreme or log sum of all places up to it.
+    reduced, sum_over     sums, means, extremes and norms over some axes
+    arg_max, arg_min      places of extremes
+    histogram             counts of elements by intervals
+    scanned               scans: each place has a product, extreme or log sum of all places up to it
 """
 
 from __future__ import annotations
@@ -148,7 +151,7 @@ def vector_norm(
     keepdim: bool = False,
     dtype: Any = None,
 ) -> Value:
-    """torch.linalg.vector_norm."""
+    """The norm of order `ord` over some axes, as torch.linalg.vector_norm."""
     return reduced(write, write.floats(x), dim, keepdim, "norm", _norm(float(ord)))
 
 

@@ -77,9 +77,11 @@ def _powers(write: Writer, other: Value) -> list[int]:
 
 
 def floor_quotient(write: Writer, x: Operand, other: Operand) -> Value:
-    """Python's x // other in float32: (x - remainder) / other, minus 1 where signs differ.
+    """Floor division in float32, as Python's `x // other`.
 
-    Not floor(x / other), whose quotient may be rounded up to a whole number: 1.0 // 0.1 is 9.
+    It is (x - r) / other with the truncated remainder r, minus 1 where r is not 0 and differs in
+    sign from `other`, then corrected for rounding; x / other where `other` is 0. It is not
+    floor(x / other), which may round up to a whole number: 1.0 // 0.1 is 9.
     """
     x, other = write.floats(x), write.floats(other)
     f = write.formula("floor_divide")

@@ -1,14 +1,16 @@
-"""Error and gamma functions, and functions of the bits or magnitude of elements, as formulas.
+"""Special functions and functions of the bits or magnitude of elements, as formulas of a graph's.
 
-Inverse trigonometric and hyperbolic functions, as formulas of the functions that graphs have.
+    INVERSES        inverse trigonometric and hyperbolic functions
+    erfc, erfinv    error functions
+    log_gamma       gamma functions; also `digamma` and `polygamma`
+    hypot, signbit  functions of the bits or magnitude of elements
+    float_power     powers of elements by elements, accurate to the last places of float32
 
 The polynomials have the least relative error over their interval, at most 2e-8 with coefficients
 rounded to float32, constant terms first.
 
-Powers of elements by elements, accurate to the last places of float32.
-
-x^y = 2^(y log2 x). log2 |x| and its product with the exponent are sums of two floats each, so that
-the power of two is corrected by the rest of its exponent.
+Powers: x^y = 2^(y log2 x). log2 |x| and its product with the exponent are sums of two floats each,
+so that the power of two is corrected by the rest of its exponent.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The writer of graphs, whose operators take values, numbers and known tensors alike.
 
-Elementwise formulas become one chain.
+    Writer                 appends operators to a graph
+    Formula, FormulaStep   elementwise formulas, each of which becomes one chain
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ class Writer:
         return array.astype(np.float64) if array.dtype.kind == "f" else array
 
     def is_known(self, x: Operand) -> bool:
-        """Whether x is known now."""
+        """Whether the elements of x are known when the graph is written."""
         return not isinstance(x, Value) or self.builder.is_constant(x)
 
     def is_fixed(self, x: Operand) -> bool:
@@ -454,7 +455,7 @@ class FormulaStep:
 
 
 def _memory_of(x: Operand) -> Any:
-    """A key of the numbers in memory, which views of one tensor share."""
+    """A key of an operand's numbers: equal for tensors that view the same memory alike."""
     if not is_tensor(x):
         return id(x)
     return x.data_ptr(), x.shape, x.stride(), x.dtype, x.is_conj(), x.is_neg()

@@ -1,9 +1,10 @@
-"""Operators between the products of a quantised transformer, whose features are channels.
+"""Operators between the products of quantised models, whose features are channels.
 
-Values are (1, features, columns), a column for each token of all samples, so that a linear layer is
-a convolution of one tap, and values in bytes are read by vectors of columns.
+    NormalisedColumns, ByteAttention   norm and attention of a transformer
+    ChannelMeans, ScaledChannels       means of an image's channels; channels times a number each
 
-Means of the channels of a quantised image, and channels times a number each.
+A transformer's values are (1, features, columns), a column for each token of all samples, so that a
+linear layer is a convolution of one tap, and values in bytes are read by vectors of columns.
 """
 
 from __future__ import annotations

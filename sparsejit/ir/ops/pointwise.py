@@ -1,6 +1,9 @@
 """Functions of single elements, alone and fused in chains.
 
-Conversion of values to another element.
+    FUNCTIONS   table of functions by name
+    Pointwise   one function
+    Chain       fused functions, with reductions over the last axis
+    Cast        conversion of values to another element
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """Products of matrices: with weights, and of activations with each other.
 
-Scaled dot-product attention, of all keys or under a mask that is known at compile time.
+    Linear      a product with weights
+    Bmm         products of two stacks of matrices
+    Attention   scaled dot-product attention, of all keys or under a mask that is known at compile
+                time
 """
 
 from dataclasses import dataclass

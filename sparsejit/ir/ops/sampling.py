@@ -1,9 +1,13 @@
 """Operators between the layers of a network that makes a signal sample by sample.
 
+    Uniform, Draw          a random number, and a class drawn by it
+    SumOfRows, GruStep     layers of the network
+    Predict, Reconstruct   linear prediction and the signal
+    UniformRow, TreeDraw   a class drawn bit by bit, by a walk through a binary tree, and the random
+                           numbers it takes
+
 The float32 order of operations of `Predict`, `SumOfRows` and `Reconstruct`, each one rounded, is
 part of their definition, so that a signal is the same to the bit wherever it is made.
-
-A class drawn bit by bit, by a walk through a binary tree, and the random numbers it takes.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,10 @@
-"""Layer norms and attention between quantised layers, whose features are channels in bytes.
+"""Operators between quantised layers, whose features are channels in bytes.
 
-A norm writes bytes for readers that take quantised values, and floats for all others.
-
-Means of channels of byte images, and channels multiplied by a number each.
+    lower_norm              layer norms: bytes for readers that take quantised values, floats for
+                            all others
+    lower_byte_attention    attention
+    lower_channel_means     means of channels of byte images
+    lower_scaled_channels   channels multiplied by a number each
 """
 
 from collections.abc import Sequence

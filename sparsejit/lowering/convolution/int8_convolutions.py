@@ -1,10 +1,14 @@
-"""Convolutions of bytes to bytes: `int8_convolution` over the image itself, or over its phases.
+"""Convolutions and max pooling of bytes to bytes.
+
+    lower_byte_depthwise     convolutions by channel
+    ends_of                  epilogues: scales, biases and rounding of each row's sums
+    lower_byte_convolution   all other convolutions: `int8_convolution` over the image or its phases
+    lower_byte_pooling       max pooling
+    takes_byte_columns       whether a linear layer is computed as a convolution of its columns
+
+The steps of `lower_byte_convolution`:
 
     x in bytes -> phases, if the stride is 2 -> quads, with an added operand if any -> y in bytes
-
-Epilogues of convolutions of bytes: scales, biases and rounding of each row's sums.
-
-Convolutions by channel of bytes to bytes.
 """
 
 from dataclasses import dataclass, replace

@@ -1,9 +1,12 @@
 """Linear layers: the planner's kernel for the matrix and the number of rows of x.
 
+    with_input_scale   int8 layers whose x has a fixed scale and a zero point
+    lower_linear       a linear layer
+    steps_of_product   steps of a layer, which share their code
+    product_facts      facts about a product
+
 Feature-major values (`feature_major`) have padded rows (`Lowering.pitch_of`); layers read and write
 them without transposing.
-
-int8 layers whose x has a fixed scale and a zero point.
 """
 
 from collections.abc import Callable
@@ -143,7 +146,10 @@ _Code = Callable[[Assembler, Locations], None]
 def _parts(
     layer: Layer, matrix: SparseMatrix, choice: Plan, options: ModelOptions
 ) -> tuple[tuple[_Code, ...], int]:
-    """Code of the product's parts, if wanted and several; bytes of inputs that they keep."""
+    """Code of the parts of a product, and the bytes of inputs that every part can keep.
+
+    No code where `part_bytes` is None or one part is enough.
+    """
     if options.part_bytes is None or not isinstance(layer, MatVec):
         return (), 0
     parts = options.planner.row_parts(layer, matrix, choice, options.part_bytes)

@@ -1,6 +1,10 @@
-"""Steps of a network that makes a signal sample by sample: draws, levels, rows, predictions.
+"""Steps of a network that makes a signal sample by sample: draws, levels and predictions.
 
-A walk through a binary tree: each level's comparison sets the carry flag; random numbers.
+    lower_uniform, lower_draw            a random number, and a class drawn by it
+    lower_quantise                       the level of a sample
+    lower_predict, lower_reconstruct     linear prediction and the signal
+    lower_uniform_row, lower_tree_draw   random numbers, and a walk through a binary tree: each
+                                         level's comparison sets the carry flag
 """
 
 from collections.abc import Callable

@@ -1,8 +1,10 @@
 """Sums of table rows by index: stored tables, and code that loads the rows' addresses.
 
-A sum that only a GRU's gates read is no step: the gates compute it themselves.
+    GateSum             a sum that a GRU's gates compute themselves
+    lower_sum_of_rows   a step that computes a sum
+    emit_row_of         the address of a table's row
 
-Sums that a GRU's gates compute themselves: a sum that only they read needs no step of its own.
+A sum that only a GRU's gates read needs no step of its own:
 
     g = sum of rows        |        h' = gru_step(g, recurrent, h)   ->   one kernel
     g = column * x + rest  |

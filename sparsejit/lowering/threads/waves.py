@@ -1,4 +1,11 @@
-"""Schedule steps on threads before the model runs: waves of steps, with a barrier after each.
+"""Schedule of steps on threads, before the model runs: waves of steps, with a barrier after each.
+
+    Crew         the threads of a wave while it grows: the steps of each, and their conflicts
+    Wave         the steps of each thread
+    schedule     the waves of a model
+    merged       waves of one thread: consecutive steps with equal keys in one wave
+
+An example:
 
     wave 1   thread 0  stem, rows 0 to 55               thread 1  stem, rows 56 to 111
     ---------------------------------------------------------------------------------- barrier
@@ -9,8 +16,6 @@ waves or earlier steps of its own thread. It ends where the gain is greatest; a 
 little runs alone. Predictions include the time to fetch bytes that another core wrote.
 (Waves of tiles placed at compile time: Ma et al., "Rammer: enabling holistic deep learning compiler
 optimizations with rTasks", 2020.)
-
-The threads of a wave while it grows: the steps of each, and the conflicts between them.
 """
 
 from __future__ import annotations

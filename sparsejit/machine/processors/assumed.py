@@ -1,22 +1,20 @@
 """Costs of kernels that were measured on one core and are assumed for the others.
 
-Costs of the attention kernel, in cycles of Golden Cove; assumed for all other cores.
+    ATTENTION, ATTENTION_BY_HALVES   the attention kernel, in cycles of Golden Cove
+    FOREST                           forests, in cycles of Golden Cove
+    TILE_STEPS                       tiles of AMX: on paper, as no core that has them was at hand
 
-From 92 attentions of 16 to 512 queries and 16 to 128 features at 3.0 GHz, dense and under masks of
-six kinds: predicted at 0.86 to 1.16 of their time, at 0.93 to 1.05 on AVX2, at 0.99 in the
-geometric mean. Predictions are worst for strides, whose tiles add to others. `apart` is from 45
-dense ones of 4 to 256 tokens: the chosen form takes 1.01 of the least time in the geometric mean,
-1.21 at most.
+Attention: from 92 attentions of 16 to 512 queries and 16 to 128 features at 3.0 GHz, dense and
+under masks of six kinds: predicted at 0.86 to 1.16 of their time, at 0.93 to 1.05 on AVX2, at 0.99
+in the geometric mean. Predictions are worst for strides, whose tiles add to others. `apart` is from
+45 dense ones of 4 to 256 tokens: the chosen form takes 1.01 of the least time in the geometric
+mean, 1.21 at most.
 
-Costs of forests, in cycles of Golden Cove; assumed for all other cores.
+Forests: from 20 forests of 10 to 1000 trees, 4 to 12 levels, at 3.0 GHz: predicted at seven eighths
+of their time to a third more in L2, at two thirds to one beyond it.
 
-From 20 forests of 10 to 1000 trees, 4 to 12 levels, at 3.0 GHz: predicted at seven eighths of their
-time to a third more in L2, at two thirds to one beyond it.
-
-Costs of the tiles of AMX: on paper, for no core that has them was at hand.
-
-Throughputs of tiles are from Intel's Optimization Reference Manual, chapter 20. The code around
-them was timed on an Emerald Rapids core at 3.0 GHz, with the instructions of AMX left out.
+Tiles: throughputs are from Intel's Optimization Reference Manual, chapter 20. The code around them
+was timed on an Emerald Rapids core at 3.0 GHz, with the instructions of AMX left out.
 """
 
 from sparsejit.machine.price_records import AttentionPrices, ForestPrices, StepPrice

@@ -1,6 +1,9 @@
 """A folder of recordings spoken into a folder; failed files are tried once more, others kept.
 
-A `Crew` does the work: worker processes of this machine, or a Ray cluster.
+    tasks_of           the files of a folder, as tasks
+    speak_tasks        speaks them by a `Crew`, and reports
+    worker_processes   a crew: worker processes of this machine
+    ray_cluster        a crew: a Ray cluster
 """
 
 import logging

@@ -147,7 +147,7 @@ class _StreamWatch:
             self._ready_at = native_timing.clock()
 
     def timed(self, pieces: Iterator[FloatArray]) -> Iterator[FloatArray]:
-        """Pass on pieces of speech; time the waiting for each."""
+        """Pass on pieces of speech; add the wait for each to `spent_ns`, and note the first."""
         first = True
         asked = native_timing.clock()
         for piece in pieces:

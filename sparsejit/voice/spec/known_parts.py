@@ -1,8 +1,10 @@
-"""Features of a sample as a sum of parts, so that products cost as little as possible.
+"""Products with the features of a sample, by parts, and products that are exact.
+
+    Features        features as a sum of parts, so that products cost as little as possible
+    ExactLinear     W x + b of frames, the same bits in any order of summation
+    RowwiseLinear   W x + b of frames, the same bits for any number of rows
 
 Parts that change only with the frame are multiplied once a frame; a scalar multiplies one column.
-
-Exact products of frames and matrices.
 
 A frame's values must not depend on how many frames are computed at once, or speech would change
 with the cut of the stream. A matrix product does: a BLAS sums one row in another order than many.

@@ -1,10 +1,12 @@
 """The per-sample graph of a `VoiceSpec`, and its inputs for every frame.
 
+    drawing_graph   a graph that draws sample after sample
+    forced_graph    a graph that returns the last layer's results for given samples
+    FrameTerms      inputs of the loop for every frame and sample, from the conditioning
+
 Conditioning is multiplied once a frame: a layer's input from a frame, or from the frames around a
 sample, is W c + b already, and a sample weighs and adds these terms. A product that no activation
 separates from the next is merged with it, in float64, when the graph is built.
-
-Inputs of a `VoiceSpec`'s loop for every frame and sample, from the conditioning.
 """
 
 from collections.abc import Callable, Mapping, Sequence

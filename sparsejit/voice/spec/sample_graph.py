@@ -1,8 +1,10 @@
 """A graph that runs once a sample, the loop around it, and the builder of both.
 
-Draws of a class or sample from the last layer's outputs, as operators of the graph.
-
-From one sample to the next: the inputs that the network reads back, and the output sample.
+    SampleGraph, SampleWriter   the graph, and its builder
+    SampleDraw                  draws of a class or sample from the last layer's outputs, as
+                                operators of the graph
+    SampleTurn                  from one sample to the next: the inputs that the network reads back,
+                                and the output sample
 
 A choice is a class that was drawn or is given; without classes it is the sample.
 """

@@ -1,6 +1,7 @@
-"""The per-sample network of a voice as one native function, compiled like any other graph.
+"""The per-sample network of a voice as one native function, and its inputs.
 
-Inputs of a sample loop for a chunk of frames.
+    SampleLoop, compile_sample_loop   the function, compiled like any other graph
+    LoopArrays                        inputs of a loop for a chunk of frames
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -81,7 +81,7 @@ class TrainedNetwork:
 
     @property
     def context_frames(self) -> int:
-        """Frames on either side that a frame's samples depend on."""
+        """The number of frames on either side that a frame's samples depend on."""
         return self.reads.around
 
     @cached_property

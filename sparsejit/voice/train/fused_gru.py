@@ -1,10 +1,11 @@
-"""A GRU layer for training on a CPU: the time loop written out, and its gradient by hand.
+"""Layers for training on a CPU: a GRU, and products rounded as the int8 kernels round them.
 
-Products rounded as the int8 kernels round them, for training: gradients ignore the rounding.
+    Int8Linear   a rounded product; gradients ignore the rounding
+    FusedGRU     a GRU's time loop written out, and its gradient by hand
 
-`quantised_weights` and `quantised_input` in `ir/reference.py` have the same formulas. Integers up
-to 127 are exact in bfloat16 and their sums in float32, so that a product is the kernel's also
-where matrix products round their inputs to bfloat16.
+`quantised_weights` and `quantised_input` in `ir/reference.py` have the formulas of `Int8Linear`.
+Integers up to 127 are exact in bfloat16 and their sums in float32, so that a product is the
+kernel's also where matrix products round their inputs to bfloat16.
 """
 
 from typing import Any, NamedTuple

@@ -1,6 +1,8 @@
 """Score of free-running speech against the recordings: STOI and pitch.
 
-The pitch of speech, and its agreement with the recording's.
+    pitch_agreement   the pitch of speech, and its agreement with the recording's
+    score_of          score of one recording
+    score_held_out    scores of several recordings
 """
 
 import os

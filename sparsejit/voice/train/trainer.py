@@ -114,7 +114,11 @@ class Trainer:
 
 
 def _checkpoint_of(plan: TrainingPlan, path: Path) -> dict[str, Any]:
-    """A checkpoint's content; InvalidInput if it is of another network than the plan's."""
+    """Read a checkpoint.
+
+    Raises InvalidInput where its hidden_size differs from the plan's, and DamagedFile where it
+    lacks a part of the training's state.
+    """
     content = read_training(path, _REMEDY)
     found = content["plan"]["hidden_size"]
     if found != plan.hidden_size:

@@ -104,7 +104,7 @@ def _of_no_empty(write: Writer, state: Value, lengths: Value | None) -> Value:
 
 
 def _hidden_size(call: Call, cell: RecurrentCell, directions: int) -> int:
-    """H. Raises Unmapped where shapes of weights and bias do not fit H and the directions."""
+    """The hidden size H. Raises Unmapped where shapes of weights and bias do not fit it."""
     w, r = call.known(1, "weights W"), call.known(2, "weights R")
     hidden = int(call.attribute("hidden_size", r.shape[-1] if r.ndim else 0))
     rows = cell.gates * hidden

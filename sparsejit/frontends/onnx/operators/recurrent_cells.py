@@ -1,6 +1,6 @@
 """Recurrent cells that torch lacks: clipped gates, peepholes, coupled gates, other activations.
 
-They run in turns of a body, which is one step. Gates are in torch's order.
+Each cell runs in turns of a body, which is one step. Gates are in torch's order.
 """
 
 from __future__ import annotations

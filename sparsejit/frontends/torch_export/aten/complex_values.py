@@ -92,7 +92,7 @@ def real_part(write: Writer, z: Operand) -> Value:
 
 
 def of_pair(row: Row) -> Row:
-    """A row whose first operand becomes a complex tensor."""
+    """A mapping that calls `row` with its first operand as a complex tensor."""
     return lambda write, x, *rest: row(write, as_complex(write, x), *rest)
 
 

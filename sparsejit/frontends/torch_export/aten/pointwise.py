@@ -113,7 +113,7 @@ def where(write: Writer, condition: Operand, x: Operand, other: Operand) -> Valu
 
 
 def masked_fill(write: Writer, x: Operand, mask: Operand, value: Operand) -> Value:
-    """value where the mask is set."""
+    """x with `value` where the mask is set."""
     fill = write.cast(value, write.element(x))
     return write.pointwise("where", mask, fill, x)
 
@@ -131,7 +131,7 @@ def dropout(write: Writer, x: Operand, p: float = 0.5, train: bool = False) -> V
 
 
 def to_dtype(write: Writer, x: Operand, dtype: Any = None, *_: Any) -> Value:
-    """x in a dtype."""
+    """x converted to a dtype; x itself if that is None."""
     return write.value(x) if dtype is None else write.converted(x, dtype)
 
 

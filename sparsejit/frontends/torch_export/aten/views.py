@@ -1,4 +1,16 @@
-"""ATen's views, joins and repetitions."""
+"""ATen's views, joins, repetitions, splits, slices and writes into them, padding, rolling, windows.
+
+    view, transpose, expand   other shapes and orders of axes, and repetition by broadcasting
+    tensor_split, unbind      splits
+    select, narrow            slices
+    slice_replaced            writes into a slice; `element_replaced` into one element
+    pad_with                  padding
+    roll                      cyclic moves along axes
+    windows                   windows of an axis
+    filled                    fills: tensors of one number in the shape of another
+
+Joins and the other operators in `OPERATORS` map to functions of `frontends.writing.views`.
+"""
 
 from __future__ import annotations
 
