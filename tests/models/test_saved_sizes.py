@@ -105,6 +105,38 @@ def loaded(fast: Any, folder: Path) -> CompiledModel:
     return again
 
 
+class Mixed(nn.Module):
+    """Complex numbers, and an argument by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 6)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.real) * self.layer(x.imag) * scale
+
+
+def test_complex_inputs_by_name_and_batches_on_axis_1_are_kept(tmp_path: Path) -> None:
+    time, scale = Dim("time", max=60), torch.ones(1, 6)
+    mixed = sparsejit.compile(
+        Mixed().eval(),
+        (example(2, 9, FEATURES) * (1 + 2j),),
+        example_kwargs={"scale": scale},
+        dynamic_shapes={"x": {0: "batch", 1: time}, "scale": None},
+    )
+    last = sparsejit.compile(
+        nn.GRU(FEATURES, 8).eval(),
+        (example(9, 2, FEATURES), torch.zeros(1, 2, 8)),
+        dynamic_shapes={"input": {0: time, 1: "batch"}, "hx": {1: "batch"}},
+    )
+    again = loaded(mixed, tmp_path), loaded(last, tmp_path)
+    for length in (4, 9, 30):
+        x = example(3, length, FEATURES) * (1 + 2j)
+        assert torch.equal(again[0](x, scale=scale), mixed(x, scale=scale))
+        y = example(length, 3, FEATURES), torch.ones(1, 3, 8)
+        assert all(map(torch.equal, again[1](*y), last(*y)))
+
+
 def test_names_and_bounds_are_kept(tmp_path: Path) -> None:
     again = loaded(compiled(MODELS["recurrent"]), tmp_path)
     again.prepare(time=11)
