@@ -105,7 +105,8 @@ class Compiled(Explained):
         """Write weights, graphs and options, for `sparsejit.load` to compile where it runs.
 
         A target of "native" becomes the machine that loads the file. A model keeps the sizes that
-        it has been compiled for so far; no others can be added after loading. Your own classes are
+        it has been compiled for so far, its named sizes, and the rules by which it is compiled for
+        others after loading; for these it may be read at a few more lengths. Your own classes are
         not kept: a dataclass that the model returns becomes a dict, and a named tuple has a new
         class.
 

@@ -159,9 +159,10 @@ def read_arrays(path: str | PathLike[str], names: Sequence[str]) -> dict[str, Ar
     arrays = {"": read_npy(file)} if file.suffix == ".npy" else read_npz(file)
     if len(arrays) == len(names) == 1:
         return dict(zip(names, arrays.values(), strict=True))
-    if odd := arrays.keys() - set(names):
+    if arrays.keys() - set(names):
         raise InvalidInput(
-            f"{file} has {min(odd)}; the model's inputs are {inputs}; name each array as its input"
+            f"{file} has {', '.join(sorted(arrays))}, and the model takes {inputs}; give an array "
+            "for each input, by its name, without labels"
         )
     return arrays
 

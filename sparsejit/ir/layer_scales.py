@@ -1,6 +1,6 @@
 """Scales of quantised models.
 
-    QuantisedSteps   scale and zero point of a value
+    Quantisation     scale and zero point of a value
     LayerScales      result of calibrating one layer: the dtype of its weights, the steps of its x
     SumScales        steps of the operands of a sum of images
 """

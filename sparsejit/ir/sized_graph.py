@@ -8,17 +8,18 @@ caller must know that the model's sizes are polynomials of the length.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, fields, is_dataclass, replace
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import Node
-from sparsejit.ir.ops.views import Slice
 from sparsejit.ir.values import Array, TensorType, Value
 
+TELLING = 3  # lengths for a rule: two determine it, the third must confirm it
 _COMPARED = 3  # constants of the first graph with which each constant of another is compared
 
 
@@ -67,8 +68,10 @@ class SizedGraph:
 
         Raises ValueError where the graphs differ in more than one length.
         """
+        if len(graphs) != len(lengths) or len({*lengths}) < TELLING:
+            raise ValueError(f"a rule needs graphs of {TELLING} lengths")
         self._first = graphs[0]
-        self._lengths = tuple(lengths)
+        self.lengths = tuple(lengths)
         self._types: dict[Value, Any] = {}
         self._twins: dict[Value, Value] = {}  # values of the other graphs to values of the first
         self._constants: dict[Value, _SizedConstant] = {}
@@ -81,7 +84,8 @@ class SizedGraph:
     def at(self, length: int) -> Graph | None:
         """The graph of a length; None where it must be made from the model.
 
-        That is so where a constant is longer than the longest seen, or a slice leaves its axis.
+        That is so where a constant is longer than the longest seen, or an operator makes other
+        types of its operands than the rule says, such as a slice that leaves its axis.
         """
         known: dict[Value, Value] = {}
         constants: dict[Value, tuple[Value, Array]] = {}
@@ -111,7 +115,7 @@ class SizedGraph:
             Node(of(op), tuple(map(own, node.inputs)), tuple(map(own, node.outputs)))
             for op, node in zip(self._ops, self._first.nodes, strict=True)
         ]
-        if not all(map(_is_within, nodes)):
+        if not all(map(_is_valid, nodes)):
             return None
         first = self._first
         inputs, outputs = (tuple(map(own, side)) for side in (first.inputs, first.outputs))
@@ -119,6 +123,21 @@ class SizedGraph:
         return replace(
             first, inputs=inputs, outputs=outputs, nodes=tuple(nodes), constants=own_constants
         )
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """The graphs of its lengths, with one array for each constant that does not grow."""
+        made = [self.at(length) for length in self.lengths]
+        return [graph for graph in made if graph is not None]
+
+    def beside(self, graph: Graph) -> SizedGraph:
+        """The same rule, with the arrays of all constants that `graph` has."""
+        first, changed = self._first, copy(self)
+        taken = frozenset(value for value in first.constants if value in graph.constants)
+        others = {value: a for value, a in first.constants.items() if value not in taken}
+        joined = _Joined(graph.constants, taken, others, tuple(first.constants))
+        changed._first = replace(first, constants=joined)
+        return changed
 
     def _compare(self, graphs: Sequence[Graph]) -> None:
         first, *others = graphs
@@ -204,7 +223,7 @@ class SizedGraph:
     def _line(self, numbers: Sequence[int]) -> int | _Proportion:
         if len(set(numbers)) == 1:
             return numbers[0]
-        lengths = self._lengths
+        lengths = self.lengths
         slope, rest = divmod(numbers[1] - numbers[0], lengths[1] - lengths[0])
         line = _Proportion(numbers[0] - slope * lengths[0], slope)
         if rest or any(line.at(x) != y for x, y in zip(lengths, numbers, strict=True)):
@@ -233,17 +252,22 @@ def with_constants_of(first: Graph, graph: Graph) -> Graph:
     ]
     outputs = tuple(known.get(value, value) for value in graph.outputs)
     others = {v: a for v, a in graph.constants.items() if v not in known}
-    constants = _Joined(first.constants, frozenset(known.values()), others)
+    order = tuple(known.get(value, value) for value in graph.constants)
+    constants = _Joined(first.constants, frozenset(known.values()), others, order)
     return replace(graph, nodes=tuple(nodes), outputs=outputs, constants=constants)
 
 
 class _Joined(Mapping[Value, Array]):
-    """Some constants of the first graph, read on access, and others."""
+    """Some constants of the first graph, read on access, and others, in an order."""
 
     def __init__(
-        self, first: Mapping[Value, Array], taken: frozenset[Value], others: Mapping[Value, Array]
+        self,
+        first: Mapping[Value, Array],
+        taken: frozenset[Value],
+        others: Mapping[Value, Array],
+        order: tuple[Value, ...],
     ) -> None:
-        self._first, self._taken, self._others = first, taken, others
+        self._first, self._taken, self._others, self._order = first, taken, others, order
 
     def __getitem__(self, value: Value) -> Array:
         return self._first[value] if value in self._taken else self._others[value]
@@ -252,10 +276,10 @@ class _Joined(Mapping[Value, Array]):
         return value in self._taken or value in self._others
 
     def __iter__(self) -> Iterator[Value]:
-        return chain((value for value in self._first if value in self._taken), self._others)
+        return iter(self._order)
 
     def __len__(self) -> int:
-        return len(self._taken) + len(self._others)
+        return len(self._order)
 
 
 class _Constants(Mapping[Value, Array]):
@@ -291,12 +315,13 @@ def _at(sized: Any, length: int) -> Any:
     return sized
 
 
-def _is_within(node: Node) -> bool:
-    """Whether a node is no slice, or a slice within its axis."""
-    op = node.op
-    if not isinstance(op, Slice):
-        return True
-    return 0 <= op.first <= op.end <= node.inputs[0].shape[op.axis]
+def _is_valid(node: Node) -> bool:
+    """Whether the operator makes outputs of these types of its operands."""
+    try:
+        made = node.op.infer(*(value.type for value in node.inputs))
+    except InvalidInput:
+        return False
+    return made == tuple(value.type for value in node.outputs)
 
 
 def _is_fixed(sized: Any) -> bool:

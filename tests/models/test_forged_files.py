@@ -104,7 +104,7 @@ def test_only_what_a_file_asks_for_is_its_fault(
     raised: Exception,
     expected: type[Exception],
 ) -> None:
-    def fails(*_: Any) -> Any:
+    def fails(*_: Any, **__: Any) -> Any:
         raise raised
 
     path = forged(GRAPHS["linear"], tmp_path, lambda graph, _: None)

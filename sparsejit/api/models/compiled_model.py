@@ -28,6 +28,7 @@ from sparsejit.api.reports.advisor import Advice, advice_for
 from sparsejit.api.reports.layers_report import measured_times, report_of
 from sparsejit.api.reports.report import Report
 from sparsejit.api.sizes.named_sizes import NamedSizes
+from sparsejit.api.sizes.size_rules import SizeRules
 from sparsejit.artefact import sealed
 from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.errors import CompileError, DamagedFile, InvalidInput
@@ -35,18 +36,24 @@ from sparsejit.frontends.nesting import Nest, open_axes
 from sparsejit.ir.graph import BatchAxes, Graph
 from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.values import Array
+from sparsejit.lowering.kept_weights import kept_weights
 from sparsejit.runtime.program import Program
 
 _MOST_BYTES = 256 << 20  # of variants for sizes other than the example's
 
 
 class ModelParts(NamedTuple):
-    """The variants of a model, the nests of its inputs and outputs, and the options."""
+    """The variants of a model, the nests of its inputs and outputs, options and named sizes.
+
+    `makes_others`: whether it can be compiled for further sizes.
+    """
 
     variants: tuple[Variant, ...]
     input_nest: Nest
     output_nest: Nest
     settings: ModelSettings
+    sizes: NamedSizes | None
+    makes_others: bool
 
 
 class CompiledModel(CalledModel, Compiled):
@@ -72,7 +79,7 @@ class CompiledModel(CalledModel, Compiled):
         input_nest: Nest,
         output_nest: Nest,
         settings: ModelSettings,
-        compile_for: Callable[[Sequence[Any]], Variant] | None = None,
+        compile_for: SizeRules | None = None,
         sizes: NamedSizes | None = None,
         scales: Sequence[LayerScales] = (),
         shrinking: str = "",
@@ -83,6 +90,7 @@ class CompiledModel(CalledModel, Compiled):
         self._settings = settings
         self._compile_for = compile_for
         self._sizes, self._scales = sizes, scales
+        self._has_others = compile_for is not None or (sizes is not None and sizes.has_others)
         self.shrinking = shrinking
         self._accuracy: Accuracy | None = None
         self._compiling = threading.Lock()
@@ -98,9 +106,10 @@ class CompiledModel(CalledModel, Compiled):
 
     @property
     def parts(self) -> ModelParts:
-        """The variants, nests and options that the model was made from."""
+        """The variants, nests, options and sizes that the model was made from."""
+        nests, makes_others = (self._input_nest, self._output_nest), self._compile_for is not None
         variants = tuple(self._variants.values())
-        return ModelParts(variants, self._input_nest, self._output_nest, self._settings)
+        return ModelParts(variants, *nests, self._settings, self._sizes, makes_others)
 
     @property
     def program(self) -> Program:
@@ -253,17 +262,21 @@ class CompiledModel(CalledModel, Compiled):
         return exported_model(name, self._first, (self._input_nest, self._output_nest))
 
     def source(self) -> ModelSource:
-        """Return the data from which the model is compiled."""
-        made = self._variants.values()
+        """Return the data from which the model is compiled, with rules for further sizes."""
+        with self._compiling:
+            made = list(self._variants.values())
+            rules = [] if self._compile_for is None else self._compile_for.saved()
         variants = [SavedVariant(each.graphs, each.options.shares_tiles) for each in made]
         name = self._first.program.name
         nests = self._input_nest, self._output_nest
-        return ModelSource(name, self._settings, *nests, variants, self.shrinking)
+        return ModelSource(
+            name, self._settings, *nests, variants, self.shrinking, self._sizes, rules
+        )
 
     def _variant_for(self, arrays: Sequence[Array]) -> Variant:
         if self._sizes is not None and len(arrays) == len(self._sizes.inputs):
             self._sizes.check(self._dtypes.shapes(arrays))
-        if len(self._variants) == 1 and self._compile_for is None:
+        if len(self._variants) == 1 and not self._has_others:
             return self._first
         shapes = self._first.without_batch([array.shape for array in arrays])
         variant = self._variants.get(shapes)
@@ -272,20 +285,24 @@ class CompiledModel(CalledModel, Compiled):
                 variant = self._variants.get(shapes)  # another thread may have been first
                 if variant is None:
                     variant = self._compile_for(self._dtypes.as_given(arrays))
+                    if variant is None:  # a loaded model has no rule for these
+                        raise InvalidInput(self._held_sizes(arrays))
                     self._variants[shapes] = variant
                     self._forget_oldest()
-        if variant is None and len(self._variants) > 1:
+        if variant is None:
             raise InvalidInput(self._held_sizes(arrays))
-        return self._first if variant is None else variant
+        return variant
 
     def _held_sizes(self, arrays: Sequence[Array]) -> str:
         """Return the message for inputs whose sizes the saved file lacks."""
         held = (_in_words(each.free_shapes) for each in self._variants.values())
         given = _in_words([array.shape for array in arrays])
+        names = () if self._compile_for is None else self._compile_for.names
+        makes = f", and makes others for one new length of {' or '.join(names)}" if names else ""
         return (
             f"the inputs have shapes {given}; this model was loaded with code for "
-            f"{' and for '.join(held)} (any: a batch of any length). Compile it again for others, "
-            "or call `prepare` with their sizes before it is saved"
+            f"{' and for '.join(held)} (any: a batch of any length){makes}. Compile it again for "
+            "others, or call `prepare` with their sizes before it is saved"
         )
 
     def _forget_oldest(self) -> None:
@@ -314,16 +331,19 @@ def compile_saved(source: ModelSource) -> CompiledModel:
     and UnsupportedTarget for a target that cannot run here.
     """
     options = source.settings.resolved()
+    kept = kept_weights() if source.rules else None
+    (graphs, shared), *others = source.variants
     try:
-        variants = [
-            lowered_variant(graphs, replace(options, shares_tiles=shared), source.name)
-            for graphs, shared in source.variants
-        ]
+        own = replace(options, shares_tiles=shared)
+        first = lowered_variant(graphs, own, source.name, kept=kept)
+        rules = SizeRules(source.sizes, first, kept, source.rules)
+        variants = [first, *(rules.with_graphs(*each) for each in others)]
     except (CompileError, InvalidInput) as error:
         raise DamagedFile(f"has a graph that cannot be compiled: {error}") from error
-    check_open_axes(open_axes(source.output_nest), variants[0].outputs)
-    nests = source.input_nest, source.output_nest
-    return CompiledModel(variants, *nests, source.settings, shrinking=source.shrinking)
+    check_open_axes(open_axes(source.output_nest), first.outputs)
+    made = source.input_nest, source.output_nest, source.settings
+    again = rules if source.rules else None
+    return CompiledModel(variants, *made, again, source.sizes, shrinking=source.shrinking)
 
 
 LOADER = Loader(read_model, compile_saved)

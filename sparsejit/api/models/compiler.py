@@ -23,7 +23,7 @@ from sparsejit.api.quantising.scales import Scales
 from sparsejit.api.quantising.seen_inputs import ExampleCall
 from sparsejit.api.sizes.named_sizes import NamedSizes
 from sparsejit.api.sizes.other_sizes import OtherSizes
-from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.errors import InvalidInput
 from sparsejit.frontends.batch_axis import InputAxes
 from sparsejit.frontends.model_source import onnx_shrinking
 from sparsejit.frontends.nesting import Nest
@@ -31,7 +31,7 @@ from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_
 from sparsejit.frontends.torch_export import Exported, export
 from sparsejit.ir.graph import Graph
 from sparsejit.lowering.context import ModelOptions, Progress, progress_function
-from sparsejit.lowering.kept_weights import KeptWeights
+from sparsejit.lowering.kept_weights import KeptWeights, kept_weights
 from sparsejit.lowering.tiles import batch_tiles
 
 AUTO = "auto"
@@ -81,7 +81,7 @@ class ModelCompiler:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tell: Progress
     ) -> CompiledModel | PartedModel:
         """Compile the model for inputs like these; in parts if it needs and has a `fallback`."""
-        kept = _kept_weights() if self._may_share else None
+        kept = kept_weights() if self._may_share else None
         plain = self.dtype if self.dtype != AUTO else "float32"
         try:
             if self.dtype == AUTO:
@@ -232,11 +232,3 @@ class ModelCompiler:
         examples = [*args, *kwargs.values()] if self.sizes else []
         how = compile_it, read_graphs
         return OtherSizes(self.model, self.sizes, inputs, first, examples, kept, *how)
-
-
-def _kept_weights() -> KeptWeights | None:
-    """Return an empty KeptWeights, or None where the system refuses the addresses."""
-    try:
-        return KeptWeights()
-    except CompileError:
-        return None

@@ -19,6 +19,8 @@ from sparsejit.api.models.model_file import (
     nest_to_data,
     settings_from_data,
     settings_to_data,
+    sizes_from_data,
+    sizes_to_data,
 )
 from sparsejit.api.models.variant import TiledGraph, kept_variant
 from sparsejit.errors import DamagedFile, InvalidInput, SparseJitError
@@ -113,9 +115,9 @@ def compiled_or_cached(
 
 def _about(model: CompiledModel) -> dict[str, Any] | None:
     """Return the header of a model for the code cache; None where its code is not cached."""
-    variants, inputs, outputs, settings = model.parts
+    variants, inputs, outputs, settings, sizes, makes_others = model.parts
     keys = [variant.key for variant in variants]
-    if None in keys:
+    if None in keys or makes_others:
         return None
     try:
         return {
@@ -126,6 +128,7 @@ def _about(model: CompiledModel) -> dict[str, Any] | None:
             "name": variants[0].program.name,
             "keys": keys,
             "shrinking": model.shrinking,
+            "sizes": sizes_to_data(sizes),
         }
     except InvalidInput:
         return None
@@ -151,7 +154,10 @@ def _recalled(
             variants.append(variant)
         inputs, outputs = (nest_from_data(about[side], side) for side in ("inputs", "outputs"))
         shrinking = str(about.get("shrinking", ""))
-        return CompiledModel(variants, inputs, outputs, settings, shrinking=shrinking)
+        sizes = sizes_from_data(about["sizes"])
+        return CompiledModel(
+            variants, inputs, outputs, settings, sizes=sizes, shrinking=shrinking
+        )
     except _MISREAD:
         return None
 

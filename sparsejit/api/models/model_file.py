@@ -2,32 +2,41 @@
 
     {"name": ..., "settings": record, "inputs": nest, "outputs": nest,
      "variants": [{"shared": bool, "graphs": [{"tile": ..., "graph": ...}, ...]}, ...],
-     "shrinking": command}
+     "shrinking": command, "sizes": [record, ...],
+     "rules": [{"size": name, "tile": ..., "lengths": [...], "graphs": [graph, ...]}, ...]}
 
 A variant is the model for inputs of certain shapes. Where the batch is free it has graphs for one
 or more tiles, the main one first; tile 0 means a fixed batch. "shrinking" is left out unless the
-model came from ONNX.
+model came from ONNX, "sizes" unless sizes have names, and "rules" unless these have rules.
+
+"sizes" has a record for each input: its name, the example's shape, and the bounds of named axes. A
+rule is three lengths of a size, and the graphs of a tile at these lengths, from which the graph of
+any length follows. The graph of the first length is left out where the first variant has it.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sparsejit.api.models.variant import TiledGraph
 from sparsejit.api.options import ModelSettings
+from sparsejit.api.sizes.named_sizes import NamedInput, NamedSizes
+from sparsejit.api.sizes.size_rules import SizeRule
 from sparsejit.artefact.arrays import ArrayReader, ArrayWriter
 from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
 from sparsejit.artefact.records import RecordCodec, fields_of
 from sparsejit.artefact.sealed import Tensors
 from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.frontends.nesting import Nest, NestKind, from_json, open_axes, to_json
-from sparsejit.ir.values import Array, TensorType
+from sparsejit.frontends.nesting import Nest, NestKind, dtypes, from_json, open_axes, to_json
+from sparsejit.ir.dtypes import COMPLEX
+from sparsejit.ir.sized_graph import SizedGraph, with_constants_of
+from sparsejit.ir.values import Array, Element, TensorType
 from sparsejit.machine.target import ISA_LEVELS
 from sparsejit.planner.split import parse_threads
 
 KIND = "model"
-_RECORDS = RecordCodec((ModelSettings,))
+_RECORDS, _SIZES = RecordCodec((ModelSettings,)), RecordCodec((NamedInput,))
 _NAMES = ("native", *ISA_LEVELS)
 
 
@@ -48,6 +57,8 @@ class ModelSource:
     output_nest: Nest
     variants: Sequence[SavedVariant]
     shrinking: str = ""
+    sizes: NamedSizes | None = None
+    rules: Sequence[SizeRule] = ()
 
 
 def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
@@ -69,8 +80,18 @@ def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
         "outputs": nest_to_data(source.output_nest, "outputs"),
         "variants": variants,
         **({"shrinking": source.shrinking} if source.shrinking else {}),
+        **({"sizes": sizes_to_data(source.sizes)} if source.sizes else {}),
     }
-    return header, writer.tensors
+    held = {graph.tile for graph in source.variants[0].graphs}
+    rules = [_rule_to_data(rule, held, writer) for rule in source.rules]
+    return {**header, **({"rules": rules} if rules else {})}, writer.tensors
+
+
+def _rule_to_data(rule: SizeRule, held: Collection[int | None], writer: ArrayWriter) -> Any:
+    """Return a rule as JSON data; `held` are the tiles of the first variant."""
+    size, tile, sized = rule
+    graphs = [graph_to_data(one, writer) for one in sized.graphs[int(tile in held) :]]
+    return {"size": size, "tile": tile or 0, "lengths": list(sized.lengths), "graphs": graphs}
 
 
 def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
@@ -79,19 +100,43 @@ def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
     Raises DamagedFile, without the file's name, for other data. It checks every shape that the code
     relies on, but not whether a kernel exists for it.
     """
-    whole = {"shrinking": "", **header} if isinstance(header, dict) else header
-    name, settings, inputs, outputs, variants, shrinking = fields_of(
-        whole, name=str, settings=dict, inputs=dict, outputs=dict, variants=list, shrinking=str
+    newer = {"shrinking": "", "sizes": [], "rules": []}
+    name, settings, inputs, outputs, variants, shrinking, named, growth = fields_of(
+        {**newer, **header} if isinstance(header, dict) else header,
+        name=str,
+        settings=dict,
+        inputs=dict,
+        outputs=dict,
+        variants=list,
+        **{field: type(value) for field, value in newer.items()},
     )
     reader = ArrayReader(tensors)
     read = [_variant_from_data(data, reader) for data in variants]
+    grown = [_rule_from_data(data, read, reader) for data in growth]
     reader.finish()
     given, results = nest_from_data(inputs, "inputs"), nest_from_data(outputs, "outputs")
     arguments = [item.kind for item in given.items]
     if given.kind is not NestKind.TUPLE or arguments != [NestKind.TUPLE, NestKind.DICT]:
         raise DamagedFile("has inputs that are no arguments of a call")
     _check_interfaces(read, given, results)
-    return ModelSource(name, settings_from_data(settings), given, results, read, shrinking)
+    sizes = sizes_from_data(named)
+    _check_sizes(sizes, grown, read[0].graphs, (given, results))
+    kept = settings_from_data(settings)
+    return ModelSource(name, kept, given, results, read, shrinking, sizes, grown)
+
+
+def sizes_to_data(sizes: NamedSizes | None) -> list[dict[str, Any]]:
+    """Return named sizes as JSON data; [] where no size has a name."""
+    return [] if sizes is None else list(map(_SIZES.encode, sizes.inputs))
+
+
+def sizes_from_data(data: list[Any]) -> NamedSizes | None:
+    """Return the sizes that `sizes_to_data` wrote. Raises DamagedFile for anything else."""
+    inputs = list(map(_SIZES.decode, data))
+    try:
+        return NamedSizes(inputs) if inputs else None
+    except InvalidInput as error:
+        raise DamagedFile(f"has sizes that are not valid: {error}") from error
 
 
 def _variant_from_data(data: Any, reader: ArrayReader) -> SavedVariant:
@@ -112,29 +157,104 @@ def _graph_from_data(data: Any, reader: ArrayReader) -> TiledGraph:
     return TiledGraph(graph_from_data(described, reader), tile or None)
 
 
+def _rule_from_data(
+    data: Any, variants: Sequence[SavedVariant], reader: ArrayReader
+) -> SizeRule:
+    size, tile, lengths, described = fields_of(data, size=str, tile=int, lengths=list, graphs=list)
+    graphs = [_graph_from_data({"tile": tile, "graph": each}, reader).graph for each in described]
+    first = variants[0].graphs if variants else []
+    held = [each.graph for each in first if (each.tile or 0) == tile]
+    if not first or not all(type(length) is int and length > 0 for length in lengths):
+        raise DamagedFile(f"has a rule of {size} for lengths {lengths}")
+    if graphs and not held:
+        graphs[0] = with_constants_of(first[0].graph, graphs[0])
+    try:
+        return SizeRule(size, tile or None, SizedGraph([*held, *graphs], lengths))
+    except ValueError as error:
+        raise DamagedFile(f"has a rule of {size} that is none: {error}") from error
+
+
+def _check_sizes(
+    sizes: NamedSizes | None,
+    rules: Sequence[SizeRule],
+    first: Sequence[TiledGraph],
+    nests: tuple[Nest, Nest],
+) -> None:
+    """Raise DamagedFile unless sizes and rules fit the graphs of the first variant."""
+    named = {} if sizes is None else sizes.lengths(sizes.example)
+    places = {(rule.size, rule.tile) for rule in rules}
+    if len(places) < len(rules) or not {size for size, _ in places} <= named.keys():
+        raise DamagedFile("has rules that are not one for each size and tile")
+    if sizes is None:
+        return
+    if len(sizes.inputs) != tensors_in(nests[0]):
+        raise DamagedFile(f"has sizes of {len(sizes.inputs)} inputs")
+    kinds, axes = _interface(first[0], *nests).kinds, first[0].graph.batch_axes
+    tiled: list[tuple[TiledGraph, dict[str, int]]] = [(each, {}) for each in first]
+    for size, tile, sized in rules:
+        pairs = zip(sized.graphs, sized.lengths, strict=True)
+        tiled += [(TiledGraph(graph, tile), {size: length}) for graph, length in pairs]
+    for each, lengths in tiled:
+        try:
+            wanted = sizes.shapes_for(lengths)
+        except InvalidInput as error:
+            raise DamagedFile(f"has a rule that is not valid: {error}") from error
+        alike = _interface(each, *nests).kinds == kinds and each.graph.batch_axes == axes
+        if not alike or not _takes(each, wanted, dtypes(nests[0])):
+            raise DamagedFile(f"has a graph that does not take inputs of shapes {wanted}")
+
+
+def _takes(tiled: TiledGraph, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> bool:
+    """Whether a graph is for inputs of these shapes, but for a free batch, and dtypes."""
+    graph, tile = tiled
+    axes = graph.batch_axes.inputs if graph.batch_axes else (0,) * len(shapes)
+    for value, whole, name, axis in zip(graph.inputs, shapes, names, axes, strict=True):
+        wanted, found = (*whole, 2) if name in COMPLEX else whole, value.shape
+        if tile is not None and axis is not None:
+            wanted, found = (*wanted[:axis], *wanted[axis + 1 :]), found[1:]
+        if tuple(wanted) != found:
+            return False
+    return True
+
+
+class _Interface(NamedTuple):
+    """Inputs and outputs of a graph: whether the batch is fixed, elements, shapes of one sample."""
+
+    kinds: tuple[bool, tuple[Element, ...]]
+    shapes: tuple[tuple[int, ...], ...]
+
+
 def _check_interfaces(variants: Sequence[SavedVariant], given: Nest, made: Nest) -> None:
-    """Raise DamagedFile unless the inputs and outputs of all graphs fit the nests and the tile."""
-    shapes = set()
-    kinds = set()
-    for place, (graph, tile) in ((n, one) for n, each in enumerate(variants) for one in each[0]):
-        outputs = tensors_in(made) + len({axis.size for axis in open_axes(made)})
-        if (len(graph.inputs), len(graph.outputs)) != (tensors_in(given), outputs):
-            raise DamagedFile("has a graph of other inputs or outputs than the model's")
-        types = [value.type for value in (*graph.inputs, *graph.outputs)]
-        shared = set(filter(graph.is_shared, range(len(graph.inputs))))
-        sizes = [kind.shape[:1] for number, kind in enumerate(types) if number not in shared]
-        has_batch = len(shared) < len(graph.inputs) and set(sizes) == {(tile,)}
-        if (tile is not None and not has_batch) or (tile is None and graph.batch_axes is not None):
-            raise DamagedFile(f"has a graph that does not run {tile} samples at a time")
-        kinds.add((tile is None, tuple(kind.element for kind in types)))
-        own = tuple(
-            _free(value.type, None if number in shared else tile)
-            for number, value in enumerate(graph.inputs)
-        )
-        shapes.add((place, *own))
-    different = {shape[1:] for shape in shapes}
+    """Raise DamagedFile unless all graphs are one model for inputs of several shapes."""
+    found = [
+        (place, _interface(one, given, made))
+        for place, each in enumerate(variants)
+        for one in each.graphs
+    ]
+    shapes = {(place, each.shapes) for place, each in found}
+    different = {each for _, each in shapes}
+    kinds = {each.kinds for _, each in found}
     if len(kinds) != 1 or not len(different) == len(shapes) == len(variants):
         raise DamagedFile("has graphs that are not one model for inputs of several shapes")
+
+
+def _interface(tiled: TiledGraph, given: Nest, made: Nest) -> _Interface:
+    """Return a graph's interface. Raises DamagedFile unless it fits the nests and the tile."""
+    graph, tile = tiled
+    outputs = tensors_in(made) + len({axis.size for axis in open_axes(made)})
+    if (len(graph.inputs), len(graph.outputs)) != (tensors_in(given), outputs):
+        raise DamagedFile("has a graph of other inputs or outputs than the model's")
+    types = [value.type for value in (*graph.inputs, *graph.outputs)]
+    shared = set(filter(graph.is_shared, range(len(graph.inputs))))
+    sizes = [kind.shape[:1] for number, kind in enumerate(types) if number not in shared]
+    has_batch = len(shared) < len(graph.inputs) and set(sizes) == {(tile,)}
+    if (tile is not None and not has_batch) or (tile is None and graph.batch_axes is not None):
+        raise DamagedFile(f"has a graph that does not run {tile} samples at a time")
+    own = (
+        _free(value.type, None if number in shared else tile)
+        for number, value in enumerate(graph.inputs)
+    )
+    return _Interface((tile is None, tuple(kind.element for kind in types)), tuple(own))
 
 
 def _free(kind: TensorType, tile: int | None) -> tuple[int, ...]:

@@ -309,7 +309,7 @@ def lowered_variant(
     key = code_cache.key_of(finals, options, name) if may_be_there else None
     if key is not None and (known := kept_variant(key, options, name, lambda: finals)) is not None:
         progress("done", 1.0)
-        return replace(known, make_graphs=_put_away(finals))
+        return replace(known, make_graphs=_compressed(finals))
     forms, program = _written(finals, options, name, progress, kept)
     size = _bytes_of_one(program, forms) - unread_bytes(finals[0].graph)
     if forms[0].options.weight_bytes <= options.planner.l3_bytes < size:
@@ -323,7 +323,7 @@ def lowered_variant(
     if key is not None:
         code_cache.remember(key, _to_data(made), program.image)
     progress("done", 1.0)
-    graphs = _put_away(finals) if kept is None else _settled(finals, kept)
+    graphs = _compressed(finals) if kept is None else _settled(finals, kept)
     return replace(made, make_graphs=graphs)
 
 
@@ -375,14 +375,14 @@ def _of_forms(
     )
 
 
-def _put_away(finals: Sequence[TiledGraph]) -> Callable[[], Sequence[TiledGraph]]:
+def _compressed(finals: Sequence[TiledGraph]) -> Callable[[], Sequence[TiledGraph]]:
     """Pack the graphs, so that the user's weights may be freed; return a function that unpacks."""
     packed = [(PackedGraph(graph), tile) for graph, tile in finals]
     return lambda: [TiledGraph(one.graph, tile) for one, tile in packed]
 
 
 def _settled(finals: Sequence[TiledGraph], kept: KeptWeights) -> Callable[[], Sequence[TiledGraph]]:
-    """Return a function of the graphs, like `_put_away`, with weights in the memory of `kept`."""
+    """Return a function of the graphs, like `_compressed`, with weights in the memory of `kept`."""
     graphs = kept.settle([graph for graph, _ in finals])
     made = [TiledGraph(one, tile) for one, (_, tile) in zip(graphs, finals, strict=True)]
     return lambda: made

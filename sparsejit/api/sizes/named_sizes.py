@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sparsejit.errors import InvalidInput
@@ -25,6 +25,10 @@ class NamedSize:
     least: int = 0
     most: int = _UNBOUNDED
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.least <= self.most:
+            raise InvalidInput(f"size {self.name!r} has bounds {self.bounds}; give 0 <= min <= max")
+
     @property
     def largest(self) -> int | None:
         """The upper bound; None where there is none."""
@@ -39,11 +43,28 @@ class NamedSize:
 
 @dataclass(frozen=True)
 class NamedInput:
-    """An input: its name, its shape in the example, and its named axes."""
+    """An input: its name, its shape in the example, and the named size of each axis, or None."""
 
     name: str
-    shape: Shape
-    axes: Mapping[int, NamedSize]
+    shape: tuple[int, ...]
+    sizes: tuple[NamedSize | None, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.sizes) != len(self.shape):
+            raise InvalidInput(
+                f"input {self.name} has {len(self.sizes)} sizes and shape {self.shape}; give a "
+                "size or None for each axis"
+            )
+
+    @classmethod
+    def of(cls, name: str, shape: Shape, axes: Mapping[int, NamedSize]) -> NamedInput:
+        """Return the input with these named axes."""
+        return cls(name, shape, tuple(map(axes.get, range(len(shape)))))
+
+    @property
+    def axes(self) -> dict[int, NamedSize]:
+        """The named sizes by axis."""
+        return {axis: size for axis, size in enumerate(self.sizes) if size is not None}
 
 
 class NamedSizes:
@@ -55,7 +76,7 @@ class NamedSizes:
     def __init__(self, inputs: Sequence[NamedInput]) -> None:
         """Raise InvalidInput where the example's shapes do not fit the declared sizes."""
         self.inputs = tuple(inputs)
-        self.check([each.shape for each in self.inputs])
+        self.check(self.example)
 
     def in_order(self, names: Sequence[str]) -> NamedSizes:
         """Return the same sizes, with the inputs of these names last, in this order."""
@@ -72,6 +93,11 @@ class NamedSizes:
                 for each in self.inputs
             ]
         )
+
+    @property
+    def example(self) -> list[Shape]:
+        """The shapes of the example."""
+        return [each.shape for each in self.inputs]
 
     @property
     def has_others(self) -> bool:
@@ -96,15 +122,17 @@ class NamedSizes:
             if axis != own
         }
 
-    def largest(self, name: str) -> int | None:
-        """Return the upper bound of a size; None where there is none."""
-        sizes = (size for each in self.inputs for size in each.axes.values() if size.name == name)
-        return min((size.largest for size in sizes if size.largest is not None), default=None)
+    def bounds(self, name: str) -> tuple[int, int | None]:
+        """Return the bounds of a size; None where there is no upper one."""
+        every = (size for each in self.inputs for size in each.axes.values() if size.name == name)
+        sizes = list(every)
+        largest = min((each.largest for each in sizes if each.largest is not None), default=None)
+        return max(each.least for each in sizes), largest
 
     def like(self, shapes: Sequence[Shape]) -> NamedSizes:
         """Return the same sizes, with these shapes as the example. Raises as `check`."""
         pairs = zip(self.inputs, shapes, strict=True)
-        return NamedSizes([NamedInput(each.name, shape, each.axes) for each, shape in pairs])
+        return NamedSizes([replace(each, shape=shape) for each, shape in pairs])
 
     def open_sizes(self) -> list[dict[int, OpenSize]]:
         """Return the sizes that may change, for each input by axis."""
@@ -127,7 +155,7 @@ class NamedSizes:
     def _check_axis(
         self, each: NamedInput, axis: int, length: int, found: dict[str, tuple[int, str]]
     ) -> None:
-        where, size = f"axis {axis} of input {each.name}", each.axes.get(axis)
+        where, size = f"axis {axis} of input {each.name}", each.sizes[axis]
         if size is None:
             if length != each.shape[axis]:
                 raise InvalidInput(
@@ -166,8 +194,8 @@ class NamedSizes:
 
 def _resized(each: NamedInput, sizes: Mapping[str, int]) -> Shape:
     return tuple(
-        sizes.get(each.axes[axis].name, length) if axis in each.axes else length
-        for axis, length in enumerate(each.shape)
+        length if size is None else sizes.get(size.name, length)
+        for length, size in zip(each.shape, each.sizes, strict=True)
     )
 
 
@@ -225,7 +253,7 @@ def named_sizes(given: DynamicShapes, examples: Mapping[str, Any]) -> NamedSizes
                 "whose arguments are tensors: free_shapes=True takes others"
             )
         shape = tuple(map(int, example.shape))
-        inputs.append(NamedInput(name, shape, dict(_axes_of(name, given.get(name), len(shape)))))
+        inputs.append(NamedInput.of(name, shape, dict(_axes_of(name, given.get(name), len(shape)))))
     return NamedSizes(inputs)
 
 
@@ -242,7 +270,7 @@ def sizes_of_exported(program: Any, args: Sequence[Any]) -> NamedSizes | None:
         most = _UNBOUNDED if each.most is None else each.most
         axes[each.input_name][each.axis] = NamedSize(each.symbol, each.least, most)
     shapes = [tuple(map(int, each.shape)) for each in args]
-    return NamedSizes([NamedInput(n, s, axes[n]) for n, s in zip(names, shapes, strict=True)])
+    return NamedSizes([NamedInput.of(n, s, axes[n]) for n, s in zip(names, shapes, strict=True)])
 
 
 def _axes_of(name: str, given: Any, rank: int) -> Iterator[tuple[int, NamedSize]]:

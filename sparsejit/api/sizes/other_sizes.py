@@ -8,33 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from sparsejit.api.models.variant import GRAPH_REFUSALS, TiledGraph, Variant, lowered_variant
+from sparsejit.api.models.variant import GRAPH_REFUSALS, TiledGraph, Variant
 from sparsejit.api.sizes.named_sizes import NamedSizes
+from sparsejit.api.sizes.size_rules import Array, SizeRule, SizeRules
 from sparsejit.errors import SparseJitError
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.nesting import Nest, unflatten
 from sparsejit.frontends.onnx import file_has_polynomial_sizes, is_onnx
 from sparsejit.frontends.torch_export import has_polynomial_sizes, is_program, opened
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.sized_graph import SizedGraph, with_constants_of
+from sparsejit.ir.sized_graph import TELLING, SizedGraph, with_constants_of
 from sparsejit.lowering.kept_weights import KeptWeights
-from sparsejit.lowering.tiles import ENOUGH_ROWS, batch_tiles, share_tiles
+from sparsejit.lowering.tiles import ENOUGH_ROWS
 
-Array = np.ndarray[Any, Any]
 # Compiles a model, or the program that it was exported to, for example arguments.
 Compile = Callable[[Any, Any, Mapping[str, Any]], Variant]
 # Returns the graphs of a model or a program, for example arguments and tiles; None: the best tiles.
 ReadGraphs = Callable[[Any, Any, Mapping[str, Any], Sequence[int] | None], list[TiledGraph]]
-_TELLING = 3  # graphs for a rule: two determine it, the third must confirm it
 # The model is read at eight times the first length, up to this length: masks grow with the square.
 _LONG = 2048
 
 
-class OtherSizes:
+class OtherSizes(SizeRules):
     """A callable that compiles the model for flat inputs of other shapes than the first's."""
 
     def __init__(
@@ -49,16 +48,16 @@ class OtherSizes:
         read_graphs: ReadGraphs,
     ) -> None:
         """Take a model and its first variant; `examples` are that variant's flat inputs."""
-        self._model, self._inputs, self._first = model, inputs, first
-        self._sizes = None if sizes is None else sizes.in_order(inputs.items[1].keys)
+        own = None if sizes is None else sizes.in_order(inputs.items[1].keys)
+        super().__init__(own, first, kept)
+        self._model, self._inputs = model, inputs
         self._compile, self._read = compile_it, read_graphs
-        self._kept, self._program = kept, _OpenProgram(model, self._sizes)
-        shapes = [tuple(each.shape) for each in examples]
-        self._lengths = {} if self._sizes is None else self._sizes.lengths(shapes)
-        # By size and tile; None for a tile without a rule.
-        self._rules: dict[str, dict[int | None, _Rule | None]] = {}
+        self._program = _OpenProgram(model, own)
+        self._examples = [_zeros(each.shape, each) for each in examples]
+        # The longest length that was tried for a rule, by size and tile.
+        self._tried: dict[tuple[str, int | None], int] = {}
         if self._kept is not None:
-            self._learn(examples)
+            self._learn()
 
     def __call__(self, leaves: Sequence[Array]) -> Variant:
         """Return the variant for inputs like these. Raises the errors of `compile_it`."""
@@ -68,17 +67,17 @@ class OtherSizes:
         ways = (self._by_rule, self._beside_first, self._by_program)
         for way in ways if program is not None else (self._beside_first,):
             with suppress(SparseJitError, *GRAPH_REFUSALS):
-                variant = way(model, leaves)
+                variant = way(leaves, model)
                 if variant is not None:
                     return variant
         return self._compile(self._model, args, kwargs)
 
-    def _by_program(self, program: Any, leaves: Sequence[Array]) -> Variant | None:
+    def _by_program(self, leaves: Sequence[Array], program: Any) -> Variant | None:
         """Compile a variant with its own weights; None where the batch would be on other axes."""
         variant = self._compile(program, *unflatten(self._inputs, list(leaves)))
         return variant if variant.batch_axes == self._first.batch_axes else None
 
-    def _beside_first(self, model: Any, leaves: Sequence[Array]) -> Variant | None:
+    def _beside_first(self, leaves: Sequence[Array], model: Any) -> Variant | None:
         """Read the model, or its program, for this length, and share the first variant's weights.
 
         Returns None where samples would need other tiles, or weights are not to be shared.
@@ -90,86 +89,79 @@ class OtherSizes:
         finals = [TiledGraph(self._with_weights(graph), tile) for graph, tile in read]
         return self._lowered(finals) if self._runs_alike(finals) else None
 
-    def _by_rule(self, program: Any, leaves: Sequence[Array]) -> Variant | None:
-        """Derive the graphs from other lengths' graphs; None where the model must be read."""
-        assert self._sizes is not None
-        lengths = self._sizes.lengths([leaf.shape for leaf in leaves])
-        others = [name for name, length in lengths.items() if length != self._lengths[name]]
-        if len(others) != 1 or others[0] not in self._rules:
-            return None
-        (name,) = others
-        finals = self._finals(name, lengths[name], program, leaves)
-        return self._lowered(finals) if finals else None
-
-    def _finals(
-        self, name: str, length: int, program: Any, leaves: Sequence[Array]
-    ) -> list[TiledGraph]:
-        """Return the graphs of the best tiles for this length.
-
-        They are [] without a rule, or where samples would need other tiles.
-        """
-        how = name, length, program, leaves
-        smallest = min(self._first.graphs, key=_tile).tile
-        graph = self._graph(smallest, *how)
-        if graph is None or not self._runs_alike([TiledGraph(graph, smallest)]):
-            return []
-        made = [(self._graph(tile, *how), tile) for tile in self._tiles_for(graph, smallest)]
-        return [TiledGraph(one, tile) for one, tile in made if one is not None]
-
     def _graph(
-        self, tile: int | None, name: str, length: int, program: Any, leaves: Sequence[Array]
+        self, tile: int | None, name: str, length: int, leaves: Sequence[Array], program: Any
     ) -> Graph | None:
         """Return the graph of a tile by its rule; None where there is no rule.
 
         The rule is found first, or found again for a length that it does not reach.
         """
-        rules = self._rules[name]
+        rules, key = self._rules[name], (name, tile)
         if tile not in rules:
             rules[tile] = None  # stays if `_rule` raises
             rules[tile] = self._rule(program, name, leaves, tile)
-        rule = rules[tile]
-        graph = None if rule is None else rule.sized.at(length)
-        if rule is None or graph is not None or length <= rule.longest:
+        graph, sized = super()._graph(tile, name, length, leaves, program), rules[tile]
+        if sized is None or graph is not None or length <= self._longest(name, tile):
             return graph
-        rules[tile] = rule._replace(longest=length)  # stays if `_rule` raises
-        rules[tile] = rule = self._rule(program, name, leaves, tile)
-        return rule.sized.at(length)
+        self._tried[key] = length  # stays if `_rule` raises
+        rules[tile] = sized = self._rule(program, name, leaves, tile)
+        return sized.at(length)
 
-    def _tiles_for(self, graph: Graph, smallest: int | None) -> list[int | None]:
-        """Return the tiles in which samples of this graph run best, the main one first."""
-        if smallest != 1 or self._has_one_tile:
-            return [tile for _, tile in self._first.graphs]
-        return [*batch_tiles(graph, self._first.tile or 1, threads=1, one_tile=False).samples]
+    def _longest(self, name: str, tile: int | None) -> int:
+        """Return the longest length that a rule was made from, or tried to be."""
+        sized = self._rules[name][tile]
+        made = 0 if sized is None else max(sized.lengths)
+        return max(made, self._tried.get((name, tile), 0))
 
-    @property
-    def _has_one_tile(self) -> bool:
-        return self._first.options.exact or self._first.options.threads > 1
+    def _tiles_for(self, graph: Graph, leaves: Sequence[Array]) -> list[int | None]:
+        """Return the tiles for samples of this graph; [] where the first variant has others."""
+        smallest = [TiledGraph(graph, self._smallest)]
+        return super()._tiles_for(graph, leaves) if self._runs_alike(smallest) else []
 
-    def _lowered(self, finals: Sequence[TiledGraph]) -> Variant:
-        options, title = self._first.options, self._first.program.name
-        return lowered_variant(finals, options, title, kept=self._kept)
-
-    def _runs_alike(self, finals: Sequence[TiledGraph]) -> bool:
-        """Whether samples of these graphs run in the same tiles as the first variant's."""
-        first, smallest = (min(each, key=_tile).graph for each in (self._first.graphs, finals))
-        return first.batch_axes == smallest.batch_axes and share_tiles(first, smallest)
-
-    def _learn(self, examples: Sequence[Any]) -> None:
+    def _learn(self) -> None:
         """Find the rules of all named sizes that have one, so that no call waits for them."""
-        assert self._sizes is not None
         for name, length in self._lengths.items():
             with suppress(SparseJitError, *GRAPH_REFUSALS):
-                leaves = [_zeros(each.shape, each) for each in examples]
-                own = self._resized(leaves, {name: max(2, length)})
-                args, kwargs = unflatten(self._inputs, own)
-                program = self._program.of(args, kwargs, own)
+                own, program = self._at(name, max(2, length))
                 if program is not None and _is_known(program):
                     tiles = [tile for _, tile in self._first.graphs]
                     self._rules[name] = {t: self._rule(program, name, own, t) for t in tiles}
 
+    def _at(self, name: str, length: int) -> tuple[list[Array], Any]:
+        """Return inputs like the examples, with this length, and the program that serves them."""
+        own = self._resized(self._examples, {name: length})
+        args, kwargs = unflatten(self._inputs, own)
+        return own, self._program.of(args, kwargs, own)
+
+    def saved(self) -> list[SizeRule]:
+        """Return the rules that a file keeps, and find the ones that calls would still find.
+
+        These are rules for longer constants, where the size has an upper bound, and for the tiles
+        of short lengths. A rule is left out where the model can no longer be read.
+        """
+        for name in self._rules:
+            assert self._sizes is not None
+            least, largest = self._sizes.bounds(name)
+            if largest is not None:
+                for _, tile in self._first.graphs:
+                    self._found(tile, name, min(largest, _LONG))
+            shortest = max(2, least)
+            graph = self._found(self._smallest, name, shortest)
+            if graph is not None:
+                for tile in super()._tiles_for(graph, self._examples):
+                    self._found(tile, name, shortest)
+        return super().saved()
+
+    def _found(self, tile: int | None, name: str, length: int) -> Graph | None:
+        """Return the graph of a tile at a length; None where the model has none."""
+        with suppress(SparseJitError, OSError, *GRAPH_REFUSALS):
+            own, program = self._at(name, length)
+            return self._graph(tile, name, length, own, program)
+        return None
+
     def _rule(
         self, program: Any, name: str, leaves: Sequence[Array], tile: int | None
-    ) -> _Rule:
+    ) -> SizedGraph:
         """Return the rule by which the graph of a tile grows with a size.
 
         It is found from the lengths of these inputs and others. A tile that the first variant lacks
@@ -178,7 +170,7 @@ class OtherSizes:
         """
         assert self._sizes is not None
         own = self._sizes.lengths([leaf.shape for leaf in leaves])[name]
-        first, largest = self._lengths[name], self._sizes.largest(name)
+        first, largest = self._lengths[name], self._sizes.bounds(name)[1]
         known = [graph for graph, its in self._first.graphs if its == tile]
         if not known:
             first, largest = own, ENOUGH_ROWS - 1
@@ -188,9 +180,9 @@ class OtherSizes:
             with suppress(SparseJitError, *GRAPH_REFUSALS):
                 graphs.append(self._read_at(program, name, length, leaves, tile))
                 lengths.append(length)
-            if len(graphs) == _TELLING:
-                return _Rule(SizedGraph(graphs, lengths), max(lengths))
-        raise ValueError(f"the model can be read at fewer than {_TELLING} lengths of {name}")
+            if len(graphs) == TELLING:
+                return SizedGraph(graphs, lengths)
+        raise ValueError(f"the model can be read at fewer than {TELLING} lengths of {name}")
 
     def _read_at(
         self, program: Any, name: str, length: int, leaves: Sequence[Array], tile: int | None
@@ -209,13 +201,6 @@ class OtherSizes:
         assert self._sizes is not None
         shapes = self._sizes.like([leaf.shape for leaf in leaves]).shapes_for(sizes)
         return [_zeros(shape, leaf) for shape, leaf in zip(shapes, leaves, strict=True)]
-
-
-class _Rule(NamedTuple):
-    """The graph of any length, and the longest length that it was made from."""
-
-    sized: SizedGraph
-    longest: int
 
 
 def _lengths_to_read(first: int, own: int, largest: int | None) -> list[int]:
@@ -260,10 +245,6 @@ def _zeros(shape: Sequence[int], like: Any) -> Any:
     """Return a tensor or an array of zeros, with the type and dtype of `like`."""
     sizes = tuple(shape)
     return like.new_zeros(sizes) if is_tensor(like) else np.zeros(sizes, like.dtype)
-
-
-def _tile(each: TiledGraph) -> int:
-    return each.tile or 1
 
 
 def _is_module(model: Any) -> bool:
