@@ -11,9 +11,8 @@ from sparsejit.ir.spec import Layout
 from sparsejit.machine.target import Target
 from sparsejit.measuring.core_loops import least_ns
 from sparsejit.perf.batch_sweep import sweep
-from sparsejit.perf.machine import measure_limits
+from sparsejit.perf.machine import SPACINGS, measure_limits, straight_line_bandwidth
 from sparsejit.perf.problems import PROBLEMS
-from sparsejit.perf.stride_padding import SPACINGS, straight_line_bandwidth
 from sparsejit.perf.voice.synthesis import time_synthesis
 from sparsejit.prune import Pruner, in_model
 from sparsejit.voice.bundled import bundled_utterance

@@ -114,7 +114,7 @@ def recorded(
 @bench.command()
 def padding(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
     """Time loads from L2 for several numbers of lines that are read before one is left out."""
-    from sparsejit.perf.stride_padding import KILOBYTES, SPACINGS, compare
+    from sparsejit.perf.machine import KILOBYTES, SPACINGS, compare
 
     check_outputs(out)
     with error_console.status("") as status:

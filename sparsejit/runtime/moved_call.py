@@ -23,8 +23,7 @@ from sparsejit.runtime.array_checks import (
     require_number,
     with_rows,
 )
-from sparsejit.runtime.call_stub import call_stub
-from sparsejit.runtime.direct_stub import direct_stub
+from sparsejit.runtime.call_stub import call_stub, direct_stub
 from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.python_objects import ArrayType
 

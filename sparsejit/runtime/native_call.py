@@ -31,8 +31,7 @@ from sparsejit.runtime.array_checks import (
     require_number,
     with_rows,
 )
-from sparsejit.runtime.call_stub import call_stub
-from sparsejit.runtime.direct_stub import direct_stub
+from sparsejit.runtime.call_stub import call_stub, direct_stub
 from sparsejit.runtime.filled_memory import emit_fill_arrays, fill, fills
 from sparsejit.runtime.python_objects import ArrayType, bind_arguments
 from sparsejit.x86.operands import rcx, rdi, rdx, rsi

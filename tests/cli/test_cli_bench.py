@@ -109,7 +109,7 @@ def test_rates_of_padded_lines_count_what_is_read(monkeypatch: pytest.MonkeyPatc
 
     A cycle is a tick's share of the chain of additions that tells the clock.
     """
-    monkeypatch.setattr("sparsejit.perf.stride_padding.KILOBYTES", (16, 128))
+    monkeypatch.setattr("sparsejit.perf.machine.KILOBYTES", (16, 128))
     result = CliRunner().invoke(app, ["bench", "padding", "--json"])
     assert result.exit_code == 0, result.output
     rows = json.loads(result.output)

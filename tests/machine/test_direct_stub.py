@@ -11,7 +11,7 @@ import pytest
 import torch
 from copying_model import Subclass, copier, copying, of_type
 
-from sparsejit.runtime.direct_stub import direct_stub
+from sparsejit.runtime.call_stub import direct_stub
 from sparsejit.runtime.native_call import NativeCall, new_workspace
 from sparsejit.runtime.python_objects import ArrayType
 

@@ -444,6 +444,7 @@ def test_files_of_data(tmp_path: Path) -> None:
     np.savez(tmp_path / "unlike.npz", x=x, y=y[:3])
     with pytest.raises(InvalidInput, match="arrays of lengths"):
         read_data(tmp_path / "unlike.npz", ["x", "y"])
+    (tmp_path / "data.csv").write_text("1,2\n")
     with pytest.raises(InvalidInput, match="is no data"):
         read_data(tmp_path / "data.csv", ["x"])
 
