@@ -317,7 +317,7 @@ class PanelIntegers:
         asm.emit("vmovups", Memory(panel.base, behind), sinks[0])
 
     def _repeat(self, body: Callable[[int], None], at_once: int) -> None:
-        """Run `body` for `at_once` inputs at a time, from the first one at r8 on, then the rest."""
+        """Append `body` in a loop over `at_once` inputs (r8) at a time, then for the rest."""
         asm = self.asm
         asm.emit("lea", r8, Memory(self.source.base, self.source.offset))
         whole, rest = divmod(self.spec.in_features, at_once)

@@ -258,7 +258,10 @@ class _FloatCut:
         return Steps.of(panel, schedule, weights.reshape(shape), indices.reshape(shape))
 
     def accumulators(self, counts: _Numbers) -> list[_Numbers]:
-        """Return each sum's accumulators: consecutive registers, so that none is left idle."""
+        """Return the numbers of each sum's accumulators, consecutive from sum to sum.
+
+        `counts` are the steps of each sum.
+        """
         ways = accumulators_of(counts, self.machine.accumulators_beside(self.windows), _APART)
         return np.split(np.arange(ways.sum()), np.cumsum(ways)[:-1])
 

@@ -24,7 +24,7 @@ from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.sampling import Draw, TreeDraw
 from sparsejit.ir.spec import Activation
 from sparsejit.ir.values import Array
-from sparsejit.lowering.loop import Role
+from sparsejit.lowering.sample_loop import Role
 from sparsejit.voice.bundled import VOICE, bundled_utterance
 from sparsejit.voice.spec.known_checkpoints import known_network, read_checkpoint
 from sparsejit.voice.spec.network_graph import FrameTerms, SpecGraph, drawing_graph, forced_graph

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.ir.values import Array
-from sparsejit.lowering.loop import Role
 from sparsejit.lowering.probes import SLOT_BYTES, StampProbe
+from sparsejit.lowering.sample_loop import Role
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
 from sparsejit.perf.voice.synthesis import sample_us

@@ -209,7 +209,7 @@ class _ShrinkJob:
         )
 
     def kept_in(self, path: str | Path) -> KeptTables:
-        """The file of the tables. Raises InvalidInput where it cannot be written."""
+        """The file of the tables of times and losses. Raises InvalidInput if it is not writable."""
         search = self.search
         flags = search.may_be_short, search.may_measure
         return KeptTables.at(path, search.graph, self.elements, search.options, *flags)

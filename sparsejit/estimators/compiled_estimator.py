@@ -44,7 +44,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 
 class Estimator(Protocol):
-    """The methods that all estimators of scikit-learn have."""
+    """An estimator of scikit-learn, by its two methods for parameters."""
 
     def get_params(self, deep: bool = True) -> dict[str, Any]: ...
 

@@ -288,7 +288,10 @@ def _post_process(writer: EstimatorWriter, sums: Value, link: str, alpha: float)
 
 
 def _is_booster_of_classes(estimator: Any) -> bool:
-    """Whether the estimator is a Booster of XGBoost that predicts classes."""
+    """Whether the estimator is a Booster of XGBoost that predicts numbers of classes.
+
+    It is one with the objective `multi:softmax`; others predict probabilities or values.
+    """
     library, kind = type(estimator).__module__.split(".")[0], type(estimator).__name__
     if (library, kind) != ("xgboost", "Booster"):
         return False

@@ -7,9 +7,9 @@
     JointCode     runs the waves of a joint end once for several samples
     code_of       the one of these that a schedule needs
 
-Each walks through its waves by `ModelCode.run_steps`, as do the loops of `loop`. The workspace
-begins with the pointers of inputs and outputs, then the number of samples left; where the batch is
-free, each tile advances the pointers. rbp holds the workspace throughout.
+Each walks through its waves by `ModelCode.run_steps`, as do the loops of `sample_loop`. The
+workspace begins with the pointers of inputs and outputs, then the number of samples left; where the
+batch is free, each tile advances the pointers. rbp holds the workspace throughout.
 
 The function returns its status, which the workspace holds after the number of samples: 0, or 1 +
 the number of a step that found an index out of range; outputs are undefined then.
@@ -157,7 +157,7 @@ class ModelCode:
         asm.bind(behind)
 
     def run_wave(self, asm: Assembler, wave: Wave, around: Around) -> None:
-        """Append the steps of a wave that one thread runs."""
+        """Append the steps of a wave that one thread runs, all within the loop of `around`."""
         around(asm, partial(self._run, asm, wave.steps))
 
     def enter(self, asm: Assembler) -> None:

@@ -5,8 +5,8 @@
     end      the last steps, run once for several samples (`JointEnd`)
 
 All kernels are chosen, and have only to be emitted (`model_code`). The workspace begins with the
-pointers of inputs and outputs and the int64 words of the functions in `model_code`, `loop` and
-`function`; then come the buffers, and the memory of the joint end.
+pointers of inputs and outputs and the int64 words of the functions in `model_code`, `sample_loop`
+and `function`; then come the buffers, and the memory of the joint end.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ModelSchedule:
 
     @cached_property
     def loop_offset(self) -> int:
-        """Offset of `_LOOP_SLOTS` int64 slots, for `loop` and `function`."""
+        """Offset of `_LOOP_SLOTS` int64 slots, for `sample_loop` and `function`."""
         return self.status_offset + POINTER
 
     @cached_property

@@ -176,7 +176,7 @@ class CodeBySizes:
         return engine, results, "compiled" if is_new else ""
 
     def _small_numbers(self) -> tuple[int, ...]:
-        """Return the places of inputs of few whole numbers, whose shapes are fixed."""
+        """Return the places of inputs with few integers or booleans and with a fixed shape."""
         found = []
         for place, each in enumerate(self._declared.inputs):
             fixed = [size for size in each.shape if isinstance(size, int)]

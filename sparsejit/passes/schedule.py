@@ -27,7 +27,9 @@ def order_for_memory(graph: Graph) -> Graph:
 
 
 def peak_bytes(graph: Graph) -> int:
-    """The most bytes of intermediate values at once, without alignment; outputs do not count.
+    """The most bytes of intermediate values at once, without alignment.
+
+    Inputs, constants and outputs do not count.
 
     While a node runs, its operands and its results are held. A Reshape shares its operand's memory.
     """

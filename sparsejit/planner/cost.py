@@ -1,6 +1,6 @@
 """Predicted costs of kernels from counts alone, and the least time of any kernel.
 
-    price         a kernel with these counts
+    price         a kernel with these counts; `_data_rate`: loads from L1, L2, L3 or memory
     vector_cost   loops over vectors, such as float64 columns
     chain_cost    chains; also `gates_ns` for gates, `dense_product_ns` for dense products
     limit_ns      the least time that a processor could take, whatever the kernel

@@ -471,7 +471,10 @@ class _DirectStub(CallStub):
     def _check_tensor(
         self, number: int, dtype: np.dtype[Any], shape: Sequence[int | Register | None], no: Label
     ) -> None:
-        """Jump to `no` unless the DLTensor is plain and of this type; store its address."""
+        """Jump to `no` unless the DLTensor has this type and is contiguous on the CPU.
+
+        It must be aligned and have no offset. Store its address.
+        """
         asm, first = self._asm, self._further
         kind = _KINDS[dtype.kind] | 8 * dtype.itemsize << 8 | 1 << 16
         for place, expected in ((_DEVICE, _CPU), (_AXES, len(shape)), (_DTYPE, kind)):

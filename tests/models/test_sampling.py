@@ -33,9 +33,9 @@ from sparsejit.ir.ops.sampling import (
 from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Array, Element, Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.loop import GraphLoop, Role, build_loop, stream_header
 from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.lowering.recurrence.table_rows import MOST_TABLES
+from sparsejit.lowering.sample_loop import GraphLoop, Role, build_loop, stream_header
 from sparsejit.machine.target import Target
 
 NAME = Origin("x")

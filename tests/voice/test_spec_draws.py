@@ -5,7 +5,7 @@ import pytest
 
 from sparsejit.ir import reference
 from sparsejit.ir.values import Array, Element, TensorType, float_type
-from sparsejit.lowering.loop import Role
+from sparsejit.lowering.sample_loop import Role
 from sparsejit.perf.voice.voice_networks import GraphTurns
 from sparsejit.voice.spec.sample_graph import SampleDraw, SampleGraph, SampleWriter, UniformNumbers
 from sparsejit.voice.spec.sample_loop import LoopArrays

@@ -130,6 +130,7 @@ class PartGraphs:
     ) -> tuple[Callable[[Sequence[Any]], Any], bool]:
         """Compile a function of the part's inputs; return it, and whether it takes any batch.
 
+        `constants` are the part's parameters, whose values the code holds.
         Raises NotWorth, and sparsejit's errors for operators that it cannot compile.
         """
         import torch

@@ -54,9 +54,10 @@ def origin_of(node: Any) -> Origin:
 
 
 def origins_of_tensors(program: Any, is_module: bool) -> dict[str, Origin]:
-    """Names and weights of a program's parameters and buffers, by placeholder.
+    """Origins of a program's parameters and buffers, by placeholder.
 
-    Matrices count as weights. A weight that hooks of a module compute from several parameters has
+    A floating-point parameter with two or more axes longer than 1 is a weight; a buffer has only a
+    name. A weight that hooks of a module compute from several parameters has
     the name that `sparsejit.prune.fold` gives it; a program has no hooks.
     """
     signature = program.graph_signature

@@ -112,7 +112,7 @@ def _tap(write: Writer, place: Value, size: int, weight: Value | None) -> _Tap:
 def _nearest(
     write: Writer, x: Value, size: int, padding: Padding, align_corners: bool
 ) -> list[_Tap]:
-    """The nearest pixel; halfway the even one."""
+    """The tap of the nearest pixel along one axis; halfway between two, the even one."""
     f = write.formula("nearest")
     place = f.finish(f("round", padding(f, x, size, align_corners)))
     return [_tap(write, place, size, None)]

@@ -80,7 +80,12 @@ def divide(write: Writer, x: Operand, other: Operand, rounding_mode: str | None 
 
 
 def power(write: Writer, x: Operand, exponent: Operand) -> Value:
-    """x to a power; one known power by products or as exp(exponent log(x)), NaN for x < 0."""
+    """x to a power.
+
+    A single known exponent: whole up to 64, by products; 0.5, -0.5, -1 and 2, by functions of their
+    own; any other as exp(exponent log|x|), which is NaN for negative finite x unless the exponent
+    is whole. Integer x to a negative known power raises Unmapped.
+    """
     known = write.known(exponent)
     if known is None or known.size != 1:
         if not _is_float(write, x) and not _is_float(write, exponent):

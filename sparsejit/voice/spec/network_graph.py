@@ -20,7 +20,7 @@ from sparsejit.ir.ops.sampling import INDEX, GruStep, SumOfRows
 from sparsejit.ir.ops.views import Concat, Reshape, Slice
 from sparsejit.ir.spec import Activation
 from sparsejit.ir.values import Array, Value, float_type
-from sparsejit.lowering.loop import Role
+from sparsejit.lowering.sample_loop import Role
 from sparsejit.runtime.native_call import aligned_copy
 from sparsejit.voice.features import FloatArray
 from sparsejit.voice.spec.known_parts import DoubleArray, Features, RowwiseLinear, columns_of

@@ -32,7 +32,7 @@ from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.views import Concat, Reshape, Slice
 from sparsejit.ir.spec import Activation
 from sparsejit.ir.values import Array, Element, TensorType, Value, float_type
-from sparsejit.lowering.loop import GraphLoop, Role
+from sparsejit.lowering.sample_loop import GraphLoop, Role
 from sparsejit.voice.prediction import THRESHOLDS, class_levels, expanded
 from sparsejit.voice.spec.outputs import (
     BinaryTree,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from sparsejit.ir.values import Array, TensorType
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.loop import GraphLoop, Role, StreamHeader, build_loop, stream_header
 from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.lowering.probes import Probe
+from sparsejit.lowering.sample_loop import GraphLoop, Role, StreamHeader, build_loop, stream_header
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
 from sparsejit.native.copying import SharedCode

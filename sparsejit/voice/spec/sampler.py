@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.values import Array
-from sparsejit.lowering.loop import Role
+from sparsejit.lowering.sample_loop import Role
 from sparsejit.native.copying import NotCopied
 from sparsejit.runtime.native_call import new_workspace
 from sparsejit.voice.features import FloatArray
