@@ -265,6 +265,18 @@ def test_a_model_that_changes_itself_is_refused(change: Any, name: str) -> None:
         sparsejit.compile(model, (torch.randn(1, 3),))
 
 
+def test_a_layer_that_carries_state_is_refused() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        m.last = x if m.last is None else m.last + x
+        return m.last
+
+    layer = Written(forward)
+    layer.last = None
+    model = nn.Sequential(nn.Linear(3, 3), layer, nn.ReLU(), layer).eval()
+    with pytest.raises(InvalidInput, match="changes 'last' while it runs; return it"):
+        sparsejit.compile(model, (torch.randn(1, 3),))
+
+
 def test_a_model_that_keeps_tensors_for_itself_is_compiled() -> None:
     """A table that it makes at the first call, and its last result."""
 

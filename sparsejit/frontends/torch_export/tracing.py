@@ -383,13 +383,14 @@ def _recorded_writes(model: Module) -> Iterator[list[str]]:
     import torch
 
     written: list[str] = []
-    own_modules = set(map(id, model.modules()))
+    # Proxies, by which torch traces submodules, share their attributes.
+    own_attributes = {id(vars(module)) for module in model.modules()}
     assign, data = torch.nn.Module.__setattr__, vars(torch._C.TensorBase)["data"]
 
     def recorded(module: Module, name: str, value: Any) -> None:
-        followed = {*module._parameters, *module._buffers}
-        if id(module) in own_modules and isinstance(value, torch.Tensor) and name not in followed:
-            written.append(name)
+        if id(vars(module)) in own_attributes and isinstance(value, torch.Tensor):
+            is_followed = name in module._parameters or name in module._buffers
+            written.extend([] if is_followed else [name])
         assign(module, name, value)
 
     def replace_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
