@@ -35,7 +35,8 @@ def test_print_rich_and_a_notebook_show_a_table(voice: WaveRNN) -> None:
     for text in (str(voice), capture.get(), voice._repr_html_()):
         assert TITLE in text
         for layer in voice.layers:
-            (line,) = (line for line in text.splitlines() if line.startswith(f"{layer.layer} "))
+            lines = text.splitlines()
+            line = next(line for line in lines if line.startswith(f"{layer.layer} "))
             for part in (SIZES[layer.layer], f"{layer.density:.1%}", layer.kernel):
                 assert part in line
 
