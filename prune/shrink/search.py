@@ -32,6 +32,7 @@ from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Array, Value
 from sparsejit.lowering.context import ModelOptions, Progress, progress_function
+from sparsejit.native.executable_memory import return_free_memory
 from sparsejit.prune.budget import Frontier, LayerOptions, frontier
 from sparsejit.prune.patterns import PATTERNS, on_weight
 from sparsejit.prune.shrink.data import spread
@@ -212,6 +213,7 @@ class FormSearch:
                     halves[number % 2].add(run.rows_of(layer, number))
                 losses.take(layer, *halves)
                 done += 1
+            return_free_memory()
 
     @property
     def dense_ns(self) -> float:
@@ -266,6 +268,7 @@ class FormSearch:
             for layer in stage.layers:
                 changed |= self._changed(layer, chosen[layer], dense, run)
             now = with_weights(now, changed)
+            return_free_memory()
         return self._measured(now if self.trained is None else self.trained(now), chosen)
 
     def release(self) -> None:

@@ -18,6 +18,7 @@ from sparsejit.ir.graph import Graph
 from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Array, Value
 from sparsejit.lowering.context import ModelOptions
+from sparsejit.native.executable_memory import return_free_memory
 from sparsejit.prune.allocation import choose_least
 from sparsejit.prune.patterns import PATTERNS, on_weight
 from sparsejit.prune.shrink.layers import DENSE, FINEST, FORMS, LayerForm, ShrinkLayer, with_weights
@@ -119,6 +120,8 @@ class LayerTimes:
         ns, by_layer = predicted_times(final, self.options, matrices_by_zeros(final))
         own = np.array([self._own_time(layer, by_layer) for layer in self.layers])
         self._known[form, amount] = own, ns - float(own.sum())
+        del graph, final
+        return_free_memory()
         return self._known[form, amount]
 
     def _pruned(self, form: LayerForm, amount: float) -> dict[Value, Array]:

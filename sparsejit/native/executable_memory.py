@@ -2,6 +2,7 @@
 
 The only importer of ctypes in the compiler. Code is written into a fresh anonymous mapping,
 which then loses write permission as it gains execute permission, for good.
+`return_free_memory` is about the heap: it bounds the memory of work that plans many large layers.
 """
 
 import ctypes
@@ -286,3 +287,13 @@ def python_function(name: str) -> int:
 def native_field(address: int, size: int) -> int:
     """The unsigned integer of `size` bytes at an address that is known to be readable."""
     return int.from_bytes(ctypes.string_at(address, size), "little")
+
+
+def return_free_memory() -> None:
+    """Return the free pages of the heap to the system (glibc's malloc_trim; elsewhere nothing).
+
+    Blocks under 32 MB that are freed between others stay with the process: planning BERT-base 20
+    times with other weights leaves 6.4 GB of these.
+    """
+    if trim := getattr(_libc, "malloc_trim", None):
+        trim(0)
