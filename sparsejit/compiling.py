@@ -38,6 +38,7 @@ from sparsejit.estimators.compiled_estimator import (
 )
 from sparsejit.frontends.model_source import is_opened, read_source
 from sparsejit.frontends.onnx import is_onnx
+from sparsejit.frontends.states import GivenStates
 from sparsejit.frontends.torch_export import exported_examples, is_program
 from sparsejit.lowering.context import Progress, progress_function
 from sparsejit.machine.target import Target
@@ -87,7 +88,7 @@ def _is_module(model: Any) -> bool:
 
 _ONE_X = (
     "an estimator takes one X of any length; leave out example_kwargs, dynamic_shapes, "
-    "free_shapes, constants, fallback and free_batch"
+    "free_shapes, constants, state, fallback and free_batch"
 )
 
 
@@ -115,6 +116,7 @@ def compile_model(
     free_batch: bool = True,
     free_shapes: bool = False,
     constants: Mapping[str, Any] | None = None,
+    state: GivenStates | None = None,
     fallback: None = None,
     dtype: Dtypes = "float32",
     target: str | Target = "native",
@@ -135,6 +137,7 @@ def compile_model(
     free_batch: bool = True,
     free_shapes: bool = False,
     constants: Mapping[str, Any] | None = None,
+    state: GivenStates | None = None,
     fallback: str,
     dtype: Dtypes = "float32",
     target: str | Target = "native",
@@ -154,6 +157,7 @@ def compile_model(
     free_batch: bool = True,
     free_shapes: bool = False,
     constants: Mapping[str, Any] | None = None,
+    state: GivenStates | None = None,
     fallback: str | None = None,
     dtype: Dtypes = "float32",
     target: str | Target = "native",
@@ -182,6 +186,8 @@ def compile_model(
         free_shapes: without names, whether other shapes compile the model once more.
         constants: numbers or arrays for inputs of an ONNX model by their names: {"sr": 16000}. The
             compiled model has no such inputs; values that depend on them alone are computed now.
+        state: the inputs that take an output of the call before, which a stream carries: a dict
+            from inputs to outputs, each a name or its number: {"state": "stateN"}.
         fallback: "onnxruntime" leaves nodes of an ONNX model that cannot be compiled to ONNX
             Runtime. Where there are any, a PartedModel is made, whose batch is the example's.
         dtype: how weights are stored: a name as in `compile_matrix`; a dict from patterns of names
@@ -209,7 +215,8 @@ def compile_model(
     report = progress_function(progress)
     model, example_inputs, example_kwargs = opened(model, example_inputs, example_kwargs)
     if is_estimator(model):
-        if any((example_kwargs, dynamic_shapes, free_shapes, constants, fallback, not free_batch)):
+        options = example_kwargs, dynamic_shapes, free_shapes, constants, state, fallback
+        if any((*options, not free_batch)):
             raise InvalidInput(_ONE_X)
         if isinstance(dtype, Scales):
             raise InvalidInput("dtype is Scales, which are for networks; give an estimator a name")
@@ -221,7 +228,7 @@ def compile_model(
     args, kwargs = _arguments(model, example_inputs, example_kwargs)
     sizes = _sizes(model, dynamic_shapes, args, kwargs, constants or {})
     free = free_batch, free_shapes, sizes, constants or {}
-    compiler = ModelCompiler(model, *free, fallback, dtype, settings)
+    compiler = ModelCompiler(model, *free, fallback, dtype, settings, state=state)
     return compiler.compiled_or_cached(args, kwargs, report)
 
 

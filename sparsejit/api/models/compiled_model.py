@@ -35,6 +35,7 @@ from sparsejit.errors import CompileError, DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import Nest, open_axes
 from sparsejit.ir.graph import BatchAxes, Graph
 from sparsejit.ir.layer_scales import LayerScales
+from sparsejit.ir.state import State
 from sparsejit.ir.values import Array
 from sparsejit.lowering.kept_weights import kept_weights
 from sparsejit.runtime.program import Program
@@ -69,6 +70,7 @@ class CompiledModel(CalledModel, Compiled):
         stats: counts of layers and weights, sizes in bytes, the time to compile in milliseconds
         graph: the computation, after all passes
         shrinking: for an ONNX model, the command that puts zeros into it; else empty
+        states: the inputs that take an output of the call before, which a stream carries
         pointer: the address of `int run(inputs, outputs, workspace, samples)`, whose arrays have
             samples on axis 0 wherever the model has them
     """
@@ -83,6 +85,7 @@ class CompiledModel(CalledModel, Compiled):
         sizes: NamedSizes | None = None,
         scales: Sequence[LayerScales] = (),
         shrinking: str = "",
+        states: Sequence[State] = (),
     ) -> None:
         super().__init__(input_nest, output_nest)
         self._first = variants[0]
@@ -92,6 +95,7 @@ class CompiledModel(CalledModel, Compiled):
         self._sizes, self._scales = sizes, scales
         self._has_others = compile_for is not None or (sizes is not None and sizes.has_others)
         self.shrinking = shrinking
+        self.states = tuple(states)
         self._accuracy: Accuracy | None = None
         self._compiling = threading.Lock()
         self._dtypes = ModelDtypes(self._first.inputs, input_nest, output_nest)
@@ -270,7 +274,7 @@ class CompiledModel(CalledModel, Compiled):
         name = self._first.program.name
         nests = self._input_nest, self._output_nest
         return ModelSource(
-            name, self._settings, *nests, variants, self.shrinking, self._sizes, rules
+            name, self._settings, *nests, variants, self.shrinking, self._sizes, rules, self.states
         )
 
     def _variant_for(self, arrays: Sequence[Array]) -> Variant:
@@ -343,7 +347,10 @@ def compile_saved(source: ModelSource) -> CompiledModel:
     check_open_axes(open_axes(source.output_nest), first.outputs)
     made = source.input_nest, source.output_nest, source.settings
     again = rules if source.rules else None
-    return CompiledModel(variants, *made, again, source.sizes, shrinking=source.shrinking)
+    named = source.sizes
+    return CompiledModel(
+        variants, *made, again, named, shrinking=source.shrinking, states=source.states
+    )
 
 
 LOADER = Loader(read_model, compile_saved)

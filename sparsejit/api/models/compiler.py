@@ -28,8 +28,10 @@ from sparsejit.frontends.batch_axis import InputAxes
 from sparsejit.frontends.model_source import onnx_shrinking
 from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_name
+from sparsejit.frontends.states import GivenStates, given_states
 from sparsejit.frontends.torch_export import Exported, export
 from sparsejit.ir.graph import Graph
+from sparsejit.ir.state import State
 from sparsejit.lowering.context import ModelOptions, Progress, progress_function
 from sparsejit.lowering.kept_weights import KeptWeights, kept_weights
 from sparsejit.lowering.tiles import batch_tiles
@@ -51,6 +53,7 @@ class ModelCompiler:
     settings: ModelSettings
     axes: InputAxes | None = None  # batch axes of the inputs, where they are known
     name: str = ""
+    state: GivenStates | None = None
 
     def __post_init__(self) -> None:
         self.settings = replace(self.settings, any_length=self._may_share)
@@ -69,7 +72,7 @@ class ModelCompiler:
         make = partial(self.compiled, args, kwargs, tell)
         is_file = is_onnx(self.model) and isinstance(self.model, str | Path)
         by_data = isinstance(self.dtype, Scales) or self.dtype == AUTO
-        if not is_file or self.free_shapes or self.sizes or kwargs or by_data:
+        if not is_file or self.free_shapes or self.sizes or kwargs or by_data or self.state:
             return make()
         asked, graphs = partial(self.asked, args), partial(self.graphs_of, args)
         found = compiled_or_cached(self.model, asked, make, graphs)
@@ -103,8 +106,15 @@ class ModelCompiler:
         again = self.other_sizes(inputs, variant, args, kwargs, kept) if is_open else None
         sizes = self.sizes and self.sizes.in_order(inputs.items[1].keys)
         scales = self.dtype.layers if isinstance(self.dtype, Scales) else ()
-        made = inputs, outputs, self.settings, again, sizes, scales, self.shrinking
+        states = self._states(variant) if self.state else ()
+        made = inputs, outputs, self.settings, again, sizes, scales, self.shrinking, states
         return CompiledModel((variant,), *made)
+
+    def _states(self, variant: Variant) -> tuple[State, ...]:
+        """The states that the user gave. Raises InvalidInput for names that the model lacks."""
+        graph = variant.graph
+        inputs, outputs = ([v.origin.name for v in side] for side in (graph.inputs, graph.outputs))
+        return given_states(self.state or {}, graph, inputs, outputs)
 
     def scales(
         self,

@@ -3,11 +3,13 @@
     {"name": ..., "settings": record, "inputs": nest, "outputs": nest,
      "variants": [{"shared": bool, "graphs": [{"tile": ..., "graph": ...}, ...]}, ...],
      "shrinking": command, "sizes": [record, ...],
-     "rules": [{"size": name, "tile": ..., "lengths": [...], "graphs": [graph, ...]}, ...]}
+     "rules": [{"size": name, "tile": ..., "lengths": [...], "graphs": [graph, ...]}, ...],
+     "states": [{"name": ..., "input": number, "output": number, "initial": [array]}, ...]}
 
 A variant is the model for inputs of certain shapes. Where the batch is free it has graphs for one
 or more tiles, the main one first; tile 0 means a fixed batch. "shrinking" is left out unless the
-model came from ONNX, "sizes" unless sizes have names, and "rules" unless these have rules.
+model came from ONNX, "sizes" unless sizes have names, "rules" unless these have rules, and "states"
+unless inputs take outputs of the call before; "initial" is empty for zeros.
 
 "sizes" has a record for each input: its name, the example's shape, and the bounds of named axes. A
 rule is three lengths of a size, and the graphs of a tile at these lengths, from which the graph of
@@ -31,6 +33,7 @@ from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import Nest, NestKind, dtypes, from_json, open_axes, to_json
 from sparsejit.ir.dtypes import COMPLEX
 from sparsejit.ir.sized_graph import SizedGraph, with_constants_of
+from sparsejit.ir.state import State, check_states
 from sparsejit.ir.values import Array, Element, TensorType
 from sparsejit.machine.target import ISA_LEVELS
 from sparsejit.planner.split import parse_threads
@@ -59,6 +62,7 @@ class ModelSource:
     shrinking: str = ""
     sizes: NamedSizes | None = None
     rules: Sequence[SizeRule] = ()
+    states: Sequence[State] = ()
 
 
 def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
@@ -84,7 +88,15 @@ def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
     }
     held = {graph.tile for graph in source.variants[0].graphs}
     rules = [_rule_to_data(rule, held, writer) for rule in source.rules]
-    return {**header, **({"rules": rules} if rules else {})}, writer.tensors
+    states = [_state_to_data(state, writer) for state in source.states]
+    later = {"rules": rules, "states": states}
+    return {**header, **{name: each for name, each in later.items() if each}}, writer.tensors
+
+
+def _state_to_data(state: State, writer: ArrayWriter) -> dict[str, Any]:
+    """Return a state as JSON data."""
+    initial = [] if state.initial is None else [writer.add(state.initial)]
+    return {**vars(state), "initial": initial}
 
 
 def _rule_to_data(rule: SizeRule, held: Collection[int | None], writer: ArrayWriter) -> Any:
@@ -100,8 +112,8 @@ def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
     Raises DamagedFile, without the file's name, for other data. It checks every shape that the code
     relies on, but not whether a kernel exists for it.
     """
-    newer = {"shrinking": "", "sizes": [], "rules": []}
-    name, settings, inputs, outputs, variants, shrinking, named, growth = fields_of(
+    newer = {"shrinking": "", "sizes": [], "rules": [], "states": []}
+    name, settings, inputs, outputs, variants, shrinking, named, growth, carried = fields_of(
         {**newer, **header} if isinstance(header, dict) else header,
         name=str,
         settings=dict,
@@ -113,6 +125,7 @@ def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
     reader = ArrayReader(tensors)
     read = [_variant_from_data(data, reader) for data in variants]
     grown = [_rule_from_data(data, read, reader) for data in growth]
+    states = [_state_from_data(data, reader) for data in carried]
     reader.finish()
     given, results = nest_from_data(inputs, "inputs"), nest_from_data(outputs, "outputs")
     arguments = [item.kind for item in given.items]
@@ -121,8 +134,21 @@ def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
     _check_interfaces(read, given, results)
     sizes = sizes_from_data(named)
     _check_sizes(sizes, grown, read[0].graphs, (given, results))
+    try:
+        for each in read:
+            check_states(each.graphs[0].graph, states)
+    except InvalidInput as error:
+        raise DamagedFile(f"has states that are not valid: {error}") from error
     kept = settings_from_data(settings)
-    return ModelSource(name, kept, given, results, read, shrinking, sizes, grown)
+    return ModelSource(name, kept, given, results, read, shrinking, sizes, grown, states)
+
+
+def _state_from_data(data: Any, reader: ArrayReader) -> State:
+    """Return the state that `_state_to_data` wrote."""
+    name, before, after, initial = fields_of(data, name=str, input=int, output=int, initial=list)
+    if len(initial) > 1:
+        raise DamagedFile(f"has {len(initial)} initial values of state {name}")
+    return State(name, before, after, *(reader.read(each) for each in initial))
 
 
 def sizes_to_data(sizes: NamedSizes | None) -> list[dict[str, Any]]:
