@@ -233,7 +233,7 @@ class TreeDraw(Operator):
         return (np.asarray(nodes[-1] - self.leaves, np.int64),)
 
     def path(self, parameters: Array, thresholds: Array) -> list[int]:
-        """The numbers of the parameters that are read, and the leaf."""
+        """The numbers of the parameters read, root first; last, 2**bits + the drawn class."""
         nodes = [1]
         for threshold in thresholds:
             nodes.append(2 * nodes[-1] + int(threshold < parameters[nodes[-1]]))
