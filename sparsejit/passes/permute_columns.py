@@ -157,7 +157,7 @@ def _is_identity(order: Sequence[int], features: int) -> bool:
 
 
 def _taken(site: Site, value: Value, order: Sequence[int]) -> Value:
-    """A constant's rows in another order."""
+    """The constant whose row i is row order[i] of this one."""
     array = site.array(value)
     assert array is not None
     return site.constant(np.ascontiguousarray(array[list(order)]), value.origin)

@@ -122,7 +122,7 @@ _RANGES = ((-128.0, 127.0), (0.0, 255.0))
 
 
 class _Rounding(NamedTuple):
-    """A value that is `source` in steps of `scale`; `shift` is the zero point in -128 .. 127."""
+    """A value: `source` rounded to multiples of `scale`; `shift`: the zero point, -128 to 127."""
 
     source: Value
     scale: float
@@ -174,7 +174,10 @@ def _fits(weights: Array) -> bool:
 
 
 def _read_again(site: Site) -> _Rounding | None:
-    """The rounding that quantises and dequantises by the same scale and zero point, else None."""
+    """The rounding that a node completes if it dequantises the integers that its producer made.
+
+    None for other nodes, or if the scales or zero points of the two differ.
+    """
     node = Node(site.op, site.inputs, site.outputs)
     value, back = functions_of(node, site.number)
     source, made_by = functions_of(
