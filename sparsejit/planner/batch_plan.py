@@ -122,7 +122,7 @@ def _prices(counts: CsrCounts) -> CsrPrices:
 
 
 def _cycles(counts: CsrCounts, part: Pass) -> float:
-    """Cycles of one pass."""
+    """Cycles of one pass of the CSR loop over all weights, for `part.vectors` of columns."""
     spec, shape, prices, target = counts.spec, counts.shape, _prices(counts), counts.target
     layout = int(spec.layout is Layout.BATCH_MAJOR)
     row_blocks = ceil_div(spec.out_features, shape.blocks.rows)
@@ -202,7 +202,7 @@ def _made_for(target: Target, dtype: DType) -> tuple[Template, ...]:
 
 
 def _losing(spec: MatMul, matrix: SparseMatrix) -> set[str]:
-    """Families that cannot win for float weights, and so are not priced.
+    """Families of float kernels that cannot win for this layer, and so are not priced.
 
     With many rows no kernel repeated by the column won in 252 layers (planner.jsonl). With many
     weights none is predicted to gain more than 7 % in 30 layers on any processor, and dense code
@@ -234,9 +234,10 @@ def prefers_panels(
 
 
 def _is_possible(template: Template, spec: MatMul, target: Target) -> bool:
-    """Whether the workspace suffices, and `mixed` differs from both panels and rows.
+    """Whether a template can compute the batch: workspace, layouts and an added operand.
 
-    Only full panels convert one layout to another. Not all families add an operand.
+    The workspace must suffice, only full panels convert one layout to another, and not all families
+    add an operand. `mixed` must differ from both panels and rows.
     """
     if spec.added_pitch is not None and not can_add(template, spec, target):
         return False
@@ -294,7 +295,7 @@ def price_batch(counts: BatchCounts | CsrCounts | DenseCounts | TileCounts) -> C
 
 @lru_cache(maxsize=1 << 12)  # for any number of columns
 def _prices_of_each(counts: Counts) -> tuple[Cost, float]:
-    """Cost of one column after another column, and nanoseconds of the first column."""
+    """Cost of a column that follows another one, and nanoseconds of the first column."""
     return price(replace(counts, target=counts.target.alone)), price(counts).ns
 
 
@@ -332,7 +333,7 @@ def _transposing(counts: BatchCounts) -> float:
 
 
 def _squares(counts: BatchCounts, layout: Layout) -> float:
-    """Cycles to transpose `lanes` features of all columns that are needed in the other layout."""
+    """Cycles to transpose `lanes` features of the columns whose kernel does not take `layout`."""
     target, spec = counts.target, counts.spec
     feature_major = layout is Layout.FEATURE_MAJOR
     columns = counts.repeats if feature_major else counts.in_panels
@@ -346,7 +347,7 @@ def _squares(counts: BatchCounts, layout: Layout) -> float:
 
 @lru_cache(maxsize=256)  # many layers are equal
 def _square_cycles(target: Target, feature_major: bool, columns: int, is_near: bool) -> float:
-    """Cycles to transpose `lanes` features of `columns` columns.
+    """Cycles to transpose `lanes` features of `columns` columns, in squares of lanes x lanes.
 
     `is_near`: L1 holds both layouts.
     """
@@ -360,7 +361,7 @@ def _square_cycles(target: Target, feature_major: bool, columns: int, is_near: b
 
 
 def _line_cycles(target: Target, width: int) -> float:
-    """Cycles to load the cache lines of a square from L2."""
+    """Cycles to load the cache lines of a square of lanes x width floats from L2."""
     lines = (target.lanes + width) * target.vector_bytes
     return target.core.batch.late_inputs * lines / target.core.rates.data["L2"]
 
@@ -400,9 +401,10 @@ def _panels(counts: BatchCounts) -> Cost:
 
 
 def _arriving(counts: BatchCounts, panels: int, added: int) -> float:
-    """Cycles to move x, y and weights of a panel between L1 and L2, `panels` in a chunk.
+    """Cycles to move x, y and weights of a panel between L1 and L2; 0 if a chunk fits L1.
 
-    `added`: rows of the operand that is added to y, which is moved too.
+    A chunk has `panels` panels. `added`: rows of the operand that is added to y, which is moved
+    too.
     """
     target, spec, prices = counts.target, counts.spec, counts.target.core.batch
     features = spec.in_features + spec.out_features + added
@@ -415,7 +417,7 @@ def _arriving(counts: BatchCounts, panels: int, added: int) -> float:
 
 
 def _arrivals(code_bytes: int, data_bytes: int, target: Target) -> dict[str, float]:
-    """Cycles to fetch the code, by the cache that it comes from."""
+    """Cycles to fetch the code from each cache that a share of it comes from."""
     shares = cache_shares(code_bytes, data_bytes, target, target.l1i_bytes)
     return {
         level: share * code_bytes / _code_rate(code_bytes, level, target)
@@ -424,13 +426,17 @@ def _arrivals(code_bytes: int, data_bytes: int, target: Target) -> dict[str, flo
 
 
 def _first(arrivals: dict[str, float], later: float, unhidden: float) -> float:
-    """Cycles of a chunk's first panel; each later panel takes `later` cycles."""
+    """Cycles of a chunk's first panel, which waits for its code: `arrivals`, cycles by cache level.
+
+    Each later panel takes `later` cycles. `unhidden`: the share that does not overlap of the
+    shorter of `later` and the fetches from beyond L2.
+    """
     far = sum(cycles for level, cycles in arrivals.items() if level not in ("L1", "L2"))
     return max(sum(arrivals.values()), later) + unhidden * min(far, later)
 
 
 def _copying(counts: BatchCounts) -> float:
-    """Cycles to copy x of a panel, or to convert it to integers."""
+    """Cycles to copy a panel's x into the panel, or to convert it to integers; 0 if in place."""
     spec, core, isa = counts.spec, counts.target.core, counts.target.isa
     if spec.dtype is DType.INT8:
         into_panel = core.csr[isa, counts.arithmetic.value].into_panel[0]

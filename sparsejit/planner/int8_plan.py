@@ -47,10 +47,12 @@ from sparsejit.whole_numbers import ceil_div
 
 @dataclass(frozen=True)
 class QuadCounts:
-    """Work of one call: vectors of positions, rows of each vector, and quads of weights.
+    """Work of one call of a product of bytes: vectors of positions, and rows and quads for each.
 
-    shifted: the share of inputs whose vectors cross cache lines.
-    met_bytes: bytes of x under the windows of one vector of positions.
+    A quad is four weights of a row, multiplied at once by four inputs.
+
+    shifted: the share of inputs whose vectors cross cache lines. met_bytes: bytes of x under the
+    windows of one vector of positions.
     """
 
     form: QuadForm
@@ -117,7 +119,10 @@ def price_dense_windows(
 
 
 def price_quads(counts: QuadCounts, target: Target) -> Cost:
-    """Cost of products of quads; weights are fetched in order, in parallel with the products."""
+    """Cost of a product of bytes, four inputs of a row at a time (a quad).
+
+    Weights are fetched in order, in parallel with the products.
+    """
     prices, rates, form = target.core.quads, target.core.rates, counts.form
     in_line, across = prices.fours if form.fours else (prices.quad, prices.shifted)
     number = form.together - 1
@@ -134,7 +139,7 @@ def price_quads(counts: QuadCounts, target: Target) -> Cost:
 
 
 def price_fours(lines: int, moved_bytes: int, target: Target) -> Cost:
-    """Cost of bringing four channels side by side, `lines` times for 64 positions."""
+    """Cost of interleaving channels by four: `lines` groups of four channels by 64 positions."""
     ns = lines * target.core.quads.making / target.core.rates.cycles_per_ns
     return Cost(lines, 0, moved_bytes, ns, "execution")
 
@@ -156,7 +161,7 @@ def price_gathering(elements: int, is_strided: bool, target: Target) -> Cost:
 
 @dataclass(frozen=True)
 class QuadPrice:
-    """Cost of quads in a form.
+    """Cost of a product of bytes in a form.
 
     before_ns: time to convert x for that form first.
     """
@@ -172,7 +177,7 @@ class QuadPrice:
 
 @dataclass(frozen=True)
 class QuadWork:
-    """A product of bytes; `adds`: whether an operand is added."""
+    """A product of bytes, four inputs of a row at a time; `adds`: whether y gets an operand."""
 
     matrix: SparseMatrix
     windows: ByteWindows
@@ -208,7 +213,7 @@ QUAD_FORMS: tuple[TableRow[QuadWork, QuadPrice], ...] = tuple(
 
 
 def plan_quads(work: QuadWork, form: QuadForm | None = None) -> Chosen[QuadWork, QuadPrice]:
-    """Choose the form of quads, or take a form."""
+    """Choose the form of a product of bytes by predicted time, or price `form` if one is given."""
     name = "" if form is None else next(row.name for row in QUAD_FORMS if row.emitter == form)
     return choose("quads", QUAD_FORMS, work, name)
 
@@ -261,7 +266,7 @@ def _byte_depthwise_ns(work: ByteConvolution, x: BytePlanes) -> float:
 
 
 class ByteColumns(NamedTuple):
-    """A linear layer in int8, which may be a convolution of its columns in bytes."""
+    """A linear layer in int8 that may run as a convolution of bytes (features, columns)."""
 
     layer: MatMul
     matrix: SparseMatrix
@@ -289,12 +294,15 @@ LINEAR_FORMS: tuple[TableRow[ByteColumns, float], ...] = (
 
 
 def takes_columns(work: ByteColumns) -> bool:
-    """Whether the convolution of bytes is faster: it makes no copies of x, sums and y."""
+    """Whether a linear layer is faster as a convolution of bytes, with its rows of x as columns.
+
+    The convolution makes no copies of x, sums and y.
+    """
     return choose("linear layer", LINEAR_FORMS, work).name == BY_COLUMN
 
 
 def fills_vectors(columns: int) -> bool:
-    """Whether positions in a row leave at most half of their vectors empty."""
+    """Whether rows of `columns` positions leave at most half of their vectors' lanes empty."""
     return 2 * columns >= LINE * lines(columns)
 
 
@@ -304,13 +312,13 @@ def has_quads(target: Target) -> bool:
 
 
 def fours_cost(planes: BytePlanes, target: Target) -> Cost:
-    """Cost of bringing the channels of planes side by side, four by four."""
+    """Cost of interleaving all channels of planes by four, so that aligned loads read them."""
     lines = planes.samples * ceil_div(planes.channels, QUAD) * planes.channel // LINE
     return price_fours(lines, 2 * planes.bytes, target)
 
 
 def copy_cost(moved_bytes: int, target: Target) -> Cost:
-    """Cost of converting images to bytes, to floats and into phases."""
+    """Cost of converting images to bytes or floats, or of separating even and odd positions."""
     return price_copy(moved_bytes, target)
 
 

@@ -85,7 +85,7 @@ def expected_ns(spec: MatVec, matrix: SparseMatrix, target: Target, exact: bool)
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A layer, its target, and the function that prices its counts."""
+    """A layer to plan: its spec, matrix and target, and the function that prices its counts."""
 
     spec: Layer
     matrix: SparseMatrix
@@ -101,7 +101,7 @@ class Job:
         return Candidate(template, cost)
 
     def candidates(self, templates: Iterable[Template], exact: bool) -> list[Candidate]:
-        """Fitting templates with their predicted costs, the cheapest first."""
+        """Templates that can compute the layer, with their predicted costs, the cheapest first."""
         fitting = (template for template in templates if self.fits(template, exact))
         return sorted(map(self.expected, fitting), key=_rank)
 
@@ -172,9 +172,9 @@ def choose_template(
 
 
 def _as_good(families: frozenset[str], candidates: list[Candidate]) -> Candidate | None:
-    """Best candidate of these families, if it costs hardly more than the best of all candidates.
+    """Best candidate of these families, if it costs hardly more than the best of all, else None.
 
-    None where the best of all is of one of these families.
+    None too where the best of all is of one of these families.
     """
     best, *others = candidates
     if best.template.family in families:
