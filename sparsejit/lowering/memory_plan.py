@@ -134,7 +134,7 @@ def live_bytes(steps: Sequence[Step]) -> list[int]:
 
 
 def _runs(waves: Sequence[Sequence[Sequence[Step]]]) -> list[_TimedStep]:
-    """All steps with their waves and threads, wave by wave and thread by thread."""
+    """All steps with the wave and thread of each, wave by wave and thread by thread."""
     runs: list[_TimedStep] = []
     places: dict[int, int] = {}
     for number, wave in enumerate(waves):
