@@ -43,7 +43,10 @@ _ASKED = {"input": "read as they are", "output": "values that it can hold"}
 
 
 def _noted(nests: Sequence[Nest]) -> dict[tuple[str, int], str]:
-    """Return the dtypes that nests note, by side and position."""
+    """Return the dtypes that the model declares for its inputs and outputs.
+
+    The keys are "input" or "output", and the position; a dtype that is not noted has none.
+    """
     return {
         (side, place): dtype
         for side, nest in zip(_ASKED, nests, strict=False)
