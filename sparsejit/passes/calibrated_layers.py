@@ -117,7 +117,7 @@ def _check_layers(graph: Graph, layers: Iterable[LayerScales]) -> None:
 
 
 def in_float32(graph: Graph, layers: Iterable[LayerScales]) -> Graph:
-    """Restore float32 layers in a graph that passes made from a result of `with_scales(layers)`.
+    """Restore float32 layers in a graph that passes made from a result of `with_scales`.
 
     Corrections of biases are taken back. Layers that the model itself quantises with a zero point
     stay so, unless `layers` names them.

@@ -88,10 +88,10 @@ def _fuse_addition(site: Site) -> tuple[Value, ...] | None:
 
 
 def _can_add(site: Site, node: Node) -> bool:
-    """Whether `node` is a float convolution that can add an operand and nothing but the site reads.
+    """Whether `node` is a float convolution that can add the other operand of the site's sum.
 
-    It may not be transposed, grouped, have an activation, or be a product of one tap and one
-    position.
+    Nothing else may read it. It may not be transposed, grouped, have an activation, or be a product
+    of one tap and one position.
     """
     op = node.op
     if not isinstance(op, Convolution) or op.transposed or op.dtype is DType.INT8:

@@ -53,10 +53,10 @@ class _Turned(NamedTuple):
 
 
 def byte_columns(graph: Graph, wins: Callable[[Node], bool]) -> Graph:
-    """The graph with int8 linear layers, if `wins` accepts them, on transposed values.
+    """The graph with int8 linear layers, where `wins` accepts them, on transposed values.
 
-    Values between such layers are transposed too, to (1, features, columns). Only layers whose
-    results all readers round to bytes are asked about.
+    Values between such layers are transposed too, to (1, features, columns). `wins` is asked only
+    about layers whose results all readers round to bytes.
     """
     readers = graph.consumers()
     rounded = _rounded_soon(graph, readers)

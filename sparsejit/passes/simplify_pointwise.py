@@ -184,7 +184,7 @@ def _bound(site: Site) -> Found:
 
 
 def _bound_of(site: Site, kind: str, inputs: Sequence[Value]) -> tuple[str, float] | None:
-    """"maximum" or "minimum" and the number, for a function that bounds x; None for others."""
+    """The side ("maximum" or "minimum") and the number of a function that bounds x, else None."""
     limit = site.number(inputs[1]) if kind in BOUNDS else None
     if kind == "relu":
         return "maximum", 0.0

@@ -209,8 +209,8 @@ def band_count(
 ) -> int | None:
     """Least number of bands of rows, a multiple of `threads`, with images between layers in L2.
 
-    live_bytes: the most bytes between two convolutions, by the number of bands. None where no
-    number of bands keeps them there.
+    live_bytes: the most bytes between two convolutions, by the number of bands.
+    None where no number of bands keeps them there.
     """
     counts = range(threads, min(rows, _MOST_BANDS) + 1, threads)
     near = target.core.layouts.bands_near * target.l2_bytes

@@ -51,8 +51,8 @@ class QuadCounts:
 
     A quad is four weights of a row, multiplied at once by four inputs.
 
-    shifted: the share of inputs whose vectors cross cache lines. met_bytes: bytes of x under the
-    windows of one vector of positions.
+    shifted: the share of inputs whose vectors cross cache lines.
+    met_bytes: bytes of x under the windows of one vector of positions.
     """
 
     form: QuadForm

@@ -106,7 +106,7 @@ class Job:
         return sorted(map(self.expected, fitting), key=_rank)
 
     def lowered(self, template: Template) -> tuple[Candidate, Any]:
-        """Lower the layer; return the template with the cost of that, and the lowered layer."""
+        """Lower the layer by a template; return the template with its cost, and the result."""
         lowered = template.lower(self.spec, self.matrix, self.target)
         counts, cost = self._expected.get(template.name, (None, None))
         if cost is None or counts != lowered.counts:

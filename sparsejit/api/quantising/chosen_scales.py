@@ -127,9 +127,9 @@ class ChosenScales:
         return chosen
 
     def _most(self, chosen: Mapping[str, _Change], left: Sequence[_Change]) -> int:
-        """Return how many of the first changes in `left` keep the outputs within the budget.
+        """Return how many of the first changes in `left` fit the budget, beside the chosen ones.
 
-        They are made together with the chosen ones.
+        The model is compiled with them, and its outputs decide.
         """
         fits, fails = 0, len(left) + 1
         count = len(left)  # often all of them do

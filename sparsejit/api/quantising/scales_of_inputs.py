@@ -169,7 +169,7 @@ def _choices(seen: SeenValues) -> Iterator[_InputSteps]:
 def _between(least: float, largest: float, how: str) -> _InputSteps:
     """Return the scale and zero point that spread 256 integers over `least` to `largest`.
 
-    `least` is at most 0 and `largest` at least 0, which stays exact.
+    `least` is at most 0 and `largest` at least 0; 0 itself stays exact.
     """
     scale = max((largest - least) / (2 * LARGEST_INT8 + 1), SMALLEST_SCALE)
     scale = float(np.float32(scale))
