@@ -140,7 +140,7 @@ class CompressedRows:
 
     @classmethod
     def of(cls, array: npt.NDArray[Any]) -> "CompressedRows":
-        """The nonzeros of an array (rows, columns), NaN among them."""
+        """Make rows from the nonzeros of a dense array (rows, columns); NaN counts as one."""
         rows, columns = array.shape
         at_once = max(1, _AT_ONCE // columns)
         parts = []

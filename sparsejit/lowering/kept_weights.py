@@ -21,9 +21,10 @@ from sparsejit.runtime.program import CommonWeights
 
 
 class KeptWeights:
-    """The matrix of each constant, and the weights that functions share.
+    """The weights of a model as its first code prepared them, for code of other sizes to read.
 
-    Raises CompileError as `CommonWeights` does.
+    It has the matrix of each constant, and the weights in memory that functions share. Raises
+    CompileError as `CommonWeights` does.
     """
 
     def __init__(self) -> None:

@@ -163,7 +163,7 @@ def _bytes_of_turns(options: ModelOptions) -> int:
 
 
 def first_of_turns(steps: Sequence[Step], options: ModelOptions) -> int | None:
-    """The step from which on samples take turns; None where they do not.
+    """The step from which on samples take turns (each step runs for all of them), or None.
 
     From there on, live buffers must be small, and code must exceed L2.
     """

@@ -41,7 +41,9 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class SampleTurns:
-    """From step `first` on `samples` take turns; regions of the workspace are `stride` bytes apart.
+    """The last steps run by several samples in turn: a step for all samples, then the next step.
+
+    They begin at step `first`; each sample has a region of the workspace, `stride` bytes apart.
 
     samples: the greatest number; a batch may end with fewer.
     """

@@ -54,7 +54,7 @@ def keyed_layers(graph: Graph) -> dict[LayerKey, Node]:
 
 
 def weights_of(node: Node) -> Value:
-    """The weights of a layer."""
+    """The operand that has a layer's weights."""
     return _weights(node.op, node.inputs)
 
 

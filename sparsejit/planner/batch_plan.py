@@ -48,7 +48,7 @@ from sparsejit.whole_numbers import ceil_div, round_up
 
 
 def price_tiles(counts: TileCounts) -> Cost:
-    """Cost of tile products, which overlap with loads of tiles and expansion of weights.
+    """Cost of an int8 batch by tiles of AMX; products overlap with loads and expansion of weights.
 
     Two tiles of columns are multiplied at a time. Tiles come from L1 only where the tiles of a
     strip and of x all fit there.
@@ -94,7 +94,10 @@ def _tile_cycles(counts: TileCounts, what: str) -> float:
 
 
 def price_csr(counts: CsrCounts) -> Cost:
-    """Cost of all passes, or of the transfer of their weights if that takes longer."""
+    """Cost of a batch by a loop over compressed rows: its passes, or the transfer of weights.
+
+    The longer of the two is taken.
+    """
     spec, target, shape = counts.spec, counts.target, counts.shape
     core = target.core
     stream_bytes = quad_bytes(shape.arithmetic) * counts.quads + 4 * counts.segments
@@ -218,9 +221,10 @@ def _losing(spec: MatMul, matrix: SparseMatrix) -> set[str]:
 def prefers_panels(
     spec: MatMul, matrix: SparseMatrix, target: Target, exact: bool, any_length: bool = False
 ) -> bool:
-    """Whether panels are expected to be clearly cheapest, from the layer's zeros alone.
+    """Whether panels (a vector of samples at a time) are expected to be clearly cheapest.
 
-    If `any_length`, by a larger margin: the weights of other families serve all lengths.
+    Only the layer's zeros are looked at. If `any_length`, panels must gain more: the weights of
+    other families serve all lengths.
     """
     job = Job(spec, matrix, target, price_batch)
     costs: dict[bool, list[float]] = {True: [], False: []}
@@ -367,7 +371,7 @@ def _line_cycles(target: Target, width: int) -> float:
 
 
 def _panels(counts: BatchCounts) -> Cost:
-    """Cost of all panels.
+    """Cost of all panels: each is as many columns of the batch as a vector has lanes.
 
     The first panel of a chunk waits for its code, the others for loads or multiplications.
     """

@@ -94,7 +94,7 @@ class FilterProduct:
 
     @property
     def layer(self) -> MatVec | MatMul:
-        """The product of one sample."""
+        """The spec of one sample's product: `each`, or for several positions a batch of them."""
         many = self.positions > 1
         return MatMul(self.each, self.positions, Layout.FEATURE_MAJOR) if many else self.each
 

@@ -66,7 +66,10 @@ class QuadCounts:
 
 
 def price_direct(counts: DirectCounts, target: Target) -> Cost:
-    """Cost of windows by channel: the longest of products, loads, and transfers beyond L1."""
+    """Cost of depthwise convolution or pooling that reads the image in place.
+
+    It is the longest of products, loads, and transfers beyond L1.
+    """
     core = target.core
     cycles = {
         "execution": max(
@@ -83,7 +86,7 @@ def price_direct(counts: DirectCounts, target: Target) -> Cost:
 
 
 def price_sparse_windows(counts: WindowCounts, target: Target) -> Cost:
-    """Cost of windows with weights as code.
+    """Cost of a convolution over a padded image whose nonzero weights are instructions.
 
     Code is fetched once a call: a part of it stays in L1 while it runs over all positions.
     """
@@ -105,7 +108,7 @@ def price_sparse_windows(counts: WindowCounts, target: Target) -> Cost:
 def price_dense_windows(
     cycles: float, weight_bytes: int, moved_bytes: int, target: Target, passes: int = 1
 ) -> Cost:
-    """Cost of windows with all weights, loaded `passes` times.
+    """Cost of a convolution over a padded image with all weights, loaded `passes` times.
 
     Loads from L2 overlap with execution, loads from beyond L2 in part.
     """
@@ -331,7 +334,7 @@ def norm_cost(norm: ByteNorm, target: Target) -> Cost:
 
 
 def attention_cost(heads: ByteHeads, target: Target) -> Cost:
-    """Cost of two products of bytes, and of the work on each score between them."""
+    """Cost of an attention of bytes: two products, and the work on each score between them."""
     vectors = heads.samples * heads.heads * heads.blocks * heads.rows * 4
     cycles = vectors * (heads.features / 2 + 16.0)
     moved = sum(planes.bytes for planes in heads.planes)
@@ -339,7 +342,7 @@ def attention_cost(heads: ByteHeads, target: Target) -> Cost:
 
 
 def byte_depthwise_cost(windows: ByteChannelWindows, target: Target) -> Cost:
-    """Cost of windows by channel: four taps of 16 positions at a time, and the ends of 64."""
+    """Cost of a depthwise convolution of bytes: four taps by 16 positions, and ends of 64."""
     y = windows.y
     runs, quarters = y.vectors, 4 * y.vectors
     if not windows.is_whole:
@@ -351,7 +354,7 @@ def byte_depthwise_cost(windows: ByteChannelWindows, target: Target) -> Cost:
 
 
 def byte_scaling_cost(y: BytePlanes, target: Target) -> Cost:
-    """Cost of multiplying and rounding 64 positions at a time."""
+    """Cost of channels of bytes times a number each: 64 positions at a time."""
     vectors = y.samples * y.channels * y.vectors
     ns = 20.0 * vectors / target.core.rates.cycles_per_ns
     return Cost(vectors, 0, 2 * y.bytes, ns, "execution")

@@ -121,7 +121,10 @@ class LayerPlanner:
         return isinstance(layer, MatMul) and adds_in_place(template, layer, self.target)
 
     def prefers_panels(self, each: MatVec, batch: int, matrix: SparseMatrix) -> bool:
-        """Whether panels are expected to be clearly cheapest, from the layer's zeros alone."""
+        """Whether panels (a vector of samples at a time) are expected to be clearly cheapest.
+
+        Only the layer's zeros are looked at.
+        """
         target = self.beside(matrix).target
         return prefers_panels(MatMul(each, batch), matrix, target, self.exact, self.any_length)
 

@@ -28,7 +28,7 @@ MANY_INPUTS = 1 << 17  # more inputs may be the reason that there is no kernel
 
 @dataclass(frozen=True)
 class Candidate:
-    """A template of either table, and its predicted cost.
+    """A template (a family of kernels) that can compute the layer, and its predicted cost.
 
     `is_lowered`: the cost comes from the lowered layer, not from its zeros alone.
     """

@@ -77,7 +77,7 @@ class _Refused(Exception):
 
 @dataclass
 class PartCompiler:
-    """Compiles parts for inputs of certain shapes."""
+    """Compiles an ONNX model in parts, some left to ONNX Runtime, for inputs of certain shapes."""
 
     settings: ModelSettings
     dtypes: NamedDtypes

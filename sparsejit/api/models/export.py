@@ -126,7 +126,7 @@ def _about(variant: Variant, prefix: str, noted: Mapping[tuple[str, int], str]) 
 
 
 def _about_indices(variant: Variant, prefix: str) -> list[str]:
-    """Return lines about positive results, for a model that can return one."""
+    """Return lines for the header on positive results (an index out of range), if any occur."""
     if not any(isinstance(node.op, Embedding | EmbeddingBag) for node in variant.graph.nodes):
         return []
     return [

@@ -190,7 +190,7 @@ class Variant(SharedCode):
 
     @property
     def input_shapes(self) -> Shapes:
-        """Shapes of a call's inputs, without a free batch."""
+        """Shapes of a call's inputs; the axis of a free batch is left out."""
         axes = self.batch_axes
         if axes is None:
             return tuple(value.shape for value in self.inputs)
@@ -199,7 +199,7 @@ class Variant(SharedCode):
 
     @property
     def free_shapes(self) -> tuple[tuple[int | None, ...], ...]:
-        """Shapes of a call's inputs, with None for a free batch."""
+        """Shapes of a call's inputs; the length of a free batch is None."""
         axes = self.batch_axes
         if axes is None:
             return self.input_shapes

@@ -24,7 +24,7 @@ class ChainWriter:
         return self.operands + len(self._steps) - 1
 
     def finish(self, *results: int, title: str = "chain") -> Chain:
-        """The chain that yields the numbered values."""
+        """The chain of the steps so far; its outputs are the values of these numbers."""
         return Chain(self.shape, self.operands, tuple(self._steps), results, title)
 
 

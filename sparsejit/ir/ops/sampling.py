@@ -71,7 +71,7 @@ class Draw(Operator):
         return {} if bound["classes"] > 0 and is_factor else None
 
     def spec(self, classes: int) -> CategoricalDraw:
-        """The draw among `classes` classes."""
+        """The spec of this draw from `classes` classes."""
         return CategoricalDraw(classes, self.inverse_temperature)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:

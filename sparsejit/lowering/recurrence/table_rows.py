@@ -180,7 +180,10 @@ class StoredTables:
 
 @lowers(SumOfRows)
 def lower_sum_of_rows(low: Lowering, node: Node) -> None:
-    """Append one pass over the rows. Raises CompileError for more tables than registers."""
+    """Append the sum of one row of each table, in one pass over features.
+
+    Raises CompileError for more tables than registers.
+    """
     count, features = len(node.inputs) // 2, node.output.shape[0]
     if count > MOST_TABLES:
         raise CompileError(f"rows of {count} tables are added at once; add {MOST_TABLES} at most")
