@@ -114,7 +114,7 @@ class SumScales:
 
     Attributes:
         name: name of the sum's result
-        first: scale and zero point of its first operand, unless an int8 layer reads that by its own
+        first: scale and zero point of its first operand, if no int8 layer that reads it has others
         second: scale and zero point of its second operand, likewise
     """
 

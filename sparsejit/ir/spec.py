@@ -369,8 +369,8 @@ class DenseProduct:
         transposed: whether B is stored as (columns, depth)
         scale: factor of the product
         activation: applied to each element of C
-        added_pitch: bytes from row to row of an operand (rows, columns), which may be C's memory,
-            added before the activation; None without one. With one, A is constant.
+        added_pitch: bytes from row to row of an operand (rows, columns) that is added before the
+            activation, and may lie where C does; None without one. With one, A is constant.
         a_transposed: whether A is stored as (depth, rows)
 
     Raises:

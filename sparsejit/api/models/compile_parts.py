@@ -170,7 +170,7 @@ def _found_by_halves(
 ) -> Iterator[tuple[int, str]]:
     """Find nodes at fault by bisection: yield their places, and why they do not compile.
 
-    All places are at fault where each half alone is not.
+    All nodes of a set that does not compile are at fault if both of its halves compile.
     """
     reason = fault(places)
     if not reason:
