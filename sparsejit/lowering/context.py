@@ -78,7 +78,7 @@ class ModelOptions:
 
     @cached_property
     def planner(self) -> LayerPlanner:
-        """The planner of the model's layers: a sample has the same bits in any batch."""
+        """The planner of the model's layers, which gives a sample the same bits in any batch."""
         return LayerPlanner(
             self.target,
             exact=self.exact,
@@ -96,7 +96,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class ByteImage:
-    """An image in bytes: each byte is an integer of `steps`, plus 128."""
+    """An image as bytes: byte b is the integer b - 128 of `steps`, a scale and a zero point."""
 
     view: View
     planes: BytePlanes
@@ -168,7 +168,7 @@ class Lowering:
         return self._own_view(value) == place
 
     def trial(self, values: Sequence[Value]) -> "Lowering":
-        """A lowering without kernels, for nodes that read some values; `adopt` can take it over."""
+        """A lowering without steps, to try nodes that read these values; `adopt` takes it over."""
         nothing = Graph((), (), (), self.graph.constants)
         trial = Lowering(nothing, self.options, self.kept, self.common)
         trial.wanted, trial._arrays = self.wanted, self._arrays
@@ -191,7 +191,7 @@ class Lowering:
         self._later[value] = make
 
     def is_open(self, value: Value) -> bool:
-        """Whether a value is still to be written, by `bind_later`, when it is read."""
+        """Whether a value has no memory yet: `bind_later` put off writing it until it is read."""
         return value in self._later
 
     def contiguous(self, value: Value) -> View:
@@ -259,11 +259,14 @@ class Lowering:
 
     @property
     def pitch_of(self) -> Callable[[int], int]:
-        """Function from the number of columns to the pitch; with `any_length`, lengths share it."""
+        """Function from a number of columns to the pitch (floats a row) of a feature-major matrix.
+
+        With `any_length` it gives several lengths the same pitch.
+        """
         return pitch_of_lengths if self.options.any_length else spread_pitch
 
     def by_feature(self, value: Value) -> View:
-        """A value's columns as a matrix (features, columns and padding); copied if need be."""
+        """A value (*, features) as a matrix (features, columns and padding); copied if need be."""
         if value not in self._by_feature:
             source = self.view(value)
             matrix = self.temporary(padded_type(value, self.pitch_of))

@@ -123,7 +123,10 @@ def build_loop(
 
 
 class _LoopCode(ModelCode):
-    """Appends the function's code; a tile is a sample. The first workspace has the counters."""
+    """Appends the code of a loop over samples, for one or more streams.
+
+    A tile is a sample. The first stream's workspace has the loop's counters.
+    """
 
     def __init__(self, lowered: ModelSchedule, loop: GraphLoop, probe: Probe | None) -> None:
         super().__init__(lowered, probe)

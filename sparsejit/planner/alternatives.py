@@ -71,7 +71,7 @@ def random_zeros(pattern: str, shape: tuple[int, int], density: float) -> Sparse
 
 @dataclass(frozen=True)
 class _Question:
-    """Key of a layer: everything except its bias, which costs next to nothing; zeros summarised."""
+    """Key of a hypothetical layer: shape, options and a summary of its zeros, without its bias."""
 
     shape: tuple[int, int]
     case: str
@@ -80,7 +80,7 @@ class _Question:
 
 
 class AlternativePrices:
-    """Best kernels of hypothetical layers, with their costs; None where no kernel fits.
+    """Best kernels of hypothetical layers, with predicted costs; None where no kernel fits.
 
     Layers that are equal, with densities to two digits, are planned once.
     """

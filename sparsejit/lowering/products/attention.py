@@ -196,7 +196,7 @@ def _planned(
 
 
 def _cuts_masks(part: ShapePart, masks: _StackMasks) -> bool:
-    """Whether a part has only some of several masks."""
+    """Whether a part of the stack has only some of an attention's several masks."""
     return len(masks.arrays) > 1 and part.axis == len(part.whole) - 2 + masks.axis
 
 
@@ -239,7 +239,7 @@ def _lower_by_column(low: Lowering, found: ColumnAttention) -> None:
 
 
 def _of_tokens(view: View, tokens: int) -> View:
-    """The view (..., tokens, features) extended to `tokens` tokens, which lie behind its own."""
+    """The view (..., tokens, features) made longer, to `tokens` tokens in the memory behind it."""
     shape = (*view.shape[:-2], tokens, view.shape[-1])
     return replace(view, type=replace(view.type, shape=shape))
 
@@ -253,7 +253,7 @@ def _constant(values: npt.ArrayLike) -> View:
 
 
 def _readings(masks: _StackMasks, values: int, target: Target) -> float:
-    """Number of times that all tiles together read a value."""
+    """Number of times that each value vector is read, by all tiles of queries together."""
     rows = tile_width(masks.arrays, target) * target.lanes
     return masks.share * masks.arrays.shape[1] / rows * readings(rows, values, target)
 

@@ -78,7 +78,7 @@ def lower_linear(low: Lowering, node: Node) -> None:
 
 
 def _batch(each: MatVec, rows: int, pitch: int | None, x_lies: bool, y_lies: bool) -> MatMul:
-    """The product of all rows; `x_lies`, `y_lies`: whether x and y lie feature-major."""
+    """The product of all rows of x; `x_lies`, `y_lies`: whether x and y are feature-major."""
     x, y = (Layout.FEATURE_MAJOR if one else Layout.BATCH_MAJOR for one in (x_lies, y_lies))
     return MatMul(each, rows, x, pitch, result_layout=None if x is y else y)
 
