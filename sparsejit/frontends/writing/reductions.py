@@ -170,7 +170,10 @@ def log_sum_exp(write: Writer, x: Operand, dim: Axes, keepdim: bool = False) -> 
 def _place(
     write: Writer, x: Value, dim: int | None, keepdim: bool, found: Callable[[Value], Value]
 ) -> Value:
-    """The first place of the largest of `found(rows)`, rows being x along an axis, or all of x."""
+    """The index of the largest of `found(rows)`, the first of equals.
+
+    Rows are x along an axis, or all of x if `dim` is None.
+    """
     if dim is None or not x.shape:
         place = write.one(ArgMax(), found(reshaped(write, x, (-1,))))
         return reshaped(write, place, (1,) * len(x.shape)) if keepdim else place
@@ -194,7 +197,7 @@ def arg_min(write: Writer, x: Operand, dim: int | None = None, keepdim: bool = F
 
 
 def _hits(extreme: Callable[..., Value], write: Writer, rows: Value) -> Value:
-    """1.0 where a row's extreme stands, else 0.0."""
+    """1.0 at the elements of each row that equal its extreme, as `extreme` finds it; else 0.0."""
     return write.floats(write.pointwise("equal", rows, extreme(write, rows, -1, True)))
 
 

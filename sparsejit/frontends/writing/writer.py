@@ -304,10 +304,10 @@ class Writer:
         return self._rounded[value]
 
     def read(self, x: Operand, made: Collection[str], jumps: bool = False) -> Operand:
-        """An operand of an operator whose results have these dtypes: rounded if its own differs.
+        """An operand as an operator reads it: rounded to its own dtype if the results have another.
 
-        It is also rounded if the operator `jumps`: operands that hardly differ give results that
-        do.
+        `made` are the results' dtypes. It is also rounded if the operator `jumps`: operands that
+        hardly differ give results that do.
         """
         if not isinstance(x, Value):
             return x
@@ -315,9 +315,9 @@ class Writer:
         return x if is_same else self.rounded(x)
 
     def noted(self, value: Value, dtype: Dtype) -> Value:
-        """A result with the model's dtype noted; whole numbers are kept within it.
+        """A result, with the model's dtype for it noted; whole numbers wrap around to that dtype.
 
-        A value of another dtype is left as it is.
+        A value that others read as another dtype is left as it is; its copy gets the dtype.
         """
         made = self.narrowed(value, dtype) if dtype in WRAPS else value
         return self._with_dtype(made, dtype, made in self._dtypes or made not in self._producers)
@@ -349,7 +349,11 @@ class Writer:
         return [self.narrowed(x, common) for x in values] if common in WRAPS else values
 
     def common_dtype(self, operands: Sequence[Operand]) -> Dtype:
-        """The tensors' dtype, unless one without axes, or a number, is of a later kind."""
+        """The dtype to which torch promotes operands: of the tensors with axes, or of a later kind.
+
+        Kinds are bools, whole numbers and floats: a tensor without axes, or a number, counts only
+        if its kind comes later.
+        """
         if len(operands) == 1:
             return self.dtype(operands[0])
         groups: tuple[list[Dtype], ...] = ([], [], [])
@@ -404,7 +408,7 @@ class Formula:
         return FormulaStep(len(self._steps) - 1)
 
     def _place(self, argument: Operand) -> tuple[bool, int]:
-        """Whether it is a step, and its number among steps or among operands."""
+        """Whether an argument is a step, and its number among the steps, or else the operands."""
         if isinstance(argument, FormulaStep):
             return True, argument.number
         number = isinstance(argument, int | float) and not isinstance(argument, bool)
@@ -466,7 +470,7 @@ def _relu_of_whole(write: Writer, x: Value) -> Value:
 
 
 def _sign_of_whole(write: Writer, x: Value) -> Value:
-    """1 above 0, -1 below; bools stay as they are."""
+    """The sign of whole numbers: 1 above 0, 0, -1 below; bools stay as they are."""
     if x.type.element is Element.BOOL:
         return x
     above, below = write.pointwise("greater", x, 0), write.pointwise("less", x, 0)

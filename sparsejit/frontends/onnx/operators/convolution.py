@@ -102,7 +102,7 @@ def _conv(write: Writer, call: Call, x: Value, weight: Value, bias: Value | None
 
 
 def _wanted(call: Call, spatial: Sequence[int], strides: Sequence[int]) -> list[int] | None:
-    """The sizes that a transposed convolution is asked for; None where it is not."""
+    """The result's spatial sizes by `output_shape` or SAME padding; None without either."""
     shape = call.attribute("output_shape")
     if shape:
         return list(shape[-len(spatial) :])

@@ -26,7 +26,7 @@ _PARTS = ("real", "imag")
 
 
 def pairs(write: Writer, nest: Any) -> Any:
-    """Operands with pairs of parts in place of known complex tensors."""
+    """Nested operands in which each known complex tensor is a `Complex` of its two parts."""
     if isinstance(nest, list | tuple):
         return type(nest)(pairs(write, item) for item in nest)
     if isinstance(nest, Mapping):
@@ -48,7 +48,10 @@ def complex_dtype(nest: Any) -> str:
 
 
 def _part(write: Writer, x: Operand, part: str, of_any: bool) -> Operand:
-    """A part of an operand; of real floats, with `of_any` of all real tensors, `imag` is zeros."""
+    """The part "real" or "imag" of an operand; an operand without data, such as axes, itself.
+
+    `imag` of real floats, with `of_any` of real tensors of any dtype, is zeros.
+    """
     if isinstance(x, list | tuple):
         return [_part(write, item, part, of_any) for item in x]
     if isinstance(x, Complex | complex):
@@ -62,7 +65,11 @@ def _part(write: Writer, x: Operand, part: str, of_any: bool) -> Operand:
 
 
 def by_parts(row: Row, of_any: bool = False) -> Row:
-    """Apply a row that is linear in all of its data, such as a view, to both parts."""
+    """Extend a row for real tensors to complex ones: it maps the real and the imaginary part alone.
+
+    The row must be linear in all of its data, as views are. With `of_any` real operands of any
+    dtype count as data.
+    """
 
     def mapping(write: Writer, *args: Any, **kwargs: Any) -> Any:
         made = []
