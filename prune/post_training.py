@@ -158,7 +158,10 @@ def _counts(weight: Tensor, pattern: Pattern, amounts: Sequence[float]) -> list[
 
 
 def _even_counts(weight: Tensor, pattern: Pattern, counts: list[int]) -> list[int]:
-    """The gates' counts, spread over groups of `pattern.rows` outputs if rows divide into these."""
+    """Blocks to prune in each group of `pattern.rows` outputs, evenly from each gate's count.
+
+    Returns the counts of the gates where rows do not divide into groups, and for N:M.
+    """
     rows = len(weight) // len(counts)
     groups = rows // pattern.rows
     if isinstance(pattern, NofM) or rows % pattern.rows:

@@ -274,7 +274,7 @@ def _post_training(
     per_gate: bool | Mapping[str, int] = True,
     dtype: str = "float32",
 ) -> None:
-    """Signature with the Pruner's parameters that a method with a `cut` takes."""
+    """The parameters of the Pruner that methods with a `cut` take: a signature, never called."""
 
 
 METHODS: dict[str, Callable[..., Method]] = {

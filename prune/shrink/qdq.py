@@ -168,7 +168,7 @@ class _QdqWriter:
         return name
 
     def _free(self, name: str) -> str:
-        """A name that nothing has."""
+        """A name that no value of the model has: `name`, or `name` with a number behind it."""
         number, wanted = 1, name
         while name in self._names:
             number += 1
