@@ -41,7 +41,10 @@ _UNIFORM = 0.37
 
 
 class StepModule(nn.Module):
-    """One step: `examples` are its inputs; `feedback` pairs (result, input) link it to the next."""
+    """One sample's step: `examples` are its inputs, `feedback` links results to the next inputs.
+
+    Feedback is pairs (result, input), by number.
+    """
 
     examples: tuple[Tensor, ...]
     feedback: tuple[tuple[int, int], ...]

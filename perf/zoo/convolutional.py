@@ -98,7 +98,7 @@ def mobilenet_v1() -> nn.Module:
 
 
 def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    """The residual of a block: its input, convolved where sizes differ."""
+    """The way past a block, which is added to it: its input, convolved where sizes differ."""
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()
     return nn.Sequential(
