@@ -45,7 +45,7 @@ def print_json(value: Any) -> None:
 
 
 def write_json(file: Path, value: Any) -> None:
-    """Write `value` to a file as JSON; call `check_outputs` before the work."""
+    """Write `value` to a file as JSON. `check_outputs` checks the path, before the work."""
     with atomic_path(file) as path:
         path.write_text(json.dumps(value, indent=2) + "\n")
 
