@@ -280,7 +280,10 @@ class _WorkerProcess:
 
     @classmethod
     def end_with_parent(cls) -> None:
-        """End this process with its parent, which may be killed and then ends no worker."""
+        """Wait until the parent process ends, then end this one.
+
+        A parent that is killed ends no worker itself.
+        """
         parent = multiprocessing.parent_process()
         if parent is not None:
             parent.join()

@@ -98,7 +98,7 @@ class SampleWriter(Writer):
         self._outputs += [(Role.SAMPLE, value) for value in values]
 
     def newest(self, history: Value) -> Value:
-        """The last of past samples (n,): ()."""
+        """The last of the past samples (n,), a scalar value ()."""
         (length,) = history.shape
         last = self.one(Slice(0, length - 1, length), history, name="last sample")
         return self.one(Reshape(()), last, name="last sample")
@@ -110,7 +110,7 @@ class SampleWriter(Writer):
         return self.one(Concat(0), older, newest, name="history")
 
     def level(self, signal: Value, scale: Value) -> Value:
-        """The row of a table for a signal times a scale."""
+        """The mu-law level of signal * scale, which is the number of a table's row."""
         scaled = self.pointwise("mul", signal, scale, name="level")
         thresholds = self.constant(THRESHOLDS, "thresholds")
         return self.one(Quantise(), scaled, thresholds, name="level")
@@ -212,7 +212,7 @@ class SampleDraw:
         return self._continuous(mean, log_scale, output.least_log_scale, noise)
 
     def _inside(self, uniform: Value) -> Value:
-        """Map [0, 1] to [1e-5, 1 - 1e-5]."""
+        """Map a uniform number in [0, 1] to [1e-5, 1 - 1e-5]."""
         return self._number("fma", uniform, 1 - 2 * _EDGE, _EDGE)
 
     def _gaussian(self, output: Gaussian, parameters: Value) -> Value:
@@ -224,7 +224,10 @@ class SampleDraw:
         return self._continuous(mean, log_deviation, output.least_log_deviation, noise)
 
     def _continuous(self, mean: Value, log_scale: Value, least: float, noise: Value) -> Value:
-        """mean + temperature * exp(max(log scale, least)) * noise, within [-1, 1]."""
+        """A drawn sample: mean + temperature * exp(max(log_scale, least)) * noise, clamped.
+
+        It lies within [-1, 1].
+        """
         scale = self._number("exp", self._number("maximum", log_scale, least))
         spread = self._number("mul", noise, self.temperature)
         free = self._number("fma", scale, spread, mean)
@@ -254,7 +257,7 @@ class SampleDraw:
 
 
 def picked(make: SampleWriter, numbers: Value, index: Value) -> Value:
-    """Element `index` of numbers (n,): ()."""
+    """Element number `index` of numbers (n,), a scalar value ()."""
     column = make.one(Reshape((numbers.shape[0], 1)), numbers, name="picked")
     row = make.one(Embedding(), index, column, name="picked")
     return make.one(Reshape(()), row, name="picked")
@@ -277,7 +280,7 @@ class PredictedSignal:
         self.prediction = make.one(Predict(), self._history, predictor, name="prediction")
 
     def level(self, signal: Value) -> Value:
-        """The row of a table for a signal."""
+        """The mu-law level of a signal in this frame, which is the number of a table's row."""
         return self._make.level(signal, self._level_scale)
 
     def after(self, choice: Value, amplitudes: Value) -> Value:
@@ -322,7 +325,7 @@ class SampleTurn:
         )
 
     def last(self, each: NetworkInput) -> tuple[Value, ...]:
-        """The numbers of an input, or its row of the table."""
+        """Values that an input of the network has from samples before: numbers, or a row number."""
         if each in self._states:
             return self._states[each]
         assert self.signal is not None
@@ -333,7 +336,7 @@ class SampleTurn:
         return (self.signal.level(signal),)
 
     def after(self, choice: Value) -> Value:
-        """The output sample of a choice; moves the states to the next turn."""
+        """The output sample of `choice`, a class or sample; moves the states to the next turn."""
         output = self.spec.output
         sample, fed_back = choice, choice
         if isinstance(output, Categorical | BinaryTree):
@@ -343,7 +346,10 @@ class SampleTurn:
         return sample
 
     def after_halves(self, output: DualSoftmax, coarse: Value, fine: Value) -> tuple[Value, Value]:
-        """The output sample and its class, int64 (), from halves; moves the states as `after`."""
+        """The output sample and its class, int64 (), from the class's coarse and fine halves.
+
+        Moves the states to the next turn.
+        """
         make = self.make
         count = make.constant(np.array(output.half_classes, np.int64), "half classes")
         high = make.pointwise("mul", coarse, count, name="class")
@@ -360,7 +366,7 @@ class SampleTurn:
         return sample, whole
 
     def half_level(self, output: DualSoftmax, half: Value) -> Value:
-        """The number that the network reads back for a half, float32 ()."""
+        """The number in [-1, 1] that the network reads back for half of a class, float32 ()."""
         levels = class_levels(output.half_classes).astype(np.float32)
         return picked(self.make, self.make.constant(levels, "levels"), half)
 
