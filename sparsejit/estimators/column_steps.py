@@ -65,7 +65,7 @@ def each_step(steps: Sequence[Any]) -> list[Any]:
 
 
 def computed_together(steps: Sequence[Any], features: Array) -> list[Array]:
-    """Groups of features that steps compute with as one array, in the dtype of these columns of X.
+    """Groups of features that scikit-learn's steps put into one array, in one common dtype.
 
     An encoder returns float64 for any dtype; selectors and predicting steps do not count.
     """
@@ -171,9 +171,10 @@ _NEUTRAL = (0.0, 1.0, 0.0, -np.inf, np.inf, 0.0, np.nan)  # one for each row of 
 
 @dataclass(frozen=True, eq=False)
 class ColumnScales:
-    """The source feature of each column, and its seven numbers, as `ScaledColumns` reads them.
+    """For each column behind some steps, its feature of X, and seven numbers that make it.
 
-    Where the last number is NaN, NaN is not replaced. `dtype` is X's, to which steps round.
+    They are as `ScaledColumns` reads them. Where the last number is NaN, NaN is not replaced.
+    `dtype` is X's, to which steps round.
     """
 
     source: Array

@@ -194,7 +194,7 @@ def graph_of_estimator(
 def _behind(
     steps: Sequence[Any], methods: Mapping[str, Write], is_whole: bool = False
 ) -> dict[str, Write]:
-    """Methods of the last estimator, with the steps before it."""
+    """Functions that write each method of an estimator, after the steps before it."""
 
     def behind_all(write: Write) -> Write:
         def whole(writer: EstimatorWriter) -> Value:
