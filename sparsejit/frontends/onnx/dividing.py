@@ -307,7 +307,7 @@ def divided(given: GivenModel, refused: Mapping[str, str]) -> DividedModel:
 
 
 class _Divider:
-    """Reads one node after the other."""
+    """Reads a model node by node, to find the nodes that must be left to ONNX Runtime."""
 
     def __init__(self, given: GivenModel, refused: Mapping[str, str]) -> None:
         self._given, self._refused = given, refused

@@ -245,7 +245,7 @@ class NodeInterpreter:
         return self.write.input(TensorType(shape, element), name, dtype.name)
 
     def run(self, nodes: Iterable[NodeProto], known: dict[str, Operand]) -> None:
-        """Add the results of the nodes to `known`."""
+        """Interpret the nodes in order, and add their results to `known`, by name."""
         for node in (part for whole in nodes for part in expanded(whole)):
             operands = [known[name] if name else None for name in node.input]
             self.write.origin = _origin(node)

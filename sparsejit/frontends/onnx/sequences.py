@@ -27,7 +27,7 @@ Item = tuple[Value | Array, "Dtype | None"]
 
 @dataclass(frozen=True)
 class TensorSequence:
-    """Tensors in order."""
+    """A sequence of ONNX: its tensors in order, with their dtypes."""
 
     items: tuple[Item, ...]
 

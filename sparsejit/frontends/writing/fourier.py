@@ -43,10 +43,10 @@ Signal = Value | Complex
 
 
 class Transform(NamedTuple):
-    """scale sum_j x[j] exp(sign 2 pi i j k / size) for the first `bins` of all k.
+    """Plan of a discrete Fourier transform: scale sum_j x[j] exp(sign 2 pi i j k / size).
 
-    `is_real` leaves out the imaginary part of the result. Fewer elements than `size` are followed
-    by zeros.
+    It has results for k below `bins`. `is_real` leaves out the imaginary part of the result. Fewer
+    elements than `size` are followed by zeros.
     """
 
     size: int
@@ -57,17 +57,17 @@ class Transform(NamedTuple):
 
 
 def forward(size: int, scale: float = 1.0) -> Transform:
-    """The whole spectrum."""
+    """The transform of a signal to its whole spectrum."""
     return Transform(size, -1, scale, size)
 
 
 def one_sided(size: int, scale: float = 1.0) -> Transform:
-    """The spectrum of a real signal up to half the size."""
+    """The transform of a real signal to its spectrum up to half the size."""
     return Transform(size, -1, scale, size // 2 + 1)
 
 
 def inverse(size: int, scale: float | None = None) -> Transform:
-    """The signal of a spectrum, divided by the size unless a scale is given."""
+    """The transform of a spectrum to its signal, divided by the size unless a scale is given."""
     return Transform(size, 1, 1 / size if scale is None else scale, size)
 
 

@@ -110,7 +110,7 @@ def mean_over(
 
 
 def extreme(title: str, steps: Steps) -> Callable[..., Value]:
-    """A reduction to the largest or least element."""
+    """A function that reduces axes to the largest or the least element, as `steps` has it."""
 
     def mapping(write: Writer, x: Operand, dim: Axes = None, keepdim: bool = False) -> Value:
         value = write.value(x)
@@ -123,7 +123,10 @@ def extreme(title: str, steps: Steps) -> Callable[..., Value]:
 
 
 def _norm(order: float) -> Steps:
-    """(sum |x|^order)^(1 / order); for infinite order the largest |x|."""
+    """The chain for a norm over a row: (sum |x|^order)^(1 / order).
+
+    For order inf it is the largest |x|, for -inf the least, for 0 the number of nonzeros.
+    """
 
     def steps(f: Formula, x: Any, length: int) -> FormulaStep:
         if order == 2:
@@ -299,7 +302,7 @@ def cumulative_product(write: Writer, x: Operand, dim: int, dtype: Any = None) -
 
 
 def cumulative_extreme(kind: str) -> Callable[..., tuple[Value, Value]]:
-    """cummax and cummin: the extreme up to each place, and the last place that has it."""
+    """Mapping of cummax or cummin: the extreme up to each place, and the last place that has it."""
 
     def mapping(write: Writer, x: Operand, dim: int) -> tuple[Value, Value]:
         value = write.value(x)

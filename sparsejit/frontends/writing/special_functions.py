@@ -49,7 +49,7 @@ def polynomial(f: Any, t: Any, coefficients: Sequence[float]) -> Any:
 
 
 def _odd(f: Any, z: Any, coefficients: Sequence[float]) -> Any:
-    """z + z^3 P(z^2)."""
+    """The odd polynomial z + z^3 P(z^2), where P has these coefficients."""
     square = f("square", z)
     return f("fma", f("mul", z, square), polynomial(f, square, coefficients), z)
 

@@ -212,12 +212,12 @@ class Writer:
         return self._derived[key][1]
 
     def one(self, op: Operator, *operands: Operand, name: str = "") -> Value:
-        """The only output of an operator."""
+        """Append an operator to the graph, and return its only output."""
         (value,) = self.many(op, *operands, name=name)
         return value
 
     def many(self, op: Operator, *operands: Operand, name: str = "") -> tuple[Value, ...]:
-        """All outputs of an operator."""
+        """Append an operator to the graph, and return all its outputs."""
         values = tuple(map(self.value, operands))
         made = self.builder.add(op, *values, origin=Origin(name) if name else self.origin)
         self._producers.update(dict.fromkeys(made, (op, values)))
@@ -232,11 +232,11 @@ class Writer:
         return tuple(x.shape) if isinstance(x, Value) or is_tensor(x) else ()
 
     def element(self, x: Operand) -> Element:
-        """The element of any operand."""
+        """The element type of any operand, the dtype in which graphs hold its numbers."""
         return self.value(x).type.element
 
     def cast(self, x: Operand, element: Element) -> Value:
-        """x cast to an element."""
+        """x in another element type, the dtype in which graphs hold numbers."""
         if isinstance(x, bool | int | float):
             return self.number(x, element)
         value = self.value(x)
@@ -382,7 +382,7 @@ class Writer:
         return self.one(Pointwise(kind), *values, name=name)
 
     def activated(self, activation: Activation, x: Value, name: str = "") -> Value:
-        """An activation of products, written as an operator alone."""
+        """x under an activation that products can apply too (`Activation`), as operators alone."""
         return write_activation(
             activation,
             x,
@@ -391,7 +391,7 @@ class Writer:
         )
 
     def formula(self, title: str) -> Formula:
-        """A formula to write a chain in."""
+        """A new formula, whose steps are written as one chain with that title."""
         return Formula(self, title)
 
 

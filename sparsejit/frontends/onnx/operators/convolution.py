@@ -160,7 +160,7 @@ def pool(kind: PoolingKind) -> Callable[[Writer, Call], Any]:
 
 
 def power_pool(write: Writer, call: Call) -> Value:
-    """(sum |x|^p)^(1 / p) of each window."""
+    """Pooling by a norm: (sum |x|^p)^(1 / p) of each window."""
     p, taps = call.attribute("p", 2), prod(call.attribute("kernel_shape"))
     sizes = write.pointwise("abs", write.floats(call.value(write, 0)))
     powers = pointwise.power(write, sizes, float(p))
@@ -201,7 +201,7 @@ def power_over_positions(write: Writer, call: Call) -> Value:
 
 
 def over_positions(reduce: Callable[..., Value]) -> Callable[[Writer, Call], Value]:
-    """A reduction over all spatial axes, which are kept with one element."""
+    """Mapping of a reduction over all spatial axes, which are kept with one element."""
 
     def mapping(write: Writer, call: Call) -> Value:
         x = call.value(write, 0)

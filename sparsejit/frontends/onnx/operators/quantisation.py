@@ -47,7 +47,7 @@ def dequantize(write: Writer, call: Call) -> Value:
 
 
 def dynamic_quantize(write: Writer, call: Call) -> tuple[Value, ...]:
-    """`dynamic_steps` of its operand."""
+    """x in 255 steps of its own range, which a call decides, with their scale and zero point."""
     return dynamic_steps(write, call.value(write, 0))
 
 

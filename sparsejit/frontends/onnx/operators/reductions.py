@@ -56,7 +56,7 @@ def _product(write: Writer, x: Value, axes: list[int], keepdims: bool) -> Value:
 
 
 def place(function: Callable[..., Value], is_least: bool) -> Callable[[Writer, Call], Value]:
-    """The place of the largest or least along an axis, the first of equals or the last.
+    """Mapping to the index of the largest or the least along an axis, the first or last of equals.
 
     As in ONNX Runtime a NaN is skipped, except in the first place, where the search then stays.
     """

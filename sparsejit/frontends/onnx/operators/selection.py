@@ -31,7 +31,7 @@ def gather(write: Writer, call: Call) -> Value:
 
 
 def _from_the_front(write: Writer, places: Value, length: int) -> Value:
-    """Places of an axis of that length, where negative ones count from its end."""
+    """Places on an axis of that length, with its length added to negative ones."""
     if write.dtype(places).kind == "u":
         return places
     is_behind = write.pointwise("less", places, 0)

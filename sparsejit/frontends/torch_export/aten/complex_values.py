@@ -139,12 +139,12 @@ def where(write: Writer, condition: Operand, x: Operand, other: Operand) -> Comp
 
 
 def masked_fill(write: Writer, x: Operand, mask: Operand, value: Operand) -> Complex:
-    """value where the mask is set."""
+    """x with `value` where the mask is set."""
     return where(write, mask, value, x)
 
 
 def filled(number: float | None) -> Row:
-    """One number in the shape of a tensor, or in a given one."""
+    """Mapping to a tensor of one number, in the shape of a tensor or in a given one."""
 
     def mapping(write: Writer, x: Operand, *rest: Any, dtype: Any = None, **_: Any) -> Any:
         value = rest[-1] if number is None else number
@@ -214,7 +214,7 @@ def conjugate_dot(write: Writer, a: Operand, b: Operand) -> Complex:
 
 
 def variance(overload: str) -> Row:
-    """The sum of the variances of both parts."""
+    """Mapping of var of complex numbers: the sum of the variances of both parts."""
     row = reductions.OPERATORS[f"aten.var.{overload}"]
 
     def mapping(write: Writer, z: Complex, *args: Any, **kwargs: Any) -> Value:
@@ -224,7 +224,7 @@ def variance(overload: str) -> Row:
 
 
 def deviation(overload: str) -> Row:
-    """The root of the variance."""
+    """Mapping of std of complex numbers: the root of the variance."""
     row = variance(overload)
     return lambda write, z, *args, **named: write.pointwise("sqrt", row(write, z, *args, **named))
 
@@ -313,7 +313,7 @@ _LINEAR: dict[str, Row] = {
 
 
 def _each(name: str, row: Row) -> dict[str, Row]:
-    """The overloads for a tensor and for a number."""
+    """Rows of the table for an operator's overloads with a tensor and with a number."""
     return {f"aten.{name}.Tensor": row, f"aten.{name}.Scalar": row}
 
 

@@ -64,7 +64,7 @@ def pooled(
 
 
 def max_pool(rank: int) -> Callable[..., Value]:
-    """torch's max_pool1d to max_pool3d."""
+    """Mapping of torch's max_pool1d to max_pool3d, by the number of spatial axes."""
 
     def mapping(
         write: Writer,
@@ -82,7 +82,7 @@ def max_pool(rank: int) -> Callable[..., Value]:
 
 
 def max_pool_with_places(rank: int) -> Callable[..., tuple[Value, Value]]:
-    """torch's max_pool1d_with_indices to max_pool3d_with_indices."""
+    """Mapping of torch's max_pool1d_with_indices to max_pool3d_with_indices, by spatial axes."""
 
     def mapping(
         write: Writer,
@@ -115,7 +115,7 @@ def max_pool_with_places(rank: int) -> Callable[..., tuple[Value, Value]]:
 
 
 def average_pool(rank: int) -> Callable[..., Value]:
-    """torch's avg_pool1d to avg_pool3d."""
+    """Mapping of torch's avg_pool1d to avg_pool3d, by the number of spatial axes."""
 
     def mapping(
         write: Writer,
@@ -174,7 +174,7 @@ def _uneven(write: Writer, x: Value, kind: PoolingKind, wanted: Sequence[int]) -
 
 
 def adaptive_max_with_places(rank: int) -> Callable[..., tuple[Value, Value]]:
-    """The largest element of each window, and its index."""
+    """Mapping of adaptive max pooling: the largest element of each window, and its index."""
 
     def mapping(write: Writer, x: Operand, output_size: Sizes) -> tuple[Value, Value]:
         value = write.floats(x)

@@ -62,7 +62,7 @@ def _deviation(correction: float) -> Steps:
 
 
 def spread(title: str, steps: Callable[[float], Steps]) -> dict[str, Callable[..., Value]]:
-    """The overloads of var and std."""
+    """Rows of the table for the overloads of var, or of std."""
 
     def corrected(
         write: Writer,
