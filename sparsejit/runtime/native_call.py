@@ -92,7 +92,7 @@ class NativeCall:
 
     @cached_property
     def run(self) -> Callable[..., Any]:
-        """The native stub, made at the first call."""
+        """The native stub, `run(*inputs) -> outputs`, made when it is first read."""
         return self.checked.new_stub()
 
     def direct(self, is_single: bool, torch: Any = None) -> Callable[..., Any] | None:
