@@ -51,7 +51,7 @@ class CompiledConvolution:
 
     @property
     def op(self) -> Convolution:
-        """The operator of the graph."""
+        """The convolution in its graph."""
         (op,) = (n.op for n in self.variant.graph.nodes if isinstance(n.op, Convolution))
         return op
 

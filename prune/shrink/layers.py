@@ -85,7 +85,7 @@ class ShrinkLayer:
 
     @property
     def y(self) -> Value:
-        """Its result."""
+        """The value of the graph that is the layer's result."""
         return self.node.outputs[0]
 
     @property
