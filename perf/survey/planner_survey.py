@@ -163,7 +163,7 @@ def survey(
 
 
 def survey_layer(layer: SurveyLayer, target: Target) -> SurveyRow:
-    """One row of `survey`."""
+    """Plan one layer, and time its kernels: a row of `survey`."""
     problem, dtype = layer.problem, layer.dtype
     matrix, x = SparseMatrix(problem.weights()), aligned(problem.input())
     scale = float(np.abs(x).max()) / LARGEST_INT8 if dtype is DType.INT8 else None
