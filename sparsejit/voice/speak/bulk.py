@@ -48,7 +48,7 @@ SOURCE_SUFFIXES = (
 
 @dataclass(frozen=True, order=True)
 class SpeakingTask:
-    """One file to speak into another."""
+    """A recording or mel in a file, and the WAV file to speak it into."""
 
     source: Path
     out: Path

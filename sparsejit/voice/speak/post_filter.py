@@ -49,7 +49,7 @@ def post_filtered(drawn: Iterable[tuple[FloatArray, FloatArray]]) -> Iterator[Fl
 
 
 class PostFilter:
-    """The filter of one stream; see the module."""
+    """Filters the speech of one stream, so that its bands have the power in the mel."""
 
     def __init__(self) -> None:
         # From the first sample of the next frame's window; the first window begins in silence.

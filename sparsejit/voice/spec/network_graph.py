@@ -171,7 +171,7 @@ class _NetworkBuilder:
         return [_element(self.make, row, tap) for tap in range(each.taps)]
 
     def network(self) -> Value:
-        """The output of the last layer, (n,)."""
+        """Build all layers, and return the output of the last one, (n,)."""
         parts = [self._input(each) for each in self.spec.inputs]
         result = parts[0]
         for layer in self.spec.layers:

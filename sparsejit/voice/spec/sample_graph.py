@@ -69,7 +69,10 @@ class SampleGraph:
 
 
 class SampleWriter(Writer):
-    """Writes a graph whose operands have roles."""
+    """Writes a graph of one sample, whose operands have roles in the loop around it.
+
+    An operand belongs to a call, a frame, a sample, or is a state from the sample before.
+    """
 
     def __init__(self, hop: int) -> None:
         super().__init__()
@@ -157,13 +160,13 @@ class UniformNumbers:
     counter: Value
 
     def one(self) -> Value:
-        """The next number, ()."""
+        """The next uniform number, a scalar value ()."""
         number = self.make.one(Uniform(), self.seed, self.counter, name="uniform")
         self.counter = self.make.next(self.counter)
         return number
 
     def row(self, count: int) -> Value:
-        """The next numbers, (count,)."""
+        """The next uniform numbers, (count,)."""
         numbers = self.make.one(UniformRow(count), self.seed, self.counter, name="uniform")
         more = self.make.constant(np.array(count, np.int64), "numbers")
         self.counter = self.make.pointwise("add", self.counter, more, name="counter")

@@ -67,7 +67,7 @@ class WaveRNNModule(nn.Module):
 
     @classmethod
     def from_weights(cls, weights: VoiceWeights) -> "WaveRNNModule":
-        """The network of a voice."""
+        """Make a module with the weights of a voice."""
         model = cls(weights.hidden_size)
         model.load_state_dict(
             {name: torch.from_numpy(value) for name, value in weights.tensors.items()}
