@@ -224,7 +224,7 @@ class ColumnScales:
         return replace(self, source=self.source[columns], numbers=self.numbers[:, columns])
 
     def behind(self, step: Any) -> ColumnScales:
-        """Append a step. Raises InvalidInput for an encoder behind a scaler."""
+        """The columns behind one more step. Raises InvalidInput for an encoder behind a scaler."""
         kind = type(step).__name__
         if kind == "ColumnTransformer":
             return self._in_parts(step)

@@ -55,7 +55,7 @@ class Seen:
 
     @classmethod
     def of_zeros(cls, outputs: int) -> "Seen":
-        """One row of zeros."""
+        """One row of zeros, none of them missing."""
         return cls(np.zeros((1, outputs)), np.zeros((1, outputs), bool))
 
     def take(self, outputs: Array, other: "Seen", rows: Array) -> None:

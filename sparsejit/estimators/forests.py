@@ -146,7 +146,7 @@ def wide_scores(estimator: Any, forest: ReadForest) -> dict[str, Write]:
 
 
 def _averages(forest: ReadForest) -> dict[str, Write]:
-    """Methods of forests whose predictions are means of the leaves' numbers for each class."""
+    """Methods of forests whose leaves have a number for each class, of which means are taken."""
 
     def logarithms(writer: EstimatorWriter) -> Value:
         means = forest_sum(writer, forest)
@@ -342,7 +342,7 @@ def read_isolation(estimator: Any) -> ReadForest:
 
 
 def isolation_methods(estimator: Any, forest: ReadForest) -> dict[str, Write]:
-    """The function that writes each method."""
+    """Functions that write each method of an isolation forest, by name."""
     unit = _unit(estimator)
     thresholds, nodes, leaves, trees, _ = forest.operands
     least = _least_depth(estimator, unit) if unit else 0.0

@@ -96,7 +96,7 @@ class _Scores:
 
 
 def linear_methods(estimator: Any) -> dict[str, Write]:
-    """The function that writes each method of an estimator, from the current columns."""
+    """Functions that write each method of an estimator from the current columns, by name."""
     kind = type(estimator).__name__
     scores = _perceptron(estimator) if kind in PERCEPTRONS else _linear_model(estimator)
     if not hasattr(estimator, "classes_"):
