@@ -422,7 +422,7 @@ class Formula:
         return self.all(*results, shape=shape)[0]
 
     def all(self, *results: FormulaStep, shape: Sequence[int] | None = None) -> tuple[Value, ...]:
-        """Write the chain as `finish` does; return every result."""
+        """Write the chain as `finish` does, and return all of these results, one value for each."""
         if len(self._steps) == 1 and self._steps[0][0] in FUNCTIONS:
             kind, places = self._steps[0]
             return (self._write.one(Pointwise(kind), *(self._operands[n] for _, n in places)),)

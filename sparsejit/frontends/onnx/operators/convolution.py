@@ -46,10 +46,10 @@ def _around(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -> Widths
 
 
 def _around_windows(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -> Widths:
-    """`_around`, for pooling. Raises Unmapped where ONNX Runtime pads differently from ONNX.
+    """Padding before and after each spatial axis of a pooling, as `_around` has it.
 
-    ONNX Runtime leaves dilations out, and pads by a negative number where strides exceed the
-    kernel.
+    Raises Unmapped where ONNX Runtime pads differently from ONNX: it leaves dilations out, and pads
+    by a negative number where strides exceed the kernel.
     """
     widths = _around(call, spatial, kernel)
     if call.attribute("auto_pad", "NOTSET").startswith("SAME"):

@@ -111,7 +111,7 @@ def converted(write: Writer, x: Operand, dtype: Any = None, *_: Any) -> Any:
 
 
 def converted_on_device(write: Writer, x: Operand, _: Any, dtype: Any, *__: Any) -> Any:
-    """As `converted`."""
+    """x in another dtype, whatever its device; a real dtype drops the imaginary part."""
     return converted(write, x, dtype)
 
 

@@ -117,7 +117,7 @@ def centred_stft(
     *rest: Any,
     **named: Any,
 ) -> Any:
-    """As `stft`, with half a window around the signal."""
+    """Spectra as `stft`; with `center` the signal is padded by half a window at both ends."""
     signal = x if isinstance(x, Complex) else write.floats(x)
     if center:
         half = n_fft // 2

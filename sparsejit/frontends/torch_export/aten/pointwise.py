@@ -136,7 +136,7 @@ def to_dtype(write: Writer, x: Operand, dtype: Any = None, *_: Any) -> Value:
 
 
 def to_dtype_on_device(write: Writer, x: Operand, _: Any, dtype: Any, *__: Any) -> Value:
-    """As `to_dtype`."""
+    """x converted to a dtype, whatever its device; x itself if that is None."""
     return to_dtype(write, x, dtype)
 
 

@@ -116,7 +116,7 @@ def expand_as(write: Writer, x: Operand, other: Operand) -> Value:
 
 
 def tensor_split(write: Writer, x: Operand, sections: int, dim: int = 0) -> list[Value]:
-    """`sections` parts of an axis, of which the first may be one element longer."""
+    """`sections` parts of an axis; the first ones are one element longer where it needs that."""
     length, longer = divmod(write.shape(x)[dim], sections)
     return cut(write, x, [length + (n < longer) for n in range(sections)], dim)
 
