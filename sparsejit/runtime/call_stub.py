@@ -213,7 +213,10 @@ class CallStub:
             asm.emit("mov", Memory(rsp, self._output_table + 8 * number), rcx)
 
     def _make_array(self, kind: ArrayType) -> None:
-        """Set rax to a new array, owned; the zero flag is set where it is 0 and an error is set."""
+        """Emit code that makes an array, owned, in rax; where that fails, rax is 0.
+
+        Then a Python error is set. The zero flag tells which.
+        """
         asm = self._asm
         for axis, length in enumerate(kind.shape):
             if length is not None:
@@ -230,7 +233,10 @@ class CallStub:
         asm.emit("test", rax, rax)
 
     def _take_workspace(self, workspaces: list[Any]) -> None:
-        """Pop the last workspace; as in list.pop, the list's allocation stays as it is."""
+        """Emit code that pops the last workspace off the list into r15.
+
+        As in list.pop, the list's allocation stays as it is.
+        """
         asm = self._asm
         asm.emit("mov", rax, id(workspaces))
         asm.emit("mov", rcx, Memory(rax, LIST_SIZE))
