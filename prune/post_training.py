@@ -64,7 +64,7 @@ def prune_second_order(
     per_gate: bool | Mapping[str, int] = True,
     damping: float = 0.01,
 ) -> SparsityReport:
-    """Zero the weights whose loss changes outputs least, and refit the others to make up for it.
+    """Zero the weights that outputs miss least, and refit the others to make up for them.
 
     Every gate gives up round(amount * blocks). Three choices are refitted, and the one of least
     error on the calibration inputs is taken: by optimal brain surgery (see `second_order.py`) over

@@ -233,7 +233,7 @@ class _ShrinkJob:
         return folded(quantised_layers(read.graph))
 
     def _source_of(self, made: Any, found: Tried) -> Any:
-        """The source as it is written: an ONNX model with its short layers rounded."""
+        """The source to return and to write: `made`, in ONNX with its short layers rounded."""
         if found.scales is None or not is_onnx(made):
             return made
         by_place = {each.place: each for each in found.scales.layers}
