@@ -266,7 +266,10 @@ class ColumnScales:
         return self._joined([filled, marks])
 
     def _encoded(self, encoder: Any) -> ColumnScales:
-        """1 where a column equals the category, else 0; an unknown value gives zeros."""
+        """The columns behind an encoder: 1 where a column equals a category, else 0.
+
+        An unknown value gives zeros.
+        """
         plain = ColumnScales.of(len(self.source), self.dtype)
         if not np.array_equal(self.numbers[:MISSING], plain.numbers[:MISSING]):
             raise InvalidInput("a OneHotEncoder follows a scaler; apply it to X itself")
@@ -278,7 +281,7 @@ class ColumnScales:
         return encoded
 
     def _scaled(self, scaler: Any) -> ColumnScales:
-        """Subtract, then multiply, then add, as the scaler does."""
+        """The columns behind a scaler: it subtracts, then multiplies, then adds."""
         kind = type(scaler).__name__
         low, high = getattr(scaler, "feature_range", (-1, 1))
         middle: Any = 0.0
@@ -296,7 +299,7 @@ class ColumnScales:
         return found
 
     def _affine(self, middle: Any, factor: Any, shift: float) -> ColumnScales:
-        """factor (v - middle) + shift of the values v so far.
+        """The columns after one more step, factor (v - middle) + shift of their values v.
 
         A number that is subtracted from X itself moves into the centre, where it is exact.
         """

@@ -311,7 +311,7 @@ def _signs_behind(step: Any, signs: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _side_by_side(transformer: Any, parts: list[Made], keeps_zeros: bool) -> Made:
-    """Join parts as `_hstack` of `_column_transformer.py` does.
+    """Join the parts' matrices by columns, as scikit-learn's ColumnTransformer does.
 
     A sparse result leaves out zeros of dense parts, unless `keeps_zeros`.
     """
