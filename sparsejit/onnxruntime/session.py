@@ -289,7 +289,7 @@ class InferenceSession:
         return self._session.get_outputs() if self._declared is None else self._declared.outputs
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """Return the inputs that have a value in the file; a call that gives one is left."""
+        """Return the inputs with a value in the file; ONNX Runtime runs calls that give one."""
         if self._declared is None:
             return list(self._session.get_overridable_initializers())
         return self._declared.overridable
