@@ -179,9 +179,9 @@ def _added(
 def _scale_of_bias(
     node: Node | None, after: Graph, layer: ShrinkLayer, dense: Graph
 ) -> Array | None:
-    """Change (out,) of a layer's bias from graph `dense` to graph `after`, where it is `node`.
+    """Change (out,) of a layer's bias from graph `dense` to graph `after`; None without one.
 
-    None unless all of it changed.
+    `node` is the layer in `after`. None also where some of it did not change.
     """
     bias = next(iter(biases_of(node)), None) if node is not None else None
     if bias is None or bias not in after.constants or layer.bias is None:

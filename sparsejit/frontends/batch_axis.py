@@ -457,7 +457,7 @@ class _Resized:
         return Node(op, inputs, outputs)
 
     def _kept(self, node: Node) -> Node:
-        """Keep a node that depends on no sample; results that the batch resizes turn constant."""
+        """Keep a node that depends on no sample; results that are resized become constants."""
         known = self._old.constants
         self._constants.update({value: known[value] for value in node.inputs if value in known})
         shared = self._found.shared

@@ -143,7 +143,7 @@ def combinations(
 def bilinear(
     write: Writer, x: Operand, other: Operand, weight: Operand, bias: Operand = None
 ) -> Value:
-    """x W[o] other for each output o."""
+    """x W[o] other + bias[o] for each output o, row by row."""
     outputs, inputs, others = write.shape(weight)
     table = reshaped(write, moved(write, weight, 0, 1), (inputs, outputs * others))
     lead = write.shape(x)[:-1]
