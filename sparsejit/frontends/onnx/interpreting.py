@@ -82,7 +82,7 @@ def _gather_elements(x: Array, places: Array, axis: int = 0) -> Array:
 def _slice(
     x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None
 ) -> Array:
-    """Slice; backward slices are as in graphs, forward slices as in Python."""
+    """ONNX's Slice of a known array; backward slices start as `backward_places` says."""
     count = np.size(starts)
     given = (
         *(starts, ends),
@@ -187,7 +187,7 @@ def read_graph(
 
 
 def cast_to_floats(model: GraphProto) -> set[str]:
-    """Names that only a Cast to a dtype of floats reads, also within graphs of nodes."""
+    """Names of the values that only Casts to floating-point dtypes read, in nodes' graphs too."""
     from onnx import TensorProto
 
     floats = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16}
@@ -245,7 +245,7 @@ class NodeInterpreter:
         return self.write.input(TensorType(shape, element), name, dtype.name)
 
     def run(self, nodes: Iterable[NodeProto], known: dict[str, Operand]) -> None:
-        """Add the results of the nodes to `known`."""
+        """Interpret the nodes in order, and add their results to `known`, by name."""
         for node in (part for whole in nodes for part in expanded(whole)):
             operands = [known[name] if name else None for name in node.input]
             self.write.origin = _origin(node)
@@ -364,7 +364,11 @@ class NodeInterpreter:
         return results
 
     def _typed(self, node: NodeProto, number: int, result: Operand) -> Operand:
-        """Give a result ONNX's dtype; some whole numbers are held as floats."""
+        """A node's result number `number` with the dtype that ONNX infers for it.
+
+        Raises Unmapped for uint64, and for whole numbers that came as floats from an operator that
+        is not known to keep them exact.
+        """
         if isinstance(result, Value) and number < len(node.output):
             element = result.type.element
             self.inference.name_unknown(node.output[number], element, node.input)
@@ -455,7 +459,7 @@ REGIONS: Mapping[str, Callable[..., Sequence[Operand]]] = {
 
 
 def _plain(operand: Operand) -> Any:
-    """An operand as the writer takes it."""
+    """An operand as the writer takes it: an array in a dtype of graphs, anything else as it is."""
     return plain(operand) if isinstance(operand, np.ndarray) else operand
 
 

@@ -139,7 +139,7 @@ def _origin_of(write: Writer, x: Value) -> tuple[Value, int]:
 
 
 def expand(write: Writer, call: Call) -> Value:
-    """Repeat by broadcasting, in both directions."""
+    """Broadcast x to a shape, in which sizes of 1 stand for x's own."""
     x = call.value(write, 0)
     sizes = call.numbers(1, "shape")
     try:
