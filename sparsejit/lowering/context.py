@@ -178,7 +178,7 @@ class Lowering:
 
     def adopt(self, trial: "Lowering") -> None:
         """Append the kernels of a trial, and take over the views of the values it computed."""
-        self.steps += trial.steps
+        self.steps += trial.taken_steps()
         self._views = trial._views | self._views
         self._copies = trial._copies | self._copies
 
@@ -294,6 +294,15 @@ class Lowering:
     def add(self, step: Step) -> None:
         """Append a kernel."""
         self.steps.append(step)
+
+    def taken_steps(self) -> tuple[Step, ...]:
+        """Return the steps and keep none.
+
+        The functions of some steps hold this object: a cycle would keep all weights in memory.
+        """
+        steps = tuple(self.steps)
+        self.steps.clear()
+        return steps
 
     def copy(self, source: View, destination: View, origin: Origin) -> None:
         """Append the copy of one view's elements to another of its shape."""

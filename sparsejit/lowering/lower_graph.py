@@ -97,7 +97,7 @@ def lower_model(
         about("")
         waves = schedule(low.steps, options.threads_a_tile, WavePrices.on(options.target))
         end = joint_end(low) if joins else None
-    steps, run = tuple(low.steps), [[[t.step for t in each] for each in w.threads] for w in waves]
+    steps, run = low.taken_steps(), [[[t.step for t in each] for each in w.threads] for w in waves]
     first = first_of_turns(steps, options) if tile == 1 else None
     made = partial(ModelSchedule, graph, options, steps, waves, decisions=record.decisions)
     if first is None or (end is not None and end.first < first):

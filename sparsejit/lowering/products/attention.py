@@ -111,7 +111,8 @@ def lower_attention(low: Lowering, node: Node) -> None:
         _WAYS[form](trials[form], node)
         return sum(step.ns for step in trials[form].steps)
 
-    made = low.attention_forms[key] = plan_attention(AttentionForms(ns_of, low.target))
+    made = plan_attention(AttentionForms(ns_of, low.target))
+    low.attention_forms[key] = replace(made, work=None)  # the work holds the trials, and `low`
     if made.name in trials:
         low.adopt(trials[made.name])
     else:
