@@ -27,7 +27,7 @@ from sparsejit.perf.timing import RoundsInTurn
 from sparsejit.planner.batch_plan import plan_batch, price_batch
 from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.cost import price
-from sparsejit.planner.plan import Candidate, Job, Plan, Template, plan
+from sparsejit.planner.kernel_choice import Candidate, Job, Plan, Template, plan
 from sparsejit.runtime.native_timing import aligned, clock, native_loop, time_native
 from sparsejit.runtime.program import build
 

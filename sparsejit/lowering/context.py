@@ -36,7 +36,7 @@ from sparsejit.lowering.memory.destinations import destinations
 from sparsejit.lowering.memory.storage import Buffer, ConstantBuffer, InputBuffer, View
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
-from sparsejit.planner.choice import Chosen
+from sparsejit.planner.cheapest_row import Chosen
 from sparsejit.planner.layer_planner import LayerPlanner
 
 # Weights that code for one sample and for several share: their matrices, None until these are made.

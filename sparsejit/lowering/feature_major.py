@@ -35,7 +35,7 @@ from sparsejit.ir.values import Element, TensorType, Value
 from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.machine.target import Target
 from sparsejit.passes.fuse_chains import as_chain
-from sparsejit.planner.choice import about, choose, least, priced
+from sparsejit.planner.cheapest_row import about, choose, least, priced
 from sparsejit.planner.layer_planner import LayerPlanner
 
 _MOST_LANES = 16

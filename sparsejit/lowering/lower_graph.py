@@ -51,7 +51,7 @@ from sparsejit.lowering.step import Step
 from sparsejit.lowering.threads.waves import schedule
 from sparsejit.lowering.tiles import ENOUGH_ROWS
 from sparsejit.passes.last_layers import LastLayers, last_layers, weights_behind
-from sparsejit.planner.choice import about, record_all, recording
+from sparsejit.planner.cheapest_row import about, record_all, recording
 from sparsejit.planner.layer_planner import weight_bytes
 from sparsejit.planner.sample_plan import EndTimes, plan_end
 from sparsejit.planner.sharing import WavePrices

@@ -15,7 +15,7 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.planner.batch_plan import plan_batch
-from sparsejit.planner.plan import Candidate, plan
+from sparsejit.planner.kernel_choice import Candidate, plan
 from sparsejit.whole_numbers import ceil_div
 
 Mask = npt.NDArray[np.bool_]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sparsejit.asm_templates.attention.frame import AttentionStack, packed_pitch
 from sparsejit.asm_templates.attention.tables import AttentionTiles
 from sparsejit.machine.target import Target
-from sparsejit.planner.choice import Chosen, TableRow, choose
+from sparsejit.planner.cheapest_row import Chosen, TableRow, choose
 from sparsejit.planner.cost import Cost
 from sparsejit.whole_numbers import ceil_div
 

@@ -41,9 +41,9 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.machine.price_records import CsrPrices
 from sparsejit.machine.target import Target
-from sparsejit.planner.choice import cheapest, priced
+from sparsejit.planner.cheapest_row import cheapest, priced
 from sparsejit.planner.cost import Cost, cache_level, cache_shares, price
-from sparsejit.planner.plan import AUTO, HARDLY_MORE, Job, Plan, choose_template
+from sparsejit.planner.kernel_choice import AUTO, HARDLY_MORE, Job, Plan, choose_template
 from sparsejit.whole_numbers import ceil_div, round_up
 
 

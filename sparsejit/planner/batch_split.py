@@ -18,8 +18,8 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.planner.batch_plan import price_batch
-from sparsejit.planner.choice import choose, priced
-from sparsejit.planner.plan import Candidate, Plan
+from sparsejit.planner.cheapest_row import choose, priced
+from sparsejit.planner.kernel_choice import Candidate, Plan
 from sparsejit.planner.sharing import barrier_ns, why_alone, with_one_thread
 from sparsejit.planner.split import (
     ROW_STEP,

@@ -31,7 +31,7 @@ from sparsejit.asm_templates.convolution.winograd import (
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.planner.choice import Chosen, TableRow, cheapest, choose
+from sparsejit.planner.cheapest_row import Chosen, TableRow, cheapest, choose
 from sparsejit.planner.cost import Cost
 from sparsejit.planner.int8_plan import (
     price_copy,

@@ -39,7 +39,7 @@ from sparsejit.asm_templates.convolution.window_rows import DirectCounts
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul
 from sparsejit.machine.target import Target
-from sparsejit.planner.choice import Chosen, TableRow, cheapest, choose
+from sparsejit.planner.cheapest_row import Chosen, TableRow, cheapest, choose
 from sparsejit.planner.cost import Cost, cache_level
 from sparsejit.planner.layer_planner import LayerPlanner
 from sparsejit.whole_numbers import ceil_div

@@ -17,7 +17,7 @@ from sparsejit.planner.batch_plan import (
     prefers_panels,
 )
 from sparsejit.planner.batch_split import split_batch, ways_to_split
-from sparsejit.planner.plan import AUTO, Plan, expected_ns, plan
+from sparsejit.planner.kernel_choice import AUTO, Plan, expected_ns, plan
 from sparsejit.planner.split import Part, Split, row_parts, split
 from sparsejit.planner.tuning import tuned
 

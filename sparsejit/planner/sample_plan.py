@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sparsejit.planner.choice import TableRow, cheapest, choose, priced
+from sparsejit.planner.cheapest_row import TableRow, cheapest, choose, priced
 
 # A larger tile is kept if it takes less than this share of the time of smaller tiles.
 _MOST_OF_SMALLER = 0.9

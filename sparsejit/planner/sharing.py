@@ -12,7 +12,7 @@ from math import inf
 
 from sparsejit.machine.price_records import SharingPrices
 from sparsejit.machine.target import Target
-from sparsejit.planner.choice import TableRow, choose, priced
+from sparsejit.planner.cheapest_row import TableRow, choose, priced
 
 
 def sharing_prices(target: Target) -> SharingPrices:

@@ -26,7 +26,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.planner.plan import AUTO, Plan, plan
+from sparsejit.planner.kernel_choice import AUTO, Plan, plan
 from sparsejit.planner.sharing import (
     barrier_ns,
     parallel_ns,

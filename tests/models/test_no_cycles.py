@@ -16,7 +16,7 @@ _MODELS = {
     "attention": lambda: (Bert(1, 32, 2), torch.zeros(1, 8, dtype=torch.int64)),
     "recurrent": lambda: (nn.GRU(16, 16, batch_first=True), torch.zeros(1, 4, 16)),
     "convolutional": lambda: (
-        nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 1)),
+        nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.MaxPool2d(2), nn.Conv2d(8, 8, 1)),
         torch.zeros(1, 3, 8, 8),
     ),
     "linear": lambda: (nn.Sequential(nn.Linear(32, 32), nn.Softmax(-1)), torch.zeros(1, 32)),

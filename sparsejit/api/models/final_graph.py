@@ -26,7 +26,7 @@ from sparsejit.passes.calibrated_layers import (
 from sparsejit.passes.default import folded, run_passes
 from sparsejit.passes.dtypes import parsed_dtypes, with_dtypes
 from sparsejit.passes.quantised_layers import quantised_layers
-from sparsejit.planner.choice import recording
+from sparsejit.planner.cheapest_row import recording
 
 NamedDtypes = str | Mapping[str, str]
 Dtypes = NamedDtypes | Scales

@@ -24,7 +24,7 @@ from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.passes.calibrated_layers import keyed_layers
-from sparsejit.planner.choice import choose, priced
+from sparsejit.planner.cheapest_row import choose, priced
 
 # Returns whether outputs are good enough; it gets a list of outputs for each element of the data.
 Judge = Callable[[list[list[Array]]], bool]

@@ -21,7 +21,7 @@ from sparsejit.ir.spec import MatMul
 from sparsejit.ir.values import Array
 from sparsejit.lowering.step import Step
 from sparsejit.planner.alternatives import AlternativePrices
-from sparsejit.planner.plan import Candidate
+from sparsejit.planner.kernel_choice import Candidate
 from sparsejit.runtime.step_timing import StepTimes
 
 _LANES = "lane16"

@@ -1,7 +1,5 @@
 """Conversion of an ONNX graph, node by node, to a Graph.
 
-    OPERATORS         table of ONNX's operators and their mappings: a row for each operator, a file
-                      for each group
     computed          results of nodes with known operands, by the onnx package's reference where it
                       is right
     read_graph        the conversion
@@ -28,21 +26,7 @@ from sparsejit.frontends.onnx.inference import (
     version_of,
 )
 from sparsejit.frontends.onnx.loops import loop, read_by, scan_in_turns
-from sparsejit.frontends.onnx.operators import (
-    convolution,
-    einsum,
-    elementwise,
-    fourier,
-    microsoft,
-    normalisation,
-    places,
-    products,
-    quantisation,
-    recurrent,
-    reductions,
-    selection,
-    views,
-)
+from sparsejit.frontends.onnx.operators.table import OPERATORS
 from sparsejit.frontends.onnx.reading import dtype_of, sparse_array, tensor_array
 from sparsejit.frontends.onnx.sequences import (
     TensorSequence,
@@ -61,16 +45,6 @@ from sparsejit.ir.values import Array, Origin, TensorType, Value
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
-
-GROUPS = (
-    *(products, einsum, convolution, recurrent, elementwise, reductions, normalisation, views),
-    *(selection, places, quantisation, fourier, microsoft),
-)
-# Each mapping is called with the writer and the node's `Call`.
-OPERATORS: Mapping[str, Callable[..., Any]] = {
-    name: mapping for group in GROUPS for name, mapping in group.OPERATORS.items()
-}
-
 
 def _gather_elements(x: Array, places: Array, axis: int = 0) -> Array:
     """GatherElements along an axis; `places` may be shorter than x along other axes."""

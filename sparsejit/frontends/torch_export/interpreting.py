@@ -1,8 +1,6 @@
 """Conversion of an exported graph, node by node, to a Graph.
 
     computed      operators of tensors that are known at compile time, computed by torch
-    OPERATORS     table of the mappings of ATen operators: a row for each overload, a file for each
-                  group
     graph_of      the conversion
     Interpreter   its state while it runs nodes in order
 """
@@ -18,25 +16,9 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import is_tensor
-from sparsejit.frontends.torch_export.aten import (
-    activations,
-    attention,
-    complex_values,
-    convolution,
-    fourier,
-    normalisation,
-    ordering,
-    places,
-    pointwise,
-    pooling,
-    products,
-    recurrent,
-    reductions,
-    selection,
-    views,
-)
 from sparsejit.frontends.torch_export.aten.complex_values import complex_dtype, pairs
 from sparsejit.frontends.torch_export.aten.open_sizes import OPENING
+from sparsejit.frontends.torch_export.aten.table import COMPLEX_OPERATORS, OPERATORS
 from sparsejit.frontends.torch_export.decomposing import decomposed
 from sparsejit.frontends.torch_export.open_symbols import OpenSymbols, examples_of
 from sparsejit.frontends.torch_export.tracing import origin_of
@@ -84,21 +66,6 @@ def each(nest: Any, change: Callable[[Any], Any]) -> Any:
 
 def _is_short(x: Any) -> bool:
     return is_tensor(x) and str(x.dtype).removeprefix("torch.") in SHORT_FLOATS
-
-
-GROUPS = (
-    *(products, convolution, recurrent, pointwise, activations, reductions, normalisation),
-    *(views, selection, places, ordering, pooling, attention, fourier),
-)
-# Each is called with the writer and torch's own arguments.
-OPERATORS: Mapping[str, Callable[..., Any]] = {
-    name: mapping for group in GROUPS for name, mapping in group.OPERATORS.items()
-}
-# The same for calls with a complex operand or result; known operands are pairs of parts.
-COMPLEX_OPERATORS: Mapping[str, Callable[..., Any]] = {
-    **complex_values.OPERATORS,
-    **fourier.COMPLEX_OPERATORS,
-}
 
 
 # Stands for the result of a missing operator that no graph can hold.

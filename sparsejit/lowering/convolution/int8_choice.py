@@ -28,7 +28,7 @@ from sparsejit.passes.int8_layers import byte_layers
 from sparsejit.passes.quantised_layers import rounded_to_steps
 from sparsejit.passes.recognise_attention import recognise_norms
 from sparsejit.passes.rewriter import Site, rewrite
-from sparsejit.planner.choice import about
+from sparsejit.planner.cheapest_row import about
 from sparsejit.planner.convolution_plan import (
     FilterProduct,
     QuantisedWork,

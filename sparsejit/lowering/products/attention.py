@@ -32,7 +32,7 @@ from sparsejit.planner.attention_plan import (
     attention_cost,
     plan_attention,
 )
-from sparsejit.planner.choice import record
+from sparsejit.planner.cheapest_row import record
 from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import r8, rcx, rdi, rdx, rsi
@@ -112,7 +112,7 @@ def lower_attention(low: Lowering, node: Node) -> None:
         return sum(step.ns for step in trials[form].steps)
 
     made = plan_attention(AttentionForms(ns_of, low.target))
-    low.attention_forms[key] = replace(made, work=None)  # the work holds the trials, and `low`
+    low.attention_forms[key] = made.record()
     if made.name in trials:
         low.adopt(trials[made.name])
     else:

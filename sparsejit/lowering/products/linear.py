@@ -30,7 +30,7 @@ from sparsejit.lowering.context import Lowering, ModelOptions, lowers
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.products.product_parts import Bodies, emit_plan, part_steps
 from sparsejit.lowering.step import Facts, Locations, Step, between
-from sparsejit.planner.plan import Plan
+from sparsejit.planner.kernel_choice import Plan
 from sparsejit.planner.split import Part
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rsi

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from sparsejit.lowering.memory.overlap import overlap, shared_bytes, torn_lines
 from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.lowering.step import Step
-from sparsejit.planner.choice import choose, least, priced
+from sparsejit.planner.cheapest_row import choose, least, priced
 from sparsejit.planner.sharing import WavePrices
 
 Way = tuple[Step, ...]  # the parts of a divided step, or a whole step

@@ -16,7 +16,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, MatMul, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.planner.choice import cheapest, priced
+from sparsejit.planner.cheapest_row import cheapest, priced
 from sparsejit.planner.cost import Cost, price
 
 AUTO = "auto"

@@ -67,6 +67,10 @@ class Chosen(Generic[Work, Price]):
         """The name of the chosen row."""
         return self.row.name
 
+    def record(self) -> "Chosen[Any, Price]":
+        """The choice without its work, which may hold the weights of a whole model."""
+        return Chosen(self.row, None, self.prices, self.runner_up)
+
     @cached_property
     def price(self) -> Price:
         """The price of the chosen row."""
