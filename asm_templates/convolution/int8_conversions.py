@@ -66,7 +66,10 @@ class ByteQuantisation:
 
 @dataclass(frozen=True)
 class FloatRows:
-    """Strides of a float image in bytes: between samples, channels, and contiguous rows."""
+    """Strides of a float image in bytes, from sample to sample, channel to channel, row to row.
+
+    The elements of a row are contiguous; rows need not be.
+    """
 
     sample: int
     channel: int

@@ -214,11 +214,12 @@ class _Search:
         return len(pair) > 0
 
     def _price(self, most_of_lane: _Counts, most: _Counts) -> npt.NDArray[np.int32]:
-        """Return the price of vectors of rows: their bound of steps, scaled, over all windows.
+        """Return the prices of vectors of rows: bounds of their steps, scaled, summed over windows.
 
-        The bound is multiplied by sources and products; a little of each of its terms is added.
-        `most`: for each register, the third axis from the end, the most nonzeros of a lane; it is
-        overwritten.
+        A bound is the larger of two: the most nonzeros of a lane in a window (`most_of_lane`),
+        and the sum over registers of the most nonzeros of a lane in each (`most`). Both are scaled
+        alike, to whole numbers; a small share of each is added, so that the lesser counts too.
+        `most` has registers on the third axis from the end; it may be overwritten.
         """
         sources, products = self.step
         lanes = sources * most_of_lane.astype(np.int32)

@@ -237,7 +237,11 @@ def emit_row_of(
 
 
 def _padded(table: Array, lanes: int) -> Array:
-    """The float32 table, with rows padded so that a vector may begin at any feature."""
+    """Float32 table with zeros behind each row, which short dtypes need: loads have no masks.
+
+    Rows of whole vectors stay as they are. Others are rounded up and get one vector more, since
+    a gate's vectors may begin at a feature that is no multiple of `lanes`.
+    """
     rows, features = table.shape
     width = round_up(features, lanes) + (lanes if features % lanes else 0)
     stored = np.zeros((rows, width), np.float32)
