@@ -168,10 +168,30 @@ def test_the_axis_of_a_block() -> None:
             stream.run(block, axis=axis)
     left = decay().stream()
     assert len(left.run(frames(1, 3), frames(1, 4))["y"]) == 0
-    with pytest.raises(InvalidInput, match="3 are left of the block before along axis 1"):
-        left.run(frames(4, 4), frames(1, 4), axis=0)
+    for axis, context in ((0, 0), (1, 2)):
+        with pytest.raises(InvalidInput, match="3 are kept of the block before along axis 1"):
+            left.run(frames(1, 4), frames(1, 4), axis=axis, context=context)
+    with pytest.raises(InvalidInput, match="context=4; give a whole number from 0 to 3"):
+        left.run(frames(1, 4), frames(1, 4), context=4)
     left.reset()
     assert len(left.run(frames(1, 4), frames(1, 4))["y"]) == 1
+
+
+@pytest.mark.parametrize("context", [1, 3])
+def test_steps_see_the_end_of_the_steps_before(context: int) -> None:
+    fast, new = decay(), 4 - context
+    samples, gain = frames(1, 40), frames(1, 4)
+    padded = np.concatenate((np.zeros((1, context), np.float32), samples), 1)
+    whole, stream = fast.stream(), fast.stream()
+    wanted = [whole(padded[:, n : n + 4], gain)["y"] for n in range(0, 41 - new, new)]
+    found = []
+    for piece in np.split(samples, [1, 2, 2, 17, 30], 1):
+        found += [*stream.run(piece, gain, context=context)["y"]]
+    np.testing.assert_array_equal(found, wanted[: len(found)])
+    assert len(found) == 40 // new
+    stream.reset()
+    again = stream.run(samples[:, :20], gain, context=context)["y"]
+    np.testing.assert_array_equal(again, wanted[: 20 // new])
 
 
 def test_states_are_read_and_set_by_name() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,6 +53,18 @@ class _StepCalls(CalledModel):
         return self.call.direct(self._is_plain_result, torch)
 
 
+class _Kept(NamedTuple):
+    """The end of the blocks that `run` has had: less than a step behind the context.
+
+    `values` are in the model's layout; steps are cut along `axis`, and see `context` of the values
+    before them.
+    """
+
+    values: Array
+    axis: int
+    context: int
+
+
 class ModelStream:
     """A model whose states stay inside from call to call: `y = stream(x)`.
 
@@ -73,13 +85,8 @@ class ModelStream:
         self._native, call = shared.call_of(self._block)
         self._calls = _StepCalls(shared, call)
         self._is_closed = False
-        self._forget_rest()
+        self._kept: _Kept | None = None
         self.batch, self.check = shared.batch, False
-
-    def _forget_rest(self) -> None:
-        """Drop the frames that `run` has kept for its next block."""
-        self._kept: Array | None = None  # in the model's layout, less than a step along `_axis`
-        self._axis = -1
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a step, and return its outputs.
@@ -102,6 +109,7 @@ class ModelStream:
         self,
         *args: Any,
         axis: int | None = None,
+        context: int = 0,
         out_axis: int | None = None,
         **kwargs: Any,
     ) -> Any:
@@ -114,6 +122,8 @@ class ModelStream:
             *args: the arguments of a call, the first input longer or shorter
             axis: the axis of the first input that is cut; by default the axis in which its shape
                 differs from a step's, or the last axis where none differs
+            context: the number of values that a step sees again, the last ones of the step before;
+                zeros before the first block
             out_axis: the axis of each output along which steps are joined; by default they are
                 stacked along a new first axis
             **kwargs: arguments that the model takes by name
@@ -134,7 +144,8 @@ class ModelStream:
         lengths = len(np.shape(leaves[0]))
         arrays = self._shared.dtypes.arrays(leaves)
         axis = self._cut_axis(arrays[0], None if axis is None else _place(axis, lengths))
-        arrays[0], count = self._cut(arrays[0], axis)
+        arrays[0] = self._cut(arrays[0], axis, context)
+        count = len(arrays[0])
         results = self._shared.dtypes.narrowed(self._run_steps(arrays, count))
         if out_axis is not None:
             results = [_joined(result, out_axis) for result in results]
@@ -154,32 +165,41 @@ class ModelStream:
         pairs = enumerate(zip(block.shape, kind.shape, strict=True))
         others = [number for number, (found, step) in pairs if found != step]
         if axis is None:
-            kept = self._axis if self._kept is not None else len(kind.shape) - 1
-            axis = others[0] if others else kept
+            usual = len(kind.shape) - 1 if self._kept is None else self._kept.axis
+            axis = others[0] if others else usual
         if others not in ([], [axis]):
             raise InvalidInput(
                 f"{kind.name} has shape {block.shape}, and a step {kind.shape}; give one that "
                 f"differs along axis {axis} alone"
             )
-        if self._kept is not None and axis != self._axis:
-            raise InvalidInput(
-                f"{self._kept.shape[self._axis]} are left of the block before along axis "
-                f"{self._axis}; cut along the same axis, or drop them by reset()"
-            )
         return axis
 
-    def _cut(self, block: Array, axis: int) -> tuple[Array, int]:
-        """Return the inputs of all whole steps, stacked, and their number; keep what is left."""
-        operand = self._shared.inputs[0]
+    def _cut(self, block: Array, axis: int, context: int) -> Array:
+        """Return the inputs of all whole steps, stacked, and keep what is left."""
+        operand, kept = self._shared.inputs[0], self._kept
         step = operand.given.shape[axis] or 0
-        if self._kept is not None:
-            block = np.concatenate((self._kept, block), axis)
-        count, left = divmod(block.shape[axis], step)
+        if isinstance(context, bool) or not isinstance(context, int) or not 0 <= context < step:
+            raise InvalidInput(f"context={context!r}; give a whole number from 0 to {step - 1}")
+        if kept is None:
+            shape = list(block.shape)
+            shape[axis] = context
+            kept = _Kept(np.zeros(shape, block.dtype), axis, context)
+        if (axis, context) != kept[1:]:
+            raise InvalidInput(
+                f"{kept.values.shape[kept.axis]} are kept of the block before along axis "
+                f"{kept.axis}, with context={kept.context}; go on in the same way, or drop them by "
+                "reset()"
+            )
+        block = np.concatenate((kept.values, block), axis)
+        new = step - context
+        count = (block.shape[axis] - context) // new
+        whole, rest = np.split(block, [count * new], axis)
+        self._kept = _Kept(rest.copy(), axis, context)
+        if context and count:
+            parts = np.lib.stride_tricks.sliding_window_view(block, step, axis)
+            return np.moveaxis(np.moveaxis(parts, axis, 0)[: count * new : new], -1, axis + 1)
         before, after = block.shape[:axis], block.shape[axis + 1 :]
-        whole, rest = np.split(block, [count * step], axis)
-        self._kept, self._axis = (rest.copy() if left else None), axis
-        parts = whole.reshape(*before, count, step, *after)
-        return np.moveaxis(parts, axis, 0), count
+        return np.moveaxis(whole.reshape(*before, count, step, *after), axis, 0)
 
     def _run_steps(self, arrays: Sequence[Array], count: int) -> list[Array]:
         """Run steps whose inputs are stacked, or, with fewer axes, the same for all steps."""
@@ -260,7 +280,7 @@ class ModelStream:
         values = self._shared.rest(steps) if rest else None
         with self._taken() as block:
             self._shared.fill(block, values)
-            self._forget_rest()
+            self._kept = None
 
     @property
     def state(self) -> StateValues:
@@ -284,7 +304,7 @@ class ModelStream:
         with self._taken() as block:
             size = self._shared.layout.bytes
             made._block[:size] = block[:size]
-        made._kept, made._axis, made.check = self._kept, self._axis, self.check
+        made._kept, made.check = self._kept, self.check
         return made
 
     def __copy__(self) -> ModelStream:
@@ -297,7 +317,8 @@ class ModelStream:
         with self._taken_views() as views:
             values = [view.copy() for view in views]
         model = self._shared.streamed.model
-        return stream_again, (model, self.batch, values, self._kept, self._axis, self.check)
+        kept = None if self._kept is None else tuple(self._kept)
+        return stream_again, (model, self.batch, values, kept, self.check)
 
     def close(self) -> None:
         """Free the memory of the states, once no bound function holds it; calls raise."""
@@ -334,15 +355,14 @@ def stream_again(
     model: Any,
     batch: int,
     values: Sequence[Array],
-    kept: Array | None,
-    axis: int,
+    kept: tuple[Array, int, int] | None,
     check: bool,
 ) -> ModelStream:
     """Return the stream that was pickled."""
     made: ModelStream = model.stream(batch)
     with made._taken() as block:
         made._shared.fill(block, values)
-    made._kept, made._axis, made.check = kept, axis, check
+    made._kept, made.check = None if kept is None else _Kept(*kept), check
     return made
 
 
