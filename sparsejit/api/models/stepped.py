@@ -65,6 +65,10 @@ class _Operand(NamedTuple):
             return self
         return self._replace(kind=self.kind._replace(shape=(samples, *self.kind.shape[1:])))
 
+    def sample(self, number: int) -> tuple[slice, ...]:
+        """Return the index of one sample in the model's layout."""
+        return (*[slice(None)] * (self.axis or 0), slice(number, number + 1))
+
     def placed(self, array: Array, leading: int = 0) -> Array:
         """Return a native array in the model's layout; `leading` axes stay where they are."""
         return np.moveaxis(array, leading, leading + self.axis) if self.axis else array

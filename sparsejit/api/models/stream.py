@@ -40,7 +40,8 @@ class _StepCalls(CalledModel):
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the flat list of inputs. Raises InvalidInput if the arguments do not fit."""
-        return self._leaves(args, kwargs)
+        is_plain = not kwargs and len(args) == self._plain_arguments
+        return list(args) if is_plain else self._leaves(args, kwargs)
 
     def run(self, inputs: Sequence[Any]) -> list[Array]:
         dtypes = self.shared.dtypes
@@ -193,13 +194,11 @@ class ModelStream:
         block = np.concatenate((kept.values, block), axis)
         new = step - context
         count = (block.shape[axis] - context) // new
-        whole, rest = np.split(block, [count * new], axis)
+        rest = block[(*[slice(None)] * axis, slice(count * new, None))]
         self._kept = _Kept(rest.copy(), axis, context)
-        if context and count:
-            parts = np.lib.stride_tricks.sliding_window_view(block, step, axis)
-            return np.moveaxis(np.moveaxis(parts, axis, 0)[: count * new : new], -1, axis + 1)
-        before, after = block.shape[:axis], block.shape[axis + 1 :]
-        return np.moveaxis(whole.reshape(*before, count, step, *after), axis, 0)
+        steps = (count, *block.shape[:axis], step, *block.shape[axis + 1 :])
+        strides = (new * block.strides[axis], *block.strides)
+        return np.ndarray(steps, block.dtype, block, 0, strides)
 
     def _run_steps(self, arrays: Sequence[Array], count: int) -> list[Array]:
         """Run steps whose inputs are stacked, or, with fewer axes, the same for all steps."""

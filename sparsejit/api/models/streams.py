@@ -8,9 +8,10 @@ scatters the new ones. The last stream moves into the slot of one that leaves.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from sparsejit.api.models.called import as_tensors
 from sparsejit.api.models.stepped import StateValues, SteppedModel, StreamedModel
 from sparsejit.api.models.variant import Variant, lowered_variant
 from sparsejit.errors import InvalidInput
-from sparsejit.frontends.nesting import flatten, unflatten
+from sparsejit.frontends.nesting import TENSOR, flatten, unflatten
 from sparsejit.ir.values import Array
 from sparsejit.native.copying import NotCopied
 from sparsejit.runtime.filled_memory import fill, fills
@@ -72,6 +73,7 @@ class ModelStreams(NotCopied):
         step = self._shared.step
         self._step = step.memory.function(4, with_status=True)
         self._program = step  # holds the code
+        self._one = [each.for_samples(1).given for each in self._shared.inputs]
         self._block = self._shared.new_block()
         self._scratch: Array | None = None
         self._ids: list[int] = []  # by slot
@@ -176,43 +178,45 @@ class ModelStreams(NotCopied):
             return self._step_each(ids)
         leaves = flatten(self._shared.given, (args, kwargs), "inputs")
         results = self._run(ids, self._shared.dtypes.arrays(leaves))
-        return self._nested(results, leaves)
+        return unflatten(self._shared.made, self._as_given(results, leaves))
 
-    def _nested(self, results: list[Array], leaves: Sequence[Any]) -> Any:
+    def _as_given(self, results: list[Array], leaves: Iterable[Any]) -> list[Any]:
+        """Return the flat list of results in the model's dtypes, tensors if a leaf is."""
         results = self._shared.dtypes.narrowed(results)
         if not all(isinstance(leaf, np.ndarray) for leaf in leaves):
             results = as_tensors(results, self._shared.made)
-        return unflatten(self._shared.made, results)
+        return results
 
     def _step_each(self, given: Mapping[int, Any]) -> dict[int, Any]:
-        nest, shared = self._shared.given, [each.axis is None for each in self._shared.inputs]
-        if any(shared) or nest.items[1].items:
+        nest, shared = self._shared.given, self._shared
+        if nest.items[1].items or any(each.axis is None for each in shared.inputs):
             raise InvalidInput(
                 "an input is given by name, or is the same for all streams; give step the numbers "
                 "of the streams and the model's arguments"
             )
         if not given:
             return {}
-        is_one = len(nest.items[0].items) == 1
-        leaves = [
-            flatten(nest, ((each,) if is_one else each, {}), f"inputs of {stream}")
-            for stream, each in given.items()
-        ]
-        arrays = [self._shared.dtypes.arrays(each) for each in leaves]
+        is_one = nest.items[0].items == (TENSOR,)
+        calls = [(each,) if is_one else each for each in given.values()]
+        if not is_one:
+            calls = [flatten(nest, (each, {}), "inputs of a stream") for each in calls]
+        arrays = [shared.dtypes.arrays(each) for each in calls]
         for stream, each in zip(given, arrays, strict=True):
             self._check_one(stream, each)
-        sides = zip(zip(*arrays, strict=True), self._shared.inputs, strict=True)
+        sides = zip(zip(*arrays, strict=True), shared.inputs, strict=True)
         results = self._run(list(given), [np.concatenate(a, each.axis) for a, each in sides])
-        made = zip(results, self._shared.outputs, strict=True)
-        parts = [np.split(result, len(given), each.axis or 0) for result, each in made]
-        rows = [[part[number] for part in parts] for number in range(len(given))]
-        pairs = zip(given, rows, leaves, strict=True)
-        return {stream: self._nested(row, leaf) for stream, row, leaf in pairs}
+        results = self._as_given(results, chain(*calls))
+        made = shared.outputs
+        rows = [
+            [result[each.sample(number)] for result, each in zip(results, made, strict=True)]
+            for number in range(len(given))
+        ]
+        pairs = zip(given, rows, strict=True)
+        return {stream: unflatten(shared.made, row) for stream, row in pairs}
 
     def _check_one(self, stream: int, arrays: Sequence[Array]) -> None:
         """Raise InvalidInput for arrays that are not the inputs of one stream."""
-        for array, operand in zip(arrays, self._shared.inputs, strict=True):
-            kind = operand.for_samples(1).given
+        for array, kind in zip(arrays, self._one, strict=True):
             if array.dtype != kind.dtype or array.shape != kind.shape:
                 raise InvalidInput(
                     f"{kind.name} of stream {stream} is {array.dtype}{array.shape}; give "
