@@ -149,8 +149,26 @@ def test_a_block_has_inputs_for_each_step_or_for_all() -> None:
     for n, gain in enumerate(gains):
         wanted = stream(samples[:, 4 * n : 4 * n + 4], gain)
         np.testing.assert_array_equal(each["y"][n], wanted["y"])
+    twin = stream.copy()
     with pytest.raises(InvalidInput, match="one for each of the 3 steps"):
-        stream.run(samples, frames(2, 1, 4))
+        stream.run(np.concatenate((samples, samples[:, :1]), 1), frames(2, 1, 4))
+    further = frames(1, 12)
+    found = stream.run(further, gains[0])  # as if nothing was asked before
+    np.testing.assert_array_equal(found["y"], twin.run(further, gains[0])["y"])
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_blocks_in_any_layout_of_memory(axis: int) -> None:
+    zeros = torch.zeros(3, 4)
+    fast = sparsejit.compile(Decay().eval(), (zeros, zeros, zeros), state={2: 2}, free_batch=False)
+    whole, gain = frames(9, 16), frames(3, 4)
+    block = whole[:3] if axis else whole[:, :4]
+    stream = fast.stream()
+    steps = np.split(block, 4 if axis else 3, axis)
+    wanted = [stream(np.ascontiguousarray(step), gain)["y"] for step in steps]
+    for layout in (np.ascontiguousarray, np.asfortranarray, lambda x: x):
+        stream.reset()
+        np.testing.assert_array_equal(stream.run(layout(block), gain)["y"], wanted)
 
 
 def test_the_axis_of_a_block() -> None:

@@ -66,6 +66,16 @@ class _Kept(NamedTuple):
     context: int
 
 
+class _BlockInput(NamedTuple):
+    """A native input of the steps of a block, and the bytes from a step's data to the next one's.
+
+    They are 0 for an input that is the same for all steps.
+    """
+
+    values: Array
+    advance: int
+
+
 class ModelStream:
     """A model whose states stay inside from call to call: `y = stream(x)`.
 
@@ -145,9 +155,10 @@ class ModelStream:
         lengths = len(np.shape(leaves[0]))
         arrays = self._shared.dtypes.arrays(leaves)
         axis = self._cut_axis(arrays[0], None if axis is None else _place(axis, lengths))
-        arrays[0] = self._cut(arrays[0], axis, context)
-        count = len(arrays[0])
-        results = self._shared.dtypes.narrowed(self._run_steps(arrays, count))
+        arrays[0], kept = self._cut(arrays[0], axis, context)
+        inputs = self._native_inputs(arrays)
+        self._kept = kept if kept.values.size else None
+        results = self._shared.dtypes.narrowed(self._run_steps(inputs, len(arrays[0])))
         if out_axis is not None:
             results = [_joined(result, out_axis) for result in results]
         if not all(isinstance(leaf, np.ndarray) for leaf in leaves):
@@ -175,8 +186,8 @@ class ModelStream:
             )
         return axis
 
-    def _cut(self, block: Array, axis: int, context: int) -> Array:
-        """Return the inputs of all whole steps, stacked, and keep what is left."""
+    def _cut(self, block: Array, axis: int, context: int) -> tuple[Array, _Kept]:
+        """Return the inputs of all whole steps, stacked, and the rest."""
         operand, kept = self._shared.inputs[0], self._kept
         step = operand.given.shape[axis] or 0
         if isinstance(context, bool) or not isinstance(context, int) or not 0 <= context < step:
@@ -191,18 +202,18 @@ class ModelStream:
                 f"{kept.axis}, with context={kept.context}; go on in the same way, or drop them by "
                 "reset()"
             )
-        block = np.concatenate((kept.values, block), axis)
+        block = np.ascontiguousarray(np.concatenate((kept.values, block), axis))
         new = step - context
         count = (block.shape[axis] - context) // new
         rest = block[(*[slice(None)] * axis, slice(count * new, None))]
-        self._kept = _Kept(rest.copy(), axis, context)
         steps = (count, *block.shape[:axis], step, *block.shape[axis + 1 :])
         strides = (new * block.strides[axis], *block.strides)
-        return np.ndarray(steps, block.dtype, block, 0, strides)
+        stacked: Array = np.ndarray(steps, block.dtype, block, 0, strides)
+        return stacked, _Kept(rest.copy(), axis, context)
 
-    def _run_steps(self, arrays: Sequence[Array], count: int) -> list[Array]:
-        """Run steps whose inputs are stacked, or, with fewer axes, the same for all steps."""
-        inputs, advances = [], []
+    def _native_inputs(self, arrays: Sequence[Array]) -> list[_BlockInput]:
+        """Return the inputs of the steps of a block. Raises InvalidInput where one does not fit."""
+        inputs, count = [], len(arrays[0])
         for array, operand in zip(arrays, self._shared.inputs, strict=True):
             kind, leading = operand.given, int(array.ndim > len(operand.kind.shape))
             if array.dtype != kind.dtype or array.shape != (*[count] * leading, *kind.shape):
@@ -210,27 +221,31 @@ class ModelStream:
                     f"{kind.name} is {array.dtype}{array.shape}; give {kind.dtype}{kind.shape}, "
                     f"or one for each of the {count} steps of this block"
                 )
-            inputs.append(np.ascontiguousarray(operand.native(array, leading)))
-            advances.append(kind.bytes * leading)
+            values = np.ascontiguousarray(operand.native(array, leading))
+            inputs.append(_BlockInput(values, kind.bytes * leading))
+        return inputs
+
+    def _run_steps(self, inputs: Sequence[_BlockInput], count: int) -> list[Array]:
+        """Run the steps of a block; return their results, stacked."""
         made = self._shared.outputs
         outputs = [np.empty((count, *each.shape), each.kind.dtype) for each in made]
         if fills():
             fill(outputs)
-        self._run_native(inputs, advances, outputs, count)
+        self._run_native(inputs, outputs, count)
         pairs = zip(outputs, self._shared.outputs, strict=True)
         return [operand.placed(output, 1) for output, operand in pairs]
 
     def _run_native(
-        self, inputs: list[Array], advances: list[int], outputs: list[Array], count: int
+        self, inputs: Sequence[_BlockInput], outputs: list[Array], count: int
     ) -> None:
         made = [each.kind.bytes for each in self._shared.outputs]
-        steps = self._shared.steps((*advances, *made))
+        steps = self._shared.steps((*(each.advance for each in inputs), *made))
         turns = [count] if not self.check else [1] * count
         checked = self._native.checked
         block, first = checked.take_workspace(), 0
         try:
             for turn in turns:
-                now = [a[first:] if size else a for a, size in zip(inputs, advances, strict=True)]
+                now = [values[first:] if size else values for values, size in inputs]
                 tables = address_table(now), address_table([each[first:] for each in outputs])
                 require_success(steps(*tables, block.ctypes.data, turn))
                 if self.check:
