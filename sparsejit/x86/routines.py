@@ -3,6 +3,7 @@
     call_routine       a call of code that is appended once
     push, pop          registers saved on the stack
     make_room, slots   room on the stack, and slots there
+    flush_denormals    denormal numbers count as zero
 
 A routine:
 
@@ -84,3 +85,19 @@ def make_room(asm: Assembler, size: int, alignment: int = 64) -> None:
 def slots(base: Register, count: int, first: int = 0, step: int = 8) -> list[Memory]:
     """Return `count` places, the fields of a frame: `first` bytes from `base`, `step` apart."""
     return [Memory(base, first + step * number) for number in range(count)]
+
+
+# MXCSR: denormal results and operands become zero (Intel SDM 1, 10.2.3).
+_FLUSH_TO_ZERO = 1 << 15 | 1 << 6
+
+
+def flush_denormals(asm: Assembler, before: Memory, flushing: Memory) -> None:
+    """Let denormal numbers count as zero; `before` = MXCSR, to be restored. Clobbers rax.
+
+    Both are places of 4 bytes.
+    """
+    asm.emit("stmxcsr", before)
+    asm.emit("mov", dword(rax), before)
+    asm.emit("or", dword(rax), _FLUSH_TO_ZERO)
+    asm.emit("mov", flushing, dword(rax))
+    asm.emit("ldmxcsr", flushing)
