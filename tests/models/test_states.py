@@ -107,7 +107,8 @@ def convolved(m: Any, x: Tensor) -> Tensor:
     """A causal convolution whose past is a buffer."""
     whole = torch.cat([m.ring, x[:, None]], 1)
     m.ring.copy_(whole[:, -5:])
-    return functional.conv1d(whole.transpose(1, 2), m.layer.weight[:, :, None].repeat(1, 1, 6))
+    weight = m.layer.weight[:, :, None].repeat(1, 1, 6)
+    return functional.conv1d(whole.transpose(1, 2), weight)[:, :, 0]
 
 
 def ring_by_position(m: Any, x: Tensor) -> Tensor:
@@ -194,6 +195,13 @@ MODULES: dict[Callable[..., Any], dict[str, Tensor]] = {
 }
 
 
+# They follow the batch of their inputs.
+OF_ANY_BATCH = (
+    *(hidden, hidden_in_place, delayed, added, part_written, rolled, shifted, convolved),
+    *(delayed_twice, swapped, halves),
+)
+
+
 def module_of(function: Callable[..., Any]) -> Stateful:
     torch.manual_seed(0)
     buffers = MODULES[function] or {"h": H}
@@ -202,7 +210,7 @@ def module_of(function: Callable[..., Any]) -> Stateful:
 
 def steps_of(fast: CompiledModel, xs: list[Tensor]) -> list[np.ndarray]:
     """The outputs of all steps, with states carried from call to call."""
-    states = [each.initial for each in fast.states]
+    states = [each.initial.repeat(len(xs[0]), 0) for each in fast.states]
     outputs = []
     for x in xs:
         y, *states = fast.run([x, *states])
@@ -223,12 +231,39 @@ def test_buffers_that_a_module_changes_are_states(
     assert {each.name for each in fast.states} == before.keys()
     path = tmp_path / "model.sjit"
     fast.save(path)
-    xs = list(torch.randn(STEPS, 1, 4))
-    with torch.no_grad():
-        wanted = [model(x).numpy().copy() for x in xs]
+    assert fast.batch_is_free == (function in OF_ANY_BATCH)
+    streams = 3 if fast.batch_is_free else 1
+    xs, wanted = torch.randn(STEPS, streams, 4), np.zeros((STEPS, streams, 4), np.float32)
+    for stream in range(streams):
+        alone = module_of(function)
+        with torch.no_grad():
+            for step, x in enumerate(xs):
+                wanted[step, stream] = alone(x[stream : stream + 1])[0]
     for each in (fast, sparsejit.load(path)):
-        for result, want in zip(steps_of(each, xs), wanted, strict=True):
-            np.testing.assert_allclose(result, want, rtol=2e-5, atol=2e-5)
+        found = steps_of(each, list(xs))
+        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
+
+
+def test_buffers_of_several_samples() -> None:
+    """The batch, on axis 1 of a layer's state, is free where all samples start alike."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y, m.h = m.gru(x, m.h)
+        return y
+
+    for start, is_free in ((torch.zeros(1, 3, 4), True), (torch.randn(1, 3, 4), False)):
+        model = Stateful(forward, h=start.clone()).eval()
+        model.gru = nn.GRU(4, 4, batch_first=True)
+        fast = sparsejit.compile(model, (torch.randn(3, 5, 4),))
+        assert fast.batch_is_free == is_free
+        (state,) = fast.states
+        assert state.initial is not None and state.initial.shape == (1, 1 if is_free else 3, 4)
+        x = torch.randn(3, 5, 4)
+        y, h = fast.run([x, start])
+        with torch.no_grad():
+            wanted, _ = model.gru(x, start)
+        np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(h[0], wanted[:, -1], rtol=1e-5, atol=1e-5)
 
 
 def test_a_call_and_data_are_refused_where_buffers_change() -> None:

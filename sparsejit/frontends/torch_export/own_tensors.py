@@ -184,26 +184,49 @@ def carries_state(
     Results are its outputs and these buffers, which have their first values before both calls.
     False where the model cannot be copied. Random numbers are the same in both calls.
     """
-    import torch
-    from torch.utils._pytree import tree_leaves
-
     try:
         copied = deepcopy(model).eval()
     except Exception:  # any of the user's own objects may refuse
         return False
     first = {name: copied.get_buffer(name).clone() for name in buffers}
     outputs = []
-    with torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng():
-        warnings.simplefilter("ignore")
-        for _ in range(2):
-            torch.manual_seed(0)
-            for name, value in first.items():
-                _set_buffer(copied, name, value.clone())
-            given, named = deepcopy((args, dict(kwargs)))
-            found = copied(*given, **named), [copied.get_buffer(name) for name in buffers]
-            outputs.append([x.clone() for x in tree_leaves(found) if isinstance(x, torch.Tensor)])
+    for _ in range(2):
+        for name, value in first.items():
+            _set_buffer(copied, name, value.clone())
+        outputs.append(_results(copied, args, kwargs, buffers))
     pairs = zip(*outputs, strict=True)
     return any(one.shape != two.shape or not one.equal(two) for one, two in pairs)
+
+
+def _results(
+    model: Module, args: Sequence[Any], kwargs: Mapping[str, Any], buffers: Sequence[str]
+) -> list[torch.Tensor]:
+    """Return copies of the outputs of a call, and of these buffers after it."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    with torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        given, named = deepcopy((tuple(args), dict(kwargs)))
+        found = model(*given, **named), [model.get_buffer(name) for name in buffers]
+        return [x.clone() for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
+
+
+@contextmanager
+def repeated_buffers(model: Module, axes: Mapping[str, int | None]) -> Iterator[None]:
+    """Context in which these buffers have each sample twice, on these axes."""
+    import torch
+
+    kept = {name: model.get_buffer(name) for name in axes}
+    try:
+        for name, axis in axes.items():
+            if axis is not None:
+                _set_buffer(model, name, torch.cat([kept[name], kept[name]], axis))
+        yield
+    finally:
+        for name, value in kept.items():
+            _set_buffer(model, name, value)
 
 
 def _set_buffer(model: Module, name: str, value: torch.Tensor) -> None:
@@ -256,6 +279,59 @@ def _changes_kind(name: str, before: Any, after: Any) -> InvalidInput:
     """Return the error for a buffer that gets another size or dtype."""
     kinds = (f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" for x in (before, after))
     return changes_itself(name, KEEP_KIND, f", from {' to '.join(kinds)}")
+
+
+# A share of the largest number, by which a program may differ from its module.
+_ROUNDING = 1e-3
+
+
+def check_step(
+    model: Module,
+    program: ExportedProgram,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    buffers: Sequence[ChangedBuffer],
+) -> None:
+    """Raise InvalidInput unless the program changes buffers as the module does, in one call.
+
+    torch.export may order writes and reads otherwise than the module. Nothing is compared where
+    the module, or the program, does not run as it is.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    names = [buffer.name for buffer in buffers]
+    own = (*model.named_parameters(), *model.named_buffers())
+    try:
+        memo = {id(tensor): tensor for name, tensor in own if name not in names}
+        wanted = _results(deepcopy(model, memo).eval(), args, kwargs, names)
+        leaves = iter(tree_leaves((tuple(args), dict(kwargs))))
+        tensors = {**program.constants, **program.state_dict}
+        specs = program.graph_signature.input_specs
+        given = [next(leaves) if spec.target is None else tensors[spec.target] for spec in specs]
+        with torch.no_grad():
+            results = program.graph_module(*given)
+    except Exception:  # any of the user's own objects may refuse
+        return
+    kinds = [spec.kind.name for spec in program.graph_signature.output_specs]
+    outputs = [x for x, kind in zip(results, kinds, strict=True) if kind == "USER_OUTPUT"]
+    found = [x for x in outputs if isinstance(x, torch.Tensor)]
+    found += [results[buffer.output] for buffer in buffers]
+    if not all(map(_is_near, found, wanted)):
+        raise changes_itself(
+            ", ".join(names),
+            "write it by copy_() after all that reads it, or return it as an output",
+            " otherwise than torch.export understands it",
+        )
+
+
+def _is_near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return False
+    if not (wanted.is_floating_point() or wanted.is_complex()):
+        return bool(found.equal(wanted))
+    most = wanted[wanted.isfinite()].abs().amax().item() if wanted.isfinite().any() else 0.0
+    return bool(found.isclose(wanted, 0, _ROUNDING * most, equal_nan=True).all())
 
 
 def check_apart(program: ExportedProgram, changed: Sequence[str]) -> None:
