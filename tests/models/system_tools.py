@@ -9,7 +9,11 @@ import pytest
 from sparsejit.artefact import export
 
 GCC = shutil.which("gcc")
+MINGW, WINE = shutil.which("x86_64-w64-mingw32-gcc"), shutil.which("wine")
 needs_gcc = pytest.mark.skipif(GCC is None, reason="gcc is not there to compile C")
+needs_windows = pytest.mark.skipif(
+    MINGW is None or WINE is None, reason="mingw-w64 or wine is not there to run a Windows program"
+)
 needs_linker = pytest.mark.skipif(
     not any(map(shutil.which, export.LINKERS)), reason="there is no linker"
 )

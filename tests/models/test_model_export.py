@@ -66,6 +66,7 @@ def test_the_header_says_shapes_sizes_and_types(tmp_path: Path) -> None:
     case = CASES["words"]
     text = exported(case, tmp_path)
     macros = dict(re.findall(r"^#define MODEL_(\w+) (\S+)", text, re.MULTILINE))
+    assert re.fullmatch('"[0-9a-f]{16}"', macros.pop("HASH"))
     assert macros.pop("WORKSPACE_BYTES") == str(case.compiled().stats["workspace_bytes"])
     assert macros == {
         "OK": "0",
@@ -88,7 +89,7 @@ def test_the_header_says_shapes_sizes_and_types(tmp_path: Path) -> None:
     assert "   outputs[2]: bool logical_not[samples]\n" in text
     assert (
         "int model_run(const void *const *inputs, void *const *outputs, void *workspace, "
-        "long samples);" in text
+        "ptrdiff_t samples);" in text
     )
 
 

@@ -14,7 +14,7 @@ from sparsejit.x86.operands import rcx
 
 
 def exported_model(name: str, variant: Variant, nests: Sequence[Nest] = ()) -> ExportedFunction:
-    """Return `int NAME_run(inputs, outputs, workspace)`; with `long samples` for a free batch.
+    """Return `int NAME_run(inputs, outputs, workspace)`; with `ptrdiff_t samples` for a free batch.
 
     `nests` are the nests of the model's inputs and outputs, whose dtypes the header names. Raises
     InvalidInput for a model on several threads.
@@ -29,12 +29,13 @@ def exported_model(name: str, variant: Variant, nests: Sequence[Nest] = ()) -> E
         name,
         variant.program.image,
         variant.options.target,
-        ", ".join(parameters if is_fixed else [*parameters, "long samples"]),
+        ", ".join(parameters if is_fixed else [*parameters, "ptrdiff_t samples"]),
         returns_status=True,
         fixed=((rcx, 1),) if is_fixed else (),
         macros=_macros(variant),
         about=_about(variant, name.upper(), _noted(nests)),
         threads=variant.options.threads,
+        workspace_bytes=variant.workspace_bytes,
     )
 
 
