@@ -65,6 +65,8 @@ class ModelOptions:
     `weight_bytes` is the size of the whole model's weights, as code or data; 0 until estimated.
     `shares_tiles`: threads take turns with the tiles of a batch, instead of sharing the kernels of
     each. `any_length`: code for other lengths will follow, and shall read the same weights.
+    `same_bits`: samples of a function with one tile have the same bits in any batch; with `exact`
+    they have, too.
     """
 
     target: Target
@@ -75,6 +77,7 @@ class ModelOptions:
     weight_bytes: int = 0
     shares_tiles: bool = False
     any_length: bool = False
+    same_bits: bool = False
 
     @cached_property
     def planner(self) -> LayerPlanner:

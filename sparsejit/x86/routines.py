@@ -4,6 +4,7 @@
     push, pop          registers saved on the stack
     reserve, make_room room on the stack: of any size by steps that are known, or aligned by a loop
     slots              slots there
+    flush_denormals    denormal numbers count as zero
 
 A routine:
 
@@ -102,3 +103,19 @@ def make_room(asm: Assembler, size: int, alignment: int = 64) -> None:
 def slots(base: Register, count: int, first: int = 0, step: int = 8) -> list[Memory]:
     """Return `count` places, the fields of a frame: `first` bytes from `base`, `step` apart."""
     return [Memory(base, first + step * number) for number in range(count)]
+
+
+# MXCSR: denormal results and operands become zero (Intel SDM 1, 10.2.3).
+_FLUSH_TO_ZERO = 1 << 15 | 1 << 6
+
+
+def flush_denormals(asm: Assembler, before: Memory, flushing: Memory) -> None:
+    """Let denormal numbers count as zero; `before` = MXCSR, to be restored. Clobbers rax.
+
+    Both are places of 4 bytes.
+    """
+    asm.emit("stmxcsr", before)
+    asm.emit("mov", dword(rax), before)
+    asm.emit("or", dword(rax), _FLUSH_TO_ZERO)
+    asm.emit("mov", flushing, dword(rax))
+    asm.emit("ldmxcsr", flushing)

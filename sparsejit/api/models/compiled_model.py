@@ -20,6 +20,9 @@ from sparsejit.api.models.model_file import (
     model_to_data,
     read_model,
 )
+from sparsejit.api.models.stepped import SteppedModel, StreamedModel
+from sparsejit.api.models.stream import ModelStream
+from sparsejit.api.models.streams import ModelStreams
 from sparsejit.api.models.variant import Variant, lowered_variant, sizes_text
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.quantising.seen_inputs import calls_of
@@ -38,6 +41,7 @@ from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.state import State
 from sparsejit.ir.values import Array
 from sparsejit.lowering.kept_weights import kept_weights
+from sparsejit.planner.split import parse_threads
 from sparsejit.runtime.program import Program
 
 _MOST_BYTES = 256 << 20  # of variants for sizes other than the example's
@@ -97,6 +101,7 @@ class CompiledModel(CalledModel, Compiled):
         self.shrinking = shrinking
         self.states = tuple(states)
         self._accuracy: Accuracy | None = None
+        self._stepped: dict[int, SteppedModel] = {}  # by batch
         self._compiling = threading.Lock()
         self._dtypes = ModelDtypes(self._first.inputs, input_nest, output_nest)
         self._open_axes = open_axes(output_nest)
@@ -258,6 +263,45 @@ class CompiledModel(CalledModel, Compiled):
         """
         arrays, results = bound_arrays(inputs), bound_arrays(outputs)
         return self._variant_for(arrays).call.bind(arrays, results)
+
+    def stream(self, batch: int = 1) -> ModelStream:
+        """Return a stream, which keeps the model's states from call to call.
+
+        The model is compiled with `state=`. A stream has the sizes of the example inputs.
+
+        Args:
+            batch: the number of samples that each step takes, where the batch is free
+
+        Raises:
+            InvalidInput: the model has no states, or its batch is fixed and `batch` is not 1
+        """
+        shared = self._stepped.get(batch)
+        if shared is None:
+            shared = self._stepped.setdefault(batch, SteppedModel(self._streamed, batch))
+        return ModelStream(shared)
+
+    def streams(self, capacity: int, *, threads: int | str | None = None) -> ModelStreams:
+        """Return room for many streams, which join and leave, and step together.
+
+        The model is compiled with `state=`, and its batch is free. Its code may be made once more,
+        in tiles of one size, so that the bits of a stream do not depend on the others.
+
+        Args:
+            capacity: the most streams at a time
+            threads: the number of threads that run tiles in turn, or "auto" for one a core; by
+                default as the model was compiled
+
+        Raises:
+            InvalidInput: the model has no states, or a state without a free batch
+        """
+        own = self._first.options.threads if threads is None else parse_threads(threads)
+        return ModelStreams(self._streamed, capacity, own)
+
+    @property
+    def _streamed(self) -> StreamedModel:
+        """The parts of this model that streams need."""
+        nests = self._input_nest, self._output_nest
+        return StreamedModel(self, self._first, self.states, *nests)
 
     def _saved(self) -> sealed.SealedFile:
         return sealed.SealedFile(KIND, *model_to_data(self.source()))
