@@ -132,7 +132,9 @@ class Compiled(Explained):
 
         For a kernel it is `NAME_run(const float *x, float *y)`, for a model `NAME_run(inputs,
         outputs, workspace)` for the shapes of the example inputs, with a workspace for each thread.
-        Where the batch is free, a last parameter `ptrdiff_t samples` is its length.
+        Where the batch is free, a last parameter `ptrdiff_t samples` is its length. A model with
+        states has `NAME_step(inputs, outputs, state, workspace)` for one sample instead, and
+        `NAME_state_init(state)`.
         `NAME_prepare` touches all memory that a call needs, so that the first call waits for none.
 
         Args:

@@ -16,7 +16,10 @@ _HASH_DIGITS = 16
 
 
 def interface_hash(function: ExportedFunction) -> str:
-    """Return the hash that header and object share; weights do not change it."""
+    """Return the hash that header and object share.
+
+    Other weights of the same network change it only where sizes or needs of the code change.
+    """
     return hashlib.sha256(_text(function, "").encode()).hexdigest()[:_HASH_DIGITS]
 
 

@@ -81,13 +81,11 @@ _NESTED = 2
 
 
 def entry_points(function: ExportedFunction) -> tuple[EntryPoint, ...]:
-    """Return all functions of C, `run` first."""
+    """Return all functions of C, the one that computes first."""
     workspace = "void *workspace" if function.workspace_bytes else "void"
-    return (
-        EntryPoint("run", function.parameters, partial(_run, function)),
-        EntryPoint("prepare", workspace, partial(_prepare, function), _ABOUT_PREPARE),
-        *function.others,
-    )
+    run = EntryPoint("run", function.parameters, partial(_run, function))
+    prepare = EntryPoint("prepare", workspace, partial(_prepare, function), _ABOUT_PREPARE)
+    return (*(function.functions or (run,)), prepare)
 
 
 _ABOUT_PREPARE = (

@@ -1,7 +1,7 @@
 """Exported code: a finished function, its C signature, and the functions around it.
 
     Macro              a number in the C header
-    EntryPoint         a function of C beside `run`
+    EntryPoint         a function of C
     ExportedFunction   the image, and what the header says of it
     ObjectCode         the same as bytes and places, for a writer of object files
 """
@@ -52,9 +52,9 @@ class ExportedFunction:
     `image` begins with a System V function that takes `parameters` and then `fixed` numbers in
     registers, four in all at most, and returns an int, or nothing where `returns_status` is false.
     It keeps callee-saved registers and calls nothing outside itself. `target` is the target of the
-    code. `about` describes the function, line by line. `others` are further functions of C.
-    `workspace_bytes` is 0 for a function without workspace. Raises InvalidInput for code on several
-    `threads`.
+    code. `about` describes the function, line by line. `functions`, where there are any,
+    take the place of `run`. `workspace_bytes` is 0 for a function without workspace. Raises
+    InvalidInput for code on several `threads`.
     """
 
     name: str
@@ -66,7 +66,7 @@ class ExportedFunction:
     macros: Sequence[Macro] = ()
     about: Sequence[str] = ()
     threads: int = 1
-    others: Sequence[EntryPoint] = ()
+    functions: Sequence[EntryPoint] = ()
     workspace_bytes: int = 0
 
     def __post_init__(self) -> None:

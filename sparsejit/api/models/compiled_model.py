@@ -307,7 +307,9 @@ class CompiledModel(CalledModel, Compiled):
         return sealed.SealedFile(KIND, *model_to_data(self.source()))
 
     def _exported(self, name: str) -> ExportedFunction:
-        return exported_model(name, self._first, (self._input_nest, self._output_nest))
+        stepped = SteppedModel(self._streamed, 1) if self.states else None
+        nests = self._input_nest, self._output_nest
+        return exported_model(name, self._first, nests, stepped)
 
     def source(self) -> ModelSource:
         """Return the data from which the model is compiled, with rules for further sizes."""
