@@ -13,7 +13,7 @@ from sparsejit.errors import InvalidInput
 class System(NamedTuple):
     """An operating system on x86-64.
 
-    name: the name by which users choose it.
+    name: the name by which users choose it; `cmake_name` is CMake's.
     suffixes: the suffixes of files for it, the usual one first.
     write: the writer of its object files.
     is_microsoft: whether its functions have Microsoft's calling convention; else System V's.
@@ -22,6 +22,7 @@ class System(NamedTuple):
     """
 
     name: str
+    cmake_name: str
     suffixes: tuple[str, ...]
     write: Callable[[ObjectCode], bytes]
     is_microsoft: bool = False
@@ -29,13 +30,13 @@ class System(NamedTuple):
     saves_on_demand: bool = False
 
 
-LINUX = System("linux", (".o", ".so"), elf_file, asks_for_tiles=True)
+LINUX = System("linux", "Linux", (".o", ".so"), elf_file, asks_for_tiles=True)
 SYSTEMS = {
     system.name: system
     for system in (
         LINUX,
-        System("windows", (".obj",), coff_file, is_microsoft=True),
-        System("macos", (".o",), mach_o_file, saves_on_demand=True),
+        System("windows", "Windows", (".obj",), coff_file, is_microsoft=True),
+        System("macos", "Darwin", (".o",), mach_o_file, saves_on_demand=True),
     )
 }
 

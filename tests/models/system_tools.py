@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,3 +26,11 @@ def run_tool(*command: Any) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def run_windows(program: Path, windows: dict[str, str], *names: str) -> None:
+    done = subprocess.run(
+        [str(WINE), program.name, *names],
+        cwd=program.parent, env=windows, capture_output=True, text=True, check=False, timeout=200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr

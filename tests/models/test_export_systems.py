@@ -1,8 +1,5 @@
 """Code exported for Windows and macOS: the bits of Python's calls, and what callers may expect."""
 
-import os
-import subprocess
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from struct import unpack, unpack_from
@@ -16,7 +13,7 @@ from disassembly import decode
 from matvec_checks import block_weights, target_of
 from runnable import parameters
 from saved_models import CASES, inputs_of, native_inputs
-from system_tools import MINGW, WINE, needs_windows, run_tool
+from system_tools import MINGW, needs_windows, run_tool, run_windows
 
 import sparsejit
 from sparsejit.artefact.c_header import interface_hash
@@ -34,25 +31,6 @@ KERNELS: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {
     "a large frame": ((40, 9000), {"dtype": "int8", "strategy": "int8-pairs"}),
     "batch": ((65, 70), {"batch": 19}),
 }
-
-
-@pytest.fixture(scope="session")
-def windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment of wine, with a folder of its own."""
-    folder = tmp_path_factory.mktemp("wine")
-    quiet = {"WINEDEBUG": "-all", "WINEDLLOVERRIDES": "mscoree,mshtml="}
-    environment = {**os.environ, **quiet, "WINEPREFIX": str(folder / "prefix")}
-    environment.pop("DISPLAY", None)
-    yield environment
-    subprocess.run(["wineserver", "-k"], env=environment, check=False)
-
-
-def run_windows(program: Path, windows: dict[str, str], *names: str) -> None:
-    done = subprocess.run(
-        [str(WINE), program.name, *names],
-        cwd=program.parent, env=windows, capture_output=True, text=True, check=False, timeout=200,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def kernel_of(case: str) -> sparsejit.Kernel:
