@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsejit.api.compiled import Compiled, Loader
+from sparsejit.api.compiled import Compiled, Loader, PathLike
 from sparsejit.api.models.called import CalledModel, as_arrays, bound_arrays, check_open_axes, cut
 from sparsejit.api.models.dtypes import ModelDtypes
 from sparsejit.api.models.export import exported_model
@@ -34,6 +34,7 @@ from sparsejit.api.reports.report import Report
 from sparsejit.api.sizes.named_sizes import NamedSizes
 from sparsejit.api.sizes.size_rules import SizeRules
 from sparsejit.artefact import sealed
+from sparsejit.artefact.cmake_package import export_package, package_name
 from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.errors import CompileError, DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import Nest, open_axes
@@ -325,7 +326,39 @@ class CompiledModel(CalledModel, Compiled):
         return sealed.SealedFile(KIND, *model_to_data(self.source()))
 
     def _exported(self, name: str) -> ExportedFunction:
-        return exported_model(name, self._first, (self._input_nest, self._output_nest))
+        stepped = SteppedModel(self._streamed, 1) if self.states else None
+        nests = self._input_nest, self._output_nest
+        return exported_model(name, self._first, nests, stepped)
+
+    def export(
+        self,
+        path: PathLike,
+        header: PathLike | None = None,
+        *,
+        system: str = "linux",
+        cmake: str = "",
+    ) -> None:
+        """Write functions for C, as `Compiled.export` describes, or a package for CMake and C++.
+
+        A package is a folder with the object file, its C header, a C++17 header with a class
+        `Stream`, and the configuration that `find_package` reads.
+
+        Args:
+            path: an object file or a shared object (.so); with `cmake` the package's folder
+            header: a C header (.h); a package has its own
+            system: "linux", "windows" or "macos", on x86-64 processors
+            cmake: the name of the package, which begins the names in C, such as "mymodel"
+
+        Raises:
+            InvalidInput: as for `Compiled.export`; a header or an invalid name beside `cmake`
+            MissingDependency: there is no linker
+        """
+        if not cmake:
+            super().export(path, header, system=system)
+            return
+        if header is not None:
+            raise InvalidInput(f"header {header} is given beside cmake; a package has its own")
+        export_package(self._exported(package_name(cmake)), path, system)
 
     def source(self) -> ModelSource:
         """Return the data from which the model is compiled, with rules for further sizes."""
