@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph
@@ -40,6 +41,19 @@ class State:
     def __str__(self) -> str:
         """A line for reports."""
         return f"state {self.name}: {self.origin or f'takes output {self.output}'}"
+
+
+class Pace(NamedTuple):
+    """The frames of a call's input, None without an axis of time, and those that results are late.
+
+    Both are frames of the model's input.
+    """
+
+    step: int | None
+    delay: int
+
+
+NO_PACE = Pace(None, 0)
 
 
 def check_states(graph: Graph, states: Sequence[State], tile: int | None = None) -> None:

@@ -40,7 +40,7 @@ from sparsejit.errors import CompileError, DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import Nest, open_axes
 from sparsejit.ir.graph import BatchAxes, Graph
 from sparsejit.ir.layer_scales import LayerScales
-from sparsejit.ir.state import State
+from sparsejit.ir.state import NO_PACE, Pace, State
 from sparsejit.ir.values import Array
 from sparsejit.lowering.kept_weights import kept_weights
 from sparsejit.planner.split import parse_threads
@@ -78,6 +78,9 @@ class CompiledModel(CalledModel, Compiled):
         graph: the computation, after all passes
         shrinking: for an ONNX model, the command that puts zeros into it; else empty
         states: the inputs that take an output of the call before, which a stream carries
+        step: frames of the input in a call, where `compile` was given a step; else None
+        delay: frames of the input by which results are late, where the model looks ahead: frame i
+            of a stream is frame i - delay of the whole model, and zero before its first one
         pointer: the address of `int run(inputs, outputs, workspace, samples)`, whose arrays have
             samples on axis 0 wherever the model has them
     """
@@ -93,6 +96,7 @@ class CompiledModel(CalledModel, Compiled):
         scales: Sequence[LayerScales] = (),
         shrinking: str = "",
         states: Sequence[State] = (),
+        pace: Pace = NO_PACE,
     ) -> None:
         super().__init__(input_nest, output_nest)
         self._first = variants[0]
@@ -104,6 +108,7 @@ class CompiledModel(CalledModel, Compiled):
         self.shrinking = shrinking
         self.states = tuple(states)
         self._own_states = own_states(self.states, input_nest, output_nest)
+        self.step, self.delay = pace
         self._accuracy: Accuracy | None = None
         self._stepped: dict[int, SteppedModel] = {}  # by batch
         self._compiling = threading.Lock()
@@ -368,9 +373,9 @@ class CompiledModel(CalledModel, Compiled):
         variants = [SavedVariant(each.graphs, each.options.shares_tiles) for each in made]
         name = self._first.program.name
         nests = self._input_nest, self._output_nest
-        return ModelSource(
-            name, self._settings, *nests, variants, self.shrinking, self._sizes, rules, self.states
-        )
+        given = name, self._settings, *nests, variants, self.shrinking
+        pace = Pace(self.step, self.delay)
+        return ModelSource(*given, self._sizes, rules, self.states, pace)
 
     def _variant_for(self, arrays: Sequence[Array]) -> Variant:
         if self._sizes is not None and len(arrays) == len(self._sizes.inputs):
@@ -442,9 +447,14 @@ def compile_saved(source: ModelSource) -> CompiledModel:
     check_open_axes(open_axes(source.output_nest), first.outputs)
     made = source.input_nest, source.output_nest, source.settings
     again = rules if source.rules else None
-    named = source.sizes
     return CompiledModel(
-        variants, *made, again, named, shrinking=source.shrinking, states=source.states
+        variants,
+        *made,
+        again,
+        source.sizes,
+        shrinking=source.shrinking,
+        states=source.states,
+        pace=source.pace,
     )
 
 

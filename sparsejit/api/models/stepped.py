@@ -18,7 +18,7 @@ import numpy as np
 from sparsejit.api.models.dtypes import ModelDtypes
 from sparsejit.api.models.variant import Variant
 from sparsejit.errors import InvalidInput, suggest
-from sparsejit.frontends.nesting import Nest, NestKind, open_axes
+from sparsejit.frontends.nesting import TENSOR, Nest, NestKind, open_axes
 from sparsejit.ir.state import State
 from sparsejit.ir.values import Array, Value
 from sparsejit.runtime.array_checks import with_rows
@@ -140,9 +140,9 @@ class SteppedModel:
         self.given = _arguments_without(streamed.inputs, read)
         self.made = _results_without(streamed.outputs, written)
         self.dtypes = ModelDtypes([each.value for each in self.inputs], self.given, self.made)
-        leaves = _leaves(streamed.inputs)
+        given = dict(enumerate(_leaves(streamed.inputs)))  # states of the model's own have none
         self.state_dtypes = {
-            state.name: ModelDtypes([inputs[state.input].value], *[leaves[state.input]] * 2)
+            state.name: ModelDtypes([inputs[state.input].value], *[given.get(state.input, TENSOR)] * 2)
             for state in states
         }
         self.initial = [_initial(s, inputs[s.input], self.variant.tile) for s in states]
