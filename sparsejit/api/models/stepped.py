@@ -140,9 +140,9 @@ class SteppedModel:
         self.given = _arguments_without(streamed.inputs, read)
         self.made = _results_without(streamed.outputs, written)
         self.dtypes = ModelDtypes([each.value for each in self.inputs], self.given, self.made)
-        given = dict(enumerate(_leaves(streamed.inputs)))  # states of the model's own have none
+        own = dict(enumerate(_leaves(streamed.inputs)))  # states of the model's own have none
         self.state_dtypes = {
-            state.name: ModelDtypes([inputs[state.input].value], *[given.get(state.input, TENSOR)] * 2)
+            state.name: ModelDtypes([inputs[state.input].value], *[own.get(state.input, TENSOR)] * 2)
             for state in states
         }
         self.initial = [_initial(s, inputs[s.input], self.variant.tile) for s in states]
