@@ -15,12 +15,12 @@ from sparsejit.api.reports.shown import table_of
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,
+    ProgressBar,
     check_outputs,
     console,
     error_console,
     hand_over,
 )
-from sparsejit.commands.progress import ProgressBar
 from sparsejit.machine.microarchitecture import detect
 from sparsejit.machine.target import Target
 from sparsejit.runtime.workers import available_cores

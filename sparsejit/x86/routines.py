@@ -3,6 +3,7 @@
     call_routine       a call of code that is appended once
     push, pop          registers saved on the stack
     make_room, slots   room on the stack, and slots there
+    LARGEST_WORKSPACE  the room that a kernel of a batch may take
 
 A routine:
 
@@ -52,6 +53,10 @@ def share_routine(asm: Assembler, key: Hashable, label: Label) -> None:
 
 
 _PAGE = 4096
+# Most bytes of the stack that a kernel of a batch may take, beside saved registers and the pages
+# that they are rounded up to. Threads have 8 MiB by default, and 1 or 2 MiB if a program or another
+# C library sets that.
+LARGEST_WORKSPACE = 1 << 20
 
 
 def push(asm: Assembler, registers: Sequence[Register]) -> None:
