@@ -18,8 +18,6 @@ import numpy.typing as npt
 
 from sparsejit.api.kernels.compile_layer import compile_matrix
 from sparsejit.api.kernels.kernel import Kernel
-from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
-from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -31,6 +29,7 @@ from sparsejit.perf.peers.peers import Peer, peers_for, single_threaded
 from sparsejit.perf.problems import PROBLEMS, FloatArray, MatVecProblem
 from sparsejit.perf.timing import time_python
 from sparsejit.planner.batch_plan import batch_strategies
+from sparsejit.planner.kernels import families_for
 from sparsejit.planner.plan import AUTO, strategies
 from sparsejit.runtime.native_timing import Timing, aligned, median_of_least, time_copies
 
@@ -137,17 +136,10 @@ def check_strategies(names: Iterable[str]) -> None:
             raise InvalidInput(f"strategy {name!r} is unknown; use one of {', '.join(known)}")
 
 
-def available_strategies(target: Target, dtype: DType = DType.FLOAT32, batch: int = 1) -> list[str]:
-    """The kernel families that exist for a target and a dtype."""
-    table = MATVEC_TEMPLATES if batch == 1 else MATMUL_TEMPLATES
-    rows = (t for t in table if t.made_for(target) and t.dtype is dtype)
-    return list(dict.fromkeys(row.family for row in rows))
-
-
 def _chosen(
     target: Target, dtype: DType, problem: MatVecProblem, families: Iterable[str] | None
 ) -> list[str]:
-    available = available_strategies(target, dtype, problem.batch)
+    available = families_for(target, dtype, problem.batch)
     if problem.batch > 1 and problem.batch % target.lanes == 0 and "mixed" in available:
         available.remove("mixed")  # the same code as "panels"
     if families is not None:
