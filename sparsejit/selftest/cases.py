@@ -268,6 +268,14 @@ def _graph(seed: int, number: int, turn: int) -> GraphCase:
     return GraphCase(seed, number, target, row, dtype, sizes, made)
 
 
+def timed_graph(row: KernelRow, dtype: DType, target: Target) -> GraphCase:
+    """Return the graph of a kernel in the sizes of a benchmark."""
+    graph = KERNEL_GRAPHS[row.name]
+    sizes = {name: span.timed for name, span in graph.spans.items()}
+    made = graph.drawn(np.random.default_rng(0), dtype, sizes)
+    return GraphCase(0, 0, target, row, dtype, sizes, made)
+
+
 def _size_within(random: Generator, least: int, most: int) -> int:
     """Draw a size: half are awkward where there are such, the others are spread evenly."""
     awkward = [size for size in AWKWARD_SIZES if least <= size <= most]

@@ -40,8 +40,8 @@ from sparsejit.selftest.cases import Case, GraphCase, ProductCase, derive
 FloatArray = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
-# Relative to sum |w x| + |bias|. int8 sums are exact: their tolerance is relative to
-# |W x| + |bias|.
+# Relative to sum |w x| + |bias|, in a graph to the largest output. int8 sums are exact: their
+# tolerance is relative to |W x| + |bias|.
 TOLERANCE = 1e-5
 INT8_TOLERANCE = 1e-6
 # The reference's float64 sums, of whole numbers times a step, may not cancel exactly where sums of
@@ -193,10 +193,15 @@ def _checker(isa: str) -> Checker:
 
 def graph_bounds(case: GraphCase) -> tuple[Float64, Float64]:
     """Return the least and the largest y that the operators' references allow."""
-    graph, tiles = case.made.graph, zip(*case.inputs, strict=True)
-    exact = np.stack([np.asarray(graph.evaluate(tile)[0], np.float64) for tile in tiles])
-    error = case.about.tolerance * np.abs(exact).max(initial=0.0) + case.about.steps
+    exact = graph_output(case)
+    error = TOLERANCE * np.abs(exact).max() + case.about.steps
     return exact - error, exact + error
+
+
+def graph_output(case: GraphCase) -> Float64:
+    """Return y (tiles, ...) by the operators' references."""
+    tiles = zip(*case.inputs, strict=True)
+    return np.stack([np.asarray(case.made.graph.evaluate(x)[0], np.float64) for x in tiles])
 
 
 def bounds(case: ProductCase) -> tuple[Float64, Float64]:

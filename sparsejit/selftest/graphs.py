@@ -260,23 +260,17 @@ class KernelGraph:
     build: writes the graph for a dtype and sizes.
     spans: the sizes, by the names that `build` has for them.
     prefers: the rows of the planner's tables that the kernel needs, whatever they cost.
-    tolerance: the largest error, relative to the largest output.
-    steps: the largest error beside it, where float32 may round an operand's steps either way.
+    steps: the error that is allowed beside others', where float32 may round steps either way.
     """
 
     build: Callable[[Drawing, DType, Mapping[str, int]], Drawn]
     spans: Mapping[str, SizeRange]
     prefers: tuple[str, ...] = ()
-    tolerance: float = 1e-5
     steps: float = 0.0
 
     def drawn(self, random: np.random.Generator, dtype: DType, size: Mapping[str, int]) -> Drawn:
         """The graph of these sizes."""
         return self.build(Drawing(random), dtype, size)
-
-    def timed_size(self) -> dict[str, int]:
-        """The sizes of a benchmark."""
-        return {name: span.timed for name, span in self.spans.items()}
 
 
 _SPACE = {
