@@ -73,7 +73,7 @@ def quantise_columns(asm: Assembler, spec: MatMul, scales: Memory) -> None:
 
     Dynamic scales go to `scales`. Clobbers X_TILES, r8 and rcx.
     """
-    if spec.each.input_scale is None:
+    if spec.each.x_steps is None:
         _scales_of_columns(asm, spec)
         asm.emit("vmovups", scales, _SCALE)
     else:
@@ -128,7 +128,7 @@ def quantise_row(asm: Assembler, spec: MatMul, scale: Memory) -> None:
     """
     scratch = [*_PARTS, *_LARGEST][:SCALE_SCRATCH]
     emit_scale(asm, spec.each, _RECIPROCAL, _SCALE, scratch)
-    if spec.each.input_scale is None:
+    if spec.each.x_steps is None:
         asm.emit("vmovss", scale, xmm(_SCALE.number))
     for number, first in enumerate(range(0, spec.in_features, ROW_BYTES)):
         for part, register in enumerate(_PARTS):
@@ -140,7 +140,7 @@ def quantise_row(asm: Assembler, spec: MatMul, scale: Memory) -> None:
 def _pack(asm: Assembler, spec: MatMul) -> None:
     """The first part = the integers of all four, as bytes, not below -127."""
     pack_to_bytes(asm, _PARTS)
-    if spec.each.input_scale is not None:
+    if spec.each.x_steps is not None:
         asm.emit("vpmaxsb", _PARTS[0], _PARTS[0], _LOWEST)
 
 
@@ -186,7 +186,7 @@ def _scale_columns(
     asm: Assembler, spec: MatMul, register: Register, scale: Memory, bias_distance: int | None
 ) -> None:
     """Scale a row that is an output: its scale and bias are broadcast; LANE_SCALES are of x."""
-    dynamic = spec.each.input_scale is None
+    dynamic = spec.each.x_steps is None
     if bias_distance is None:
         asm.emit("vmulps", register, register, scale)
         if dynamic:
@@ -207,7 +207,7 @@ def _scale_rows(
 
     `scale`: the column's own scale, broadcast. LANE_SCALES and LANE_BIAS are of the outputs.
     """
-    dynamic = spec.each.input_scale is None
+    dynamic = spec.each.x_steps is None
     if bias_distance is None:
         asm.emit("vmulps", register, register, LANE_SCALES)
         if dynamic:

@@ -49,7 +49,7 @@ def emit_scale(
     asm: Assembler, spec: MatVec, reciprocal: Register, scale: Register, scratch: list[Register]
 ) -> None:
     """Set all lanes of both registers: the reciprocal of x's scale and, if dynamic, the scale."""
-    if spec.input_scale is not None:
+    if spec.x_steps is not None:
         fixed_reciprocal(asm, spec, reciprocal)
         return
     *largest, magnitude_bits, loaded = scratch[:SCALE_SCRATCH]
@@ -94,7 +94,7 @@ def emit_output(
     `operands` are the vector of `output_scales`, then the vector of the bias, if there
     is one; `scale` as from `emit_scale`.
     """
-    dynamic = spec.input_scale is None
+    dynamic = spec.x_steps is None
     asm.emit("vcvtdq2ps", register, register)
     if spec.bias is None:
         asm.emit("vmulps", register, register, next(operands))
@@ -172,4 +172,4 @@ def int8_sums(
 
 def output_scales(spec: MatVec, scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Return the factors of int32 sums, without a scale of x known only when the kernel runs."""
-    return scales if spec.input_scale is None else scales * np.float32(spec.input_scale)
+    return scales if spec.x_steps is None else scales * np.float32(spec.x_steps.scale)

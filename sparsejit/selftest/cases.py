@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.ir.spec import Activation, DType, Layer, Layout, MatMul, MatVec
+from sparsejit.ir.spec import Activation, DType, Layer, Layout, MatMul, MatVec, Quantisation
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.planner.kernels import OTHER_KERNELS, KernelRow, families_for
 from sparsejit.planner.plan import AUTO
@@ -301,7 +301,7 @@ def derive_product(seed: int, number: int) -> ProductCase:
         bias * np.float32(2.0 ** (weight_exponent + x_exponent)) if random.random() < 0.5 else None,
         Activation(random.choice([member.value for member in Activation])),
         dtype,
-        2.0**x_exponent / 40 if dtype is DType.INT8 and random.random() < 0.3 else None,
+        _random_steps(random, x_exponent) if dtype is DType.INT8 else None,
     )
     layout = Layout(random.choice([member.value for member in Layout]))
     spec = each if batch == 1 else MatMul(each, batch, layout)
@@ -396,6 +396,12 @@ def _random_exponents(random: np.random.Generator, dtype: DType) -> tuple[int, i
     most = WEIGHT_EXPONENT.get(dtype, LARGEST_EXPONENT)
     weight = random.integers(-most, most + 1)
     return int(weight), int(random.integers(-LARGEST_EXPONENT, LARGEST_EXPONENT + 1))
+
+
+def _random_steps(random: np.random.Generator, x_exponent: int) -> Quantisation | None:
+    """Draw fixed steps of x, or None."""
+    scale = 2.0**x_exponent / 40
+    return Quantisation(scale, 0, symmetric=True) if random.random() < 0.3 else None
 
 
 def _random_x(random: np.random.Generator, shape: tuple[int, ...], scale: float) -> FloatArray:

@@ -98,7 +98,7 @@ def compile_case(case: Case) -> NativeCase:
         target=case.target,
         threads=case.threads,
         layout=case.layout,
-        input_scale=each.input_scale,
+        input_scale=None if each.x_steps is None else each.x_steps.scale,
     )
     return NativeCase(kernel.pointer, kernel.strategy, kernel.stats["threads"], kernel)
 

@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from sparsejit.frontends.writing.writer import Writer
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult, Sizes
 from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.int8_columns import (
@@ -28,7 +27,7 @@ from sparsejit.ir.ops.int8_columns import (
     ScaledChannels,
 )
 from sparsejit.ir.ops.products import Attention
-from sparsejit.ir.spec import LARGEST_INT8, Activation, DType
+from sparsejit.ir.spec import LARGEST_INT8, Activation, DType, Quantisation
 from sparsejit.ir.values import TensorType, Value
 from sparsejit.planner.attention_plan import ONE_KERNEL
 from sparsejit.planner.convolution_plan import DENSE_WINDOWS, SPARSE_WINDOWS, WINOGRAD
@@ -162,8 +161,7 @@ def _byte_product(draw: Drawing, size: Mapping[str, int], by_channel: bool = Fal
         groups,
         activation=draw.activation(Activation.RELU6),
         dtype=DType.INT8,
-        input_scale=x_steps.scale,
-        input_shift=x_steps.zero_point,
+        x_steps=x_steps,
         rounding=RoundedResult(draw.odd_steps(_PRODUCT_STEP, spread)),
     )
     weights = draw.weights(filters, channels // groups, taps, taps, density=density)

@@ -20,10 +20,9 @@ from sparsejit.asm_templates.convolution.int8_planes import BytePlanes, windows_
 from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult, windows
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.spec import Activation, DType, Quantisation
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model
@@ -103,8 +102,7 @@ class Case:
             self.dilation,
             activation=self.activation,
             dtype=DType.INT8,
-            input_scale=x_steps.scale,
-            input_shift=x_steps.zero_point,
+            x_steps=x_steps,
             rounding=RoundedResult(result, own, added) if self.adds else RoundedResult(result),
         )
         operands = [x, s.constant(self.float_weights), s.constant(self.bias)]

@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.reference import ACTIVATIONS, on_steps
 from sparsejit.ir.signature import Bound, Signature, signature
-from sparsejit.ir.spec import Activation, Choice, DType
+from sparsejit.ir.spec import Activation, Choice, DType, Quantisation
 from sparsejit.ir.values import Array
 
 Sizes = tuple[int, ...]
@@ -118,8 +117,7 @@ class Convolution(Operator):
         output_padding: positions added at the end of each spatial axis, where transposed
         activation: applied to each output
         dtype: as of `Linear`
-        input_scale: as of `Linear`
-        input_shift: as of `Linear`
+        x_steps: as of `Linear`
         rounding: rounding of the result, where its readers take it so; with int8 and a scale alone
     """
 
@@ -131,8 +129,7 @@ class Convolution(Operator):
     output_padding: Sizes = ()
     activation: Activation = Activation.NONE
     dtype: DType = DType.FLOAT32
-    input_scale: float | None = None
-    input_shift: int | None = None
+    x_steps: Quantisation | None = None
     rounding: RoundedResult | None = field(default=None, metadata={"newer": True})
 
     needs: ClassVar[str] = ", at least as large as the kernel"
@@ -171,8 +168,8 @@ class Convolution(Operator):
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         x, weights, *bias = operands
-        if self.input_scale is not None and self.input_shift is not None:
-            x = on_steps(x, self.input_scale, self.input_shift)
+        if self.x_steps is not None and not self.x_steps.symmetric:
+            x = on_steps(x, self.x_steps.scale, self.x_steps.zero_point)
         y = self._transposed(x, weights) if self.transposed else self._direct(x, weights)
         ends = self.rounding
         if ends is not None and ends.late:
