@@ -109,7 +109,7 @@ def _store_inputs(asm: Assembler, spec: MatVec) -> None:
         emit_integers(asm, spec, even, first, reciprocal)
         emit_integers(asm, spec, odd, first + lanes, reciprocal)
         asm.emit("vpackssdw", even, even, odd)
-        if spec.input_scale is not None:
+        if spec.x_steps is not None:
             asm.emit("vpmaxsw", even, even, Literal(lowest))
         asm.emit("vmovups", Memory(rsp, 2 * first), even)
 

@@ -272,7 +272,7 @@ def _store_inputs(asm: Assembler, spec: MatVec) -> None:
             emit_integers(asm, spec, register, first + number * LANES, _RECIPROCAL)
         pack_to_bytes(asm, parts)
         asm.emit("vpxord", parts[0], parts[0], sign)
-        if spec.input_scale is not None:
+        if spec.x_steps is not None:
             asm.emit("vpmaxub", parts[0], parts[0], Literal(lowest))
         asm.emit("vmovups", Memory(_X, first), parts[0])
 

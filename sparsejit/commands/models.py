@@ -8,6 +8,7 @@ import typer
 from sparsejit.api.reports.shown import counted
 from sparsejit.commands.console import (
     JsonOption,
+    ProgressBar,
     check_outputs,
     console,
     hand_over,
@@ -34,7 +35,6 @@ from sparsejit.commands.model_options import (
     is_compiled,
     load_or_compile,
 )
-from sparsejit.commands.progress import ProgressBar
 from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.files import atomic_path
 

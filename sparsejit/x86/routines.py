@@ -4,6 +4,7 @@
     push, pop          registers saved on the stack
     reserve, make_room room on the stack: of any size by steps that are known, or aligned by a loop
     slots              slots there
+    LARGEST_WORKSPACE  the room that a kernel of a batch may take
     flush_denormals    denormal numbers count as zero
 
 A routine:
@@ -54,6 +55,10 @@ def share_routine(asm: Assembler, key: Hashable, label: Label) -> None:
 
 
 PAGE = 4096  # bytes
+# Most bytes of the stack that a kernel of a batch may take, beside saved registers and the pages
+# that they are rounded up to. Threads have 8 MiB by default, and 1 or 2 MiB if a program or another
+# C library sets that.
+LARGEST_WORKSPACE = 1 << 20
 
 
 def push(asm: Assembler, registers: Sequence[Register]) -> None:

@@ -140,10 +140,12 @@ class SteppedModel:
         self.given = _arguments_without(streamed.inputs, read)
         self.made = _results_without(streamed.outputs, written)
         self.dtypes = ModelDtypes([each.value for each in self.inputs], self.given, self.made)
-        own = dict(enumerate(_leaves(streamed.inputs)))  # states of the model's own have none
+        own = dict(enumerate(_leaves(streamed.inputs)))
+        # A state of the model's own has no tensor there.
+        nests = [own.get(state.input, TENSOR) for state in states]
         self.state_dtypes = {
-            state.name: ModelDtypes([inputs[state.input].value], *[own.get(state.input, TENSOR)] * 2)
-            for state in states
+            state.name: ModelDtypes([inputs[state.input].value], nest, nest)
+            for state, nest in zip(states, nests, strict=True)
         }
         self.initial = [_initial(s, inputs[s.input], self.variant.tile) for s in states]
         self.step = step_function(self.variant.program, self.layout, self.variant.options.target)
