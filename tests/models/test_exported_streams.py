@@ -1,5 +1,6 @@
 """Exported models with states: Python's bits, no system call, no allocation, no page fault."""
 
+import ctypes
 import re
 import subprocess
 from pathlib import Path
@@ -10,11 +11,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+import mach_o
 import torch
 from stream_program import stream_program
 from system_tools import GCC, needs_gcc, run_tool
 
 import sparsejit
+from sparsejit.api.models.stepped import layout_of
+from sparsejit.runtime.native_call import address_table, new_workspace
 
 FOLDER = Path(__file__).parents[3] / "shared" / "data" / "onnx"
 STEPS = 1000
@@ -40,19 +44,36 @@ def spotter() -> Any:
     return sparsejit.compile(Spotter().eval(), given, state={1: 1, 2: 2})
 
 
-def silero() -> Any:
-    path = FOLDER / "silero_vad_16k_op15.onnx"
+# Files with states: the shape of a step's input, other inputs, and the outputs that states take.
+FILES: dict[str, tuple[tuple[int, ...], dict[str, Any], dict[str, str]]] = {
+    "silero_vad_16k_op15": ((1, 576), {"sr": 16000}, {"state": "stateN"}),
+    "dtln_1": ((1, 1, 257), {}, {"input_3": "tf_op_layer_stack_2"}),
+    "dtln_2": ((1, 1, 512), {}, {"input_5": "tf_op_layer_stack_5"}),
+    "gtcrn_simple": (
+        (1, 257, 1, 2),
+        {},
+        {name: f"{name}_out" for name in ("conv_cache", "tra_cache", "inter_cache")},
+    ),
+}
+
+
+def model_of(name: str) -> tuple[Any, np.ndarray]:
+    """A model and the inputs of its steps."""
+    if name == "gru":
+        return spotter(), frames(1, 2, 5)
+    path = FOLDER / f"{name}.onnx"
     if not path.exists():
         pytest.skip(f"{path.name} is not there")
-    example = np.zeros((1, 576), np.float32), np.zeros((2, 1, 128), np.float32)
-    return sparsejit.compile(path, example, constants={"sr": 16000}, state={"state": "stateN"})
+    shape, constants, states = FILES[name]
+    silero = np.zeros((1, 576), np.float32), np.zeros((2, 1, 128), np.float32)
+    example = silero if constants else None
+    return sparsejit.compile(path, example, constants=constants, state=states), frames(*shape)
 
 
-MODELS = {"gru": (spotter, (1, 2, 5)), "silero": (silero, (1, 576))}
+NAMES = ["gru", *FILES]
 
 
-def frames(name: str) -> np.ndarray:
-    shape = MODELS[name][1]
+def frames(*shape: int) -> np.ndarray:
     return (0.3 * np.random.default_rng(1).standard_normal((STEPS, *shape))).astype(np.float32)
 
 
@@ -75,11 +96,11 @@ def stepped(program: Path, xs: np.ndarray, y_bytes: int, mode: str) -> tuple[int
 
 
 @needs_gcc
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_steps_in_c_make_no_system_call_no_allocation_and_no_page_fault(
     tmp_path: Path, name: str
 ) -> None:
-    fast, xs = MODELS[name][0](), frames(name)
+    fast, xs = model_of(name)
     stream = fast.stream()
     wanted = np.array([stream(x) for x in xs])
     program = built_stream(fast, tmp_path)
@@ -91,9 +112,9 @@ def test_steps_in_c_make_no_system_call_no_allocation_and_no_page_fault(
 
 
 @needs_gcc
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", NAMES)
 def test_steps_in_c_are_the_same_under_the_address_sanitizer(tmp_path: Path, name: str) -> None:
-    fast, xs = MODELS[name][0](), frames(name)
+    fast, xs = model_of(name)
     stream = fast.stream()
     wanted = np.array([stream(x) for x in xs])
     try:
@@ -103,6 +124,23 @@ def test_steps_in_c_are_the_same_under_the_address_sanitizer(tmp_path: Path, nam
             pytest.skip("the compiler has no AddressSanitizer")
         raise
     assert stepped(program, xs, wanted[0].nbytes, "n") == (0, wanted.tobytes())
+
+
+def test_steps_for_macos_are_those_of_python(tmp_path: Path) -> None:
+    fast, xs = model_of("gru")
+    fast.export(tmp_path / "model.o", system="macos")
+    loaded = mach_o.Loaded(mach_o.read((tmp_path / "model.o").read_bytes()))
+    stream, layout = fast.stream(), layout_of(fast.parts.variants[0], fast.states)
+    state = new_workspace(layout.bytes)
+    workspace = new_workspace(fast.stats["workspace_bytes"])
+    assert loaded.call("_model_prepare", workspace.ctypes.data) == 0
+    assert loaded.call("_model_state_init", state.ctypes.data) == 0
+    for x in xs[:20]:
+        y = np.zeros((1, 2, 3), np.float32)
+        tables = [address_table([array]) for array in (x, y)]
+        places = [*map(ctypes.addressof, tables), state.ctypes.data, workspace.ctypes.data]
+        assert loaded.call("_model_step", *places) == 0
+        np.testing.assert_array_equal(y, stream(x))
 
 
 @needs_gcc
