@@ -1,8 +1,10 @@
 """Streams: models whose states stay inside from call to call."""
 
 import copy
+import gc
 import pickle
 import tracemalloc
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -706,3 +708,20 @@ def test_memory_stays_flat() -> None:
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert after - before < 10_000
+
+
+def test_a_model_and_its_streams_go_without_the_collector() -> None:
+    gc.disable()
+    try:
+        fast = gru()
+        stream = fast.stream()
+        stream.run(frames(1, 3, 5))
+        gone = weakref.ref(fast)
+        del fast
+        assert gone() is not None  # for its explanation, and its pickle
+        stream(frames(1, 1, 5))
+        stream(frames(1, 1, 5))
+        del stream
+        assert gone() is None
+    finally:
+        gc.enable()
