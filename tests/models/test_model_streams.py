@@ -6,6 +6,7 @@ import pickle
 import tracemalloc
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -725,3 +726,25 @@ def test_a_model_and_its_streams_go_without_the_collector() -> None:
         assert gone() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_streams_begin_with_the_initial_states_of_the_model(samples: int) -> None:
+    """Of one sample, or of the example's batch, whose first one counts."""
+    fast = gru()
+    (state,) = fast.states
+    initial = frames(1, samples, 8)
+    fast.states = (replace(state, initial=initial),)
+    first = initial[:, :1]
+    x = frames(3, 1, 5)
+    wanted, _ = fast(x, np.repeat(first, 3, 1))
+    stream = fast.stream(3)
+    stream(x)
+    stream.reset()
+    np.testing.assert_array_equal(stream(x), wanted)
+    streams = fast.streams(3)
+    ids = [streams.join() for _ in range(3)]
+    streams.step(ids, x)
+    streams.reset(ids[1])
+    np.testing.assert_array_equal(streams.state(ids[1])[state.name], first)
+    np.testing.assert_array_equal(fast.stream().state[state.name], first)
