@@ -302,7 +302,7 @@ class CompiledModel(CalledModel, Compiled):
         shared = self._stepped.get(batch)
         if shared is None:
             shared = self._stepped.setdefault(batch, SteppedModel(self._streamed, batch))
-        return ModelStream(shared)
+        return ModelStream(shared, self)
 
     def streams(self, capacity: int, *, threads: int | str | None = None) -> ModelStreams:
         """Return room for many streams, which join and leave, and step together.
@@ -325,7 +325,7 @@ class CompiledModel(CalledModel, Compiled):
     def _streamed(self) -> StreamedModel:
         """The parts of this model that streams need."""
         nests = self._input_nest, self._output_nest
-        return StreamedModel(self, self._first, self.states, *nests)
+        return StreamedModel(self._first, self.states, *nests)
 
     def _saved(self) -> sealed.SealedFile:
         return sealed.SealedFile(KIND, *model_to_data(self.source()))

@@ -30,9 +30,8 @@ from sparsejit.runtime.state_step import StateLayout, places_of, step_function
 
 
 class StreamedModel(NamedTuple):
-    """The parts of a compiled model that streams need; a pickled stream takes `model` along."""
+    """The parts of a compiled model that streams need."""
 
-    model: Any
     variant: Variant
     states: tuple[State, ...]
     inputs: Nest
@@ -114,7 +113,9 @@ class SteppedModel:
     """The model without its states, for one batch; all streams of the batch share it.
 
     Attributes:
-        name, streamed: the model's name in messages, and what it is made of
+        streamed: the parts of the model
+        batch: the number of samples, or the most of them
+        variant: the model's code
         layout: the layout of a block
         bytes: bytes of a block with the workspace behind it
         inputs, outputs: the operands that are no states

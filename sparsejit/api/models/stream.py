@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparsejit.api.compiled import Explained
 from sparsejit.api.models.called import CalledModel, as_tensors, bound_arrays
 from sparsejit.api.models.stepped import StateValues, SteppedModel
 from sparsejit.api.reports.report import Report
@@ -22,17 +23,18 @@ from sparsejit.runtime.native_call import NativeCall, address_table, require_suc
 class _StepCalls(CalledModel):
     """Calls of a stream's step: arguments and results are nested as in the model."""
 
-    def __init__(self, shared: SteppedModel, call: NativeCall | MovedCall) -> None:
+    def __init__(
+        self, shared: SteppedModel, call: NativeCall | MovedCall, model: Explained
+    ) -> None:
         super().__init__(shared.given, shared.made)
-        self.shared, self.call = shared, call
+        self.shared, self.call, self.model = shared, call, model
 
     @property
     def title(self) -> str:
-        return f"stream of {self.shared.streamed.model!r}"
+        return f"stream of {self.model!r}"
 
     def explain(self, *, measure: bool = False) -> Report:
-        report: Report = self.shared.streamed.model.explain(measure=measure)
-        return report
+        return self.model.explain(measure=measure)
 
     @property
     def _input_names(self) -> list[str]:
@@ -90,11 +92,11 @@ class ModelStream:
             for debugging, as it takes some microseconds
     """
 
-    def __init__(self, shared: SteppedModel) -> None:
-        self._shared = shared
+    def __init__(self, shared: SteppedModel, model: Explained) -> None:
+        self._shared, self._model = shared, model
         self._block = shared.new_block()
         self._native, call = shared.call_of(self._block)
-        self._calls = _StepCalls(shared, call)
+        self._calls = _StepCalls(shared, call, model)
         self._is_closed = False
         self._kept: _Kept | None = None
         self.batch, self.check = shared.batch, False
@@ -314,7 +316,7 @@ class ModelStream:
 
     def copy(self) -> ModelStream:
         """Return another stream of the model, with the same states."""
-        made = ModelStream(self._shared)
+        made = ModelStream(self._shared, self._model)
         with self._taken() as block:
             size = self._shared.layout.bytes
             made._block[:size] = block[:size]
@@ -330,9 +332,8 @@ class ModelStream:
     def __reduce__(self) -> tuple[Callable[..., ModelStream], tuple[Any, ...]]:
         with self._taken_views() as views:
             values = [view.copy() for view in views]
-        model = self._shared.streamed.model
         kept = None if self._kept is None else tuple(self._kept)
-        return stream_again, (model, self.batch, values, kept, self.check)
+        return stream_again, (self._model, self.batch, values, kept, self.check)
 
     def close(self) -> None:
         """Free the memory of the states, once no bound function holds it; calls raise."""
@@ -342,7 +343,7 @@ class ModelStream:
 
     def __repr__(self) -> str:
         state = "closed stream" if self._is_closed else "stream"
-        return f"<{state} of {self._shared.streamed.model!r}, states {', '.join(self.state)}>"
+        return f"<{state} of {self._model!r}, states {', '.join(self.state)}>"
 
     @contextmanager
     def _taken(self) -> Iterator[Array]:
