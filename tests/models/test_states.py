@@ -244,6 +244,76 @@ def test_buffers_that_a_module_changes_are_states(
         np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
 
 
+class Causal(nn.Module):
+    """A causal convolution that keeps its past, by assignment."""
+
+    def __init__(self, dilation: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(4, 4, 3, dilation=dilation)
+        self.register_buffer("past", torch.zeros(1, 4, 2 * dilation))
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = torch.cat([self.past, x], 2)
+        self.past = whole[:, :, -self.past.shape[2] :]
+        return self.convolution(whole).relu()
+
+
+def test_buffers_of_layers_are_states() -> None:
+    """torch.export loses what a layer assigns to its buffers."""
+    layers = nn.Sequential(Causal(1), nn.Identity(), Causal(3)).eval()
+    xs = torch.randn(STEPS, 1, 4, 5)
+    fast = sparsejit.compile(layers, (xs[0],))
+    assert {each.name for each in fast.states} == {"0.past", "2.past"} and fast.batch_is_free
+    with torch.no_grad():
+        wanted = [layers(x).numpy() for x in xs]
+    np.testing.assert_allclose(steps_of(fast, list(xs)), wanted, rtol=1e-5, atol=1e-5)
+
+
+class Decoder(nn.Module):
+    """A decoder of one layer, with rotations, whose caches and position are buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(50, 16), nn.RMSNorm(16)
+        self.all, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+        for name in ("keys", "values"):
+            self.register_buffer(name, torch.zeros(1, 4, 24, 4))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.int64), persistent=False)
+        angles = torch.arange(24.0)[:, None] * torch.tensor([1.0, 0.1, 1.0, 0.1])
+        self.register_buffer("angles", angles)
+
+    def forward(self, tokens: Tensor, place: Tensor | None = None) -> Tensor:
+        at = self.place if place is None else place
+        x = self.words(tokens)
+        q, k, v = (
+            each.unflatten(2, (4, 4)).transpose(1, 2) for each in self.all(self.norm(x)).chunk(3, 2)
+        )
+        cos, sin = self.angles[at].cos(), self.angles[at].sin()
+        q, k = (each * cos + torch.cat([-each[..., 2:], each[..., :2]], 3) * sin for each in (q, k))
+        self.keys.index_copy_(2, at, k)
+        self.values.index_copy_(2, at, v)
+        mask = torch.arange(24)[None] <= at[:, None]
+        y = functional.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=mask)
+        if place is None:
+            self.place += 1
+        return (x + self.out(y.transpose(1, 2).flatten(2))) @ self.words.weight.T
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_decoder_with_static_caches(is_given: bool) -> None:
+    """Its position is a buffer, or an input, as transformers' cache_position is."""
+    torch.manual_seed(0)
+    model, tokens = Decoder().eval(), torch.randint(0, 50, (STEPS, 1, 1))
+    calls = [(t, torch.tensor([n])) if is_given else (t,) for n, t in enumerate(tokens)]
+    fast = sparsejit.compile(model, calls[-1])
+    assert len(fast.states) == 3 - is_given and fast.batch_is_free == is_given
+    states = [each.initial for each in fast.states]
+    for call in calls:
+        y, *states = fast.run([*call, *states])
+        with torch.no_grad():
+            np.testing.assert_allclose(y, model(*call), rtol=1e-4, atol=2e-5)
+
+
 def test_buffers_of_several_samples() -> None:
     """The batch, on axis 1 of a layer's state, is free where all samples start alike."""
 
@@ -252,8 +322,9 @@ def test_buffers_of_several_samples() -> None:
         return y
 
     for start, is_free in ((torch.zeros(1, 3, 4), True), (torch.randn(1, 3, 4), False)):
-        model = Stateful(forward, h=start.clone()).eval()
+        model = Stateful(forward, h=start.clone())
         model.gru = nn.GRU(4, 4, batch_first=True)
+        model.eval()
         fast = sparsejit.compile(model, (torch.randn(3, 5, 4),))
         assert fast.batch_is_free == is_free
         (state,) = fast.states

@@ -34,7 +34,6 @@ from sparsejit.frontends.torch_export.own_tensors import (
     carries_state,
     changes_itself,
     recorded_writes,
-    with_old_values,
     written_tensors,
 )
 from sparsejit.frontends.torch_export.packed_sequences import traceable_packing
@@ -225,8 +224,7 @@ def traced(
         if program is not None and written_tensors(program):
             program, why_not = None, "the model changes buffers, which have one size"
         program = program or _of_one_batch(model, args, kwargs)
-    program = with_old_values(program, list(dict.fromkeys(written.buffers)))
-    own, lost = dict(model.named_buffers()), list(dict.fromkeys(written.lost))
+    own, lost = dict(model.named_buffers()), list(dict.fromkeys(written))
     buffers = [name for name in written_tensors(program) if name in own]
     if (lost or buffers) and carries_state(model, args, kwargs, buffers):
         is_data = lost and own.keys() >= set(lost)
