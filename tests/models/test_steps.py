@@ -36,6 +36,7 @@ from torch.nn import functional
 
 import sparsejit
 from sparsejit.errors import InvalidInput, UnsupportedOperator
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import OPERATORS, Operator
 
 IN_DOUBLE, IN_SINGLE = 1e-12, 1e-6
@@ -43,8 +44,9 @@ IN_DOUBLE, IN_SINGLE = 1e-12, 1e-6
 
 def check(case: SequenceCase) -> int:
     """Compare a stream in float64 with the whole; return the delay."""
-    found, x = step_of(case.model, case.x, case.step), case.x.numpy()
-    (whole,) = whole_graph(case.model, case.x).evaluate([x])
+    graphs: dict[int, Graph] = {}
+    found, x = step_of(case.model, case.x, case.step, known=graphs), case.x.numpy()
+    (whole,) = graphs[FRAMES].evaluate([x])
     delay = found.made.delay
     if delay < FRAMES:
         assert off_by(joined(of_graph(found, x, case.step)), whole, delay) < IN_DOUBLE
@@ -165,6 +167,23 @@ def test_the_last_frame_and_the_last_state_follow_the_stream() -> None:
             np.testing.assert_allclose(y, whole, atol=1e-12)
 
 
+def test_attention_to_all_before_keeps_a_window() -> None:
+    """Results are the model's while the sequence is no longer than the window."""
+
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        rows = x.transpose(1, 2)
+        made = functional.scaled_dot_product_attention(rows, rows, rows, is_causal=True)
+        return made.transpose(1, 2)
+
+    x = torch.randn(1, CHANNELS, FRAMES)
+    fast = sparsejit.compile(Of(attention).eval(), (x,), step=4, window=20)
+    whole = attention(x).numpy()
+    y = joined(of_compiled(fast, x.numpy()))
+    assert off_by(y[..., :20], whole[..., :20], 0) < IN_SINGLE
+    last = attention(x[..., -20:]).numpy()[..., -1]
+    np.testing.assert_allclose(y[..., -1], last, rtol=1e-5)
+
+
 def test_a_spectrum_is_a_step_of_windows() -> None:
     def spectrum(x: torch.Tensor) -> torch.Tensor:
         window = torch.hann_window(16)
@@ -257,7 +276,10 @@ def test_an_onnx_model_with_open_time() -> None:
 
 
 REFUSED = {
-    "mean": (lambda x: x - x.mean(-1, keepdim=True), "mean mixes all of time"),
+    "mean": (
+        lambda x: x - x.mean(-1, keepdim=True),
+        "mean mixes all of time, since it computes mean over the sequence; compute",
+    ),
     "softmax": (lambda x: x.softmax(-1), "softmax mixes all of time"),
     "instance norm": (functional.instance_norm, "layer_norm mixes all of time"),
     "flip": (lambda x: x.flip(-1), "embedding mixes all of time"),
@@ -267,12 +289,18 @@ REFUSED = {
     "first frames": (lambda x: x[..., :20], "is not the same for every length"),
     "last frames": (lambda x: x[..., -2:], "is not the same for every length"),
     "roll": (lambda x: x.roll(1, -1), "beside all frames"),
-    "places": (lambda x: x + torch.arange(x.shape[-1]), "add mixes all of time"),
+    "places": (lambda x: x + torch.arange(x.shape[-1]), "by their place in the sequence"),
     "length": (lambda x: x * x.shape[-1], "which depends on the length"),
     "products of frames": (lambda x: x.transpose(1, 2) @ x, "bmm mixes all of time"),
     "attention": (
         lambda x: functional.scaled_dot_product_attention(*(x.transpose(1, 2),) * 3),
-        "bmm mixes all of time",
+        "attention attends to all frames; mask",
+    ),
+    "attention to all before": (
+        lambda x: functional.scaled_dot_product_attention(
+            *(x.transpose(1, 2),) * 3, is_causal=True
+        ),
+        "give a window",
     ),
     "reflection": (lambda x: functional.pad(x, (2, 2), mode="reflect"), "not the same"),
     "flattened": (lambda x: x.flatten(1), "time inside of another axis"),
@@ -340,6 +368,7 @@ WRONG = (
     ({"step": 0}, "step=0"),
     ({"step": 2.0}, "step=2.0"),
     ({"step": 4, "axis": 3}, "axis=3"),
+    ({"step": 4, "window": 0}, "window=0"),
     ({"step": 4, "free_shapes": True}, "leave out"),
     ({"step": 4, "state": {"x": "y"}}, "leave out"),
 )
@@ -356,9 +385,10 @@ def test_wrong_steps_are_refused(options: dict[str, object], message: str) -> No
 # are refused by name elsewhere.
 WITH_RULES = {
     *("Convolution", "Pooling", "Recurrence", "Turns", "Reshape", "Slice", "Concat", "Pad"),
+    "Attention",
 }
 APART_OR_REFUSED = {
-    *("ArgMax", "Attention", "Bmm", "ByteAttention", "Cast", "Chain", "ChannelMeans"),
+    *("ArgMax", "Bmm", "ByteAttention", "Cast", "Chain", "ChannelMeans"),
     *("DoubleProduct", "Draw", "Embedding", "EmbeddingBag", "Expand", "Forest", "GruStep"),
     *("Linear", "NormalisedColumns", "OwnRows", "Permute", "PlacedRows", "Pointwise", "Predict"),
     *("Quantise", "Reconstruct", "ScaledChannels", "ScaledColumns", "SumOfRows", "TopK"),
