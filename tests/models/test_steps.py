@@ -253,21 +253,85 @@ def test_a_file_keeps_step_delay_and_states(tmp_path: Path) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_recurrent_layers_start_from_a_learned_state(ahead: int) -> None:
+    class Learned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = Padded(nn.Conv1d(CHANNELS, CHANNELS, 2), 1 - ahead, ahead)
+            self.lstm = nn.LSTM(CHANNELS, CHANNELS, batch_first=True)
+            self.h, self.c = (nn.Parameter(torch.randn(1, 1, CHANNELS)) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = self.conv(x).transpose(1, 2)
+            return self.lstm(rows, (self.h, self.c))[0].transpose(1, 2)
+
+    model, x = Learned().eval(), torch.randn(1, CHANNELS, FRAMES)
+    found = step_of(model, x, 4)
+    assert found.made.delay == 4 * ahead
+    (whole,) = whole_graph(model, x).evaluate([x.numpy()])
+    assert off_by(joined(of_graph(found, x.numpy(), 4)), whole, found.made.delay) < IN_DOUBLE
+    initial = [state.initial for state in found.made.states if "state" in state.name]
+    np.testing.assert_array_equal(initial[0], model.h.detach().numpy()[0])
+
+
+def onnx_model(
+    nodes: list[onnx.NodeProto], time: int | str, weights: dict[str, np.ndarray]
+) -> onnx.ModelProto:
+    """Nodes from x (1, 4, time) to y."""
+    float32 = onnx.TensorProto.FLOAT
+    graph = onnx.helper.make_graph(
+        nodes,
+        "sequence",
+        [onnx.helper.make_tensor_value_info("x", float32, [1, 4, time])],
+        [onnx.helper.make_tensor_value_info("y", float32, None)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    opset = [onnx.helper.make_opsetid("", 17)]
+    return onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
+
+
+def test_an_onnx_file_of_one_length_is_refused() -> None:
+    model = onnx_model([onnx.helper.make_node("Relu", ["x"], ["y"])], FRAMES, {})
+    x = np.zeros((1, 4, FRAMES), np.float32)
+    with pytest.raises(InvalidInput, match="step reads the model at 96 and 48 frames"):
+        sparsejit.compile(model, (x,), step=4)
+
+
+def test_a_scan_carries_its_state() -> None:
+    """A sum so far with a factor, written as ONNX's loop over frames."""
+    float32 = onnx.TensorProto.FLOAT
+    info = onnx.helper.make_tensor_value_info
+    body = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("Mul", ["h", "factor"], ["kept"]),
+            onnx.helper.make_node("Add", ["kept", "part"], ["next"]),
+            onnx.helper.make_node("Identity", ["next"], ["out"]),
+        ],
+        "body",
+        [info("h", float32, [1, 4]), info("part", float32, [1, 4])],
+        [info("next", float32, [1, 4]), info("out", float32, [1, 4])],
+        [onnx.numpy_helper.from_array(np.float32(0.9), "factor")],
+    )
+    scan = {"body": body, "num_scan_inputs": 1, "scan_input_axes": [2], "scan_output_axes": [2]}
+    node = onnx.helper.make_node("Scan", ["first", "x"], ["last", "y"], **scan)
+    model = onnx_model([node], "time", {"first": np.ones((1, 4), np.float32)})
+    x = np.random.default_rng(1).standard_normal((1, 4, FRAMES)).astype(np.float32)
+    whole, h = [], np.ones((1, 4))
+    for part in np.moveaxis(x, -1, 0):
+        h = 0.9 * h + part
+        whole.append(h)
+    fast = sparsejit.compile(model, (x,), step=4)
+    assert off_by(joined(of_compiled(fast, x)), np.stack(whole, -1), 0) < IN_SINGLE
+
+
 def test_an_onnx_model_with_open_time() -> None:
     weights = np.random.default_rng(0).standard_normal((4, 4, 3)).astype(np.float32)
     nodes = [
         onnx.helper.make_node("Conv", ["x", "w"], ["c"], pads=[2, 0]),
         onnx.helper.make_node("Relu", ["c"], ["y"]),
     ]
-    float32 = onnx.TensorProto.FLOAT
-    graph = onnx.helper.make_graph(
-        nodes,
-        "causal",
-        [onnx.helper.make_tensor_value_info("x", float32, [1, 4, "time"])],
-        [onnx.helper.make_tensor_value_info("y", float32, [1, 4, "time"])],
-        [onnx.numpy_helper.from_array(weights, "w")],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    model = onnx_model(nodes, "time", {"w": weights})
     x = np.random.default_rng(1).standard_normal((1, 4, FRAMES)).astype(np.float32)
     fast = sparsejit.compile(model, (x,), step=4)
     padded = functional.pad(torch.from_numpy(x), (2, 0))

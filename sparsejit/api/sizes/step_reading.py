@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
 from sparsejit.frontends.onnx import ImportedModel
 from sparsejit.frontends.torch_export import Exported
@@ -101,7 +101,16 @@ def read_step(read: ReadAt, args: tuple[Any, ...], size: StepSize) -> ReadStep:
 
 
 def _read(read: ReadAt, args: tuple[Any, ...], size: StepSize) -> ReadStep:
-    found, other = (read(size.example(args, length)) for length in size.lengths(args))
+    lengths = size.lengths(args)
+    try:
+        found, other = (read(size.example(args, length)) for length in lengths)
+    except UnsupportedOperator:
+        raise
+    except InvalidInput as error:
+        raise InvalidInput(
+            f"step reads the model at {lengths[0]} and {lengths[1]} frames, and it takes no such "
+            f"sequence: {error}; give a model of any length, or a longer example"
+        ) from error
     long, short = found.graph(None), other.graph(None)
     if long.batch_axes is not None and long.batch_axes.are_moved:
         raise InvalidInput("a step takes a model whose batch is axis 0; transpose its inputs")
