@@ -247,7 +247,8 @@ def compile_model(
     check_flags(free_batch=free_batch, free_shapes=free_shapes)
     _check_constants(constants)
     args, kwargs = _arguments(model, example_inputs, example_kwargs)
-    sizes = _sizes(model, dynamic_shapes, args, kwargs, constants or {})
+    is_whole = step is None  # else the example has the only size
+    sizes = _sizes(model, dynamic_shapes, args, kwargs, constants or {}) if is_whole else None
     free = free_batch, free_shapes, sizes, constants or {}
     others = dynamic_shapes, free_shapes, state, fallback
     size = None if step is None else _step_size(step, axis, window, *others)

@@ -242,6 +242,16 @@ def test_tokens_and_inputs_without_time() -> None:
     np.testing.assert_allclose(joined(steps), whole, rtol=1e-5, atol=1e-6)
 
 
+def test_an_exported_program_of_any_length() -> None:
+    model = nn.Sequential(Padded(nn.Conv1d(4, 4, 3), 2), nn.Tanh()).eval()
+    x = torch.randn(1, CHANNELS, FRAMES)
+    sizes = {"input": {2: torch.export.Dim("time", min=4)}}
+    program = torch.export.export(model, (x,), dynamic_shapes=sizes)
+    fast = sparsejit.compile(program, (x,), step=4)
+    whole = model(x).detach().numpy()
+    assert off_by(joined(of_compiled(fast, x.numpy())), whole, fast.delay) < IN_SINGLE
+
+
 def test_a_file_keeps_step_delay_and_states(tmp_path: Path) -> None:
     model, x = nn.Conv1d(CHANNELS, CHANNELS, 3, padding=1).eval(), torch.randn(1, CHANNELS, FRAMES)
     fast = sparsejit.compile(model, (x,), step=8)
