@@ -44,16 +44,22 @@ class State:
 
 
 class Pace(NamedTuple):
-    """The frames of a call's input, None without an axis of time, and those that results are late.
+    """The frames and the axes of time of a model that was made of one for whole sequences.
 
-    Both are frames of the model's input.
+    Attributes:
+        step: frames of the first input in a call; None for any other model
+        delay: frames of the input by which results are late
+        axis: the axis of time in the first input
+        axes: the axis of time in each output that is no state; None for an output without time
     """
 
     step: int | None
-    delay: int
+    delay: int = 0
+    axis: int = 0
+    axes: tuple[int | None, ...] = ()
 
 
-NO_PACE = Pace(None, 0)
+NO_PACE = Pace(None)
 
 
 def check_states(graph: Graph, states: Sequence[State], tile: int | None = None) -> None:

@@ -53,11 +53,17 @@ _BY_LENGTH = "give a model whose operators are the same for every length"
 
 @dataclass(frozen=True)
 class StepGraph:
-    """The graph of a step. Its last inputs and outputs are the states; `delay` in input frames."""
+    """The graph of a step. Its last inputs and outputs are the states.
+
+    Attributes:
+        delay: the frames of the input by which results are late
+        axes: the axis of time in each output that is no state; None for an output without time
+    """
 
     graph: Graph
     states: tuple[State, ...]
     delay: int
+    axes: tuple[int | None, ...]
 
 
 class UnevenStep(Exception):
@@ -135,14 +141,16 @@ class _StepWriter:
         if len(self.long.nodes) != len(self.short.nodes) or not self._pairs_outputs():
             extra = self.long.nodes[min(len(self.short.nodes), len(self.long.nodes) - 1)]
             raise self.refused(extra, "is not the same for every length", _BY_LENGTH)
-        outputs, delay = self._outputs()
-        return self._finish(outputs, delay)
+        outputs, axes, delay = self._outputs()
+        return self._finish(outputs, axes, delay)
 
     def _pairs_outputs(self) -> bool:
         found = [self.twins.get(value) for value in self.long.outputs]
         return found == list(self.short.outputs)
 
-    def _finish(self, outputs: list[Value], delay: int) -> StepGraph:
+    def _finish(
+        self, outputs: list[Value], axes: Sequence[int | None], delay: int
+    ) -> StepGraph:
         tied = {state.before: state for state in self.writer.states}
         own = [tied[value] for value in self.build.finish([]).inputs if value in tied]
         graph = self.build.finish([*outputs, *(state.after for state in own)])
@@ -152,7 +160,7 @@ class _StepWriter:
             for number, state in enumerate(own)
         ]
         made = replace(remove_dead_code(graph), notes=self.long.notes)
-        return StepGraph(made, tuple(states), delay)
+        return StepGraph(made, tuple(states), delay, tuple(axes))
 
     def _pair(self, node: Node, twin: Node) -> None:
         """Note that both graphs have a node. Raises UnsupportedOperator where they do not."""
@@ -548,11 +556,12 @@ class _StepWriter:
 
     # Results
 
-    def _outputs(self) -> tuple[list[Value], int]:
-        """The values that a step returns, all late by the same time, and the delay."""
+    def _outputs(self) -> tuple[list[Value], list[int | None], int]:
+        """The values that a step returns, their axes of time, and the delay of all of them."""
         timed = [self.frames[value] for value in self.long.outputs if value in self.frames]
         if not timed:
-            return [self._kept(value) for value in self.long.outputs], 0
+            kept = [self._kept(value) for value in self.long.outputs]
+            return kept, [None] * len(kept), 0
         if any(each.place.outer > 1 for each in timed):
             raise UnsupportedOperator(
                 "an output has time inside of another axis; return it with time on its own axis"
@@ -564,13 +573,15 @@ class _StepWriter:
         made = []
         for each in own:
             late = self.writer.delayed(each, int(delay * each.rate), each.value.origin)
-            made.append(self.writer.masked(late, 0.0, late.delay).value)
+            made.append(self.writer.masked(late, 0.0, late.delay))
         left = iter(made)
-        results = [
-            next(left) if value in self.frames else self._kept(value)
-            for value in self.long.outputs
-        ]
-        return results, delay
+        results: list[Value] = []
+        axes: list[int | None] = []
+        for value in self.long.outputs:
+            late_one = next(left) if value in self.frames else None
+            results.append(self._kept(value) if late_one is None else late_one.value)
+            axes.append(None if late_one is None else late_one.axis)
+        return results, axes, delay
 
     def _kept(self, value: Value) -> Value:
         """An output without time. Raises UnsupportedOperator where it depends on the length."""

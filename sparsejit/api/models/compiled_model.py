@@ -78,9 +78,7 @@ class CompiledModel(CalledModel, Compiled):
         graph: the computation, after all passes
         shrinking: for an ONNX model, the command that puts zeros into it; else empty
         states: the inputs that take an output of the call before, which a stream carries
-        step: frames of the input in a call, where `compile` was given a step; else None
-        delay: frames of the input by which results are late, where the model looks ahead: frame i
-            of a stream is frame i - delay of the whole model, and zero before its first one
+        step, delay: frames of a call's input, and frames by which results are late
         pointer: the address of `int run(inputs, outputs, workspace, samples)`, whose arrays have
             samples on axis 0 wherever the model has them
     """
@@ -108,12 +106,25 @@ class CompiledModel(CalledModel, Compiled):
         self.shrinking = shrinking
         self.states = tuple(states)
         self._own_states = own_states(self.states, input_nest, output_nest)
-        self.step, self.delay = pace
+        self._pace = pace
         self._accuracy: Accuracy | None = None
         self._stepped: dict[int, SteppedModel] = {}  # by batch
         self._compiling = threading.Lock()
         self._dtypes = ModelDtypes(self._first.inputs, input_nest, output_nest)
         self._open_axes = open_axes(output_nest)
+
+    @property
+    def step(self) -> int | None:
+        """Frames of the input in a call, where `compile` was given a step; else None."""
+        return self._pace.step
+
+    @property
+    def delay(self) -> int:
+        """Frames of the input by which results are late, where the model looks ahead.
+
+        Frame i of a stream is frame i - delay of the whole model, and zero before its first one.
+        """
+        return self._pace.delay
 
     @property
     def title(self) -> str:
@@ -325,7 +336,7 @@ class CompiledModel(CalledModel, Compiled):
     def _streamed(self) -> StreamedModel:
         """The parts of this model that streams need."""
         nests = self._input_nest, self._output_nest
-        return StreamedModel(self._first, self.states, *nests)
+        return StreamedModel(self._first, self.states, *nests, self._pace)
 
     def _saved(self) -> sealed.SealedFile:
         return sealed.SealedFile(KIND, *model_to_data(self.source()))
@@ -374,8 +385,7 @@ class CompiledModel(CalledModel, Compiled):
         name = self._first.program.name
         nests = self._input_nest, self._output_nest
         given = name, self._settings, *nests, variants, self.shrinking
-        pace = Pace(self.step, self.delay)
-        return ModelSource(*given, self._sizes, rules, self.states, pace)
+        return ModelSource(*given, self._sizes, rules, self.states, self._pace)
 
     def _variant_for(self, arrays: Sequence[Array]) -> Variant:
         if self._sizes is not None and len(arrays) == len(self._sizes.inputs):

@@ -32,7 +32,7 @@ from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_
 from sparsejit.frontends.states import GivenStates, ModelInterface, states_of
 from sparsejit.frontends.torch_export import Exported, export
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.state import Pace, State
+from sparsejit.ir.state import State
 from sparsejit.lowering.context import ModelOptions, Progress, progress_function
 from sparsejit.lowering.kept_weights import KeptWeights, kept_weights
 from sparsejit.lowering.tiles import batch_tiles
@@ -143,7 +143,7 @@ class ModelCompiler:
         variant = make_variant(made.graph, self.options, self.dtype, None, self.name, tell)
         scales = self.dtype.layers if isinstance(self.dtype, Scales) else ()
         given = inputs, outputs, self.settings, None, None, scales, self.shrinking, made.states
-        return CompiledModel((variant,), *given, Pace(size.step, made.delay))
+        return CompiledModel((variant,), *given, size.pace(made, args))
 
     def scales(
         self,

@@ -6,14 +6,15 @@
      "rules": [{"size": name, "tile": ..., "lengths": [...], "graphs": [graph, ...]}, ...],
      "states": [{"name": ..., "input": number, "output": number, "initial": [array],
                  "origin": text}, ...],
-     "pace": [frames, frames]}
+     "pace": [step, delay, axis, [axis, ...]]}
 
 A variant is the model for inputs of certain shapes. Where the batch is free it has graphs for one
 or more tiles, the main one first; tile 0 means a fixed batch. "shrinking" is left out unless the
 model came from ONNX, "sizes" unless sizes have names, "rules" unless these have rules, and "states"
 unless inputs take outputs of the call before; "initial" is empty for zeros. Buffers that a torch
-module changes are states behind the tensors of "inputs" and "outputs". "pace" is the step and the
-delay of a model that was made of one for whole sequences.
+module changes are states behind the tensors of "inputs" and "outputs". "pace" is the step of
+a model that was made of one for whole sequences, its delay, and the axes of time in the first input
+and in each output that is no state, -1 without one.
 
 "sizes" has a record for each input: its name, the example's shape, and the bounds of named axes. A
 rule is three lengths of a size, and the graphs of a tile at these lengths, from which the graph of
@@ -97,7 +98,8 @@ def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
     held = {graph.tile for graph in source.variants[0].graphs}
     rules = [_rule_to_data(rule, held, writer) for rule in source.rules]
     states = [_state_to_data(state, writer) for state in source.states]
-    pace = list(source.pace) if source.pace.step is not None else []
+    step, *rest, axes = source.pace
+    pace = [] if step is None else [step, *rest, [-1 if axis is None else axis for axis in axes]]
     later = {"rules": rules, "states": states, "pace": pace}
     return {**header, **{name: each for name, each in later.items() if each}}, writer.tensors
 
@@ -157,10 +159,16 @@ def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
 
 
 def _pace_from_data(data: list[Any]) -> Pace:
-    """Return the step and the delay. Raises DamagedFile for other data."""
-    if [type(number) for number in data] not in ([], [int, int]) or min(data, default=0) < 0:
-        raise DamagedFile(f"has {data} where a step and its delay belong")
-    return Pace(*data) if data else NO_PACE
+    """Return the pace that `model_to_data` wrote. Raises DamagedFile for other data."""
+    if not data:
+        return NO_PACE
+    numbers, axes = data[:-1], data[-1]
+    kinds = [type(number) for number in numbers]
+    if kinds != [int] * 3 or min(numbers) < 0 or not isinstance(axes, list):
+        raise DamagedFile(f"has {data} where a step, its delay and axes of time belong")
+    if not all(type(axis) is int and axis >= -1 for axis in axes):
+        raise DamagedFile(f"has axes of time {axes}")
+    return Pace(*numbers, tuple(None if axis < 0 else axis for axis in axes))
 
 
 def _state_from_data(data: Any, reader: ArrayReader) -> State:

@@ -19,7 +19,7 @@ from sparsejit.api.models.dtypes import ModelDtypes
 from sparsejit.api.models.variant import Variant
 from sparsejit.errors import InvalidInput, suggest
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind, open_axes
-from sparsejit.ir.state import State
+from sparsejit.ir.state import NO_PACE, Pace, State
 from sparsejit.ir.values import Array, Value
 from sparsejit.runtime.array_checks import with_rows
 from sparsejit.runtime.moved_call import MovedCall, type_of_call
@@ -36,6 +36,7 @@ class StreamedModel(NamedTuple):
     states: tuple[State, ...]
     inputs: Nest
     outputs: Nest
+    pace: Pace = NO_PACE
 
 
 class _Operand(NamedTuple):

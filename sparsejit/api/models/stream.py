@@ -133,12 +133,14 @@ class ModelStream:
 
         Args:
             *args: the arguments of a call, the first input longer or shorter
-            axis: the axis of the first input that is cut; by default the axis in which its shape
-                differs from a step's, or the last axis where none differs
+            axis: the axis of the first input that is cut; by default the axis of time of a model
+                that was compiled with a step, else the axis in which its shape differs from a
+                step's, or the last axis where none differs
             context: the number of values that a step sees again, the last ones of the step before;
                 zeros before the first block
-            out_axis: the axis of each output along which steps are joined; by default they are
-                stacked along a new first axis
+            out_axis: the axis of each output along which steps are joined; by default each output's
+                axis of time, where the model was compiled with a step, else they are stacked along
+                a new first axis
             **kwargs: arguments that the model takes by name
 
         Returns:
@@ -156,13 +158,19 @@ class ModelStream:
         # Pairs of complex numbers lie on a further last axis.
         lengths = len(np.shape(leaves[0]))
         arrays = self._shared.dtypes.arrays(leaves)
+        pace = self._shared.streamed.pace
+        if axis is None and pace.step is not None:
+            axis = pace.axis
         axis = self._cut_axis(arrays[0], None if axis is None else _place(axis, lengths))
         arrays[0], kept = self._cut(arrays[0], axis, context)
         inputs = self._native_inputs(arrays)
         self._kept = kept if kept.values.size else None
         results = self._shared.dtypes.narrowed(self._run_steps(inputs, len(arrays[0])))
-        if out_axis is not None:
-            results = [_joined(result, out_axis) for result in results]
+        axes = [out_axis] * len(results) if out_axis is not None or not pace.axes else pace.axes
+        results = [
+            result if along is None else _joined(result, along)
+            for result, along in zip(results, axes, strict=True)
+        ]
         if not all(isinstance(leaf, np.ndarray) for leaf in leaves):
             results = as_tensors(results, self._shared.made)
         return unflatten(self._shared.made, results)

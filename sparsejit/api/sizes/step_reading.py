@@ -14,6 +14,7 @@ from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.onnx import ImportedModel
 from sparsejit.frontends.torch_export import Exported
 from sparsejit.ir.graph import Graph
+from sparsejit.ir.state import Pace
 from sparsejit.passes.steps import StepGraph, UnevenStep, step_graph
 from sparsejit.whole_numbers import ceil_div
 
@@ -63,6 +64,10 @@ class StepSize:
             _of_length(each, self.axis, length) if self._has_time(each, given) else each
             for each in args
         )
+
+    def pace(self, made: StepGraph, args: tuple[Any, ...]) -> Pace:
+        """The pace of a step that was made of a model with these arguments."""
+        return Pace(self.step, made.delay, self.axis % len(args[0].shape), made.axes)
 
     def _has_time(self, argument: Any, length: int) -> bool:
         shape = tuple(getattr(argument, "shape", ()))
