@@ -474,3 +474,19 @@ def test_every_operator_has_a_rule_for_time() -> None:
     own = {name for name, op in OPERATORS.items() if op.time_rule is not Operator.time_rule}
     assert own == WITH_RULES
     assert OPERATORS.keys() - own == APART_OR_REFUSED
+
+
+def test_a_stream_joins_the_steps_of_a_block_along_time(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(4, 3, 3, padding=1), nn.ReLU()).eval()
+    x = torch.randn(1, 4, 40)
+    fast = sparsejit.compile(model, (x,), step=8)
+    fast.save(tmp_path / "step.sjit")
+    whole = model(x).detach()[:, :, : -fast.delay]
+    for own in (fast, sparsejit.load(tmp_path / "step.sjit")):
+        stream = own.stream()
+        pieces = [stream.run(piece) for piece in x.split(11, dim=-1)]
+        y = torch.cat([*pieces, stream.run(torch.zeros(1, 4, 4))], -1)
+        torch.testing.assert_close(y[:, :, fast.delay :][:, :, : whole.shape[-1]], whole)
+    with pytest.raises(InvalidInput, match="make a stream"):
+        fast(x[:, :, :8])

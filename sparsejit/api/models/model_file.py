@@ -168,7 +168,8 @@ def _pace_from_data(data: list[Any]) -> Pace:
         raise DamagedFile(f"has {data} where a step, its delay and axes of time belong")
     if not all(type(axis) is int and axis >= -1 for axis in axes):
         raise DamagedFile(f"has axes of time {axes}")
-    return Pace(*numbers, tuple(None if axis < 0 else axis for axis in axes))
+    step, delay, axis = numbers
+    return Pace(step, delay, axis, tuple(None if own < 0 else own for own in axes))
 
 
 def _state_from_data(data: Any, reader: ArrayReader) -> State:
