@@ -24,7 +24,7 @@ import numpy as np
 
 from sparsejit.errors import UnsupportedOperator
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.operator import BatchPlace, Node, SamplesMixed
+from sparsejit.ir.operator import BatchPlace, Follower, Node, SamplesMixed
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.views import Pad, Permute, Reshape
 from sparsejit.ir.state import State
@@ -41,10 +41,17 @@ from sparsejit.ir.time_rules import (
 )
 from sparsejit.ir.values import Array, Value
 from sparsejit.passes.dead_code import remove_dead_code
+from sparsejit.passes.step_constants import rows_of_steps
 from sparsejit.passes.step_frames import Frames, FrameWriter
 
 _KEEP_APART = "compute it for each frame, over channels, or over a window of frames"
-_BY_LENGTH = "give a model whose operators are the same for every length"
+_BY_LENGTH = (
+    "give a model whose operators are the same for every length, and a multiple of its hops as step"
+)
+_NO_LAST = (
+    "a stream has no last frames: pad with zeros in place of a reflection (pad_mode='constant'), "
+    "and give a multiple of the model's hops as step"
+)
 
 
 @dataclass(frozen=True)
@@ -218,7 +225,8 @@ class _StepWriter:
             self.now[node.output] = self._last(node, timed[0], rule)
             return
         if rule != other:
-            raise self.refused(node, "is not the same for every length", _BY_LENGTH)
+            remedy = _NO_LAST if isinstance(rule, Shifted) else _BY_LENGTH
+            raise self.refused(node, "is not the same for every length", remedy)
         if isinstance(rule, (Apart, Grouped)):
             self._apart(node, twin, found, rule)
         elif isinstance(rule, Carried):
@@ -268,7 +276,7 @@ class _StepWriter:
         if isinstance(rule, Grouped):
             timed = [self._grouped(timed[0], rule.frames, node)]
         elif not isinstance(node.op, (Permute, Reshape)):
-            timed = writer.aligned([writer.settled(each, origin) for each in timed], origin)
+            timed = writer.aligned(timed, origin)
         left = iter(timed)
         own = [None if each is None else next(left) for each in found]
         places, cut = self._followed(node, own, timed[0])
@@ -294,6 +302,7 @@ class _StepWriter:
         for value, each in zip(node.inputs, own, strict=True):
             if each is not None:
                 follow.places[value] = each.place
+        cut = self._changing(node, follow, like)
         try:
             node.op.follow_batch(follow, node)
         except SamplesMixed as error:
@@ -301,11 +310,30 @@ class _StepWriter:
         places = [follow.places.get(value) for value in node.outputs]
         if not all(places):
             raise self.refused(node, "mixes all of time", _KEEP_APART)
-        cut = {
-            value: self._repeated(node, value, place, like)
-            for value, place in follow.shared.items()
-        }
+        repeated = follow.shared.items()
+        cut |= {value: self._repeated(node, value, place, like) for value, place in repeated}
         return [place for place in places if place is not None], cut
+
+    def _changing(self, node: Node, follow: Follower, like: Frames) -> dict[Value, Value]:
+        """Constants of a pointwise operator that change along time, as each step reads them."""
+        axis, outer, inner = like.place
+        if not isinstance(node.op, Pointwise) or outer != 1:
+            return {}
+        from_end, made = axis - len(like.value.shape), {}
+        for value in node.inputs:
+            place = BatchPlace(len(value.shape) + from_end, 1, inner)
+            is_known = value not in follow.places and value not in follow.given
+            if not is_known or place.axis < 0 or not follow.changes(value, place):
+                continue
+            long, short = (np.moveaxis(each, place.axis, 0) for each in self._arrays(value))
+            table = rows_of_steps(long, short, like.count * inner, like.delay * inner)
+            if table is None:
+                why = f"reads {value.origin.name}, which changes along time"
+                remedy = "let it repeat with each step; where it does, give a longer example"
+                raise self.refused(node, why, remedy)
+            made[value] = self.writer.row_of_step(table, place.axis, value.origin)
+            follow.places[value] = place
+        return made
 
     def _repeated(self, node: Node, value: Value, place: BatchPlace, like: Frames) -> Value:
         """An operand without time that has an axis of time, for the frames of a step."""
@@ -325,14 +353,15 @@ class _StepWriter:
     def _grouped(self, frames: Frames, each: int, node: Node) -> Frames:
         """The frames with `each` of them as one."""
         rate, origin = self.even(frames.rate / each), node.outputs[0].origin
-        frames = self.writer.settled(frames, origin)
+        frames = self.writer.settled(frames, origin, frames.before // each * each)
         delay = ceil(frames.delay / each)
         late = self.writer.delayed(frames, delay * each, origin)
         if any(length % each for length in frames.lengths):
             raise self.refused(node, "is not the same for every length", _BY_LENGTH)
         lengths = frames.lengths[0] // each, frames.lengths[1] // each
         place = late.place._replace(inner=late.place.inner * each)
-        return replace(late, place=place, rate=rate, lengths=lengths, delay=delay)
+        lead = late.before // each
+        return replace(late, place=place, rate=rate, lengths=lengths, delay=delay, before=lead)
 
     # Rules along time
 
@@ -436,7 +465,7 @@ class _StepWriter:
         timed = [each.fine() for each in found if each is not None]
         if any(each.place != BatchPlace(0) for each in timed):
             raise self.refused(node, "runs over time and something else", _KEEP_APART)
-        timed = writer.aligned([writer.settled(each, origin) for each in timed], origin)
+        timed = writer.aligned(timed, origin)
         number = timed[0].count
         delay = number * ceil(timed[0].delay / number)
         left = iter([writer.delayed(each, delay, origin) for each in timed])
