@@ -121,6 +121,7 @@ def compile_model(
     state: GivenStates | None = None,
     step: int | None = None,
     axis: int = -1,
+    window: int | None = None,
     fallback: None = None,
     dtype: Dtypes = "float32",
     target: str | Target = "native",
@@ -144,6 +145,7 @@ def compile_model(
     state: GivenStates | None = None,
     step: int | None = None,
     axis: int = -1,
+    window: int | None = None,
     fallback: str,
     dtype: Dtypes = "float32",
     target: str | Target = "native",
@@ -166,6 +168,7 @@ def compile_model(
     state: GivenStates | None = None,
     step: int | None = None,
     axis: int = -1,
+    window: int | None = None,
     fallback: str | None = None,
     dtype: Dtypes = "float32",
     target: str | Target = "native",
@@ -202,6 +205,9 @@ def compile_model(
             recurrent layers. It is a multiple of the product of strides. Where the model looks
             ahead its results are late, by `delay` frames. The batch is the example's.
         axis: with a step, the axis of time in the first argument, and in others that are as long.
+        window: with a step, the number of last frames that causal attention keeps, where the model
+            attends to all earlier ones; results differ from the model's from there on. Attention
+            that a mask bounds needs none.
         fallback: "onnxruntime" leaves nodes of an ONNX model that cannot be compiled to ONNX
             Runtime. Where there are any, a PartedModel is made, whose batch is the example's.
         dtype: how weights are stored: a name as in `compile_matrix`; a dict from patterns of names
@@ -241,22 +247,23 @@ def compile_model(
     check_flags(free_batch=free_batch, free_shapes=free_shapes)
     _check_constants(constants)
     args, kwargs = _arguments(model, example_inputs, example_kwargs)
-    sizes = _sizes(model, dynamic_shapes, args, kwargs, constants or {})
+    is_whole = step is None  # else the example has the only size
+    sizes = _sizes(model, dynamic_shapes, args, kwargs, constants or {}) if is_whole else None
     free = free_batch, free_shapes, sizes, constants or {}
     others = dynamic_shapes, free_shapes, state, fallback
-    size = None if step is None else _step_size(step, axis, *others)
+    size = None if step is None else _step_size(step, axis, window, *others)
     compiler = ModelCompiler(model, *free, fallback, dtype, settings, state=state, step=size)
     return compiler.compiled_or_cached(args, kwargs, report)
 
 
-def _step_size(step: int, axis: int, *others: Any) -> StepSize:
+def _step_size(step: int, axis: int, window: int | None, *others: Any) -> StepSize:
     """Return the step. Raises InvalidInput for arguments that it excludes."""
     if any(others):
         raise InvalidInput(
             "step makes a function of one size that keeps its own states; leave out "
             "dynamic_shapes, free_shapes, state and fallback"
         )
-    return StepSize(step, axis)
+    return StepSize(step, axis, window)
 
 
 def quantise(

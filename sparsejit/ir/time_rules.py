@@ -7,6 +7,7 @@
     Grouped    frames joined by a reshape, a fixed number at a time
     Appended   operands one after the other along time
     Carried    a recurrence, which needs its last state
+    Attended   attention among frames, which a mask keeps near each other
     Whole      all frames at once
 
 `Operator.time_rule` returns one of them, and `passes.steps` makes the function of a step by it.
@@ -90,6 +91,13 @@ class Carried(TimeRule):
     """
 
     states: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Attended(TimeRule):
+    """Queries, keys and values have time on the last axis but one, and a mask forbids keys."""
+
+    scale: float
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from sparsejit.whole_numbers import ceil_div
 def rows_of_steps(long: Array, short: Array, period: int, delay: int) -> Array | None:
     """The frames (axis 0) of each step, of which all later steps have the last: (steps, period, .).
 
-    The constants are those of two lengths. `delay` is the number of frames before the first one.
+    The model has these constants at two lengths. `delay` counts the frames before the first one.
     None for constants that do not repeat, or whose end a stream would reach.
     """
     apart = long[period:] != long[:-period]

@@ -169,17 +169,19 @@ class FrameWriter:
             mask = self.is_reached(frames.count * unit, until * unit)
             behind = value.shape[frames.axis + 1 :]
             mask = self.shaped(mask, (frames.count * unit, *(1 for _ in behind)))
-            number = np.asarray(fill, value.type.element.value)
-            other = self.build.constant(number, Origin(str(fill)))
+            other = self.number(fill, value.type.element)
             chosen = self.one(Pointwise("where"), mask, value, other)
             self._known[key] = self.shaped(chosen, frames.value.shape)
         return replace(frames, value=self._known[key])
 
-    def is_reached(self, count: int, until: int) -> Value:
-        """Whether each frame of a step has at least the number `until`: bool (count,)."""
-        key = "reached", count, until
+    def is_reached(self, count: int, until: int, each_step: int = 0) -> Value:
+        """Whether numbers from 0 to below `count` are at least `until`: bool (count,).
+
+        They grow by `each_step` from step to step, by default as frames do, by `count`.
+        """
+        key = "reached", count, until, each_step
         if key not in self._known:
-            numbers = [np.arange(count), np.array([count]), np.array([until])]
+            numbers = [np.arange(count), np.array([each_step or count]), np.array([until])]
             own, each, least = (self.build.constant(n, Origin("frames")) for n in numbers)
             first = self.one(Pointwise("mul"), self.steps, each)
             number = self.one(Pointwise("add"), first, own)
@@ -223,6 +225,10 @@ class FrameWriter:
     def shaped(self, value: Value, shape: tuple[int, ...]) -> Value:
         """The value in another shape."""
         return value if value.shape == shape else self.one(Reshape(shape), value)
+
+    def number(self, number: float, element: Element = Element.FLOAT32) -> Value:
+        """A number, without axes."""
+        return self.build.constant(np.asarray(number, element.value), Origin(f"{number:g}"))
 
     def one(self, op: Operator, *inputs: Value) -> Value:
         """Apply an operator that has one output, with the origin of its last computed operand."""

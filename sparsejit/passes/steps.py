@@ -31,6 +31,7 @@ from sparsejit.ir.state import State
 from sparsejit.ir.time_rules import (
     Apart,
     Appended,
+    Attended,
     Carried,
     Grouped,
     Overlap,
@@ -41,6 +42,9 @@ from sparsejit.ir.time_rules import (
 )
 from sparsejit.ir.values import Array, Value
 from sparsejit.passes.dead_code import remove_dead_code
+from sparsejit.passes.fold_constants import fold_constants
+from sparsejit.passes.recognise_attention import recognise_attention
+from sparsejit.passes.step_attention import attended, common_band
 from sparsejit.passes.step_constants import rows_of_steps
 from sparsejit.passes.step_frames import Frames, FrameWriter
 
@@ -72,24 +76,35 @@ class UnevenStep(Exception):
 
 
 def step_graph(
-    long: Graph, short: Graph, step: int, axes: Sequence[int | None]
+    long: Graph,
+    short: Graph,
+    step: int,
+    axes: Sequence[int | None],
+    window: int | None = None,
 ) -> StepGraph:
     """Return the graph of `step` frames, from the model's graphs at two lengths.
 
     `axes` are the axes of time in the inputs; None for an input that is the same for all frames.
-    The longer one has at least twice the frames. Raises UnsupportedOperator for a model that
+    The longer one has at least twice the frames. `window` is the number of frames that attention
+    reads which reads all earlier ones in the model. Raises UnsupportedOperator for a model that
     computes a frame from later ones without bound, and UnevenStep.
     """
-    return _StepWriter(long, short, step, axes).write()
+    own, other = (recognise_attention(fold_constants(graph)) for graph in (long, short))
+    return _StepWriter(own, other, step, axes, window).write()
 
 
 class _StepWriter:
     """Walks through both graphs and writes the step."""
 
     def __init__(
-        self, long: Graph, short: Graph, step: int, axes: Sequence[int | None]
+        self,
+        long: Graph,
+        short: Graph,
+        step: int,
+        axes: Sequence[int | None],
+        window: int | None,
     ) -> None:
-        self.long, self.short, self.step = long, short, step
+        self.long, self.short, self.step, self.window = long, short, step, window
         self.writer = FrameWriter()
         self.build = self.writer.build
         self.frames: dict[Value, Frames] = {}
@@ -210,12 +225,27 @@ class _StepWriter:
         if any(value in self.now for value in node.inputs):
             raise self.refused(node, "reads the last frame beside all frames", _KEEP_APART)
         found = [self.frames.get(value) for value in node.inputs]
-        timed = [each for each in found if each is not None]
-        if len({each.lengths for each in timed}) > 1 or len({e.place.inner for e in timed}) > 1:
-            found = [None if each is None else each.fine() for each in found]
-            timed = [each for each in found if each is not None]
-        if len({each.lengths for each in timed}) > 1:
+        fine = [None if each is None else each.fine() for each in found]
+        if len({(each.lengths, each.place.inner) for each in found if each is not None}) > 1:
+            found = fine
+        if len({each.lengths for each in found if each is not None}) > 1:
             raise self.refused(node, "joins frames of different rates", "resample one of them")
+        try:
+            self._by_rule(node, twin, found)
+        except SamplesMixed:
+            try:
+                self._by_rule(node, twin, fine)
+            except SamplesMixed as error:
+                words = str(error).replace("sample", "frame").replace("the batch", "the sequence")
+                why = f"mixes all of time, since it {words}"
+                raise self.refused(node, why, _KEEP_APART) from error
+        for value in node.outputs:
+            if value in self.frames:
+                self._check_sizes(node, value)
+
+    def _by_rule(self, node: Node, twin: Node, found: list[Frames | None]) -> None:
+        """Write a node. Raises SamplesMixed where frames at these places are not apart."""
+        timed = [each for each in found if each is not None]
         places = [None if each is None else each.place for each in found]
         long, short = timed[0].lengths
         rule, other = node.op.time_rule(node, places, long), twin.op.time_rule(twin, places, short)
@@ -233,15 +263,14 @@ class _StepWriter:
             self._carried(node, twin, found, rule)
         elif isinstance(rule, Appended):
             self._appended(node, found)
+        elif isinstance(rule, Attended):
+            self._attended(node, timed, rule)
         else:
             if any(found[1:]):
                 raise self.refused(node, "has weights that change with time", _KEEP_APART)
             fixed = [self._fixed(node, value) for value in node.inputs[1:]]
             made = self._along(node, timed[0].fine(), fixed, rule)
             self.frames[node.output] = made
-        for value in node.outputs:
-            if value in self.frames:
-                self._check_sizes(node, value)
 
     def _check_sizes(self, node: Node, value: Value) -> None:
         """Raise UnsupportedOperator unless both graphs have the sizes that the rule says."""
@@ -275,11 +304,14 @@ class _StepWriter:
         timed = [each for each in found if each is not None]
         if isinstance(rule, Grouped):
             timed = [self._grouped(timed[0], rule.frames, node)]
-        elif not isinstance(node.op, (Permute, Reshape)):
+            found = [*timed]
+        places, cut, changing = self._followed(node, found, timed[0])
+        if not isinstance(node.op, (Permute, Reshape)):
             timed = writer.aligned(timed, origin)
+        for value, place in changing.items():
+            cut[value] = self._row_of_step(node, value, place, timed[0])
         left = iter(timed)
         own = [None if each is None else next(left) for each in found]
-        places, cut = self._followed(node, own, timed[0])
         operands = [
             each.value if each is not None else cut.get(value) or self._fixed(node, value)
             for each, value in zip(own, node.inputs, strict=True)
@@ -295,45 +327,50 @@ class _StepWriter:
 
     def _followed(
         self, node: Node, own: Sequence[Frames | None], like: Frames
-    ) -> tuple[list[BatchPlace], dict[Value, Value]]:
-        """The places of time in the results; operands that repeat a frame, cut to a step."""
+    ) -> tuple[list[BatchPlace], dict[Value, Value], dict[Value, BatchPlace]]:
+        """The places of time in the results; operands that repeat a frame, cut to a step.
+
+        Last come constants that change along time, with their places. Raises SamplesMixed.
+        """
         follow = self.long.follower(like.lengths[0])
         follow.given |= self.given
         for value, each in zip(node.inputs, own, strict=True):
             if each is not None:
                 follow.places[value] = each.place
-        cut = self._changing(node, follow, like)
-        try:
-            node.op.follow_batch(follow, node)
-        except SamplesMixed as error:
-            raise self.refused(node, "mixes all of time", _KEEP_APART) from error
+        changing = self._changing(node, follow, like)
+        follow.places |= changing
+        node.op.follow_batch(follow, node)
         places = [follow.places.get(value) for value in node.outputs]
         if not all(places):
-            raise self.refused(node, "mixes all of time", _KEEP_APART)
-        repeated = follow.shared.items()
-        cut |= {value: self._repeated(node, value, place, like) for value, place in repeated}
-        return [place for place in places if place is not None], cut
+            raise SamplesMixed(node.op.mixing)
+        cut = {
+            value: self._repeated(node, value, place, like)
+            for value, place in follow.shared.items()
+        }
+        return [place for place in places if place is not None], cut, changing
 
-    def _changing(self, node: Node, follow: Follower, like: Frames) -> dict[Value, Value]:
-        """Constants of a pointwise operator that change along time, as each step reads them."""
+    def _changing(self, node: Node, follow: Follower, like: Frames) -> dict[Value, BatchPlace]:
+        """Constants of a pointwise operator that change along time, and its place in them."""
         axis, outer, inner = like.place
         if not isinstance(node.op, Pointwise) or outer != 1:
             return {}
-        from_end, made = axis - len(like.value.shape), {}
+        from_end, found = axis - len(like.value.shape), {}
         for value in node.inputs:
             place = BatchPlace(len(value.shape) + from_end, 1, inner)
             is_known = value not in follow.places and value not in follow.given
-            if not is_known or place.axis < 0 or not follow.changes(value, place):
-                continue
-            long, short = (np.moveaxis(each, place.axis, 0) for each in self._arrays(value))
-            table = rows_of_steps(long, short, like.count * inner, like.delay * inner)
-            if table is None:
-                why = f"reads {value.origin.name}, which changes along time"
-                remedy = "let it repeat with each step; where it does, give a longer example"
-                raise self.refused(node, why, remedy)
-            made[value] = self.writer.row_of_step(table, place.axis, value.origin)
-            follow.places[value] = place
-        return made
+            if is_known and place.axis >= 0 and follow.changes(value, place):
+                found[value] = place
+        return found
+
+    def _row_of_step(self, node: Node, value: Value, place: BatchPlace, like: Frames) -> Value:
+        """A constant that changes along time, as each step reads it."""
+        long, short = (np.moveaxis(each, place.axis, 0) for each in self._arrays(value))
+        table = rows_of_steps(long, short, like.count * place.inner, like.delay * place.inner)
+        if table is None:
+            why = f"reads {value.origin.name}, which changes along time"
+            remedy = "let it repeat with each step; where it does, give a longer example"
+            raise self.refused(node, why, remedy)
+        return self.writer.row_of_step(table, place.axis, value.origin)
 
     def _repeated(self, node: Node, value: Value, place: BatchPlace, like: Frames) -> Value:
         """An operand without time that has an axis of time, for the frames of a step."""
@@ -456,6 +493,17 @@ class _StepWriter:
         moved = self.moved(node, frames, before, fill)
         lengths = self._lengths(node, frames.place)
         self.frames[node.output] = replace(moved, lengths=lengths)
+
+    def _attended(self, node: Node, timed: list[Frames], rule: Attended) -> None:
+        """Write attention to a band of frames."""
+        band = common_band(*self._arrays(node.inputs[3]), self.window)
+        if band is None:
+            why = "attends to more frames with every step"
+            raise self.refused(node, why, "mask frames outside of a window, or give a window")
+        query, key, value = timed
+        origin = node.output.origin
+        made = attended(self.writer, (query, key, value), band, rule.scale, origin)
+        self.frames[node.output] = made
 
     def _carried(
         self, node: Node, twin: Node, found: list[Frames | None], rule: Carried

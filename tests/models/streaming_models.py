@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import Any
@@ -85,6 +85,25 @@ class Chomp(nn.Module):
         return self.layer(x)[..., : 1 - self.kernel]
 
 
+class Near(nn.Module):
+    """Attention of two heads to frames that are near: at most `before` earlier, `after` later."""
+
+    def __init__(self, channels: int, before: int, after: int) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(channels, 3 * channels), nn.Linear(channels, channels)
+        self.before, self.after = before, after
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, channels, frames = x.shape
+        made = self.inner(x.transpose(1, 2)).reshape(batch, frames, 3, 2, channels // 2)
+        query, key, value = made.permute(2, 0, 3, 1, 4)
+        places = torch.arange(frames)
+        distance = places[:, None] - places
+        mask = (distance <= self.before) & (distance >= -self.after)
+        y = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.out(y.transpose(1, 2).reshape(batch, frames, channels)).transpose(1, 2)
+
+
 def convolution(draw: st.DrawFn, channels: int, ahead: bool, stride: int = 1) -> nn.Module:
     kernel, dilation = draw(st.integers(stride, 5)), draw(st.integers(1, 3))
     groups = draw(st.sampled_from([1, 2, channels]))
@@ -161,7 +180,11 @@ def activation(draw: st.DrawFn, channels: int, ahead: bool) -> nn.Module:
     return draw(st.sampled_from([nn.ReLU(), nn.Tanh(), nn.PReLU(), nn.SiLU()]))
 
 
-FLAT = (convolution, pooling, recurrent, norm, gate, chomped, activation, skip)
+def attention(draw: st.DrawFn, channels: int, ahead: bool) -> nn.Module:
+    return Near(channels, draw(st.integers(0, 9)), draw(st.integers(0, 2)) if ahead else 0)
+
+
+FLAT = (convolution, pooling, recurrent, norm, gate, chomped, activation, attention, skip)
 EVERY = (*FLAT, scaled, stacked)
 CHANNELS = 4
 FRAMES = 48
@@ -169,14 +192,17 @@ FRAMES = 48
 
 @dataclass(frozen=True, eq=False)
 class SequenceCase:
-    """A model, the frames of a step, and a sequence."""
+    """A model, the frames of a step, and the number of sequences."""
 
     model: nn.Module
     step: int
-    x: torch.Tensor = field(repr=False)
+    batch: int
 
-    def __repr__(self) -> str:
-        return f"step={self.step}, x {tuple(self.x.shape)}, {self.model}"
+    @property
+    def x(self) -> torch.Tensor:
+        """The same random sequences at each call."""
+        numbers = np.random.default_rng(0).standard_normal((self.batch, CHANNELS, FRAMES))
+        return torch.from_numpy(numbers.astype(np.float32))
 
 
 @st.composite
@@ -189,15 +215,25 @@ def sequence_cases(draw: st.DrawFn, ahead: bool = False, most: int = 4) -> Seque
     step = draw(st.sampled_from([4, 8, 24] if even else [1, 2, 3, 8, 24]))
     batch = draw(st.integers(1, 2))
     model = nn.Sequential(*layers).eval()
-    return SequenceCase(model, step, torch.randn(batch, CHANNELS, FRAMES))
+    return SequenceCase(model, step, batch)
 
 
-def read(model: nn.Module, args: Sequence[Any]) -> Any:
-    return export(model, tuple(args), {}, False)
+def read(model: nn.Module, args: Sequence[Any], known: dict[int, Graph] | None = None) -> Any:
+    """The exported model; its graph goes to `known`, by the frames on the last axis."""
+    found = export(model, tuple(args), {}, False)
+    if known is not None:
+        known[args[0].shape[-1]] = found.graph(None)
+    return found
 
 
-def step_of(model: nn.Module, x: torch.Tensor, step: int, axis: int = -1) -> ReadStep:
-    return read_step(partial(read, model), (x,), StepSize(step, axis))
+def step_of(
+    model: nn.Module,
+    x: torch.Tensor,
+    step: int,
+    axis: int = -1,
+    known: dict[int, Graph] | None = None,
+) -> ReadStep:
+    return read_step(partial(read, model, known=known), (x,), StepSize(step, axis))
 
 
 def whole_graph(model: nn.Module, x: torch.Tensor) -> Graph:

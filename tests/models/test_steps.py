@@ -36,6 +36,7 @@ from torch.nn import functional
 
 import sparsejit
 from sparsejit.errors import InvalidInput, UnsupportedOperator
+from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import OPERATORS, Operator
 
 IN_DOUBLE, IN_SINGLE = 1e-12, 1e-6
@@ -43,8 +44,9 @@ IN_DOUBLE, IN_SINGLE = 1e-12, 1e-6
 
 def check(case: SequenceCase) -> int:
     """Compare a stream in float64 with the whole; return the delay."""
-    found, x = step_of(case.model, case.x, case.step), case.x.numpy()
-    (whole,) = whole_graph(case.model, case.x).evaluate([x])
+    graphs: dict[int, Graph] = {}
+    found, x = step_of(case.model, case.x, case.step, known=graphs), case.x.numpy()
+    (whole,) = graphs[FRAMES].evaluate([x])
     delay = found.made.delay
     if delay < FRAMES:
         assert off_by(joined(of_graph(found, x, case.step)), whole, delay) < IN_DOUBLE
@@ -165,6 +167,23 @@ def test_the_last_frame_and_the_last_state_follow_the_stream() -> None:
             np.testing.assert_allclose(y, whole, atol=1e-12)
 
 
+def test_attention_to_all_before_keeps_a_window() -> None:
+    """Results are the model's while the sequence is no longer than the window."""
+
+    def attention(x: torch.Tensor) -> torch.Tensor:
+        rows = x.transpose(1, 2)
+        made = functional.scaled_dot_product_attention(rows, rows, rows, is_causal=True)
+        return made.transpose(1, 2)
+
+    x = torch.randn(1, CHANNELS, FRAMES)
+    fast = sparsejit.compile(Of(attention).eval(), (x,), step=4, window=20)
+    whole = attention(x).numpy()
+    y = joined(of_compiled(fast, x.numpy()))
+    assert off_by(y[..., :20], whole[..., :20], 0) < IN_SINGLE
+    last = attention(x[..., -20:]).numpy()[..., -1]
+    np.testing.assert_allclose(y[..., -1], last, rtol=1e-5)
+
+
 def test_a_spectrum_is_a_step_of_windows() -> None:
     def spectrum(x: torch.Tensor) -> torch.Tensor:
         window = torch.hann_window(16)
@@ -223,6 +242,16 @@ def test_tokens_and_inputs_without_time() -> None:
     np.testing.assert_allclose(joined(steps), whole, rtol=1e-5, atol=1e-6)
 
 
+def test_an_exported_program_of_any_length() -> None:
+    model = nn.Sequential(Padded(nn.Conv1d(4, 4, 3), 2), nn.Tanh()).eval()
+    x = torch.randn(1, CHANNELS, FRAMES)
+    sizes = {"input": {2: torch.export.Dim("time", min=4)}}
+    program = torch.export.export(model, (x,), dynamic_shapes=sizes)
+    fast = sparsejit.compile(program, (x,), step=4)
+    whole = model(x).detach().numpy()
+    assert off_by(joined(of_compiled(fast, x.numpy())), whole, fast.delay) < IN_SINGLE
+
+
 def test_a_file_keeps_step_delay_and_states(tmp_path: Path) -> None:
     model, x = nn.Conv1d(CHANNELS, CHANNELS, 3, padding=1).eval(), torch.randn(1, CHANNELS, FRAMES)
     fast = sparsejit.compile(model, (x,), step=8)
@@ -234,21 +263,85 @@ def test_a_file_keeps_step_delay_and_states(tmp_path: Path) -> None:
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_recurrent_layers_start_from_a_learned_state(ahead: int) -> None:
+    class Learned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = Padded(nn.Conv1d(CHANNELS, CHANNELS, 2), 1 - ahead, ahead)
+            self.lstm = nn.LSTM(CHANNELS, CHANNELS, batch_first=True)
+            self.h, self.c = (nn.Parameter(torch.randn(1, 1, CHANNELS)) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            rows = self.conv(x).transpose(1, 2)
+            return self.lstm(rows, (self.h, self.c))[0].transpose(1, 2)
+
+    model, x = Learned().eval(), torch.randn(1, CHANNELS, FRAMES)
+    found = step_of(model, x, 4)
+    assert found.made.delay == 4 * ahead
+    (whole,) = whole_graph(model, x).evaluate([x.numpy()])
+    assert off_by(joined(of_graph(found, x.numpy(), 4)), whole, found.made.delay) < IN_DOUBLE
+    initial = [state.initial for state in found.made.states if "state" in state.name]
+    np.testing.assert_array_equal(initial[0], model.h.detach().numpy()[0])
+
+
+def onnx_model(
+    nodes: list[onnx.NodeProto], time: int | str, weights: dict[str, np.ndarray]
+) -> onnx.ModelProto:
+    """Nodes from x (1, 4, time) to y."""
+    float32 = onnx.TensorProto.FLOAT
+    graph = onnx.helper.make_graph(
+        nodes,
+        "sequence",
+        [onnx.helper.make_tensor_value_info("x", float32, [1, 4, time])],
+        [onnx.helper.make_tensor_value_info("y", float32, None)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    opset = [onnx.helper.make_opsetid("", 17)]
+    return onnx.helper.make_model(graph, opset_imports=opset, ir_version=8)
+
+
+def test_an_onnx_file_of_one_length_is_refused() -> None:
+    model = onnx_model([onnx.helper.make_node("Relu", ["x"], ["y"])], FRAMES, {})
+    x = np.zeros((1, 4, FRAMES), np.float32)
+    with pytest.raises(InvalidInput, match="step reads the model at 96 and 48 frames"):
+        sparsejit.compile(model, (x,), step=4)
+
+
+def test_a_scan_carries_its_state() -> None:
+    """A sum so far with a factor, written as ONNX's loop over frames."""
+    float32 = onnx.TensorProto.FLOAT
+    info = onnx.helper.make_tensor_value_info
+    body = onnx.helper.make_graph(
+        [
+            onnx.helper.make_node("Mul", ["h", "factor"], ["kept"]),
+            onnx.helper.make_node("Add", ["kept", "part"], ["next"]),
+            onnx.helper.make_node("Identity", ["next"], ["out"]),
+        ],
+        "body",
+        [info("h", float32, [1, 4]), info("part", float32, [1, 4])],
+        [info("next", float32, [1, 4]), info("out", float32, [1, 4])],
+        [onnx.numpy_helper.from_array(np.float32(0.9), "factor")],
+    )
+    scan = {"body": body, "num_scan_inputs": 1, "scan_input_axes": [2], "scan_output_axes": [2]}
+    node = onnx.helper.make_node("Scan", ["first", "x"], ["last", "y"], **scan)
+    model = onnx_model([node], "time", {"first": np.ones((1, 4), np.float32)})
+    x = np.random.default_rng(1).standard_normal((1, 4, FRAMES)).astype(np.float32)
+    whole, h = [], np.ones((1, 4))
+    for part in np.moveaxis(x, -1, 0):
+        h = 0.9 * h + part
+        whole.append(h)
+    fast = sparsejit.compile(model, (x,), step=4)
+    assert off_by(joined(of_compiled(fast, x)), np.stack(whole, -1), 0) < IN_SINGLE
+
+
 def test_an_onnx_model_with_open_time() -> None:
     weights = np.random.default_rng(0).standard_normal((4, 4, 3)).astype(np.float32)
     nodes = [
         onnx.helper.make_node("Conv", ["x", "w"], ["c"], pads=[2, 0]),
         onnx.helper.make_node("Relu", ["c"], ["y"]),
     ]
-    float32 = onnx.TensorProto.FLOAT
-    graph = onnx.helper.make_graph(
-        nodes,
-        "causal",
-        [onnx.helper.make_tensor_value_info("x", float32, [1, 4, "time"])],
-        [onnx.helper.make_tensor_value_info("y", float32, [1, 4, "time"])],
-        [onnx.numpy_helper.from_array(weights, "w")],
-    )
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)])
+    model = onnx_model(nodes, "time", {"w": weights})
     x = np.random.default_rng(1).standard_normal((1, 4, FRAMES)).astype(np.float32)
     fast = sparsejit.compile(model, (x,), step=4)
     padded = functional.pad(torch.from_numpy(x), (2, 0))
@@ -257,7 +350,10 @@ def test_an_onnx_model_with_open_time() -> None:
 
 
 REFUSED = {
-    "mean": (lambda x: x - x.mean(-1, keepdim=True), "mean mixes all of time"),
+    "mean": (
+        lambda x: x - x.mean(-1, keepdim=True),
+        "mean mixes all of time, since it computes mean over the sequence; compute",
+    ),
     "softmax": (lambda x: x.softmax(-1), "softmax mixes all of time"),
     "instance norm": (functional.instance_norm, "layer_norm mixes all of time"),
     "flip": (lambda x: x.flip(-1), "embedding takes frames by their number"),
@@ -272,7 +368,13 @@ REFUSED = {
     "products of frames": (lambda x: x.transpose(1, 2) @ x, "bmm mixes all of time"),
     "attention": (
         lambda x: functional.scaled_dot_product_attention(*(x.transpose(1, 2),) * 3),
-        "bmm mixes all of time",
+        "attention attends to all frames; mask",
+    ),
+    "attention to all before": (
+        lambda x: functional.scaled_dot_product_attention(
+            *(x.transpose(1, 2),) * 3, is_causal=True
+        ),
+        "give a window",
     ),
     "reflection": (lambda x: functional.pad(x, (2, 2), mode="reflect"), "in place of a reflection"),
     "flattened": (lambda x: x.flatten(1), "time inside of another axis"),
@@ -340,6 +442,7 @@ WRONG = (
     ({"step": 0}, "step=0"),
     ({"step": 2.0}, "step=2.0"),
     ({"step": 4, "axis": 3}, "axis=3"),
+    ({"step": 4, "window": 0}, "window=0"),
     ({"step": 4, "free_shapes": True}, "leave out"),
     ({"step": 4, "state": {"x": "y"}}, "leave out"),
 )
@@ -356,10 +459,10 @@ def test_wrong_steps_are_refused(options: dict[str, object], message: str) -> No
 # are refused by name elsewhere.
 WITH_RULES = {
     *("Convolution", "Pooling", "Recurrence", "Turns", "Reshape", "Slice", "Concat", "Pad"),
-    "Embedding",
+    *("Attention", "Embedding"),
 }
 APART_OR_REFUSED = {
-    *("ArgMax", "Attention", "Bmm", "ByteAttention", "Cast", "Chain", "ChannelMeans"),
+    *("ArgMax", "Bmm", "ByteAttention", "Cast", "Chain", "ChannelMeans"),
     *("DoubleProduct", "Draw", "EmbeddingBag", "Expand", "Forest", "GruStep"),
     *("Linear", "NormalisedColumns", "OwnRows", "Permute", "PlacedRows", "Pointwise", "Predict"),
     *("Quantise", "Reconstruct", "ScaledChannels", "ScaledColumns", "SumOfRows", "TopK"),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
 from sparsejit.frontends.onnx import ImportedModel
 from sparsejit.frontends.torch_export import Exported
@@ -22,15 +22,21 @@ ReadAt = Callable[[tuple[Any, ...]], Exported | ImportedModel]
 
 @dataclass(frozen=True)
 class StepSize:
-    """The frames of a step, and the axis of time in the first argument and those as long."""
+    """The frames of a step, and the axis of time in the first argument and those as long.
+
+    `window`: the frames that attention keeps, where the model attends to all earlier ones.
+    """
 
     step: int
     axis: int
+    window: int | None = None
 
     def check(self, args: tuple[Any, ...]) -> None:
         """Raise InvalidInput for a step without frames, or an axis that the argument lacks."""
         if type(self.step) is not int or self.step < 1:
             raise InvalidInput(f"step={self.step!r}; give the frames of a step, at least 1")
+        if self.window is not None and (type(self.window) is not int or self.window < 1):
+            raise InvalidInput(f"window={self.window!r}; give a number of frames, at least 1")
         shape = tuple(getattr(args[0], "shape", ())) if args else ()
         if not args:
             raise InvalidInput("step needs example_inputs; give a tuple with a whole sequence")
@@ -95,11 +101,20 @@ def read_step(read: ReadAt, args: tuple[Any, ...], size: StepSize) -> ReadStep:
 
 
 def _read(read: ReadAt, args: tuple[Any, ...], size: StepSize) -> ReadStep:
-    found, other = (read(size.example(args, length)) for length in size.lengths(args))
+    lengths = size.lengths(args)
+    try:
+        found, other = (read(size.example(args, length)) for length in lengths)
+    except UnsupportedOperator:
+        raise
+    except InvalidInput as error:
+        raise InvalidInput(
+            f"step reads the model at {lengths[0]} and {lengths[1]} frames, and it takes no such "
+            f"sequence: {error}; give a model of any length, or a longer example"
+        ) from error
     long, short = found.graph(None), other.graph(None)
     if long.batch_axes is not None and long.batch_axes.are_moved:
         raise InvalidInput("a step takes a model whose batch is axis 0; transpose its inputs")
-    made = step_graph(long, short, size.step, _axes(long, short))
+    made = step_graph(long, short, size.step, _axes(long, short), size.window)
     names = [state.name for state in made.states]
     nests = _with_arguments(found.input_tree, names), _with_results(found.output_tree, names)
     return ReadStep(*nests, made)

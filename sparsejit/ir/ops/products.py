@@ -6,15 +6,17 @@
                 time
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from sparsejit.ir.operator import Operator
+from sparsejit.ir.operator import BatchPlace, Node, Operator
 from sparsejit.ir.reference import ACTIVATIONS, on_steps
 from sparsejit.ir.signature import Signature, signature
 from sparsejit.ir.spec import LARGEST_SCALE, Activation, DType
+from sparsejit.ir.time_rules import Apart, Attended, TimeRule, Whole
 from sparsejit.ir.values import Array, TensorType
 
 
@@ -102,6 +104,21 @@ class Attention(Operator):
             if long > 1 or super().infer(*operands[:3]) != results:
                 raise self.refusal(operands)
         return results
+
+    def time_rule(
+        self, node: Node, places: Sequence[BatchPlace | None], length: int
+    ) -> TimeRule:
+        from_end = [
+            None if place is None else place._replace(axis=place.axis - len(value.shape))
+            for value, place in zip(node.inputs[:3], places, strict=False)
+        ]
+        if BatchPlace(-2) not in from_end:
+            return Apart()
+        if len(node.inputs) < 4:
+            return Whole("attends to all frames", "mask the frames outside of a window")
+        if set(from_end) != {BatchPlace(-2)} or any(places[3:]):
+            return Whole("attends to something else than frames", "attend to frames alone")
+        return Attended(self.scale)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         query, key, value, *masks = operands
