@@ -50,7 +50,7 @@ def test_an_index_out_of_range_is_the_positive_number_of_its_kernel(tmp_path: Pa
     command = [built(model, tmp_path, 2, "o"), tmp_path / "x", tmp_path / "y"]
     kernels = [step.kernel for step in model.parts.variants[0].steps]
     assert subprocess.run(command, check=False).returncode == 1 + kernels.index("embedding")
-    assert "result is positive, neither MODEL_OK nor MODEL_UNSUPPORTED_CPU" in header(tmp_path)
+    assert "positive result, neither MODEL_OK nor MODEL_UNSUPPORTED_CPU" in header(tmp_path)
 
 
 def header(folder: Path) -> str:

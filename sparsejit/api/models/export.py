@@ -13,7 +13,6 @@ from sparsejit.api.models.stepped import SteppedModel
 from sparsejit.api.models.variant import Variant
 from sparsejit.artefact.exported import EntryPoint, ExportedFunction, Macro
 from sparsejit.frontends.nesting import Nest, dtypes
-from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
 from sparsejit.ir.values import Array, Element, Value
 from sparsejit.runtime.native_call import WORKSPACE_ALIGNMENT
 from sparsejit.runtime.state_step import STATE_ALIGNMENT, StateLayout, emit_step
@@ -214,7 +213,7 @@ def _about(
         "The workspace may hold anything before a call; concurrent calls need one each.",
     ]
     states = [] if stepped is None else _about_states(stepped, prefix)
-    return [*lines, *states, *_about_indices(variant, prefix)]
+    return [*lines, *states, *_about_positive_results(prefix)]
 
 
 def _about_states(stepped: SteppedModel, prefix: str) -> list[str]:
@@ -226,14 +225,12 @@ def _about_states(stepped: SteppedModel, prefix: str) -> list[str]:
     ]
 
 
-def _about_indices(variant: Variant, prefix: str) -> list[str]:
-    """Return lines for the header on positive results (an index out of range), if any occur."""
-    if not any(isinstance(node.op, Embedding | EmbeddingBag) for node in variant.graph.nodes):
-        return []
+def _about_positive_results(prefix: str) -> list[str]:
     return [
-        "Where an index lies outside its table, or offsets of bags do not ascend from 0, the",
-        f"result is positive, neither {prefix}_OK nor {prefix}_UNSUPPORTED_CPU: 1 + the number",
-        "of the kernel that found it. The outputs are then undefined.",
+        f"A positive result, neither {prefix}_OK nor {prefix}_UNSUPPORTED_CPU, is 1 + the number",
+        "of a kernel that found an index outside its table, offsets of bags that do not ascend",
+        "from 0, or a whole number divided by 0; the outputs are then undefined. A model without",
+        "lookups and such divisions returns none.",
     ]
 
 
