@@ -198,7 +198,10 @@ def compile_model(
         constants: numbers or arrays for inputs of an ONNX model by their names: {"sr": 16000}. The
             compiled model has no such inputs; values that depend on them alone are computed now.
         state: the inputs that take an output of the call before, which a stream carries: a dict
-            from inputs to outputs, each a name or its number: {"state": "stateN"}.
+            from inputs to outputs, each a name or a position: {"state": "stateN"}, {1: 1}. A tuple
+            is tied to a tuple, tensor by tensor; "state.0" and "1.0" are tensors inside. "auto"
+            finds them by the names that exporters write; `explain()` shows what it found. Buffers
+            that a torch module changes are states in any case.
         step: the new frames of each call, for a model of whole sequences, of which the example has
             one. The compiled model takes and returns these frames alone, and keeps what it needs of
             those before as states: the left context of convolutions and pooling, states of

@@ -57,6 +57,23 @@ def model() -> CompiledModel:
     return compiled
 
 
+def stream() -> Any:
+    """A cell whose only result is its state."""
+    import torch
+
+    torch.manual_seed(0)
+    cell = torch.nn.GRUCell(30, 20).eval()
+    fast = sparsejit.compile(cell, (torch.zeros(1, 30), torch.zeros(1, 20)), state={1: 0})
+    return fast.stream()
+
+
+def state_after_a_step(made: Any) -> np.ndarray:
+    made.reset()
+    made(X[:1])
+    (state,) = made.state.values()
+    return np.asarray(state)
+
+
 def for_dynamo() -> Any:
     import torch
 
@@ -108,9 +125,11 @@ KINDS = {
     "variant": Kind(lambda: model().parts.variants[0], lambda made: made.call.run(X)[0]),
     "native call": Kind(lambda: model().parts.variants[0].call.run, lambda made: made(X)[0]),
     "code": Kind(lambda: kernel().program.memory, lambda made: made.size),
+    "stream": Kind(stream, state_after_a_step),
+    "bound stream": Kind(lambda: stream().bind([X[:1]], []), lambda made: made()),
     "sample loop": Kind(lambda: voice().loop, lambda made: made.workspace_bytes),
     "sampler": Kind(lambda: Sampler(voice().loop, 0), lambda made: None),
-    "stream": Kind(lambda: voice().stream([MEL]), lambda made: None),
+    "voice's stream": Kind(lambda: voice().stream([MEL]), lambda made: None),
 }
 
 

@@ -30,10 +30,15 @@ WANTED = {
     "code": (ITSELF, REFUSED),
     "sample loop": (ITSELF, REFUSED),
     "sampler": (REFUSED, REFUSED),
-    "stream": (GENERATOR, GENERATOR),
+    "stream": (ANOTHER, ANOTHER),
+    "bound stream": (ITSELF, REFUSED),
+    "voice's stream": (GENERATOR, GENERATOR),
 }
 NEEDS = {
-    "torch": ("model", "torch.compile", "bound model", "variant", "native call"),
+    "torch": (
+        *("model", "torch.compile", "bound model", "variant", "native call"),
+        *("stream", "bound stream"),
+    ),
     "sklearn": ("estimator", "method"),
 }
 LACKING = {kind for name, kinds in NEEDS.items() if find_spec(name) is None for kind in kinds}

@@ -18,10 +18,10 @@ from sparsejit.asm_templates.batch.lowered_batch import pitch_of_lengths, spread
 from sparsejit.asm_templates.convolution.int8_planes import BytePlanes
 from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Quantisation
 from sparsejit.ir.values import Array, Origin, TensorType, Value
 from sparsejit.lowering.chain_step import chain_step
 from sparsejit.lowering.feature_major import (
@@ -65,6 +65,8 @@ class ModelOptions:
     `weight_bytes` is the size of the whole model's weights, as code or data; 0 until estimated.
     `shares_tiles`: threads take turns with the tiles of a batch, instead of sharing the kernels of
     each. `any_length`: code for other lengths will follow, and shall read the same weights.
+    `same_bits`: samples of a function with one tile have the same bits in any batch; with `exact`
+    they have, too.
     """
 
     target: Target
@@ -75,6 +77,7 @@ class ModelOptions:
     weight_bytes: int = 0
     shares_tiles: bool = False
     any_length: bool = False
+    same_bits: bool = False
 
     @cached_property
     def planner(self) -> LayerPlanner:

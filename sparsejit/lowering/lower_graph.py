@@ -88,7 +88,8 @@ def lower_model(
         matrices = [array for array in graph.constants.values() if array.ndim > 1]
         found = sum(weight_bytes(int(np.count_nonzero(each)), each.nbytes) for each in matrices)
         options = replace(options, weight_bytes=found - unread_bytes(graph))
-    joins = joins and tile == 1 and not options.exact and options.threads == 1
+    same_bits = options.exact or options.same_bits
+    joins = joins and tile == 1 and not same_bits and options.threads == 1
     common = _common_matrices(graph, options) if joins else common
     low = Lowering(graph, options, kept, common)
     with recording() as record:

@@ -55,12 +55,9 @@ from sparsejit.planner.cheapest_row import record_all
 from sparsejit.runtime.program import Program, build
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, dword, r12, r13, rax, rbx, rcx, rdi, rsi
-from sparsejit.x86.routines import pop, push
+from sparsejit.x86.routines import flush_denormals, pop, push
 
 _FIRST = r12  # the workspace of the first stream, throughout
-
-# MXCSR: denormal results and operands become zero (Intel SDM 1, 10.2.3).
-_FLUSH_TO_ZERO = 1 << 15 | 1 << 6
 
 
 @dataclass(frozen=True)
@@ -144,7 +141,7 @@ class _LoopCode(ModelCode):
         asm.emit("mov", _FIRST, rdi)
         asm.emit("mov", WORKSPACE, _FIRST)
         asm.emit("mov", self.left, rsi)
-        self._flush_denormals(asm)
+        flush_denormals(asm, self.mxcsr, self.flushing)
         self._begin_frame(asm)
         self._for_streams(asm, lambda: self._take_operands(asm))
         again, done = asm.label("next sample"), asm.label("done")
@@ -202,13 +199,6 @@ class _LoopCode(ModelCode):
         for part in step.parts:
             self._for_streams(asm, partial(part, asm, at))
         asm.bind(end)
-
-    def _flush_denormals(self, asm: Assembler) -> None:
-        asm.emit("stmxcsr", self.mxcsr)
-        asm.emit("mov", dword(rax), self.mxcsr)
-        asm.emit("or", dword(rax), _FLUSH_TO_ZERO)
-        asm.emit("mov", self.flushing, dword(rax))
-        asm.emit("ldmxcsr", self.flushing)
 
     def _take_operands(self, asm: Assembler) -> None:
         """Copy a stream's pointers to its workspace, and set its status to 0."""

@@ -85,17 +85,21 @@ def call_stub(
     output_types: Sequence[ArrayType],
     workspaces: list[Any] | None,
     fallback: Callable[..., Any],
+    has_block: bool = False,
 ) -> Callable[..., Any]:
     """Return a built-in `run(*inputs) -> outputs` for plain numpy arrays.
 
     All other calls go to `fallback`. `workspaces` is the list of workspaces not in use, each an
     array of the bytes that the function needs. Where it is None the function is a kernel, and the
-    stub is `run(x) -> y`, or `run(x, y) -> y` where y shares no memory with x.
+    stub is `run(x) -> y`, or `run(x, y) -> y` where y shares no memory with x. If it `has_block`,
+    the only workspace keeps states, which nothing fills.
     """
     if not layout_is_known():
         return fallback
     kind = CallStub if workspaces is not None else _KernelStub
-    code = kind(memory, tuple(input_types), tuple(output_types)).emit(workspaces, fallback)
+    stub = kind(memory, tuple(input_types), tuple(output_types))
+    stub.has_block = has_block
+    code = stub.emit(workspaces, fallback)
     return builtin("run", code.address, METH_FASTCALL, (code, memory, workspaces, fallback))
 
 
@@ -108,6 +112,7 @@ class CallStub:
     """
 
     _has_workspace = True
+    has_block = False
     _further_bytes = 0  # on the stack, at `_further`
 
     def __init__(
@@ -261,7 +266,7 @@ class CallStub:
     def _fill(self) -> None:
         for number, kind in enumerate(self._outputs):
             emit_fill_array(self._asm, Memory(rsp, self._output_table + 8 * number), kind, r12)
-        if self._has_workspace:
+        if self._has_workspace and not self.has_block:
             emit_fill_bytes(self._asm, r15)
 
     def _pass_arguments(self) -> None:
@@ -376,19 +381,20 @@ def direct_stub(
     workspaces: list[Any],
     is_single: bool,
     torch: Any = None,
+    has_block: bool = False,
 ) -> Callable[..., Any] | None:
     """Return a built-in `run(*inputs)` of a model's function, or None where none can be made.
 
     It returns the list of outputs, or, where `is_single`, the only output; they are tensors if an
     input is. It returns None for all but contiguous arrays and tensors of the input types, where
     `workspaces` is empty, and where the function returns a status. It takes tensors if torch is
-    given and has DLPack's exchange API.
+    given and has DLPack's exchange API. `has_block` is as in `call_stub`.
     """
     if not layout_is_known():
         return None
     known = None if torch is None else _TensorFunctions.of(torch)
     stub = _DirectStub(memory, tuple(input_types), tuple(output_types))
-    stub.is_single, stub.torch = is_single, known
+    stub.is_single, stub.torch, stub.has_block = is_single, known, has_block
     code = stub.emit(workspaces)
     return builtin("run", code.address, METH_FASTCALL, (code, memory, workspaces, known))
 

@@ -20,6 +20,7 @@ from sparsejit.runtime.array_checks import (
     check_outputs,
     checked_array,
     free_length,
+    is_free,
     require_number,
     with_rows,
 )
@@ -34,8 +35,8 @@ _Order = tuple[int, ...] | None
 class MovedCall:
     """A `NativeCall` with the batch on other axes of inputs and outputs.
 
-    `input_types` and `output_types` are the types of the native call. An axis is None for an input
-    without a batch.
+    `input_types` and `output_types` are the types of the native call; the batch may be a number. An
+    axis is None for an input without a batch.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class MovedCall:
         output_axes: Sequence[int],
     ) -> None:
         self._call = call
-        self._taken = list(map(_type_of_call, input_types, input_axes))
-        self._made = list(map(_type_of_call, output_types, output_axes))
+        self._taken = list(map(type_of_call, input_types, input_axes))
+        self._made = list(map(type_of_call, output_types, output_axes))
+        self._is_free = any(map(is_free, self._taken))
         self._before = list(map(_to_first, input_types, input_axes))
         self._after = list(map(_to_first, output_types, output_axes))
 
@@ -57,10 +59,14 @@ class MovedCall:
         """`run(*inputs) -> outputs`, contiguous. Raises InvalidInput as `NativeCall.run` does."""
         moved = _MovedArrays(self._call.run, self._taken, self._before, self._after)
         checked = self._call.checked
+        if not self._is_free:
+            return moved
         return call_stub(checked.memory, *self._of_one_sample, checked.workspaces, moved)
 
     def direct(self, is_single: bool, torch: Any = None) -> Callable[..., Any] | None:
-        """Return a built-in `run(*inputs)` for a batch of one sample, as `direct_stub` makes it."""
+        """Return a built-in `run(*inputs)` for one sample, as from `direct_stub`; else None."""
+        if not self._is_free:
+            return None
         checked = self._call.checked
         kinds = self._of_one_sample
         return direct_stub(checked.memory, *kinds, checked.workspaces, is_single, torch)
@@ -129,7 +135,7 @@ def _checked_batch(inputs: Sequence[Array], taken: Sequence[ArrayType]) -> int:
     return rows
 
 
-def _type_of_call(kind: ArrayType, axis: int | None) -> ArrayType:
+def type_of_call(kind: ArrayType, axis: int | None) -> ArrayType:
     """Return the type of a call's array: `kind` with its first axis moved to `axis`."""
     if not axis:
         return kind

@@ -78,6 +78,9 @@ class NativeCall:
     Where `workspace_bytes` is None, the function is a kernel of one input and one output:
     `run(x) -> y`, or `run(x, y) -> y`, which raises InvalidInput as well for a y that is read-only
     or shares memory with x.
+
+    A `block` is the only workspace, which keeps a stream's states from call to call. A second call
+    at the same time raises InvalidInput.
     """
 
     def __init__(
@@ -86,9 +89,11 @@ class NativeCall:
         input_types: Sequence[ArrayType],
         output_types: Sequence[ArrayType],
         workspace_bytes: int | None,
+        block: Array | None = None,
     ) -> None:
         kind = _CheckedKernel if workspace_bytes is None else _CheckedCall
-        self.checked = kind(memory, tuple(input_types), tuple(output_types), workspace_bytes or 0)
+        types = tuple(input_types), tuple(output_types)
+        self.checked = kind(memory, *types, workspace_bytes or 0, block)
 
     @cached_property
     def run(self) -> Callable[..., Any]:
@@ -99,7 +104,10 @@ class NativeCall:
         """Return a built-in `run(*inputs)` of arrays or tensors, as `direct_stub` makes it."""
         checked = self.checked
         kinds = checked.taken, checked.made
-        return direct_stub(checked.memory, *kinds, checked.workspaces, is_single, torch)
+        has_block = checked.block is not None
+        return direct_stub(
+            checked.memory, *kinds, checked.workspaces, is_single, torch, has_block
+        )
 
     def __call__(self, inputs: Iterable[Array]) -> list[Array]:
         results: list[Array] = self.run(*inputs)
@@ -115,12 +123,13 @@ class NativeCall:
         """
         checked = self.checked
         samples = checked.check_bound(inputs, outputs)
-        workspace = [] if checked.is_kernel else [new_workspace(checked.workspace_bytes)]
+        workspace = [] if checked.is_kernel else [checked.new_workspace()]
         arguments, held = checked.bound(inputs, outputs, workspace, samples)
         numbers = tuple(zip((rdi, rsi, rdx, rcx), arguments, strict=False))
-        written = (*outputs, *workspace)
+        written = (*outputs, *(workspace if checked.block is None else ()))
         before = partial(emit_fill_arrays, arrays=written) if fills() else None
-        return bind_arguments(checked.memory, numbers, (held, *inputs, *written), before)
+        keep = held, *inputs, *outputs, *workspace
+        return bind_arguments(checked.memory, numbers, keep, before)
 
 
 class _CheckedCall:
@@ -134,12 +143,15 @@ class _CheckedCall:
         input_types: tuple[ArrayType, ...],
         output_types: tuple[ArrayType, ...],
         workspace_bytes: int,
+        block: Array | None = None,
     ) -> None:
         self.is_free = any(map(is_free, input_types))
         assert all(is_free(kind) == self.is_free for kind in output_types)
         self.memory, self.workspace_bytes = memory, workspace_bytes
         self.taken, self.made = input_types, output_types
-        self.workspaces: list[Array] = []  # not in use; append and pop are atomic
+        self.block = block
+        # The ones not in use; append and pop are atomic.
+        self.workspaces: list[Array] = [] if block is None else [block]
         self._native = memory.function(4, with_status=True)
         self._fills = fills()
 
@@ -152,7 +164,25 @@ class _CheckedCall:
     def new_stub(self) -> Callable[..., Any]:
         """Return a native stub for plain arrays, with this object as its fallback."""
         kinds = self.taken, self.made
-        return call_stub(self.memory, *kinds, self.workspaces, self)
+        return call_stub(self.memory, *kinds, self.workspaces, self, self.block is not None)
+
+    def new_workspace(self) -> Array:
+        """Return a new workspace, or the block."""
+        return new_workspace(self.workspace_bytes) if self.block is None else self.block
+
+    def take_workspace(self) -> Array:
+        """Return a workspace not in use, to be appended to `workspaces` after the call.
+
+        Raises InvalidInput where another call uses the block.
+        """
+        try:
+            return self.workspaces.pop()
+        except IndexError:
+            if self.block is None:
+                return new_workspace(self.workspace_bytes)
+        raise InvalidInput(
+            "another thread is in a call of this stream; let one thread at a time use a stream"
+        )
 
     def bound(
         self,
@@ -182,24 +212,26 @@ class _CheckedCall:
         return [checked_array(array, kind, rows) for array, kind in kinds], rows
 
     def _run(self, inputs: Sequence[Array], outputs: Sequence[Array], samples: int) -> None:
-        try:
-            workspace = self.workspaces.pop()
-        except IndexError:
-            workspace = new_workspace(self.workspace_bytes)
+        workspace = self.take_workspace()
         try:
             if self._fills:
-                fill([*outputs, workspace])
+                fill([*outputs, *([workspace] if self.block is None else [])])
             tables = address_table(inputs), address_table(outputs)
             status = self._native(*tables, workspace.ctypes.data, samples)
         finally:
             self.workspaces.append(workspace)
-        if status:
-            raise InvalidInput(
-                f"kernel {status} of the model found an index without a row in its table, "
-                "offsets of bags that do not ascend from 0, or a whole number divided by 0; give "
-                "indices from 0 to below the number of rows, ascending offsets, and divisors "
-                "other than 0"
-            )
+        require_success(status)
+
+
+def require_success(status: int) -> None:
+    """Raise InvalidInput for a status of a model's function that is not 0."""
+    if status:
+        raise InvalidInput(
+            f"kernel {status} of the model found an index without a row in its table, "
+            "offsets of bags that do not ascend from 0, or a whole number divided by 0; give "
+            "indices from 0 to below the number of rows, ascending offsets, and divisors "
+            "other than 0"
+        )
 
 
 class _CheckedKernel(_CheckedCall):

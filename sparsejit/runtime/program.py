@@ -143,12 +143,14 @@ def build(
     prefetch_distance: int = 0,
     listed: bool = True,
     common: CommonWeights | None = None,
+    beside: ExecutableMemory | None = None,
 ) -> Program:
     """Emit `body` as a System V function; it must keep callee-saved registers itself.
 
     prefetch_distance: bytes from straight code to the code that it prefetches (`Assembler`).
     listed: whether the image keeps the data of its listing; always where SPARSEJIT_DUMP is set.
     common: the weights that it shares with earlier functions, or later functions with it.
+    beside: the memory of code that it calls, which lives as long; without `common`.
 
     The function ends with `vzeroupper`: without it, dirty upper halves slow down the caller's next
     SSE code (Intel Optimization Manual 15.3.1; measured eight times slower after a peer's JIT).
@@ -163,8 +165,8 @@ def build(
     memories = []
 
     def executable(size: int, fill: Callable[[memoryview], None]) -> memoryview:
-        within, beside = (None, None) if common is None else (common.neighbourhood, common.memory)
-        memories.append(ExecutableMemory.filled(size, fill, within, beside))
+        places = (None, beside) if common is None else (common.neighbourhood, common.memory)
+        memories.append(ExecutableMemory.filled(size, fill, *places))
         return memories[0].view(size)
 
     program = Program(name, asm.finish(executable), *memories)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsejit.api.compiled import Compiled, Loader
+from sparsejit.api.compiled import Compiled, Loader, PathLike
 from sparsejit.api.models.called import CalledModel, as_arrays, bound_arrays, check_open_axes, cut
 from sparsejit.api.models.dtypes import ModelDtypes
 from sparsejit.api.models.export import exported_model
@@ -18,8 +18,12 @@ from sparsejit.api.models.model_file import (
     ModelSource,
     SavedVariant,
     model_to_data,
+    own_states,
     read_model,
 )
+from sparsejit.api.models.stepped import SteppedModel, StreamedModel
+from sparsejit.api.models.stream import ModelStream
+from sparsejit.api.models.streams import ModelStreams
 from sparsejit.api.models.variant import Variant, lowered_variant, sizes_text
 from sparsejit.api.options import ModelSettings
 from sparsejit.api.quantising.seen_inputs import calls_of
@@ -30,6 +34,7 @@ from sparsejit.api.reports.report import Report
 from sparsejit.api.sizes.named_sizes import NamedSizes
 from sparsejit.api.sizes.size_rules import SizeRules
 from sparsejit.artefact import sealed
+from sparsejit.artefact.cmake_package import export_package, package_name
 from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.errors import CompileError, DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import Nest, open_axes
@@ -38,6 +43,7 @@ from sparsejit.ir.layer_scales import LayerScales
 from sparsejit.ir.state import NO_PACE, Pace, State
 from sparsejit.ir.values import Array
 from sparsejit.lowering.kept_weights import kept_weights
+from sparsejit.planner.split import parse_threads
 from sparsejit.runtime.program import Program
 
 _MOST_BYTES = 256 << 20  # of variants for sizes other than the example's
@@ -101,8 +107,10 @@ class CompiledModel(CalledModel, Compiled):
         self._has_others = compile_for is not None or (sizes is not None and sizes.has_others)
         self.shrinking = shrinking
         self.states = tuple(states)
+        self._own_states = own_states(self.states, input_nest, output_nest)
         self.step, self.delay = pace
         self._accuracy: Accuracy | None = None
+        self._stepped: dict[int, SteppedModel] = {}  # by batch
         self._compiling = threading.Lock()
         self._dtypes = ModelDtypes(self._first.inputs, input_nest, output_nest)
         self._open_axes = open_axes(output_nest)
@@ -164,7 +172,8 @@ class CompiledModel(CalledModel, Compiled):
     def run(self, inputs: Sequence[Any]) -> list[Array]:
         """Return the flat list of outputs, numpy arrays, for a flat list of inputs.
 
-        Outputs have the model's dtypes, float32 in place of bfloat16.
+        Outputs have the model's dtypes, float32 in place of bfloat16. The buffers that a torch
+        module changes are the last inputs and outputs, in the graph's dtypes.
 
         Args:
             inputs: tensors or arrays, in the order of `graph`
@@ -175,6 +184,18 @@ class CompiledModel(CalledModel, Compiled):
         if self._open_axes:
             results = cut(results, self._open_axes)
         return dtypes.narrowed(results) if dtypes.outputs else results
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._refuse_own_states()
+        return super()._call(args, kwargs)
+
+    def _refuse_own_states(self) -> None:
+        """Raise InvalidInput for a model with buffers that a call would have to give."""
+        if self._own_states:
+            names = ", ".join(state.name for state in self._own_states)
+            raise InvalidInput(
+                f"the model keeps state ({names}); make a stream: stream = fast.stream()"
+            )
 
     def _new_direct(self, torch: Any) -> Callable[..., Any] | None:
         dtypes, sizes = self._dtypes, self._sizes
@@ -212,7 +233,8 @@ class CompiledModel(CalledModel, Compiled):
         Returns:
             A report to print; `as_dict()` is plain data, `html()` a self-contained page.
         """
-        return report_of(self._first, self.title, self.stats, measure, self._accuracy)
+        made = self._first, self.title, self.stats, measure, self._accuracy
+        return report_of(*made, list(map(str, self.states)))
 
     def accuracy(self, data: Iterable[Any]) -> Accuracy:
         """Measure the errors of layers and outputs on data, against float64.
@@ -228,6 +250,7 @@ class CompiledModel(CalledModel, Compiled):
         Raises:
             InvalidInput: data is not a list, or an element does not fit the model's inputs
         """
+        self._refuse_own_states()
         checked = []
         for call in calls_of(data):
             arrays = self._dtypes.arrays(self._leaves(call.args, dict(call.kwargs)))
@@ -265,11 +288,82 @@ class CompiledModel(CalledModel, Compiled):
         arrays, results = bound_arrays(inputs), bound_arrays(outputs)
         return self._variant_for(arrays).call.bind(arrays, results)
 
+    def stream(self, batch: int = 1) -> ModelStream:
+        """Return a stream, which keeps the model's states from call to call.
+
+        The model is compiled with `state=`. A stream has the sizes of the example inputs.
+
+        Args:
+            batch: the number of samples that each step takes, where the batch is free
+
+        Raises:
+            InvalidInput: the model has no states, or its batch is fixed and `batch` is not 1
+        """
+        shared = self._stepped.get(batch)
+        if shared is None:
+            shared = self._stepped.setdefault(batch, SteppedModel(self._streamed, batch))
+        return ModelStream(shared)
+
+    def streams(self, capacity: int, *, threads: int | str | None = None) -> ModelStreams:
+        """Return room for many streams, which join and leave, and step together.
+
+        The model is compiled with `state=`, and its batch is free. Its code may be made once more,
+        in tiles of one size, so that the bits of a stream do not depend on the others.
+
+        Args:
+            capacity: the most streams at a time
+            threads: the number of threads that run tiles in turn, or "auto" for one a core; by
+                default as the model was compiled
+
+        Raises:
+            InvalidInput: the model has no states, or a state without a free batch
+        """
+        own = self._first.options.threads if threads is None else parse_threads(threads)
+        return ModelStreams(self._streamed, capacity, own)
+
+    @property
+    def _streamed(self) -> StreamedModel:
+        """The parts of this model that streams need."""
+        nests = self._input_nest, self._output_nest
+        return StreamedModel(self, self._first, self.states, *nests)
+
     def _saved(self) -> sealed.SealedFile:
         return sealed.SealedFile(KIND, *model_to_data(self.source()))
 
     def _exported(self, name: str) -> ExportedFunction:
-        return exported_model(name, self._first, (self._input_nest, self._output_nest))
+        stepped = SteppedModel(self._streamed, 1) if self.states else None
+        nests = self._input_nest, self._output_nest
+        return exported_model(name, self._first, nests, stepped)
+
+    def export(
+        self,
+        path: PathLike,
+        header: PathLike | None = None,
+        *,
+        system: str = "linux",
+        cmake: str = "",
+    ) -> None:
+        """Write functions for C, as `Compiled.export` describes, or a package for CMake and C++.
+
+        A package is a folder with the object file, its C header, a C++17 header with a class
+        `Stream`, and the configuration that `find_package` reads.
+
+        Args:
+            path: an object file or a shared object (.so); with `cmake` the package's folder
+            header: a C header (.h); a package has its own
+            system: "linux", "windows" or "macos", on x86-64 processors
+            cmake: the name of the package, which begins the names in C, such as "mymodel"
+
+        Raises:
+            InvalidInput: as for `Compiled.export`; a header or an invalid name beside `cmake`
+            MissingDependency: there is no linker
+        """
+        if not cmake:
+            super().export(path, header, system=system)
+            return
+        if header is not None:
+            raise InvalidInput(f"header {header} is given beside cmake; a package has its own")
+        export_package(self._exported(package_name(cmake)), path, system)
 
     def source(self) -> ModelSource:
         """Return the data from which the model is compiled, with rules for further sizes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsejit.errors import InvalidInput, UnsupportedOperator
-from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
+from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.onnx import ImportedModel
 from sparsejit.frontends.torch_export import Exported
 from sparsejit.ir.graph import Graph
@@ -75,7 +75,7 @@ def _of_length(array: Any, axis: int, length: int) -> Any:
 
 
 class ReadStep(NamedTuple):
-    """A step, and the forms of its arguments and results, the model's before the states."""
+    """A step, and the nests of the model's arguments and results; states lie behind these."""
 
     inputs: Nest
     outputs: Nest
@@ -112,31 +112,15 @@ def _read(read: ReadAt, args: tuple[Any, ...], size: StepSize) -> ReadStep:
             f"sequence: {error}; give a model of any length, or a longer example"
         ) from error
     long, short = found.graph(None), other.graph(None)
+    if changed := found.interface.own_states:
+        raise InvalidInput(
+            f"the model changes buffers ({', '.join(state.name for state in changed)}); a step is "
+            "made of a model of whole sequences, which keeps nothing: leave out step"
+        )
     if long.batch_axes is not None and long.batch_axes.are_moved:
         raise InvalidInput("a step takes a model whose batch is axis 0; transpose its inputs")
     made = step_graph(long, short, size.step, _axes(long, short), size.window)
-    names = [state.name for state in made.states]
-    nests = _with_arguments(found.input_tree, names), _with_results(found.output_tree, names)
-    return ReadStep(*nests, made)
-
-
-def _with_arguments(form: Nest, names: Sequence[str]) -> Nest:
-    """The form of a call that gives the states behind all other arguments."""
-    by_place, by_name = form.items
-    if by_name.items:
-        keys = *by_name.keys, *names
-        by_name = replace(by_name, items=(*by_name.items, *(TENSOR for _ in names)), keys=keys)
-    else:
-        by_place = replace(by_place, items=(*by_place.items, *(TENSOR for _ in names)))
-    return replace(form, items=(by_place, by_name))
-
-
-def _with_results(form: Nest, names: Sequence[str]) -> Nest:
-    """The form of results with the states behind all others."""
-    if not names:
-        return form
-    items = form.items if form.kind is NestKind.TUPLE else (form,)
-    return Nest(NestKind.TUPLE, (*items, *(TENSOR for _ in names)))
+    return ReadStep(found.input_tree, found.output_tree, made)
 
 
 def _axes(long: Graph, short: Graph) -> list[int | None]:

@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import BatchPlace, Node, Operator
 from sparsejit.ir.reference import ACTIVATIONS, on_steps
 from sparsejit.ir.signature import Bound, Signature, signature
-from sparsejit.ir.spec import Activation, Choice, DType
+from sparsejit.ir.spec import Activation, Choice, DType, Quantisation
 from sparsejit.ir.time_rules import Apart, Overlap, TimeRule, Whole, Window
 from sparsejit.ir.values import Array
 
@@ -132,10 +131,10 @@ class Convolution(Operator):
         output_padding: positions added at the end of each spatial axis, where transposed
         activation: applied to each output
         dtype: storage of W; with int8 x is quantised too
-        input_scale: the scale of x, with int8 or a shift; None is x's largest magnitude / 127
-        input_shift: the zero point of x in -128 .. 127: with one, any dtype rounds x to its steps
+        x_steps: the scale and zero point of x; None is, with int8, the scale of x's largest
+            magnitude / 127. With a zero point any dtype rounds x to its steps
         rounding: rounding of the result to steps, where its readers take it rounded; needs int8 and
-            an `input_scale`
+            `x_steps`
     """
 
     stride: Sizes
@@ -146,8 +145,7 @@ class Convolution(Operator):
     output_padding: Sizes = ()
     activation: Activation = Activation.NONE
     dtype: DType = DType.FLOAT32
-    input_scale: float | None = None
-    input_shift: int | None = None
+    x_steps: Quantisation | None = None
     rounding: RoundedResult | None = field(default=None, metadata={"newer": True})
 
     needs: ClassVar[str] = ", at least as large as the kernel"
@@ -202,8 +200,8 @@ class Convolution(Operator):
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         x, weights, *bias = operands
-        if self.input_scale is not None and self.input_shift is not None:
-            x = on_steps(x, self.input_scale, self.input_shift)
+        if self.x_steps is not None and not self.x_steps.symmetric:
+            x = on_steps(x, self.x_steps.scale, self.x_steps.zero_point)
         y = self._transposed(x, weights) if self.transposed else self._direct(x, weights)
         ends = self.rounding
         if ends is not None and ends.late:
