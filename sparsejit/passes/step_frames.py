@@ -18,7 +18,7 @@ import numpy as np
 
 from sparsejit.ir.graph import GraphBuilder
 from sparsejit.ir.operator import BatchPlace, Operator
-from sparsejit.ir.ops.pointwise import Pointwise
+from sparsejit.ir.ops.pointwise import Cast, Pointwise
 from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.views import Concat, Reshape, Slice
 from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
@@ -194,11 +194,13 @@ class FrameWriter:
         shape = (*sizes[:axis], period, *sizes[axis:])
         if not last:
             return self.build.constant(np.moveaxis(table[0], 0, axis), origin)
+        is_bool = table.dtype == bool
         rows = np.moveaxis(table, 1, 1 + axis).reshape(1 + last, -1)
+        rows = rows.astype(np.int64) if is_bool else rows
         end = self.build.constant(np.array([last]), Origin("steps"))
         place = self.one(Pointwise("minimum"), self.steps, end)
         row = self.one(Embedding(), place, self.build.constant(rows, origin))
-        return self.shaped(row, shape)
+        return self.shaped(self.one(Cast(Element.BOOL), row) if is_bool else row, shape)
 
     @property
     def steps(self) -> Value:

@@ -26,7 +26,7 @@ from sparsejit.errors import UnsupportedOperator
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import BatchPlace, Follower, Node, SamplesMixed
 from sparsejit.ir.ops.pointwise import Pointwise
-from sparsejit.ir.ops.views import Pad, Permute, Reshape
+from sparsejit.ir.ops.views import Expand, Pad, Permute, Reshape, Slice
 from sparsejit.ir.state import State
 from sparsejit.ir.time_rules import (
     Apart,
@@ -56,6 +56,8 @@ _NO_LAST = (
     "a stream has no last frames: pad with zeros in place of a reflection (pad_mode='constant'), "
     "and give a multiple of the model's hops as step"
 )
+# Operators whose result holds one number where their operand does.
+_KEEP_FILL = (Expand, Permute, Reshape, Slice)
 
 
 @dataclass(frozen=True)
@@ -306,7 +308,7 @@ class _StepWriter:
             timed = [self._grouped(timed[0], rule.frames, node)]
             found = [*timed]
         places, cut, changing = self._followed(node, found, timed[0])
-        if not isinstance(node.op, (Permute, Reshape)):
+        if not isinstance(node.op, _KEEP_FILL):
             timed = writer.aligned(timed, origin)
         for value, place in changing.items():
             cut[value] = self._row_of_step(node, value, place, timed[0])

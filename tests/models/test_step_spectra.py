@@ -98,8 +98,9 @@ def test_a_suppressor_is_one_stream(
     x = torch.randn(1, hop * 16)
     fast = sparsejit.compile(model, (x,), step=hop, axis=-1, target=isa)
     assert fast.delay == delay
-    whole = model(x).detach().numpy()
-    assert off_by(joined(of_compiled(fast, x.numpy())), whole, delay) < IN_SINGLE
+    whole, y = model(x).detach().numpy(), joined(of_compiled(fast, x.numpy()))
+    assert off_by(y, whole, delay) < IN_SINGLE
+    np.testing.assert_array_equal(fast.stream().run(x.numpy(), out_axis=-1), y)
 
 
 @st.composite
@@ -154,6 +155,36 @@ def test_a_step_has_the_past_of_frames_once() -> None:
     inputs = [states.graph.inputs[state.input] for state in states.states]
     sizes = [(value.origin.name, value.shape) for value in inputs]
     assert [each for each in sizes if each[0].startswith("stft")] == [("stft.past", (1, 3, 8))]
+
+
+class DeepFilter(nn.Module):
+    """A sum of three frames of a spectrum, by complex factors that a GRU makes."""
+
+    def __init__(self, size: int, hop: int) -> None:
+        super().__init__()
+        self.register_buffer("window", torch.hann_window(size))
+        self.hop, bins = hop, size // 2 + 1
+        self.gru, self.out = nn.GRU(bins, 8, batch_first=True), nn.Linear(8, 3 * bins * 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        form = {"n_fft": len(self.window), "hop_length": self.hop, "window": self.window}
+        z = torch.stft(x, **form, pad_mode="constant", return_complex=True)
+        batch, bins, frames = z.shape
+        made, _ = self.gru(z.abs().transpose(1, 2))
+        pairs = self.out(made).reshape(batch, frames, 3, bins, 2)
+        factors = torch.view_as_complex(pairs).permute(0, 2, 3, 1)
+        padded = functional.pad(torch.view_as_real(z), (0, 0, 2, 0))
+        late = torch.view_as_complex(padded)
+        y = sum(factors[:, n] * late[..., 2 - n : 2 - n + frames] for n in range(3))
+        return torch.istft(y, **form, length=x.shape[-1])
+
+
+def test_a_filter_of_several_frames_adds_no_delay() -> None:
+    model, x = DeepFilter(32, 8).eval(), torch.randn(1, 256)
+    fast = sparsejit.compile(model, (x,), step=8)
+    assert fast.delay == 24
+    y = joined(of_compiled(fast, x.numpy()))
+    assert off_by(y, model(x).detach().numpy(), fast.delay) < IN_SINGLE
 
 
 def known(array: object, name: str) -> TensorProto:
@@ -246,6 +277,7 @@ REPEATED = {
     "a start": lambda x: x * torch.cat([torch.arange(9.0), torch.ones(x.shape[-1] - 9)]),
     "every second": lambda x: x / (1 + torch.arange(x.shape[-1]) % 2),
     "every fourth, of two": lambda x: torch.where(torch.arange(x.shape[-1]) % 4 < 1, 3, x),
+    "the first frames": lambda x: torch.where(torch.arange(x.shape[-1]) < 6, 0, x),
     "a delayed start": lambda x: functional.avg_pool1d(x, 3, 1, 1)
     * torch.cat([torch.arange(9.0), torch.ones(x.shape[-1] - 9)]),
     "an end ahead": lambda x: functional.avg_pool1d(x, 3, 1, 1)
@@ -259,6 +291,8 @@ def test_constants_along_time_repeat_with_each_step(name: str) -> None:
     found = step_of(model, x, 4)
     (whole,) = whole_graph(model, x).evaluate([x.numpy()])
     assert off_by(joined(of_graph(found, x.numpy(), 4)), whole, found.made.delay) < IN_DOUBLE
+    fast = sparsejit.compile(model, (x,), step=4)
+    assert off_by(joined(of_compiled(fast, x.numpy())), whole, fast.delay) < IN_SINGLE
 
 
 def test_an_example_without_a_steady_frame_is_refused() -> None:
