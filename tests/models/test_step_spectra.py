@@ -19,6 +19,7 @@ from torch.nn import functional
 
 import sparsejit
 from sparsejit.errors import InvalidInput, UnsupportedOperator
+from sparsejit.passes.step_constants import rows_of_steps
 from sparsejit.whole_numbers import ceil_div
 
 IN_DOUBLE, IN_SINGLE = 1e-11, 1e-5
@@ -293,6 +294,29 @@ def test_constants_along_time_repeat_with_each_step(name: str) -> None:
     assert off_by(joined(of_graph(found, x.numpy(), 4)), whole, found.made.delay) < IN_DOUBLE
     fast = sparsejit.compile(model, (x,), step=4)
     assert off_by(joined(of_compiled(fast, x.numpy())), whole, fast.delay) < IN_SINGLE
+
+
+@given(st.data())
+def test_rows_of_steps_are_the_constant_wherever_a_stream_comes(data: st.DataObject) -> None:
+    bounds = (1, 4), (0, 6), (0, 9), (0, 6)
+    period, delay, head, tail = (data.draw(st.integers(*each)) for each in bounds)
+    cycle = data.draw(st.sampled_from([each for each in range(1, 5) if period % each == 0]))
+    sizes = (head, cycle, tail)
+    numbers = st.integers(0, 2)
+    start, middle, end = (
+        data.draw(st.lists(numbers, min_size=size, max_size=size)) for size in sizes
+    )
+    short, long = (
+        np.array([*start, *(middle * size)[: size - head - tail], *end])
+        for size in (40, 40 + 12 * period)
+    )
+    table = rows_of_steps(long, short, period, delay)
+    assert table is not None or tail > delay
+    if table is not None:
+        for array in (short, long):
+            for place in range(len(array) - delay):
+                step, own = divmod(place + delay, period)
+                assert table[min(step, len(table) - 1), own] == array[place]
 
 
 def test_an_example_without_a_steady_frame_is_refused() -> None:
