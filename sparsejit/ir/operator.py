@@ -226,16 +226,23 @@ class Follower:
             return
         if value in self.given:
             raise SamplesMixed(f"reads {value.origin.name}, which has no batch, sample by sample")
-        array = self.array(value)
-        sizes = (place.outer, self.batch, place.inner)
-        if array.shape[axis] != prod(sizes):
+        place = place._replace(axis=axis)
+        if value.shape[axis] != place.outer * self.batch * place.inner:
             raise SamplesMixed(f"repeats samples along {value.origin.name}")
+        if self.changes(value, place):
+            raise SamplesMixed("treats samples differently, by their place in the batch")
+        if self.shared.setdefault(value, place) != place:
+            raise SamplesMixed("reads one array with two layouts of the batch")
+
+    def changes(self, value: Value, place: BatchPlace) -> bool:
+        """Whether a known value has samples at that place that differ."""
+        axis, *sizes = place.axis, place.outer, self.batch, place.inner
+        array = self.array(value)
+        if array.shape[axis] != prod(sizes):
+            return False
         apart = array.reshape(*array.shape[:axis], *sizes, *array.shape[axis + 1 :])
         first = apart.take([0], axis=axis + 1)
-        if not np.array_equal(apart, np.broadcast_to(first, apart.shape)):
-            raise SamplesMixed("treats samples differently, by their place in the batch")
-        if self.shared.setdefault(value, place._replace(axis=axis)) != place._replace(axis=axis):
-            raise SamplesMixed("reads one array with two layouts of the batch")
+        return not np.array_equal(apart, np.broadcast_to(first, apart.shape))
 
     def array(self, value: Value) -> Array:
         """Compute the array of a value that depends on constants and noted inputs alone."""

@@ -18,6 +18,7 @@ from sparsejit.passes.recognise_attention import recognise_attention
 from sparsejit.passes.recurrence import fold_recurrent_bias
 from sparsejit.passes.schedule import order_for_memory
 from sparsejit.passes.simplify_pointwise import simplify_pointwise
+from sparsejit.passes.transposed_convolutions import overlap_transposed
 from sparsejit.passes.trim_taps import trim_taps
 from sparsejit.passes.weight_products import sort_products
 from sparsejit.runtime.program import debug_level
@@ -44,6 +45,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
     fuse_activations,
 )
 FUSING: tuple[Pass, ...] = (
+    overlap_transposed,
     trim_taps,
     fuse_chains,
     simplify_pointwise,  # merged chains broadcast operands that their parts needed expanded

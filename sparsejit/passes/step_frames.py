@@ -18,7 +18,8 @@ import numpy as np
 
 from sparsejit.ir.graph import GraphBuilder
 from sparsejit.ir.operator import BatchPlace, Operator
-from sparsejit.ir.ops.pointwise import Pointwise
+from sparsejit.ir.ops.pointwise import Cast, Pointwise
+from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.views import Concat, Reshape, Slice
 from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
 
@@ -94,6 +95,7 @@ class FrameWriter:
         self.states: list[TiedState] = []
         self._names: set[str] = set()
         self._known: dict[tuple[object, ...], Value] = {}
+        self._histories: dict[tuple[Value, BatchPlace, float], dict[int, Value]] = {}
 
     def state(self, origin: Origin, kind: str, like: TensorType, initial: Array | None) -> Value:
         """A new state, named by the layer that reads it; `tie` gives its next value."""
@@ -108,10 +110,15 @@ class FrameWriter:
 
     def history(self, frames: Frames, length: int, fill: float, origin: Origin) -> Value:
         """The last `length` frames before the step and its own, in the form `apart`."""
-        key = frames.value, frames.place, length, fill
-        if key not in self._known:
-            self._known[key] = self._history(frames, length, fill, origin)
-        return self._known[key]
+        known = self._histories.setdefault((frames.value, frames.place, fill), {})
+        longer = next((each for each in known if each > length), None)
+        if length not in known and length and longer is not None:
+            whole, axis = known[longer], frames.axis
+            first = (longer - length) * frames.place.inner
+            known[length] = self.cut(whole, axis, first, whole.shape[axis])
+        if length not in known:
+            known[length] = self._history(frames, length, fill, origin)
+        return known[length]
 
     def _history(self, frames: Frames, length: int, fill: float, origin: Origin) -> Value:
         value, axis = self.shaped(frames.value, frames.apart), frames.axis
@@ -140,14 +147,17 @@ class FrameWriter:
         late = self.taken(frames, self.history(frames, by, 0.0, origin), 0)
         return replace(late, delay=delay)
 
-    def settled(self, frames: Frames, origin: Origin) -> Frames:
-        """The frames without frames before them: the value holds these."""
-        if not frames.before:
-            return frames
+    def settled(self, frames: Frames, origin: Origin, kept: int = 0) -> Frames:
+        """The frames with at most `kept` frames before them: the value holds the others."""
+        return self._filled(frames, max(frames.delay, -kept), origin, kept)
+
+    def _filled(self, frames: Frames, delay: int, origin: Origin, kept: int = 0) -> Frames:
+        """The frames with that delay, and with at most `kept` frames before them."""
+        if frames.before <= kept:
+            return self.delayed(frames, delay, origin)
         known = self.masked(frames, frames.fill, frames.before + frames.delay)
-        by = max(-frames.delay, 0)
-        late = self.taken(known, self.history(known, by, frames.fill, origin), 0)
-        return replace(late, delay=frames.delay + by, before=0)
+        whole = self.history(known, delay - frames.delay, frames.fill, origin)
+        return replace(self.taken(known, whole, 0), delay=delay, before=kept)
 
     def masked(self, frames: Frames, fill: float, until: int) -> Frames:
         """The frames with `fill` in the first `until` frames of the stream."""
@@ -178,6 +188,20 @@ class FrameWriter:
             self._known[key] = self.one(Pointwise("greater_equal"), number, least)
         return self._known[key]
 
+    def row_of_step(self, table: Array, axis: int, origin: Origin) -> Value:
+        """The row of a constant (steps, frames, ...) for a step, with its frames on that axis."""
+        last, period, *sizes = len(table) - 1, *table.shape[1:]
+        shape = (*sizes[:axis], period, *sizes[axis:])
+        if not last:
+            return self.build.constant(np.moveaxis(table[0], 0, axis), origin)
+        is_bool = table.dtype == bool
+        rows = np.moveaxis(table, 1, 1 + axis).reshape(1 + last, -1)
+        rows = rows.astype(np.int64) if is_bool else rows
+        end = self.build.constant(np.array([last]), Origin("steps"))
+        place = self.one(Pointwise("minimum"), self.steps, end)
+        row = self.one(Embedding(), place, self.build.constant(rows, origin))
+        return self.shaped(self.one(Cast(Element.BOOL), row) if is_bool else row, shape)
+
     @property
     def steps(self) -> Value:
         """The number of steps before this one, int64 (1,)."""
@@ -190,9 +214,9 @@ class FrameWriter:
         return self._known["steps",]
 
     def aligned(self, frames: Sequence[Frames], origin: Origin) -> list[Frames]:
-        """The frames with the largest of their delays."""
-        latest = max(each.delay for each in frames)
-        return [self.delayed(each, latest, origin) for each in frames]
+        """The frames with the largest of their delays, without frames before them."""
+        latest = max(0, *(each.delay for each in frames))
+        return [self._filled(each, latest, origin) for each in frames]
 
     def cut(self, value: Value, axis: int, first: int, end: int) -> Value:
         """Elements of an axis."""

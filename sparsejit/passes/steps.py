@@ -24,9 +24,9 @@ import numpy as np
 
 from sparsejit.errors import UnsupportedOperator
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.operator import BatchPlace, Node, SamplesMixed
+from sparsejit.ir.operator import BatchPlace, Follower, Node, SamplesMixed
 from sparsejit.ir.ops.pointwise import Pointwise
-from sparsejit.ir.ops.views import Pad, Permute, Reshape
+from sparsejit.ir.ops.views import Expand, Pad, Permute, Reshape, Slice
 from sparsejit.ir.state import State
 from sparsejit.ir.time_rules import (
     Apart,
@@ -45,10 +45,19 @@ from sparsejit.passes.dead_code import remove_dead_code
 from sparsejit.passes.fold_constants import fold_constants
 from sparsejit.passes.recognise_attention import recognise_attention
 from sparsejit.passes.step_attention import attended, common_band
+from sparsejit.passes.step_constants import rows_of_steps
 from sparsejit.passes.step_frames import Frames, FrameWriter
 
 _KEEP_APART = "compute it for each frame, over channels, or over a window of frames"
-_BY_LENGTH = "give a model whose operators are the same for every length"
+_BY_LENGTH = (
+    "give a model whose operators are the same for every length, and a multiple of its hops as step"
+)
+_NO_LAST = (
+    "a stream has no last frames: pad with zeros in place of a reflection (pad_mode='constant'), "
+    "and give a multiple of the model's hops as step"
+)
+# Operators whose result holds one number where their operand does.
+_KEEP_FILL = (Expand, Permute, Reshape, Slice)
 
 
 @dataclass(frozen=True)
@@ -256,7 +265,8 @@ class _StepWriter:
             self.now[node.output] = self._last(node, timed[0], rule)
             return
         if rule != other:
-            raise self.refused(node, "is not the same for every length", _BY_LENGTH)
+            remedy = _NO_LAST if isinstance(rule, Shifted) else _BY_LENGTH
+            raise self.refused(node, "is not the same for every length", remedy)
         if isinstance(rule, (Apart, Grouped)):
             self._apart(node, twin, found, rule)
         elif isinstance(rule, Carried):
@@ -305,9 +315,11 @@ class _StepWriter:
         if isinstance(rule, Grouped):
             timed = [self._grouped(timed[0], rule.frames, node)]
             found = [*timed]
-        places, cut = self._followed(node, found, timed[0])
-        if not isinstance(node.op, (Permute, Reshape)):
-            timed = writer.aligned([writer.settled(each, origin) for each in timed], origin)
+        places, cut, changing = self._followed(node, found, timed[0])
+        if not isinstance(node.op, _KEEP_FILL):
+            timed = writer.aligned(timed, origin)
+        for value, place in changing.items():
+            cut[value] = self._row_of_step(node, value, place, timed[0])
         left = iter(timed)
         own = [None if each is None else next(left) for each in found]
         operands = [
@@ -325,16 +337,18 @@ class _StepWriter:
 
     def _followed(
         self, node: Node, own: Sequence[Frames | None], like: Frames
-    ) -> tuple[list[BatchPlace], dict[Value, Value]]:
+    ) -> tuple[list[BatchPlace], dict[Value, Value], dict[Value, BatchPlace]]:
         """The places of time in the results; operands that repeat a frame, cut to a step.
 
-        Raises SamplesMixed.
+        Last come constants that change along time, with their places. Raises SamplesMixed.
         """
         follow = self.long.follower(like.lengths[0])
         follow.given |= self.given
         for value, each in zip(node.inputs, own, strict=True):
             if each is not None:
                 follow.places[value] = each.place
+        changing = self._changing(node, follow, like)
+        follow.places |= changing
         node.op.follow_batch(follow, node)
         places = [follow.places.get(value) for value in node.outputs]
         if not all(places):
@@ -343,7 +357,30 @@ class _StepWriter:
             value: self._repeated(node, value, place, like)
             for value, place in follow.shared.items()
         }
-        return [place for place in places if place is not None], cut
+        return [place for place in places if place is not None], cut, changing
+
+    def _changing(self, node: Node, follow: Follower, like: Frames) -> dict[Value, BatchPlace]:
+        """Constants of a pointwise operator that change along time, and its place in them."""
+        axis, outer, inner = like.place
+        if not isinstance(node.op, Pointwise) or outer != 1:
+            return {}
+        from_end, found = axis - len(like.value.shape), {}
+        for value in node.inputs:
+            place = BatchPlace(len(value.shape) + from_end, 1, inner)
+            is_known = value not in follow.places and value not in follow.given
+            if is_known and place.axis >= 0 and follow.changes(value, place):
+                found[value] = place
+        return found
+
+    def _row_of_step(self, node: Node, value: Value, place: BatchPlace, like: Frames) -> Value:
+        """A constant that changes along time, as each step reads it."""
+        long, short = (np.moveaxis(each, place.axis, 0) for each in self._arrays(value))
+        table = rows_of_steps(long, short, like.count * place.inner, like.delay * place.inner)
+        if table is None:
+            why = f"reads {value.origin.name}, which changes along time"
+            remedy = "let it repeat with each step; where it does, give a longer example"
+            raise self.refused(node, why, remedy)
+        return self.writer.row_of_step(table, place.axis, value.origin)
 
     def _repeated(self, node: Node, value: Value, place: BatchPlace, like: Frames) -> Value:
         """An operand without time that has an axis of time, for the frames of a step."""
@@ -363,14 +400,15 @@ class _StepWriter:
     def _grouped(self, frames: Frames, each: int, node: Node) -> Frames:
         """The frames with `each` of them as one."""
         rate, origin = self.even(frames.rate / each), node.outputs[0].origin
-        frames = self.writer.settled(frames, origin)
+        frames = self.writer.settled(frames, origin, frames.before // each * each)
         delay = ceil(frames.delay / each)
         late = self.writer.delayed(frames, delay * each, origin)
         if any(length % each for length in frames.lengths):
             raise self.refused(node, "is not the same for every length", _BY_LENGTH)
         lengths = frames.lengths[0] // each, frames.lengths[1] // each
         place = late.place._replace(inner=late.place.inner * each)
-        return replace(late, place=place, rate=rate, lengths=lengths, delay=delay)
+        lead = late.before // each
+        return replace(late, place=place, rate=rate, lengths=lengths, delay=delay, before=lead)
 
     # Rules along time
 
@@ -485,7 +523,7 @@ class _StepWriter:
         timed = [each.fine() for each in found if each is not None]
         if any(each.place != BatchPlace(0) for each in timed):
             raise self.refused(node, "runs over time and something else", _KEEP_APART)
-        timed = writer.aligned([writer.settled(each, origin) for each in timed], origin)
+        timed = writer.aligned(timed, origin)
         number = timed[0].count
         delay = number * ceil(timed[0].delay / number)
         left = iter([writer.delayed(each, delay, origin) for each in timed])

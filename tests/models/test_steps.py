@@ -356,14 +356,14 @@ REFUSED = {
     ),
     "softmax": (lambda x: x.softmax(-1), "softmax mixes all of time"),
     "instance norm": (functional.instance_norm, "layer_norm mixes all of time"),
-    "flip": (lambda x: x.flip(-1), "embedding mixes all of time"),
+    "flip": (lambda x: x.flip(-1), "embedding takes frames by their number"),
     "sum so far": (lambda x: x.cumsum(-1), "is not the same for every length"),
     "sum so far, used": (lambda x: x.cumsum(-1).relu(), "is not the same for every length"),
     "largest": (lambda x: x.amax(-1), "amax mixes all of time"),
     "first frames": (lambda x: x[..., :20], "is not the same for every length"),
     "last frames": (lambda x: x[..., -2:], "is not the same for every length"),
     "roll": (lambda x: x.roll(1, -1), "beside all frames"),
-    "places": (lambda x: x + torch.arange(x.shape[-1]), "by their place in the sequence"),
+    "places": (lambda x: x + torch.arange(x.shape[-1]), "which changes along time"),
     "length": (lambda x: x * x.shape[-1], "which depends on the length"),
     "products of frames": (lambda x: x.transpose(1, 2) @ x, "bmm mixes all of time"),
     "attention": (
@@ -376,7 +376,7 @@ REFUSED = {
         ),
         "give a window",
     ),
-    "reflection": (lambda x: functional.pad(x, (2, 2), mode="reflect"), "not the same"),
+    "reflection": (lambda x: functional.pad(x, (2, 2), mode="reflect"), "in place of a reflection"),
     "flattened": (lambda x: x.flatten(1), "time inside of another axis"),
     "last frame ahead": (lambda x: functional.max_pool1d(x, 3, 1, 1)[..., -1], "looks ahead"),
     "uneven means": (
@@ -459,11 +459,11 @@ def test_wrong_steps_are_refused(options: dict[str, object], message: str) -> No
 # are refused by name elsewhere.
 WITH_RULES = {
     *("Convolution", "Pooling", "Recurrence", "Turns", "Reshape", "Slice", "Concat", "Pad"),
-    "Attention",
+    *("Attention", "Embedding"),
 }
 APART_OR_REFUSED = {
     *("ArgMax", "Bmm", "ByteAttention", "Cast", "Chain", "ChannelMeans"),
-    *("DoubleProduct", "Draw", "Embedding", "EmbeddingBag", "Expand", "Forest", "GruStep"),
+    *("DoubleProduct", "Draw", "EmbeddingBag", "Expand", "Forest", "GruStep"),
     *("Linear", "NormalisedColumns", "OwnRows", "Permute", "PlacedRows", "Pointwise", "Predict"),
     *("Quantise", "Reconstruct", "ScaledChannels", "ScaledColumns", "SumOfRows", "TopK"),
     *("TreeDraw", "TruePlaces", "Uniform", "UniformRow"),

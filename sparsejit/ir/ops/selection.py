@@ -1,14 +1,15 @@
 """Rows of tables by index, and indices of large elements."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
-from sparsejit.ir.operator import Operator
+from sparsejit.ir.operator import BatchPlace, Node, Operator
 from sparsejit.ir.signature import Bound, Signature, signature
 from sparsejit.ir.spec import Choice
+from sparsejit.ir.time_rules import Apart, TimeRule, Whole
 from sparsejit.ir.values import Array
 
 
@@ -21,6 +22,15 @@ class Embedding(Operator):
         " -> float32|int64 [*places, features]"
     )
     mixing: ClassVar[str] = "takes samples out of the batch"
+
+    def time_rule(
+        self, node: Node, places: Sequence[BatchPlace | None], length: int
+    ) -> TimeRule:
+        _, table = places
+        if table is None or table.axis:
+            return Apart()
+        remedy = "pad with zeros in place of a reflection (pad_mode='constant')"
+        return Whole("takes frames by their number", remedy)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         indices, table = operands
