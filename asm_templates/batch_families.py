@@ -20,7 +20,10 @@ from sparsejit.ir.spec import DType
 
 @dataclass(frozen=True)
 class PanelBytes:
-    """Code bytes of a panel: of a weight, further ones of a weight loaded by four, of an input."""
+    """Code bytes of a panel's kernel, for its price: for each weight, and for each input loaded.
+
+    `by_four`: further bytes for a weight that one load brings with three others.
+    """
 
     weight: float
     by_four: float
@@ -35,7 +38,10 @@ def _whole_batch(
     each: Template | None = None,
     arithmetic: Arithmetic = Arithmetic.FLOATS,
 ) -> Stages:
-    """Return the stages of panels, of a repeated kernel, or of both."""
+    """Return the stages (expect, lower, emit) of a kernel for a whole batch.
+
+    `family`: "panels"; "rows", which repeats the kernel `each` for every column; or "mixed", both.
+    """
     of_each = each.stages if each else None
     how = arithmetic, family, of_each
     expect, lower = partial(lowered_batch.expect, *how), partial(lowered_batch.lower, *how)

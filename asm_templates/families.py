@@ -73,7 +73,7 @@ class Template(NamedTuple):
         return self.changes_weights_by if changes else 0.0
 
     def made_for(self, target: Target) -> bool:
-        """Whether the planner may choose it for `target`."""
+        """Whether the planner may choose this kernel for `target`, by its instruction sets."""
         return self.isa == target.isa and self.requires <= target.instruction_sets
 
     def expect(self, spec: Layer, matrix: SparseMatrix, target: Target) -> Any:
@@ -85,12 +85,15 @@ class Template(NamedTuple):
         return self.stages.lower(spec, matrix, target)
 
     def emit(self, asm: Assembler, lowered: Any) -> None:
-        """Append the code."""
+        """Append the code of a lowered layer."""
         self.stages.emit(asm, lowered)
 
 
 def _index_of(bits: int, isa: str, *dtypes: DType) -> dict[tuple[str, DType], float]:
-    """Return the largest relative change of a weight whose lowest `bits` hold an index."""
+    """Return `changes_weights_by` for kernels with an index in the lowest `bits` of each weight.
+
+    By (level, dtype): the largest relative change of a weight.
+    """
     return {(isa, dtype): 2.0 ** (bits - 24) for dtype in dtypes}
 
 

@@ -88,7 +88,10 @@ _FLOATS = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 def steps_of(
     kind: str, cycles: Mapping[str, float] | None = None, **code_bytes: tuple[float, ...]
 ) -> dict[str, StepKind]:
-    """Return a kind of step; `code_bytes`, by level: float32, bfloat16, float16, in that order."""
+    """Return a kind of step with these cycles and code bytes.
+
+    `code_bytes`, by level: float32, bfloat16, float16, in that order.
+    """
     by_dtype = {
         (isa, dtype): size
         for isa, sizes in code_bytes.items()

@@ -233,7 +233,7 @@ def compare_any(
 
 
 def _reasons(model: Any, peers: Iterable[ModelPeer]) -> dict[str, str]:
-    """The reason for each peer that cannot read this form of a model."""
+    """By name of a peer that cannot read a model in this form, the reason."""
     if isinstance(model, CompiledModel):
         return {each.name: "reads no .sjit file" for each in peers}
     if not is_onnx(model):

@@ -54,7 +54,7 @@ class LatencyReport:
 def latency_report(
     rate: float, late_ns: Mapping[str, Sequence[float]], skipped: dict[str, str]
 ) -> LatencyReport:
-    """Make a report. `late_ns`: nanoseconds from due to done of each engine's calls."""
+    """Make a report of `late_ns`: by engine, nanoseconds from due to done of each call."""
     found = {name: np.sort(np.asarray(ns)) / 1000 for name, ns in late_ns.items()}
     if not found:
         return LatencyReport(rate, (), (), skipped)

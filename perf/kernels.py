@@ -31,7 +31,7 @@ from sparsejit.perf.peers.peers import Peer, peers_for, single_threaded
 from sparsejit.perf.problems import PROBLEMS, FloatArray, MatVecProblem
 from sparsejit.perf.timing import time_python
 from sparsejit.planner.batch_plan import batch_strategies
-from sparsejit.planner.plan import AUTO, strategies
+from sparsejit.planner.kernel_choice import AUTO, strategies
 from sparsejit.runtime.native_timing import Timing, aligned, median_of_least, time_copies
 
 PLACES = 5

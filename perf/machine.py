@@ -113,7 +113,10 @@ _STRIDE_PLACES = 3
 
 @dataclass(frozen=True)
 class Arrival:
-    """Bytes a cycle of reading `kilobytes` in runs of `run` lines, or "all" in a row."""
+    """Bytes a cycle from L2 where `kilobytes` are read in runs of `run` cache lines.
+
+    A line is left out after each run; "all" leaves out none.
+    """
 
     run: str
     kilobytes: int

@@ -163,7 +163,7 @@ class ModelRounds:
                 self.skipped[peer.name] = str(problem)
 
     def _ways(self, one: Contestant) -> tuple[str, ...]:
-        """The ways to call it that are timed; "" is its fastest."""
+        """Names of the ways to call a contestant that are timed; "" is its fastest way."""
         return one.ways if self._both_ways else ("",)
 
     def times(self, rounds: int = ROUNDS) -> tuple[ContestantTime, ...]:

@@ -58,7 +58,7 @@ class StructuredTimes:
 
 
 class MaskedLayer(nn.Module):
-    """Attention with a mask of its own."""
+    """Attention softmax(q k^T / sqrt(depth) + mask) v with a mask that is the layer's own."""
 
     mask: Tensor
 

@@ -40,10 +40,10 @@ def check_amount(amount: Amount, pattern: Pattern) -> None:
 def amounts_by_gate(
     amount: Mapping[str, float | Sequence[float]], gates: Mapping[str, int]
 ) -> dict[str, tuple[float, ...]]:
-    """The shares of every target's gates, from the first glob that matches its name.
+    """Return the shares to prune of every target, one a gate, by the first glob that matches.
 
-    Raises InvalidInput for a target without a glob, a glob without a target, and a wrong number
-    of gates.
+    A single number in `amount` holds for all gates of a target. Raises InvalidInput for a target
+    without a glob, a glob without a target, and a wrong number of gates.
     """
     for glob in amount:
         if not any(fnmatchcase(name, glob) for name in gates):
@@ -78,19 +78,23 @@ Allocation = Callable[[Mapping[str, Blocks], float], dict[str, float]]
 
 
 def uniform(layers: Mapping[str, Blocks], amount: float) -> dict[str, float]:
-    """Numbers of blocks for the same share of every layer."""
+    """Blocks to prune in each gate of every layer, by name: the same share of all layers."""
     return {name: amount * blocks.per_gate for name, blocks in layers.items()}
 
 
 def global_magnitude(layers: Mapping[str, Blocks], amount: float) -> dict[str, float]:
-    """Numbers of blocks that one ranking of the blocks of all layers prunes in each layer."""
+    """Blocks to prune in each gate of every layer, by name: the least of all layers' blocks go.
+
+    A layer's number is the mean of its gates.
+    """
     return _rank_together(layers, {name: b.scores.flatten() for name, b in layers.items()}, amount)
 
 
 def lamp(layers: Mapping[str, Blocks], amount: float) -> dict[str, float]:
-    """Rank all blocks by their score over the sum of their layer's scores from that rank upwards.
+    """Blocks to prune in each gate of every layer, by name: the least LAMP scores of all go.
 
-    Lee et al. 2021, "Layer-adaptive sparsity for the magnitude-based pruning", equation 2.
+    A LAMP score is a block's score over the sum of its layer's scores from its rank upwards. Lee et
+    al. 2021, "Layer-adaptive sparsity for the magnitude-based pruning", equation 2.
     """
     scores = {name: lamp_scores(blocks.scores.flatten()) for name, blocks in layers.items()}
     return _rank_together(layers, scores, amount)
@@ -106,10 +110,11 @@ def lamp_scores(scores: Tensor) -> Tensor:
 
 
 def erdos_renyi_kernel(layers: Mapping[str, Blocks], amount: float) -> dict[str, float]:
-    """Density in proportion to (inputs + outputs) / (inputs * outputs), none above 1.
+    """Blocks to prune in each gate of every layer, by name, for Erdos-Renyi densities.
 
-    Evci et al. 2020, "Rigging the lottery"; every gate is a matrix of its own, and a convolution
-    counts as (out, everything else). The density of all blocks together is 1 - amount.
+    A density is in proportion to (inputs + outputs) / (inputs * outputs), none above 1: Evci et al.
+    2020, "Rigging the lottery". Every gate is a matrix of its own, and a convolution counts as
+    (out, everything else). The density of all blocks together is 1 - amount.
     """
     rows_and_cols = {name: blocks.labels.shape[1:] for name, blocks in layers.items()}
     raw = {name: (m + n) / (m * n) for name, (m, n) in rows_and_cols.items()}
@@ -180,10 +185,11 @@ def choose_allocation(
 def choose_pruned(
     layers: Mapping[str, Blocks], counts: Mapping[str, Sequence[float]]
 ) -> dict[str, Tensor]:
-    """Weights to prune in every layer: bool, (gates, rows, columns); counts are for each gate.
+    """Weights to prune in every layer, bool (gates, rows, columns): the blocks of least score.
 
-    Counts are rounded, a half to the even neighbour: also torch.nn.utils.prune's rule.
-    Raises InvalidInput where protected blocks would have to go.
+    `counts` has the number of blocks for each gate of each layer. Counts are rounded, a half to the
+    even neighbour: also torch.nn.utils.prune's rule. Raises InvalidInput where protected blocks
+    would have to go.
     """
     pruned = {}
     for name, blocks in layers.items():

@@ -100,7 +100,10 @@ def frontier(layers: Sequence[LayerOptions], states: int = _STATES) -> Frontier:
 def _extended(
     layer: LayerOptions, some: Sequence[tuple[Frontier, Flags]], states: int
 ) -> Frontier:
-    """The sums that no other beats, of each frontier's sums with each option that it allows."""
+    """Sums of time and loss with one more layer's options, without sums that another beats.
+
+    `some` has frontiers over the layers before, and flags of the options that each allows.
+    """
     times, losses, sums, options = [], [], [], []
     for number, (before, allowed) in enumerate(some):
         own = np.flatnonzero(allowed)
@@ -117,7 +120,7 @@ def _extended(
 
 
 def _undominated(times: Array, losses: Array) -> npt.NDArray[np.intp]:
-    """Indices by rising time; each has less loss than all before it."""
+    """Indices of the choices that no other beats in both time and loss, by rising time."""
     if not len(times):
         return np.zeros(0, np.intp)
     order = np.lexsort((losses, times))
@@ -319,7 +322,7 @@ def _settle(best: Frontier, budget_us: float, measure: Callable[[int], float]) -
 
 
 def _between(measured: Sequence[float]) -> FloatArray:
-    """The measured amounts, with `_STEPS_BETWEEN` steps between neighbours."""
+    """The measured amounts, with interpolated ones in `_STEPS_BETWEEN` steps between neighbours."""
     places = np.linspace(0, len(measured) - 1, (len(measured) - 1) * _STEPS_BETWEEN + 1)
     return np.interp(places, np.arange(len(measured)), measured)
 

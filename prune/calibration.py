@@ -39,7 +39,7 @@ class LayerCalibration:
         self.count = total
 
     def error(self, weight: Tensor) -> float:
-        """Mean square of the change in outputs over the outputs' mean square, for other weights."""
+        """Error of the outputs with other weights: mean square of the change over the outputs'."""
         change = weight.detach().reshape(self.weight.shape).to(self.weight) - self.weight
         outputs = _energy(self.weight, self.gram)
         return _energy(change, self.gram) / outputs if outputs > 0 else 0.0

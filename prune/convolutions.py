@@ -41,29 +41,32 @@ class CompiledConvolution:
 
     @property
     def x_size(self) -> int:
-        """Floats of the image that it reads."""
+        """Number of floats in the image that it reads."""
         return self.variant.graph.inputs[0].type.size
 
     @property
     def y_size(self) -> int:
-        """Floats of the image that it writes."""
+        """Number of floats in the image that it writes."""
         return self.variant.graph.outputs[0].type.size
 
     @property
     def op(self) -> Convolution:
-        """The operator of the graph."""
+        """The convolution in its graph."""
         (op,) = (n.op for n in self.variant.graph.nodes if isinstance(n.op, Convolution))
         return op
 
     @property
     def weights(self) -> Array:
-        """(out, in / groups, *kernel), of a transposed one (in, out / groups, *kernel)."""
+        """The weights, (out, in / groups, *kernel).
+
+        A transposed convolution's are (in, out / groups, *kernel).
+        """
         (weights,) = self.variant.graph.constants.values()
         return weights
 
     @property
     def uses(self) -> int:
-        """Products with each weight: positions of y, or of x in a transposed convolution."""
+        """Number of products that each weight is in: positions of y, of x if transposed."""
         graph = self.variant.graph
         (image,) = graph.inputs if self.op.transposed else graph.outputs
         return prod(image.shape[2:])
@@ -192,7 +195,7 @@ def _in_model(name: str, module: nn.Module, images: Sequence[ImageShape]) -> Con
 
 
 def _padding(module: _AnyConvolution) -> tuple[ImageShape, ImageShape]:
-    """The zeros before and after each axis, and the other elements that padding adds to the axis.
+    """The zeros at either end of each axis, and the number of other elements that padding adds.
 
     Other padding modes, and more padding at one end, are an operator before the convolution.
     """

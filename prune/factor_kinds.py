@@ -14,9 +14,10 @@ _LEAST_DENSITY, _TURNS = 1 / 1024, 32
 
 
 def monarch(weights: FloatArray) -> Iterator[Parts]:
-    """Two factors, block-diagonal except for row order: Dao et al. 2022, of rank 1 upwards.
+    """Yield Monarch factors (Dao et al. 2022), of rank 1 upwards: the weights' nearest product.
 
-    The numbers of blocks are the divisors of both sizes that are nearest to their square roots.
+    Both factors are block-diagonal except for the order of rows. The numbers of blocks are the
+    divisors of both sizes that are nearest to their square roots.
     """
     rows, columns = weights.shape
     blocks = _nearest_divisor(columns), _nearest_divisor(rows)
@@ -90,10 +91,11 @@ def _nearest_divisor(size: int) -> int:
 def _split(
     weights: FloatArray, inputs: int, outputs: int, rank: int
 ) -> tuple[FloatArray, FloatArray]:
-    """Left (out, middle) and right (middle, in) of the nearest product of blocks.
+    """Block factors, left (out, middle) and right (middle, in), of the product nearest to weights.
 
-    Column (k, i) lies in input block k, row (l, j) in output block j; for each k and j the weights
-    (l, i) become a product of that rank. The middle is (k, j, rank).
+    `inputs` and `outputs` are the numbers of blocks. Column (k, i) lies in input block k, row (l,
+    j) in output block j; for each k and j the weights (l, i) become a product of that rank. The
+    middle is (k, j, rank).
     """
     rows, columns = weights.shape
     apart = weights.reshape(rows // outputs, outputs, inputs, columns // inputs)
@@ -110,7 +112,7 @@ def _split(
 
 
 def _blocks(matrix: FloatArray, count: int) -> list[FloatArray]:
-    """The blocks on the diagonal."""
+    """The `count` blocks on a matrix's diagonal, all of one shape."""
     height, width = (size // count for size in matrix.shape)
     return [
         matrix[n * height : (n + 1) * height, n * width : (n + 1) * width] for n in range(count)
@@ -126,9 +128,10 @@ def _diagonal(blocks: list[FloatArray]) -> FloatArray:
 
 
 def _circulant_factors(weights: FloatArray, size: int) -> list[FloatArray]:
-    """Inverse transform, product, transform: T^T (T C T^T) T for every block C, T orthogonal.
+    """Factors T^T, T C T^T and T of the nearest matrix of circulant blocks C; T is orthogonal.
 
-    In real numbers a circulant block is 1x1 blocks for the means and 2x2 for each frequency.
+    T is a Fourier transform in real numbers: a circulant block becomes 1x1 blocks for the means and
+    2x2 for each frequency.
     """
     transform = _real_fourier(size)
     down, across = (n // size for n in weights.shape)

@@ -160,7 +160,7 @@ class _RoundedForward:
 
 
 def _rounded(layer: LayerScales, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Rounded x and weights, whose channels are equalised before they are rounded."""
+    """x and weights with channels equalised by the layer's factors, then rounded as stored."""
     if layer.factors is not None:
         factors = torch.from_numpy(layer.factors).to(weight)
         around = (1,) * (weight.ndim - 2)

@@ -33,9 +33,10 @@ from sparsejit.prune.targets import match_targets
 
 
 def measurement_file(kind: str, *parts: str) -> Path:
-    """A file named by `parts` and all else that decides a time: processor, compiler, method.
+    """Path in the cache for a measurement that `parts` name, and all else that decides a time.
 
-    `lowering` and `passes` count to the compiler, since convolutions need them.
+    That is the processor, the compiler and the method. `lowering` and `passes` count to the
+    compiler, since convolutions need them.
     """
     target = calibrated(Target.detect())
     sets = " ".join(sorted(target.instruction_sets))
@@ -251,7 +252,7 @@ def check_tradable(pattern: Pattern) -> None:
 def time_in_turn(
     layers: Mapping[str, Prunable], amounts: Mapping[str, float], dtype: str = "float32"
 ) -> float:
-    """Microseconds of all layers pruned so, one after another."""
+    """Microseconds of one call of every layer, pruned to these amounts, one after another."""
     each = (layer.compiled(amounts[name], dtype) for name, layer in layers.items())
     return in_model.us_in_turn([kernel for kernels in each for kernel in kernels])
 

@@ -21,11 +21,12 @@ SUPPORTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.RNNBase, nn.RNNCellBase)
 def layer_inputs(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Name of each weight and the inputs (n, in_features) that one call gives it.
+    """Yield each weight's name and the matrix (n, in_features) that one call multiplies by it.
 
-    `args` and `kwargs` are arguments of the module's `forward`. A recurrent layer is run by steps,
-    because its states are inputs too. Convolutions count as (out, everything else).
-    Raises InvalidInput for a packed sequence.
+    `args` and `kwargs`: the arguments of that call of `forward`. Only recurrent layers are run,
+    step by step, because their states are inputs too. A convolution's weight counts as a matrix
+    (out, everything else), and its inputs as the patches under the kernel. Raises InvalidInput for
+    a packed sequence.
     """
     values = args[0] if args else kwargs["input"]
     state = args[1] if len(args) > 1 else kwargs.get("hx")
@@ -45,7 +46,7 @@ def layer_inputs(
 
 
 def check_supported(name: str, module: nn.Module) -> None:
-    """Raise InvalidInput for a module whose products are not known."""
+    """Raise InvalidInput for a module whose inputs `layer_inputs` cannot tell."""
     if not isinstance(module, SUPPORTED):
         raise InvalidInput(
             f"{name} belongs to {type(module).__name__}, whose inputs cannot be captured: "
@@ -114,7 +115,10 @@ def _one_state(
 
 
 def _run(module: nn.RNNBase, suffix: str, steps: Tensor, state: Any) -> Tensor:
-    """Hidden states before, between and after the steps: (steps + 1, batch, hidden_size)."""
+    """Run one direction of a recurrent layer: h before, between and after steps of time.
+
+    `steps` is (time, batch, in_features); returns (time + 1, batch, hidden_size).
+    """
     names = ["weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if module.bias else ())]
     parameters = [getattr(module, f"{name}_{suffix}") for name in names]
     states = [state]

@@ -57,12 +57,12 @@ class Pattern(Protocol):
 
     @property
     def window(self) -> int:
-        """Inputs that a block may span: blocks never cross a multiple of it."""
+        """Number of consecutive inputs that blocks lie within: none crosses a multiple of it."""
         ...
 
     @property
     def rows(self) -> int:
-        """Outputs that a block may span: blocks never cross a multiple of it."""
+        """Number of consecutive outputs that blocks lie within: none crosses a multiple of it."""
         ...
 
     def count(self, rows: int, cols: int) -> int:
@@ -151,7 +151,10 @@ class InputBlocks(BlockPattern):
 
 
 def on_weight(pattern: Pattern, shape: Sequence[int]) -> Pattern:
-    """The pattern for a weight (out, in, taps ...) that is read as (out, in * taps)."""
+    """The pattern for a weight (out, in, taps ...) that is pruned as a matrix (out, in * taps).
+
+    Only blocks of input channels depend on the number of taps.
+    """
     return replace(pattern, taps=prod(shape[2:])) if isinstance(pattern, InputBlocks) else pattern
 
 

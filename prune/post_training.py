@@ -64,7 +64,7 @@ def prune_second_order(
     per_gate: bool | Mapping[str, int] = True,
     damping: float = 0.01,
 ) -> SparsityReport:
-    """Zero the weights whose loss changes outputs least, and refit the others to make up for it.
+    """Zero the weights that outputs miss least, and refit the others to make up for them.
 
     Every gate gives up round(amount * blocks). Three choices are refitted, and the one of least
     error on the calibration inputs is taken: by optimal brain surgery (see `second_order.py`) over
@@ -158,7 +158,10 @@ def _counts(weight: Tensor, pattern: Pattern, amounts: Sequence[float]) -> list[
 
 
 def _even_counts(weight: Tensor, pattern: Pattern, counts: list[int]) -> list[int]:
-    """The gates' counts, spread over groups of `pattern.rows` outputs if rows divide into these."""
+    """Blocks to prune in each group of `pattern.rows` outputs, evenly from each gate's count.
+
+    Returns the counts of the gates where rows do not divide into groups, and for N:M.
+    """
     rows = len(weight) // len(counts)
     groups = rows // pattern.rows
     if isinstance(pattern, NofM) or rows % pattern.rows:

@@ -46,7 +46,10 @@ from sparsejit.prune.targets import (
 
 
 class Rewinder:
-    """Saves the state at the schedule's `rewind_to` and restores it after every pruning."""
+    """Saves model and optimizer at the schedule's step `rewind_to`, and restores them later.
+
+    That is after every pruning.
+    """
 
     def __init__(self, schedule: IterativeSchedule) -> None:
         self.schedule = schedule
@@ -336,7 +339,7 @@ class Pruner:
     def _select(
         self, importance: Mapping[str, Tensor], share: Callable[[float], float]
     ) -> dict[str, Tensor]:
-        """The masks with the least important blocks added.
+        """Masks of weights to prune, by name: all pruned so far, and the least blocks now due.
 
         `share` gives the amount that is due now, from the final amount.
         """
@@ -379,7 +382,7 @@ class Pruner:
         return spend(budget_us, layers, table, self.pattern.name)
 
     def _project(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The nearest tensors that meet the pattern and the final amount."""
+        """The nearest tensors, by name, that meet the pattern and the final amount: some zeroed."""
         for name, tensor in tensors.items():
             check_finite(name, tensor)
         squares = {name: tensor.double().square() for name, tensor in tensors.items()}

@@ -83,11 +83,11 @@ Reader = Callable[[Any, Place], Any]
 def read_arguments(
     function: Callable[..., Any], data: Any, place: Place, readers: Mapping[str, Reader]
 ) -> dict[str, Any]:
-    """`data`, a mapping, as keyword arguments of `function`.
+    """Check `data`, a mapping, and return it as keyword arguments of `function`.
 
-    readers: functions that read parameters which are not plain data.
-    Raises InvalidInput for an unknown or missing parameter and for a value of another type than
-    the parameter's; the function itself checks ranges.
+    readers: functions that read parameters which are not plain data. Raises InvalidInput for an
+    unknown or missing parameter and for a value of another type than the parameter's; the function
+    itself checks ranges.
     """
     given = read_mapping(data, place)
     parameters = inspect.signature(function, eval_str=True).parameters
@@ -274,7 +274,7 @@ def _post_training(
     per_gate: bool | Mapping[str, int] = True,
     dtype: str = "float32",
 ) -> None:
-    """Signature with the Pruner's parameters that a method with a `cut` takes."""
+    """The parameters of the Pruner that methods with a `cut` take: a signature, never called."""
 
 
 METHODS: dict[str, Callable[..., Method]] = {

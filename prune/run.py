@@ -178,7 +178,10 @@ class _Run:
         self.step = 0
 
     def begin(self, progress: Callable[[RunProgress], None]) -> None:
-        """Prune as far as the method does so before training."""
+        """Evaluate the model, then do all pruning that the method does before training.
+
+        This is calibration, a cut, the Pruner's start and a refit, as the method has them.
+        """
         torch.manual_seed(self.recipe.seed)
         progress(RunProgress("evaluating"))
         self.before = _evaluate(self.workload)

@@ -21,13 +21,16 @@ SYSTEM_ELEMENTS = 1 << 23
 
 
 def damped(gram: Tensor, damping: float) -> Tensor:
-    """The Hessian: the Gram matrix plus `damping` times its mean diagonal, 1 where that is 0."""
+    """The Gram matrix plus `damping` times its mean diagonal (1 where that is 0) on the diagonal.
+
+    It is the Hessian that choices of weights use.
+    """
     mean = gram.diagonal().mean().item() or 1.0
     return gram + damping * mean * torch.eye(len(gram)).to(gram)
 
 
 class Zeros(NamedTuple):
-    """A choice of weights to prune, bool (out, in), and the other weights changed to make up."""
+    """Weights to prune, bool (out, in), and the matrix in which all others make up for them."""
 
     pruned: Tensor
     weights: Tensor
@@ -44,10 +47,11 @@ class InverseFactor(NamedTuple):
 
 
 def inverse_factor(hessian: Tensor, window: int) -> InverseFactor:
-    """The factor for patterns of that window; its computation takes as long as some choices.
+    """The factor of a Hessian's inverse for patterns whose blocks lie in windows of that width.
 
-    With the columns the other way round, Cholesky gives H = R RT of an upper triangular R. The
-    factor is then R's inverse: the Hessian's own inverse is never made.
+    Its computation takes as long as some choices. With the columns the other way round, Cholesky
+    gives H = R RT of an upper triangular R. The factor is then R's inverse: the Hessian's own
+    inverse is never made.
     """
     order = _columns_by_energy(hessian, window)
     back = order.flip(0)

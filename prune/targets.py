@@ -61,7 +61,7 @@ def _parametrized(module: nn.Module) -> list[str]:
 
 
 def _hooked(module: nn.Module) -> dict[str, object]:
-    """The hooks of the old kind, by the name of the weight that each computes."""
+    """Hooks of torch's old weight_norm and pruning, by the name of the weight each computes."""
     hooks = module._forward_pre_hooks.values()
     named = {h.name: h for h in hooks if isinstance(h, WeightNorm)}
     return named | {h._tensor_name: h for h in hooks if isinstance(h, prune.BasePruningMethod)}

@@ -31,7 +31,7 @@ def test_a_few_cases_hold(kind: str) -> None:
 def test_every_row_of_onnx_is_grown() -> None:
     onnx_rows = pytest.importorskip("fuzzing.onnx_rows")
     from sparsejit.frontends.onnx.expansions import EXPANSIONS
-    from sparsejit.frontends.onnx.interpreting import OPERATORS
+    from sparsejit.frontends.onnx.operators.table import OPERATORS
 
     assert onnx_rows.ROWS.keys() >= OPERATORS.keys() | EXPANSIONS.keys()
 

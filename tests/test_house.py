@@ -52,7 +52,7 @@ INNER_ROOMS = {
 
 # Modules that prices are made of: a core's data, and counts of cycles.
 PARTS_OF_PRICES = {"core", "rates", "cycles", "cycles_per_ns"}
-# Names of prices. Rooms that compare none, because `planner/choice.py` does, and modules that
+# Names of prices. Rooms that compare none, because `planner/cheapest_row.py` does, and modules that
 # compare them to tell users about times, not to choose code.
 PRICE = re.compile(r"_?([a-z0-9]+_)*(ns|cost|price)s?")
 CHOOSE_BY_ROWS = {"lowering", "passes", "api"}

@@ -1,4 +1,4 @@
-"""The attention kernel's frame in memory, and its walk over keys."""
+"""Scratch memory of the attention kernel (its frame), and the loops over the keys of a tile."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,12 +41,13 @@ COUNTERS = 48
 
 @dataclass(frozen=True)
 class AttentionStack:
-    """A stack of attentions: `depth` features of queries and keys, `values` of values.
+    """Shapes and strides of an attention, and the loops that repeat it, as for samples and heads.
 
-    `axes` from the outermost: its length, and the bytes by which Q, K, V and the result move. If
-    there are several masks, each place of the last axis has its own. `packed_from`: V, whose rows
-    are that many bytes apart, is copied first, its `keys` rows side by side, each in whole vectors;
-    with 0 it is read in place.
+    Each attention has `keys` keys; queries and keys have `depth` features, values have `values`.
+    `axes`, from the outermost: the turns of its loop, and the bytes by which Q, K, V and the result
+    move in each turn. If there are several masks, each place of the last axis has its own.
+    `packed_from`: bytes from row to row of V, which is then copied to rows side by side, each in
+    whole vectors; with 0, V is read in place.
     """
 
     keys: int
@@ -69,12 +70,13 @@ def packed_pitch(values: int, target: Target) -> int:
 
 @dataclass(frozen=True)
 class Places:
-    """Offsets in the frame.
+    """Byte offsets of the kernel's arrays in its scratch memory (the frame).
 
-    A number for each row of a tile: its largest score, the sum of its powers, and the factor of its
-    sums of values; the largest score and sum of an earlier tile that it adds to, the latter
-    replaced by the factor of the earlier results. Then the tile's queries, transposed, its scores,
-    the largest scores and sums of all rows, and the copy of V.
+    Arrays with a number for each row (query) of a tile: `largest` score, `total` of its powers,
+    `share`, by which its new sums of values are multiplied; for a tile that adds to the results of
+    an earlier one, that tile's `old_largest` and `old_total`, which is replaced by the factor of
+    the earlier results. Then the tile's `queries`, transposed, and its `scores`; `sums` keeps the
+    largest score and the total of all rows of all tiles, `values` the copy of V.
     """
 
     largest: int
@@ -114,7 +116,11 @@ class AttentionCode:
         self.numbers = asm.literal(tiles.numbers)
 
     def start(self, operand: int) -> None:
-        """Point TABLE at this tile's rows and BASE at an operand."""
+        """Append code: TABLE = the address of this tile's row offsets, BASE = an operand's address.
+
+        `operand` is the frame's slot with the address of Q, K, V or the result; a copy of V is
+        preferred.
+        """
         self.asm.emit("mov", TABLE, Memory(FRAME, TILE_SLOT))
         if operand == VALUE_SLOT and self.stack.packed_from:
             self.asm.emit("lea", BASE, Memory(FRAME, self.places.values))
@@ -122,8 +128,9 @@ class AttentionCode:
             self.asm.emit("mov", BASE, Memory(FRAME, operand))
 
     def start_groups(self, operand: int) -> None:
-        """Point TABLE at this tile's first group of keys, SCORES at its scores, BASE at an operand.
+        """Append code that prepares `each_group`, the loop over the tile's groups of 8 keys.
 
+        TABLE points at the first group in the table, SCORES at its scores, BASE at the operand;
         GROUPS_LEFT = the number of groups.
         """
         asm, keys = self.asm, 3 * FLOAT * self.tiles.rows
@@ -136,7 +143,7 @@ class AttentionCode:
 
     @contextmanager
     def each_group(self) -> Iterator[None]:
-        """Append the code of the block as a loop over the groups from `start_groups` on."""
+        """Append the `with` block's code as a loop over a tile's groups; see `start_groups`."""
         asm = self.asm
         with counted_down(asm, dword(GROUPS_LEFT)):
             yield
@@ -144,12 +151,18 @@ class AttentionCode:
             asm.emit("add", SCORES, KEYS * self.row_bytes)
 
     def point(self, first: int) -> None:
-        """KEY_ROWS = rows of the operand at BASE, by the group's offsets from byte `first` on."""
+        """Append code: KEY_ROWS = the addresses of 8 keys' rows in K or V, as BASE points at one.
+
+        The current group in the table has their offsets from its byte `first` on.
+        """
         for number, register in enumerate(KEY_ROWS):
             self.asm.emit("mov", dword(register), Memory(TABLE, first + FLOAT * number))
             self.asm.emit("add", register, BASE)
 
     def point_row(self, register: Register, row: int, which: int) -> None:
-        """register = the offset of a tile's row in Q, the result or the sums (`which` 0, 1, 2)."""
+        """Append code: register = the byte offset of the tile's query `row` in one of three arrays.
+
+        `which`: 0 for Q, 1 for the result, 2 for the saved largest scores and sums.
+        """
         place = FLOAT * (which * self.tiles.rows + row)
         self.asm.emit("mov", dword(register), Memory(TABLE, place))

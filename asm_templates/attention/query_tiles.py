@@ -85,7 +85,7 @@ _AT_ONCE = {"avx512": 4, "avx2": 2}
 
 
 def readings(rows: int, values: int, target: Target) -> int:
-    """Return the number of times that a tile of `rows` rows reads each of its values."""
+    """Return the number of times that the code for a tile of `rows` queries reads a vector of V."""
     return rows // _rows_at_once(rows, len(_parts(values, target)[0]), target)
 
 
@@ -107,7 +107,10 @@ def emit_packing(code: AttentionCode) -> None:
 
 
 def emit_results(code: AttentionCode, adds: bool) -> None:
-    """Append the results of a tile; with `adds` earlier results are weighted and added."""
+    """Append the code of a tile's results: values of the keys, weighted by their powers, added up.
+
+    With `adds` the weighted results that an earlier tile stored for the same queries are added.
+    """
     asm, rows, place = code.asm, code.tiles.rows, Memory(FRAME, BLOCK_SLOT)
     for part in _parts(code.stack.values, asm.target):
         block = _ResultBlock(code, int(part[0]), len(part))
@@ -121,19 +124,25 @@ def emit_results(code: AttentionCode, adds: bool) -> None:
 
 
 def _parts(values: int, target: Target) -> list[IntArray]:
-    """Return the vectors of a value, in parts that are in registers at once."""
+    """Return the numbers of a value row's vectors, in parts whose sums are in registers at once."""
     vectors = ceil_div(values, target.lanes)
     return np.array_split(np.arange(vectors), ceil_div(vectors, _AT_ONCE[target.isa]))
 
 
 def _rows_at_once(rows: int, vectors: int, target: Target) -> int:
-    """Return the largest divisor of `rows` for whose sums there are registers."""
+    """Return the most queries of a tile whose sums, of `vectors` vectors each, fit the registers.
+
+    It divides `rows`, the queries of the tile.
+    """
     most = (target.vector_registers - 3 - vectors) // vectors
     return max(count for count in range(1, most + 1) if rows % count == 0)
 
 
 class _ResultBlock:
-    """Results of a tile's rows, from the offset in BLOCK_SLOT on, in some vectors of the values."""
+    """Code of the results of some queries of a tile, in some vectors of the value features.
+
+    The queries begin at the offset in BLOCK_SLOT.
+    """
 
     def __init__(self, code: AttentionCode, first: int, vectors: int) -> None:
         self.code, self.asm, self.first, self.vectors = code, code.asm, first, vectors
@@ -231,7 +240,10 @@ def emit_queries(code: AttentionCode) -> None:
 
 
 def _transpose(code: AttentionCode, columns: int) -> None:
-    """Transpose `columns` elements, from BASE on, of the rows in the table to SCORES, and scale."""
+    """Append code that transposes and scales `columns` features of a vector of queries of the tile.
+
+    The features begin at BASE plus each query's offset in the table; they go to SCORES.
+    """
     asm, lanes = code.asm, code.lanes
     rows, spare = [vector(asm, number) for number in range(lanes)], vector(asm, lanes)
     for lane, row in enumerate(rows):
@@ -244,7 +256,7 @@ def _transpose(code: AttentionCode, columns: int) -> None:
 
 
 def emit_scores(code: AttentionCode) -> None:
-    """Append the scores of all keys, and the largest of each row."""
+    """Append the code of a tile's scores, query times key, and of each query's largest score."""
     asm, depth = code.asm, code.stack.depth
     registers = _Registers(code)
     code.start_groups(KEY_SLOT)
@@ -268,7 +280,10 @@ def emit_scores(code: AttentionCode) -> None:
 
 
 class _Registers:
-    """The registers of `emit_scores`: sums of each key, then factors of the products, and masks."""
+    """The registers of `emit_scores`, and the code that uses them for a group of 8 keys.
+
+    They are the sums (scores) of each key, then factors of the products, and masks.
+    """
 
     def __init__(self, code: AttentionCode) -> None:
         self.code, self.asm, width = code, code.asm, code.tiles.width
@@ -284,7 +299,7 @@ class _Registers:
             self.bits, self.seen = (vector(self.asm, next(numbers)) for _ in range(2))
 
     def load_constants(self) -> None:
-        """Load the constants for `keep`."""
+        """Append code that loads the constants with which `keep` masks scores."""
         if self.code.tiles.all_see_all:
             return
         load_constant(self.asm, self.forbidden, float("-inf"))
@@ -293,7 +308,10 @@ class _Registers:
             self.asm.emit("vmovups", self.bits, Literal(bits))
 
     def depth(self, count: int, moves: bool) -> None:
-        """Add the products of `count` elements; with `moves` the pointers move on behind them."""
+        """Append code that adds the products of `count` features of queries and keys to the sums.
+
+        With `moves` the pointers into both advance past these features.
+        """
         code, element = self.code, np.arange(count)
         lines: list[Line] = []
         for number, query in enumerate(self.queries):
@@ -380,7 +398,10 @@ def _keep_sums(code: AttentionCode) -> None:
 
 
 def emit_shares(code: AttentionCode, adds: bool) -> None:
-    """Save each row's largest score and sum; if the tile adds, compute the factors of both results.
+    """Append code that saves each query's largest score and sum of powers, for later tiles.
+
+    If this tile adds to the results of an earlier one, it instead computes the factors by which the
+    earlier results and this tile's own sums are weighted.
     """
     _exchange_sums(code, adds)
     if adds:
@@ -388,7 +409,10 @@ def emit_shares(code: AttentionCode, adds: bool) -> None:
 
 
 def _exchange_sums(code: AttentionCode, adds: bool) -> None:
-    """Save each row's largest score and sum, or reload them from the previous tile if it adds."""
+    """Append code that saves each query's largest score and sum of powers in the frame's `sums`.
+
+    With `adds` it loads from there, to `old_largest` and `old_total`, what an earlier tile saved.
+    """
     asm, places = code.asm, code.places
     code.start(RESULT_SLOT)
     pairs = (places.old_largest, places.old_total) if adds else (places.largest, places.total)
@@ -403,7 +427,11 @@ def _exchange_sums(code: AttentionCode, adds: bool) -> None:
 
 
 def _weigh_both(code: AttentionCode) -> None:
-    """share = the factor of this tile's sums of values; old_total = the factor of old results."""
+    """Append code for the factors that merge this tile's results with an earlier tile's.
+
+    `share` = the factor of this tile's sums of values; `old_total` = the factor of the stored
+    results.
+    """
     asm, places = code.asm, code.places
     for at in range(0, code.row_bytes, code.vector_bytes):
         new, old, common, total = (vector(asm, number) for number in range(4))
@@ -429,7 +457,7 @@ _OPERANDS = (rdi, rsi, rdx, rcx)
 
 
 def emit_attention(asm: Assembler, stack: AttentionStack, tiles: AttentionTiles) -> None:
-    """Append the whole stack.
+    """Append the whole attention kernel: every tile of every attention in the stack.
 
     rdi: Q, rsi: K, rdx: V, rcx: result, r8: scratch memory. Clobbers all but rbx, rbp, rsp and r12
     to r15.

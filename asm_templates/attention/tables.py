@@ -39,10 +39,11 @@ class Pitches:
 
 @dataclass(frozen=True, eq=False)
 class AttentionTiles:
-    """The tiles of one or more masks with the same number of queries; `numbers` is the table.
+    """Masks cut into tiles: some queries (rows) that are computed at once, and the keys they see.
 
-    Each mask has `tiles` that begin its rows of results, then `added` that add to some of them.
-    `all_see_all`: no score is ever left out.
+    All masks have the same number of queries. `numbers` is the table that the kernel reads. Each
+    mask has `tiles` tiles that write new results, then `added` tiles that add to results of an
+    earlier one. `all_see_all`: no score is ever left out.
     """
 
     tiles: int
@@ -80,7 +81,7 @@ class AttentionTiles:
 
     @property
     def header_bytes(self) -> int:
-        """Bytes of a tile's header."""
+        """Bytes of a tile's own numbers in the table, without its groups of keys."""
         return 4 * (3 * self.rows + _HEADER)
 
     @property
@@ -130,7 +131,10 @@ def _numbers(
 def _keys(
     group: RowGroup, pitches: Pitches, width: int, lanes: int
 ) -> tuple[IntArray, bool]:
-    """Return (groups of 8 keys, numbers of a group), and whether every row sees every key."""
+    """Return the table's part for one tile's keys: a row of numbers for each group of 8 keys.
+
+    Also return whether every row of the tile sees every key.
+    """
     repeated = ((0, 0), (0, width * lanes - len(group.rows)))
     allowed = np.pad(group.allowed, repeated, "constant" if group.adds else "edge")
     missing = _padded(len(group.keys)) - len(group.keys)

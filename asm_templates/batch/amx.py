@@ -146,7 +146,10 @@ class TileFrame:
 
 
 def _configuration(spec: MatMul) -> npt.NDArray[np.uint8]:
-    """Return palette 1 with full tiles; batch-major tiles of x and sums have a row a column."""
+    """Return the 64 bytes that `ldtilecfg` reads: palette 1, with full tiles.
+
+    If the batch is short and batch-major, tiles of x and of sums have a row for each column.
+    """
     configuration = np.zeros(64, np.uint8)
     configuration[0] = 1
     configuration[16:32:2] = ROW_BYTES
@@ -168,12 +171,12 @@ _EXPANDED, _NONZERO = zmm(0), k(2)
 
 
 def emit(asm: Assembler, lowered: LoweredTiles) -> None:
-    """Append the kernel. x and y must not overlap; see `batch_families` for the contract."""
+    """Append the kernel for an int8 batch. x and y must not overlap; see `batch_families`."""
     _TileCode(asm, lowered).emit()
 
 
 class _TileCode:
-    """Appends the code."""
+    """Appends the AMX kernel's code: chunks of columns, strips of outputs, products, ends."""
 
     def __init__(self, asm: Assembler, lowered: LoweredTiles) -> None:
         self.asm, self.lowered, self.spec = asm, lowered, lowered.spec
@@ -214,7 +217,7 @@ class _TileCode:
         asm.bind(end)
 
     def _chunk(self, columns: int) -> None:
-        """Multiply `columns` columns, and advance x and y."""
+        """Append the code of a chunk: `columns` columns of y; advance x and y past them."""
         asm, spec = self.asm, self.spec
         asm.emit("mov", X, self.chunk_x)
         asm.emit("lea", X_TILES, Memory(rsp, self.frame.x))
@@ -245,7 +248,7 @@ class _TileCode:
         self.asm.emit("mov", self.columns_left, rax)
 
     def _quantise(self, columns: int) -> None:
-        """Write the tiles of x, one tile of columns after the other."""
+        """Append code that writes x of `columns` columns as int8 tiles, tile after tile."""
         tiles, rest = divmod(columns, ROWS)
         if not self.feature_major:
             repeat(self.asm, tiles, rdx, lambda: self._quantise_rows(ROWS))
@@ -279,7 +282,7 @@ class _TileCode:
         asm.emit("add", X_TILES, self.x_tiles * TILE_BYTES - rows * ROW_BYTES)
 
     def _strip(self, height: int, columns: int) -> None:
-        """Compute `height` tiles of outputs by all columns."""
+        """Append the code of `height` tiles of 16 outputs each, for all columns of the chunk."""
         asm = self.asm
         asm.emit("lea", _COLUMNS_X, Memory(rsp, self.frame.x))
         asm.emit("lea", _X_SCALES, Memory(rsp, self.frame.scales))
@@ -305,7 +308,11 @@ class _TileCode:
     def _columns(
         self, height: int, width: int, expands: bool = False, kept: bool = False
     ) -> None:
-        """Compute `height` by `width` tiles of sums; `kept`: keep the expanded weights."""
+        """Append the code of `height` tiles of outputs by `width` tiles of columns, from sums to y.
+
+        `expands`: expand the strip's compressed weights first; `kept`: keep them for further
+        columns.
+        """
         asm, done = self.asm, self.asm.label("done")
         for number in range(height * width):
             asm.emit("tilezero", tmm(number))
@@ -345,7 +352,10 @@ class _TileCode:
         asm.emit("add", _BITS, 8 * height * ROWS)
 
     def _multiply(self, height: int, width: int) -> None:
-        """Multiply tiles of weights by tiles of x, in one step; load each before its first use."""
+        """Append a step of 64 inputs: `height` tiles of weights by `width` tiles of x, into sums.
+
+        Each tile is loaded just before its first use.
+        """
         asm = self.asm
         weights = [tmm(SUM_TILES + row) for row in range(height)]
         columns = [tmm(SUM_TILES + STRIP_TILES + column) for column in range(width)]
@@ -382,7 +392,10 @@ class _TileCode:
             asm.jump("call", self.finish)
 
     def _most_16(self, register: Register, left: Memory, tiles_before: int) -> None:
-        """register = the count in `left` minus `tiles_before` tiles, at most 16. Clobbers rcx."""
+        """Append code: register = the rows or lanes that exist in a tile, 0 to 16. Clobbers rcx.
+
+        It is the count in memory at `left` minus `tiles_before` tiles of 16, at most 16.
+        """
         asm = self.asm
         asm.emit("mov", register, left)
         asm.emit("sub", register, ROWS * tiles_before)
@@ -391,7 +404,11 @@ class _TileCode:
         asm.emit("cmova", register, rcx)
 
     def _point_at_scales(self, of_outputs: int, of_columns: int) -> None:
-        """Set the scales of rows and lanes to a tile's, at these byte offsets."""
+        """Append code that sets the scales of a tile of sums: a pointer for rows, a lane vector.
+
+        `of_outputs`, `of_columns`: byte offsets of the tile in the scales of outputs and of columns
+        of x.
+        """
         asm = self.asm
         outputs, columns = Memory(_SCALES, of_outputs), Memory(_X_SCALES, of_columns)
         rows, lanes = (outputs, columns) if self.feature_major else (columns, outputs)

@@ -69,9 +69,10 @@ def begin_quantising(asm: Assembler, spec: MatMul) -> None:
 
 
 def quantise_columns(asm: Assembler, spec: MatMul, scales: Memory) -> None:
-    """Quantise LANE_MASK columns of a feature-major x into tiles at X_TILES, four inputs a row.
+    """Append code that quantises columns of a feature-major x into tiles, four inputs a row.
 
-    Dynamic scales go to `scales`. Clobbers X_TILES, r8 and rcx.
+    The columns are the lanes of LANE_MASK, the tiles lie at X_TILES. Dynamic scales go to `scales`.
+    Clobbers X_TILES, r8 and rcx.
     """
     if spec.each.input_scale is None:
         _scales_of_columns(asm, spec)
@@ -122,9 +123,10 @@ def _four_inputs(asm: Assembler, spec: MatMul, count: int) -> None:
 
 
 def quantise_row(asm: Assembler, spec: MatMul, scale: Memory) -> None:
-    """Quantise a row of a batch-major x at X into a row of each tile from X_TILES on.
+    """Append code that quantises one column of a batch-major x, 64 inputs to each tile.
 
-    A dynamic scale goes to `scale`. Clobbers rax.
+    The column is the row of x at X. Its bytes become a row of each tile from X_TILES on; a dynamic
+    scale goes to `scale`. Clobbers rax.
     """
     scratch = [*_PARTS, *_LARGEST][:SCALE_SCRATCH]
     emit_scale(asm, spec.each, _RECIPROCAL, _SCALE, scratch)
@@ -138,7 +140,10 @@ def quantise_row(asm: Assembler, spec: MatMul, scale: Memory) -> None:
 
 
 def _pack(asm: Assembler, spec: MatMul) -> None:
-    """The first part = the integers of all four, as bytes, not below -127."""
+    """Append code that packs the four int32 registers of _PARTS into the first, as int8.
+
+    With a fixed scale no byte is below the least integer, -127.
+    """
     pack_to_bytes(asm, _PARTS)
     if spec.each.input_scale is not None:
         asm.emit("vpmaxsb", _PARTS[0], _PARTS[0], _LOWEST)
@@ -185,7 +190,11 @@ def _finish_rows(asm: Assembler, spec: MatMul, bias_distance: int | None, count:
 def _scale_columns(
     asm: Assembler, spec: MatMul, register: Register, scale: Memory, bias_distance: int | None
 ) -> None:
-    """Scale a row that is an output: its scale and bias are broadcast; LANE_SCALES are of x."""
+    """Append code that scales a register of sums whose lanes are columns of x (feature-major).
+
+    The register is one output: its scale, at `scale`, and its bias, `bias_distance` bytes behind,
+    are the same in all lanes; LANE_SCALES are the columns' scales.
+    """
     dynamic = spec.each.input_scale is None
     if bias_distance is None:
         asm.emit("vmulps", register, register, scale)
@@ -203,9 +212,10 @@ def _scale_columns(
 def _scale_rows(
     asm: Assembler, spec: MatMul, register: Register, scale: Memory, bias_distance: int | None
 ) -> None:
-    """Scale a row that is a column of x; its lanes are outputs.
+    """Append code that scales a register of sums whose lanes are outputs (batch-major).
 
-    `scale`: the column's own scale, broadcast. LANE_SCALES and LANE_BIAS are of the outputs.
+    The register is one column of x, whose own scale is at `scale`, the same for all lanes.
+    LANE_SCALES and LANE_BIAS are of the outputs.
     """
     dynamic = spec.each.input_scale is None
     if bias_distance is None:

@@ -38,9 +38,11 @@ _Bytes = npt.NDArray[np.int8]
 
 @dataclass(frozen=True)
 class TileCounts:
-    """Work of one call: `steps` of all strips and their `weight_tiles`, for each chunk of x.
+    """Work of one call of the AMX kernel, for its price.
 
-    x is taken in `chunks` of at most `chunk_columns` columns. `stored_bytes` are bytes of weights.
+    For each of `chunks` chunks of at most `chunk_columns` columns of x, all strips together take
+    `steps` steps of 64 inputs, which read `weight_tiles` tiles. `stored_bytes` are bytes of
+    weights.
     """
 
     target: Target

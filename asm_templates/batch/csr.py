@@ -90,8 +90,9 @@ _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
 
 
 class CsrFrame(NamedTuple):
-    """Slots on the stack: counters, addresses of the next row's start and end, and the arguments.
+    """Slots on the stack of a compressed-rows kernel: its counters, pointers and arguments.
 
+    `next_start`, `next_end`: addresses of the next row's start value, and of its scale and bias.
     Arguments are the addresses of the layer's groups, quads, rows, starts and ends, and the bytes
     from y to the added operand.
     """
@@ -164,7 +165,7 @@ def lower(
 
 @dataclass(frozen=True, eq=False)
 class _CsrData:
-    """Words in blocks, and the last four counts of `CsrCounts`."""
+    """A layer's weight stream, and its numbers of weights, segments, quads and groups."""
 
     stream: CsrStream
     counts: tuple[int, int, int, int]
@@ -180,7 +181,7 @@ def _data(
 
 
 def emit(asm: Assembler, lowered: LoweredCsr) -> None:
-    """Append the kernel. x and y must not overlap; see `batch_families` for the contract.
+    """Append the compressed-rows kernel. x and y must not overlap; see `batch_families`.
 
     Layers that differ only in their weights share their code.
     """
@@ -202,7 +203,7 @@ def _place_stream(asm: Assembler, lowered: LoweredCsr) -> None:
 
 
 class _CsrCode:
-    """Appends the code."""
+    """Appends the code of a batch kernel that loops over compressed rows."""
 
     def __init__(self, asm: Assembler, lowered: LoweredCsr) -> None:
         self.asm, self.spec, self.shape = asm, lowered.spec, lowered.shape
@@ -224,7 +225,7 @@ class _CsrCode:
 
     @property
     def key(self) -> Hashable:
-        """The properties that the code depends on."""
+        """The properties that the code depends on: layers with equal keys share one subroutine."""
         spec = self.spec
         sizes = spec.out_features, spec.in_features, spec.y_features, spec.pitch
         return "csr", spec.case, sizes, self.shape, self.has_starts, self.has_ends, self.is_far
@@ -318,7 +319,7 @@ class _CsrCode:
             asm.emit("mov", _FRAME.next_start, r9)
 
     def _columns(self, part: Pass) -> list[int]:
-        """The first column of each vector of a pass."""
+        """The batch column at which each vector of a pass begins."""
         *before, last = range(0, part.vectors * self.lanes, self.lanes)
         return [*before, last - part.shift]
 
@@ -334,7 +335,10 @@ class _CsrCode:
         asm.jump("call", self.cores[part.vectors])
 
     def _load(self, part: Pass, inputs: int, base: Register, offset: int) -> None:
-        """Copy the next inputs, feature-major and float32, and advance X."""
+        """Append code that copies the next inputs of a pass to base + offset, and advances X.
+
+        The copy is feature-major float32, whatever the layout of x.
+        """
         asm, spec, pitch = self.asm, self.spec, self.shape.pitch
         columns = self._columns(part)
         if self.feature_major:
@@ -355,7 +359,10 @@ class _CsrCode:
             body(rest)
 
     def _staging(self) -> tuple[Register, int]:
-        """Return the place of float32 inputs: a buffer if they will get shorter, else the panel."""
+        """Return base and offset of the place for float32 inputs before they are multiplied.
+
+        It is the panel itself, or a buffer if the inputs then become shorter, such as bytes.
+        """
         is_short = self.shape.arithmetic.is_short
         return (rsp, self.shape.staging) if is_short else (PANEL, 0)
 
@@ -402,7 +409,11 @@ class _CsrCode:
             transpose(asm, sums.column(number * self.lanes), target, rows, self.few or self.lanes)
 
     def _added(self, rows: int) -> MatrixPlace | None:
-        """Return the operand added to the next rows, at rcx, and advance past it."""
+        """Append code that points rcx at the added operand's rows for the next `rows` rows of y.
+
+        Return that place, or None without an operand; the pointer advances for the rows after
+        these.
+        """
         pitch = self.spec.added_pitch
         if pitch is None:
             return None
@@ -412,7 +423,10 @@ class _CsrCode:
         return MatrixPlace(rcx, 4 * pitch)
 
     def _move_added(self, rows: int) -> None:
-        """Advance the added operand relative to y, by `rows` rows. Clobbers rax."""
+        """Append code that corrects the distance from y to the added operand after `rows` rows.
+
+        The distance changes if their rows are not equally far apart. Clobbers rax.
+        """
         further = 0 if self.spec.added_pitch is None else self.spec.added_pitch - self.spec.pitch
         if further:
             self.asm.emit("mov", rax, _FRAME.distance)

@@ -91,12 +91,15 @@ PANEL = r12
 def first_sums(
     arithmetic: Arithmetic, matrix: SparseMatrix
 ) -> npt.NDArray[np.int32] | None:
-    """Return the start values of rows' sums, (out_features,); None for zero."""
+    """Return the start values of rows' integer sums, (out_features,), or None for zero.
+
+    They cancel the 128 that is added to each input if inputs are bytes.
+    """
     return (-_OFFSET * int8_sums(matrix)[1]).astype(np.int32) if arithmetic.in_bytes else None
 
 
 def int8_ends(spec: MatVec, matrix: SparseMatrix) -> npt.NDArray[np.float32]:
-    """Return the scale and the bias of rows, (out_features, 2)."""
+    """Return (out_features, 2): each row's factor from an int32 sum to float32, and its bias."""
     ends = np.zeros((spec.out_features, 2), np.float32)
     ends[:, 0] = output_scales(spec, int8_sums(matrix)[0])
     ends[:, 1] = 0 if spec.bias is None else spec.bias
@@ -185,7 +188,10 @@ class CsrInt8:
             asm.emit("add", PANEL, self.shape.panel_pitch)
 
     def _quantise(self, register: Register, number: int, position: int) -> None:
-        """register = a vector of one input, int32."""
+        """Append code: register = one input of a vector of columns, quantised to int32.
+
+        `number` is the vector of columns; the input is the one `position` behind r8.
+        """
         asm = self.asm
         asm.emit("vmovups", register, self._place(r8, position * self.shape.pitch, number))
         asm.emit("vmulps", register, register, self.reciprocal(number))
@@ -199,7 +205,10 @@ class CsrInt8:
         self.asm.emit("vmovups", self._place(PANEL, 0, number), value)
 
     def _line(self) -> None:
-        """Write a cache line of one input in the order of packing, which unpacking undoes."""
+        """Append code that writes one input of up to 64 columns as bytes, a cache line.
+
+        Packing leaves the columns in an order that unpacking the sums undoes.
+        """
         asm, parts = self.asm, [vector(self.asm, number) for number in range(self.vectors)]
         for number, register in enumerate(parts):
             self._quantise(register, number, 0)
@@ -227,7 +236,10 @@ class CsrInt8:
         self.asm.emit("vmovups", self._place(PANEL, 0, number), first)
 
     def outputs(self, values: list[Register], row: Register, scratch: list[Register]) -> None:
-        """Turn the sums in `values` into outputs; `row` points at the row's scale and bias."""
+        """Append code that turns a row's integer sums into float32 outputs, by scale and bias.
+
+        `values`: a register for each vector of columns; `row` points at the row's scale and bias.
+        """
         asm = self.asm
         row_scale, bias, scale = scratch[:3]
         asm.emit("vbroadcastss", row_scale, Memory(row))
@@ -254,10 +266,10 @@ _BY_LOAD = 4  # offsets
 
 
 def emit_core(asm: Assembler, entry: Label, shape: CsrShape, vectors: int, far: bool) -> None:
-    """Append the subroutine for passes of `vectors` vectors; `far`: weights come from beyond L2.
+    """Append the subroutine that multiplies one block of weights by the panel of its inputs.
 
-    Adds a block's products to the sums in the workspace, behind the panel. Clobbers rax, rbx,
-    r8-r12 and vectors.
+    It adds the products to the sums in the workspace, behind the panel, for passes of `vectors`
+    vectors. `far`: weights come from beyond L2. Clobbers rax, rbx, r8-r12 and vectors.
     """
     asm.bind(entry)
     key = core_key(shape, vectors, far)
@@ -275,7 +287,7 @@ def quad_bytes(arithmetic: Arithmetic) -> int:
 
 
 class _CsrLoop:
-    """Appends the code of one width."""
+    """Appends the code of `emit_core` for passes of one width."""
 
     def __init__(self, asm: Assembler, shape: CsrShape, vectors: int, far: bool) -> None:
         self.asm, self.shape, self.vectors, self.far = asm, shape, vectors, far
@@ -419,7 +431,10 @@ class _CsrLoop:
             self.asm.emit("vmovups", place, total)
 
     def _entries(self, entries: Label) -> None:
-        """Append an entry for each length of segment: load its first offsets, and jump to code."""
+        """Append a jump table of code: entry n jumps to the code of a segment's last n products.
+
+        Each entry first loads the offsets and weights of a quad that is not full.
+        """
         asm = self.asm
         asm.align(_ENTRY_BYTES)
         asm.bind(entries)
@@ -440,10 +455,11 @@ _SUMS, _Y, _ADDED, _TURNS_LEFT = r8, r9, rcx, r10
 
 @dataclass(frozen=True)
 class RowEnds:
-    """Sums and their y: `vectors` of each row, as pairs of byte offsets into both.
+    """Places of rows of sums and of their outputs y, for the code that turns one into the other.
 
-    `added` is added to the sums before the activation; it may be y itself. `columns`: existing
-    columns of a single vector; None for all.
+    `vectors`: for each vector of a row, its byte offset in the sums and in y. `added` is added to
+    the sums before the activation; it may be y itself. `columns`: existing columns if there is a
+    single vector that is not full; None for all.
     """
 
     sums: MatrixPlace

@@ -60,7 +60,7 @@ class CsrBlocks:
 
     @property
     def count(self) -> int:
-        """All blocks."""
+        """Number of blocks of the whole matrix."""
         return ceil_div(self.out_features, self.rows) * self.across
 
     def number_of(self, words: CompressedRows) -> _IntArray:
@@ -70,12 +70,12 @@ class CsrBlocks:
 
 @dataclass(frozen=True, eq=False)
 class CsrStream:
-    """The data of a kernel.
+    """A layer's weights as the compressed-rows kernel reads them, block by block.
 
-    `groups` (groups, 3) int32: each block's groups end with zeros. `rows` (segments,) int32: the
-    row of each segment within its block. `quads` (quads,) of QUAD, or with bytes for words: offsets
-    are columns within the block. Rows and offsets are multiplied by `OFFSET_UNIT`, and once more by
-    the code for a batch, so that all batches share the stream.
+    `groups` (groups, 3) int32: rows with equally many words; each block's groups end with zeros.
+    `rows` (segments,) int32: the row of each segment within its block. `quads` (quads,) of QUAD, or
+    with bytes for words: offsets are columns within the block. Rows and offsets are multiplied by
+    `OFFSET_UNIT`, and once more by the code for a batch, so that all batches share the stream.
     """
 
     groups: npt.NDArray[np.int32]
@@ -89,7 +89,7 @@ def float_words(nonzeros: CompressedRows) -> CompressedRows:
 
 
 def short_words(integers: CompressedRows, kind: npt.DTypeLike) -> CompressedRows:
-    """Return words of the weights of four inputs, int8, or of two inputs, int16."""
+    """Pack int8 weights of neighbouring inputs into 32-bit words: four as int8, or two as int16."""
     together = 4 // np.dtype(kind).itemsize
     shape = integers.shape[0], ceil_div(integers.shape[1], together)
     numbers = integers.rows * shape[1] + integers.columns // together
@@ -100,7 +100,7 @@ def short_words(integers: CompressedRows, kind: npt.DTypeLike) -> CompressedRows
 
 
 def segment_counts(words_a_row: _IntArray) -> _IntArray:
-    """Return the number of segments of rows that have `words_a_row` words in a block."""
+    """Return the number of segments into which rows with `words_a_row` words in a block are cut."""
     return ceil_div(words_a_row, MOST)
 
 
@@ -151,12 +151,15 @@ def _divided(numbers: _IntArray, by: int) -> tuple[npt.NDArray[np.int32], npt.ND
 
 
 def quad_of(word: npt.DTypeLike) -> np.dtype[np.void]:
-    """Return the record of four offsets and four words of a dtype."""
+    """Return the structured dtype of a quad: four offsets, and four words of a dtype."""
     return np.dtype([("offset", "<u2", 4), ("word", word, 4)])
 
 
 def _groups(kinds: _IntArray, blocks: int, quad_bytes: int) -> npt.NDArray[np.int32]:
-    """Return the groups of segments whose kinds, in order, are block * (MOST + 1) + length."""
+    """Return the stream's groups: (words of a segment, segments, bytes of a segment), by block.
+
+    `kinds`, ascending, has block * (MOST + 1) + length for each segment. Zeros end each block.
+    """
     kind, segments = np.unique(kinds, return_counts=True)
     block, length = np.divmod(kind, MOST + 1)
     groups = np.zeros((len(kind) + blocks, 3), np.int32)
@@ -195,7 +198,9 @@ def _segments(in_row: _IntArray) -> tuple[_IntArray, _IntArray]:
 
 
 class Arithmetic(Enum):
-    """Number formats of products, and the number of inputs in a word of weights (`together`).
+    """Number formats in which a batch kernel multiplies: float32, or an encoding of int8.
+
+    `together` is the number of inputs in a word of weights.
 
     `PAIRS`: int8 as int16, by `vpmaddwd`, whose sums of two are exact.
     `INTEGERS`: int8 as float32. The products of a segment, `MOST` of 127 * 127, add up exactly.
@@ -244,9 +249,10 @@ _ROUND = 16  # inputs and rows come in multiples of this, as whole vectors
 
 @dataclass(frozen=True)
 class Pass:
-    """`vectors` vectors of columns at once, `times` times; the last begins `shift` columns early.
+    """Passes over the whole matrix, `times` of them, each for `vectors` vectors of batch columns.
 
-    That vector ends where the batch ends, and computes some columns twice, to the same result.
+    The last vector begins `shift` columns early: it ends where the batch ends, and computes some
+    columns twice, to the same result.
     """
 
     vectors: int
@@ -256,7 +262,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class CsrShape:
-    """The passes, blocks and workspace of a kernel.
+    """Loop bounds of a compressed-rows kernel: passes over columns, blocks, workspace layout.
 
     `pitch`: bytes from one word's inputs to the next in the panel, except for `QUADS`, and from one
     row's sums to the next; `OFFSET_UNIT` times a power of two. `chains`: separate sums of a row,
@@ -308,9 +314,10 @@ class CsrShape:
 
 @dataclass(frozen=True)
 class CsrCounts:
-    """Work of one pass, for the price; `shape` has the number of passes.
+    """Work of one pass of a compressed-rows kernel, for its price; `shape` tells how many passes.
 
-    `weights`, or words of them, are in `segments` of `groups`, and in `quads`.
+    `weights` (nonzeros, or words of them) lie in `segments` segments of `groups` groups, and in
+    `quads` quads.
     """
 
     target: Target
@@ -366,7 +373,10 @@ def _pitch(vectors: int, target: Target) -> int:
 
 
 def counted(words: SparseMatrix, blocks: CsrBlocks) -> tuple[int, int, int, int]:
-    """Return the nonzero words of (out_features, columns), and their segments, quads and groups."""
+    """Return a matrix's numbers of nonzero words, segments, quads and groups.
+
+    The matrix of words is (out_features, columns).
+    """
     block, in_row = words_by_block(words, blocks)
     segments = int(segment_counts(in_row).sum())
     quads = int(ceil_div(in_row, 4).sum())
@@ -379,7 +389,10 @@ def counted(words: SparseMatrix, blocks: CsrBlocks) -> tuple[int, int, int, int]
 
 
 def _width(arithmetic: Arithmetic, matrix: SparseMatrix, pitch: int, target: Target) -> int:
-    """Return the columns that fit a share of L1, or more if few have a weight in a row."""
+    """Return the columns of a block: as many inputs as fit a share of L1.
+
+    There are more if a row would have few weights among these.
+    """
     layouts = target.core.layouts
     share = layouts.quads_block if arithmetic is Arithmetic.QUADS else layouts.csr_block
     fitting = int(share * target.l1d_bytes) // pitch
@@ -390,7 +403,10 @@ def _width(arithmetic: Arithmetic, matrix: SparseMatrix, pitch: int, target: Tar
 
 
 def _even(length: int, most: int) -> int:
-    """Return the size of equal parts of a length, a multiple of `_ROUND`, as is the limit."""
+    """Return the size of the equal parts, of at most `most`, into which a length is cut.
+
+    It is a multiple of `_ROUND`, as is `most`.
+    """
     parts = ceil_div(length, max(most, _ROUND))
     return round_up(ceil_div(length, parts), _ROUND)
 

@@ -65,7 +65,7 @@ class BatchCounts:
 
     @property
     def copies_unaligned(self) -> bool:
-        """Whether an x that need not be copied is copied if it is not aligned.
+        """Whether an x that panels read without a copy is copied after all when it is not aligned.
 
         The workspace must hold all of it. AVX2 needs no copy: half of its loads stay within a line.
         """
@@ -91,13 +91,16 @@ class LoweredBatch:
 
 
 def columns_in_panels(family: str, spec: MatMul, target: Target) -> int:
-    """Return the columns in panels: all, with the last panel's padding; none; or full panels."""
+    """Return the number of the batch's columns that are computed in panels, by the family's name.
+
+    "panels": all, with the last panel's padding; "rows": none; "mixed": as many as fill panels.
+    """
     whole = spec.batch - spec.batch % target.lanes
     return {"panels": whole_vectors(spec, target), "rows": 0, "mixed": whole}[family]
 
 
 def whole_vectors(spec: MatMul, target: Target) -> int:
-    """Return the batch, padded to whole vectors if there is room for the padding."""
+    """Return the batch's length, rounded up to whole vectors if rows have room for the padding."""
     columns = round_up(spec.batch, target.lanes)
     return columns if columns <= spec.added_room else spec.batch
 
@@ -114,7 +117,7 @@ def _bytes_a_column(spec: MatMul) -> int:
 
 
 def writes_to_y(spec: MatMul, target: Target) -> bool:
-    """Whether panels, of all columns or of full vectors only, are written to y itself."""
+    """Whether panels store their results in y itself, not in a workspace that is copied to y."""
     masks = target.isa == "avx512"
     return spec.y_layout is Layout.FEATURE_MAJOR and (
         masks or whole_vectors(spec, target) >= target.lanes
@@ -122,13 +125,19 @@ def writes_to_y(spec: MatMul, target: Target) -> bool:
 
 
 def spread_pitch(batch: int) -> int:
-    """Return the least pitch, in floats, of an odd number of cache lines: it uses all L1 sets."""
+    """Return the least pitch, in floats, that holds a batch in an odd number of cache lines.
+
+    Rows at that pitch use all sets of L1.
+    """
     line = CACHE_LINE_BYTES // 4
     return line * (ceil_div(batch, line) | 1)
 
 
 def pitch_of_lengths(batch: int) -> int:
-    """Return the least pitch, in floats, of 1, 3, 7, 15 ... cache lines: many batches share it."""
+    """Return the least pitch, in floats, that holds a batch in 1, 3, 7, 15 ... cache lines.
+
+    With few different pitches, batches of many lengths share their code.
+    """
     line = CACHE_LINE_BYTES // 4
     return line * ((1 << ceil_div(batch, line).bit_length()) - 1)
 
@@ -155,7 +164,7 @@ def expect(
 
 
 def _in_tiles(words: SparseMatrix, registers: int) -> tuple[int, int]:
-    """Return the nonzero words, and the loads of inputs for tiles of `registers` rows."""
+    """Return the number of nonzero words, and of loads of inputs, for tiles of `registers` rows."""
     return words.nnz, inputs_by_tile(words, registers)
 
 
@@ -194,6 +203,6 @@ def _values_of(each: MatVec) -> tuple[Hashable, ...]:
 
 
 def _counted(tiles: list[Products]) -> tuple[int, int]:
-    """Return the words of all tiles, and the loads of inputs."""
+    """Return the number of weights (words) of all tiles, and of their loads of inputs."""
     loaded = sum(int(np.count_nonzero(tile.first)) for tile in tiles)
     return sum(map(len, tiles)), loaded

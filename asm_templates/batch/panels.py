@@ -88,9 +88,11 @@ _CODE_A_WEIGHT, _CODE_AN_INPUT = 8, 7
 
 @dataclass(frozen=True)
 class Ahead:
-    """The next tile: a label of its code, a literal of its weights, and lines of each for a panel.
+    """Prefetching, while one tile runs, of the next tile's code and weights.
 
-    `pointers` are two registers that advance with the panels.
+    `code` is the label of that code, `weights` the literal of its weights; each panel prefetches
+    `code_lines` and `weight_lines` cache lines. `pointers` are two registers that advance with the
+    panels.
     """
 
     code: Label
@@ -115,17 +117,17 @@ class Ahead:
         return cls(*places, code, weights, pointers)
 
     def begin(self, asm: Assembler) -> None:
-        """Append code before the first panel."""
+        """Append code that points both registers at the next tile, before the first panel."""
         asm.address(self.pointers[0], self.code)
         asm.emit("lea", self.pointers[1], Literal(self.weights))
 
     def lines(self, steps: int) -> list[Line]:
-        """Return the prefetches before some of `steps` steps."""
+        """Return lines that prefetch a panel's share, spread evenly over its `steps` steps."""
         counts = zip(self.pointers, (self.code_lines, self.weight_lines), strict=True)
         return [_spread(pointer, count, steps) for pointer, count in counts]
 
     def advance(self, asm: Assembler) -> None:
-        """Append code behind a panel."""
+        """Append code behind a panel that moves both registers past the lines it prefetched."""
         for pointer, count in zip(
             self.pointers, (self.code_lines, self.weight_lines), strict=True
         ):
@@ -148,7 +150,10 @@ def _spread(pointer: Register, count: int, steps: int) -> Line:
 
 @dataclass(frozen=True, eq=False)
 class TileWeights:
-    """A tile's weights in the pool: from `pool` on loaded singly, from `fours` on by four."""
+    """Places of a tile's weights in the pool: at `pool` weights that are loaded one by one.
+
+    At `fours` are the weights that one load brings four at a time; `by_four` tells which these are.
+    """
 
     by_four: BoolArray
     pool: int
@@ -156,7 +161,7 @@ class TileWeights:
 
 
 def tile_weights(asm: Assembler, tile: Products, shared: float) -> TileWeights:
-    """Put a tile's weights into the pool; a share of them is loaded by four."""
+    """Put a tile's weights into the pool, a share of them where one load brings four."""
     by_four = _come_by_four(tile, shared, asm.target.isa == "avx512")
     pool = asm.literal(tile.weight[~by_four])
     fours = asm.literal(np.append(tile.weight[by_four], np.zeros(4, tile.weight.dtype)))
@@ -164,14 +169,20 @@ def tile_weights(asm: Assembler, tile: Products, shared: float) -> TileWeights:
 
 
 def _come_by_four(tile: Products, shared: float, wide: bool) -> BoolArray:
-    """Return whether each weight is loaded by four; AVX-512 does so for all inputs used once."""
+    """Return for each weight whether one load brings it with three others.
+
+    It does for a share of the weights; in AVX-512 also for all whose input is used once.
+    """
     rank = np.cumsum(~tile.alone)
     chosen = ~tile.alone & (np.floor(rank * shared) > np.floor((rank - 1) * shared))
     return chosen | tile.alone if wide else chosen
 
 
 def weights_by_four(asm: Assembler, weights: TileWeights) -> list[Line]:
-    """Return the lines that load these weights by four and bring each into vector 1."""
+    """Return lines that load the weights of `weights.by_four`, four by one load.
+
+    They leave each in all lanes of vector 1. Clobbers r10 and vector 2.
+    """
     wide, by_four = asm.target.isa == "avx512", weights.by_four
     rank: IntArray = np.cumsum(by_four) - by_four
     places = addresses(rank // 4 * 16, 16 if wide else 1)
@@ -189,7 +200,7 @@ def weights_by_four(asm: Assembler, weights: TileWeights) -> list[Line]:
 def weights_one_by_one(
     asm: Assembler, weights: TileWeights
 ) -> tuple[list[Line], Memory]:
-    """Return the lines that address the other weights, and their memory operand.
+    """Return the operand of each weight that is not loaded by four, and lines that must come first.
 
     In AVX-512 the operand is a broadcast.
     """
@@ -206,9 +217,10 @@ _AT_ONCE = 4  # inputs, each in a register
 
 @dataclass(frozen=True, eq=False)
 class PanelSums:
-    """Start and end of rows' sums: they begin at `start` (out_features,), or at the first product.
+    """Start and end of a layer's sums in panels.
 
-    `columns`: words of inputs. `ends` (out_features, 2): each row's scale and bias, for int8.
+    A row's sum begins at its element of `start` (out_features,), or at its first product if that is
+    None. `columns`: words of inputs. `ends` (out_features, 2): each row's scale and bias, for int8.
     """
 
     arithmetic: Arithmetic
@@ -220,7 +232,7 @@ class PanelSums:
 def panel_tiles(
     arithmetic: Arithmetic, dtype: DType, matrix: SparseMatrix, accumulators: int
 ) -> list[Products]:
-    """Return tiles of at most `accumulators` rows each."""
+    """Return the layer's weights as tiles of at most `accumulators` rows each."""
     if dtype is not DType.INT8:
         return products(rounded_matrix(matrix, dtype).nonzeros, accumulators)
     integers, _ = quantised_nonzeros(matrix)
@@ -329,7 +341,7 @@ class PanelIntegers:
             body(rest)
 
     def _quantise(self, number: int) -> Register:
-        """Return a vector of one input, int32."""
+        """Append code that quantises a vector of one input, to int32; return its register."""
         asm, register = self.asm, vector(self.asm, number)
         self.masks.load(register, Memory(r8, number * self.source.pitch), self.whole)
         asm.emit("vmulps", register, register, self.reciprocal)
@@ -372,11 +384,12 @@ _REDIRECT_EVERY = 20
 
 @dataclass(frozen=True)
 class Panels:
-    """Layout of x and y: bytes from one feature to the next, and from one panel to the next.
+    """Layout of x and y for panels.
 
-    `count` is the number of panels computed at once; `masked` whether only the columns in
-    PANEL_MASK exist in y; `x_padding` the stride padding of the features of x; `added` the operand
-    added to y.
+    Bytes from one feature to the next (`x_pitch`, `y_pitch`), and from one panel to the next
+    (`x_step`, `y_step`). `count` is the number of panels computed at once; `masked` whether only
+    the columns in PANEL_MASK exist in y; `x_padding` the stride padding of the features of x;
+    `added` the operand added to y.
     """
 
     count: int
@@ -403,7 +416,7 @@ class AddedRows:
 
 
 def shared_loads(target: Target, panels: int) -> float:
-    """Return the share of weights loaded by four, if `panels` panels are computed at once."""
+    """Return the share of weights for which one load brings four, for `panels` panels at once."""
     return _for_count(target.core.shared_panel_loads[target.isa], panels)
 
 
@@ -424,9 +437,10 @@ def asks_ahead(count: int) -> bool:
 def emit_panels(
     asm: Assembler, spec: MatVec, tiles: list[Products], sums: PanelSums, panels: Panels
 ) -> None:
-    """Append a subroutine that multiplies PANELS panels from PANEL_X to PANEL_Y and LAST_Y.
+    """Append a subroutine that multiplies PANELS panels of x, from PANEL_X on, by the whole matrix.
 
-    Clobbers rdi, rsi and the registers that templates may clobber.
+    Results go to panels of y from PANEL_Y on; none begins after LAST_Y. Clobbers rdi, rsi and the
+    registers that templates may clobber.
     """
     few = sum(len(tile) for tile in tiles) <= _PLACED_WEIGHTS
     can_stay = asm.target.core.placement and asm.target.isa == "avx512"
@@ -498,7 +512,11 @@ def panel_sum(asm: Assembler, accumulator: int) -> Register:
 
 
 def start_sums(asm: Assembler, sums: PanelSums, tile: Products) -> None:
-    """Set sums to their start values; without any, to zero where no product begins the sum."""
+    """Append code that sets a tile's sums to their start values.
+
+    Without start values, only sums of rows without a weight are set, to zero: the others begin with
+    their first product.
+    """
     everyone = np.arange(len(tile.rows))
     if sums.start is None:
         for accumulator in np.setdiff1d(everyone, tile.accumulator):
@@ -526,9 +544,10 @@ def add_products(
     ahead: Ahead | None = None,
     beside: Sequence[Line] = (),
 ) -> None:
-    """Append all products of a tile; `inputs` are lines that come first, and each x's operand.
+    """Append the products of a tile for one panel, added to its sums.
 
-    `beside` are further lines between products. Clobbers r10, rcx and vectors 0 to 2.
+    `inputs`: lines that come first, and the operand of each step's x. `beside`: further lines
+    between products. `ahead`: prefetches of the next tile. Clobbers r10, rcx and vectors 0 to 2.
     """
     wide, begins = asm.target.isa == "avx512", _begins(sums, tile)
     in_bytes = sums.arithmetic is Arithmetic.BYTES
@@ -582,7 +601,7 @@ def _next_outputs(tile: Products, panels: Panels) -> list[Line]:
 
 
 def _reached(base: Register, address: IntArray, in_windows: bool) -> tuple[list[Line], Memory]:
-    """Return lines that come first, and the memory operand `address` bytes after `base`.
+    """Return memory operands `address` bytes after `base`, and the lines that must come first.
 
     `in_windows`: use one-byte displacements, in whole vectors.
     """
@@ -643,6 +662,6 @@ def _load(asm: Assembler, accumulator: IntArray, rows: IntArray, panels: Panels)
 
 
 def _outputs(asm: Assembler, rows: IntArray, panels: Panels) -> tuple[list[Line], Memory]:
-    """Return lines that come first, and the memory operand of these rows of y."""
+    """Return memory operands of these rows of y, and the lines that must come first."""
     in_windows = asm.target.isa == "avx512" and panels.y_pitch % 64 == 0
     return _reached(rsi, rows * panels.y_pitch, in_windows)

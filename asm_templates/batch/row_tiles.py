@@ -79,7 +79,10 @@ def tile_rows(out_features: int, most: int) -> list[IntArray]:
 
 
 def inputs_by_tile(matrix: SparseMatrix, most: int) -> int:
-    """Return the inputs that tiles of consecutive rows need, added up over the tiles."""
+    """Return the loads of inputs in one pass: the inputs each tile uses, added up over the tiles.
+
+    Tiles have at most `most` consecutive rows.
+    """
     firsts = np.array([rows[0] for rows in tile_rows(matrix.out_features, most)])
     return matrix.memoised(("inputs by tile", most), lambda: matrix.count_inputs(firsts))
 
@@ -104,11 +107,12 @@ def _in_order(weights: CompressedRows, rows: IntArray, descending: bool) -> Prod
 
 
 def _group(used: BoolArray, most: int) -> list[IntArray]:
-    """Return rows in groups of nearly equal size, each begun with the emptiest row that is left.
+    """Group rows that use the same inputs (`used`: rows by inputs) into tiles of at most `most`.
 
-    A group then takes the row whose inputs cost least a weight, again and again: an input that
-    the group has not used yet costs `_FIRST_USE`, one that it has used once `_SECOND_USE`.
-    Costs are whole numbers of fifths of a load, so that equal costs stay equal.
+    A group begins with the emptiest row that is left. It then takes the row whose inputs cost least
+    a weight, again and again: an input that the group has not used yet costs `_FIRST_USE`, one that
+    it has used once `_SECOND_USE`. Costs are whole numbers of fifths of a load, so that equal costs
+    stay equal.
     """
     first, second = (round(cost / _FIFTH) for cost in (_FIRST_USE, _SECOND_USE))
     in_features = used.shape[1]
@@ -166,7 +170,10 @@ def _trade(uses: BoolArray, groups: list[IntArray]) -> list[IntArray]:
 
 @dataclass(eq=False)
 class _Group:
-    """Rows of a tile; `lost` and `gained`: change of each input's cost by one use less, or more."""
+    """A tile's rows while rows are swapped between tiles, and what each input costs it.
+
+    `lost` and `gained`: the change of cost if one row fewer, or one more, uses an input.
+    """
 
     rows: IntArray
     used: FloatArray
@@ -200,9 +207,9 @@ def _swap(used: FloatArray, a: _Group, b: _Group) -> bool:
 
 
 def _changes(rows: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return the change of a group's cost by one use of an input fewer, and by one more.
+    """Return how a tile's cost changes, by input, if one row fewer uses it, and if one more does.
 
-    Both have an element for each input; `rows` are the group's, 1 where a row uses an input.
+    `rows` (rows of the tile, inputs) is 1 where a row uses an input.
     """
     uses = np.minimum(rows.sum(axis=0), len(_LOST) - 1).astype(np.intp)
     return _LOST[uses], _GAINED[uses]

@@ -17,10 +17,10 @@ _SOURCE, _DESTINATION, _LEFT = r8, r9, r10
 
 @dataclass(frozen=True)
 class MatrixPlace:
-    """A matrix in memory: the address of its first element and the bytes from row to row.
+    """A matrix in memory: a base register, the offset of its first element, bytes from row to row.
 
-    `padded` rows may be written up to a whole number of vectors. If `padding` is not dense, some
-    rows are left out after each run.
+    If `padded`, rows may be written up to a whole number of vectors. If `padding` is not dense,
+    unused rows lie between runs of rows.
     """
 
     base: Register
@@ -34,11 +34,11 @@ class MatrixPlace:
         return self.padding.place(row) * self.pitch
 
     def row(self, number: int) -> "MatrixPlace":
-        """Return the matrix from that row on."""
+        """Return the place of the matrix that begins with row `number`."""
         return replace(self, offset=self.offset + number * self.pitch)
 
     def column(self, number: int) -> "MatrixPlace":
-        """Return the matrix from that column on."""
+        """Return the place of the matrix that begins with column `number`."""
         return replace(self, offset=self.offset + 4 * number)
 
 
@@ -76,10 +76,11 @@ def copy(
     vectors: Sequence[tuple[int, int]],
     columns: int | None = None,
 ) -> None:
-    """In every row, copy a vector from the first to the second of each pair of byte offsets.
+    """Append code that copies some vectors of every row of a matrix.
 
-    If there is only one vector, and it is not full, `columns` elements are copied, and zeros follow
-    them in a padded destination. Clobbers rax, r8-r10 and some vectors.
+    `vectors`: for each, its byte offsets in a row of the source and of the destination. If there is
+    only one vector, and it is not full, `columns` elements are copied, and zeros follow them in a
+    padded destination. Clobbers rax, r8-r10 and some vectors.
     """
     whole = columns is None
     masks = Masks(asm, columns or 0, columns or 0)

@@ -66,13 +66,13 @@ _SAVED = (rbx, rbp, r12, r13, r14, r15, rdi, rsi)
 
 
 def emit(asm: Assembler, lowered: LoweredBatch) -> None:
-    """Append the kernel. x and y must not overlap; see `batch_families` for the contract."""
+    """Append the kernel of a whole batch. x and y must not overlap; see `batch_families`."""
     _BatchCode(asm, lowered).emit()
 
 
 @dataclass(frozen=True)
 class _Chunk:
-    """`columns` columns at once, `times` times."""
+    """Equal chunks of the batch, one after another: `columns` columns each, `times` of them."""
 
     columns: int
     times: int
@@ -85,7 +85,7 @@ def _chunks(columns: int, size: int) -> list[_Chunk]:
 
 
 class _BatchCode:
-    """Appends the code."""
+    """Appends the kernel of a whole batch, in panels, column by column, or both."""
 
     def __init__(self, asm: Assembler, lowered: LoweredBatch) -> None:
         self.asm, self.lowered, self.spec = asm, lowered, lowered.spec
@@ -294,7 +294,7 @@ class _BatchCode:
         return [(n, min(self.lanes, columns - n)) for n in range(0, columns, self.lanes)]
 
     def _starts(self, columns: int) -> list[int]:
-        """Return the byte offsets of the panels in a chunk.
+        """Return the byte offset of each panel's first column from the chunk's first column.
 
         Without room for whole vectors the last panel ends with the chunk, and may begin before it.
         """

@@ -1,1 +1,1 @@
-"""Blocks of consecutive outputs, and dense: one input for a whole vector."""
+"""Kernels that multiply an input, in all lanes, by weights of consecutive outputs; dense layers."""

@@ -61,7 +61,10 @@ class Dense:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """Expected counts: vectors of weights, zeros included; waits for broadcasts if narrow."""
+    """Return expected counts: a step for each vector of weights, zeros included.
+
+    If there are few outputs, steps that wait for broadcasts are added.
+    """
     groups = ceil_div(matrix.out_features, target.lanes)
     steps = groups * matrix.in_features
     narrow = max(0, _ENOUGH_GROUPS - groups) * matrix.in_features
@@ -71,7 +74,7 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Dense:
-    """Tiles of at most half the registers."""
+    """Lower a layer to tiles of at most half the registers."""
     counts, weights = expect(spec, matrix, target), grouped(target, matrix)
     unpadded = Storage(target, spec.dtype)
     half = target.vector_registers // 2
@@ -84,7 +87,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Dense:
 
 
 def emit(asm: Assembler, lowered: Dense) -> None:
-    """Append the kernel; see `families` for the contract."""
+    """Append the kernel of a dense layer; see `families` for the contract."""
     for part in lowered.tiles:
         asm.emit("lea", rcx, Literal(part.storage.literal(asm, part.lines)))
         asm.emit("mov", rdx, rdi)
@@ -127,7 +130,10 @@ def _columns(asm: Assembler, part: DenseTile, in_features: int, prefetch: bool) 
 
 
 def _trip(asm: Assembler, part: DenseTile, columns: int, prefetch: bool) -> None:
-    """Multiply `columns` inputs from rdx by their weights from rcx, each in its own chain."""
+    """Append a turn of the loop: multiply `columns` inputs from rdx by their weights from rcx.
+
+    Each input's products go to a chain (partial sums) of their own.
+    """
     tile, storage = part.tile, part.storage
     number = np.arange(columns * tile.groups)
     chain, group = np.divmod(number, tile.groups)

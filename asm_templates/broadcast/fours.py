@@ -59,9 +59,10 @@ _FIRST_FREE = 2  # register behind x and a whole line; registers to unpack weigh
 
 @dataclass(frozen=True, eq=False)
 class _FoursTile:
-    """Block rows that are summed at once; their blocks in order, an entry each, and weights.
+    """Block rows (four outputs each) that are summed at once, and their blocks in order of use.
 
-    `window` is the number of a block's window of inputs, `block_row` counts from the tile's first.
+    For each block, `window` is its window of four inputs (AVX2: two), `block_row` its block row,
+    counted from the tile's first; `lines` are the weights.
     """
 
     tile: Tile
@@ -108,7 +109,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Fours:
 
 
 def emit(asm: Assembler, lowered: Fours) -> None:
-    """Append the kernel; see `families` for the contract."""
+    """Append the kernel for blocks of 4x4; see `families` for the contract."""
     spec, storage = lowered.spec, lowered.storage
     columns = _columns(asm.target)
     lanes = np.arange(asm.target.lanes, dtype=np.int32)
@@ -127,7 +128,7 @@ def emit(asm: Assembler, lowered: Fours) -> None:
 
 
 def _columns(target: Target) -> int:
-    """Return the inputs of a block: the columns of four weights that fill a vector."""
+    """Return the inputs of a block of four outputs that fills a vector: four, or two with AVX2."""
     return target.lanes // BLOCK_ROWS
 
 

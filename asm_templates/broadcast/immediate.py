@@ -48,7 +48,7 @@ PUSHES_AHEAD = 512
 
 @dataclass(frozen=True, eq=False)
 class Immediate:
-    """Weights, and whether they go through the stack."""
+    """A layer with immediates as weights; `pushed`: they are pushed to the stack and read there."""
 
     spec: MatVec
     weights: SparseMatrix
@@ -63,7 +63,7 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Immediate:
-    """Push weights if the pushed blocks, half a vector each, are full enough."""
+    """Lower a layer; its weights are pushed if its blocks of half a vector are full enough."""
     pushed = _is_pushed(matrix, target)
     return Immediate(spec, matrix, pushed, expect(spec, matrix, target))
 
@@ -73,7 +73,7 @@ def _is_pushed(matrix: SparseMatrix, target: Target) -> bool:
 
 
 def emit(asm: Assembler, lowered: Immediate) -> None:
-    """Append the kernel; see `families` for the contract."""
+    """Append the kernel with weights as immediates; see `families` for the contract."""
     spec, lanes = lowered.spec, asm.target.lanes
     groups = ceil_div(spec.out_features, lanes)
     capacity = (asm.target.vector_registers - RESERVED) // 2 if lowered.pushed else 1
@@ -158,7 +158,7 @@ def _pushed_sum(asm: Assembler, half: int | IntArray) -> Register:
 
 
 def _add_pushed(asm: Assembler, weights: CompressedRows, halves: int) -> None:
-    """Sum rows by halves of a group."""
+    """Append the products of pushed weights, summed up by halves of a group of outputs."""
     for position in range(halves):
         zero(asm, _pushed_sum(asm, position))
     rows = asm.target.lanes // 2

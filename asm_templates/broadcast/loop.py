@@ -63,7 +63,7 @@ LOOP_SIZES = (8, 6, 4, 2, 1)  # accumulators; odd numbers would leave half a lin
 
 @dataclass(frozen=True)
 class LoopShape:
-    """A loop of `trips` turns over `accumulators`, each summed in `chains`."""
+    """Size of a loop: `trips` turns over `accumulators` vectors of sums, each in `chains` parts."""
 
     accumulators: int
     chains: int
@@ -77,9 +77,10 @@ class LoopShape:
 
 @dataclass(frozen=True, eq=False)
 class _BlockRows:
-    """Block rows of `rows` rows; the blocks of number r are `starts[r]` up to `starts[r + 1]`.
+    """The nonzero blocks (one input by `rows` outputs) of a matrix, block row after block row.
 
-    `columns` (blocks,) and `weights` (blocks, rows) are in the order of blocks.
+    The blocks of block row r are `starts[r]` up to `starts[r + 1]`; `columns` (blocks,) are their
+    inputs, `weights` (blocks, rows) their weights.
     """
 
     rows: int
@@ -90,10 +91,11 @@ class _BlockRows:
 
 @dataclass(frozen=True, eq=False)
 class _Loop:
-    """One loop: the block rows in its accumulators, and the columns and weights that it reads.
+    """One loop: the block rows that it sums up, and the columns and weights that it reads.
 
-    `block_rows` (accumulators, parts), `columns` (trips, slots * parts), `weights` (trips, slots,
-    lanes). Slots are the accumulators of chain 0, then of chain 1, and so on.
+    `block_rows` (accumulators, parts): which block rows each accumulator holds, one or two.
+    `columns` (trips, slots * parts), `weights` (trips, slots, lanes): by turn of the loop. Slots
+    are the accumulators of chain 0, then of chain 1, and so on.
     """
 
     block_rows: IntArray
@@ -123,10 +125,10 @@ class Looped:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target, first_row: int = 0) -> Counts:
-    """Expected counts: vectors of weights, each at the cost of its block rows, and ends of loops.
+    """Return expected counts: steps for vectors of weights that loops read, and for ends of loops.
 
-    A vector reads two bytes of column for each block row in it. Outputs before `first_row` do not
-    count.
+    A vector of two block rows costs more. It reads two bytes of column for each block row in it.
+    Outputs before `first_row` do not count.
     """
     height, prices = block_row_height(matrix, target), target.core.layouts
     shapes = planned_loops(matrix, target, first_row)
@@ -157,7 +159,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target, first_row: int = 0
 
 
 def emit(asm: Assembler, lowered: Looped) -> None:
-    """Append the kernel; see `families` for the contract."""
+    """Append the kernel of loops over blocks; see `families` for the contract."""
     storage = lowered.storage
     if lowered.height < asm.target.lanes:
         set_mask(asm, UPPER_LANES, 0xFF00)
@@ -301,7 +303,10 @@ def _slot_lines(
 
 
 def _column(number: IntArray, column_bytes: int) -> list[Line]:
-    """rax = the trip's column of that number; r9 holds the next ones of the same load."""
+    """Return lines: rax = column `number` of those that a turn of the loop reads, before its step.
+
+    If columns have 16 bits, one load brings four to r9.
+    """
     if column_bytes == 4:
         return [line("mov", dword(rax), Memory(rdx, 4 * number))]
     first = number % COLUMNS_AT_ONCE == 0

@@ -74,16 +74,16 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Mixed:
 
 
 def emit(asm: Assembler, lowered: Mixed) -> None:
-    """Append the kernel, for AVX-512; see `families` for the contract."""
+    """Append the AVX-512 kernel: straight-line code, then loops; `families` has the contract."""
     straight.emit(asm, lowered.straight)
     if lowered.looped is not None:
         loop.emit(asm, lowered.looped)
 
 
 def straight_rows(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
-    """Return the number of straight-line outputs, whole vectors or all, whose code fits L1.
+    """Return how many outputs become straight-line code: as many as its code, with loops', fits L1.
 
-    The loops' code counts as well.
+    They are whole vectors, or all outputs.
     """
     block_row, column = matrix.blocks(target.lanes)
     starts = np.searchsorted(block_row, np.arange(ceil_div(matrix.out_features, target.lanes) + 1))
@@ -110,9 +110,10 @@ def straight_rows(matrix: SparseMatrix, target: Target, dtype: DType) -> int:
 
 
 def _padding(block_bytes: int, target: Target) -> StridePadding:
-    """Return the padding of weights: ALTERNATE between L1 and half of L2, where the core gains.
+    """Return the padding lines among straight-line weights, if their `block_bytes` gain by it.
 
-    1024x3072 at 4 % (500 KB) gains 4 % from it, 1536x1536 at 7 % (660 KB) loses 10 %.
+    They do between L1 and half of L2, on some cores: every other line is then left empty. 1024x3072
+    at 4 % (500 KB) gains 4 % from it, 1536x1536 at 7 % (660 KB) loses 10 %.
     """
     near_l2 = target.l1d_bytes < block_bytes <= target.l2_bytes // 2
     return ALTERNATE if target.core.padding and near_l2 else DENSE

@@ -70,10 +70,11 @@ BLOCK_ROWS = 8
 
 @dataclass(frozen=True, eq=False)
 class BlockSteps:
-    """The multiplications of one tile in order: arrays of one entry a step.
+    """The multiplications of one tile in order, as arrays with an entry a step.
 
-    `kept` (steps, parts): the 8-row parts of the group that have weights. `line`: the line of the
-    pool that holds them. `again`: the input belongs to an earlier column and is loaded again.
+    A step multiplies the input `column` by a vector of weights, for the `group` of outputs. `kept`
+    (steps, parts): the 8-row parts of the group that have weights. `line`: the line of the pool
+    that holds them. `again`: the input belongs to an earlier column and is loaded again.
     """
 
     column: IntArray
@@ -84,7 +85,10 @@ class BlockSteps:
 
     @property
     def current(self) -> IntArray:
-        """The column that steps have reached; a step with `again` has the next step's column."""
+        """By step: the column whose input is in the register of inputs.
+
+        A step with `again` uses the input of an earlier column, so there it is the next step's.
+        """
         return np.where(self.again, np.roll(self.column, -1), self.column)
 
 
@@ -109,7 +113,10 @@ def _steps(weights: CompressedRows, lanes: int) -> tuple[IntArray, IntArray]:
 
 
 def in_order_of_lines(steps: BlockSteps) -> BlockSteps:
-    """Return the steps in another order: steps that share a line move to the later one's place."""
+    """Return the steps reordered so that two that share a pool line follow each other.
+
+    The earlier one moves to the later one's place.
+    """
     count = len(steps.line)
     latest = np.zeros(count, np.int64)
     latest[steps.line] = np.arange(count)
@@ -121,7 +128,10 @@ def in_order_of_lines(steps: BlockSteps) -> BlockSteps:
 
 
 def _halves_together(column: IntArray, kept: BoolArray) -> IntArray:
-    """Return the order in which a column's n-th low half is just before its n-th high half."""
+    """Return the order of steps, by column, in which a column's low and high halves alternate.
+
+    Its n-th step for a low half alone is just before its n-th step for a high half alone.
+    """
     high = ~kept[:, 0]
     rank = np.zeros(len(kept), np.int64)
     for half in (high, ~kept[:, -1]):
@@ -199,10 +209,10 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 
 def count_steps(matrix: SparseMatrix, target: Target, dtype: DType, rows: int) -> int:
-    """Count blocks of one input by a vector of outputs that hold a nonzero, and a share for inputs.
+    """Count the steps of the first `rows` outputs, in whole vectors.
 
-    Each tile broadcasts its inputs again, at a third of a step's cost. Only the first `rows` count,
-    in whole vectors.
+    There is one for each block, of one input by a vector of outputs, that holds a nonzero. Each
+    tile broadcasts its inputs again, at a third of a step's cost.
     """
     block_row, column = matrix.blocks(target.lanes)
     blocks = int(np.searchsorted(block_row, ceil_div(rows, target.lanes)))
@@ -261,7 +271,7 @@ def lower_rows(
 
 
 def emit(asm: Assembler, lowered: Straight) -> None:
-    """Append the kernel; see `families` for the contract."""
+    """Append the straight-line kernel for blocks of one input; see `families` for the contract."""
     if asm.target.isa == "avx512":
         for mask, bits in ((LOW_HALF, 0x00FF), (HIGH_HALF, 0xFF00)):
             set_mask(asm, mask, bits)
@@ -274,7 +284,10 @@ def emit(asm: Assembler, lowered: Straight) -> None:
 
 
 def halves_share_loads(matrix: SparseMatrix, target: Target) -> bool:
-    """Whether blocks of eight outputs are alone in a vector, and the core has them share loads."""
+    """Whether two steps of half a vector (eight outputs) each share one load of their weights.
+
+    They do if some blocks of eight outputs are alone in a vector, and the core gains by it.
+    """
     vectors = matrix.block_count(target.lanes)
     has_halves = matrix.block_count(BLOCK_ROWS) < vectors * (target.lanes // BLOCK_ROWS)
     return has_halves and target.core.halves_share_loads
@@ -323,7 +336,7 @@ def _multiply(asm: Assembler, storage: Storage, part: StraightTile, pool: int) -
 
 
 def _only(item: Line, when: BoolArray) -> Line:
-    """Return the line, restricted to the rows in `when`."""
+    """Return the line (an instruction for each step), restricted to the steps in `when`."""
     return item._replace(when=when if item.when is None else item.when & when)
 
 
@@ -367,7 +380,7 @@ def _products(
     weights: Register | Memory,
     half: Register | Memory,
 ) -> list[Line]:
-    """Return the multiplications, by whole vectors of `weights` or by a half."""
+    """Return lines that multiply x by each step's weights: whole vectors, or a low or high half."""
     if kept.shape[1] == 1:
         return [line("vfmadd231ps", accumulator, x, weights)]
     low, high = kept.T

@@ -91,7 +91,10 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredStrips:
 
 
 def _tile(held: _Numbers, blocks: _Flags, weights: _Floats) -> _StripTile:
-    """Return the tile of the block rows `held`; `weights`: (block rows + 1, inputs, 4)."""
+    """Return the tile of the block rows `held` (vectors, 2), with its steps.
+
+    `blocks`: which blocks hold a nonzero; `weights`: (block rows + 1, inputs, 4).
+    """
     used = np.append(blocks, np.zeros_like(blocks[:1]), axis=0)[held]
     vector, lower, upper = strip_steps(used, _SPAN)
     own = weights[held[vector], np.stack([lower, upper], axis=1)]
@@ -99,7 +102,7 @@ def _tile(held: _Numbers, blocks: _Flags, weights: _Floats) -> _StripTile:
 
 
 def emit(asm: Assembler, lowered: LoweredStrips) -> None:
-    """Append the kernel; see `families` for the contract."""
+    """Append the kernel for blocks of 4x1; see `families` for the contract."""
     stream = Stream(asm, _POOL, _VECTOR_BYTES, _REACH)
     stream.point(asm.literal(np.concatenate([part.weights for part in lowered.tiles])))
     for part in lowered.tiles:

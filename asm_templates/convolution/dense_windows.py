@@ -66,7 +66,10 @@ MOST_TAPS = 128  # a tile's code has all taps of a channel
 
 @dataclass(frozen=True)
 class TileShape:
-    """(output channels, tiles) of the first tiles and of the others; vectors of a tile."""
+    """Tiles of output channels by `vectors` vectors of positions, and their predicted `cycles`.
+
+    `tall` and `short`: (output channels of a tile, number of such tiles), tall ones first.
+    """
 
     tall: tuple[int, int]
     short: tuple[int, int]
@@ -76,10 +79,11 @@ class TileShape:
 
 @dataclass(frozen=True, eq=False)
 class DenseWindows:
-    """y (samples, out_features, positions) = activation(W x + bias) over a padded image.
+    """A convolution ready to emit: y = activation(W x + bias) over a padded image.
 
-    `weights` are (out_features, channels * taps) in the order of use, each tile's bias before them.
-    `y_pitches` are bytes from sample to sample, and from output channel to output channel.
+    y is (samples, out_features, positions). `weights` are (out_features, channels * taps) in the
+    order of use, each tile's bias before them. `y_pitches` are bytes from sample to sample, and
+    from output channel to output channel.
     """
 
     image: PaddedImage
@@ -98,7 +102,7 @@ def lower_dense_windows(
     y_pitches: tuple[int, int],
     target: Target,
 ) -> DenseWindows:
-    """Order weights by tile: first its bias, then for every input the tile's output channels."""
+    """Choose the tile shape, and order weights by tile: its bias, then input by input."""
     panels = window_panels(image, target)
     shape = tile_shape(each, panels, target)
     bias = np.zeros(each.out_features, np.float32) if each.bias is None else each.bias
@@ -143,7 +147,7 @@ def emit_dense_windows(
 
 
 class _DenseCode:
-    """Appends the code."""
+    """Appends the code of a convolution with few zero weights over a padded image."""
 
     def __init__(self, asm: Assembler, lowered: DenseWindows, added: AddedOperand | None) -> None:
         self.asm, self.lowered, self.added = asm, lowered, added

@@ -74,7 +74,7 @@ ColumnTile: TypeAlias = tuple[ColumnVector, ...]
 
 @dataclass(frozen=True)
 class TileRun(Generic[Tile]):
-    """A tile at `count` places of an axis, from position `first` in steps of `step`."""
+    """Equal tiles, computed by one loop: `count` of them, `step` positions apart, from `first`."""
 
     first: int
     count: int
@@ -83,7 +83,7 @@ class TileRun(Generic[Tile]):
 
 
 def row_runs(axis: Axis, most: int) -> list[TileRun[RowTile]]:
-    """Cut the positions into tiles of at most `most` rows, as equal as can be."""
+    """Cut an axis of output rows into tiles of at most `most` rows, and equal tiles into runs."""
     parts = np.array_split(np.arange(axis.positions), ceil_div(axis.positions, most))
     tiles = []
     for part in parts:
@@ -99,7 +99,10 @@ def row_runs(axis: Axis, most: int) -> list[TileRun[RowTile]]:
 
 
 def column_runs(axis: Axis, lanes: int, vectors: int) -> list[TileRun[ColumnTile]]:
-    """Cut the positions into tiles of at most `vectors` vectors; the last vector overlaps."""
+    """Cut output columns into tiles of at most `vectors` vectors, and equal tiles into runs.
+
+    The last vector overlaps the one before.
+    """
     starts = [*range(0, axis.positions - lanes, lanes), max(0, axis.positions - lanes)]
     reach = lanes * axis.stride + (axis.kernel - 1) * axis.dilation
     tiles = []
@@ -115,7 +118,7 @@ def column_runs(axis: Axis, lanes: int, vectors: int) -> list[TileRun[ColumnTile
 
 
 def _runs(tiles: Sequence[tuple[int, Tile]]) -> list[TileRun[Tile]]:
-    """Merge neighbouring tiles that are equal, at equal distances, into runs."""
+    """Merge neighbouring equal tiles, each given with its first position, into regular runs."""
     runs: list[TileRun[Tile]] = []
     for first, tile in tiles:
         last = runs[-1] if runs else None

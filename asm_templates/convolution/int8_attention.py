@@ -141,7 +141,11 @@ class AttentionSteps:
 
 
 def attention_constants(heads: ByteHeads, steps: AttentionSteps) -> npt.NDArray[np.uint8]:
-    """Return the code's constants: numbers, a permutation, masks of blocks, addends of scores."""
+    """Return the bytes of constants that the code reads.
+
+    They are numbers, a permutation, masks of the blocks' keys, and addends of scores for keys that
+    do not exist.
+    """
     key_zero, value_zero = steps.key.zero_point - 128, steps.value.zero_point - 128
     power = steps.scores.scale * steps.scale * log2(e)
     floats = {
@@ -181,7 +185,7 @@ def constant_places(heads: ByteHeads) -> tuple[int, int, int]:
 
 
 def _interleaved_order(columns: int) -> npt.NDArray[np.integer]:
-    """Return the column at each place after interleaving, which begins 0 to 3, 16 to 19."""
+    """Return the column that lies at each place after bytes are interleaved: 0 to 3, 16 to 19."""
     places = np.arange(columns).reshape(-1, 4, 4, 4)  # blocks, lanes of 128 bits, fours, columns
     return places.swapaxes(1, 2).reshape(-1)
 
@@ -198,10 +202,10 @@ def emit_key_mask(
     mask: Register,
     scratch: Register,
 ) -> None:
-    """Append code that writes a sample's row of the mask (samples, length) to the scratch.
+    """Append code that turns a sample's row of the mask (samples, length) into addends of scores.
 
-    Values become steps of the scores. Keys beyond `length` get a lower value than keys that the
-    mask forbids. Clobbers rax.
+    They go to the scratch, a float for each key in interleaved order. Values become steps of the
+    scores; keys beyond `length` get a lower value than keys that the mask forbids. Clobbers rax.
     """
     for name, register in zip(
         ("of mask", "nothing", "missing"), (_OF_MASK, _NOTHING, _MISSING), strict=True
@@ -240,14 +244,14 @@ _NEAREST = 0  # vrndscaleps: to integers, ties to even
 
 
 def emit_byte_attention(asm: Assembler, heads: ByteHeads, steps: AttentionSteps) -> None:
-    """Append attention over the arrays at the registers above; layers share its code."""
+    """Append attention in bytes over the arrays at QUERY, KEY, VALUE ...; layers share its code."""
     asm.emit("lea", _CONSTANTS, Literal(asm.literal(attention_constants(heads, steps))))
     key: Hashable = ("byte attention", heads)
     call_routine(asm, key, lambda asm: _HeadsCode(asm, heads).emit())
 
 
 class _HeadsCode:
-    """Appends the code."""
+    """Appends the code of attention in bytes, head after head."""
 
     def __init__(self, asm: Assembler, heads: ByteHeads) -> None:
         self.asm, self.heads = asm, heads
@@ -369,7 +373,7 @@ class _HeadsCode:
         repeat(asm, heads.features, _INNER, channel)
 
     def _block(self) -> None:
-        """Compute 64 queries."""
+        """Append the attention of 64 queries: their scores, powers, shares and results."""
         asm = self.asm
         self._queries()
         self._scores()
@@ -381,7 +385,10 @@ class _HeadsCode:
         asm.emit("add", _MASKS, 8)
 
     def _queries(self) -> None:
-        """Write the queries interleaved; _STARTS = the start values of their sums."""
+        """Append code that writes 64 queries, four features side by side.
+
+        _STARTS = the start values that they give the sums of scores.
+        """
         asm, heads = self.asm, self.heads
         pitch = heads.planes[0].channel
         asm.emit("mov", _X, QUERY)
@@ -403,9 +410,10 @@ class _HeadsCode:
             asm.emit("vpmulld", start, start, self._constant("key zero"))
 
     def _product(self, fours: int, row: int, step: int) -> None:
-        """_SUMS += rows of weights at _W, `row` bytes apart, times the tiles at _X.
+        """Append the loop of both products: _SUMS += four rows of weights at _W times tiles at _X.
 
-        `step`: bytes from four weights of a row to the next.
+        The weights are keys or values, `row` bytes apart; `fours` turns take four bytes of a row
+        each. `step`: bytes from four weights of a row to the next.
         """
         asm = self.asm
 
@@ -474,7 +482,10 @@ class _HeadsCode:
         asm.jump("jl", again)
 
     def _powers(self) -> None:
-        """Replace scores by their powers; _KEPT = the factor that turns powers into shares."""
+        """Append code that replaces scores by 2^(score - largest), the powers, for 64 queries.
+
+        _KEPT = the factor that turns a query's powers into shares, 1 over their sum and scale.
+        """
         asm = self.asm
         totals, powers = _STARTS, [zmm(n) for n in range(4)]
         for total in totals:

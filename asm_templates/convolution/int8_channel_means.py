@@ -45,7 +45,7 @@ _LANES, _QUARTERS = 16, 4
 
 
 class ResultRow(NamedTuple):
-    """The numbers of a row on the stack as `ByteResults` reads them, 4 bytes each."""
+    """Scale and bias on the stack, 4 bytes each, laid out as the row that `ByteResults` reads."""
 
     unused: Memory
     scale: Memory
@@ -103,7 +103,7 @@ class ByteScaling:
 
 
 def emit_scaled_channels(asm: Assembler, scaling: ByteScaling) -> None:
-    """Append code that multiplies the channels at rdi by the floats at SCALES, into rsi."""
+    """Append code that multiplies each channel at rdi by its float at SCALES, to planes at rsi."""
     x, y, sums = scaling.x, scaling.y, [zmm(number) for number in range(_QUARTERS)]
     results = ByteResults(asm, ByteEpilogue(scaling.y_steps.zero_point, cuts=True))
     asm.emit("sub", rsp, _STACK)

@@ -66,7 +66,10 @@ class ByteQuantisation:
 
 @dataclass(frozen=True)
 class FloatRows:
-    """Strides of a float image in bytes: between samples, channels, and contiguous rows."""
+    """Strides of a float image in bytes, from sample to sample, channel to channel, row to row.
+
+    The elements of a row are contiguous; rows need not be.
+    """
 
     sample: int
     channel: int
@@ -117,7 +120,10 @@ def emit_to_floats(asm: Assembler, x: BytePlanes, y: FloatRows, steps: ByteQuant
 
 
 def emit_phases(asm: Assembler, x: BytePlanes, windows: ByteWindows, gap: int) -> None:
-    """Append the copy of the planes at rdi to the windows' planes at rsi, gaps included."""
+    """Append code that copies planes into phases, such as even and odd rows and columns.
+
+    rdi: the planes; rsi: the windows' planes, whose gaps are filled with `gap`.
+    """
     y, stride = windows.planes, windows.columns[0].stride
     fill_planes(asm, y, gap)
     for number, phase in enumerate(windows.columns):
@@ -175,9 +181,10 @@ def emit_byte_pooling(asm: Assembler, windows: ByteWindows, y: BytePlanes, gap: 
 def fill_gaps(
     asm: Assembler, planes: BytePlanes, base: Register, gap: Register, before: bool = True
 ) -> None:
-    """Append code that fills the planes at `base` with `gap`, outside the vectors of positions.
+    """Append code that fills the bytes behind each channel's vectors of positions with `gap`.
 
-    `before`: fill the bytes before the first channel too. Clobbers rax and rcx.
+    The planes are at `base`. `before`: fill the bytes before the first channel too. Clobbers rax
+    and rcx.
     """
     for place in range(-planes.before if before else 0, 0, LINE):
         asm.emit("vmovdqu64", Memory(base, place), gap)

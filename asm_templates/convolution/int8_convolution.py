@@ -86,9 +86,9 @@ _Integers = npt.NDArray[np.integer]
 
 @dataclass(frozen=True)
 class QuadForm:
-    """The form of a quad.
+    """The form of a quad: four inputs, and their weights in one row of W or in several.
 
-    together: rows that share it.
+    together: rows that share a quad.
     fours: whether its inputs are four channels that lie side by side, at one tap, so that it has
         one offset; else any four inputs.
     """
@@ -122,7 +122,7 @@ class QuadStream:
 
 
 def expected_quads(matrix: SparseMatrix, taps: int, form: QuadForm) -> int:
-    """Return the quads of a matrix (out, channels * taps), before weights round to zero."""
+    """Return the number of quads for a matrix (out, channels * taps), before int8 rounding."""
     weights, together = matrix.nonzeros, form.together
     if not form.fours and together == 1:
         return _quads_of(matrix.row_counts)
@@ -138,7 +138,7 @@ def _quads_of(counts: npt.NDArray[np.integer]) -> int:
 
 
 def _shared(weights: CompressedRows) -> _Integers:
-    """Return the number of distinct inputs that each pair of neighbouring rows uses."""
+    """Return for each pair of neighbouring rows the number of inputs that any of the two uses."""
     rows, inputs = weights.shape
     units = ceil_div(rows, 2)
     used, _ = distinct(weights.rows // 2 * inputs + weights.columns, units * inputs)
@@ -146,7 +146,7 @@ def _shared(weights: CompressedRows) -> _Integers:
 
 
 def _quads_at_random(matrix: SparseMatrix) -> int:
-    """Return the quads of pairs of rows with similar numbers of nonzeros, if zeros are random."""
+    """Estimate the quads if rows with similar numbers of nonzeros form pairs, for random zeros."""
     counts = np.sort(matrix.row_counts)[::-1].astype(np.float64)
     first, second = counts[::2], np.append(counts, counts[-1:])[1::2]
     both = first + second[: len(first)] * (1 - first / matrix.in_features)
@@ -166,7 +166,11 @@ def _cells(weights: CompressedRows, taps: int, form: QuadForm) -> tuple[int, _In
 
 
 def _members(weights: CompressedRows, form: QuadForm) -> _Integers:
-    """Return the rows of each unit, (units, together); an unpaired last row appears twice."""
+    """Return the rows that share quads, (units, together): a unit is one row, or a pair of rows.
+
+    Pairs are neighbours, or rows with similar numbers of nonzeros, whichever takes fewer quads. An
+    unpaired last row appears twice.
+    """
     rows, together = weights.shape[0], form.together
     orders = [np.arange(rows)]
     if together > 1 and not form.fours:
@@ -177,7 +181,7 @@ def _members(weights: CompressedRows, form: QuadForm) -> _Integers:
 
 
 def _counts(weights: CompressedRows, members: _Integers) -> _Integers:
-    """Return the number of inputs of each unit's rows."""
+    """Return for each unit of rows the number of inputs that any of them uses."""
     inputs = weights.shape[1]
     unit, _ = _places(weights, members)
     used, _ = distinct(unit * inputs + weights.columns, len(members) * inputs)
@@ -201,7 +205,7 @@ def quad_stream(
     form: QuadForm,
     taps: int = 1,
 ) -> QuadStream:
-    """Return the stream of int8 weights.
+    """Return int8 weights (out, channels * taps) as the stream that the code reads.
 
     places: byte offset of each input, or of each four inputs, all at least 0.
     ends: scale and biases of each row.
@@ -258,7 +262,7 @@ def _quads(
 
 
 def _groups(quads_of: _Integers, quad_bytes: int) -> npt.NDArray[np.void]:
-    """Return a group for each number of quads, and an empty group at the end."""
+    """Return the loop bounds of each group of rows with equally many quads, then an empty group."""
     numbers, counts = np.unique(-quads_of, return_counts=True)
     groups = np.zeros(len(numbers) + 1, GROUP)
     turns, entries = np.divmod(-numbers, UNROLLED)
@@ -299,9 +303,10 @@ _FRAME_BYTES = 8 * len(_FRAME)
 
 @dataclass(frozen=True, eq=False)
 class LoweredQuads:
-    """Products of planes x into planes y; quads' offsets count from `before` bytes ahead of x.
+    """A sparse int8 convolution ready to emit: planes x, planes y, and the stream of weights.
 
-    is_first: whether to fill the gap before the first channel.
+    Quads' offsets count from `before` bytes ahead of x. `is_first`: whether to fill the gap before
+    the first channel.
     """
 
     x: BytePlanes | ChannelFours
@@ -314,9 +319,9 @@ class LoweredQuads:
 
 
 def emit_quads(asm: Assembler, lowered: LoweredQuads) -> None:
-    """Append the kernel: x at rdi, y at rsi, the added image at rdx. Layers share its code.
+    """Append the sparse int8 convolution: x at rdi, y at rsi, the added image at rdx.
 
-    x and y point to the first position. Gaps of y become its zero point.
+    Layers share its code. x and y point to the first position. Gaps of y become its zero point.
     """
     stream = lowered.stream
     arrays = {
@@ -333,7 +338,7 @@ def emit_quads(asm: Assembler, lowered: LoweredQuads) -> None:
 
 
 class _QuadCode:
-    """Appends the code."""
+    """Appends the code of a sparse int8 convolution."""
 
     def __init__(self, asm: Assembler, lowered: LoweredQuads) -> None:
         self.asm, self.x, self.y = asm, lowered.x, lowered.y

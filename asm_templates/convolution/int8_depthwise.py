@@ -59,7 +59,9 @@ _CONSTANTS = Memory(rsp, 0)
 
 @dataclass(frozen=True)
 class ByteChannelWindows:
-    """Windows over planes `x`, whose gaps are large enough, to planes `y`.
+    """Windows of a depthwise convolution over byte planes `x` to planes `y`, without a copy.
+
+    The gaps of x are large enough to be the padding.
 
     taps: rows and columns of a window.
     first: bytes from the first position of x to the element under the first window's first tap.
@@ -92,7 +94,10 @@ class ByteChannelWindows:
 
 @dataclass(frozen=True, eq=False)
 class LoweredByteDepthwise:
-    """Windows, weights (channels, taps), and `ends` (channels, 3): the scale and two biases."""
+    """A depthwise convolution of bytes: windows, and each channel's weights, scale and biases.
+
+    `weights` are (channels, taps), `ends` (channels, 3): the scale and two biases.
+    """
 
     windows: ByteChannelWindows
     weights: npt.NDArray[np.int8]
@@ -116,7 +121,10 @@ class LoweredByteDepthwise:
 def byte_channel_windows(
     x: BytePlanes, y_shape: tuple[int, ...], rows: Axis, columns: Axis
 ) -> ByteChannelWindows | None:
-    """Return windows over an image without a copy; None if gaps are too small or it has no code."""
+    """Return the windows over an image without a copy, to planes of shape `y_shape`.
+
+    Return None if the image's gaps are too small for the padding, or there is no such code.
+    """
     is_dense = rows.dilation == columns.dilation == 1
     if not is_dense or columns.stride > _MOST_STRIDE or columns.kernel > _MOST_TAPS:
         return None
@@ -134,7 +142,7 @@ def byte_channel_windows(
 
 
 def gaps_for(rows: Axis, columns: Axis, x: BytePlanes) -> BytePlanes:
-    """Return planes of the same image whose gaps are large enough."""
+    """Return the layout of planes of x with gaps large enough for windows along both axes."""
     right, below = (
         max(0, (axis.positions - 1) * axis.stride - axis.padding + axis.kernel - axis.size)
         for axis in (columns, rows)
@@ -146,7 +154,7 @@ def gaps_for(rows: Axis, columns: Axis, x: BytePlanes) -> BytePlanes:
 
 
 def emit_byte_depthwise(asm: Assembler, lowered: LoweredByteDepthwise) -> None:
-    """Append the kernel: x at rdi, y at rsi. Layers share its code."""
+    """Append the depthwise convolution of bytes: x at rdi, y at rsi. Layers share its code."""
     asm.emit("lea", _CHANNELS, Literal(asm.literal(lowered.channels)))
     asm.emit("lea", rcx, Literal(asm.literal(lowered.epilogue.constants())))
     code = _ByChannelCode(asm, lowered.windows, lowered.epilogue)
@@ -154,7 +162,7 @@ def emit_byte_depthwise(asm: Assembler, lowered: LoweredByteDepthwise) -> None:
 
 
 class _ByChannelCode:
-    """Appends the code."""
+    """Appends the code of a depthwise convolution of bytes, channel after channel."""
 
     def __init__(self, asm: Assembler, windows: ByteChannelWindows, epilogue: ByteEpilogue) -> None:
         self.asm, self.windows, self.results = asm, windows, ByteResults(asm, epilogue)

@@ -55,7 +55,10 @@ _ADDEND, _WEIGHT, _BIAS = zmm(28), zmm(28), zmm(29)
 
 @dataclass(frozen=True)
 class NormOperand:
-    """Bytes quantised by `steps`, or floats; channels are `pitch` bytes apart."""
+    """An operand or result of a norm: bytes quantised by `steps`, or floats if that is None.
+
+    Channels are `pitch` bytes apart.
+    """
 
     pitch: int
     steps: ByteQuantisation | None
@@ -63,9 +66,10 @@ class NormOperand:
 
 @dataclass(frozen=True, eq=False)
 class ByteNorm:
-    """A norm over channels; `parameters` (3, channels): addend, weight and bias.
+    """A layer norm over the channels of each of `columns` columns, of the sum of its operands.
 
-    results: floats, bytes, or one of each; byte results lie in planes.
+    `added` are the operands, one or more, bytes or floats. `parameters` (3, channels): addend,
+    weight and bias. `results`: floats, bytes, or one of each; byte results lie in planes.
     """
 
     channels: int

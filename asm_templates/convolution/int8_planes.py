@@ -133,9 +133,11 @@ class BytePhase:
 
 @dataclass(frozen=True)
 class ByteWindows:
-    """The planes that windows read, `phases` of them for each channel, and the taps' offsets.
+    """The planes that a convolution's windows read, and where its taps lie in them.
 
-    taps: bytes from a position in a channel's first plane to the element under each tap.
+    A channel has `phases` planes, one for each phase of rows and of columns (see `rows`,
+    `columns`). `taps`: bytes from a position in a channel's first plane to the element under each
+    tap. `in_place`: the planes are the image itself.
     """
 
     planes: BytePlanes
@@ -149,7 +151,10 @@ class ByteWindows:
         return len(self.rows) * len(self.columns)
 
     def places(self, together: int) -> npt.NDArray[np.int64]:
-        """Return the byte offset of each tap in each group of `together` channels side by side."""
+        """Return the byte offset of every input, each tap of each channel.
+
+        With `together` above 1, of each tap in each group of `together` channels side by side.
+        """
         groups = np.arange(ceil_div(ceil_div(self.planes.channels, self.phases), together))
         apart = self.phases * self.planes.channel
         return together * (groups[:, None] * apart + np.array(self.taps)).reshape(-1)
@@ -218,9 +223,10 @@ _ORDER, _GAP = zmm(12), zmm(13)
 
 @dataclass(frozen=True)
 class ChannelFours:
-    """Layout of planes with four channels side by side; `phases` planes belong to a channel.
+    """Layout of an image in bytes with four channels side by side, `planes` being the plain one.
 
-    Channels missing from the last four hold the gap's value: taps of the next sample may read them.
+    `phases` planes belong to a channel. Channels missing from the last four hold the gap's value:
+    taps of the next sample may read them.
     """
 
     planes: BytePlanes

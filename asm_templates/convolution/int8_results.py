@@ -38,7 +38,9 @@ _TABLE = 64  # bytes from the constants to the table
 
 @dataclass(frozen=True)
 class ByteEpilogue:
-    """Parameters of the conversion of sums to bytes. Zero points are 0 .. 255.
+    """The end of an int8 product: parameters that turn int32 sums into bytes of y.
+
+    Zero points are 0 .. 255.
 
     zero: zero point of y; gaps hold it too.
     least, most: bounds of y, from the activation.
@@ -95,7 +97,10 @@ class ByteEpilogue:
 
 
 def pack_results(asm: Assembler, sums: Sequence[Register], zero_point: Register | None) -> Register:
-    """Return the first of one, two or four vectors of int32: all as bytes plus the zero point."""
+    """Append code that packs one, two or four vectors of int32 to bytes, plus the zero point.
+
+    Return the first register, which holds them all.
+    """
     for first, next_one in zip(sums[::2], sums[1::2] or sums, strict=True):
         asm.emit("vpackssdw", first, first, next_one)
         if zero_point is not None:
@@ -106,7 +111,7 @@ def pack_results(asm: Assembler, sums: Sequence[Register], zero_point: Register 
 
 
 class ByteResults:
-    """Appends the code; keeps the registers from `_FIRST` on."""
+    """Appends code that turns int32 sums into bytes of y; keeps the registers from `_FIRST` on."""
 
     def __init__(self, asm: Assembler, epilogue: ByteEpilogue) -> None:
         self.asm, self.epilogue = asm, epilogue
@@ -133,12 +138,12 @@ class ByteResults:
         constants: Memory,
         order: Register | None = None,
     ) -> None:
-        """Store one, two or four registers of sums as bytes to y; `row` has their scale and biases.
+        """Append code that turns one, two or four registers of int32 sums into bytes at y.
 
-        `order`: permutation of the packed dwords, if registers hold consecutive positions.
-
-        `constants`: memory that holds the address of the constants. Clobbers rcx if there is a
-        table.
+        `row` points at the scale and biases of their output channel, `added` is the place in the
+        added image. `order`: permutation of the packed dwords, if registers hold consecutive
+        positions. `constants`: memory that holds the address of the constants. Clobbers rcx if
+        there is a table.
         """
         asm, kept, epilogue = self.asm, self.kept, self.epilogue
         asm.emit("vbroadcastss", _SCALE, Memory(row, 4))

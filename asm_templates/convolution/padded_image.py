@@ -117,7 +117,7 @@ def tap_phases(axis: Axis) -> list[Phase]:
 
 @dataclass(frozen=True)
 class PaddedImage:
-    """The planes of (samples, channels) images.
+    """Layout of a padded copy of (samples, channels) images, in which taps are fixed distances.
 
     `x_pitches` are bytes of x from sample to sample, channel to channel, row to row.
 
@@ -199,7 +199,7 @@ def _places(axis: Axis, parts: list[Phase]) -> list[tuple[int, int]]:
 
 
 def can_pad(rows: Axis, columns: Axis) -> bool:
-    """Whether there is code for a padded image, by the columns' stride and number."""
+    """Whether there is code that copies such an image; it depends on the columns alone."""
     return columns.stride <= 2 and columns.size <= MOST_COLUMNS
 
 
@@ -209,7 +209,7 @@ def emit_padding(asm: Assembler, image: PaddedImage) -> None:
 
 
 class _PaddingCode:
-    """Appends the code; planes of the same row phase share the loads of x."""
+    """Appends code that copies images with padding; planes of a row phase share the loads of x."""
 
     def __init__(self, asm: Assembler, image: PaddedImage) -> None:
         self.asm, self.image = asm, image
@@ -325,7 +325,10 @@ _KEPT, _STORED = k(1), k(2)
 
 @dataclass(frozen=True, eq=False)
 class WindowPanels:
-    """The table; vectors run `across` rows or along them, and have at most `width` positions."""
+    """Assignment of an image's output positions to vectors: a table with an entry for each vector.
+
+    Vectors run `across` rows or along them, and have at most `width` positions.
+    """
 
     table: npt.NDArray[np.void]
     across: bool
@@ -337,7 +340,10 @@ class WindowPanels:
 
 
 def window_panels(image: PaddedImage, target: Target) -> WindowPanels:
-    """Return the panels with the fewest vectors; across rows only if lanes can be left out."""
+    """Return the assignment of positions to the fewest vectors.
+
+    They run across rows only where lanes can be left out, with AVX-512.
+    """
     if image.by_tap:
         return _in_order(image, target.lanes)
     along = _along_rows(image, target.lanes)
@@ -368,7 +374,7 @@ def _starts(positions: int, lanes: int) -> npt.NDArray[np.int64]:
 def _overlapping(
     x: npt.NDArray[np.int64], y: npt.NDArray[np.int64], width: int
 ) -> WindowPanels:
-    """Return vectors of `width` positions that begin at these elements of x and y."""
+    """Return panels of `width` positions each that begin at elements x of a plane and y of y."""
     table = np.zeros(x.shape, _ENTRY)
     table["x"], table["y"] = 4 * x, 4 * y
     table["kept"] = table["stored"] = (1 << width) - 1
@@ -420,8 +426,9 @@ def store_panel(
     free: list[Register],
     added: Register | None = None,
 ) -> None:
-    """Store sums to y, through the activation; `free` are at least three registers to clobber.
+    """Append code that stores vectors of sums to y, through the activation.
 
+    `sums`: registers with their places in y. `free` are at least three registers to clobber.
     `added` is the address of the added operand, whose layout is y's.
     """
     if panels.across:

@@ -95,13 +95,13 @@ _CODE_A_WEIGHT = 11  # bytes, its input included
 
 @dataclass(frozen=True, eq=False)
 class SparseWindows:
-    """y (samples, out_features, positions) = activation(W x + bias) over a padded image.
+    """A convolution ready to emit: y = activation(W x + bias) over a padded image, weights as code.
 
-    W is (out_features, channels * taps) in tiles of rows, each cut into `parts` of neighbouring
-    input channels, so that the code of a part and the elements that it reads for a vector of
-    positions stay in L1. `scratch_bytes` of memory keep the sums between parts. `y_pitches` are
-    bytes from sample to sample, and from output channel to output channel; positions are
-    consecutive.
+    y is (samples, out_features, positions). W is (out_features, channels * taps) in tiles of rows,
+    each cut into `parts` of neighbouring input channels, so that the code of a part and the
+    elements that it reads for a vector of positions stay in L1. `scratch_bytes` of memory keep the
+    sums between parts. `y_pitches` are bytes from sample to sample, and from output channel to
+    output channel; positions are consecutive.
     """
 
     image: PaddedImage
@@ -115,9 +115,10 @@ class SparseWindows:
 
 @dataclass(frozen=True)
 class WindowCounts:
-    """Work of one call: `nnz` products and `inputs` loads for each of `panels` position vectors.
+    """Work of one call of a sparse convolution over a padded image, for its price.
 
-    Inputs that two tiles read count twice. `moved_bytes` are the bytes of the planes and of y.
+    For each of `panels` vectors of positions there are `nnz` products and `inputs` loads of x;
+    inputs that two tiles read count twice. `moved_bytes` are the bytes of the planes and of y.
     """
 
     panels: int
@@ -157,7 +158,10 @@ def lower_sparse_windows(
 
 
 def _parts(tile: Products, image: PaddedImage, target: Target) -> list[Products]:
-    """Cut a tile between channels or, if there are fewer channels than parts, between taps."""
+    """Cut the weights of a tile into parts whose code, and the elements they read, fit L1.
+
+    Cuts are between channels or, if there are fewer channels than parts, between taps.
+    """
     taps = image.rows.kernel * image.columns.kernel
     lines = image.rows.kernel * len(image.column_phases) * 2
     near = target.core.layouts.windows_near
@@ -187,7 +191,7 @@ def _slice(tile: Products, part: slice) -> Products:
 def emit_sparse_windows(
     asm: Assembler, lowered: SparseWindows, scratch: Location, added: AddedOperand | None = None
 ) -> None:
-    """Append the kernel: planes at rdi, y at rsi."""
+    """Append the convolution with weights as code: planes at rdi, y at rsi."""
     image, code = lowered.image, _PartCode(asm, lowered, added)
     push(asm, (rbx,))
     if lowered.scratch_bytes:
@@ -218,7 +222,7 @@ def emit_sparse_windows(
 
 
 def input_places(image: PaddedImage) -> npt.NDArray[np.int64]:
-    """Return bytes from a panel's place in the first plane to each input, by channel and tap."""
+    """Return for each input, a tap of a channel, the bytes to its element from a vector's place."""
     channels = np.arange(image.channels)[:, None] * image.channel
     return (4 * (channels + image.tap_offsets())).ravel()
 

@@ -108,13 +108,13 @@ class WindowLoop:
 
 
 def can_run(rows: Axis, columns: Axis) -> bool:
-    """Whether there is a kernel for such windows."""
+    """Whether there is a kernel for windows along these axes."""
     return columns.stride <= 2 and rows.kernel * columns.kernel <= MOST_TAPS
 
 
 @dataclass(frozen=True)
 class DirectCounts:
-    """Work of one call: vectors combined, loaded and stored; bytes of x and y."""
+    """Work of one call: vectors multiplied (or compared), loaded and stored; bytes of x and y."""
 
     products: int
     loads: int
@@ -165,7 +165,7 @@ def tap_columns(axis: Axis) -> list[TapColumns]:
 
 
 def tile_shape(loop: WindowLoop, target: Target) -> tuple[int, int]:
-    """Return the rows and vectors of a tile."""
+    """Return the output rows, and the vectors of output columns, of a tile."""
     every = ceil_div(loop.columns.positions, target.lanes)
     sums, tallest = _SUMS[target.isa], _TALLEST[target.isa]
     height = min(loop.rows.positions, tallest)
@@ -216,19 +216,22 @@ class RowWindows(ABC):
 
     @abstractmethod
     def fill(self, register: Register) -> None:
-        """register = the value of padding."""
+        """Append code: register = the value that padding has in all lanes."""
 
     @abstractmethod
     def start(self, sums: list[Register]) -> None:
-        """Append the start of a tile's sums."""
+        """Append code that sets a tile's sums to their first value, such as the bias."""
 
     @abstractmethod
     def combine(self, tap: int, x: list[Register | None], sums: list[Register]) -> None:
-        """Combine a row of sums with the elements under a tap; None is a vector of padding."""
+        """Append code that combines the vectors `x` under a tap with the sums of a row of outputs.
+
+        A multiply-add or a maximum, for instance. None stands for a vector of padding.
+        """
 
     @abstractmethod
     def finish(self, sums: list[Register], free: list[Register]) -> None:
-        """Append the end of a tile's sums; `free` registers may be clobbered."""
+        """Append code that turns a tile's sums into outputs; `free` registers may be clobbered."""
 
     def emit(self) -> None:
         """Append the kernel: x at rdi, y at rsi; keeps callee-saved registers."""
@@ -342,7 +345,7 @@ class RowWindows(ABC):
     def _load(
         self, row_bytes: int, some: TapColumns, places: ColumnTile
     ) -> list[list[Register | None]]:
-        """Load for each tap the vectors of x that it reads, into registers from 0 on."""
+        """Append loads of the vectors of x that some taps read; return their registers by tap."""
         taps: list[list[Register | None]] = [[] for _ in some.taps]
         for number, place in enumerate(places):
             address = row_bytes + 4 * (place.place * self.stride + some.offset)
@@ -424,9 +427,10 @@ _MOST_KEPT_TAPS = 12
 
 @dataclass(frozen=True, eq=False)
 class Depthwise:
-    """y[n, c * multiplier + m] = activation(bias + kernel[c * multiplier + m] over x[n, c]).
+    """A depthwise convolution: each channel of x has `multiplier` kernels, each for a channel of y.
 
-    `taps` (channels * multiplier, kernel rows, kernel columns) and `bias` are float32.
+    y[n, c * multiplier + m] = activation(bias + kernel[c * multiplier + m] over x[n, c]). `taps`
+    (channels * multiplier, kernel rows, kernel columns) and `bias` are float32.
     """
 
     loop: WindowLoop
@@ -436,12 +440,12 @@ class Depthwise:
 
 
 def emit_depthwise(asm: Assembler, spec: Depthwise) -> None:
-    """Append the kernel: x at rdi, y at rsi; keeps callee-saved registers."""
+    """Append a depthwise convolution: x at rdi, y at rsi; keeps callee-saved registers."""
     _DepthwiseCode(asm, spec).emit()
 
 
 class _DepthwiseCode(RowWindows):
-    """Appends the code; rdx points at a channel's taps, which its bias follows."""
+    """Appends a depthwise convolution; rdx points at a channel's taps, which its bias follows."""
 
     def __init__(self, asm: Assembler, spec: Depthwise) -> None:
         self.spec, self.kernel = spec, spec.taps[0].size
@@ -522,10 +526,10 @@ class _PoolingCode(RowWindows):
             zero(self.asm, self.padding)
 
     def begin_channel(self) -> None:
-        """Nothing differs from channel to channel."""
+        """Append nothing: pooling is the same for every channel."""
 
     def end_channel(self) -> None:
-        """Nothing differs from channel to channel."""
+        """Append nothing: pooling is the same for every channel."""
 
     def fill(self, register: Register) -> None:
         self.asm.emit("vmovaps", register, self.padding)

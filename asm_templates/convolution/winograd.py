@@ -78,7 +78,10 @@ SLIDING = np.repeat([-1, 0], 8).astype(np.int32)
 
 @dataclass(frozen=True, eq=False)
 class TileBlocks:
-    """Blocks of `tiles` neighbouring tiles in a plane of x, and their tables."""
+    """Blocks of `tiles` neighbouring tiles (2x2 outputs each) in a plane of x, and their tables.
+
+    `rows` has an entry for each block, `outputs` one for each vector of a block's tiles.
+    """
 
     tiles: int
     rows: npt.NDArray[np.void]
@@ -86,7 +89,7 @@ class TileBlocks:
 
 
 def winograd_image(image: PaddedImage) -> PaddedImage:
-    """Return the planes that are read: 4x4 windows, two apart."""
+    """Return the padded image with the planes that tiles read: 4x4 windows, two elements apart."""
 
     def tiles(axis: Axis) -> Axis:
         return replace(axis, kernel=SIDE, stride=2, positions=ceil_div(axis.positions, 2))
@@ -95,7 +98,7 @@ def winograd_image(image: PaddedImage) -> PaddedImage:
 
 
 def cut_tiles(image: PaddedImage, outputs: int, target: Target) -> TileBlocks:
-    """Cut the tiles into blocks whose V and M fit half of L2."""
+    """Cut an image's tiles into blocks whose transformed inputs and products fit half of L2."""
     read, line = winograd_image(image), CACHE_LINE_BYTES // 4
     rows, columns = read.rows.positions, read.columns.positions
     tiles = (rows - 1) * read.pitch + columns
@@ -117,7 +120,10 @@ def cut_tiles(image: PaddedImage, outputs: int, target: Target) -> TileBlocks:
 def _outputs(
     image: PaddedImage, read: PaddedImage, own: range, start: int, target: Target
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yield the rows of `OUTPUTS_ROW` for the tiles `own` of the block that begins at `start`."""
+    """Yield, for each vector of the tiles `own` of a block, its places in M and y and its masks.
+
+    These are the rows of `OUTPUTS_ROW`; M of the block begins at tile `start`.
+    """
     height, width, lanes = image.rows.positions, image.columns.positions, target.lanes
     last = min(read.rows.positions - 1, (own.stop - 1) // read.pitch)
     for row in range(own.start // read.pitch, last + 1):
@@ -155,10 +161,11 @@ _COUNTERS_BYTES = CACHE_LINE_BYTES
 
 @dataclass(frozen=True, eq=False)
 class WinogradWindows:
-    """y (samples, out_features, positions) = activation(W x + bias) over 4x4 windows of planes.
+    """A 3x3 convolution ready to emit by Winograd's algorithm, over 4x4 windows of padded planes.
 
-    `y_pitches` are bytes from sample to sample, and from output channel to output channel; `y_row`
-    is the bytes of a row of positions; `weights` are U, packed.
+    y (samples, out_features, positions) = activation(W x + bias). `y_pitches` are bytes from sample
+    to sample, and from output channel to output channel; `y_row` is the bytes of a row of
+    positions; `weights` are U, the transformed weights, packed.
     """
 
     image: PaddedImage
@@ -172,12 +179,12 @@ class WinogradWindows:
 
     @property
     def v_bytes(self) -> int:
-        """Bytes from a matrix of V to the next."""
+        """Bytes from one of the 16 matrices of V, the transformed inputs, to the next."""
         return 4 * spread_pitch(self.product.depth * self.product.b_pitch // 4)
 
     @property
     def m_bytes(self) -> int:
-        """Bytes from a matrix of M to the next."""
+        """Bytes from one of the 16 matrices of M, the products, to the next."""
         return 4 * spread_pitch(self.product.rows * self.product.c_pitch // 4)
 
     @property
@@ -226,7 +233,7 @@ def lower_winograd(
 
 
 def _product(channels: int, outputs: int, tiles: int) -> DenseProduct:
-    """Return the product at one of the 16 places."""
+    """Return the dense product M = U V of one of the 16 places in a block of tiles."""
     pitch = 4 * spread_pitch(tiles)
     return DenseProduct(outputs, tiles, channels, 4 * channels, pitch, pitch)
 
@@ -237,12 +244,12 @@ def emit_winograd(
     scratch: Location,
     added: AddedOperand | None = None,
 ) -> None:
-    """Append the kernel: planes at rdi, y at rsi; keeps callee-saved registers."""
+    """Append Winograd's convolution: planes at rdi, y at rsi; keeps callee-saved registers."""
     _WinogradCode(asm, lowered, added).emit(scratch)
 
 
 class _WinogradCode:
-    """Appends the code."""
+    """Appends the code of Winograd's convolution, block of tiles after block."""
 
     def __init__(
         self, asm: Assembler, lowered: WinogradWindows, added: AddedOperand | None
@@ -425,7 +432,10 @@ class _WinogradCode:
     def _move(
         self, number: int, to: Register | Memory, what: Register | Memory, spare: Register
     ) -> None:
-        """Move a vector's stored lanes; AVX2 clobbers `spare` and rax, AVX-512 k(1)."""
+        """Append a load or store of the lanes of a vector that are stored in y: to = what.
+
+        `number` selects its mask in the table. AVX2 clobbers `spare` and rax, AVX-512 k(1).
+        """
         asm, stored = self.asm, Memory(r9, 8 + 4 * number)
         if self.wide:
             asm.emit("kmovw", k(1), stored)

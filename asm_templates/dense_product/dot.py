@@ -40,7 +40,7 @@ class DotGroup:
 
 @dataclass(frozen=True, eq=False)
 class Dot:
-    """A layer as groups of rows."""
+    """A layer as groups of rows, one row for each lane of a vector, ready to emit."""
 
     spec: MatVec
     storage: Storage
@@ -60,7 +60,7 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Dot:
-    """Groups of consecutive rows."""
+    """Lower a layer to groups of consecutive rows, as many as a vector has lanes."""
     storage, lanes = Storage(target, spec.dtype), target.lanes
     padded = np.pad(matrix.dense, ((0, 0), (0, -matrix.in_features % lanes)))
     groups = []
@@ -82,7 +82,7 @@ def _in_order(storage: Storage, weights: FloatArray) -> FloatArray:
 
 
 def emit(asm: Assembler, lowered: Dot) -> None:
-    """Append the kernel; see `families` for the contract."""
+    """Append the kernel of inner products; see `families` for the contract."""
     vectors = ceil_div(lowered.spec.in_features, asm.target.lanes)
     for group in lowered.groups:
         sums = InnerProducts(asm, group.rows, vectors)

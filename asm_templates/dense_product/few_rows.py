@@ -43,7 +43,10 @@ _MASK, _ROW_OF_B = 1, 2  # registers: AVX2's mask of a partial vector, and B's p
 
 
 def has_few_rows(spec: DenseProduct, target: Target) -> bool:
-    """Whether transposing B costs more time than inner products, or more stack than there is."""
+    """Whether C = A B, with B stored transposed, is better computed by inner products.
+
+    It is if transposing B costs more time than adding lanes, or needs more stack than there is.
+    """
     if not spec.transposed or spec.a_transposed:
         return False
     prices = target.core.layouts
@@ -53,7 +56,7 @@ def has_few_rows(spec: DenseProduct, target: Target) -> bool:
 
 
 def emit_few_rows(asm: Assembler, spec: DenseProduct) -> None:
-    """Append the product; see `tiled_product.emit_dense_product` for the contract."""
+    """Append the product of few rows; `tiled_product.emit_dense_product` has the contract."""
     _FewRows(asm, spec).emit()
 
 
@@ -77,7 +80,7 @@ class _FewRows:
             asm.emit("pop", register)
 
     def _strip(self, columns: int) -> None:
-        """All rows of A by `columns` rows of B."""
+        """Append the products of all rows of A by `columns` rows of B, a strip of C."""
         asm, spec = self.asm, self.spec
         asm.emit("mov", _ROW_A, rdi)
         asm.emit("mov", _ROW_C, rsi)
@@ -112,7 +115,7 @@ class _FewRows:
         store(asm, total, _ROW_C, 0, columns, free[0])
 
     def _steps(self, sums: InnerProducts, count: int) -> None:
-        """`count` whole vectors of the depth; moves A and B on."""
+        """Append products of `count` vectors along the depth; A and B advance past them."""
         if count == 0:
             return
         asm = self.asm
@@ -126,7 +129,10 @@ class _FewRows:
         asm.emit("add", _B, count * self.vector_bytes)
 
     def _partial_step(self, sums: InnerProducts, count: int) -> None:
-        """The last `count` elements of the depth; nothing beyond is read of A or B."""
+        """Append products of the last `count` elements of the depth, less than a vector.
+
+        Nothing beyond is read of A or B.
+        """
         asm, row = self.asm, np.arange(sums.rows)
         a, b, spare = (vector(asm, number) for number in (0, _ROW_OF_B, _MASK))
         mask = tail_mask(asm, count, spare)  # clobbers rax

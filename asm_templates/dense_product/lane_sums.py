@@ -33,9 +33,10 @@ def products_a_turn(rows: int) -> int:
 
 @dataclass(frozen=True)
 class InnerProducts:
-    """Sums of `rows` inner products of `steps` vectors, each in `chains` registers.
+    """Registers of `rows` inner products that are summed at a time, `chains` partial sums for each.
 
-    These lie from the last register down.
+    A turn of the loop takes up to `steps` vectors of each row. Registers lie from the last one
+    down.
     """
 
     asm: Assembler
@@ -64,7 +65,10 @@ class InnerProducts:
                 zero(self.asm, self.register(row, chain))
 
     def finish(self) -> Register:
-        """Return a register with a row's sum in each lane. Clobbers vector register 0."""
+        """Append code that adds up all sums; return a register with a row's sum in each lane.
+
+        Clobbers vector register 0.
+        """
         chains = self.chains
         while chains > 1:
             half = ceil_div(chains, 2)

@@ -27,7 +27,7 @@ from sparsejit.x86.operands import rdi, rdx
 
 @dataclass(frozen=True)
 class DenseCounts:
-    """Counts of one call: `products` of vectors, and the expected `cycles` of its instructions."""
+    """Work of one call, for its price: `products` of vectors, and the expected `cycles`."""
 
     target: Target
     spec: MatMul
@@ -69,7 +69,7 @@ def lower(spec: MatMul, matrix: SparseMatrix, target: Target) -> DenseLayer:
 
 
 def emit(asm: Assembler, lowered: DenseLayer) -> None:
-    """Append the kernel; see `batch_families` for the contract."""
+    """Append the kernel of a dense layer for a batch; see `batch_families` for the contract."""
     if lowered.product.added_pitch is not None:
         asm.emit("mov", ADDED, rdx)
     asm.emit("mov", rdx, rdi)  # x is B where weights are A

@@ -151,7 +151,10 @@ class _ProductCode:
         make_room(self.asm, self.spec.depth * self.tiles.vectors * self.vector_bytes)
 
     def _strip(self, vectors: int, lanes_of_last: int) -> None:
-        """All rows by `vectors` of columns; the last has `lanes_of_last` lanes unless that is 0."""
+        """Append a strip of C: all its rows by `vectors` vectors of columns.
+
+        The last vector has `lanes_of_last` lanes, or all if that is 0.
+        """
         asm, spec = self.asm, self.spec
         if spec.transposed:
             self._transpose(vectors, lanes_of_last)
@@ -261,7 +264,7 @@ class _ProductTile:
         return vector(self.asm, top - (chain * self.sums + row * self.vectors + number))
 
     def _start(self) -> None:
-        """Begin at the bias of rows or columns, or at zero."""
+        """Append code that sets the tile's sums to the bias of rows or of columns, or to zero."""
         asm = self.asm
         for row in range(self.height):
             for number in range(self.vectors):
@@ -283,7 +286,7 @@ class _ProductTile:
         return vector(self.asm, self.vectors + 1)
 
     def _steps(self, count: int) -> None:
-        """`count` steps of the depth; moves A and B on."""
+        """Append the products of `count` steps along the depth; A and B advance past them."""
         if count == 0:
             return
         asm = self.asm
@@ -335,7 +338,7 @@ class _ProductTile:
     def _loads(
         self, right: Register, place: Memory, first: np.ndarray, last: np.ndarray
     ) -> list[Line]:
-        """Load vectors of B into registers; nothing beyond the columns is read."""
+        """Return lines that load vectors of a row of B, and read nothing beyond its columns."""
         if not self.masks_b:
             return [line("vmovups", right, place, when=first)]
         whole = line("vmovups", right, place, when=first & ~last)
@@ -369,7 +372,10 @@ class _ProductTile:
                 asm.emit("vmovups", place, total)
 
     def _place(self, base: Register, pitch: int, number: int) -> Memory:
-        """Return the place of a sum's vector in the tile at `base`."""
+        """Return the memory operand of the tile's `number`-th vector in a matrix.
+
+        The tile begins at `base`; rows are `pitch` bytes apart.
+        """
         row, column = divmod(number, self.vectors)
         return Memory(base, row * pitch + column * self.vector_bytes)
 

@@ -40,7 +40,10 @@ class RowTiles:
 
 @dataclass(frozen=True)
 class Tiling:
-    """Strips of `vectors` vectors; `cycles` are expected for all, with operands in L1 or L2."""
+    """The cutting of C: strips of `vectors` vectors of columns, and in each the tiles of rows.
+
+    `cycles` are expected for the whole product, with operands in L1 or L2.
+    """
 
     vectors: int
     row_tiles: tuple[RowTiles, ...]
@@ -73,12 +76,15 @@ def most_sums(target: Target) -> int:
 
 
 def chains(sums: int, depth: int) -> int:
-    """Return the number of partial sums for each of `sums` sums."""
+    """Return the number of partial sums for each of a tile's `sums` sums over the depth."""
     return max(1, min(UNROLL, depth, _SUMS_UNDER_WAY // sums))
 
 
 def _most_rows(spec: DenseProduct, most: int, vectors: int, packed_a: bool) -> int:
-    """Return the most rows of a tile: registers hold sums, a row of B, the activation's scratch."""
+    """Return the most rows of a tile that is `vectors` wide.
+
+    `most` registers hold its sums, a row of B and the activation's scratch.
+    """
     scratch = 0 if spec.activation is Activation.NONE else max(0, SCRATCH_PER_VECTOR - 1 - vectors)
     rows = (most - vectors - scratch) // vectors
     collide = not packed_a and not spec.a_transposed and spec.a_pitch % _SET_BYTES == 0

@@ -46,11 +46,13 @@ _NONE = -1 << 40  # no child: a leaf without a number
 
 @dataclass(frozen=True, eq=False)
 class BlockLayout:
-    """All blocks, of which the first leads nowhere.
+    """A forest as blocks of four levels of a tree; block 0 is empty and leads nowhere.
 
-    words: uint16 (blocks, 2, 16); after: int64 (blocks, 16), the block behind each exit or -1;
-    leaf: int64 (blocks, 16), the leaf there or -1. By tree in `order`: `roots`, its first block,
-    and `steps`, the most blocks that a row passes. `thresholds`: by slot, ascending.
+    words: uint16 (blocks, 2, 16): slots of a block's nodes, and ranks of their thresholds.
+    after: int64 (blocks, 16), the block behind each exit or -1.
+    leaf: int64 (blocks, 16), the leaf behind each exit or -1.
+    roots, steps: by tree in `order`, its first block, and the most blocks that a row passes.
+    thresholds: by slot, ascending.
     """
 
     trees: Trees
@@ -108,10 +110,10 @@ def _ranks(trees: Trees, slots: Slots) -> tuple[Array, list[Array]]:
 
 
 def _heaps(trees: Trees, roots: Array) -> tuple[Array, Array]:
-    """Return the content of each place of every block, a node or ~leaf; and each node's block.
+    """Return what each place of every block holds, a node or ~leaf; and the block of each node.
 
-    Block 0 is empty; then come the roots' blocks in order, then the blocks behind them, level by
-    level.
+    A node's block is the one that begins with it, or -1. Block 0 is empty; then come the roots'
+    blocks in order, then the blocks behind them, level by level.
     """
     # By node: the block that begins with it, or -1; the last entry stands for all leaves.
     block_of = np.full(len(trees.nodes) + 1, -1)
@@ -183,7 +185,10 @@ def emit_ranks(asm: Assembler, layout: BlockLayout, x: Register, into: Register)
 
 @dataclass(frozen=True)
 class _Forms:
-    """Instructions for an element of x; `block_shift` is log2 of the bytes of 16 of them."""
+    """Instructions that compare elements of x, float32 or float64.
+
+    `block_shift` is log2 of the bytes of 16 elements.
+    """
 
     broadcast: str
     least: str

@@ -49,7 +49,7 @@ _RANKS, _MORE_RANKS, _ONE, _TWO, _ZERO, _MINUS_ONE = map(zmm, range(31, 25, -1))
 
 @dataclass(frozen=True, eq=False)
 class BlockWalk:
-    """A walk through blocks by one row of x after another."""
+    """A kernel that passes `rows` rows of x, one after another, through a forest's blocks."""
 
     layout: BlockLayout
     rows: int
@@ -61,7 +61,7 @@ class BlockWalk:
 
     @property
     def group_steps(self) -> list[int]:
-        """The most blocks that a tree of each group passes."""
+        """For each group of 32 trees, the most blocks that a row passes in one of them."""
         steps = self.layout.steps
         return [int(steps[g * GROUP : (g + 1) * GROUP].max()) for g in range(self.groups)]
 
@@ -72,12 +72,19 @@ class BlockWalk:
 
     @property
     def places_at(self) -> int:
-        """Offset of block numbers times 16, by tree; 0 for a tree that waits."""
+        """Byte offset in the scratch, by tree, of 16 times the number of the block it is at.
+
+        It is 0 for a tree that waits, because it has ended.
+        """
         return self.bits_at + self.groups * GROUP * _WORD
 
     @property
     def found_at(self) -> int:
-        """Offset of the same with complements for trees that wait; at the end the found leaves."""
+        """Byte offset in the scratch of each tree's state; at the end, of the leaf it found.
+
+        The state is 16 times its block's number or, for a tree that has ended, the complement of
+        its exit.
+        """
         return self.places_at + self.groups * GROUP * _FLOAT
 
     @property
@@ -86,7 +93,10 @@ class BlockWalk:
 
 
 def emit_block_walk(asm: Assembler, walk: BlockWalk) -> None:
-    """Append the walk. rdi: x; rsi: y; rdx: scratch. Clobbers these, rax, rcx, r8 to r11."""
+    """Append the kernel of a forest as blocks, from rows of x to outputs.
+
+    rdi: x; rsi: y; rdx: scratch. Clobbers these, rax, rcx, r8 to r11.
+    """
     layout = walk.layout
     sums = LeafSums.of(layout.trees, layout.order)
     steps = _ForestSteps(asm, walk, sums)
@@ -102,7 +112,7 @@ def emit_block_walk(asm: Assembler, walk: BlockWalk) -> None:
 
 
 class _ForestSteps:
-    """The steps of one row, and their tables in the pool."""
+    """Code that walks one row through all blocks, and the tables that it reads from the pool."""
 
     def __init__(self, asm: Assembler, walk: BlockWalk, sums: LeafSums) -> None:
         layout = walk.layout
@@ -119,7 +129,10 @@ class _ForestSteps:
         self.top = asm.literal(_pairs(layout.words, roots))
 
     def emit(self, asm: Assembler) -> None:
-        """Append all steps. rdx: scratch, which begins with ranks. Clobbers rax, rcx, r8 to r11."""
+        """Append all steps of a row, each from every tree's block to the next.
+
+        rdx: scratch, which begins with ranks. Clobbers rax, rcx, r8 to r11.
+        """
         asm.emit("vmovups", _RANKS, Memory(rdx))
         if self.has_second:
             asm.emit("vmovups", _MORE_RANKS, Memory(rdx, _LINE))

@@ -25,7 +25,7 @@ _BLOCK_BYTES = 192
 
 @dataclass(frozen=True)
 class ForestCounts:
-    """Counts of a kernel's work for all rows: see `machine.price_records.ForestPrices`.
+    """Counts of a forest kernel's work for all rows, which `ForestPrices` turns into time.
 
     `data_bytes`: bytes of all trees. `near_bytes`: bytes that are read again before any others.
     """
@@ -55,7 +55,10 @@ class LoweredForest:
 
 @dataclass(frozen=True)
 class ForestKernel:
-    """`lower` raises CompileError for trees that the kernel cannot hold."""
+    """One way to evaluate forests: its name, its levels, and the function that lowers trees to it.
+
+    `lower` raises CompileError for trees that the kernel cannot hold.
+    """
 
     name: str
     about: str
@@ -88,7 +91,7 @@ def _leaf_vectors(trees: Trees, target: Target) -> int:
 
 
 def _search_steps(thresholds: int) -> int:
-    """Return the levels of a search among `thresholds` that divides by sixteen."""
+    """Return the levels of a search for a rank that divides by sixteen."""
     steps, blocks = 1, thresholds // 16 + 1
     while blocks > 1:
         steps, blocks = steps + 1, ceil_div(blocks, 16)

@@ -37,9 +37,10 @@ _UNROLLED = 4
 
 @dataclass(frozen=True, eq=False)
 class LeafSums:
-    """Leaves to add up; `columns` are the outputs of the trees in their order, ascending.
+    """The way from leaves to outputs: y = base + scale * the sum of the leaves that a row reaches.
 
-    A number of y takes `y_bytes`.
+    `leaves` are (leaves, outputs), or one number each. `columns` are the outputs to which trees
+    add, in their order, ascending. A number of y takes `y_bytes`.
     """
 
     leaves: Array
@@ -72,7 +73,10 @@ class LeafSums:
 
 
 def emit_leaf_sums(asm: Assembler, sums: LeafSums, found: Register, y: Register) -> None:
-    """Append the sums; keeps both addresses. Clobbers rax, rcx, r8, r9, vectors and k1."""
+    """Append code that adds up the leaves that one row found, at `found`, into its outputs at `y`.
+
+    It keeps both addresses. Clobbers rax, rcx, r8, r9, vectors and k1.
+    """
     (_emit_by_output if sums.per_output else _emit_rows)(asm, sums, found, y)
 
 

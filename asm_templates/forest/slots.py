@@ -32,9 +32,10 @@ _UNORDERED = 3
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """`features` and `goes_left` of each slot; `of_node` is the slot that each node compares.
+    """The slots of a forest: features of x to compare, each with the side to which NaN goes.
 
-    A slot, like x, is a float32 or float64 of `x_bytes`.
+    By slot: its number in `features`, and whether NaN `goes_left`; `of_node` is the slot that each
+    node compares. A slot, like x, is a float32 or float64 of `x_bytes`.
     """
 
     features: Array

@@ -68,10 +68,11 @@ _MOST_RECORDS = 1 << 26  # 20 bytes of each must lie in reach of an address
 
 @dataclass(frozen=True, eq=False)
 class WalkLayout:
-    """The records of all trees, in the order of `order`.
+    """A forest as records, one for each node and leaf, of all trees in the order of `order`.
 
-    By record: `thresholds` (as x), `meta` (uint32) and `leaf` (int64, -1 for no leaf). By tree:
-    `first` and `heights`. The first two records are a leaf without a number.
+    By record: `thresholds` (as x), `meta` (uint32: its slot, and the pair of its children) and
+    `leaf` (int64, -1 for no leaf). By tree: `first` record and `heights`. The first two records are
+    a leaf without a number.
     """
 
     trees: Trees
@@ -170,7 +171,7 @@ _STATES = 4  # first of the registers 4 to 7, which hold states
 
 @dataclass(frozen=True, eq=False)
 class TreeWalk:
-    """A walk by one row of x after another."""
+    """A kernel that walks `rows` rows of x, one after another, through trees as lanes."""
 
     layout: WalkLayout
     rows: int
@@ -184,7 +185,10 @@ class TreeWalk:
 
 
 def emit_tree_walk(asm: Assembler, walk: TreeWalk) -> None:
-    """Append the walk. rdi: x; rsi: y; rdx: scratch. Clobbers these, rax, rcx, r8 to r11."""
+    """Append the kernel that walks one row after another, with trees as lanes.
+
+    rdi: x; rsi: y; rdx: scratch. Clobbers these, rax, rcx, r8 to r11.
+    """
     layout, lanes = walk.layout, asm.target.lanes
     sums = LeafSums.of(layout.trees, layout.order)
     tables = _Tables(asm, layout, sums)
@@ -279,10 +283,10 @@ def emit_levels(
     firsts: list[Memory | None],
     rows: list[Literal | None],
 ) -> None:
-    """Append rax levels, for a vector of states for each entry of the lists.
+    """Append a loop that takes every state down rax levels of its tree.
 
-    rcx: records; rdx: slots. Entries that are not None are added: `firsts` to the number of a pair,
-    `rows` to the number of a slot.
+    There is a vector of states for each entry of the lists. rcx: records; rdx: slots. Entries that
+    are not None are added: `firsts` to the number of a pair, `rows` to the number of a slot.
     """
     done = asm.label("at the leaves")
     asm.emit("test", dword(rax), dword(rax))
@@ -354,7 +358,7 @@ _TREE_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class RowWalk:
-    """A walk by all rows of x together."""
+    """A kernel that walks all `rows` rows of x together, as lanes, through tree after tree."""
 
     layout: WalkLayout
     rows: int
@@ -372,7 +376,10 @@ class RowWalk:
 
 
 def emit_row_walk(asm: Assembler, walk: RowWalk) -> None:
-    """Append the walk. rdi: x; rsi: y; rdx: scratch. Clobbers these, rax, rcx, r8 to r11."""
+    """Append the kernel that walks all rows together, with rows as lanes.
+
+    rdi: x; rsi: y; rdx: scratch. Clobbers these, rax, rcx, r8 to r11.
+    """
     writer = _RowWriter(asm, walk)
     writer.fill_slots()
     writer.clear_sums()
@@ -382,7 +389,7 @@ def emit_row_walk(asm: Assembler, walk: RowWalk) -> None:
 
 
 class _RowWriter:
-    """The parts of a walk, and their tables in the pool."""
+    """The code of a walk with rows as lanes: slots, trees, outputs; and its tables in the pool."""
 
     def __init__(self, asm: Assembler, walk: RowWalk) -> None:
         self.asm, self.walk_of, layout = asm, walk, walk.layout
@@ -422,7 +429,7 @@ class _RowWriter:
         repeat(asm, (self.floats_at - self.sums_at) // size, rax, clear)
 
     def walk(self, first: int) -> None:
-        """Append all trees for the next vectors of rows, at most GROUPS, from `first` on."""
+        """Append the walk of some vectors of rows, at most GROUPS from `first` on, by all trees."""
         asm, layout = self.asm, self.layout
         groups = min(GROUPS, self.walk_of.vectors(self.lanes) - first)
         # A lane without a row repeats the last row.
@@ -480,7 +487,7 @@ class _RowWriter:
         repeat(asm, self.layout.trees.outputs, rax, output)
 
     def _add(self, group: int, number: int) -> None:
-        """Add the lanes of a vector of floats to the sums of a group."""
+        """Append code that adds vector `number`, floats, to the float64 sums of vector `group`."""
         asm, half = self.asm, asm_vector_bytes(self.asm)
         wide = asm.target.isa == "avx512"
         low = ymm if wide else xmm

@@ -48,7 +48,10 @@ SCALE_SCRATCH = 6  # registers that `emit_scale` clobbers
 def emit_scale(
     asm: Assembler, spec: MatVec, reciprocal: Register, scale: Register, scratch: list[Register]
 ) -> None:
-    """Set all lanes of both registers: the reciprocal of x's scale and, if dynamic, the scale."""
+    """Append code for the scale of x in all lanes: `reciprocal` and, if it is dynamic, `scale`.
+
+    A dynamic scale takes a pass over x at rdi.
+    """
     if spec.input_scale is not None:
         fixed_reciprocal(asm, spec, reciprocal)
         return
@@ -171,5 +174,8 @@ def int8_sums(
 
 
 def output_scales(spec: MatVec, scales: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Return the factors of int32 sums, without a scale of x known only when the kernel runs."""
+    """Return each row's factor from an int32 sum to an output.
+
+    It includes the scale of x only if that is fixed; a dynamic one is known when the kernel runs.
+    """
     return scales if spec.input_scale is None else scales * np.float32(spec.input_scale)

@@ -80,7 +80,7 @@ class Int8Elements:
         layout: Int8Layout,
         kept: KeptInputs | None = None,
     ) -> None:
-        """`kept` is for x of a fixed scale."""
+        """`kept`: memory that keeps quantised inputs for other kernels, if x has a fixed scale."""
         self.asm = asm
         self.spec = spec
         self.layout = layout

@@ -99,7 +99,7 @@ class Int8Form:
         return least
 
     def schedule(self, demand: Demand) -> Covering:
-        """Return the steps of a panel's problems."""
+        """Return the steps that serve every nonzero of a panel's problems."""
         if self.sources == 1:
             return registers_in_turn(demand, PRODUCTS)
         return quad_schedule(demand, self.tries)
@@ -113,10 +113,11 @@ def byte_of_input() -> _Numbers:
 
 @dataclass(frozen=True, eq=False)
 class Int8Reads:
-    """The data that a run of a piece reads, in order of reading: two streams.
+    """The data that the runs of a piece read, in order of reading: two streams.
 
-    Vectors `head` (start values of the sums), weights, `scales` (with biases in between), `tail`
-    (the indices of exchanges, in bytes), all uint32 (fold, vectors, lanes); and indices.
+    The first has vectors `head` (start values of the sums), weights, `scales` (with biases in
+    between) and `tail` (the indices of exchanges, in bytes), all uint32 (fold, vectors, lanes). The
+    second has the indices of the steps.
     """
 
     steps: Steps
@@ -126,7 +127,10 @@ class Int8Reads:
 
     @property
     def indices_a_step(self) -> int:
-        """Indices of four bytes each: one for each index-sharing group of a vector of rows."""
+        """Number of indices that a step reads: one for each index-sharing group of a vector.
+
+        Each is four bytes.
+        """
         return self.steps.indices.shape[2]
 
     @property
@@ -148,18 +152,18 @@ class Int8Reads:
         return self.steps.weights.nbytes + self.steps.indices.nbytes
 
     def pool(self) -> _Words:
-        """Return the vectors of all runs."""
+        """Return the vectors of all runs: the first stream."""
         parts = (self.head, self.steps.weights.swapaxes(0, 1), self.scales, self.tail)
         return np.concatenate(parts, axis=1)
 
     def indices(self) -> _Words:
-        """Return the indices of all runs."""
+        """Return the indices of all runs: the second stream."""
         return self.steps.indices.swapaxes(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Int8Layout(GatherLayout[Int8Reads]):
-    """The pieces; steps pick from `sources` registers of x."""
+    """The pieces of an int8 permute kernel; steps pick from `sources` registers of x."""
 
     sources: int
 
@@ -190,9 +194,9 @@ def _panels_of(matrix: SparseMatrix, form: Int8Form) -> Sequence[RowPanel]:
 
 
 def kept_input_bytes(lowered: object) -> int:
-    """Return the bytes of a layer's inputs as registers hold them; 0 if they cannot be kept.
+    """Return the bytes of a layer's quantised inputs that another kernel of the same x can reuse.
 
-    See `KeptInputs`.
+    0 if they cannot be kept. See `KeptInputs`.
     """
     if not isinstance(lowered, LoweredGather) or not isinstance(lowered.layout, Int8Layout):
         return 0
@@ -217,7 +221,7 @@ class _Int8Cut:
         return cls(spec, weights, output_scales(spec, scales), _windows_of(matrix), form)
 
     def held(self, panel: RowPanel) -> HeldPanel:
-        """Return the rows of a panel in order.
+        """Return the row in every lane of a panel, after rows were swapped to save steps.
 
         The lanes of two index-sharing groups in a vector alternate, so that their sums need an
         exchange: a vector without a partner for an exchange cannot have groups of eight.

@@ -47,7 +47,7 @@ MOST_INPUTS = 1 << 18  # they take half a megabyte of stack
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Weights (out, in) as int8, and the factors of their sums."""
+    """A layer for the kernel of pairs: int8 weights (out, in), and the factors of their sums."""
 
     spec: MatVec
     weights: CompressedRows
@@ -74,7 +74,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> Pairs:
 
 
 def emit(asm: Assembler, lowered: Pairs) -> None:
-    """Append the kernel; see `families` for the contract."""
+    """Append the int8 kernel of pairs of inputs; see `families` for the contract."""
     spec, lanes = lowered.spec, asm.target.lanes
     stack_bytes = PAIR * _padded_inputs(asm, spec.in_features)
     asm.emit("sub", rsp, stack_bytes)
@@ -163,7 +163,7 @@ def _repeat(asm: Assembler, trips: int) -> None:
 
 
 def _finish(asm: Assembler, spec: MatVec, first: int, scales: npt.NDArray[np.float32]) -> None:
-    """Turn register 0 into outputs from `first` on and store them."""
+    """Append code that stores register 0, int32 sums, as outputs from `first` on."""
     lanes, total = asm.target.lanes, vector(asm, 0)
     parts = [scales] if spec.bias is None else [scales, spec.bias]
     vectors = np.zeros((len(parts), lanes), np.float32)

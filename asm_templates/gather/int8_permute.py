@@ -46,7 +46,7 @@ _TRIED_NNZ, _MOST_TRIES = 300_000, 4
 
 
 def index_sharing_rows(matrix: SparseMatrix) -> int:
-    """Return the number of rows that share their indices: 16, 8 or 1."""
+    """Return how many neighbouring rows share their indices, as their zeros agree: 16, 8 or 1."""
     for rows_of_block, most_zeros in _INDEX_SHARING.items():
         if int(matrix.block_mask(rows_of_block).sum()) * rows_of_block <= most_zeros * matrix.nnz:
             return rows_of_block
@@ -54,7 +54,10 @@ def index_sharing_rows(matrix: SparseMatrix) -> int:
 
 
 def fold_of(matrix: SparseMatrix, target: Target) -> int:
-    """Return the number of runs of a batch's code."""
+    """Return the fold: how often the code of a batch of outputs runs, each time for other outputs.
+
+    Large matrices have larger folds, so that the code fits L1.
+    """
     code_bytes = matrix.nnz / (LANES * PRODUCTS * _LANE_USE) * _STEP_CODE_BYTES
     fold = 1
     while fold < MOST_FOLD and code_bytes > fold * target.l1i_bytes:
@@ -113,6 +116,9 @@ def lower_for(
 
 
 def emit(asm: Assembler, lowered: LoweredGather[Int8Layout]) -> None:
-    """Append the kernel; needs VBMI and VNNI. x and y must not overlap; see `families`."""
+    """Append the int8 permute kernel; needs VBMI and VNNI. x and y must not overlap.
+
+    See `families` for the contract.
+    """
     spec, layout = lowered.spec, lowered.layout
     GatherKernel(asm, spec, layout, Int8Elements(asm, spec, layout, lowered.kept)).emit()

@@ -85,7 +85,10 @@ _Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class PickRound:
-    """A vector of indices into up to four registers of x, or three after a trip's first round."""
+    """A permutation that picks bytes for a trip: indices into up to four registers of x.
+
+    After a trip's first round they are up to three, merged into the bytes picked before.
+    """
 
     trip: int
     is_first: bool
@@ -101,7 +104,11 @@ class PickRound:
 
 @dataclass(frozen=True, eq=False)
 class StagedGroup:
-    """Block rows, each summed in `chains` chains; `columns` (trips, slots, 4), -1 for none."""
+    """Block rows (16 outputs each) that one loop sums, and the inputs of all its steps.
+
+    Each block row is summed in `chains` chains. `columns` (trips, slots, 4): the inputs that each
+    slot takes in each trip, -1 for none.
+    """
 
     block_rows: _Numbers
     chains: int
@@ -112,7 +119,10 @@ class StagedGroup:
         return self.chains * len(self.block_rows)
 
     def weights(self, block_rows: npt.NDArray[np.int8]) -> npt.NDArray[np.int8]:
-        """Return own weights (trips, slots, 16, 4) of all `block_rows` (block rows, 16, inputs)."""
+        """Return this group's weights (trips, slots, 16, 4), in order of use.
+
+        `block_rows` are the layer's weights, (block rows, 16, inputs).
+        """
         own = np.tile(self.block_rows, self.chains)
         picked = block_rows[own[None, :, None], :, np.maximum(self.columns, 0)]
         picked[self.columns < 0] = 0
@@ -194,7 +204,10 @@ _HIGH, _LOW, _BOTH = k(1), k(2), k(3)
 
 @dataclass(frozen=True, eq=False)
 class Staged:
-    """Groups, the weights (block rows, 16, inputs) as int8, and the factors of sums."""
+    """A layer for the staged kernel: groups, weights as int8, and the factors of sums.
+
+    `weights` are (block rows, 16, inputs).
+    """
 
     spec: MatVec
     groups: list[StagedGroup]
@@ -264,7 +277,7 @@ def _store_inputs(asm: Assembler, spec: MatVec) -> None:
 
 
 def _stage(asm: Assembler, rounds: list[PickRound]) -> None:
-    """Write the inputs of a group's trips, a row of the stack each."""
+    """Append code that picks the inputs of a group's trips, 64 bytes of the stack for each."""
     if not rounds:
         return
     stream = Stream(asm, _INDICES, CACHE_LINE_BYTES)

@@ -81,10 +81,11 @@ _Part = tuple[_Numbers, _Numbers, _Numbers, _Numbers]
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """All chunks in order of execution, by position of the window.
+    """All chunks, of `STEPS` weights for each of sixteen rows, in order of execution.
 
-    `position` (the block of inputs that has come last) and `group`: shape (chunks,). `weights`
-    and `inputs` (column of x, less than `WINDOW` before the window's end): (chunks, STEPS, LANES).
+    `position` (the block of inputs that has come into the window last) and `group` (of rows): shape
+    (chunks,). `weights` and `inputs` (column of x, less than `WINDOW` before the window's end):
+    (chunks, STEPS, LANES).
     """
 
     position: _Numbers
@@ -94,9 +95,10 @@ class Chunks:
 
 
 def paired_order(matrix: SparseMatrix) -> _Numbers:
-    """Return the row in every lane; the fuller half of each 32 rows share the first of two vectors.
+    """Return the row in every lane, so that rows of a vector have similar numbers of weights.
 
-    Numbers from out_features on stand for no row; they stay last.
+    The fuller half of each 32 rows share the first of two vectors. Numbers from out_features on
+    stand for no row; they stay last.
     """
     vectors = ceil_div(matrix.out_features, LANES)
     counts = np.full(vectors * LANES, -1)
@@ -118,7 +120,7 @@ def chunk_count(matrix: SparseMatrix) -> int:
 
 
 def chunks_of(matrix: SparseMatrix, order: _Numbers) -> Chunks:
-    """Schedule the rows; `order` is the row in every lane."""
+    """Cut a matrix into chunks; `order` is the row in every lane."""
     dense = _in_lanes(matrix, order)
     used = dense != 0
     ends = _weights_before(used.reshape(len(used), -1, SLIDE).sum(axis=2, dtype=np.uint16))
@@ -137,7 +139,10 @@ def chunks_of(matrix: SparseMatrix, order: _Numbers) -> Chunks:
 
 
 def _in_lanes(matrix: SparseMatrix, order: _Numbers) -> _Floats:
-    """Return the rows in order, zeros where there is none, whole slides wide."""
+    """Return the dense rows in the order of lanes, padded with zeros to whole slides of inputs.
+
+    A lane without a row has zeros.
+    """
     width = round_up(matrix.in_features, SLIDE)
     dense = np.zeros((len(order), width), np.float32)
     real = order < matrix.out_features
@@ -156,7 +161,10 @@ def _weights_before(counts: npt.NDArray[np.uint16]) -> _Numbers:
 
 
 def _walk(ends: _Numbers) -> list[_Part]:
-    """Return the chunks at each position of the window; `ends` as from `_weights_before`."""
+    """Return the chunks at each position of the window: their groups, and each row's weights.
+
+    `ends` as from `_weights_before`.
+    """
     blocks, rows = len(ends) - 1, np.arange(ends.shape[1]).reshape(-1, LANES)
     slides = WINDOW // SLIDE
     done = np.zeros(rows.size, np.int32)
@@ -261,7 +269,10 @@ _PREFETCHED_CHUNKS = 8
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """Rows from `first` on, `order` (the row in every lane), and their chunks."""
+    """Rows from `first` on whose sums are on the stack at a time, and their chunks.
+
+    `order` is the row in every lane.
+    """
 
     first: int
     order: IntArray
@@ -314,7 +325,7 @@ def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LookedUp:
 
 
 def emit(asm: Assembler, lowered: LookedUp) -> None:
-    """Append the kernel; needs AVX512-VBMI."""
+    """Append the look-up kernel; needs AVX512-VBMI. See `families` for the contract."""
     form, panels = lowered.form, lowered.panels
     asm.emit("mov", _OLD_STACK, rsp)
     asm.emit("sub", rsp, 4 * max(len(panel.order) for panel in panels))
@@ -343,7 +354,7 @@ def _emit_constants(asm: Assembler, form: Format) -> None:
 
 
 def _emit_loop(asm: Assembler, form: Format, label: Label) -> None:
-    """Append a subroutine that adds rcx chunks to the sums."""
+    """Append the subroutine that adds the products of the next rcx chunks to the sums."""
     sums = Memory(rsp, 8, index=_PLACE)  # above the return address
     asm.bind(label)
     with counted_down(asm, dword(_LEFT)):
@@ -410,7 +421,7 @@ def _weights_of(asm: Assembler, form: Format, step: int) -> Register | Memory:
 
 
 class _PanelCode:
-    """Appends the code of a panel."""
+    """Appends the code of a panel of rows: start, chunks at each position of the window, end."""
 
     def __init__(self, asm: Assembler, spec: MatVec, panel: Panel) -> None:
         self.asm = asm

@@ -51,7 +51,7 @@ _Numbers = npt.NDArray[np.integer]
 
 @dataclass(frozen=True, eq=False)
 class SummedRows:
-    """Vectors of outputs that are summed up together, and their steps in order of execution.
+    """A batch: vectors of eight outputs that are summed at once, and their steps in order.
 
     `first` is the number of the first vector in the panel. `registers` (steps,) are vectors of x,
     `vectors` (steps,) are vectors of the batch. `weights`: uint32 (steps, lanes), an index in each;
@@ -68,7 +68,7 @@ class SummedRows:
 
 @dataclass(frozen=True, eq=False)
 class LoweredAnywhere:
-    """A layer: for each panel of vectors, the row in every lane, and the batches."""
+    """A layer as panels: for each, the row in every lane, and batches that are summed at once."""
 
     spec: MatVec
     panels: list[tuple[_Numbers, list[SummedRows]]]
@@ -95,7 +95,10 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 @lru_cache(maxsize=64)
 def _steps(shape: tuple[int, int], bits: bytes) -> int:
-    """Return the steps of a panel's packed mask; cached, as a layer's kernels share them."""
+    """Return the number of steps of a panel, from the packed bits of its mask of nonzeros.
+
+    It is cached, as a layer's kernels share it.
+    """
     used = np.unpackbits(np.frombuffer(bits, np.uint8), count=math.prod(shape)).reshape(shape) != 0
     (held,) = rows_anywhere(used, _LANES)
     wants = wanted_counts(used, _windows(shape[1]), _LANES)
@@ -115,7 +118,10 @@ def _counts(matrix: SparseMatrix, target: Target, steps: int) -> Counts:
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredAnywhere:
-    """Group rows, schedule, and put the index into every weight, of any dtype."""
+    """Lower a layer: group rows, schedule steps, and put its index into every weight.
+
+    Weights of any dtype become float32.
+    """
     weights = rounded(matrix.dense, spec.dtype)
     windows = _windows(matrix.in_features)
     panels = []
@@ -150,13 +156,16 @@ def _batches(spec: MatVec, held: _Numbers, dense: npt.NDArray[np.float32]) -> It
 
 
 def _turns(cell: _Numbers) -> _Numbers:
-    """Return the number of each step within its cell; cells ascend."""
+    """Return each step's number in its cell, a vector of outputs by a register of x.
+
+    `cell`, by step, ascends.
+    """
     turns: _Numbers = np.arange(len(cell)) - np.searchsorted(cell, cell)
     return turns
 
 
 def emit(asm: Assembler, lowered: LoweredAnywhere) -> None:
-    """Append the kernel. x and y must not overlap; see `families` for the contract."""
+    """Append the kernel of `permute-inline` on AVX2. x and y must not overlap; see `families`."""
     spec = lowered.spec
     whole, rest = divmod(spec.in_features, _LANES)
     if rest:

@@ -28,5 +28,5 @@ def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
 
 
 def lower(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredPermute:
-    """Lower weights of any dtype, with their index inside."""
+    """Lower weights of any dtype to float32, with their index inside."""
     return lower_for(KIND, INLINE.priced_on(target), spec, matrix, target)

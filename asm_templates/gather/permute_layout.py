@@ -83,7 +83,7 @@ _SWAPPED = 0.96
 
 @dataclass(frozen=True, eq=False)
 class RowPlan:
-    """Panels and windows of a matrix for a machine, before its rows are ordered."""
+    """The cutting of a matrix into panels of rows and windows of inputs, before ordering rows."""
 
     matrix: SparseMatrix
     machine: Machine
@@ -111,7 +111,7 @@ class RowPlan:
         return int(self._prices.of(self.order(sweeps=0)) * saved) + 1
 
     def order(self, sweeps: int = SWEEPS) -> RowOrder:
-        """Return the order of rows; see `row_order`."""
+        """Return the row in every lane, after `sweeps` sweeps of swaps; see `row_order`."""
         machine = self.machine
         counts = by_window(self.matrix.counts_by_inputs(machine.lanes), self.windows)
         stages = range(machine.most_stages + 1)
@@ -151,7 +151,7 @@ class PackedFloats:
 
     @property
     def blocks(self) -> int:
-        """Vectors of packed indices."""
+        """Number of vectors of packed indices that a run reads."""
         return 0 if self.machine.index_in_weight else ceil_div(self.count, self.machine.fields)
 
     @property
@@ -280,11 +280,12 @@ class _FloatCut:
 def weights_and_indices(
     dense: _Floats, taken: _Numbers, fold_group: _Numbers, first: _Numbers, second: _Numbers
 ) -> tuple[_Floats, _Words]:
-    """Return for each step and lane the weight, and its input's index in `first` and `second`.
+    """Return each lane's weight in each step, and the index of its input in two registers of x.
 
-    `dense`: (fold groups, lanes of a group, registers, inputs of a register). An idle lane
-    multiplies zero by an input that its row has no weight for, so that an infinite or NaN input
-    spoils no output that it does not also spoil in the dense product.
+    The step's registers are `first` and `second`. `dense`: (fold groups, lanes of a group,
+    registers, inputs of a register). An idle lane multiplies zero by an input that its row has no
+    weight for, so that an infinite or NaN input spoils no output that it does not also spoil in the
+    dense product.
     """
     width = dense.shape[3]
     used = dense != 0

@@ -1,4 +1,7 @@
-"""Steps of the permute kernels on an instruction set, and the rules of folding there."""
+"""Forms of the permute kernels: a step on an instruction set, and the rules of folding there.
+
+Folding runs one piece of code several times, each time for other outputs.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,7 +27,7 @@ from sparsejit.whole_numbers import ceil_div
 
 @dataclass(frozen=True)
 class Machine:
-    """A step on an instruction set, and the rules of folding there.
+    """A form of the permute kernel: its step on an instruction set, and the rules of folding.
 
     A step picks from `sources` registers of `lanes` inputs by indices of `index_bits`. `inputs`
     registers hold a window of x, `accumulators` registers a vector of sums each: with four, the
@@ -75,7 +78,10 @@ class Machine:
 
     @property
     def shifts(self) -> npt.NDArray[np.integer]:
-        """Shift of each field; the last is 0, so that its step may overwrite the indices."""
+        """Bits by which a lane is shifted right for each step's index.
+
+        The last shift is 0, so that its step may overwrite the packed indices.
+        """
         return np.roll(np.arange(self.fields, dtype=np.uint32) * self.index_bits, -1)
 
     @property
@@ -91,7 +97,7 @@ class Machine:
         return least
 
     def fold_for(self, matrix: SparseMatrix) -> int:
-        """Return the number of runs of a batch's code."""
+        """Return how often the code of a batch of outputs runs, each time for other outputs."""
         folds = [
             rule.times
             for rule in self.folding

@@ -41,7 +41,7 @@ ReadsT = TypeVar("ReadsT", bound=Reads)
 
 @dataclass(frozen=True, eq=False)
 class Piece(Generic[ReadsT]):
-    """One batch in one window.
+    """The code of one batch of outputs in one window of inputs: steps, registers, and data.
 
     `accumulators`: for each vector of outputs, the numbers of the registers that sum it up; the
     first is the sum in the end. `stages` of exchanges put the sums in the order of y.
@@ -84,12 +84,12 @@ class GatherLayout(Generic[ReadsT]):
 
     @property
     def runs_of_code(self) -> float:
-        """Average number of runs of a step's code."""
+        """Average number of times that the code of a step runs in a call."""
         return max(self.steps, 1) / max(sum(piece.count for piece in self.pieces), 1)
 
     @property
     def streamed_bytes(self) -> int:
-        """Bytes that a call reads in order."""
+        """Bytes of weights and indices that a call reads in order."""
         return sum(piece.reads.streamed_bytes for piece in self.pieces)
 
     def pieces_of(self, window: int) -> list[Piece[ReadsT]]:
@@ -125,10 +125,10 @@ class LoweredGather(Generic[LayoutT]):
 
 @dataclass(frozen=True, eq=False)
 class HeldPanel:
-    """A panel of batches, and the row in every lane: `rows`, (batches, fold, accumulators, lanes).
+    """The row in every lane of a panel of equal batches, after rows were swapped.
 
-    Row numbers from out_features on mean none. `sharing_rows` rows share their indices. `stages` of
-    exchanges restore the order of y.
+    `rows`: (batches, fold, accumulators, lanes); numbers from out_features on mean none.
+    `sharing_rows` rows share their indices. `stages` of exchanges restore the order of y.
     """
 
     panel: RowPanel
@@ -138,7 +138,7 @@ class HeldPanel:
 
     @property
     def by_fold_group(self) -> _Numbers:
-        """The rows by fold group: (rows of the panel,)."""
+        """The panel's rows as one array, fold group (vectors that share steps) after fold group."""
         return self.rows.swapaxes(1, 2).ravel()
 
 

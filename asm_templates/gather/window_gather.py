@@ -26,10 +26,11 @@ _RUNS_LEFT = rcx
 
 
 class Elements(Protocol[ReadsT]):
-    """A kind of elements: methods append its code, in the order of the kernel.
+    """A kind of elements, float or int8, for the gather kernel: its methods append their code.
 
-    `add`: the mnemonic that adds two sums. `free`: two registers that hold nothing while sums are
-    stored. `folded_y`: the address of a run's outputs, which advances from run to run.
+    They are called in the order of the kernel. `add`: the mnemonic that adds two sums. `free`: two
+    registers that hold nothing while sums are stored. `folded_y`: the address of a run's outputs,
+    which advances from run to run.
     """
 
     @property
@@ -54,7 +55,7 @@ class Elements(Protocol[ReadsT]):
         """Set the sums before any step, in the first window."""
 
     def steps(self, piece: Piece[ReadsT]) -> list[Line]:
-        """Return the stamped body: one step a row."""
+        """Return the lines of a piece's steps, with arrays that have an entry for each step."""
         ...
 
     def finish(self, piece: Piece[ReadsT], sums: list[Register]) -> None:
@@ -110,7 +111,10 @@ class GatherKernel(Generic[ReadsT]):
             asm.emit("add", folded_y, 4 * length)
 
     def _run(self, piece: Piece[ReadsT], y: Register, first: int, length: int) -> None:
-        """Add a piece to the outputs of y from `first` on; y has `length` outputs."""
+        """Append one run of a piece: its sums for the outputs of y from `first` on.
+
+        y has `length` outputs.
+        """
         asm, elements, numbers = self.asm, self.elements, piece.accumulators
         sums = [vector(asm, int(registers[0])) for registers in numbers]
         places = [first + position * self.lanes for position in range(len(sums))]

@@ -61,12 +61,12 @@ _EXCHANGES: dict[str, tuple[tuple[str, int, int], ...]] = {
 
 
 def emit_categorical_draw(asm: Assembler, spec: CategoricalDraw) -> None:
-    """Append the draw of `spec.CategoricalDraw`, any number of classes.
+    """Append the draw of a class with softmax probabilities, as `spec.CategoricalDraw`.
 
-    rdi: logits, float32 (classes,); rsi: where the class goes, int64; rdx: scratch for
+    rdi: logits, float32 (classes,), any number; rsi: where the class goes, int64; rdx: scratch for
     `scratch_floats(target, spec)` float32; xmm0: the uniform number in [0, 1), float32 in lane 0.
-    The class is in 0 .. classes - 1 whatever the logits, NaN included. Clobbers rax, r8, the
-    vector registers, k1 and k7.
+    The class is in 0 .. classes - 1 whatever the logits, NaN included. Clobbers rax, r8, the vector
+    registers, k1 and k7.
     """
     asm.emit("vbroadcastss", vector(asm, _UNIFORM), xmm(0))
     _emit_largest(asm, spec)
@@ -137,7 +137,7 @@ def _emit_partial_sums(asm: Assembler, spec: CategoricalDraw) -> None:
 def _emit_weights(
     asm: Assembler, spec: CategoricalDraw, registers: Sequence[Register], scratch: list[Register]
 ) -> None:
-    """registers = the weights of the logits that they hold."""
+    """Append code that replaces logits in registers by weights, 2^((logit - max) * k)."""
     factor = asm.constant(spec.inverse_temperature * math.log2(math.e))
     for register in registers:
         asm.emit("vsubps", register, register, vector(asm, _LARGEST))
@@ -148,7 +148,10 @@ def _emit_weights(
 def _emit_scan(
     asm: Assembler, span: Span, weights: Sequence[Register], scratch: list[Register]
 ) -> None:
-    """Partial sums of `weights` on top of the carry to [rdx]; the carry moves on."""
+    """Append code that adds up `weights` class by class and writes the running sums to [rdx].
+
+    They begin at the carry, the sum of all classes before, which advances.
+    """
     carry, index = vector(asm, _CARRY), span.index
     for distance in (1, 2, 4, 8)[: asm.target.lanes.bit_length() - 1]:
         for weight, moved in zip(weights, scratch, strict=False):
@@ -198,7 +201,7 @@ _KEY, _SCRATCH = rcx, rdx
 
 
 def emit_random_uniform(asm: Assembler) -> None:
-    """Append one draw of `reference.random_uniform`, bit for bit.
+    """Append a draw of a uniform number in [0, 1), with the bits of `reference.random_uniform`.
 
     rdi: seed; rsi: number of the sample, from 0. The uniform number, float32 in [0, 1), goes to
     lane 0 of xmm0, zeros above. Clobbers rax, rcx and rdx.
@@ -208,9 +211,10 @@ def emit_random_uniform(asm: Assembler) -> None:
 
 
 def emit_random_uniforms(asm: Assembler, destination: Register, count: int) -> None:
-    """Append the draws of `count` samples from rsi on, stored consecutively at `destination`.
+    """Append the draws of uniform numbers for `count` samples from rsi on, to `destination`.
 
-    rdi and rsi as for `emit_random_uniform`. Clobbers rax, rcx, rdx and xmm0.
+    They are stored consecutively. rdi and rsi as for `emit_random_uniform`. Clobbers rax, rcx, rdx
+    and xmm0.
     """
     _emit_key(asm)
     for number in range(count):

@@ -56,7 +56,7 @@ _GATHERED_BELOW = 0.25  # share of inputs with a nonzero weight
 
 @dataclass(frozen=True, eq=False)
 class DoubleProductSpec:
-    """x (rows, in) times weights (out, in) plus bias (out,).
+    """A product in float64: y = x (rows, in) times weights (out, in), transposed, plus bias (out,).
 
     Elements of x and y have `x_bytes` and `y_bytes`: 4 or 8.
     """
@@ -211,9 +211,10 @@ _EQUAL, _UNORDERED = 0, 3
 
 @dataclass(frozen=True, eq=False)
 class ColumnScaling:
-    """Sizes and numbers of `ScaledColumns`: `rows` of x have `features` elements of `x_bytes`.
+    """Columns of x to be scaled, clipped or compared: sizes, and the numbers for each column.
 
-    An element of y has `y_bytes`.
+    `rows` of x have `features` elements of `x_bytes`, an element of y has `y_bytes`. `columns` are
+    the columns of x that are used, `numbers` (kinds, columns) as of `ScaledColumns`.
     """
 
     rows: int
@@ -233,7 +234,10 @@ class ColumnScaling:
         return not np.array_equal(self.columns, np.arange(self.outputs))
 
     def asks_for(self, row: int, otherwise: float) -> bool:
-        """Whether `row` of the numbers differs from `otherwise`, which has no effect."""
+        """Whether any column needs the operation whose numbers are `row`, such as clipping.
+
+        `otherwise` is the number that has no effect.
+        """
         return bool(np.any(self.numbers[row] != otherwise))
 
 
@@ -264,7 +268,7 @@ def emit_scaled_columns(asm: Assembler, scaling: ColumnScaling) -> None:
 
 
 class _ColumnWriter:
-    """The code of four columns, with their numbers in the pool, four by four."""
+    """The code that scales four columns at a time, with their numbers in the pool, four by four."""
 
     def __init__(self, asm: Assembler, scaling: ColumnScaling) -> None:
         self.asm, self.scaling = asm, scaling
@@ -298,7 +302,7 @@ class _ColumnWriter:
         return Memory(r8, LANES * (_FLOAT + _DOUBLE * self.used.index(number)))
 
     def columns(self, count: int, is_gathered: bool) -> None:
-        """Append the next `count` columns. r8: their part of the table; r9: x."""
+        """Append code that scales the next `count` columns. r8: their numbers; r9: x."""
         asm, value = self.asm, ymm(0)
         number, is_category, is_missing = ymm(1), ymm(2), ymm(3)
         is_centre = number

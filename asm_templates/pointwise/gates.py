@@ -34,7 +34,7 @@ def emit_gru_update(
     tanh: Tanh = FINE,
     is_reset: bool = False,
 ) -> None:
-    """Append the update of `spec.GruUpdate`, any `hidden`.
+    """Append a GRU's new state from its gates and its state, as `spec.GruUpdate`, any `hidden`.
 
     rdi: input gates, rsi: recurrent gates, both float32 (3 * hidden,) in gate order r-z-n;
     rdx: state, float32 (hidden,). `results`: where the new state goes, by default in place. With
@@ -127,7 +127,7 @@ _LSTM_GATES = 4
 
 
 def emit_lstm_update(asm: Assembler, spec: LstmUpdate, results: Sequence[Register]) -> None:
-    """Append the update of `spec.LstmUpdate`, any `hidden`.
+    """Append an LSTM's new c and h from its gates and its c, as `spec.LstmUpdate`, any `hidden`.
 
     rdi: input gates, rsi: recurrent gates, both float32 (4 * hidden,) in gate order i-f-g-o;
     rdx: c, rcx: where the new c goes, which may be the same, both float32 (hidden,); `results`:
@@ -166,10 +166,10 @@ def _update_lstm(
 
 
 def emit_rnn_update(asm: Assembler, spec: RnnUpdate, results: Sequence[Register]) -> None:
-    """Append the update of `spec.RnnUpdate`, any `hidden`.
+    """Append a plain recurrent layer's new state from its gates, as `spec.RnnUpdate`.
 
-    rdi: input gates, rsi: recurrent gates, both float32 (hidden,); `results`: where the new state
-    goes. Clobbers rax, the vector registers and k7.
+    rdi: input gates, rsi: recurrent gates, both float32 (hidden,), which are added and activated;
+    any `hidden`. `results`: where the new state goes. Clobbers rax, the vector registers and k7.
     """
     step = (asm.target.vector_registers - 1) // (SCRATCH_PER_VECTOR + 1)
     emit_spans(asm, spec.hidden, step, lambda span: _update_rnn(asm, spec, span, results))

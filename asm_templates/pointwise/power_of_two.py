@@ -53,7 +53,10 @@ def _split_avx2(
     wholes: Sequence[Register],
     bounds: Sequence[Register],
 ) -> None:
-    """exponents -= floor(exponents), and wholes = floor(exponents) shifted to the exponent bits."""
+    """AVX2: append code that splits exponents into fraction and whole part.
+
+    exponents -= floor(exponents), and wholes = floor(exponents) shifted to the exponent bits.
+    """
     largest, smallest = wholes[0], bounds[0]
     load_constant(asm, largest, _LARGEST)
     load_constant(asm, smallest, _SMALLEST)

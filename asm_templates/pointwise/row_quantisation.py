@@ -24,7 +24,10 @@ _TO_NEAREST = 8  # of vroundps and vrndscaleps, without exception flags
 
 @dataclass(frozen=True)
 class RowQuantisation:
-    """A row of `length` floats; with `as_integers` the result is q + zero - 128, else q * scale."""
+    """Quantisation of a row of `length` floats to 255 steps of its own range.
+
+    With `as_integers` the result is q + zero - 128, else q * scale; see the top of this file.
+    """
 
     length: int
     as_integers: bool
@@ -109,10 +112,11 @@ def _round(asm: Assembler, register: Register) -> None:
 
 
 def emit_from_own_steps(asm: Assembler, length: int) -> None:
-    """Append y = scale y + (scale (128 - zero)) sums + bias, sums being sum(w) of each output.
+    """Append the end of a product of a quantised row by int8 weights: sums y become float outputs.
 
-    rdi: y; rsi: sums, then the bias behind them, all three `length` floats; rdx: the pair.
-    Clobbers rax, the vector registers and k7.
+    y = scale y + (scale (128 - zero)) sums + bias, sums being sum(w) of each output. rdi: y; rsi:
+    sums, then the bias behind them, all three `length` floats; rdx: the pair. Clobbers rax, the
+    vector registers and k7.
     """
     scale, rest, spare, loaded, *held = (vector(asm, number) for number in range(12))
     asm.emit("vbroadcastss", scale, Memory(rdx))

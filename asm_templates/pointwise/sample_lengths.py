@@ -18,7 +18,7 @@ _INDEX = 8
 
 
 def emit_length_check(asm: Assembler, batch: int, time: int) -> None:
-    """Append r10 = 1 where one of `batch` lengths, int64 at r11, is not in 0 .. time, else 0.
+    """Append code: r10 = 1 if any of `batch` lengths, int64 at r11, is not in 0 .. time, else 0.
 
     Clobbers rcx and r11.
     """
@@ -36,7 +36,7 @@ def emit_length_check(asm: Assembler, batch: int, time: int) -> None:
 def emit_within_length(
     asm: Assembler, time: int | None, hidden: int, update: Callable[[], None]
 ) -> None:
-    """Append `update` for a sample whose length, at r11, is above the number of this step.
+    """Append `update` under a condition: this step of time lies within the sample's length, at r11.
 
     With `time` the steps count up from 0, without it down to 0. A sample that has ended gets zeros
     in the `hidden` floats at r8. Clobbers rax, the vector registers and k7.

@@ -22,10 +22,11 @@ _VECTORS_IN_STEP = 8
 
 @dataclass(frozen=True)
 class RowSum:
-    """Addresses of the `rows` (there may be none), stored as `stored`, and of the float32 vector.
+    """Operands of a sum of table rows and a vector: registers with their addresses.
 
-    float16 and int8 rows are read without masks, so whole vectors of them must be readable. `index`
-    is a free register for their index; `scales` is the address of the int8 scales.
+    There may be no `rows`; they are stored as `stored`. `rest` is the address of the float32
+    vector. float16 and int8 rows are read without masks, so whole vectors of them must be readable.
+    `index` is a free register for their index; `scales` is the address of the int8 scales.
     """
 
     stored: DType
@@ -35,7 +36,7 @@ class RowSum:
     scales: Register = rbx
 
     def begin(self, asm: Assembler, span: Span) -> None:
-        """Set `index` for the loads of a span."""
+        """Append code that sets `index` for a span's loads, if rows are not float32."""
         shift = 2 - (_BYTES[self.stored] // 2)
         if span.index is not None and shift:
             asm.emit("mov", self.index, span.index)
@@ -78,7 +79,7 @@ class RowSum:
 
 @dataclass(frozen=True)
 class ScaledColumn:
-    """Addresses of a vector, a number and another vector: vector * number + other, rounded once."""
+    """Operands of vector * number + other vector, rounded once: registers with their addresses."""
 
     column: Register
     number: Register

@@ -1,11 +1,14 @@
 """Assignment of weights to steps: the covering problem behind the permute kernels.
 
-A problem is one set of rows, a lane each, in one window (the part of x that is in registers). In
-a step every lane may use one of its row's nonzeros, provided that its input is in the one
-register (AVX2) or one of the two registers (AVX-512) that the step names:
+A problem is one set of rows, a lane each, in one window (the part of x that is in registers). In a
+step every lane may use one of its row's nonzeros, provided that its input is in the one register
+(AVX2) or one of the two registers (AVX-512) that the step names:
 
     bound = max(most that a lane has left, half the sum over registers of the most left there)
     worth = sum over the lanes served of left**2 + _FALL * bound**2 for each register that falls
+
+The bound is the fewest steps in which the rest of a problem can be served; a step's worth ranks
+pairs of registers.
 
 One register: register r needs one step for each nonzero of its fullest lane; nothing to choose.
 Two: a greedy covering, all problems advancing together. A step takes the pair of the largest worth;
@@ -33,7 +36,10 @@ _FALL = 2.0
 
 @dataclass(frozen=True)
 class Windows:
-    """in_features cut into `number` windows of `width` registers, the last perhaps shorter."""
+    """The cutting of x into `number` windows, each held in `width` registers at a time.
+
+    `registers` hold all of x; the last window may have fewer.
+    """
 
     registers: int
     number: int
@@ -47,16 +53,17 @@ class Windows:
         return cls(registers, number, ceil_div(registers, number))
 
     def registers_of(self, window: int) -> range:
-        """Return the numbers of the registers' worth of x that a window holds."""
+        """Return the numbers of the registers (as many inputs of x as one holds) in a window."""
         return range(window * self.width, min((window + 1) * self.width, self.registers))
 
 
 @dataclass(frozen=True)
 class Demand:
-    """Number of nonzeros of each lane in each register of its window, and the first of them.
+    """The nonzeros that steps must serve: for each lane, how many lie in each register of x.
 
-    Both arrays have shape (problems, lanes, registers); problems are ordered by window, then by
-    set of rows. Nonzeros are numbered in row-major order of the matrix.
+    `count` is this number, `start` the number of the first of them. Both have shape (problems,
+    lanes, registers); problems are ordered by window, then by set of rows. Nonzeros are numbered in
+    row-major order of the matrix.
     """
 
     count: IntArray
@@ -78,11 +85,11 @@ class Demand:
 
 @dataclass(frozen=True)
 class Covering:
-    """Steps in order of problem, then of time.
+    """The steps of a schedule, by problem, then by time: registers named, and nonzeros taken.
 
-    `problem`, `first`, `second`: shape (steps,); registers are counted within the window.
-    `taken`: (steps, lanes), the number of the nonzero that a lane uses, -1 if it is idle; or
-    (steps, lanes, products), if a lane may use several.
+    `problem`, `first`, `second` (registers): shape (steps,); registers are counted within the
+    window. `taken`: (steps, lanes), the number of the nonzero that a lane uses, -1 if it is idle;
+    or (steps, lanes, products), if a lane may use several.
     """
 
     problem: IntArray
@@ -111,7 +118,10 @@ def registers_in_turn(demand: Demand, products: int) -> Covering:
 
 
 def two_register_schedule(demand: Demand) -> Covering:
-    """Return a greedy covering; see the top of this file."""
+    """Return steps of two registers each that serve all nonzeros, chosen greedily.
+
+    See the top of this file.
+    """
     lanes = demand.count.shape[1]
     return covering(
         demand, _PROBLEMS_AT_ONCE, (lanes,), lambda problems: cover(demand, problems, _step)
@@ -124,7 +134,7 @@ def covering(
     taken_shape: tuple[int, ...],
     steps_of: Callable[[IntArray], list[Covering]],
 ) -> Covering:
-    """Return the steps of all problems, `at_once` problems at a time.
+    """Return the steps of all problems in order, from `steps_of` for `at_once` problems at a time.
 
     `taken_shape` is the shape of a step's nonzeros.
     """
@@ -152,7 +162,7 @@ def cover(
     problems: IntArray,
     step: Callable[[IntArray, _FloatArray, IntArray], Covering],
 ) -> list[Covering]:
-    """Return the steps of all problems together, one part per point in time.
+    """Call `step` until no problem has nonzeros left; return its results, one for each call.
 
     `step(problems, left, following)` serves lanes of the unfinished problems once: it lowers
     `left`, advances `following`, both (problems, lanes, registers), and returns its choice.
@@ -196,7 +206,10 @@ def _best_pair(left: _FloatArray) -> tuple[IntArray, IntArray]:
 
 
 def _take(left: _FloatArray, following: IntArray, first: IntArray, second: IntArray) -> IntArray:
-    """Serve lanes with nonzeros left in either register; return the nonzeros taken, -1 for none."""
+    """Serve lanes with nonzeros left in either register: lower `left`, advance `following`.
+
+    Return the number of the nonzero that each lane takes, -1 for none.
+    """
     row = np.arange(len(left))
     in_first, in_second = left[row, :, first], left[row, :, second]
     lag_first = in_first - in_first.max(axis=1, keepdims=True)

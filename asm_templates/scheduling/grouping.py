@@ -49,7 +49,10 @@ def exchanges(vectors: int, stages: int) -> Iterator[tuple[int, int]]:
 
 
 def blocks(vectors: int, stages: int) -> Iterator[tuple[int, int]]:
-    """Yield the first vector and the size of each block: powers of two, the largest first."""
+    """Cut `vectors` vectors into blocks; yield the first vector and the size of each.
+
+    Sizes are powers of two, at most 2**stages, the largest first.
+    """
     first = 0
     while first < vectors:
         size = min(1 << stages, 1 << (vectors - first).bit_length() - 1)
@@ -77,7 +80,7 @@ def exchange_indices(rows: _Numbers, stages: int) -> _Numbers:
 
 
 def fullest_together(rows: _Numbers, counts: _Counts) -> _Numbers:
-    """Return the rows in an order that brings the fullest together.
+    """Reorder rows within their block of vectors so that the fullest share a vector.
 
     `rows`: (batches, runs, vectors, lanes), in the order of y, `vectors` a power of two. Runs share
     their steps, so a vector has the lanes of all runs; each run keeps its rows. `counts`: (rows,
@@ -97,9 +100,10 @@ class StepShape(NamedTuple):
 def swapped(
     held: _Numbers, counts: _Counts, sweeps: int, step: StepShape, anywhere: bool = False
 ) -> _Numbers:
-    """Return the rows after `sweeps` sweeps of swaps; both arrays as in `fullest_together`.
+    """Return the rows after sweeps of swaps between vectors, each of which lowers the steps.
 
-    `anywhere`: sums may end in any order, so that any two rows may be swapped.
+    Arrays as in `fullest_together`. `anywhere`: sums may end in any order, so that any two rows may
+    be swapped.
     """
     _, _, vectors, lanes = held.shape
     if vectors == 1:
@@ -117,7 +121,11 @@ def swapped(
 
 
 def _halved(rows: _Numbers, totals: _Numbers) -> _Numbers:
-    """Halve blocks repeatedly; the fuller half of each kind of row goes to the first vectors."""
+    """Halve blocks of vectors repeatedly: the fuller half of their rows goes to the first half.
+
+    Rows whose vectors in y agree in the lower bits form a kind; each kind is halved by itself, so
+    that exchanges can restore the order of y.
+    """
     batches, runs, vectors, lanes = rows.shape
     held, size = rows, vectors
     while size > 1:
@@ -135,10 +143,10 @@ def _halved(rows: _Numbers, totals: _Numbers) -> _Numbers:
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """Swaps of rows, one for each pair of vectors at a time, in all batches at once.
+    """Search for swaps of rows that lower the bound of steps, in all batches at once.
 
-    `held`: (vectors, runs, lanes, batches). `wants`: (vectors, runs, lanes, registers, windows,
-    batches), nonzeros of the rows held; `totals`: their sums over registers.
+    `held`: (vectors, runs, lanes, batches), the rows. `wants`: (vectors, runs, lanes, registers,
+    windows, batches), nonzeros of the rows held; `totals`: their sums over registers.
     """
 
     held: _Numbers
@@ -149,7 +157,10 @@ class _Search:
 
     @classmethod
     def of(cls, rows: _Numbers, wants: _Counts, step: StepShape, anywhere: bool) -> "_Search":
-        """`rows`: (batches, runs, vectors, lanes); `wants`: (rows + 1, windows, registers)."""
+        """Return the search that begins with these rows.
+
+        `rows`: (batches, runs, vectors, lanes); `wants`: (rows + 1, windows, registers).
+        """
         held = np.ascontiguousarray(rows.transpose(2, 1, 3, 0))
         wanted = wants[np.minimum(held, len(wants) - 1)].transpose(0, 1, 2, 5, 4, 3)
         totals = wanted.sum(axis=3, dtype=np.uint16)
@@ -164,9 +175,9 @@ class _Search:
                 return
 
     def _swap(self, apart: int, run: int) -> bool:
-        """Make the best swap between vectors whose numbers differ by xor `apart`, if any gains.
+        """Make the best swap of two rows between vectors `v` and `v ^ apart`, for each such pair.
 
-        Return whether any swap was made.
+        Only if it gains. Return whether any swap was made.
         """
         vectors, _, lanes, batches = self.held.shape
         bit = 1 << apart.bit_length() - 1
@@ -203,10 +214,12 @@ class _Search:
         return len(pair) > 0
 
     def _price(self, most_of_lane: _Counts, most: _Counts) -> npt.NDArray[np.int32]:
-        """Return the bound times sources and products, and a little of each term, over windows.
+        """Return the prices of vectors of rows: bounds of their steps, scaled, summed over windows.
 
-        `most`: for each register, the third axis from the end, the most nonzeros of a lane; it is
-        overwritten.
+        A bound is the larger of two: the most nonzeros of a lane in a window (`most_of_lane`),
+        and the sum over registers of the most nonzeros of a lane in each (`most`). Both are scaled
+        alike, to whole numbers; a small share of each is added, so that the lesser counts too.
+        `most` has registers on the third axis from the end; it may be overwritten.
         """
         sources, products = self.step
         lanes = sources * most_of_lane.astype(np.int32)

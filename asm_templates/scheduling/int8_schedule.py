@@ -27,7 +27,10 @@ _Counts = npt.NDArray[np.float32]
 
 
 def quad_schedule(demand: Demand, tries: int) -> Covering:
-    """Return the best of several greedy coverings; see the top of this file."""
+    """Return steps that serve all nonzeros, up to four a lane: the best of `tries` greedy choices.
+
+    See the top of this file.
+    """
     taken_shape = (demand.count.shape[1], PRODUCTS)
     return covering(
         demand,
@@ -85,17 +88,21 @@ def _best_pair(left: _Counts, random: np.random.Generator) -> tuple[_IntArray, _
 
 
 def _due(left: _Counts) -> _Counts:
-    """Return the nonzeros that each lane must take from a register (axis 2) so that it falls."""
+    """Return the nonzeros that each lane must take now so that its register needs a step less.
+
+    `left`: nonzeros left, (problems, lanes, registers).
+    """
     needed = np.ceil(left.max(axis=1, keepdims=True) / PRODUCTS)
     due: _Counts = np.maximum(left - PRODUCTS * (needed - 1), 0) * (left > 0)
     return due
 
 
 def _take(left: _Counts, following: _IntArray, first: _IntArray, second: _IntArray) -> _IntArray:
-    """Serve every lane from both registers: due nonzeros, then more from where it lags more.
+    """Serve every lane from two registers, four nonzeros at most; return their numbers.
 
-    A lane lags more in a register the nearer it is to the lane that has most left there. Free
-    products are -1.
+    Due nonzeros come first, then more from the register where the lane lags more: it lags more the
+    nearer it is to the lane that has most left there. Free products are -1. `left` and `following`
+    change.
     """
     row = np.arange(len(left))
     in_first, in_second = left[row, :, first], left[row, :, second]

@@ -69,9 +69,9 @@ class Steps:
 
 
 def turns(problem: _Numbers) -> tuple[_Numbers, npt.NDArray[np.float64]]:
-    """Return each step's number within its problem, and its due time, 0 to 1.
+    """Return each step's number within its problem, and its place between 0 and 1 in time.
 
-    `problem` ascends.
+    The steps of a problem are evenly spread. `problem`, by step, ascends.
     """
     begin = np.searchsorted(problem, problem)
     end = np.searchsorted(problem, problem, side="right")

@@ -44,7 +44,10 @@ PANEL_VECTORS, _ANYWHERE_LOOKS, _MOST_SWEEPS = 32, 15_000_000, 8
 
 @dataclass(frozen=True)
 class RowPanel:
-    """Equal batches from vector `first` on, each of `fold` runs of `accumulators` vectors."""
+    """Equal batches of vectors of outputs: `batches` of them, from vector `first` on.
+
+    The code of each batch runs `fold` times, each time for `accumulators` vectors.
+    """
 
     first: int
     batches: int
@@ -69,7 +72,10 @@ class RowPanel:
         return own.reshape(self.batches, self.fold, self.accumulators, lanes)
 
     def by_fold_group(self, rows: _Numbers, lanes: int) -> _Numbers:
-        """Return the rows in all lanes of each fold group, (fold groups, lanes of all runs)."""
+        """Return the rows of each fold group: (fold groups, lanes of all runs).
+
+        A fold group is the vectors that share steps, one of each run.
+        """
         return self.by_batch(rows, lanes).swapaxes(1, 2).reshape(self.fold_groups, -1)
 
 
@@ -106,7 +112,10 @@ class RowOrder:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of an order in a family: the bound of its steps, and an exchange, in steps."""
+    """Prices by which orders of rows are compared, in steps: of a schedule, and of an exchange.
+
+    `bound` estimates a schedule's steps.
+    """
 
     bound: Bound
     exchange: float
@@ -125,9 +134,9 @@ def row_order(
     prices: Prices,
     sweeps: int,
 ) -> RowOrder:
-    """Return the cheapest order among blocks of 2**stages vectors.
+    """Return the cheapest order of rows, grouped in blocks of 2**stages vectors.
 
-    `counts`: as in `grouping`. Without sweeps, rows are not swapped.
+    `counts`: (rows, windows, registers), each row's nonzeros. Without sweeps, rows are not swapped.
     """
     natural = np.arange(max(part.first + part.vectors for part in parts) * lanes)
     none = np.zeros((max(len(natural) - len(counts), 0), *counts.shape[1:]), np.uint16)

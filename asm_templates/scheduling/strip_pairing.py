@@ -68,10 +68,11 @@ def _steps(used: _Flags, reach: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _shared(lower: _Numbers, upper: _Numbers, vectors: int) -> Iterator[tuple[int, int, int]]:
-    """Yield two inputs of several vectors' lower and upper strips, and the bits of these vectors.
+    """Yield pairs of inputs that several vectors can use together: lower, upper, bits of vectors.
 
-    Both arrays hold, for each input, a bit for each vector; bits that are found are cleared. Inputs
-    that both strips of a vector need come first, then inputs that most vectors share.
+    Both arrays hold, for each input, a bit for each vector whose strip needs it; bits that are
+    found are cleared. Inputs that both strips of a vector need come first, then inputs that most
+    vectors share.
     """
     both = lower & upper
     lower ^= both

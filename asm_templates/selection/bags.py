@@ -1,7 +1,7 @@
-"""One row for each bag of a table's rows: their sum, mean or largest elements.
+"""Embedding bags: for each bag (list of indices) the sum, mean or maximum of a table's rows.
 
-    for each bag, for each few vectors of features that fit the registers:
-        for each index of the bag:  sums += weight * table[index]
+for each bag, for each few vectors of features that fit the registers:
+    for each index of the bag:  sums += weight * table[index]
 """
 
 from dataclasses import dataclass
@@ -38,9 +38,10 @@ _SAVED = (rbx, r12, r13)
 
 @dataclass(frozen=True)
 class Bags:
-    """`bags` bags of `indices` indices in all into a float32 table (rows, features).
+    """Sizes of a bag reduction: `bags` bags, with `indices` indices in all, into a float32 table.
 
-    Without offsets all bags are equally long. `result_pitch` is bytes from a result to the next.
+    The table is (rows, features). Without offsets all bags are equally long. `result_pitch` is
+    bytes from a result to the next.
     """
 
     bags: int

@@ -50,9 +50,10 @@ _SWAPPED_HALVES, _SWAPPED_PAIRS = 0x4E, 0xB1  # of vpshufd
 
 @dataclass(frozen=True)
 class LargestElements:
-    """The `count` largest of each of `rows` float32 rows of `length`, `pitch` bytes apart.
+    """A search for the `count` largest elements of each of `rows` float32 rows.
 
-    `with_values`: return the elements too, not only their places. `least`: find the least instead.
+    Rows have `length` elements and are `pitch` bytes apart. `with_values`: return the elements too,
+    not only their places. `least`: find the least instead.
     """
 
     rows: int
@@ -63,7 +64,7 @@ class LargestElements:
     least: bool = False
 
     def scratch_bytes(self, target: Target) -> int:
-        """Return the bytes of a row's keys, and of a vector behind them."""
+        """Return the bytes of scratch: the integer keys of a row, and a vector behind them."""
         return _FLOAT * self.length + target.vector_bytes
 
 
@@ -179,10 +180,10 @@ _INDEX = 8
 
 
 def emit_true_places(asm: Assembler, length: int) -> None:
-    """Append the search through a mask of `length` elements, 1 or more.
+    """Append code that lists the places of the true elements of a mask of `length` elements.
 
     rdi: mask, a byte of 0 or 1 each; rsi: places, int64 (length,); rdx: their number, int64. The
-    places behind the last become 0. Clobbers rax, rcx and r8.
+    places behind the last become 0. `length` is 1 or more. Clobbers rax, rcx and r8.
     """
     for register in (rax, r8):
         asm.emit("xor", dword(register), dword(register))

@@ -28,9 +28,9 @@ _EXTREMES = {Reduction.MAX: "vmaxps", Reduction.MIN: "vminps"}
 
 @dataclass(frozen=True)
 class RowUpdates:
-    """`count` updates of each of `batch` tables of `rows` rows of `floats` floats.
+    """Sizes of a scatter: `count` updates of rows of `floats` floats, into each of `batch` tables.
 
-    An int64 counts as two floats.
+    Tables have `rows` rows. An int64 counts as two floats.
     """
 
     batch: int
@@ -62,11 +62,11 @@ def emit_table_copy(asm: Assembler, spec: RowUpdates) -> None:
 
 
 def emit_row_updates(asm: Assembler, spec: RowUpdates) -> None:
-    """Append the updates.
+    """Append code that applies all updates, one after another, to the rows of the result.
 
     rdi: indices, int64; rsi: updates; rdx: result. Leaves r8 = 1 if an index is out of range, for
-    which row 0 is updated, else 0. Clobbers rax, rcx, rdx, rsi, rdi, r9, r10, the vector
-    registers, k1, k2 and k7.
+    which row 0 is updated, else 0. Clobbers rax, rcx, rdx, rsi, rdi, r9, r10, the vector registers,
+    k1, k2 and k7.
     """
     asm.emit("xor", dword(r8), dword(r8))
     with counted_down(asm, r10, spec.batch):

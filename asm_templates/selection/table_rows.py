@@ -13,7 +13,10 @@ _VECTORS_IN_STEP = 8
 
 @dataclass(frozen=True)
 class RowCopies:
-    """`count` rows of a float32 table (rows, features); pitches are bytes from one to the next."""
+    """Sizes of a lookup: `count` rows of a float32 table (rows, features), copied by index.
+
+    `index_pitch` and `result_pitch` are bytes from one index, and one result, to the next.
+    """
 
     count: int
     rows: int
@@ -23,7 +26,7 @@ class RowCopies:
 
 
 def emit_row_copies(asm: Assembler, spec: RowCopies) -> None:
-    """Append the copies.
+    """Append code that copies rows of a table by index.
 
     rdi: indices, int64; rsi: table; rdx: result. Leaves r8 = 1 if an index is out of range, for
     which row 0 is taken, else 0. Clobbers rax, rcx, rdx, rdi, r9, the vector registers and k7.

@@ -32,8 +32,9 @@ from sparsejit.x86.operands import Literal, Register
 def interleaved(
     asm: Assembler, inputs: Sequence[Register], pairs: Sequence[Register]
 ) -> Iterator[tuple[int, Register]]:
-    """Yield the numbers and registers of e0 to e3, each as soon as its code is appended.
+    """Append the interleaving of four registers of bytes; yield each result's number and register.
 
+    The results e0 to e3 (see the top of this file) are yielded as soon as their code is appended.
     They overwrite the inputs. Clobbers the four `pairs`.
     """
     for number, pair in enumerate(pairs):

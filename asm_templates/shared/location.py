@@ -18,7 +18,7 @@ class Location(Protocol):
 
 @dataclass(frozen=True)
 class InWorkspace:
-    """The address `offset` bytes into the workspace."""
+    """An array in the workspace, `offset` bytes from its start."""
 
     offset: int
 
@@ -28,7 +28,10 @@ class InWorkspace:
 
 @dataclass(frozen=True)
 class ByPointer:
-    """`offset` bytes behind the address that lies `slot` bytes into the workspace."""
+    """An array whose address is stored in the workspace: `offset` bytes behind that address.
+
+    The address lies `slot` bytes into the workspace.
+    """
 
     slot: int
     offset: int = 0
@@ -41,7 +44,7 @@ class ByPointer:
 
 @dataclass(frozen=True)
 class InRegister:
-    """An address that a register holds."""
+    """An array whose address a register holds."""
 
     held: Register
 
@@ -51,7 +54,7 @@ class InRegister:
 
 @dataclass(frozen=True)
 class InPool:
-    """A literal, at its offset in the pool."""
+    """A constant array in the pool of literals, at its offset."""
 
     offset: int
 

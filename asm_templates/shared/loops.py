@@ -89,11 +89,11 @@ def counted_up(
 
 @dataclass(frozen=True)
 class Span:
-    """A few consecutive vectors of every array in the walk.
+    """A few consecutive vectors that code handles at a time, at the same place of several arrays.
 
     `firsts` are the numbers of their first elements, less the count of elements that the loop
-    register `index` has passed (in bytes; None outside the loop). Only the last vector outside
-    the loop may reach past `length`; its elements beyond are loaded as zero and not stored.
+    register `index` has passed (in bytes; None outside the loop). Only the last vector outside the
+    loop may reach past `length`; its elements beyond are loaded as zero and not stored.
     """
 
     asm: Assembler
@@ -140,6 +140,9 @@ _STEPS = 16
 
 
 def fetch_redirects(steps: int, target: Target, every: int = _STEPS) -> Line:
-    """Return the jump before every `every`-th of `steps` steps, on cores that gain by it."""
+    """Return the line of jumps to the next instruction, before every `every`-th of `steps` steps.
+
+    Only on cores that gain by them.
+    """
     now = (np.arange(1, steps + 1) % every == 0) & target.core.redirects
     return line("jmp", Relative("next"), when=now)

@@ -25,7 +25,7 @@ Number = TypeVar("Number", int, npt.NDArray[Any])
 
 @dataclass(frozen=True)
 class StridePadding:
-    """Padding of a stream of lines: `run` of every `period` lines are read.
+    """Unused cache lines in a stream of lines: `run` lines of every `period` hold data.
 
     `period` divides the 256 lines that a one-byte displacement reaches.
     """
@@ -55,7 +55,7 @@ DENSE, ALTERNATE, PADDED = StridePadding(1, 1), StridePadding(1, 2), StridePaddi
 
 
 def literal(asm: Assembler, lines: npt.NDArray[Any], space: StridePadding) -> int:
-    """Put lines, along axis 1, into the pool, and count the padding bytes in between.
+    """Put lines, along axis 1, into the pool with their padding; return their offset there.
 
     Their alignment puts the padding lines in the same sets of L1 in every call.
     """

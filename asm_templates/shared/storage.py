@@ -41,7 +41,10 @@ _Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Unpacking:
-    """Unpacking of one dtype to `weight`; `upper_halves` holds 0xFFFF0000 in every lane."""
+    """Code that unpacks vectors of stored weights, of one dtype, to float32 in register `weight`.
+
+    `upper_halves` is a register that holds 0xFFFF0000 in every lane.
+    """
 
     asm: Assembler
     dtype: DType
@@ -76,9 +79,10 @@ class Unpacking:
         return [*shift, self._clear_lower(place, odd)], self.weight
 
     def register(self, place: Memory, odd: _Flags, whole: Register) -> tuple[list[Line], Register]:
-        """Return lines that load the vector at `place` into a register, and the register.
+        """Return lines that load the vector of weights at `place` into a register, and that.
 
-        Consecutive vectors of bfloat16 share one load of their line, in register `whole`.
+        `odd`: it is the second vector of a bfloat16 line. Consecutive vectors of bfloat16 share one
+        load of their line, in register `whole`.
         """
         if self.dtype is DType.FLOAT32:
             return [line("vmovups", self.weight, place)], self.weight
@@ -167,12 +171,18 @@ class Storage:
         self._unpacking(asm).start()
 
     def in_trips(self, weights: FloatArray) -> FloatArray:
-        """Flatten vectors (trips, any, lanes); zeros pad each trip to a multiple of `whole`."""
+        """Flatten vectors of weights (trips of a loop, any, lanes) to (any, lanes).
+
+        Zeros pad each trip to a multiple of `whole` vectors.
+        """
         padded = np.pad(weights, ((0, 0), (0, -weights.shape[1] % self.whole), (0, 0)))
         return padded.reshape(-1, weights.shape[2])
 
     def trip_bytes(self, vectors: int) -> int:
-        """Return the bytes from one trip of `vectors`, whole runs of lines, to the next."""
+        """Return the bytes from one trip of a loop to the next, if it reads `vectors` vectors.
+
+        These are whole runs of lines.
+        """
         return int(self.place(np.array(round_up(vectors, self.whole))))
 
     def operand(
@@ -201,7 +211,10 @@ class Storage:
 
 
 def stored_dtype(family: str, dtype: DType, float32_bytes: int, target: Target) -> DType:
-    """Return the dtype in which a family stores weights: float32 where that is near and faster."""
+    """Return the dtype in which a family stores weights of `dtype`.
+
+    It is float32 instead if float32 weights fit a cache from which the core reads them faster.
+    """
     nearest = target.core.widened.get((family, dtype.value))
     room = {None: -1, "L1": target.l1d_bytes, "L2": target.l2_bytes // 2}[nearest]
     return DType.FLOAT32 if float32_bytes <= room else dtype
@@ -233,7 +246,7 @@ def _packed(dtype: DType, vectors: FloatArray) -> npt.NDArray[np.generic]:
 
 
 def bfloat16_bits(values: FloatArray) -> npt.NDArray[np.uint16]:
-    """Return the upper halves of float32 values, rounded to nearest, ties to even."""
+    """Round float32 values to bfloat16, ties to even; return the 16 bits of each."""
     bits = np.ascontiguousarray(values).view(np.uint32)
     halfway = np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
     return ((bits + halfway) >> np.uint32(16)).astype(np.uint16)
@@ -305,7 +318,10 @@ class Addresses:
 
 
 def addresses(address: _Numbers, unit: int) -> Addresses:
-    """Cut byte addresses into the spans that a displacement in units of `unit` bytes reaches."""
+    """Split byte addresses into bases and the displacements, in units of `unit` bytes, from these.
+
+    A base changes only where the displacement would not reach.
+    """
     span = 2 * REACH * unit
     window = address // span
     return Addresses(

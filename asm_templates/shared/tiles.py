@@ -70,7 +70,7 @@ def tiles(
 
 
 def tile_capacity(target: Target, spare: int) -> int:
-    """Return the largest number of accumulators of a tile; `spare` as in `tiles`."""
+    """Return the most accumulators of a tile, if `spare` registers stay free, as in `tiles`."""
     return target.vector_registers - max(RESERVED, INPUTS + spare)
 
 

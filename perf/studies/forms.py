@@ -110,7 +110,7 @@ def compile_bytes() -> None:
 
 
 def run_some() -> None:
-    """Call, time and calibrate: that needs the forms of the runtime's own code."""
+    """Call and time kernels, and calibrate: these need the forms of the runtime's own code."""
     weights = np.eye(16, 24, dtype=np.float32)
     for batch in (1, 5):
         kernel = sparsejit.compile_matrix(weights, batch=batch)

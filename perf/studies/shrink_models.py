@@ -286,7 +286,10 @@ def ppocr(folder: Path) -> StudiedModel:
 def _labelling(
     fresh: Sequence[Element], labels: npt.NDArray[np.int64] | None = None
 ) -> tuple[Callable[[Call], Any], Callable[[Any, Any], dict[str, float]]]:
-    """Decisions and changes of a classifier along the last axis."""
+    """Two functions of a classifier: its labels of fresh inputs, and changes of these labels.
+
+    Labels are classes along the last axis; with given `labels` the changes include accuracy.
+    """
 
     def decide(call: Call) -> Any:
         return np.concatenate([np.asarray(call(*x)).argmax(-1).reshape(-1) for x in fresh])
@@ -340,7 +343,7 @@ def main(
 def figures(
     studied: StudiedModel, budgets: Sequence[float], dtype: str
 ) -> Iterator[ShrunkFigures]:
-    """Each budget and each speed, from the same tables of errors and times."""
+    """Yield the figures of each budget and each speed, from the same tables of errors and times."""
     with TemporaryDirectory() as kept:
         yield from _figures(studied, budgets, {"dtype": dtype, "resume": Path(kept, "tables.sjit")})
 
@@ -385,7 +388,7 @@ def _compiled(studied: StudiedModel) -> Call:
 
 
 def _other(studied: StudiedModel) -> list[Call]:
-    """ONNX Runtime, where it runs the model."""
+    """ONNX Runtime's call of the model, in a list; an empty list where it does not run."""
     try:
         run = onnx_runtime(_file_of(studied))
     except Exception as error:  # of many types, which are not public

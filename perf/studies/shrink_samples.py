@@ -51,7 +51,10 @@ def sounds(folder: Path, seed: int, count: int, samples: int) -> FloatArray:
 
 
 def _cut(rng: np.random.Generator, voices: list[FloatArray], samples: int) -> FloatArray:
-    """Recordings of standard deviation 1 in a row, with half a second of silence between them."""
+    """`samples` of random recordings in a row, with half a second of silence between them.
+
+    Each recording is scaled to a standard deviation of 1.
+    """
     parts: list[FloatArray] = []
     while sum(map(len, parts)) < samples + RATE:
         one = voices[rng.integers(len(voices))]
@@ -63,7 +66,7 @@ def _cut(rng: np.random.Generator, voices: list[FloatArray], samples: int) -> Fl
 def _noise(
     rng: np.random.Generator, kind: str, voices: list[FloatArray], samples: int
 ) -> FloatArray:
-    """Noise of standard deviation 1."""
+    """Noise (samples,) of standard deviation 1: "babble" of voices, "brown", "hum", or white."""
     white = rng.normal(size=samples)
     if kind == "babble":
         white = np.sum([_cut(rng, voices, samples) for _ in range(4)], axis=0)
@@ -104,7 +107,7 @@ def _paths_by_suffix() -> list[list[str]]:
 
 
 def _ends_of(path: str) -> npt.NDArray[np.int32] | None:
-    """The bytes of a file as magika takes them; None for a path without bytes."""
+    """The first and last bytes of a file as magika takes them; None for a path without bytes."""
     if os.path.islink(path) or not os.path.isfile(path) or not os.path.getsize(path):
         return None
     with open(path, "rb") as file:

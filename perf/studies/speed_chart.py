@@ -27,7 +27,10 @@ _COLOURS = {"MKL CSR": "#9aa5b1", "sparsejit float32": "#2b6cb0", "sparsejit int
 
 
 def speed_ups(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Speed-up over a dense product of the same run, by series and problem."""
+    """Speed-up over the dense product of the same run, by contestant and problem.
+
+    Contestants are our kernels by dtype, and MKL's sparse product.
+    """
     found: dict[str, dict[str, float]] = {name: {} for name in _COLOURS}
     for row in rows:
         if not row["auto"] or row["isa"] != "avx512":

@@ -27,7 +27,7 @@ from sparsejit.perf.timing import RoundsInTurn
 from sparsejit.planner.batch_plan import plan_batch, price_batch
 from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.cost import price
-from sparsejit.planner.plan import Candidate, Job, Plan, Template, plan
+from sparsejit.planner.kernel_choice import Candidate, Job, Plan, Template, plan
 from sparsejit.runtime.native_timing import aligned, clock, native_loop, time_native
 from sparsejit.runtime.program import build
 
@@ -163,7 +163,7 @@ def survey(
 
 
 def survey_layer(layer: SurveyLayer, target: Target) -> SurveyRow:
-    """One row of `survey`."""
+    """Plan one layer, and time its kernels: a row of `survey`."""
     problem, dtype = layer.problem, layer.dtype
     matrix, x = SparseMatrix(problem.weights()), aligned(problem.input())
     scale = float(np.abs(x).max()) / LARGEST_INT8 if dtype is DType.INT8 else None
@@ -216,7 +216,10 @@ def _worth_timing(choice: Plan, job: Job) -> tuple[list[Template], dict[str, str
 
 
 def _floor_ns(candidate: Candidate, job: Job) -> float:
-    """Nanoseconds to read its code or data, whichever is larger, at `_FASTEST_BYTES` a cycle."""
+    """Nanoseconds that a kernel takes at least: to read its code or data, whichever is larger.
+
+    They come at `_FASTEST_BYTES` a cycle.
+    """
     longer = max(candidate.cost.code_bytes, candidate.cost.data_bytes)
     return longer / _FASTEST_BYTES / calibrated(job.target).core.rates.cycles_per_ns
 
@@ -271,7 +274,10 @@ def _made(templates: list[Template], job: Job, choice: Plan, x: FloatArray) -> l
 
 
 def _time_in_turn(runs: list[_Contender]) -> None:
-    """Time the chosen run, the first, and all that may be fastest; near ones at more places."""
+    """Set `ns` of the chosen run, the first, and of all that may be the fastest, timed in turns.
+
+    Runs near the fastest are timed at more places in memory.
+    """
     told = max(_TOLD_BY_ONE_CALL_NS, _FAR_BEHIND * min(run.ns for run in runs))
     chosen = runs[0]
     rounds = RoundsInTurn({run: run.time for run in runs if run is chosen or run.ns <= told})

@@ -98,7 +98,11 @@ class DeckLoop:
 def _folded(
     wide: Mapping[str, Array], conditioning: Mapping[str, Array]
 ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Folded terms of the gates and of fc1: each the last sample's column (n,) and (frames, n)."""
+    """Terms of the gates and of fc1, with the linear layer before them folded in.
+
+    Each is a column (n,), which the last sample multiplies, and a sum (frames, n) from
+    conditioning.
+    """
     mel, first, second = conditioning.values()
     joined = np.concatenate([mel, first], axis=1)
     column, linear = wide["I.weight"][:, 0], joined @ wide["I.weight"][:, 1:].T + wide["I.bias"]

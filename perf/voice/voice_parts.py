@@ -86,7 +86,7 @@ def touched_bytes(graph: SampleGraph, loop: SampleLoop) -> TouchedBytes:
 
 
 def _table_bytes(graph: SampleGraph, row_bytes: int) -> int:
-    """Bytes of all input tables, of which one sample reads `row_bytes`."""
+    """Bytes of all input tables as they are stored, where a sample reads rows of `row_bytes`."""
     read = held = 0
     for node in graph.graph.nodes:
         if type(node.op).__name__ == "SumOfRows":

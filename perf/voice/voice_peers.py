@@ -41,7 +41,10 @@ _UNIFORM = 0.37
 
 
 class StepModule(nn.Module):
-    """One step: `examples` are its inputs; `feedback` pairs (result, input) link it to the next."""
+    """One sample's step: `examples` are its inputs, `feedback` links results to the next inputs.
+
+    Feedback is pairs (result, input), by number.
+    """
 
     examples: tuple[Tensor, ...]
     feedback: tuple[tuple[int, int], ...]
@@ -57,7 +60,7 @@ class GruCell(nn.Module):
     """torch.nn.GRUCell, or its formulas where an exporter or a compiler lacks the operator."""
 
     def __init__(self, *tensors: Array) -> None:
-        """weight_ih, weight_hh, bias_ih and bias_hh."""
+        """Take weight_ih, weight_hh, bias_ih and bias_hh, in torch's shapes."""
         super().__init__()
         out, inputs = tensors[0].shape
         self.cell = nn.GRUCell(inputs, out // 3)
@@ -201,7 +204,7 @@ def _folded(
 
 
 class DualLinear(nn.Module):
-    """`DualDenseSpec`'s formula."""
+    """The sum of two layers scale * tanh(W x + b), as `DualDenseSpec` describes them."""
 
     def __init__(self, weight: Array, bias: Array, scale: Array) -> None:
         super().__init__()

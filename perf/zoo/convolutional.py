@@ -30,7 +30,7 @@ class CausalBlock(nn.Module):
 
 
 def temporal_convolutions() -> nn.Module:
-    """(batch, 32, time) -> (batch, 16, time)."""
+    """Dilated convolutions over time: (batch, 32, time) -> (batch, 16, time)."""
     blocks = [CausalBlock(64 if number else 32, 64, 2**number) for number in range(5)]
     return nn.Sequential(*blocks, nn.Conv1d(64, 16, 1))
 
@@ -98,7 +98,7 @@ def mobilenet_v1() -> nn.Module:
 
 
 def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    """The residual of a block: its input, convolved where sizes differ."""
+    """The way past a block, which is added to it: its input, convolved where sizes differ."""
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()
     return nn.Sequential(
@@ -251,7 +251,7 @@ def mobilenet_v2() -> nn.Module:
 
 
 def small_1d() -> nn.Module:
-    """(batch, 40, 64) -> (batch, 40, 32): features of 64 frames."""
+    """Four convolutions over time: (batch, 40, 64) -> (batch, 40, 32), features of 64 frames."""
     return nn.Sequential(
         nn.Conv1d(40, 128, 5, padding=2),
         nn.ReLU(),
@@ -264,7 +264,7 @@ def small_1d() -> nn.Module:
 
 
 def small_2d() -> nn.Module:
-    """(batch, 3, 32, 32) -> (batch, 10)."""
+    """Four convolutions, means, and a linear layer: (batch, 3, 32, 32) -> (batch, 10)."""
     channels = ((3, 32, 1), (32, 64, 2), (64, 128, 2), (128, 128, 1))
     layers: list[nn.Module] = []
     for in_channels, out_channels, stride in channels:

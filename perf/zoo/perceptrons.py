@@ -12,7 +12,7 @@ def multilayer_perceptron() -> nn.Module:
 
 
 def autoencoder() -> nn.Module:
-    """(batch, 784) -> (batch, 784), each between 0 and 1."""
+    """Four linear layers, 64 features inside: (batch, 784) -> (batch, 784), each in [0, 1]."""
     encoder = nn.Sequential(nn.Linear(784, 256), nn.GELU(), nn.Linear(256, 64), nn.GELU())
     decoder = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 784), nn.Sigmoid())
     return nn.Sequential(encoder, decoder)

@@ -35,7 +35,7 @@ class DarknetBlock(nn.Module):
 
 
 class HalvedLayers(nn.Module):
-    """Cross-stage partial layer: half of the channels through blocks, half past them, then both."""
+    """Cross-stage partial layer: two halves of the channels, one through blocks, then joined."""
 
     def __init__(self, inputs: int, outputs: int, blocks: int, adds: bool = True) -> None:
         super().__init__()

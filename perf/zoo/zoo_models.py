@@ -115,7 +115,7 @@ def _lively(module: nn.Module) -> nn.Module:
 
 
 def _normal(*shape: int) -> Callable[[int], tuple[Tensor, ...]]:
-    """One float32 input (batch, *shape)."""
+    """A function from the batch to one float32 input (batch, *shape), standard normal."""
     return lambda batch: (torch.randn(batch, *shape),)
 
 
@@ -129,7 +129,7 @@ def _recommendation_inputs(batch: int) -> tuple[Tensor, ...]:
 
 
 def _words(tokens: int) -> Callable[[int], tuple[Tensor, ...]]:
-    """One input (batch, tokens): ids of words."""
+    """A function from the batch to one input (batch, tokens): ids of words."""
     return lambda batch: (torch.randint(Bert.WORDS, (batch, tokens)),)
 
 

@@ -43,7 +43,10 @@ def read_data(path: str | Path, names: Sequence[str]) -> list[tuple[Array, ...]]
 
 
 def split(elements: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Elements to fit weights to, and elements held back. Raises InvalidInput for too few."""
+    """Elements to fit weights to, and elements held back to measure errors on.
+
+    Raises InvalidInput for too few.
+    """
     if len(elements) < LEAST_ELEMENTS:
         raise InvalidInput(
             f"data has {len(elements)} elements; give {LEAST_ELEMENTS} at least, better 100"

@@ -67,7 +67,7 @@ class Distillation:
 
 
 class _AdamSteps:
-    """Steps of Adam on some tensors of a module."""
+    """Adam's steps on some tensors of a module, in which zeros of matrices stay zeros."""
 
     def __init__(self, model: nn.Module, tensors: Sequence[nn.Parameter], steps: int) -> None:
         self._model = model
@@ -81,7 +81,7 @@ class _AdamSteps:
         self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, steps)
 
     def step(self, elements: Sequence[tuple[ExampleCall, list[Tensor]]]) -> None:
-        """One step on the mean error of some elements."""
+        """One step on the sum of the relative squared errors of all outputs for some elements."""
         self._optimizer.zero_grad()
         for call, wanted in elements:
             pairs = zip(_outputs(self._model, call, True), wanted, strict=True)
@@ -94,7 +94,7 @@ class _AdamSteps:
 
 
 def _outputs(model: nn.Module, call: ExampleCall, with_gradients: bool = False) -> list[Tensor]:
-    """The outputs that are floats."""
+    """The floating-point tensors among a module's outputs for a call, in order."""
     args, kwargs = torch.utils._pytree.tree_map(_tensor, (call.args, dict(call.kwargs)))
     with torch.set_grad_enabled(with_gradients):
         found = tree_leaves(model(*args, **kwargs))
@@ -106,14 +106,14 @@ def _tensor(leaf: Any) -> Any:
 
 
 def _relative(found: Tensor, wanted: Tensor) -> Tensor:
-    """The squared error over the sum of the wanted outputs' squares."""
+    """The sum of an output's squared errors over the sum of the wanted output's squares."""
     return (found - wanted).square().sum() / wanted.square().sum().clamp_min(1e-20)
 
 
 def _error(
     model: nn.Module, calls: Sequence[ExampleCall], exact: Sequence[list[Tensor]]
 ) -> float:
-    """The mean squared error of all outputs, relative."""
+    """The mean of the relative squared errors of all outputs for all calls."""
     found = [
         _relative(ours, theirs)
         for call, outputs in zip(calls, exact, strict=True)

@@ -58,7 +58,7 @@ class KeptTables:
         return cls(check_writable(path), digest)
 
     def read(self, layers: Sequence[ShrinkLayer]) -> ShrinkTables | None:
-        """The tables of some of these layers; None without a file.
+        """The tables in the file, which are of some of these layers; None without a file.
 
         Raises InvalidInput for the tables of another model or other data, and DamagedFile.
         """

@@ -60,7 +60,10 @@ class ShrinkLayer:
 
     @property
     def reads(self) -> tuple[Value, ...]:
-        """The values that its rows are in: x, or the first state and the states of all steps."""
+        """Graph values that have the rows it multiplies: x, or a recurrent layer's states.
+
+        These are the first state, and the states of all steps.
+        """
         if self.is_recurrent:
             return self.node.inputs[1], self.node.outputs[0]
         return self.node.inputs[:1]
@@ -82,12 +85,12 @@ class ShrinkLayer:
 
     @property
     def y(self) -> Value:
-        """Its result."""
+        """The value of the graph that is the layer's result."""
         return self.node.outputs[0]
 
     @property
     def inputs(self) -> int:
-        """The number of weights of an output."""
+        """The number of weights of each output: input channels times taps of the kernel."""
         return int(np.prod(self.shape[1:]))
 
     @property
@@ -123,7 +126,7 @@ class ShrinkLayer:
         return calibrated[self.key].get(dtype)
 
     def rows(self, x: Array, most: int, seed: int) -> Array:
-        """Rows (n, in) of x that it multiplies; the same places for the same seed."""
+        """At most `most` of the rows (n, in) of x that it multiplies, drawn by the seed."""
         rng = np.random.default_rng(seed)
         return multiplied_rows(self.node.op, self.shape, x, most, rng)
 
@@ -163,7 +166,7 @@ def shrink_layers(graph: Graph, has_int8_gates: bool = True) -> list[ShrinkLayer
 
 
 def _readers_of_elements(value: Value, readers: Mapping[Value, list[Node]]) -> Iterator[Node]:
-    """The nodes that read a value, or read it in another shape or order of axes."""
+    """The nodes that read a value's elements, perhaps behind reshapes and permuted axes."""
     for node in readers[value]:
         if isinstance(node.op, Reshape | Permute):
             yield from _readers_of_elements(node.outputs[0], readers)
@@ -202,7 +205,7 @@ class LayerForm:
     dtype: DType
 
     def is_finer(self, other: LayerForm) -> bool:
-        """Whether zeros lie at least as freely as in the other form, with no larger errors."""
+        """Whether zeros may lie at least as freely as in `other`, in a dtype that errs no more."""
         if _BY_ERROR.index(self.dtype) > _BY_ERROR.index(other.dtype):
             return False
         names = _PATTERNS[other.dtype]

@@ -161,7 +161,10 @@ def _biases(
 def _added(
     node: Node, raw: Graph, readers: Mapping[Value, list[Node]], outputs: int
 ) -> Iterator[Value]:
-    """Constants with a number for each output that a layer or the next operators read."""
+    """Constants with a number for each output, read by a layer or operators right behind it.
+
+    One of them may be the layer's bias in the source.
+    """
     yield from (v for v in biases_of(node) if v in raw.constants and v.type.size == outputs)
     if isinstance(node.op, Recurrence):
         return
@@ -176,7 +179,10 @@ def _added(
 def _scale_of_bias(
     node: Node | None, after: Graph, layer: ShrinkLayer, dense: Graph
 ) -> Array | None:
-    """Increase (out,) of the graph's bias; None where it did not change."""
+    """Change (out,) of a layer's bias from graph `dense` to graph `after`; None without one.
+
+    `node` is the layer in `after`. None also where some of it did not change.
+    """
     bias = next(iter(biases_of(node)), None) if node is not None else None
     if bias is None or bias not in after.constants or layer.bias is None:
         return None
@@ -229,7 +235,10 @@ def input_scales(
 
 
 def with_weights_of(layers: Sequence[SourceLayer], again: Graph, made: Graph) -> Graph:
-    """The graph `made` with weights and biases of `again`, the source's graph read again."""
+    """The graph `made`, with its layers' weights and biases replaced by the graph `again`'s.
+
+    `again` is the source's graph, read again.
+    """
     nodes = {key.place: node for key, node in keyed_layers(again).items()}
     found = {}
     for each in layers:

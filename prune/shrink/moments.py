@@ -23,9 +23,10 @@ def torch_device() -> torch.device:
 
 
 class SummedProducts:
-    """The sum of x zT over pairs of rows.
+    """The sum of the outer products x zT over pairs of rows x and z, (in,) each.
 
-    Many rows at once: the sum is larger than the rows of one element, and slower to read.
+    Rows are taken in many at once: the sum is larger than the rows of one element, and slower to
+    read.
     """
 
     def __init__(self, inputs: int) -> None:
@@ -39,7 +40,7 @@ class SummedProducts:
             self._take_in()
 
     def mean(self, count: int) -> Tensor:
-        """The sum over the number of rows, float64 (in, in)."""
+        """The sum divided by `count`, the number of rows: float64 (in, in)."""
         if self._waiting:
             self._take_in()
         return self._sum / count
@@ -51,7 +52,7 @@ class SummedProducts:
 
 
 class Moments:
-    """Means over rows z (in,).
+    """The mean and the second moment of rows z (in,), taken in a few at a time.
 
     Attributes:
         mean: float64 (in,), of z
@@ -76,7 +77,7 @@ class Moments:
         return not self._second.mean(self.count).any()
 
     def hessian(self, has_bias: bool) -> Tensor:
-        """The mean of z zT, less the mean's own product if a bias makes up for it."""
+        """The mean of z zT, (in, in); if a bias makes up for the mean of z, the covariance."""
         second = self._second.mean(self.count)
         return second.addr_(self.mean, self.mean, alpha=-1) if has_bias else second
 
@@ -101,15 +102,16 @@ class PairedMoments(Moments):
         self.dense_mean.lerp_(x.double().mean(0).to(self.mean), len(x) / self.count)
 
     def covariance(self, has_bias: bool) -> Tensor:
-        """The mean of x zT, less the means' product if a bias makes up for it."""
+        """The mean of x zT, (in, in), less the means' product if a bias makes up for that."""
         cross = self._cross.mean(self.count)
         return cross.addr_(self.dense_mean, self.mean, alpha=-1) if has_bias else cross
 
 
 def rows_of(layer: ShrinkLayer, x: Array, number: int, elements: int) -> Array:
-    """Rows (n, in) of x that the layer multiplies on one of the elements of the data.
+    """Some of the rows (n, in) of x that the layer multiplies on one element of the data.
 
-    Raises InvalidInput for NaN and infinite values.
+    `number` is the element's, of `elements` in all. Raises InvalidInput for NaN and infinite
+    values.
     """
     rows = layer.rows(x, _rows_of_element(layer, elements), number)
     if not np.isfinite(rows).all():

@@ -54,7 +54,7 @@ def with_short_layers(
 
 @dataclass
 class _QdqWriter:
-    """Changes a model in place."""
+    """Adds QuantizeLinear and DequantizeLinear to an ONNX model, in place."""
 
     model: Any
     _new: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
@@ -124,7 +124,7 @@ class _QdqWriter:
         return self._node(new, "DequantizeLinear", integers, *steps)
 
     def _dequantise(self, node: Any, layer: SourceLayer, weights: Array) -> None:
-        """Store the weights as int8, with a scale for each output."""
+        """Store the weights as int8, with a scale for each output, behind a DequantizeLinear."""
         name, written = layer.weights.name, layer.weights.written
         rows = np.arange(len(weights)).reshape(-1, *(1,) * (weights.ndim - 1))
         places = written(np.broadcast_to(rows, weights.shape))
@@ -152,7 +152,7 @@ class _QdqWriter:
                 each.type.tensor_type.elem_type = holder.data_type
 
     def _tensor(self, name: str, array: Any) -> str:
-        """The name of a new initialiser."""
+        """Add an initialiser, and return its name."""
         from onnx.numpy_helper import from_array
 
         name = self._free(name)
@@ -160,7 +160,7 @@ class _QdqWriter:
         return name
 
     def _node(self, new: list[Any], op: str, *inputs: str, **attributes: Any) -> str:
-        """The result of a new node."""
+        """Make a node, put it in the list `new`, and return the name of its result."""
         from onnx.helper import make_node
 
         name = self._free(f"{inputs[0]}.{op}")
@@ -168,7 +168,7 @@ class _QdqWriter:
         return name
 
     def _free(self, name: str) -> str:
-        """A name that nothing has."""
+        """A name that no value of the model has: `name`, or `name` with a number behind it."""
         number, wanted = 1, name
         while name in self._names:
             number += 1

@@ -185,7 +185,7 @@ class _ShrinkJob:
         return cls(compiler, calls[0], read, elements, source, tied, search)
 
     def compared(self, found: Tried, loss: Loss | None) -> Shrunk | None:
-        """The choice as a compiled model; None where it is not faster than the dense one."""
+        """Compile a choice, and time it beside the dense model; None where it is not faster."""
         self.search.release()
         self.search.tell("compiling the result", 0.92)
         dense = self.search.graph
@@ -228,12 +228,12 @@ class _ShrinkJob:
         return trained
 
     def _read_again(self, model: Any) -> Graph:
-        """The folded graph of a source with other weights."""
+        """The folded graph of `model`, a copy of the source with other weights."""
         read = replace(self.compiler, model=model, name="").read(self.call)
         return folded(quantised_layers(read.graph))
 
     def _source_of(self, made: Any, found: Tried) -> Any:
-        """The source as it is written: an ONNX model with its short layers rounded."""
+        """The source to return and to write: `made`, in ONNX with its short layers rounded."""
         if found.scales is None or not is_onnx(made):
             return made
         by_place = {each.place: each for each in found.scales.layers}
@@ -242,7 +242,7 @@ class _ShrinkJob:
         return with_short_layers(made, found.graph, layers, input_scales(self.tied, *given))
 
     def unchanged(self) -> Shrunk:
-        """The dense model."""
+        """The result that is the dense model, where no choice gains anything."""
         layers = self._layers(
             self.search.graph, dict.fromkeys(self.search.layers, LayerChoice(DENSE, 0.0))
         )
@@ -263,7 +263,7 @@ class _ShrinkJob:
         return tuple(layer.key.layer for layer in self.search.left_out)
 
     def _frontier(self) -> tuple[FrontierPoint, ...]:
-        """The frontier, thinned out."""
+        """Some points of the predicted frontier: the least error for each time of a call."""
         choices = self.search.choices
         times, errors = choices.times + self.search.times.others, np.sqrt(choices.losses)
         some = np.unique(np.linspace(0, len(times) - 1, _POINTS).round().astype(int))

@@ -77,7 +77,10 @@ class Source:
         self._rows: dict[tuple[int, np.dtype[Any]], _RowIndex] = {}
 
     def place_of(self, name: str, array: Array) -> TensorPlace | None:
-        """The tensor of that name, or another one that has the rows of a matrix; None for none."""
+        """The place in the source of a constant of the graph; None where it has none.
+
+        It is the tensor of that name, or rows of this or another tensor that make up a matrix.
+        """
         if name not in self._tensors:
             return self._place_of_rows(array)
         tensor = _array(self._tensors[name])
@@ -109,7 +112,10 @@ class Source:
         return found[0] if len(found) == 1 else None
 
     def _rows_like(self, array: Array) -> _RowIndex:
-        """The rows of all tensors of the array's width and dtype, read one after another."""
+        """Rows of all tensors of the array's width and dtype: their tensors' names and numbers.
+
+        They are found by the hash of their bytes. Tensors are read one after another.
+        """
         width, dtype = array.shape[1], array.dtype
         if (width, dtype) not in self._rows:
             found: _RowIndex = {}

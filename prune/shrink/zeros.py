@@ -27,7 +27,10 @@ _MOST_REFIT = 1e11
 
 
 def squared_error(weight: Tensor, other: Tensor, hessian: Tensor) -> float:
-    """The mean square of the difference of two weights' outputs, summed over outputs."""
+    """The mean square of the difference of outputs with two weights, summed over outputs.
+
+    `hessian` is the mean of z zT over the inputs z.
+    """
     change = weight - other
     return max(float(((change @ hessian) * change).sum()), 0.0)
 
@@ -48,7 +51,10 @@ def sampled_rows(rows: int, pattern: Pattern, gates: int) -> Tensor:
 def factors_by_window(
     seen: Tensor, patterns: Mapping[str, Pattern]
 ) -> Iterator[tuple[InverseFactor, dict[str, Pattern]]]:
-    """The factor of a Hessian for each window of the patterns, and its patterns."""
+    """For each window of the patterns, the inverse factor of a Hessian, and its patterns.
+
+    `seen` is the Hessian. A window is the number of inputs that blocks lie within.
+    """
     firm = damped(seen, _DAMPING)
     for window in dict.fromkeys(pattern.window for pattern in patterns.values()):
         own = {name: each for name, each in patterns.items() if each.window == window}
@@ -63,11 +69,11 @@ def choices_by_amount(
     amounts: Sequence[float],
     gates: int,
 ) -> list[tuple[Tensor, float]]:
-    """Weights with each share of zeros, and the mean square of their outputs' errors, summed.
+    """For each share of zeros, weights with zeros, and their outputs' squared error.
 
-    `factor` is of the Hessian of the rows that zeros are chosen by, `held` the Hessian of the
-    held-back rows that errors are measured on: few rows can be fitted exactly, and say nothing of
-    others.
+    The error is a mean over rows, summed over outputs. `factor` is of the Hessian of the rows that
+    zeros are chosen by, `held` the Hessian of the held-back rows that errors are measured on: few
+    rows can be fitted exactly, and say nothing of others.
     """
     found = []
     for amount in amounts:

@@ -43,7 +43,7 @@ def type_from_data(element: Any, shape: Any) -> TensorType:
 
 
 class ArrayWriter:
-    """Collects the `tensors` of a file."""
+    """Collects the arrays of a file as its `tensors`, named by number, equal ones once."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Array] = {}
@@ -87,7 +87,7 @@ class ArrayReader:
         self._unread = set(tensors)
 
     def read(self, data: Any) -> Array:
-        """Return the array that `ArrayWriter.add` described."""
+        """Return the dense array that `ArrayWriter.add` described."""
         found = self.matrix(data)
         if isinstance(found, CompressedRows):
             raise DamagedFile("has compressed rows in the place of an array")

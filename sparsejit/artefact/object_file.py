@@ -74,7 +74,7 @@ def object_file(function: ExportedFunction) -> bytes:
 
 
 def _symbol(name: int, kind: int, section: int, size: int) -> bytes:
-    """Return the table entry of a symbol that fills its section."""
+    """Return the entry in the symbol table of a symbol that spans its whole section."""
     return pack("<IBBHQQ", name, kind, 0, section, 0, size)
 
 

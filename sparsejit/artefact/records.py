@@ -66,7 +66,10 @@ def _record_to_data(record: Any) -> dict[str, Any]:
 
 
 def _record_from_data(data: Any, kind: Any) -> Any:
-    """Return a record of that class. Raises DamagedFile for any other data."""
+    """Return the record of class `kind` that JSON data describe, made by its constructor.
+
+    Raises DamagedFile for any other data.
+    """
     name, hints = kind.__name__, _hints(kind)
     data = _by_present_names(data)
     if not isinstance(data, dict) or data.get("record") != name:
@@ -83,7 +86,7 @@ def _record_from_data(data: Any, kind: Any) -> Any:
 
 
 def _by_present_names(data: Any) -> Any:
-    """Return a record's data with the present names of its class and fields."""
+    """Rename a record's class and fields in its data, where an older version wrote other names."""
     name = data.get("record") if isinstance(data, dict) else None
     if not isinstance(name, str) or name not in _RENAMED:
         return data
@@ -158,7 +161,10 @@ def _core(key: Any) -> Core:
 
 
 def _within(op: Any) -> Operator:
-    """Return an operator of a body, which has no body itself. Raises TypeError for others."""
+    """Return the operator, if it may stand in the body of a loop: any but a loop itself.
+
+    Raises TypeError for others.
+    """
     if OPERATORS.get(type(op).__name__) is not type(op) or isinstance(op, Turns):
         raise TypeError(f"{_shown(op)} is not an operator of a body")
     return op

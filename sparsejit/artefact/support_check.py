@@ -56,7 +56,10 @@ class Entry(NamedTuple):
 
 
 def entry(function: ExportedFunction) -> Entry:
-    """Return the entry of a function; its length is a multiple of 64 bytes."""
+    """Return the code that checks the processor before the image runs, which it precedes.
+
+    Its length is a multiple of 64 bytes.
+    """
     asm = Assembler(function.target)
     ask, go, done, image = (asm.label(name) for name in ("ask", "go", "done", "image"))
     asm.emit("mov", dword(rax), Literal(0))

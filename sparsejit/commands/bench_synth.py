@@ -98,7 +98,10 @@ def _show(found: "Sequence[VoiceTime]") -> None:
 
 
 def _times(found: "Sequence[VoiceTime]") -> Table:
-    """Times and memory in KiB: weights, indices and constants, code, table rows, conditioning."""
+    """A table of the loop's times in each dtype, and of the memory in KiB that a sample reads.
+
+    The memory's parts: weights, indices and constants, code, table rows, conditioning.
+    """
     first = found[0]
     title = f"{first.network}: a sample on one {Target.detect().core.key} core"
     figures = ("us least", "us median", "times real time", "products", "predicted", "KiB")
@@ -124,7 +127,7 @@ def _times(found: "Sequence[VoiceTime]") -> Table:
 
 
 def _parts(found: "Sequence[VoiceTime]") -> Table:
-    """Nanoseconds and shares of parts; predicted times of products in parentheses."""
+    """A table of each part of a sample, in nanoseconds and shares; predictions in parentheses."""
     table = table_of("its parts, ns", ["part"], (one.dtype for one in found))
     by_name = [{part.name: part for part in one.parts} for one in found]
     for name in dict.fromkeys(name for parts in by_name for name in parts):

@@ -43,7 +43,7 @@ class Command(NamedTuple):
 
 
 def _leave_out_flag_types(command: Any) -> None:
-    """Leave the type of flags, which is always bool, out of the help of a command and its own."""
+    """Leave the type of flags, always bool, out of the help of a command and of those in it."""
     all_params = command.get_params
     command.get_params = lambda ctx: _typeless_flags(all_params(ctx))
     for each in getattr(command, "commands", {}).values():

@@ -45,13 +45,13 @@ def print_json(value: Any) -> None:
 
 
 def write_json(file: Path, value: Any) -> None:
-    """Write `value` to a file as JSON; call `check_outputs` before the work."""
+    """Write `value` to a file as JSON. `check_outputs` checks the path, before the work."""
     with atomic_path(file) as path:
         path.write_text(json.dumps(value, indent=2) + "\n")
 
 
 def write_page(file: Path | None, report: Report | Shrunk) -> None:
-    """With a file, write the report to it as a web page, and say so beside stdout."""
+    """Write the report to the file, if there is one, as a web page, and say so on stderr."""
     if file is not None:
         with atomic_path(file) as path:
             path.write_text(report.html(), "utf-8")

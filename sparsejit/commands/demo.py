@@ -124,7 +124,7 @@ def _draw(path: Path, voice: WaveRNN, mel: FloatArray, audio: FloatArray, text: 
 def _measure(
     voices: list[WaveRNN], mel: FloatArray
 ) -> "tuple[list[Comparison], list[SynthesisTime]]":
-    """Time the layers of the first form of a voice, and each form as a whole."""
+    """Time each layer of the first voice by itself, and each of the voices as a whole."""
     from sparsejit.perf.kernels import run
     from sparsejit.perf.voice.synthesis import layer_matrices, time_synthesis
 
@@ -188,7 +188,7 @@ def _density(voice: WaveRNN) -> float:
 
 
 def _samplers(times: "list[SynthesisTime]") -> "list[SampleTime]":
-    """Whole samplers by their medians, ours first."""
+    """Median microseconds a sample of whole samplers: ours in float32 and int8, and torch's."""
     from sparsejit.perf.demo.listening_page import SampleTime
 
     time, short = times

@@ -79,7 +79,7 @@ def _print(diagnosis: Diagnosis, everything: bool) -> None:
 
 
 def _order(finding: Finding) -> tuple[int, str]:
-    """Sort key: by purpose, then by remedy, so that findings of one remedy are together."""
+    """Sort key of findings: by purpose, then by remedy, so that equal remedies are together."""
     extras = [extra for each in PURPOSES.values() for extra in each]
     return extras.index(finding.needed_by), finding.remedy
 

@@ -80,7 +80,10 @@ def is_compiled(reference: str) -> bool:
 
 
 def is_model(reference: str) -> bool:
-    """Whether the argument names a model in any form, not a matrix in a file."""
+    """Whether a command's argument names a model: an .onnx, .sjit or .pt2 file, or a factory.
+
+    Else it names a file that holds a matrix.
+    """
     from sparsejit.frontends.model_source import is_opened
 
     return reference.endswith((".onnx", ".sjit", ".py")) or is_opened(reference)
@@ -131,7 +134,7 @@ def _refuse_options(asked: ModelRequest) -> None:
 
 
 def _dtypes(given: Sequence[str]) -> str | dict[str, str]:
-    """One dtype, or a mapping from patterns of layers' names."""
+    """The dtype that options --dtype ask for, or dtypes by patterns of layers' names."""
     if len(given) == 1 and "=" not in given[0]:
         return given[0]
     rules = {}

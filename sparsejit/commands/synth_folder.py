@@ -34,7 +34,7 @@ class FolderOptions:
     ray: str | None = None
 
     def crew(self, manner: Manner) -> AbstractContextManager[Crew]:
-        """The crew that speaks the folder."""
+        """The processes of this machine, or the Ray cluster, that speak the folder's files."""
         if self.ray is not None:
             return ray_cluster(manner, self.ray)
         return worker_processes(manner, self.workers or available_cores())

@@ -65,7 +65,7 @@ def each_step(steps: Sequence[Any]) -> list[Any]:
 
 
 def computed_together(steps: Sequence[Any], features: Array) -> list[Array]:
-    """Groups of features that steps compute with as one array, in the dtype of these columns of X.
+    """Groups of features that scikit-learn's steps put into one array, in one common dtype.
 
     An encoder returns float64 for any dtype; selectors and predicting steps do not count.
     """
@@ -171,9 +171,10 @@ _NEUTRAL = (0.0, 1.0, 0.0, -np.inf, np.inf, 0.0, np.nan)  # one for each row of 
 
 @dataclass(frozen=True, eq=False)
 class ColumnScales:
-    """The source feature of each column, and its seven numbers, as `ScaledColumns` reads them.
+    """For each column behind some steps, its feature of X, and seven numbers that make it.
 
-    Where the last number is NaN, NaN is not replaced. `dtype` is X's, to which steps round.
+    They are as `ScaledColumns` reads them. Where the last number is NaN, NaN is not replaced.
+    `dtype` is X's, to which steps round.
     """
 
     source: Array
@@ -223,7 +224,7 @@ class ColumnScales:
         return replace(self, source=self.source[columns], numbers=self.numbers[:, columns])
 
     def behind(self, step: Any) -> ColumnScales:
-        """Append a step. Raises InvalidInput for an encoder behind a scaler."""
+        """The columns behind one more step. Raises InvalidInput for an encoder behind a scaler."""
         kind = type(step).__name__
         if kind == "ColumnTransformer":
             return self._in_parts(step)
@@ -265,7 +266,10 @@ class ColumnScales:
         return self._joined([filled, marks])
 
     def _encoded(self, encoder: Any) -> ColumnScales:
-        """1 where a column equals the category, else 0; an unknown value gives zeros."""
+        """The columns behind an encoder: 1 where a column equals a category, else 0.
+
+        An unknown value gives zeros.
+        """
         plain = ColumnScales.of(len(self.source), self.dtype)
         if not np.array_equal(self.numbers[:MISSING], plain.numbers[:MISSING]):
             raise InvalidInput("a OneHotEncoder follows a scaler; apply it to X itself")
@@ -277,7 +281,7 @@ class ColumnScales:
         return encoded
 
     def _scaled(self, scaler: Any) -> ColumnScales:
-        """Subtract, then multiply, then add, as the scaler does."""
+        """The columns behind a scaler: it subtracts, then multiplies, then adds."""
         kind = type(scaler).__name__
         low, high = getattr(scaler, "feature_range", (-1, 1))
         middle: Any = 0.0
@@ -295,7 +299,7 @@ class ColumnScales:
         return found
 
     def _affine(self, middle: Any, factor: Any, shift: float) -> ColumnScales:
-        """factor (v - middle) + shift of the values v so far.
+        """The columns after one more step, factor (v - middle) + shift of their values v.
 
         A number that is subtracted from X itself moves into the centre, where it is exact.
         """

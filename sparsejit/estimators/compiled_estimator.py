@@ -37,7 +37,7 @@ from sparsejit.runtime.program import Program
 
 
 def _silent(stage: str, share: float) -> None:
-    """Ignore progress."""
+    """A progress function that shows nothing."""
 
 
 _FLOAT32 = np.dtype(np.float32)

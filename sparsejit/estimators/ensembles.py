@@ -226,7 +226,7 @@ def _as_columns(write: Write) -> Write:
 
 
 def _second(write: Write) -> Write:
-    """The probability of the second of two classes, (batch, 1)."""
+    """A function that writes the probability of the second of two classes, (batch, 1)."""
     return lambda writer: sliced(writer, _columns(writer, write), 1, 1, 2)
 
 
@@ -286,7 +286,10 @@ def _mean(writer: EstimatorWriter, writes: Sequence[Write], weights: Sequence[fl
 def _hard_vote(
     writer: EstimatorWriter, writes: Sequence[Write], weights: Sequence[float], count: int
 ) -> Value:
-    """The class with the most votes, the first among equals."""
+    """The place of the class with the most votes, the first among equals.
+
+    `writes` write each part's class; `weights` are the parts' votes, `count` the number of classes.
+    """
     places = [_columns(writer, write) for write in writes]
     classes = np.arange(count, dtype=np.float32)[None]
     f = writer.at("votes").formula("votes")
@@ -316,7 +319,10 @@ def _check_votes(weights: Sequence[float]) -> None:
 
 
 def _sums(chosen: Array, weights: Array) -> Array:
-    """Add the chosen weights, one after another."""
+    """Sums of the weights that each row of `chosen`, bool (rows, parts), has.
+
+    They are added one after another, in the dtype of the weights.
+    """
     total = np.zeros(len(chosen), weights.dtype)
     for column, weight in zip(chosen.T, weights, strict=True):
         total = total + np.where(column, weight, weights.dtype.type(0))

@@ -187,7 +187,10 @@ class _Tests:
         return np.concatenate([thresholds, *more.thresholds]), np.concatenate([rows, *more.rows])
 
     def _search(self, nodes: Nodes, node: int) -> tuple[float, Array]:
-        """Add a search that replaces a node; return the threshold and row of its root."""
+        """Add a search among intervals of x that replaces a node's test of a step's output.
+
+        Returns the threshold and the row of its root.
+        """
         feature = int(self.outputs.source[self.rows[node, 0]])
         bounds, goes_to = self._intervals(node)
         missing_to = self._child(node, self.missing)

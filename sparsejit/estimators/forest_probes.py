@@ -55,7 +55,7 @@ class Seen:
 
     @classmethod
     def of_zeros(cls, outputs: int) -> "Seen":
-        """One row of zeros."""
+        """One row of zeros, none of them missing."""
         return cls(np.zeros((1, outputs)), np.zeros((1, outputs), bool))
 
     def take(self, outputs: Array, other: "Seen", rows: Array) -> None:
@@ -91,20 +91,20 @@ class Probes:
     is_sparse: bool
 
     def missing_row(self) -> Seen:
-        """The results of one row of NaN."""
+        """The numbers that the forest compares for a row of X that is all NaN."""
         return self.compared(np.full((1, self.features), np.nan))
 
     def left_out_row(self) -> Seen:
-        """The results of one row of a sparse X that stores nothing."""
+        """The numbers that the forest compares for a row of a sparse X that stores nothing."""
         from scipy.sparse import csr_matrix
 
         nothing = csr_matrix((1, self.features), dtype=self.dtype)
         return self._seen(transformed(self.steps, nothing))
 
     def category_rows(self, source: Array, category: Array) -> tuple[Seen, Seen]:
-        """Two rows of results: for x other than each output's category, and for the category.
+        """The numbers that the forest compares for x other than a category, and for the category.
 
-        Outputs without a category are zeros.
+        There is a row of each, with the outputs of encoders; outputs without a category are zeros.
         """
         outputs = np.flatnonzero(~np.isnan(category))
         x = np.zeros((2, len(outputs), self.features), self.dtype)
@@ -120,7 +120,10 @@ class Probes:
         return others, own
 
     def compared(self, x: Array) -> Seen:
-        """The results of x (rows, features); a sparse x stores all numbers."""
+        """The numbers that the forest compares for x (rows, features).
+
+        A sparse x stores all numbers.
+        """
         return self._seen(self._made(x))
 
     def _made(self, x: Array, keeps_zeros: bool = False) -> Made:
@@ -128,7 +131,7 @@ class Probes:
         return transformed(self.steps, _stored(given) if self.is_sparse else given, keeps_zeros)
 
     def _seen(self, made: Made) -> Seen:
-        """The numbers that the forest compares."""
+        """The numbers of steps' results that the forest compares, and where they are missing."""
         left_out = np.zeros(made.matrix.shape, bool)
         if made.is_sparse:
             stored = made.matrix.tocoo()
@@ -308,7 +311,7 @@ def _signs_behind(step: Any, signs: Array, shape: tuple[int, ...]) -> Array:
 
 
 def _side_by_side(transformer: Any, parts: list[Made], keeps_zeros: bool) -> Made:
-    """Join parts as `_hstack` of `_column_transformer.py` does.
+    """Join the parts' matrices by columns, as scikit-learn's ColumnTransformer does.
 
     A sparse result leaves out zeros of dense parts, unless `keeps_zeros`.
     """

@@ -406,7 +406,10 @@ def _categories(tree: Any, number: int) -> Array:
 def _inclusive_thresholds(
     thresholds: Array, comparisons: Array, categorical: Array
 ) -> tuple[Array, Array]:
-    """The greatest float64 that goes left, and whether the children are swapped for that."""
+    """Thresholds of tests as `x <= threshold`, and whether that swaps a node's children.
+
+    A threshold is the greatest float64 that goes left.
+    """
     known = np.isin(comparisons, (_LESS, _LESS_EQUAL, _GREATER, _GREATER_EQUAL))
     if not np.all(known | categorical):
         raise InvalidInput("a tree tests for equality; give one whose tests are <, <=, > or >=")

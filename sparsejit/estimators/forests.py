@@ -118,9 +118,10 @@ def forest_sum(
 
 
 def wide_scores(estimator: Any, forest: ReadForest) -> dict[str, Write]:
-    """The function that writes the scores for calibrators in float64; of two means the second.
+    """The function that writes a forest's scores in float64, for calibrators, by its name WIDE.
 
-    Empty for forests whose library rounds scores, and for several scores if a leaf has one number.
+    Of two classes' means it writes the second. Empty for forests whose library rounds scores, and
+    for several scores if a leaf has one number.
     """
     kind, (*_, leaves, _, base) = type(estimator).__name__, forest.operands
     is_average = kind in _AVERAGES and hasattr(estimator, "predict_proba")
@@ -145,7 +146,7 @@ def wide_scores(estimator: Any, forest: ReadForest) -> dict[str, Write]:
 
 
 def _averages(forest: ReadForest) -> dict[str, Write]:
-    """Methods of forests whose predictions are means of the leaves' numbers for each class."""
+    """Methods of forests whose leaves have a number for each class, of which means are taken."""
 
     def logarithms(writer: EstimatorWriter) -> Value:
         means = forest_sum(writer, forest)
@@ -199,7 +200,10 @@ def _learner(booster: Any) -> dict[str, Any]:
 
 
 def _classifier(estimator: Any, forest: ReadForest) -> dict[str, Write]:
-    """Boosted trees: a score for each class, or one for the second of two."""
+    """Methods of a classifier of boosted trees, whose sums are scores of classes.
+
+    There is a score for each class, or one for the second of two.
+    """
     each_label = has_several_labels(estimator)
     # XGBoost compares its "probability" with 0.5, even where that is a raw score.
     second_from = 0.5 if getattr(estimator, "objective", "") == "binary:logitraw" else 0.0
@@ -338,7 +342,7 @@ def read_isolation(estimator: Any) -> ReadForest:
 
 
 def isolation_methods(estimator: Any, forest: ReadForest) -> dict[str, Write]:
-    """The function that writes each method."""
+    """Functions that write each method of an isolation forest, by name."""
     unit = _unit(estimator)
     thresholds, nodes, leaves, trees, _ = forest.operands
     least = _least_depth(estimator, unit) if unit else 0.0
@@ -373,7 +377,7 @@ def _one(unit: float) -> float:
 
 
 def _unit(estimator: Any) -> float:
-    """The sum of depths that has score 1/2; 0 where trees saw one sample each."""
+    """The sum of a sample's depths in all trees that gives score 1/2; 0 for trees of one sample."""
     from sklearn.ensemble._iforest import _average_path_length
 
     (mean,) = _average_path_length([estimator._max_samples])

@@ -158,7 +158,7 @@ def _reads_float64(chain: Sequence[Any], forests: _Forests) -> bool:
 
 
 def _methods_behind(forests: _Forests, x: TensorType, is_sparse: bool) -> MethodsOf:
-    """The function that returns the methods of an estimator behind steps; X has the type x."""
+    """A function that returns an estimator's methods behind steps, for X of the type x."""
 
     def methods_of(estimator: Any, before: Sequence[Any]) -> Mapping[str, Write]:
         estimator = held(estimator)
@@ -194,7 +194,7 @@ def graph_of_estimator(
 def _behind(
     steps: Sequence[Any], methods: Mapping[str, Write], is_whole: bool = False
 ) -> dict[str, Write]:
-    """Methods of the last estimator, with the steps before it."""
+    """Functions that write each method of an estimator, after the steps before it."""
 
     def behind_all(write: Write) -> Write:
         def whole(writer: EstimatorWriter) -> Value:
@@ -269,7 +269,7 @@ def _no_graph(estimator: Any) -> InvalidInput:
 
 
 def _own_methods(estimator: Any) -> dict[str, Write]:
-    """The function that writes each method, from the current columns."""
+    """Functions that write each method of an estimator from the current columns, by name."""
     kind = type(estimator).__name__
     if kind in DECOMPOSITIONS and not getattr(estimator, "whiten", False):
         check_held(estimator, "its results", np.sqrt(estimator.explained_variance_))

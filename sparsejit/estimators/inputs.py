@@ -108,7 +108,10 @@ class Refusals:
 
 
 class _Columns(NamedTuple):
-    """The feature of each column, and whether NaN, infinity, and the feature's numbers reach it."""
+    """For each column behind steps, its feature of X, and whether some values of X reach it.
+
+    These are NaN (`nan`), infinity, and the feature's own numbers, unchanged.
+    """
 
     source: Array
     nan: Array

@@ -61,9 +61,9 @@ _PROBABILITIES = ("predict_proba", "predict_log_proba")
 
 @dataclass(frozen=True)
 class _Scores:
-    """The last product: weights (rows, in) and bias (rows,), behind hidden layers.
+    """The last product, which gives scores: weights (rows, in) and bias (rows,).
 
-    `dtype` is the dtype of the library's weights.
+    A perceptron's hidden layers come before it. `dtype` is the dtype of the library's weights.
     """
 
     weights: _Floats
@@ -96,7 +96,7 @@ class _Scores:
 
 
 def linear_methods(estimator: Any) -> dict[str, Write]:
-    """The function that writes each method of an estimator, from the current columns."""
+    """Functions that write each method of an estimator from the current columns, by name."""
     kind = type(estimator).__name__
     scores = _perceptron(estimator) if kind in PERCEPTRONS else _linear_model(estimator)
     if not hasattr(estimator, "classes_"):
@@ -157,7 +157,10 @@ def _has_labels(estimator: Any) -> bool:
 
 
 def _choose(writer: EstimatorWriter, estimator: Any, scores: _Scores) -> Value:
-    """The first class of the largest score; of two the second only if its score is above 0."""
+    """The place of the class with the largest score, the first of equals; bools for labels.
+
+    Of two classes it is the second only if its score is above 0.
+    """
     if _has_labels(estimator):
         found = scores.write(writer)
         return writer.at("predict").pointwise("greater", found, 0.0)

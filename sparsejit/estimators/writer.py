@@ -36,7 +36,10 @@ class EstimatorWriter(Writer):
         self.begin(())
 
     def begin(self, steps: Sequence[Any], is_whole: bool = False) -> None:
-        """Make X behind steps the current columns; `is_whole` keeps both halves of a sparse X."""
+        """Apply steps to X, and make the result the current columns, which methods read.
+
+        `is_whole` keeps both halves of a sparse X.
+        """
         x = self._given
         dtype = np.dtype(x.type.element.value)
         self._read(x, dtype)
@@ -70,7 +73,7 @@ class EstimatorWriter(Writer):
         self._read(write(weights, bias, "components"))
 
     def _stack(self, stack: Stack) -> None:
-        """Make predictions the current columns, with columns of X beside them if passed on."""
+        """Make a stack's predictions the current columns, with X beside them if it is passed on."""
         predicted = joined(self, [write(self) for write in stack.writes], 1)
         self.begin(stack.before)
         x, columns = self.x, self._columns

@@ -27,7 +27,7 @@ _WIDENED = ("bfloat16", "float8_")
 
 
 def to_matrix(values: Any, name: str) -> Array | CompressedRows:
-    """As `to_array`, but return a two-dimensional sparse matrix as its nonzeros."""
+    """Convert to a dense array as `to_array` does, but a 2-D sparse matrix to compressed rows."""
     try:
         found = _compressed(values, name)
     except InvalidInput:
@@ -77,7 +77,7 @@ def is_tensor(values: Any) -> bool:
 
 
 def _compressed(values: Any, name: str) -> CompressedRows | None:
-    """The nonzeros of a sparse matrix; None for anything else."""
+    """A 2-D sparse matrix or tensor as compressed rows of its nonzeros; None for anything else."""
     if isinstance(values, CompressedRows):
         return values
     if is_tensor(values):

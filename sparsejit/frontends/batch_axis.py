@@ -288,7 +288,10 @@ def likely_axes(graph: Graph) -> Iterator[tuple[int | None, ...]]:
 
 
 def _oddness(graph: Graph, axes: InputAxes) -> tuple[int, int, int]:
-    """Sort key, likelier first: inputs without batch, extra axes for one shape, distinct axes."""
+    """Sort key of a choice of batch axes, likelier ones first.
+
+    It counts inputs without batch, axes beyond one for each shape of an input, and distinct axes.
+    """
     shapes = {value.shape for value in graph.inputs}
     pairs = {(value.shape, axis) for value, axis in zip(graph.inputs, axes, strict=True)}
     return sum(axis is None for axis in axes), len(pairs) - len(shapes), len(set(axes))
@@ -303,7 +306,10 @@ def _seem_apart(graph: Graph, batch: int, axes: InputAxes) -> bool:
 
 
 def _follow_shared(follower: Follower, node: Node) -> None:
-    """Mark results that depend on inputs without batch; an Expand to its size has the batch."""
+    """Note that results of a node without samples have no batch, if it reads inputs without one.
+
+    Only an Expand from one element to the batch size makes a result with a batch.
+    """
     if follower.given.isdisjoint(node.inputs):
         return
     if isinstance(node.op, Expand):
@@ -396,9 +402,10 @@ def _are_same(one: Array, other: Array) -> bool:
 
 
 class SizedBatch:
-    """A graph that does not mix samples, with its batch on these axes of the inputs.
+    """Graphs of a model for any batch size, made from its graph for two samples or more.
 
-    Raises SamplesMixed, with the reason, for any other graph.
+    `axes` has the batch axis of each input. Raises SamplesMixed, with the reason, for a graph that
+    mixes samples, and for a batch of one.
     """
 
     def __init__(self, graph: Graph, axes: InputAxes) -> None:
@@ -450,7 +457,7 @@ class _Resized:
         return Node(op, inputs, outputs)
 
     def _kept(self, node: Node) -> Node:
-        """Keep a node that depends on no sample; results that must be resized become constants."""
+        """Keep a node that depends on no sample; results that are resized become constants."""
         known = self._old.constants
         self._constants.update({value: known[value] for value in node.inputs if value in known})
         shared = self._found.shared

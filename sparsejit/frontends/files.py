@@ -28,19 +28,22 @@ Floats = npt.NDArray[np.float32]
 
 
 def _bfloat16(data: bytes) -> Floats:
-    """The upper halves of float32 values."""
+    """float32 values of bfloat16 bytes: each number is the upper half of a float32."""
     words = np.frombuffer(data, "<u2").astype(np.uint32) << np.uint32(16)
     return words.view(np.float32)
 
 
 def _float8_e5m2(data: bytes) -> Floats:
-    """The upper halves of float16 values."""
+    """float32 values of float8_e5m2 bytes: each number is the upper half of a float16."""
     words = np.frombuffer(data, np.uint8).astype(np.uint16) << np.uint16(8)
     return words.view(np.float16).astype(np.float32)
 
 
 def _float8_e4m3fn(data: bytes) -> Floats:
-    """Four bits of exponent, three of fraction, no infinity; NaN where all seven bits are set."""
+    """float32 values of float8_e4m3fn bytes: a sign, four bits of exponent, three of fraction.
+
+    There is no infinity; NaN is where all seven bits are set.
+    """
     codes = np.arange(256)
     exponent, fraction = codes >> 3 & 15, codes & 7
     magnitudes = np.where(

@@ -37,9 +37,9 @@ def weights_and_bias(weights: Any, bias: Any = None) -> tuple[Array | Compressed
 
 
 def factors(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """The tensors whose product is each parameter of a state dict.
+    """Names of the tensors whose product is each parameter of a state dict, by parameter.
 
-    That is the one of its own name, or `x_orig` and `x_mask` for a pruned `x`.
+    Such a name is the parameter's own, or `x_orig` and `x_mask` for a pruned `x`.
     """
     present, found = set(names), {}
     for name in sorted(present):

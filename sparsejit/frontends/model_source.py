@@ -65,7 +65,10 @@ def named_function(reference: str, role: str) -> Any:
 
 
 def _import(name: str) -> ModuleType:
-    """The module of a file or of a dotted name; its own imports see its folder or this one."""
+    """Import the module of a .py file, or of a dotted name, and return it.
+
+    Its own imports also look in the file's folder, or in the working directory.
+    """
     is_file = name.endswith(".py")
     if not is_file and Path(name).is_file():
         raise InvalidInput(f"{name} is no Python file; write path/to/file.py:function")

@@ -55,7 +55,7 @@ TENSOR = Nest(NestKind.TENSOR)
 
 
 def tensor_of(dtype: str) -> Nest:
-    """A tensor of a dtype, by numpy's name; noted only if graphs compute it in another dtype."""
+    """The form of a tensor; a dtype, by numpy's name, is noted only if graphs have another."""
     return Nest(NestKind.TENSOR, dtype=dtype) if dtype in NOTED | COMPLEX else TENSOR
 
 

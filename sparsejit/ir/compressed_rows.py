@@ -19,9 +19,9 @@ _MARKS_A_NUMBER = 8  # most marks scanned for each number; above that, sorting t
 
 @dataclass(frozen=True, eq=False)
 class CompressedRows:
-    """A matrix by its nonzeros; `starts[r]` up to `starts[r + 1]` are the nonzeros of row r.
+    """A sparse matrix in CSR form: row r has `values[starts[r]:starts[r + 1]]`, at these `columns`.
 
-    `shape` is (rows, columns). `starts` is int64 (rows + 1,), `columns`, int64, and `values` are
+    `shape` is (rows, columns). `starts` is int64 (rows + 1,); `columns`, int64, and `values` are
     (nonzeros,), the columns of a row ascending.
     """
 
@@ -55,7 +55,7 @@ class CompressedRows:
 
     @property
     def is_vast(self) -> bool:
-        """Whether zeros are too many to store or scan; see the function `is_vast`."""
+        """Whether the matrix has too many zeros to store or scan its elements; see `is_vast`."""
         return is_vast(self.shape[0] * self.shape[1], len(self))
 
     @property
@@ -81,14 +81,14 @@ class CompressedRows:
         return int(self.rows[number]), int(self.columns[number])
 
     def some_rows(self, first: int, end: int) -> "CompressedRows":
-        """The rows `first` to `end` - 1, which share this memory."""
+        """Rows `first` to `end` - 1 as a matrix; its columns and values are views of this one's."""
         starts = self.starts[first : end + 1]
         own = slice(int(starts[0]), int(starts[-1]))
         shape = len(starts) - 1, self.shape[1]
         return CompressedRows(shape, starts - starts[0], self.columns[own], self.values[own])
 
     def with_values(self, values: npt.NDArray[Any]) -> "CompressedRows":
-        """Other values at the same places; values of zero are left out."""
+        """The matrix with `values`, one for each nonzero, in its place; zeros are left out."""
         kept = values != 0
         if kept.all():
             return CompressedRows(self.shape, self.starts, self.columns, values)
@@ -102,7 +102,7 @@ class CompressedRows:
         return array
 
     def largest_by_row(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The largest of `values` (nonzeros,) in each row, 0 in a row without any."""
+        """The largest of `values`, one for each nonzero, in each row (rows,); 0 in an empty row."""
         largest = np.zeros(self.shape[0], values.dtype)
         used = np.flatnonzero(np.diff(self.starts))
         if len(used):
@@ -110,7 +110,7 @@ class CompressedRows:
         return largest
 
     def sums_by_row(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """The sum of `values` (nonzeros,) in each row, in float64."""
+        """The sum of `values`, one for each nonzero, in each row: float64 (rows,)."""
         sums = np.bincount(self.rows, values.astype(np.float64), minlength=self.shape[0])
         return sums.astype(np.float64)
 
@@ -134,13 +134,13 @@ class CompressedRows:
     def of_numbers(
         cls, shape: tuple[int, int], numbers: IntArray, values: npt.NDArray[Any]
     ) -> "CompressedRows":
-        """Make rows from nonzeros by their row-major numbers in the matrix, ascending."""
+        """Make rows from nonzeros at the flat, row-major indices `numbers`, which ascend."""
         row, column = np.divmod(numbers, shape[1])
         return cls(shape, np.searchsorted(row, np.arange(shape[0] + 1)), column, values)
 
     @classmethod
     def of(cls, array: npt.NDArray[Any]) -> "CompressedRows":
-        """The nonzeros of an array (rows, columns), NaN among them."""
+        """Make rows from the nonzeros of a dense array (rows, columns); NaN counts as one."""
         rows, columns = array.shape
         at_once = max(1, _AT_ONCE // columns)
         parts = []
@@ -155,12 +155,12 @@ class CompressedRows:
 
 
 def is_vast(elements: int, nonzeros: int) -> bool:
-    """Whether nonzeros are so few that zeros may take neither time nor memory."""
+    """Whether a matrix has so few nonzeros that work on all its elements would cost too much."""
     return elements > max(_SMALL, _ELEMENTS_A_NONZERO * nonzeros)
 
 
 def distinct(numbers: IntArray, below: int) -> tuple[IntArray, IntArray]:
-    """Distinct numbers, ascending, of numbers in 0 .. `below` - 1; the place of each in them."""
+    """The distinct ones of `numbers` (0 to `below` - 1), ascending; each number's index there."""
     if _are_few(numbers, below):
         order = np.argsort(numbers, kind="stable")
         new = _changes(numbers[order])

@@ -57,12 +57,12 @@ _ELEMENTS = {np.dtype(element.value): element for element in Element}
 
 
 class OpenAxis(NamedTuple):
-    """An axis of an output that is shorter than its array, by a number that calls compute.
+    """An axis of an output whose valid length a call computes; the output's array has the most.
 
     Attributes:
         output: number of the output
         axis: the axis
-        inner: elements of the axis for each one counted
+        inner: the first count * inner elements of the axis are valid
         size: number of the output, int64 (), that has the count
     """
 
@@ -92,11 +92,11 @@ class Graph:
     decisions: tuple[Decision, ...] = ()
 
     def with_open_axes(self, counts: Sequence[Value], axes: Sequence[OpenAxis]) -> Graph:
-        """The graph with these counts as further outputs."""
+        """The graph with these counts, int64 (), as further outputs, and with these open axes."""
         return replace(self, outputs=(*self.outputs, *counts), open_axes=tuple(axes))
 
     def is_shared(self, number: int) -> bool:
-        """Whether an input is the same for all samples of a batch."""
+        """Whether input number `number` has no batch, so that it is the same for all samples."""
         return self.batch_axes is not None and self.batch_axes.inputs[number] is None
 
     def producers(self) -> dict[Value, Node]:
@@ -128,7 +128,7 @@ class Graph:
         return [known[value] for value in self.outputs]
 
     def follower(self, batch: int) -> Follower:
-        """A follower of a batch of that length, with no places yet."""
+        """A `Follower`, which finds the batch's place in each value, for a batch of that length."""
         return Follower(self.constants, self.producers(), batch)
 
     def __str__(self) -> str:
@@ -182,7 +182,7 @@ class GraphBuilder:
     ) -> Value:
         """A value known at compile time; floating-point numbers are rounded to `floats`.
 
-        Raises InvalidInput for a dtype without an element.
+        Whole numbers become int64. Raises InvalidInput for a dtype that no `Element` stands for.
         """
         array = np.asarray(array)  # numpy computes with arrays of no axes and returns scalars
         if array.dtype.kind == "f":

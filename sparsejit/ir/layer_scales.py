@@ -49,7 +49,7 @@ class LayerKey(NamedTuple):
 
     @property
     def place(self) -> tuple[str, int]:
-        """The part of the key that passes do not change."""
+        """`weights` and `number`, the part of the key that passes do not change."""
         return self.weights, self.number
 
 
@@ -66,7 +66,8 @@ class LayerScales:
         input_shift: the zero point of x, -128 to 127; None without a step
         how: the origin of the step: "range" (all values seen), "percentile" or "least squares" (cut
             where that costs least), "each row" (measured at every call); empty without int8
-        error: root mean square of its error, relative to its outputs', on the data, on its own
+        error: root mean square of the error of its outputs on the data, relative to the outputs',
+            with exact inputs
         saved_ns: predicted nanoseconds saved a run, together with other layers of this name
         correction: added to the bias, (out,), to remove the mean error; None without one
         factors: channels of x are divided by them and weights multiplied, (in,), before both are
@@ -98,7 +99,7 @@ class LayerScales:
 
     @property
     def place(self) -> tuple[str, int]:
-        """The part of its key that passes do not change."""
+        """`weights` and `number`, the part of the key that passes do not change."""
         return self.key.place
 
     @property
@@ -109,12 +110,12 @@ class LayerScales:
 
 @dataclass(frozen=True)
 class SumScales:
-    """The steps of the operands of a sum of images, so that the sum may stay in bytes.
+    """Scales and zero points of the operands of a sum of images, so that the sum may stay in bytes.
 
     Attributes:
         name: name of the sum's result
-        first: the steps of its first operand, where no layer reads that in steps
-        second: the steps of its second operand, likewise
+        first: scale and zero point of its first operand, if no int8 layer that reads it has others
+        second: scale and zero point of its second operand, likewise
     """
 
     name: str

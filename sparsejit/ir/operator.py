@@ -51,7 +51,10 @@ class Operator:
         return signature(self.types)
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
-        """Sizes of results that operands do not determine; None where these operands do not fit."""
+        """Sizes, by name, of results' axes that `bound`, the sizes of the operands' axes, lacks.
+
+        None where the operator does not take operands of these sizes.
+        """
         return {}
 
     def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
@@ -109,7 +112,10 @@ class Operator:
         return type(self).__name__.lower() + (f"[{', '.join(said)}]" if said else "")
 
     def of_any_size(self) -> Operator:
-        """The operator without fields that only repeat sizes of its result."""
+        """The operator without the fields that repeat sizes of its result.
+
+        So two operators that differ in these sizes alone become equal.
+        """
         return self
 
 
@@ -137,7 +143,7 @@ class SamplesMixed(Exception):
 
 
 class BatchPlace(NamedTuple):
-    """The batch within an axis of outer * batch * inner elements, with indices (o, sample, i)."""
+    """The axis with the batch: outer * batch * inner elements, with indices (o, sample, i)."""
 
     axis: int
     outer: int = 1
@@ -217,7 +223,7 @@ class Follower:
             raise SamplesMixed("reads one array with two layouts of the batch")
 
     def array(self, value: Value) -> Array:
-        """The array of a value that depends on constants and noted inputs alone."""
+        """Compute the array of a value that depends on constants and noted inputs alone."""
         if value not in self._known:
             node = self._producers[value]
             results = node.op.reference(*(self.array(operand) for operand in node.inputs))

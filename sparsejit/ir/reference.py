@@ -170,7 +170,7 @@ def matmul(
 
 
 def product(spec: Layer, matrix: SparseMatrix, x: npt.NDArray[Any]) -> Float64:
-    """`matmul` or `matvec`."""
+    """The product with weights in float64: `matmul` for a batch, `matvec` for one x."""
     return matmul(spec, matrix, x) if isinstance(spec, MatMul) else matvec(spec, matrix, x)
 
 

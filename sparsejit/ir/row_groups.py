@@ -18,9 +18,10 @@ _SHARED_BY = (2, 4, 8)
 
 @dataclass(frozen=True, eq=False)
 class RowGroup:
-    """Rows, the keys that any of them may see, and the mask of both, (keys, rows).
+    """Query rows of an attention mask, the keys that any of them may see, and the mask of both.
 
-    `adds`: earlier groups have these rows with other keys.
+    `allowed` is (keys, rows). `adds`: earlier groups have these rows with other keys, so that
+    results are added to theirs.
     """
 
     rows: _IntArray

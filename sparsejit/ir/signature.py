@@ -70,11 +70,11 @@ class Signature:
 
     @property
     def wanted(self) -> str:
-        """The operands, for messages."""
+        """The part of `text` that has the operands, for error messages."""
         return self.text.partition(" -> ")[0]
 
     def match(self, found: Sequence[TensorType], op: object) -> Bound | None:
-        """The sizes and elements that the operands determine; None where operands do not fit."""
+        """Sizes of named axes, and elements, as operands have them; None if they do not fit."""
         least = sum(not each.may_lack for each in self.operands)
         if not least <= len(found) <= len(self.operands):
             return None
@@ -96,7 +96,7 @@ class Signature:
         return bound if _solves(bound, left, op) else None
 
     def made(self, bound: Mapping[str, Any], op: object) -> tuple[TensorType, ...]:
-        """The types of the results, from known sizes."""
+        """The types of the results, from known sizes by axis name."""
         return tuple(_made(each, bound, op) for each in self.results)
 
 
@@ -146,7 +146,10 @@ def _binds_many(bound: Bound, axis: str, sizes: tuple[int, ...], op: object) -> 
 
 
 def _solves(bound: Bound, left: list[tuple[str, int]], op: object) -> bool:
-    """Bind the names of axes to their sizes; return whether all sizes agree."""
+    """Solve `left`, axes with their sizes, for the names in them; add these to `bound`.
+
+    Return whether all sizes agree and every name is determined.
+    """
     while left:
         later = []
         for axis, size in left:

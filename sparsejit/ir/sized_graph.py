@@ -39,7 +39,10 @@ class _Proportion(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Record:
-    """A dataclass with fields that depend on the length; equal records are one object."""
+    """The rule of a dataclass: an example, and the rules of its fields that depend on the length.
+
+    Equal records are one object.
+    """
 
     example: Any
     changed: Mapping[str, Any]
@@ -126,12 +129,12 @@ class SizedGraph:
 
     @property
     def graphs(self) -> list[Graph]:
-        """The graphs of its lengths, with one array for each constant that does not grow."""
+        """The graphs of the lengths it was made from; they share constants that do not grow."""
         made = [self.at(length) for length in self.lengths]
         return [graph for graph in made if graph is not None]
 
     def beside(self, graph: Graph) -> SizedGraph:
-        """The same rule, with the arrays of all constants that `graph` has."""
+        """The same rule, which takes the arrays of constants that `graph` has too from there."""
         first, changed = self._first, copy(self)
         taken = frozenset(value for value in first.constants if value in graph.constants)
         others = {value: a for value, a in first.constants.items() if value not in taken}
@@ -182,7 +185,11 @@ class SizedGraph:
             self._constants[value] = _SizedConstant(arrays[0], longest.copy(), shape)
 
     def _sized(self, examples: Sequence[Any]) -> Any:
-        """The rule that gives all examples by the length; the first example where all are equal."""
+        """The rule for numbers, tuples, records or arrays that are alike but for the length.
+
+        The first example itself where all are equal. Raises _DiffersError where no rule gives them
+        all.
+        """
         first, *others = examples
         if any(type(other) is not type(first) for other in others):
             raise _DiffersError
@@ -213,7 +220,7 @@ class SizedGraph:
         return self._one_of(_Record(first, changed)) if changed else first
 
     def _one_of(self, record: _Record) -> _Record:
-        """This record, or an equal one that was made before."""
+        """An equal record that was made before, else this one."""
         try:  # the text has the fields that comparisons leave out
             key = record.example, repr(record.example), tuple(record.changed.items())
             return self._records.setdefault(key, record)
@@ -234,7 +241,7 @@ class SizedGraph:
 def with_constants_of(first: Graph, graph: Graph) -> Graph:
     """The graph, with each constant that equals one of `first` bit for bit replaced by that one.
 
-    Constants of the same shape and element are compared in their order, each with a few.
+    Each constant is compared with the first few of `first` that have its shape and element.
     """
     left: dict[TensorType, list[Value]] = {}
     for value in first.constants:
@@ -258,7 +265,10 @@ def with_constants_of(first: Graph, graph: Graph) -> Graph:
 
 
 class _Joined(Mapping[Value, Array]):
-    """Some constants of the first graph, read on access, and others, in an order."""
+    """A graph's constants: `taken` are read from the first graph on access, `others` are its own.
+
+    They are listed in `order`.
+    """
 
     def __init__(
         self,
@@ -283,7 +293,10 @@ class _Joined(Mapping[Value, Array]):
 
 
 class _Constants(Mapping[Value, Array]):
-    """Constants of the first graph, read on access, of which `own` replace some."""
+    """The constants of a graph for one length: the first graph's, read on access.
+
+    `own` maps each of them that grows to the value and array that replace it.
+    """
 
     def __init__(
         self, fixed: Mapping[Value, Array], own: Mapping[Value, tuple[Value, Array]]

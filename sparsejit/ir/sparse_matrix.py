@@ -77,7 +77,7 @@ class SparseMatrix:
 
     @classmethod
     def _of(cls, held: "FloatArray | CompressedRows") -> "SparseMatrix":
-        """Finite float32 weights, not copied."""
+        """Make a matrix of these weights, finite and float32, without a check or a copy."""
         matrix = cls.__new__(cls)
         matrix._whole, matrix._packed = held, None
         return matrix
@@ -210,7 +210,7 @@ class SparseMatrix:
 
     @cached_property
     def _blocks(self) -> dict[int, tuple[IntArray, IntArray]]:
-        """Results of `blocks` so far, by rows."""
+        """The results of `blocks(rows)` so far, by `rows`."""
         return {}
 
     @cached_property
@@ -237,7 +237,10 @@ class SparseMatrix:
         return counts.astype(np.uint16).reshape(self.out_features, registers)
 
     def count_inputs(self, firsts: IntArray) -> int:
-        """Number of inputs that each group of outputs uses, added up; groups begin at `firsts`."""
+        """Number of different inputs that a group of outputs uses, summed over all groups.
+
+        Group i begins at output `firsts[i]` and ends at the next.
+        """
         if not self.is_vast:
             return int(np.logical_or.reduceat(self.dense != 0, firsts, axis=0).sum())
         part = np.searchsorted(firsts, self.nonzeros.rows, side="right") - 1
@@ -245,7 +248,10 @@ class SparseMatrix:
         return count_distinct(numbers, len(firsts) * self.in_features)
 
     def words(self, inputs: int) -> "SparseMatrix":
-        """Zero pattern by groups of `inputs` inputs side by side; its values mean nothing."""
+        """A matrix (out, groups) that is nonzero where any of `inputs` inputs side by side is.
+
+        Its zeros alone have a meaning, not its values.
+        """
         if inputs == 1:
             return self
         columns = ceil_div(self.in_features, inputs)
@@ -330,7 +336,7 @@ class SparseMatrix:
         return len(self.blocks(rows)[0])
 
     def block_fill(self, rows: int) -> float:
-        """Share of nonzeros inside the (rows, 1) blocks that hold any; 1 where all are full."""
+        """Share of nonzeros among the elements of (rows, 1) blocks that hold any; 1 if full."""
         blocks = self.block_count(rows)
         return self.nnz / (blocks * rows) if blocks else 1.0
 
@@ -379,7 +385,7 @@ def _finite(weights: "npt.NDArray[Any] | CompressedRows") -> "FloatArray | Compr
 
 
 def _coarser_step(weights: FloatArray, largest: np.float32) -> np.float32 | None:
-    """The finest step of which all weights are multiples, at most 126; None where none is."""
+    """The least step of which all weights are whole multiples, at most 126 of it, or None."""
     steps = largest / np.arange(LARGEST_INT8 - 1, 0, -1, dtype=np.float32)
     for part in (weights[:_SAMPLE], weights):
         numbers = part / steps[:, None]

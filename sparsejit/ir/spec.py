@@ -165,7 +165,7 @@ class MatVec:
 
     @cached_property
     def case(self) -> str:
-        """All fields but the sizes, in words."""
+        """All fields but the numbers of outputs and inputs, in words."""
         words = f"{self.dtype.value} {self.activation.value} bias={self.bias is not None}"
         scale = "" if self.input_scale is None else f" input_scale={self.input_scale}"
         shift = "" if self.input_shift is None else f" input_shift={self.input_shift}"
@@ -196,7 +196,8 @@ class MatMul:
         batch: number of columns
         layout: layout of x, and of y without `result_layout`
         padded_to: the pitch, in elements; None is the batch
-        part_of: the larger product of which this one is some outputs or columns, in its arrays
+        part_of: the larger product of which this one computes some outputs or columns, in whose
+            arrays its x and y lie; None for a whole one
         result_layout: layout of y, where it differs from x's
         added_pitch: elements from one feature to the next of an operand that is added to W x + bias
             before the activation; None without one. With y's pitch the operand has y's padding
@@ -255,7 +256,7 @@ class MatMul:
 
     @cached_property
     def case(self) -> str:
-        """All but the sizes of the matrix, in words."""
+        """All fields but the numbers of outputs and inputs, in words."""
         pitch = "" if self.padded_to is None else f" pitch={self.padded_to}"
         whole = "" if self.part_of is None else f" of {self.y_features}, {self.part_of.case}"
         to = "" if self.y_layout is self.layout else f" to {self.y_layout.value}"
@@ -368,8 +369,8 @@ class DenseProduct:
         transposed: whether B is stored as (columns, depth)
         scale: factor of the product
         activation: applied to each element of C
-        added_pitch: bytes from row to row of an operand (rows, columns) that is added to C before
-            the activation, which may be C itself; None without one. With one, A is constant.
+        added_pitch: bytes from row to row of an operand (rows, columns) that is added before the
+            activation, and may lie where C does; None without one. With one, A is constant.
         a_transposed: whether A is stored as (depth, rows)
 
     Raises:

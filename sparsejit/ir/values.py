@@ -100,7 +100,7 @@ class Decision:
 
     Attributes:
         layer: the layer that the choice is about; "" for the whole model
-        question: the table of candidates
+        question: the name of the choice, such as "threads"
         chosen: the name of the chosen candidate
         price: its predicted price, in `unit`
         runner_up: the name of the next best candidate

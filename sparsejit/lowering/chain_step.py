@@ -29,7 +29,10 @@ def chain_step(
     origin: Origin,
     target: Target,
 ) -> Step:
-    """The step of a chain; `scalars` are the values of operands known at compile time."""
+    """The step that computes a chain from the views `reads`, its operands in order, into `writes`.
+
+    `scalars` are the numbers of operands that are known at compile time, None for the others.
+    """
     given = tuple((view.place, view.type.element) for view in reads)
     taken = tuple((view.place, view.type.element) for view in writes)
     numbers = tuple(scalars), tuple(map(repr, scalars))

@@ -17,7 +17,10 @@ from sparsejit.whole_numbers import round_up
 
 @lowers(Chain, Pointwise)
 def lower_chain_node(low: Lowering, node: Node) -> None:
-    """Append one kernel between strided views; a single function is a chain of one step."""
+    """Append a step for a chain; a single function becomes a chain of one step.
+
+    A sum that only a GRU's gates read is left to the gates' step.
+    """
     if is_scaled_column(node) and only_gates_read(low, node):
         low.sums_for_gates[node.output] = node
         return
@@ -54,12 +57,15 @@ def _lower(low: Lowering, node: Node, chain: Chain) -> None:
 
 
 def _lower_by_column(low: Lowering, node: Node, chain: Chain) -> None:
-    """Append a chain over matrices (features, columns), in whole vectors that include padding."""
+    """Append a chain on feature-major matrices (features, columns), padded to whole vectors."""
     columns, features = prod(chain.shape[:-1]), chain.shape[-1]
     whole = round_up(columns, low.target.lanes)
 
     def turned(matrix: View) -> View:
-        """Features last for a reduction; else first, so that parts of features lie far apart."""
+        """The view in which the chain walks a matrix: features last for a reduction, else first.
+
+        With features first, parts for several threads are ranges of features, which lie far apart.
+        """
         return matrix.permuted((1, 0)) if chain.reduces else matrix
 
     def read(value: Value) -> View:
@@ -79,7 +85,10 @@ def _lower_by_column(low: Lowering, node: Node, chain: Chain) -> None:
 
 
 def _common_order(low: Lowering, node: Node, chain: Chain) -> tuple[int, ...] | None:
-    """The order of axes that operands other than numbers share; None if row-major or unequal."""
+    """The order of axes in memory that all operands except numbers share, None if row-major.
+
+    None too if their orders differ, for reductions, and for results that have a destination.
+    """
     images = [value for value in node.inputs if value.type.size > 1]
     if not images or chain.reduces or any(value in low.wanted for value in node.outputs):
         return None

@@ -36,7 +36,7 @@ from sparsejit.lowering.memory.destinations import destinations
 from sparsejit.lowering.memory.storage import Buffer, ConstantBuffer, InputBuffer, View
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
-from sparsejit.planner.choice import Chosen
+from sparsejit.planner.cheapest_row import Chosen
 from sparsejit.planner.layer_planner import LayerPlanner
 
 # Weights that code for one sample and for several share: their matrices, None until these are made.
@@ -81,7 +81,7 @@ class ModelOptions:
 
     @cached_property
     def planner(self) -> LayerPlanner:
-        """The planner of the model's layers: a sample has the same bits in any batch."""
+        """The planner of the model's layers, which gives a sample the same bits in any batch."""
         return LayerPlanner(
             self.target,
             exact=self.exact,
@@ -99,7 +99,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class ByteImage:
-    """An image in bytes: each byte is an integer of `steps`, plus 128."""
+    """An image as bytes: byte b is the integer b - 128 of `steps`, a scale and a zero point."""
 
     view: View
     planes: BytePlanes
@@ -171,7 +171,7 @@ class Lowering:
         return self._own_view(value) == place
 
     def trial(self, values: Sequence[Value]) -> "Lowering":
-        """A lowering without kernels, for nodes that read some values; `adopt` can take it over."""
+        """A lowering without steps, to try nodes that read these values; `adopt` takes it over."""
         nothing = Graph((), (), (), self.graph.constants)
         trial = Lowering(nothing, self.options, self.kept, self.common)
         trial.wanted, trial._arrays = self.wanted, self._arrays
@@ -181,7 +181,7 @@ class Lowering:
 
     def adopt(self, trial: "Lowering") -> None:
         """Append the kernels of a trial, and take over the views of the values it computed."""
-        self.steps += trial.steps
+        self.steps += trial.taken_steps()
         self._views = trial._views | self._views
         self._copies = trial._copies | self._copies
 
@@ -194,7 +194,7 @@ class Lowering:
         self._later[value] = make
 
     def is_open(self, value: Value) -> bool:
-        """Whether a value is still to be written, by `bind_later`, when it is read."""
+        """Whether a value has no memory yet: `bind_later` put off writing it until it is read."""
         return value in self._later
 
     def contiguous(self, value: Value) -> View:
@@ -262,11 +262,14 @@ class Lowering:
 
     @property
     def pitch_of(self) -> Callable[[int], int]:
-        """Function from the number of columns to the pitch; with `any_length`, lengths share it."""
+        """Function from a number of columns to the pitch (floats a row) of a feature-major matrix.
+
+        With `any_length` it gives several lengths the same pitch.
+        """
         return pitch_of_lengths if self.options.any_length else spread_pitch
 
     def by_feature(self, value: Value) -> View:
-        """A value's columns as a matrix (features, columns and padding); copied if need be."""
+        """A value (*, features) as a matrix (features, columns and padding); copied if need be."""
         if value not in self._by_feature:
             source = self.view(value)
             matrix = self.temporary(padded_type(value, self.pitch_of))
@@ -294,6 +297,15 @@ class Lowering:
     def add(self, step: Step) -> None:
         """Append a kernel."""
         self.steps.append(step)
+
+    def taken_steps(self) -> tuple[Step, ...]:
+        """Return the steps and keep none.
+
+        The functions of some steps hold this object: a cycle would keep all weights in memory.
+        """
+        steps = tuple(self.steps)
+        self.steps.clear()
+        return steps
 
     def copy(self, source: View, destination: View, origin: Origin) -> None:
         """Append the copy of one view's elements to another of its shape."""

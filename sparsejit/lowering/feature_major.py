@@ -35,7 +35,7 @@ from sparsejit.ir.values import Element, TensorType, Value
 from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.machine.target import Target
 from sparsejit.passes.fuse_chains import as_chain
-from sparsejit.planner.choice import about, choose, least, priced
+from sparsejit.planner.cheapest_row import about, choose, least, priced
 from sparsejit.planner.layer_planner import LayerPlanner
 
 _MOST_LANES = 16
@@ -66,7 +66,10 @@ _NOTHING = FeatureMajor(frozenset(), frozenset(), {}, frozenset(), frozenset(), 
 
 
 class _Lying(NamedTuple):
-    """A way for a value to lie, and its cost: the number of elements that are transposed."""
+    """A way for a value to lie in memory: whether it is written feature-major, and is read so.
+
+    `cost` is the number of elements that are transposed for it.
+    """
 
     cost: int
     is_made: bool
@@ -91,7 +94,10 @@ def feature_major(
 
 
 def is_by_column(node: Node) -> bool:
-    """Whether a node is a float32 chain over columns: operands are whole, a row, or a number."""
+    """Whether a node is a float32 chain that can run on feature-major values.
+
+    Operands must have the chain's whole shape, be a row of features, or a number.
+    """
     if not isinstance(node.op, Pointwise | Chain):
         return False
     chain = as_chain(node).op
@@ -112,7 +118,7 @@ def is_whole(value: Value, chain: Chain) -> bool:
 
 
 def _whole(node: Node) -> list[Value]:
-    """The values of a chain that have all elements of its shape."""
+    """The operands and results of a chain that have all elements of its shape."""
     chain = as_chain(node).op
     assert isinstance(chain, Chain)
     return [v for v in dict.fromkeys((*node.inputs, *node.outputs)) if is_whole(v, chain)]
@@ -180,7 +186,7 @@ class _Sides:
                 self._add(attention)
 
     def _add(self, attention: ColumnAttention) -> None:
-        """Add an attention as if the views around it did not exist."""
+        """Add an attention that reads and writes the products' values as if no views were there."""
         node = attention.node
         self.attentions[node] = attention
         self.values[node] = [*dict.fromkeys(attention.roots), attention.sink]
@@ -398,7 +404,7 @@ def _suits_columns(found: ColumnAttention, target: Target) -> bool:
 
 
 def _views(found: ColumnAttention) -> list[View | None]:
-    """Views of operands and result in matrices of their own."""
+    """The attention's operands and result as views into feature-major matrices, for a test."""
 
     def matrix(value: Value) -> View:
         return View.whole(Buffer(padded_type(value).bytes), padded_type(value))
@@ -408,7 +414,7 @@ def _views(found: ColumnAttention) -> list[View | None]:
 
 
 def _are_columns(view: View | None) -> bool:
-    """Whether tokens follow each other, and features are further apart."""
+    """Whether a view's tokens are contiguous and its features at least all tokens apart."""
     if view is None:
         return False
     (tokens, features), (step, pitch) = view.shape[-2:], view.strides[-2:]
@@ -416,7 +422,7 @@ def _are_columns(view: View | None) -> bool:
 
 
 def _behind(node: Node, view: View) -> View | None:
-    """The view that a reshape, permutation or slice makes of `view`."""
+    """The view of the result of a view operator, if its operand lies at `view`."""
     if isinstance(node.op, Reshape):
         return view.reshaped(node.op.shape)
     if isinstance(node.op, Permute):
@@ -427,7 +433,7 @@ def _behind(node: Node, view: View) -> View | None:
 
 
 def _before(node: Node, view: View) -> View | None:
-    """The view from which a reshape or a permutation makes `view`."""
+    """The view at which the operand of a Reshape or Permute lies, if its result lies at `view`."""
     if isinstance(node.op, Reshape):
         return view.reshaped(node.inputs[0].shape)
     assert isinstance(node.op, Permute)

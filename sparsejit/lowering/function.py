@@ -75,7 +75,7 @@ def function_workspace_bytes(forms: Sequence[ModelSchedule]) -> int:
 
 
 def _rests(forms: Sequence[ModelSchedule]) -> list[_BatchRest]:
-    """The code for the rest of each form's batch; its copy buffer lies behind all workspaces."""
+    """The code that runs each form's last samples; its copy buffer lies behind all workspaces."""
     room = max(form.workspace_bytes for form in forms)
     if forms[0].options.shares_tiles:
         return [_BatchRest(forms[0], 1, room * forms[0].options.threads)]
@@ -86,7 +86,10 @@ def _rests(forms: Sequence[ModelSchedule]) -> list[_BatchRest]:
 
 
 def _fewest(form: ModelSchedule, smaller: Sequence[ModelSchedule]) -> int:
-    """Fewest samples that a tile runs beside the `smaller` forms, given largest first."""
+    """Least number of samples left for which a tile of `form` is faster than `smaller` tiles.
+
+    `smaller` forms are given largest first.
+    """
     return fewest_samples(form.time, [each.time for each in smaller[::-1]]) if smaller else 1
 
 

@@ -21,9 +21,10 @@ from sparsejit.runtime.program import CommonWeights
 
 
 class KeptWeights:
-    """The matrix of each constant, and the weights that functions share.
+    """The weights of a model as its first code prepared them, for code of other sizes to read.
 
-    Raises CompileError as `CommonWeights` does.
+    It has the matrix of each constant, and the weights in memory that functions share. Raises
+    CompileError as `CommonWeights` does.
     """
 
     def __init__(self) -> None:
@@ -48,14 +49,17 @@ class KeptWeights:
         return self._matrices[value]
 
     def settle(self, graphs: Iterable[Graph]) -> list[Graph]:
-        """Graphs with constants in memory held here; call it after building the first function."""
+        """Graphs whose constants lie in the first function's memory; call it after building that.
+
+        Arrays made of weights move there too, and matrices are compressed.
+        """
         settled = [replace(graph, constants=self._settled(graph.constants)) for graph in graphs]
         self._read_made()
         self.compress()
         return settled
 
     def share_new(self) -> None:
-        """Share the newest function's weights that no earlier function had."""
+        """Let later functions read the newest function's weights that no earlier function had."""
         if self._read_made() or self.common.literals.new_routines:
             self.common.keep()
 
@@ -96,7 +100,7 @@ class KeptWeights:
 
 
 def kept_weights() -> KeptWeights | None:
-    """Nothing kept so far; None where the system refuses the addresses."""
+    """An empty `KeptWeights`; None where the system refuses the addresses for shared weights."""
     try:
         return KeptWeights()
     except CompileError:

@@ -51,7 +51,7 @@ from sparsejit.lowering.step import Step
 from sparsejit.lowering.threads.waves import schedule
 from sparsejit.lowering.tiles import ENOUGH_ROWS
 from sparsejit.passes.last_layers import LastLayers, last_layers, weights_behind
-from sparsejit.planner.choice import about, record_all, recording
+from sparsejit.planner.cheapest_row import about, record_all, recording
 from sparsejit.planner.layer_planner import weight_bytes
 from sparsejit.planner.sample_plan import EndTimes, plan_end
 from sparsejit.planner.sharing import WavePrices
@@ -98,7 +98,7 @@ def lower_model(
         about("")
         waves = schedule(low.steps, options.threads_a_tile, WavePrices.on(options.target))
         end = joint_end(low) if joins else None
-    steps, run = tuple(low.steps), [[[t.step for t in each] for each in w.threads] for w in waves]
+    steps, run = low.taken_steps(), [[[t.step for t in each] for each in w.threads] for w in waves]
     first = first_of_turns(steps, options) if tile == 1 else None
     made = partial(ModelSchedule, graph, options, steps, waves, decisions=record.decisions)
     if first is None or (end is not None and end.first < first):
@@ -129,19 +129,19 @@ def _append_steps(low: Lowering, progress: Progress) -> None:
 
 
 def _view_of(low: Lowering, node: Node) -> View:
-    """Lower a view operator whose result is read after all, and return the result's view."""
+    """Lower a view operator that was skipped, now that its result is read; return its view."""
     lowerings()[type(node.op)](low, node)
     return low.view(node.output)
 
 
 def _is_there(view: View, number: int) -> bool:
-    """Whether a view is the caller's whole array for an output already, in row-major order."""
+    """Whether a view is already the whole array of the caller for output `number`, row-major."""
     buffer = view.buffer
     return isinstance(buffer, OutputBuffer) and buffer.number == number and view.is_whole
 
 
 def is_empty(low: Lowering, node: Node) -> bool:
-    """Whether a node's results have no elements; if so, bind each to an empty view.
+    """Whether a node's results have no elements, so that it needs no step; binds them to views.
 
     Raises InvalidInput for an operator that makes elements but does not take empty operands.
     """
@@ -164,7 +164,7 @@ def _bytes_of_turns(options: ModelOptions) -> int:
 
 
 def first_of_turns(steps: Sequence[Step], options: ModelOptions) -> int | None:
-    """The step from which on samples take turns; None where they do not.
+    """The step from which on samples take turns (each step runs for all of them), or None.
 
     From there on, live buffers must be small, and code must exceed L2.
     """
@@ -180,13 +180,13 @@ def first_of_turns(steps: Sequence[Step], options: ModelOptions) -> int | None:
 
 
 def _sizes(options: ModelOptions) -> list[tuple[int, int]]:
-    """The rows and samples of ends that are worth a try."""
+    """(rows, samples) of each joint end to try: layers below `rows` rows, for `samples` at once."""
     is_far = options.weight_bytes > options.planner.l3_bytes
     return [_NARROW, _FAR] if is_far else [_NARROW]
 
 
 def _common_matrices(graph: Graph, options: ModelOptions) -> CommonMatrices:
-    """Entries, still None, for the matrices of all layers that an end may have."""
+    """The weights of all layers that a joint end may have; None stands for matrices to come."""
     rows = max(rows for rows, _ in _sizes(options))
     return dict.fromkeys(weights_behind(graph, rows))
 
@@ -204,12 +204,12 @@ def joint_end(low: Lowering) -> JointEnd | None:
 
 
 def _times(low: Lowering, first: int, lowered: ModelSchedule) -> EndTimes:
-    """Times of an end, and of a sample's steps from `first` on."""
+    """Times of a joint end, and of the steps of one sample that it replaces, from `first` on."""
     return EndTimes(lowered.time, sum(step.ns for step in low.steps[first:]))
 
 
 def _end(low: Lowering, rows: int, samples: int) -> JointEnd | None:
-    """The end of `samples` with layers below `rows` rows; None where the graph has none."""
+    """The joint end of layers below `rows` rows for `samples` samples; None where there is none."""
     found = last_layers(low.graph, samples, rows)
     views = None if found is None else _views(low, found)
     if found is None or views is None:
@@ -238,7 +238,10 @@ def _are_read(views: Sequence[View], steps: Sequence[Step]) -> bool:
 
 
 def _first(steps: Sequence[Step], views: Sequence[View], found: LastLayers, outputs: int) -> int:
-    """Number of the step after the last that the end's inputs or the trunk's outputs depend on."""
+    """Number of the first step that a joint end can replace, with all steps after it.
+
+    Neither the end's inputs nor the outputs that it does not compute depend on these.
+    """
     needed = {view.buffer for view in views}
     own = set(range(outputs)) - set(found.outputs)
     first = 0

@@ -41,7 +41,9 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class SampleTurns:
-    """From step `first` on `samples` take turns; regions of the workspace are `stride` bytes apart.
+    """The last steps run by several samples in turn: a step for all samples, then the next step.
+
+    They begin at step `first`; each sample has a region of the workspace, `stride` bytes apart.
 
     samples: the greatest number; a batch may end with fewer.
     """
@@ -134,7 +136,7 @@ def live_bytes(steps: Sequence[Step]) -> list[int]:
 
 
 def _runs(waves: Sequence[Sequence[Sequence[Step]]]) -> list[_TimedStep]:
-    """All steps with their waves and threads, wave by wave and thread by thread."""
+    """All steps with the wave and thread of each, wave by wave and thread by thread."""
     runs: list[_TimedStep] = []
     places: dict[int, int] = {}
     for number, wave in enumerate(waves):

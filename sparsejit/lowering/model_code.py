@@ -244,7 +244,9 @@ class ModelCode:
 
 
 class TurnsCode(ModelCode):
-    """Appends the function's code; a tile is a sample.
+    """Appends the function's code, whose last steps each run for several samples in turn.
+
+    A tile is a sample.
 
     rbp = region of the current sample, r12 = first region, r13 = end of the last region
     """
@@ -272,7 +274,7 @@ class TurnsCode(ModelCode):
         asm.bind(done)
 
     def _begin(self, asm: Assembler) -> None:
-        """Set _END from the number of samples left."""
+        """_END = the end of the region of the last sample that takes turns now."""
         self._count(asm)
         asm.emit("mov", dword(rcx), self.turns.stride)
         asm.emit("imul", rcx, rax)

@@ -58,7 +58,7 @@ class ModelSchedule:
 
     @property
     def time(self) -> TileTime:
-        """Its tile with the predicted time."""
+        """The number of samples of a tile, and its predicted time."""
         return TileTime(self.tile, self.ns)
 
     @property
@@ -182,7 +182,7 @@ class JointEnd:
 
     @property
     def places(self) -> list[int]:
-        """Offsets of its inputs, outputs and workspace from its first byte."""
+        """Offsets of the end's inputs, outputs and workspace from the start of its memory."""
         graph = self.lowered.graph
         places = [0]
         for value in (*graph.inputs, *graph.outputs):

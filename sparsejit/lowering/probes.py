@@ -48,7 +48,7 @@ def _read_counter(asm: Assembler) -> None:
 
 @dataclass(frozen=True)
 class PrefixProbe:
-    """Stops after the number of steps in slot 0."""
+    """A probe that ends the run after the number of steps that slot 0 has."""
 
     first_slot: int
 

@@ -51,7 +51,7 @@ from sparsejit.lowering.probes import Probe
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.lowering.threads.waves import ScheduledStep, Wave, merged
 from sparsejit.passes.default import run_passes
-from sparsejit.planner.choice import record_all
+from sparsejit.planner.cheapest_row import record_all
 from sparsejit.runtime.program import Program, build
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, dword, r12, r13, rax, rbx, rcx, rdi, rsi
@@ -120,7 +120,10 @@ def build_loop(
 
 
 class _LoopCode(ModelCode):
-    """Appends the function's code; a tile is a sample. The first workspace has the counters."""
+    """Appends the code of a loop over samples, for one or more streams.
+
+    A tile is a sample. The first stream's workspace has the loop's counters.
+    """
 
     def __init__(self, lowered: ModelSchedule, loop: GraphLoop, probe: Probe | None) -> None:
         super().__init__(lowered, probe)

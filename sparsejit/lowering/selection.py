@@ -123,7 +123,7 @@ def lower_placed_rows(low: Lowering, node: Node) -> None:
 
 @lowers(EmbeddingBag)
 def lower_embedding_bag(low: Lowering, node: Node) -> None:
-    """Append a loop over bags."""
+    """Append a loop over bags, which combines the table's rows of each."""
     op = node.op
     assert isinstance(op, EmbeddingBag)
     indices, table, *_ = node.inputs

@@ -16,7 +16,7 @@ from sparsejit.asm_templates.shared.location import WORKSPACE, ByPointer, Locati
 from sparsejit.ir.spec import Layer
 from sparsejit.ir.values import Origin
 from sparsejit.lowering.memory.storage import View
-from sparsejit.planner.plan import Plan
+from sparsejit.planner.kernel_choice import Plan
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, Register, dword, rax, rdi, rdx, rsi
 from sparsejit.x86.routines import call_routine

@@ -13,7 +13,7 @@ from sparsejit.ir.ops.convolution import Convolution, Pooling
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.lowering.model_schedule import ModelSchedule
-from sparsejit.planner.choice import recording
+from sparsejit.planner.cheapest_row import recording
 from sparsejit.planner.sample_plan import tiles_that_pay
 from sparsejit.whole_numbers import ceil_div
 

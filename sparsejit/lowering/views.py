@@ -8,7 +8,7 @@ from sparsejit.lowering.memory.destinations import concat_parts
 
 @lowers(Reshape)
 def lower_reshape(low: Lowering, node: Node) -> None:
-    """A view; elements are copied only if no strides describe it."""
+    """Bind the result to a view of the operand; copy elements if no strides describe it."""
     assert isinstance(node.op, Reshape)
     (x,) = node.inputs
     view = low.view(x).reshaped(node.op.shape) or low.contiguous(x).reshaped(node.op.shape)
@@ -18,14 +18,14 @@ def lower_reshape(low: Lowering, node: Node) -> None:
 
 @lowers(Permute)
 def lower_permute(low: Lowering, node: Node) -> None:
-    """A view."""
+    """Bind the result to a view of the operand with its axes permuted; nothing is copied."""
     assert isinstance(node.op, Permute)
     low.bind(node.output, low.view(node.inputs[0]).permuted(node.op.axes))
 
 
 @lowers(Slice)
 def lower_slice(low: Lowering, node: Node) -> None:
-    """A view."""
+    """Bind the result to a view of a part of the operand; nothing is copied."""
     op = node.op
     assert isinstance(op, Slice)
     view = low.view(node.inputs[0])
@@ -34,14 +34,14 @@ def lower_slice(low: Lowering, node: Node) -> None:
 
 @lowers(Expand)
 def lower_expand(low: Lowering, node: Node) -> None:
-    """A view."""
+    """Bind the result to a view of the operand with strides of 0; nothing is copied."""
     assert isinstance(node.op, Expand)
     low.bind(node.output, low.view(node.inputs[0]).expanded(node.op.shape))
 
 
 @lowers(Concat)
 def lower_concat(low: Lowering, node: Node) -> None:
-    """Copies of the operands that were not written straight to their part of the result."""
+    """Append copies of operands to their parts of the result, unless they were written there."""
     assert isinstance(node.op, Concat)
     view = low.result(node.output)
     for part, operand in zip(concat_parts(node, view), node.inputs, strict=True):

@@ -45,7 +45,10 @@ StepPrices = Mapping[tuple[str, str, str], StepPrice]
 
 
 class FoldingRule(NamedTuple):
-    """Code for at least `nnz` nonzeros, at a density of at least `density`, runs `times` times."""
+    """A rule of folding: code of a permute kernel runs `times` times, each time on other weights.
+
+    It holds for at least `nnz` nonzeros, at a density of at least `density`.
+    """
 
     nnz: int
     density: float

@@ -117,7 +117,7 @@ class ForestPrices(NamedTuple):
     Bytes are the size of a number of x: 4 or 8.
 
     gather: by level, to gather a vector of 32-bit numbers in L1.
-    rank: a step of the search for one x.
+    rank: a step of the search for the rank of a number of x: how many thresholds are below it.
     first_pair: to compare with two trees, whose blocks come one after another.
     pair: the same, whose blocks are anywhere in L1.
     group: to lead 32 trees on to their next blocks.

@@ -39,9 +39,9 @@ def dependent_additions(asm: Assembler) -> None:
 
 
 def padded_l2_bandwidth(target: Target, places: int = 1, spaced: bool = False) -> float:
-    """Bytes a nanosecond from L2, with the stride padding of kernels' pools on this target.
+    """Bytes a nanosecond from L2, where data lies as kernels' literals do on this target.
 
-    If `spaced`, with the padding that pools have where a core gains by it.
+    If `spaced`, with the lines left out that literals have where a core gains by it.
     """
     size = target.l2_bytes // 4
     space = PADDED if spaced else stride_padding(size, target)
@@ -100,9 +100,10 @@ def code_bandwidth(
 
 
 def shared_way(target: Target, code_rate: float, data_rate: float) -> float:
-    """Time of code and data from L2 beyond the slower of the two, as a share of the faster: 0 to 1.
+    """Share, 0 to 1, in which code and data that are read from L2 wait for each other.
 
-    Rates are in bytes a nanosecond. As in kernels, 20 bytes of code come with a vector of data.
+    0: together they take as long as the slower alone; 1: as long as one after the other. Rates are
+    in bytes a nanosecond. As in kernels, 20 bytes of code come with a vector of data.
     """
     register = zmm if target.isa == "avx512" else ymm
     count = target.l2_bytes // 3 // (target.vector_bytes + 4 * _XOR_BYTES)
@@ -122,7 +123,10 @@ def shared_way(target: Target, code_rate: float, data_rate: float) -> float:
 def least_ns_reading(
     target: Target, body: Callable[[Assembler], None], size: int, places: int
 ) -> float:
-    """The shortest time of a function over `places` buffers of `size` bytes, aligned to a line."""
+    """The shortest time of a function that reads a buffer of `size` bytes, of `places` buffers.
+
+    It gets the buffer's address, aligned to a cache line.
+    """
     buffers = [np.ones(size + CACHE_LINE_BYTES, np.uint8) for _ in range(places)]
     starts = [round_up(buffer.ctypes.data, CACHE_LINE_BYTES) for buffer in buffers]
     return least_ns(target, body, starts)

@@ -79,7 +79,7 @@ class _Timed:
 
 
 def least_cycles(kernels: Sequence[SmallKernel], target: Target) -> list[float]:
-    """Cycles of a call of each kernel; a chain of additions beside each tells the clock.
+    """Least cycles of a call of each kernel; a chain of additions beside each tells the clock.
 
     Kernels that other work kept disturbing count as well: choices are worse if one kernel has a
     measured cost and its rival an assumed one than if both costs are a little too high.

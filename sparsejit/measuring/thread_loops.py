@@ -34,7 +34,7 @@ _Emit = Callable[[Assembler], None]
 
 
 def barrier_ns(target: Target, threads: int = 2) -> float:
-    """Nanoseconds that a call of equal parts costs beyond one part: request and answer."""
+    """Nanoseconds that a call of equal parts on `threads` cores takes beyond one part alone."""
     one, many = _function(target, [_chain]), _function(target, [_chain] * threads)
     return statistics.median(_differences([one.address], [many.address]))
 
@@ -61,7 +61,7 @@ def _crossing_bytes(target: Target) -> float:
 
 
 def _differences(few: Sequence[int], more: Sequence[int]) -> list[float]:
-    """Nanoseconds by which calling some functions takes longer than others, turn by turn."""
+    """Nanoseconds by which calling functions `more` takes longer than `few`, for each turn."""
     base, whole = (native_loop([(address, ()) for address in each]) for each in (few, more))
     with pinned():
         for loop in (base, whole):
@@ -76,7 +76,7 @@ def _chain(asm: Assembler) -> None:
 
 
 def _touch(asm: Assembler, start: int) -> None:
-    """Read and write the block that begins at an address."""
+    """Emit code that reads and writes the block of memory that begins at an address."""
     number = np.arange(_VECTORS)
     vectors = ymm(number), Memory(rax, 32 * number)
     asm.emit("mov", rax, start)

@@ -95,7 +95,7 @@ class Neighbourhood(NotCopied):
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sort ranges (address, size) by address, and merge ranges that touch."""
+    """Sort free address ranges (address, size) by address, and merge those that touch."""
     joined: list[tuple[int, int]] = []
     for address, size in sorted(ranges):
         if joined and sum(joined[-1]) == address:
@@ -244,7 +244,7 @@ def _refused(action: str, size: int) -> CompileError:
 
 
 class BoundCall(NotCopied):
-    """Objects that a built-in function keeps alive, such as its definition and its code."""
+    """Objects that a built-in function keeps alive as its `self`: its definition and its code."""
 
     instead_of_copying = "pickle the kernel or model, and bind its copy"
 

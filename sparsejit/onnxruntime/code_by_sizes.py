@@ -110,7 +110,7 @@ class CodeBySizes:
         return results
 
     def _runs_first(self, key: Key) -> bool:
-        """Whether ONNX Runtime runs this call, because the sizes have been used too seldom."""
+        """Whether ONNX Runtime runs this call, its sizes being used too seldom to compile."""
         if not self._waits:
             return False
         if len(self._uses) > _MOST_COUNTED:

@@ -76,9 +76,10 @@ class ModelMetadata:
 
 @dataclass(frozen=True)
 class Declared:
-    """The surface of a model. `overridable` are inputs with a value in the file.
+    """Inputs, outputs and metadata that a model declares.
 
-    `ranked` are the inputs whose number of axes is declared; `named` the axes of open sizes.
+    `overridable` are inputs with a value in the file; `ranked` inputs whose number of axes is
+    declared; `named` the names of the axes of open sizes, by input.
     """
 
     inputs: list[NodeArg]
@@ -90,7 +91,7 @@ class Declared:
 
 
 def declared_by(model: ModelProto) -> Declared:
-    """Return the surface of a model."""
+    """Return the inputs, outputs and metadata that a model declares."""
     held = initialised(model.graph)
     inputs = [each for each in model.graph.input if each.name not in held]
     overridable = [each for each in model.graph.input if each.name in held]
@@ -209,7 +210,7 @@ class GivenFile:
         self._model: ModelProto | None = None
 
     def declared(self) -> Declared:
-        """Read the model and return its surface.
+        """Read the model and return its inputs, outputs and metadata.
 
         Raises MissingDependency without the onnx package, InvalidProtobuf for bytes that are no
         model, and InvalidGraph for a model that is not valid.

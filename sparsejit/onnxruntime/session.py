@@ -80,7 +80,10 @@ class InferenceSession:
             self._seen: set[tuple[Any, ...]] = set()
 
     def _read(self) -> None:
-        """Read the surface, or open a session of ONNX Runtime for a model that only that reads."""
+        """Read inputs, outputs and metadata, or open a session of ONNX Runtime in their place.
+
+        That is for models that only it reads or runs as the options ask for.
+        """
         if not self._file.is_onnx or _needs_runtime(self._options):
             self._session = self._file.session(self._options)
             return
@@ -151,7 +154,10 @@ class InferenceSession:
             return list(session.run(output_names or None, feeds))
 
     def _overrides(self, input_feed: Mapping[str, Any]) -> bool:
-        """Whether a call replaces values of the file. Raises InvalidArgument for unknown names."""
+        """Whether a call with more arrays than inputs replaces values of the file: True.
+
+        Raises InvalidArgument for unknown names.
+        """
         assert self._declared is not None
         known = {name for name, _ in self._dtypes}
         held = {each.name for each in self._declared.overridable}
@@ -283,7 +289,7 @@ class InferenceSession:
         return self._session.get_outputs() if self._declared is None else self._declared.outputs
 
     def get_overridable_initializers(self) -> list[NodeArg]:
-        """Return the inputs that have a value in the file; a call that gives one is left."""
+        """Return the inputs with a value in the file; ONNX Runtime runs calls that give one."""
         if self._declared is None:
             return list(self._session.get_overridable_initializers())
         return self._declared.overridable

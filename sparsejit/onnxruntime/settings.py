@@ -176,7 +176,7 @@ def threads_of(options: Any) -> int | str:
 
 
 def uses_before_compiling(options: Any) -> int:
-    """Return the number of calls of a set of sizes that ONNX Runtime runs."""
+    """Return the number of calls with the same sizes that ONNX Runtime runs before code is made."""
     own = {} if is_of_runtime(options) else options._entries
     text = own.get(COMPILE_AT_USE) or DefaultSettings.entries.get(COMPILE_AT_USE, "1")
     if not text.isdecimal() or int(text) < 1:

@@ -232,12 +232,12 @@ class IOBinding:
 
     @property
     def feeds(self) -> Mapping[str, Any]:
-        """The inputs by name."""
+        """The bound inputs by name."""
         return self._inputs
 
     @property
     def names(self) -> list[str]:
-        """The names of the outputs."""
+        """The names of the bound outputs."""
         return list(self._outputs)
 
     def take(self, results: Sequence[Any]) -> None:
@@ -258,7 +258,7 @@ class IOBinding:
 
 
 class _GivenMemory:
-    """Memory of others, for numpy."""
+    """Memory at an address that others own, in a form that numpy makes an array of."""
 
     def __init__(self, address: int, shape: Sequence[int], dtype: np.dtype[Any]) -> None:
         self.__array_interface__ = {
@@ -282,7 +282,7 @@ def dtype_of_element(element_type: Any) -> np.dtype[Any]:
 
 
 def array_of(value: Any) -> Any:
-    """Return the array of a value, of ours or of ONNX Runtime's, in place; others unchanged."""
+    """Return the array in an OrtValue, of ours or of ONNX Runtime's; other objects unchanged."""
     if isinstance(value, OrtValue):
         return value._array
     is_value = type(value).__name__ == "OrtValue" and hasattr(value, "numpy")

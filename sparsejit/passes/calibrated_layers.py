@@ -44,7 +44,7 @@ STORING = Linear | Convolution | Recurrence | SumOfRows | GruStep
 
 
 def keyed_layers(graph: Graph) -> dict[LayerKey, Node]:
-    """The layers with weights, by key, in order."""
+    """The nodes that store weights, by the `LayerKey` of each, in the graph's order."""
     number = _Numbering()
     return {
         number(node.op, node.inputs, node.outputs): node
@@ -54,7 +54,7 @@ def keyed_layers(graph: Graph) -> dict[LayerKey, Node]:
 
 
 def weights_of(node: Node) -> Value:
-    """The weights of a layer."""
+    """The operand that has a layer's weights."""
     return _weights(node.op, node.inputs)
 
 
@@ -117,9 +117,10 @@ def _check_layers(graph: Graph, layers: Iterable[LayerScales]) -> None:
 
 
 def in_float32(graph: Graph, layers: Iterable[LayerScales]) -> Graph:
-    """Restore float32 in a graph that passes made from a result of `with_scales`.
+    """Restore float32 layers in a graph that passes made from a result of `with_scales`.
 
-    Layers that the model itself quantises with a zero point stay so, unless `layers` names them.
+    Corrections of biases are taken back. Layers that the model itself quantises with a zero point
+    stay so, unless `layers` names them.
     """
     by_place = {each.place: each for each in layers if each.dtype is not DType.FLOAT32}
 
@@ -145,7 +146,10 @@ def in_float32(graph: Graph, layers: Iterable[LayerScales]) -> Graph:
 def _at_layers(
     graph: Graph, change: Callable[[Site, STORING, LayerKey], Sequence[Value] | None]
 ) -> Graph:
-    """The graph with its layers changed."""
+    """The graph with each node that stores weights replaced by `change(site, op, key)`.
+
+    `change` returns None to keep a node.
+    """
     number = _Numbering()
 
     def rule(site: Site) -> Sequence[Value] | None:
@@ -159,7 +163,10 @@ def _at_layers(
 def _equalised(
     site: Site, op: Linear | Convolution, factors: Array
 ) -> tuple[Value, Value]:
-    """x / factors and weights * factors; behind a relu, its operand is divided instead of x."""
+    """Return x / factors, with factors by channel, and weights * factors.
+
+    Where x is relu(z), the first is relu(z / factors).
+    """
     x, weights = site.inputs[:2]
     array = site.array(weights)
     assert array is not None
@@ -214,7 +221,7 @@ def _is_convolution(node: Node | None) -> bool:
 
 
 def with_rounded_sums(graph: Graph, sums: Iterable[SumScales]) -> Graph:
-    """The graph in which the operands of these sums are rounded."""
+    """The graph in which the operands of these sums are rounded to their scales and zero points."""
     known, read_in = sums_of_images(graph), _steps_by_value(graph)
     rounded = {
         each.name: [
@@ -238,7 +245,7 @@ def with_rounded_sums(graph: Graph, sums: Iterable[SumScales]) -> Graph:
 
 
 def left_in_floats(graph: Graph) -> set[str]:
-    """The names of sums that still read an operand rounded by a chain for them alone."""
+    """The names of sums of images that have an operand which a chain rounds, so it is in floats."""
     producers = graph.producers()
     return {
         node.output.origin.name
@@ -252,7 +259,7 @@ def _is_rounding(node: Node | None) -> bool:
 
 
 def _steps_by_value(graph: Graph) -> Mapping[Value, Quantisation]:
-    """The steps in which int8 convolutions read each x."""
+    """The scale and zero point in which int8 convolutions read each x, where they are fixed."""
     return {
         node.inputs[0]: Quantisation(node.op.input_scale, node.op.input_shift or 0)
         for node in graph.nodes

@@ -37,7 +37,7 @@ def merge_common_subexpressions(graph: Graph) -> Graph:
 
 
 def _in_order(op: Operator, inputs: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Operands; the first two of a commutative function in one order."""
+    """The operands, the first two of a commutative function sorted, so that a + b equals b + a."""
     if not isinstance(op, Pointwise) or op.kind not in COMMUTATIVE:
         return inputs
     first, second, *rest = inputs

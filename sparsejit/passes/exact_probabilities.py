@@ -40,7 +40,7 @@ def exact_probabilities(graph: Graph) -> Graph:
 
 
 def _shown(graph: Graph) -> set[Value]:
-    """Outputs, and values that become outputs without a loss of relative precision."""
+    """Outputs of the graph, and values that become outputs without a loss of relative precision."""
     producers = {value: node for node in graph.nodes for value in node.outputs}
     found, ahead = set(graph.outputs), list(graph.outputs)
     while ahead:

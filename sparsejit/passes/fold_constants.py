@@ -47,7 +47,10 @@ def fold_constants(graph: Graph) -> Graph:
 
 
 def _origin(site: Site, result: Value) -> Origin:
-    """The result's origin, with the weights of operands whose zeros it has."""
+    """The result's origin, with the weights of operands whose zeros it has (`Origin.weights`).
+
+    Products, transposes and reshapes keep zeros.
+    """
     is_product = isinstance(site.op, Pointwise) and site.op.kind == "mul"
     if not is_product and not isinstance(site.op, Permute | Reshape):
         return result.origin

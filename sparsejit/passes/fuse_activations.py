@@ -58,7 +58,7 @@ def _fuse(site: Site) -> tuple[Value, ...] | None:
 
 
 def _both(first: Activation, site: Site) -> Activation | None:
-    """The activation that equals `first`, then the site's function; None if there is none."""
+    """The one activation that equals `first` and then the site's function; None if none does."""
     assert isinstance(site.op, Pointwise)
     if first is Activation.NONE:
         return FUSED.get(site.op.kind)
@@ -88,7 +88,11 @@ def _fuse_addition(site: Site) -> tuple[Value, ...] | None:
 
 
 def _can_add(site: Site, node: Node) -> bool:
-    """Whether a node is a plain convolution of several taps or positions, read here only."""
+    """Whether `node` is a float convolution that can add the other operand of the site's sum.
+
+    Nothing else may read it. It may not be transposed, grouped, have an activation, or be a product
+    of one tap and one position.
+    """
     op = node.op
     if not isinstance(op, Convolution) or op.transposed or op.dtype is DType.INT8:
         return False

@@ -97,7 +97,7 @@ def common_shape(first: Chain, second: Chain) -> tuple[int, ...] | None:
 
 
 def _title(*titles: str) -> str:
-    """The first MOST_TITLES names of the parts, in order."""
+    """The title of merged chains: the first MOST_TITLES names in their titles, joined by "+"."""
     names = [name for title in titles for name in title.split("+") if name not in ("chain", "...")]
     shown = list(dict.fromkeys(names))
     more = ["..."] if len(shown) > MOST_TITLES else []
@@ -215,7 +215,7 @@ class _Fusion:
         return self.nodes.pop(node)
 
     def draw_in_producers(self, consumer: Node) -> None:
-        """Merge producers that are chains into a consumer until none fits."""
+        """Merge the chains that `consumer` reads into it, then their producers, until none fits."""
         current: Node | None = consumer if consumer in self.nodes else None
         while current is not None:
             candidates = dict.fromkeys(map(self._producers.get, current.inputs))
@@ -223,7 +223,7 @@ class _Fusion:
             current = next((made for made in attempts if made), None)
 
     def _try(self, producer: Node, consumer: Node) -> Node | None:
-        """The merged node, put in the place of both, or None."""
+        """Merge a producer into a consumer; return the merged node, or None if they do not fit."""
         if not isinstance(producer.op, Chain) or _is_integer(producer) != _is_integer(consumer):
             return None
         also = [value for value in producer.outputs if self._is_read_beside(value, consumer)]

@@ -43,14 +43,21 @@ _AXES = {_HEADS: (0, 2, 1, 3), _TURNED: (0, 2, 3, 1)}
 
 
 class _Turned(NamedTuple):
-    """A value's columns, and the form of the value itself."""
+    """A value's transposed form, `columns` (1, features, columns), and the value's own layout.
+
+    `form` is "rows" for (samples, tokens, features), or names an order of axes with heads.
+    """
 
     columns: Value
     form: str
 
 
 def byte_columns(graph: Graph, wins: Callable[[Node], bool]) -> Graph:
-    """The graph with int8 layers for which `wins` is true, and values between them, transposed."""
+    """The graph with int8 linear layers, where `wins` accepts them, on transposed values.
+
+    Values between such layers are transposed too, to (1, features, columns). `wins` is asked only
+    about layers whose results all readers round to bytes.
+    """
     readers = graph.consumers()
     rounded = _rounded_soon(graph, readers)
     found = (node for node in graph.nodes if _is_layer(node) and node.output in rounded)
@@ -70,7 +77,7 @@ def _is_layer(node: Node) -> bool:
 
 
 def _rounded_soon(graph: Graph, readers: dict[Value, list[Node]]) -> set[Value]:
-    """Values that all readers read in steps, directly or behind sums and Reshapes."""
+    """Values that all readers round to a scale and zero point, at once or after sums and views."""
     numbers = {v: a.flat[0].item() for v, a in graph.constants.items() if a.size == 1}
     rounded: set[Value] = set()
     for node in reversed(graph.nodes):
@@ -89,7 +96,10 @@ def _passes_on(node: Node, rounded: set[Value]) -> bool:
 
 
 class _Turning:
-    """Transposes nodes: `layers` are outputs of layers to transpose, `wanted` their operands."""
+    """Rules that transpose nodes to (1, features, columns).
+
+    `layers` are outputs of linear layers to transpose, `wanted` their operands.
+    """
 
     def __init__(self, layers: set[Value], wanted: set[Value]) -> None:
         self._layers, self._wanted = layers, wanted
@@ -108,7 +118,7 @@ class _Turning:
         return self._attention(site) or self._elementwise(site)
 
     def _columns(self, site: Site, value: Value) -> Value:
-        """A value (*, features) as (1, features, columns)."""
+        """A value (*, features) transposed to (1, features, columns), a column for each row."""
         if value in self._turned:
             return self._turned[value].columns
         features = value.shape[-1]
@@ -116,7 +126,10 @@ class _Turning:
         return site.one(Permute((0, 2, 1)), flat)
 
     def _back(self, site: Site, columns: Value, form: str) -> tuple[Value]:
-        """Columns transposed back to the site's result."""
+        """The site's result, transposed back from (1, features, columns) to the layout `form`.
+
+        The columns are noted, so that a reader that is transposed too takes them.
+        """
         shape = site.output.shape
         if form in _AXES:
             shape = tuple(np.array(shape)[np.argsort(_AXES[form])].tolist())
@@ -153,7 +166,10 @@ class _Turning:
         return kept
 
     def _elementwise(self, site: Site) -> Sequence[Value] | None:
-        """The site's function of columns, if an operand is transposed; others may be by feature."""
+        """The site's function computed on columns (1, features, columns), then transposed back.
+
+        None unless an operand is transposed already; constants may vary by feature.
+        """
         forms = {self._turned[v].form for v in site.inputs if v in self._turned}
         if len(forms) != 1 or not _is_float(site):
             return None
@@ -180,7 +196,10 @@ class _Turning:
         return self._back(site, columns, form)
 
     def _with_bias(self, site: Site, operands: list[Value]) -> Value | None:
-        """A layer and a constant added behind it as the bias, if nothing else reads the layer."""
+        """The convolution that takes the constant added by the site as its bias, else None.
+
+        It must have no bias yet, and nothing else may read its result.
+        """
         if not isinstance(site.op, Pointwise) or site.op.kind != "add":
             return None
         for place, columns in enumerate(operands):
@@ -194,7 +213,7 @@ class _Turning:
         return None
 
     def _norm(self, site: Site) -> Sequence[Value] | None:
-        """A layer norm, with the additions before it."""
+        """Replace a layer norm and the additions before it by a `NormalisedColumns`, else None."""
         op, shape = site.op, site.output.shape
         assert isinstance(op, Chain)
         x, *numbers = site.inputs
@@ -218,7 +237,7 @@ class _Turning:
         return self._back(site, columns, _ROWS)
 
     def _summands(self, site: Site, x: Value) -> tuple[list["_Summand"], Array]:
-        """The summands of x, two at most, and the sum of its constants for each feature."""
+        """The summands of x that are no constants, two at most; the constants' sum by feature."""
         added, more = [x], np.zeros(x.shape[1], np.float64)
         for number in range(2):
             while number < len(added) and (parts := _parts_of_sum(site, added[number])):
@@ -232,7 +251,10 @@ class _Turning:
         return [_summand(site, value) for value in added], more
 
     def _attention(self, site: Site) -> Sequence[Value] | None:
-        """Two products with softmax between them, each of whose results is rounded."""
+        """Replace two products and the softmax between them by one `ByteAttention`, else None.
+
+        Each of their results must be rounded.
+        """
         mixed = _rounded(site, Node(site.op, site.inputs, site.outputs))
         product = None if mixed is None else _product(site, mixed[0])
         if mixed is None or product is None or product.op != Bmm():
@@ -267,7 +289,10 @@ class _Turning:
         return self._back(site, site.one(op, *operands), _HEADS)
 
     def _operand(self, site: Site, value: Value, form: str) -> tuple[Value, Quantisation] | None:
-        """Columns, and the steps in which a product reads them."""
+        """The columns of a value in the layout `form`, and the scale and zero point that round it.
+
+        None where it is not transposed from that layout, or not rounded.
+        """
         known = self._turned.get(value)
         if known is None or known.form != form:
             return None
@@ -288,7 +313,7 @@ def _rounded(site: Site, node: Node | None) -> tuple[Value, Quantisation] | None
 
 
 def _product(site: Site, value: Value) -> Node | None:
-    """The product of activations that makes a value for one reader."""
+    """The `Bmm` of scale 1 that makes a value with one reader; None for any other value."""
     node = site.producer(value)
     is_plain = node is not None and isinstance(node.op, Bmm) and node.op.scale == 1
     is_square = is_plain and len(value.shape) == 4
@@ -309,7 +334,7 @@ def _unscaled(site: Site, value: Value) -> tuple[Value, float]:
 
 
 def _unmasked(site: Site, value: Value) -> tuple[Value, Value | None]:
-    """Scores, and a mask (samples or 1, 1, 1, keys) that is added to them, if there is one."""
+    """Scores before a mask is added to them, and that mask (samples or 1, 1, 1, keys), if any."""
     for scores, mask in (parts, parts[::-1]) if (parts := _parts_of_sum(site, value)) else ():
         if scores.shape == value.shape and len(mask.shape) == 4 and mask.shape[1] == 1:
             found = _by_key(site, mask)
@@ -319,7 +344,7 @@ def _unmasked(site: Site, value: Value) -> tuple[Value, Value | None]:
 
 
 def _by_key(site: Site, value: Value) -> Value | None:
-    """The value for one query if it is the same for all queries; None where it may differ."""
+    """A mask's row for one query (..., 1, keys), if all queries have the same; else None."""
     if len(value.shape) < 2 or value.shape[-2] == 1:
         return value
     array, node = site.array(value), site.producer(value)
@@ -344,7 +369,7 @@ def _is_float(site: Site) -> bool:
 
 
 def _form_of(op: Reshape | Permute, form: str, shape: tuple[int, ...]) -> str | None:
-    """The form of a view of a value in a form; None for a view to any other form."""
+    """The layout that a Reshape or Permute makes of the layout `form`; None if it has no name."""
     if isinstance(op, Permute):
         return _PERMUTED.get((form, op.axes))
     if form == _ROWS:
@@ -358,7 +383,10 @@ def _form_of(op: Reshape | Permute, form: str, shape: tuple[int, ...]) -> str | 
 
 
 def _by_feature(array: Array, shape: tuple[int, ...], form: str) -> Array | None:
-    """Numbers that broadcast to rows (*, features), reshaped to broadcast to columns, else None."""
+    """A constant that broadcasts to (*, features), reshaped to broadcast to (1, features, columns).
+
+    None unless it is a number, or a vector by feature of the layout "rows".
+    """
     if array.size == 1:
         return array.reshape(())
     is_vector = array.size == array.shape[-1] == shape[-1]

@@ -81,7 +81,7 @@ class ByteFunctions:
         self._place = {node: number for number, node in enumerate(graph.nodes)}
 
     def behind(self, value: Value) -> Iterator[ByteFunction]:
-        """Yield functions of a value with only one result that is read elsewhere, longest first."""
+        """Yield functions of a value that lead to one result read elsewhere, the longest first."""
         nodes = self._reached(value)
         while nodes:
             inside = {value, *(node.output for node in nodes)}

@@ -41,10 +41,11 @@ _FUSED = {"relu": Activation.RELU}
 
 
 class _End(NamedTuple):
-    """The steps in which all readers read a value behind an activation; `last` is the read value.
+    """The reading of a product's result: through `activation`, as `last`, rounded to `steps`.
 
-    If functions of the value in steps follow, `own` are its steps before them: `late` is added,
-    and the sum rounded to `summed` if a table follows, or there is a table alone.
+    Steps are a scale and zero point (`Quantisation`). If more functions of the rounded value are to
+    run inside the product, `own` are its steps before them: `late` is added by channel, and the sum
+    rounded to `summed` if a table follows, or there is a table alone.
     """
 
     steps: Quantisation
@@ -62,7 +63,10 @@ class _End(NamedTuple):
 
 
 def byte_layers(graph: Graph, wins: Callable[[Node], bool], has_tables: bool = True) -> Graph:
-    """The graph in which convolutions return bytes if they can, and if `wins` is true for them."""
+    """The graph in which convolutions return bytes where all readers read bytes and `wins` is true.
+
+    `has_tables`: whether a convolution may apply a function of one byte as a table.
+    """
     found = _Regions(graph, wins, has_tables)
     made: dict[Value, Value] = {}
 
@@ -88,7 +92,10 @@ def byte_layers(graph: Graph, wins: Callable[[Node], bool], has_tables: bool = T
 
 
 def _with_added(site: Site, place: int, added: Quantisation, end: _End) -> Sequence[Value]:
-    """The convolution that makes operand number `place` of a sum, with the sum inside."""
+    """Replace a sum by the convolution that makes its operand `place`, and now adds the other one.
+
+    `added` is the scale and zero point of the other operand; `end` rounds the sum.
+    """
     product = site.producer(site.inputs[place])
     assert product is not None and isinstance(product.op, Convolution) and product.op.rounding
     rounding = RoundedResult(end.steps, product.op.rounding.result, added)
@@ -102,14 +109,17 @@ def _with_added(site: Site, place: int, added: Quantisation, end: _End) -> Seque
 def _scaled(
     site: Site, place: int, steps: Quantisation, result: Quantisation
 ) -> Sequence[Value]:
-    """An operand times a number by channel, from bytes to bytes."""
+    """Replace a product x * number by channel by `ScaledChannels`, from bytes to bytes.
+
+    x is operand number `place`, in `steps`; the product is rounded to `result`.
+    """
     x, by = site.inputs[place], site.inputs[1 - place]
     scale = site.one(Reshape(by.shape[:2]), by)
     return (site.one(ScaledChannels(steps, result), x, scale),)
 
 
 def _mean(site: Site, steps: Quantisation) -> Sequence[Value]:
-    """The mean of each channel, of bytes."""
+    """Replace the mean over an image's positions by `ChannelMeans` of bytes in `steps`."""
     source = site.producer(site.inputs[0])
     is_reshaped = source is not None and isinstance(source.op, Reshape)
     x = source.inputs[0] if source is not None and is_reshaped else site.inputs[0]
@@ -117,9 +127,10 @@ def _mean(site: Site, steps: Quantisation) -> Sequence[Value]:
 
 
 class _Regions:
-    """Parts of a graph to change: convolutions that end in steps, sums inside, dropped roundings.
+    """The parts of a graph to change, found in its constructor, by values of the old graph.
 
-    Keys are values of the old graph.
+    Convolutions that return bytes, sums that move into them, roundings that become needless,
+    channel means and scales of bytes.
     """
 
     def __init__(self, graph: Graph, wins: Callable[[Node], bool], has_tables: bool) -> None:
@@ -168,7 +179,7 @@ class _Regions:
             self._mean(node)
 
     def _are_bytes(self, value: Value) -> bool:
-        """Whether a value is in bytes as it is made, and not rounded by a chain."""
+        """Whether a value's producer makes it as bytes; a chain that rounds floats does not."""
         return value in self.in_bytes or (value in self.steps and value not in self.rounded)
 
     def _ends_in(self, output: Value, end: _End) -> None:
@@ -181,7 +192,7 @@ class _Regions:
             self.dropped.add(end.last)
 
     def _functions(self, end: _End) -> Iterator[tuple[ByteFunction, _End]]:
-        """Yield functions of a product's byte, and the ends of their results."""
+        """Yield functions that follow a convolution's rounded result, with the `_End` of theirs."""
         readers = self.readers[end.last]
         if len(readers) != 1 or readers[0].outputs[0] not in self.rounded:
             return
@@ -208,7 +219,11 @@ class _Regions:
         return None
 
     def _sum(self, node: Node) -> None:
-        """Note a sum of two values in steps, one of which a convolution makes for it alone."""
+        """Note a sum that one operand's convolution can add, so that its result is bytes.
+
+        Both operands must be rounded, all readers of the sum must read bytes, and nothing else may
+        read the convolution's result.
+        """
         end = self._end(node.output)
         if end is None or any(value not in self.steps for value in node.inputs):
             return
@@ -229,7 +244,7 @@ class _Regions:
                 return
 
     def _scale(self, node: Node) -> None:
-        """Note bytes times a number by channel, if all readers of the product read it in steps."""
+        """Note a product of bytes and a number by channel that all readers round alike."""
         end, shape = self._end(node.output), node.output.shape
         if end is None or end.activation is not Activation.NONE or len(shape) not in (3, 4):
             return
@@ -242,7 +257,7 @@ class _Regions:
                 return
 
     def _mean(self, node: Node) -> None:
-        """Note the mean of each channel of bytes."""
+        """Note a mean over each channel's positions of a value in bytes."""
         x = node.inputs[0]
         source = self.producers.get(x)
         if source is not None and isinstance(source.op, Reshape):
@@ -254,7 +269,7 @@ class _Regions:
             self.means[node.output] = self.steps[x]
 
     def _come_as_bytes(self, value: Value) -> bool:
-        """Whether a value is made as bytes, or rounded again from bytes of the same steps."""
+        """Whether a value is made as bytes, or rounds bytes to their own scale and zero point."""
         source, steps = self.rounded.get(value, (value, self.steps.get(value)))
         return self._are_bytes(value) or (self._are_bytes(source) and self.steps[source] == steps)
 
@@ -263,7 +278,10 @@ class _Regions:
         return isinstance(op, Convolution) and op.groups > 1
 
     def _end(self, value: Value) -> _End | None:
-        """The end of a product's result if all readers read it in the same steps, else None."""
+        """The `_End` of a result if all readers read it in one scale and zero point, else None.
+
+        An activation that alone reads the result is passed over.
+        """
         readers = self.readers[value]
         if value in self.graph.outputs or not readers:
             return None
@@ -280,7 +298,7 @@ class _Regions:
         return _End(steps, Activation.NONE, value)
 
     def _read_in(self, reader: Node, value: Value) -> Quantisation | None:
-        """The steps in which a node reads a value."""
+        """The scale and zero point in which a node reads a value as bytes; None if not as bytes."""
         if len(reader.outputs) == 1 and reader.output in self.rounded:
             return self.rounded[reader.output][1]
         op = reader.op

@@ -63,13 +63,19 @@ def last_layers(single: Graph, samples: int, enough_rows: int) -> LastLayers | N
 
 
 def weights_behind(single: Graph, enough_rows: int) -> list[Value]:
-    """The weights of products behind the last node with enough rows, or that cannot repeat."""
+    """The weights of products that follow the last node with enough rows of x.
+
+    A node that cannot run for several samples at once counts as one with enough rows.
+    """
     nodes = single.nodes[_start(single, enough_rows) :]
     return [node.inputs[1] for node in nodes if _has_weights(single, node)]
 
 
 def _start(single: Graph, enough_rows: int) -> int:
-    """The number of the node behind the last one with enough rows, or that cannot repeat."""
+    """The number of the first node after the last one with enough rows of x.
+
+    A node that cannot run for several samples at once counts as one with enough rows.
+    """
     for number in reversed(range(len(single.nodes))):
         node = single.nodes[number]
         if not _may_repeat(node.op) or _rows(node) >= enough_rows:

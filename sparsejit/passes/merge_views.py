@@ -90,7 +90,7 @@ def _slice_first(site: Site) -> Sequence[Value] | None:
 
 
 def _merge(site: Site) -> Sequence[Value] | None:
-    """Three views in a row, or two Permutes, as one Permute of a Reshape."""
+    """Replace three Permutes and Reshapes in a row, or two Permutes, by a Reshape and a Permute."""
     nodes: list[Node] = []
     node: Node | None = Node(site.op, site.inputs, site.outputs)
     while node is not None and isinstance(node.op, Permute | Reshape):
@@ -198,7 +198,7 @@ def simplify_views(graph: Graph) -> Graph:
 
 
 def _nothing_done(site: Site) -> Found:
-    """A view whose result is its only operand."""
+    """Replace a view that changes nothing by its only operand."""
     op = site.op
     if not isinstance(op, Reshape | Permute | Slice | Expand | Concat | Pad):
         return None

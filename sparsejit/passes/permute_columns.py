@@ -34,7 +34,7 @@ def permute_columns(graph: Graph) -> Graph:
 
 
 def _fold_into_producer(site: Site) -> Sequence[Value] | None:
-    """A view of a product's features is a product with other rows."""
+    """Replace a view of a product's features by a product with its weights' rows in that order."""
     if not isinstance(site.op, Permute | Slice | Reshape):
         return None
     nodes = _views(site, Node(site.op, site.inputs, site.outputs), once=True)
@@ -53,7 +53,7 @@ def _fold_into_producer(site: Site) -> Sequence[Value] | None:
 
 
 def _fold_into_consumer(site: Site) -> Sequence[Value] | None:
-    """A product of permuted features is a product with permuted columns."""
+    """Replace a product of permuted features by a product with permuted columns of weights."""
     node = Node(site.op, site.inputs, site.outputs)
     weights = site.array(site.inputs[1]) if _has_free_features(node) else None
     view = site.producer(site.inputs[0])
@@ -74,7 +74,7 @@ def _fold_into_consumer(site: Site) -> Sequence[Value] | None:
 
 
 def _constant_columns(site: Site) -> Sequence[Value] | None:
-    """Constant features of a Linear's operand belong to its bias."""
+    """Replace constant features of a Linear's operand by a larger bias."""
     node = site.producer(site.inputs[0]) if isinstance(site.op, Linear) else None
     if node is None or not isinstance(node.op, Concat):
         return None
@@ -157,7 +157,7 @@ def _is_identity(order: Sequence[int], features: int) -> bool:
 
 
 def _taken(site: Site, value: Value, order: Sequence[int]) -> Value:
-    """A constant's rows in another order."""
+    """The constant whose row i is row order[i] of this one."""
     array = site.array(value)
     assert array is not None
     return site.constant(np.ascontiguousarray(array[list(order)]), value.origin)

@@ -42,7 +42,7 @@ _LEAST, _LARGEST = -128.0, 127.0
 def rounded_to_steps(
     shape: tuple[int, ...], scale: float, shift: int
 ) -> tuple[Chain, tuple[Array, ...]]:
-    """The chain that rounds x to steps, and its operands behind x.
+    """The chain that rounds x to a scale and zero point, as floats, and its operands after x.
 
     Like kernels, it multiplies by 1 / scale, which may round ties differently from a division.
     """
@@ -74,7 +74,7 @@ def _functions(scale: float, shift: int) -> list[tuple[str, float | None]]:
 def steps_of(
     node: Node | None, number_of: Callable[[Value], float | None]
 ) -> tuple[Value, Quantisation] | None:
-    """The operand of a chain of `rounded_to_steps`, and the steps; None for any other node."""
+    """The operand of a chain of `rounded_to_steps`, and the scale and zero point, else None."""
     source, found = functions_of(node, number_of)
     if source is None or not found or found[-1][0] != "mul":
         return None
@@ -122,7 +122,7 @@ _RANGES = ((-128.0, 127.0), (0.0, 255.0))
 
 
 class _Rounding(NamedTuple):
-    """A value that is `source` in steps of `scale`; `shift` is the zero point in -128 .. 127."""
+    """A value: `source` rounded to multiples of `scale`; `shift`: the zero point, -128 to 127."""
 
     source: Value
     scale: float
@@ -130,7 +130,7 @@ class _Rounding(NamedTuple):
 
 
 def quantised_layers(graph: Graph) -> Graph:
-    """The graph with int8 layers in place of layers with both operands in steps."""
+    """The graph with int8 layers in place of layers whose x and weights the model quantises."""
     known: dict[Value, _Rounding] = {}
 
     def rule(site: Site) -> Sequence[Value] | None:
@@ -174,7 +174,10 @@ def _fits(weights: Array) -> bool:
 
 
 def _read_again(site: Site) -> _Rounding | None:
-    """The rounding that quantises and dequantises by the same scale and zero point, else None."""
+    """The rounding that a node completes if it dequantises the integers that its producer made.
+
+    None for other nodes, or if the scales or zero points of the two differ.
+    """
     node = Node(site.op, site.inputs, site.outputs)
     value, back = functions_of(node, site.number)
     source, made_by = functions_of(

@@ -63,7 +63,10 @@ class _MaskedScores(NamedTuple):
 
 
 class _BetweenStep(NamedTuple):
-    """A node between scores and softmax: a factor, or a mask."""
+    """A node between the scores `inner` and their softmax: a factor, or a mask.
+
+    `allowed` is true where a key is allowed; `least` is the number that forbids most weakly.
+    """
 
     inner: Value
     factor: float = 1.0
@@ -164,7 +167,7 @@ def _between(site: Site, node: Node) -> _BetweenStep | None:
 
 
 def _sum(site: Site, inputs: Sequence[Value]) -> _BetweenStep | None:
-    """x + mask."""
+    """Read x + constant as a mask of x that allows where 0 is added; None for any other sum."""
     for inner, other in (inputs, inputs[::-1]):
         mask = site.array(other)
         if mask is not None and not site.is_constant(inner):
@@ -176,7 +179,7 @@ def _sum(site: Site, inputs: Sequence[Value]) -> _BetweenStep | None:
 
 
 def _choice(site: Site, inputs: Sequence[Value]) -> _BetweenStep | None:
-    """where(allowed, x, number), and the other way round."""
+    """Read where(constant, x, number) or where(constant, number, x) as a mask of x, else None."""
     condition, first, second = inputs
     allowed = site.array(condition)
     if allowed is None:
@@ -189,7 +192,10 @@ def _choice(site: Site, inputs: Sequence[Value]) -> _BetweenStep | None:
 
 
 def _mask(allowed: BoolArray, shape: tuple[int, ...]) -> BoolArray | None:
-    """A mask as `Attention` takes it, for weights of that shape; None where it does not."""
+    """A mask in the shape that `Attention` takes, for attention weights of `shape`.
+
+    None where it varies along several axes besides queries and keys.
+    """
     whole = allowed.reshape((1,) * (len(shape) - allowed.ndim) + allowed.shape)
     for axis in range(len(shape) - 2):
         first = whole.take([0], axis)
@@ -203,7 +209,7 @@ def _mask(allowed: BoolArray, shape: tuple[int, ...]) -> BoolArray | None:
 
 
 def _unscaled(site: Site, x: Value) -> tuple[Value, float]:
-    """x without factors that are one number, also before a view, and the factors' product."""
+    """x before multiplications by single numbers (and views after them); the numbers' product."""
     node = site.producer(x)
     if node is None or not site.is_used_once(x):
         return x, 1.0
@@ -256,7 +262,10 @@ def _norm(site: Site) -> Sequence[Value] | None:
 
 
 def _by_vector(site: Site, node: Node | None, kind: str) -> tuple[Value, Value] | None:
-    """A function's operands, a value and a constant by feature; None for any other node."""
+    """The value and the constant that a function `kind` combines, else None.
+
+    The constant is a number, or a vector by feature.
+    """
     if node is None or kind_of(node) != kind:
         return None
     for first, second in (node.inputs, node.inputs[::-1]):

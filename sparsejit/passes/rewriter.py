@@ -105,7 +105,7 @@ Rule: TypeAlias = Callable[[Site], Sequence[Value] | None]
 
 
 class _Walk:
-    """The new graph as far as it is made, and the numbers of readers, from the old graph."""
+    """The new graph as far as it is made; `uses`: how often the old graph reads each new value."""
 
     def __init__(self, graph: Graph) -> None:
         self.builder = GraphBuilder()

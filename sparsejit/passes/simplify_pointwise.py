@@ -61,7 +61,10 @@ def _kind(site: Site) -> str:
 
 
 def _narrow(site: Site) -> Found:
-    """f(expand(x), constant) reads x, and the constant without repeated elements."""
+    """f(expand(x), constant) becomes expand(f(x, constant)); without the expand if shapes agree.
+
+    Constants lose elements that only repeat.
+    """
     if not isinstance(site.op, Pointwise | Chain):
         return None
     sources = tuple(_narrowed(site, value) for value in site.inputs)
@@ -121,7 +124,10 @@ def _unary_pair(site: Site) -> Found:
 
 
 def _negation(site: Site) -> Found:
-    """0 - x, x * -1, x + -y, x - -y, -y + x; and x - constant as a sum."""
+    """0 - x and x * -1 become -x; x + -y and -y + x become x - y; x - -y becomes x + y.
+
+    x - constant becomes x + (-constant).
+    """
     kind = _kind(site)
     if not site.is_float or len(site.inputs) != 2:
         return None
@@ -178,7 +184,7 @@ def _bound(site: Site) -> Found:
 
 
 def _bound_of(site: Site, kind: str, inputs: Sequence[Value]) -> tuple[str, float] | None:
-    """The function that bounds x, and the bound; None if there is none."""
+    """The side ("maximum" or "minimum") and the number of a function that bounds x, else None."""
     limit = site.number(inputs[1]) if kind in BOUNDS else None
     if kind == "relu":
         return "maximum", 0.0
@@ -192,7 +198,7 @@ def _square(site: Site) -> Found:
 
 
 def _known_choice(site: Site) -> Found:
-    """where(constant, a, b) with a constant that is true, or false, throughout."""
+    """where(condition, a, b) becomes a, or b, if the constant condition is the same throughout."""
     chosen = site.number(site.inputs[0]) if _kind(site) == "where" else None
     return None if chosen is None else site.expanded(site.inputs[1 if chosen else 2])
 

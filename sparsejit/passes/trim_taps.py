@@ -19,7 +19,7 @@ from sparsejit.passes.rewriter import Site, rewrite
 
 
 def trim_taps(graph: Graph) -> Graph:
-    """The graph with smaller kernels."""
+    """The graph with convolutions without the taps that meet only padding."""
     return rewrite(graph, _trim)
 
 

@@ -15,7 +15,7 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.planner.batch_plan import plan_batch
-from sparsejit.planner.plan import Candidate, plan
+from sparsejit.planner.kernel_choice import Candidate, plan
 from sparsejit.whole_numbers import ceil_div
 
 Mask = npt.NDArray[np.bool_]
@@ -71,7 +71,7 @@ def random_zeros(pattern: str, shape: tuple[int, int], density: float) -> Sparse
 
 @dataclass(frozen=True)
 class _Question:
-    """Key of a layer: everything except its bias, which costs next to nothing; zeros summarised."""
+    """Key of a hypothetical layer: shape, options and a summary of its zeros, without its bias."""
 
     shape: tuple[int, int]
     case: str
@@ -80,7 +80,7 @@ class _Question:
 
 
 class AlternativePrices:
-    """Best kernels of hypothetical layers, with their costs; None where no kernel fits.
+    """Best kernels of hypothetical layers, with predicted costs; None where no kernel fits.
 
     Layers that are equal, with densities to two digits, are planned once.
     """

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from sparsejit.asm_templates.attention.frame import AttentionStack, packed_pitch
 from sparsejit.asm_templates.attention.tables import AttentionTiles
 from sparsejit.machine.target import Target
-from sparsejit.planner.choice import Chosen, TableRow, choose
+from sparsejit.planner.cheapest_row import Chosen, TableRow, choose
 from sparsejit.planner.cost import Cost
 from sparsejit.whole_numbers import ceil_div
 
@@ -16,7 +16,10 @@ ONE_KERNEL, SEVERAL_STEPS = "one kernel", "several steps"
 
 
 class AttentionForms(NamedTuple):
-    """An attention; `ns_of` predicts the sum of its steps' times in a form, each step by itself."""
+    """A choice between forms of an attention: one kernel, or separate steps.
+
+    `ns_of(form)` returns the predicted nanoseconds of all steps of that form.
+    """
 
     ns_of: Callable[[str], float]
     target: Target
@@ -34,7 +37,7 @@ FORMS: tuple[TableRow[AttentionForms, float], ...] = (
 
 
 def plan_attention(work: AttentionForms) -> Chosen[AttentionForms, float]:
-    """Choose the form of an attention."""
+    """Choose the form of an attention: one kernel, or separate steps, by predicted time."""
     return choose(ATTENTION, FORMS, work)
 
 
@@ -45,7 +48,7 @@ def attention_cost(stack: AttentionStack, tiles: AttentionTiles, target: Target)
 
 
 def attention_products(stack: AttentionStack, tiles: AttentionTiles) -> tuple[int, int]:
-    """Vectors multiplied and added for scores, and for results, in the whole stack."""
+    """Numbers of vector multiply-adds in the whole stack: for scores, and for results."""
     times, rows = _times(stack, tiles), tiles.all_keys * tiles.rows
     vectors = ceil_div(stack.values, tiles.lanes)
     return times * rows * stack.depth // tiles.lanes, times * rows * vectors
@@ -68,5 +71,5 @@ def attention_cycles(stack: AttentionStack, tiles: AttentionTiles, target: Targe
 
 
 def _times(stack: AttentionStack, tiles: AttentionTiles) -> int:
-    """Number of times that all tiles run."""
+    """Number of times that the kernel goes through all its tiles of queries, in the whole stack."""
     return prod(length for length, _ in stack.axes) // tiles.masks

@@ -41,14 +41,14 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, Layout, MatMul
 from sparsejit.machine.price_records import CsrPrices
 from sparsejit.machine.target import Target
-from sparsejit.planner.choice import cheapest, priced
+from sparsejit.planner.cheapest_row import cheapest, priced
 from sparsejit.planner.cost import Cost, cache_level, cache_shares, price
-from sparsejit.planner.plan import AUTO, HARDLY_MORE, Job, Plan, choose_template
+from sparsejit.planner.kernel_choice import AUTO, HARDLY_MORE, Job, Plan, choose_template
 from sparsejit.whole_numbers import ceil_div, round_up
 
 
 def price_tiles(counts: TileCounts) -> Cost:
-    """Cost of tile products, which overlap with loads of tiles and expansion of weights.
+    """Cost of an int8 batch by tiles of AMX; products overlap with loads and expansion of weights.
 
     Two tiles of columns are multiplied at a time. Tiles come from L1 only where the tiles of a
     strip and of x all fit there.
@@ -94,7 +94,10 @@ def _tile_cycles(counts: TileCounts, what: str) -> float:
 
 
 def price_csr(counts: CsrCounts) -> Cost:
-    """Cost of all passes, or of the transfer of their weights if that takes longer."""
+    """Cost of a batch by a loop over compressed rows: its passes, or the transfer of weights.
+
+    The longer of the two is taken.
+    """
     spec, target, shape = counts.spec, counts.target, counts.shape
     core = target.core
     stream_bytes = quad_bytes(shape.arithmetic) * counts.quads + 4 * counts.segments
@@ -122,7 +125,7 @@ def _prices(counts: CsrCounts) -> CsrPrices:
 
 
 def _cycles(counts: CsrCounts, part: Pass) -> float:
-    """Cycles of one pass."""
+    """Cycles of one pass of the CSR loop over all weights, for `part.vectors` of columns."""
     spec, shape, prices, target = counts.spec, counts.shape, _prices(counts), counts.target
     layout = int(spec.layout is Layout.BATCH_MAJOR)
     row_blocks = ceil_div(spec.out_features, shape.blocks.rows)
@@ -202,7 +205,7 @@ def _made_for(target: Target, dtype: DType) -> tuple[Template, ...]:
 
 
 def _losing(spec: MatMul, matrix: SparseMatrix) -> set[str]:
-    """Families that cannot win for float weights, and so are not priced.
+    """Families of float kernels that cannot win for this layer, and so are not priced.
 
     With many rows no kernel repeated by the column won in 252 layers (planner.jsonl). With many
     weights none is predicted to gain more than 7 % in 30 layers on any processor, and dense code
@@ -218,9 +221,10 @@ def _losing(spec: MatMul, matrix: SparseMatrix) -> set[str]:
 def prefers_panels(
     spec: MatMul, matrix: SparseMatrix, target: Target, exact: bool, any_length: bool = False
 ) -> bool:
-    """Whether panels are expected to be clearly cheapest, from the layer's zeros alone.
+    """Whether panels (a vector of samples at a time) are expected to be clearly cheapest.
 
-    If `any_length`, by a larger margin: the weights of other families serve all lengths.
+    Only the layer's zeros are looked at. If `any_length`, panels must gain more: the weights of
+    other families serve all lengths.
     """
     job = Job(spec, matrix, target, price_batch)
     costs: dict[bool, list[float]] = {True: [], False: []}
@@ -234,9 +238,10 @@ def prefers_panels(
 
 
 def _is_possible(template: Template, spec: MatMul, target: Target) -> bool:
-    """Whether the workspace suffices, and `mixed` differs from both panels and rows.
+    """Whether a template can compute the batch: workspace, layouts and an added operand.
 
-    Only full panels convert one layout to another. Not all families add an operand.
+    The workspace must suffice, only full panels convert one layout to another, and not all families
+    add an operand. `mixed` must differ from both panels and rows.
     """
     if spec.added_pitch is not None and not can_add(template, spec, target):
         return False
@@ -294,7 +299,7 @@ def price_batch(counts: BatchCounts | CsrCounts | DenseCounts | TileCounts) -> C
 
 @lru_cache(maxsize=1 << 12)  # for any number of columns
 def _prices_of_each(counts: Counts) -> tuple[Cost, float]:
-    """Cost of one column after another column, and nanoseconds of the first column."""
+    """Cost of a column that follows another one, and nanoseconds of the first column."""
     return price(replace(counts, target=counts.target.alone)), price(counts).ns
 
 
@@ -332,7 +337,7 @@ def _transposing(counts: BatchCounts) -> float:
 
 
 def _squares(counts: BatchCounts, layout: Layout) -> float:
-    """Cycles to transpose `lanes` features of all columns that are needed in the other layout."""
+    """Cycles to transpose `lanes` features of the columns whose kernel does not take `layout`."""
     target, spec = counts.target, counts.spec
     feature_major = layout is Layout.FEATURE_MAJOR
     columns = counts.repeats if feature_major else counts.in_panels
@@ -346,7 +351,7 @@ def _squares(counts: BatchCounts, layout: Layout) -> float:
 
 @lru_cache(maxsize=256)  # many layers are equal
 def _square_cycles(target: Target, feature_major: bool, columns: int, is_near: bool) -> float:
-    """Cycles to transpose `lanes` features of `columns` columns.
+    """Cycles to transpose `lanes` features of `columns` columns, in squares of lanes x lanes.
 
     `is_near`: L1 holds both layouts.
     """
@@ -360,13 +365,13 @@ def _square_cycles(target: Target, feature_major: bool, columns: int, is_near: b
 
 
 def _line_cycles(target: Target, width: int) -> float:
-    """Cycles to load the cache lines of a square from L2."""
+    """Cycles to load the cache lines of a square of lanes x width floats from L2."""
     lines = (target.lanes + width) * target.vector_bytes
     return target.core.batch.late_inputs * lines / target.core.rates.data["L2"]
 
 
 def _panels(counts: BatchCounts) -> Cost:
-    """Cost of all panels.
+    """Cost of all panels: each is as many columns of the batch as a vector has lanes.
 
     The first panel of a chunk waits for its code, the others for loads or multiplications.
     """
@@ -400,9 +405,10 @@ def _panels(counts: BatchCounts) -> Cost:
 
 
 def _arriving(counts: BatchCounts, panels: int, added: int) -> float:
-    """Cycles to move x, y and weights of a panel between L1 and L2, `panels` in a chunk.
+    """Cycles to move x, y and weights of a panel between L1 and L2; 0 if a chunk fits L1.
 
-    `added`: rows of the operand that is added to y, which is moved too.
+    A chunk has `panels` panels. `added`: rows of the operand that is added to y, which is moved
+    too.
     """
     target, spec, prices = counts.target, counts.spec, counts.target.core.batch
     features = spec.in_features + spec.out_features + added
@@ -415,7 +421,7 @@ def _arriving(counts: BatchCounts, panels: int, added: int) -> float:
 
 
 def _arrivals(code_bytes: int, data_bytes: int, target: Target) -> dict[str, float]:
-    """Cycles to fetch the code, by the cache that it comes from."""
+    """Cycles to fetch the code from each cache that a share of it comes from."""
     shares = cache_shares(code_bytes, data_bytes, target, target.l1i_bytes)
     return {
         level: share * code_bytes / _code_rate(code_bytes, level, target)
@@ -424,13 +430,17 @@ def _arrivals(code_bytes: int, data_bytes: int, target: Target) -> dict[str, flo
 
 
 def _first(arrivals: dict[str, float], later: float, unhidden: float) -> float:
-    """Cycles of a chunk's first panel; each later panel takes `later` cycles."""
+    """Cycles of a chunk's first panel, which waits for its code: `arrivals`, cycles by cache level.
+
+    Each later panel takes `later` cycles. `unhidden`: the share that does not overlap of the
+    shorter of `later` and the fetches from beyond L2.
+    """
     far = sum(cycles for level, cycles in arrivals.items() if level not in ("L1", "L2"))
     return max(sum(arrivals.values()), later) + unhidden * min(far, later)
 
 
 def _copying(counts: BatchCounts) -> float:
-    """Cycles to copy x of a panel, or to convert it to integers."""
+    """Cycles to copy a panel's x into the panel, or to convert it to integers; 0 if in place."""
     spec, core, isa = counts.spec, counts.target.core, counts.target.isa
     if spec.dtype is DType.INT8:
         into_panel = core.csr[isa, counts.arithmetic.value].into_panel[0]

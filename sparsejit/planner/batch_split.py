@@ -18,8 +18,8 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.machine.target import Target
 from sparsejit.planner.batch_plan import price_batch
-from sparsejit.planner.choice import choose, priced
-from sparsejit.planner.plan import Candidate, Plan
+from sparsejit.planner.cheapest_row import choose, priced
+from sparsejit.planner.kernel_choice import Candidate, Plan
 from sparsejit.planner.sharing import barrier_ns, why_alone, with_one_thread
 from sparsejit.planner.split import (
     ROW_STEP,
@@ -88,7 +88,10 @@ def _counts(threads: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Cut:
-    """Bounds of the parts, the end included, and the layer of the longest part."""
+    """A division of a batch: the first column or row of each part, and the longest part's layer.
+
+    `bounds` include the end.
+    """
 
     by_columns: bool
     bounds: list[int]
@@ -129,7 +132,7 @@ class _Layer:
         return cuts
 
     def _column_bounds(self, count: int) -> list[int]:
-        """Bounds of parts of whole panels; [] for fewer panels than parts.
+        """First column of each part, and the end; parts have whole panels. [] for too few panels.
 
         The first parts have one panel more than the others.
         """
@@ -144,7 +147,7 @@ class _Layer:
         return [*(step * first for first in firsts), self.spec.batch]
 
     def _row_bounds(self, count: int) -> list[int]:
-        """Bounds of parts with about equal nonzeros.
+        """First row of each part, and the end, so that parts have about equal nonzeros.
 
         [] for fewer groups of `ROW_STEP` rows than parts.
         """

@@ -223,7 +223,10 @@ def _kept(file: Path, core: Core) -> tuple[Measured | None, str]:
 
 
 def _with(target: Target, file: Path, found: Measured | None, damage: str) -> Target:
-    """Return the target with the measurements and their file, or with the damage of the file."""
+    """Return the target with the measurements and their file; without any, with the damage.
+
+    Without either, the target stays as it is.
+    """
     if found is not None:
         core = found.on(target.core)
         return replace(target, core=replace(core, measured=f"{core.measured}, {file}"))
@@ -366,7 +369,7 @@ def _sharing(target: Target) -> dict[str, float]:
 
 
 def _dearer(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-    """Return the measurement with the longer barrier.
+    """Return the measurement of sharing costs whose barrier takes longer.
 
     Virtual cores move within seconds between one core of their host and two.
     """

@@ -31,7 +31,7 @@ from sparsejit.asm_templates.convolution.winograd import (
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.planner.choice import Chosen, TableRow, cheapest, choose
+from sparsejit.planner.cheapest_row import Chosen, TableRow, cheapest, choose
 from sparsejit.planner.cost import Cost
 from sparsejit.planner.int8_plan import (
     price_copy,
@@ -54,7 +54,7 @@ _MOST_BANDS = 16
 
 @dataclass(frozen=True, eq=False)
 class WindowWork:
-    """A convolution over a padded image."""
+    """A convolution that reads windows of a padded copy of the image, without gathered columns."""
 
     image: PaddedImage
     matrix: SparseMatrix
@@ -67,11 +67,11 @@ class WindowWork:
 
     @cached_property
     def counts(self) -> WindowCounts:
-        """Counts of windows with weights as code."""
+        """Counts of the kernel whose weights are instructions."""
         return expect_windows(self.image, self.matrix, self.target)
 
     def by_tap(self) -> "WindowWork":
-        """The work with planes of its own for each tap of a row."""
+        """The same convolution over an image that is stored once for each tap of a filter's row."""
         return replace(self, image=replace(self.image, by_tap=True))
 
 
@@ -94,7 +94,7 @@ class FilterProduct:
 
     @property
     def layer(self) -> MatVec | MatMul:
-        """The product of one sample."""
+        """The spec of one sample's product: `each`, or for several positions a batch of them."""
         many = self.positions > 1
         return MatMul(self.each, self.positions, Layout.FEATURE_MAJOR) if many else self.each
 
@@ -137,9 +137,10 @@ WINDOW_KERNELS: tuple[TableRow[WindowWork, Cost], ...] = (
 def plan_windows(
     image: PaddedImage, matrix: SparseMatrix, each: MatVec, planner: LayerPlanner, name: str = ""
 ) -> Chosen[WindowWork, Cost]:
-    """Choose the kernel, without the copy of the image, or take the kernel `name`.
+    """Choose the kernel over a padded image; its price leaves out the copy that pads the image.
 
-    A part of a layer's rows keeps the layer's kernel, even where it is too small to choose it.
+    `name` sets the kernel: a part of a layer's rows keeps the layer's, even where it is too small
+    to choose it.
     """
     work, name = WindowWork(image, matrix, each, planner), "" if image.by_tap else name
     return choose("windows", WINDOW_KERNELS, work, name)
@@ -171,25 +172,25 @@ PLANES: tuple[TableRow[WindowWork, float], ...] = (
 def cheapest_planes(
     image: PaddedImage, matrix: SparseMatrix, each: MatVec, planner: LayerPlanner
 ) -> PaddedImage:
-    """Return the image, with planes for each tap of a row if sparse windows gain by them."""
+    """Return the image, with a plane for each tap of a row if sparse windows gain by them."""
     work = WindowWork(image, matrix, each, planner)
     by_tap = choose("planes of the image", PLANES, work).name == BY_TAP
     return replace(image, by_tap=True) if by_tap else image
 
 
 def fills_windows(image: PaddedImage, target: Target) -> bool:
-    """Whether positions fill enough lanes of the windows."""
+    """Whether an output's positions fill enough lanes of the vectors that compute windows."""
     lanes = window_panels(image, target).count * target.lanes
     return image.rows.positions * image.columns.positions >= _LEAST_FILLED * lanes
 
 
 def fills_spread(places: int, pitch: int) -> bool:
-    """Whether channels of `places` floats are stored `pitch` floats apart."""
+    """Whether channels of `places` floats waste little memory when stored `pitch` floats apart."""
     return places >= _LEAST_SPREAD * pitch
 
 
 def pools_by_windows(columns: int) -> bool:
-    """Whether pooling of `columns` positions in a row takes one kernel for all taps."""
+    """Whether rows of `columns` positions are long enough to pool by one kernel for all taps."""
     return columns >= _LEAST_POSITIONS
 
 
@@ -206,7 +207,7 @@ def repeats_in_bands(nnz: int) -> bool:
 def band_count(
     rows: int, threads: int, live_bytes: Callable[[int], int], target: Target
 ) -> int | None:
-    """Least number of bands, a multiple of `threads`, that keeps images between convolutions in L2.
+    """Least number of bands of rows, a multiple of `threads`, with images between layers in L2.
 
     live_bytes: the most bytes between two convolutions, by the number of bands.
     None where no number of bands keeps them there.
@@ -217,7 +218,7 @@ def band_count(
 
 
 def _windows_inside_ns(windows: Chosen[WindowWork, Cost]) -> float:
-    """Nanoseconds of windows inside the model, whose other layers may evict the code to L3."""
+    """Nanoseconds of windows with weights as code, if the model's other layers evict that code."""
     work = windows.work
     target = work.planner.beside(work.matrix).target
     return price_sparse_windows(expect_windows(work.image, work.matrix, target), target).ns
@@ -305,7 +306,7 @@ def _int8_ns(work: QuantisedWork) -> float:
 
 
 def _float_ns(work: QuantisedWork) -> float:
-    """Nanoseconds of a sample in float32, with the rounding of x."""
+    """Nanoseconds of a sample in the cheapest float32 form, and of rounding x to its steps."""
     samples, elements = work.x_shape[0], prod(work.x_shape)
     rounding = price_copy(2 * 4 * elements, work.planner.target).ns / samples
     return cheapest(_FLOAT_FORMS, work).price + rounding
@@ -336,7 +337,7 @@ ELEMENTS: tuple[TableRow[QuantisedWork, float], ...] = (
 
 
 def _between_floats_ns(work: QuantisedWork) -> float:
-    """Nanoseconds of all samples, the cheaper way, and of rounding the result."""
+    """Nanoseconds of all samples in int8 or float32, the cheaper, and of rounding the result."""
     rounding = price_copy(work.rounding_bytes, work.planner.target).ns
     return work.x_shape[0] * cheapest(ELEMENTS, work).price + rounding
 
@@ -373,5 +374,5 @@ def padding_cost(image: PaddedImage, target: Target) -> Cost:
 
 
 def channel_windows_cost(counts: DirectCounts, target: Target) -> Cost:
-    """Cost of windows by channel, whose sums or maxima read the image in place."""
+    """Cost of depthwise convolution or pooling that reads the image in place, by channel."""
     return price_direct(counts, target)

@@ -113,13 +113,13 @@ def step_cycles(target: Target, kind: str, stored: DType) -> float:
 
 
 def _code_bytes(counts: Counts, work: Work) -> float:
-    """Bytes of code of these steps; code that runs several times counts once."""
+    """Bytes of code of these steps; code that runs several times is counted once."""
     each = STEP_KINDS[work.kind].code_bytes[counts.target.isa, counts.stored]
     return work.steps * each / work.runs
 
 
 def _main(cycles: Mapping[str, float]) -> str:
-    """The cache that the longest transfer comes from."""
+    """The cache from which the transfer takes longest."""
     return max(cycles, key=lambda level: cycles[level])
 
 
@@ -214,7 +214,7 @@ def gates_ns(cell: RecurrentCell, units: int, target: Target) -> float:
 
 
 def own_steps_ns(inputs: int, outputs: int, target: Target) -> float:
-    """Nanoseconds to quantise a row by its own range, and to scale its product."""
+    """Nanoseconds to quantise x (inputs,) by its own range, and to scale its product (outputs,)."""
     instructions = (10 * inputs + 5 * outputs) / target.lanes
     return vector_cost(instructions, 4 * (3 * inputs + 3 * outputs), target).ns
 

@@ -12,7 +12,7 @@ from sparsejit.asm_templates.forest.kernels import (
 from sparsejit.errors import CompileError
 from sparsejit.ir.ops.forest import Trees
 from sparsejit.machine.target import Target
-from sparsejit.planner.choice import Chosen, TableRow, choose
+from sparsejit.planner.cheapest_row import Chosen, TableRow, choose
 from sparsejit.planner.cost import cache_level
 
 

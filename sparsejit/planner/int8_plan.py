@@ -39,7 +39,7 @@ from sparsejit.asm_templates.convolution.window_rows import DirectCounts
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul
 from sparsejit.machine.target import Target
-from sparsejit.planner.choice import Chosen, TableRow, cheapest, choose
+from sparsejit.planner.cheapest_row import Chosen, TableRow, cheapest, choose
 from sparsejit.planner.cost import Cost, cache_level
 from sparsejit.planner.layer_planner import LayerPlanner
 from sparsejit.whole_numbers import ceil_div
@@ -47,7 +47,9 @@ from sparsejit.whole_numbers import ceil_div
 
 @dataclass(frozen=True)
 class QuadCounts:
-    """Work of one call: vectors of positions, rows of each vector, and quads of weights.
+    """Work of one call of a product of bytes: vectors of positions, and rows and quads for each.
+
+    A quad is four weights of a row, multiplied at once by four inputs.
 
     shifted: the share of inputs whose vectors cross cache lines.
     met_bytes: bytes of x under the windows of one vector of positions.
@@ -64,7 +66,10 @@ class QuadCounts:
 
 
 def price_direct(counts: DirectCounts, target: Target) -> Cost:
-    """Cost of windows by channel: the longest of products, loads, and transfers beyond L1."""
+    """Cost of depthwise convolution or pooling that reads the image in place.
+
+    It is the longest of products, loads, and transfers beyond L1.
+    """
     core = target.core
     cycles = {
         "execution": max(
@@ -81,7 +86,7 @@ def price_direct(counts: DirectCounts, target: Target) -> Cost:
 
 
 def price_sparse_windows(counts: WindowCounts, target: Target) -> Cost:
-    """Cost of windows with weights as code.
+    """Cost of a convolution over a padded image whose nonzero weights are instructions.
 
     Code is fetched once a call: a part of it stays in L1 while it runs over all positions.
     """
@@ -103,7 +108,7 @@ def price_sparse_windows(counts: WindowCounts, target: Target) -> Cost:
 def price_dense_windows(
     cycles: float, weight_bytes: int, moved_bytes: int, target: Target, passes: int = 1
 ) -> Cost:
-    """Cost of windows with all weights, loaded `passes` times.
+    """Cost of a convolution over a padded image with all weights, loaded `passes` times.
 
     Loads from L2 overlap with execution, loads from beyond L2 in part.
     """
@@ -117,7 +122,10 @@ def price_dense_windows(
 
 
 def price_quads(counts: QuadCounts, target: Target) -> Cost:
-    """Cost of products of quads; weights are fetched in order, in parallel with the products."""
+    """Cost of a product of bytes, four inputs of a row at a time (a quad).
+
+    Weights are fetched in order, in parallel with the products.
+    """
     prices, rates, form = target.core.quads, target.core.rates, counts.form
     in_line, across = prices.fours if form.fours else (prices.quad, prices.shifted)
     number = form.together - 1
@@ -134,7 +142,7 @@ def price_quads(counts: QuadCounts, target: Target) -> Cost:
 
 
 def price_fours(lines: int, moved_bytes: int, target: Target) -> Cost:
-    """Cost of bringing four channels side by side, `lines` times for 64 positions."""
+    """Cost of interleaving channels by four: `lines` groups of four channels by 64 positions."""
     ns = lines * target.core.quads.making / target.core.rates.cycles_per_ns
     return Cost(lines, 0, moved_bytes, ns, "execution")
 
@@ -156,7 +164,7 @@ def price_gathering(elements: int, is_strided: bool, target: Target) -> Cost:
 
 @dataclass(frozen=True)
 class QuadPrice:
-    """Cost of quads in a form.
+    """Cost of a product of bytes in a form.
 
     before_ns: time to convert x for that form first.
     """
@@ -172,7 +180,7 @@ class QuadPrice:
 
 @dataclass(frozen=True)
 class QuadWork:
-    """A product of bytes; `adds`: whether an operand is added."""
+    """A product of bytes, four inputs of a row at a time; `adds`: whether y gets an operand."""
 
     matrix: SparseMatrix
     windows: ByteWindows
@@ -208,7 +216,7 @@ QUAD_FORMS: tuple[TableRow[QuadWork, QuadPrice], ...] = tuple(
 
 
 def plan_quads(work: QuadWork, form: QuadForm | None = None) -> Chosen[QuadWork, QuadPrice]:
-    """Choose the form of quads, or take a form."""
+    """Choose the form of a product of bytes by predicted time, or price `form` if one is given."""
     name = "" if form is None else next(row.name for row in QUAD_FORMS if row.emitter == form)
     return choose("quads", QUAD_FORMS, work, name)
 
@@ -261,7 +269,7 @@ def _byte_depthwise_ns(work: ByteConvolution, x: BytePlanes) -> float:
 
 
 class ByteColumns(NamedTuple):
-    """A linear layer in int8, which may be a convolution of its columns in bytes."""
+    """A linear layer in int8 that may run as a convolution of bytes (features, columns)."""
 
     layer: MatMul
     matrix: SparseMatrix
@@ -289,12 +297,15 @@ LINEAR_FORMS: tuple[TableRow[ByteColumns, float], ...] = (
 
 
 def takes_columns(work: ByteColumns) -> bool:
-    """Whether the convolution of bytes is faster: it makes no copies of x, sums and y."""
+    """Whether a linear layer is faster as a convolution of bytes, with its rows of x as columns.
+
+    The convolution makes no copies of x, sums and y.
+    """
     return choose("linear layer", LINEAR_FORMS, work).name == BY_COLUMN
 
 
 def fills_vectors(columns: int) -> bool:
-    """Whether positions in a row leave at most half of their vectors empty."""
+    """Whether rows of `columns` positions leave at most half of their vectors' lanes empty."""
     return 2 * columns >= LINE * lines(columns)
 
 
@@ -304,13 +315,13 @@ def has_quads(target: Target) -> bool:
 
 
 def fours_cost(planes: BytePlanes, target: Target) -> Cost:
-    """Cost of bringing the channels of planes side by side, four by four."""
+    """Cost of interleaving all channels of planes by four, so that aligned loads read them."""
     lines = planes.samples * ceil_div(planes.channels, QUAD) * planes.channel // LINE
     return price_fours(lines, 2 * planes.bytes, target)
 
 
 def copy_cost(moved_bytes: int, target: Target) -> Cost:
-    """Cost of converting images to bytes, to floats and into phases."""
+    """Cost of converting images to bytes or floats, or of separating even and odd positions."""
     return price_copy(moved_bytes, target)
 
 
@@ -323,7 +334,7 @@ def norm_cost(norm: ByteNorm, target: Target) -> Cost:
 
 
 def attention_cost(heads: ByteHeads, target: Target) -> Cost:
-    """Cost of two products of bytes, and of the work on each score between them."""
+    """Cost of an attention of bytes: two products, and the work on each score between them."""
     vectors = heads.samples * heads.heads * heads.blocks * heads.rows * 4
     cycles = vectors * (heads.features / 2 + 16.0)
     moved = sum(planes.bytes for planes in heads.planes)
@@ -331,7 +342,7 @@ def attention_cost(heads: ByteHeads, target: Target) -> Cost:
 
 
 def byte_depthwise_cost(windows: ByteChannelWindows, target: Target) -> Cost:
-    """Cost of windows by channel: four taps of 16 positions at a time, and the ends of 64."""
+    """Cost of a depthwise convolution of bytes: four taps by 16 positions, and ends of 64."""
     y = windows.y
     runs, quarters = y.vectors, 4 * y.vectors
     if not windows.is_whole:
@@ -343,7 +354,7 @@ def byte_depthwise_cost(windows: ByteChannelWindows, target: Target) -> Cost:
 
 
 def byte_scaling_cost(y: BytePlanes, target: Target) -> Cost:
-    """Cost of multiplying and rounding 64 positions at a time."""
+    """Cost of channels of bytes times a number each: 64 positions at a time."""
     vectors = y.samples * y.channels * y.vectors
     ns = 20.0 * vectors / target.core.rates.cycles_per_ns
     return Cost(vectors, 0, 2 * y.bytes, ns, "execution")

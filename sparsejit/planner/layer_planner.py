@@ -17,7 +17,7 @@ from sparsejit.planner.batch_plan import (
     prefers_panels,
 )
 from sparsejit.planner.batch_split import split_batch, ways_to_split
-from sparsejit.planner.plan import AUTO, Plan, expected_ns, plan
+from sparsejit.planner.kernel_choice import AUTO, Plan, expected_ns, plan
 from sparsejit.planner.split import Part, Split, row_parts, split
 from sparsejit.planner.tuning import tuned
 
@@ -54,7 +54,7 @@ class LayerPlanner:
 
     @property
     def alone(self) -> "LayerPlanner":
-        """The planner of a layer as if it were alone."""
+        """The planner of a layer that has the caches to itself, without the rest of the model."""
         return replace(self, model_bytes=0)
 
     @property
@@ -63,7 +63,10 @@ class LayerPlanner:
         return int(self.target.core.l3_share * self.target.l3_bytes)
 
     def beside(self, matrix: SparseMatrix) -> "LayerPlanner":
-        """The planner of one layer of the model: a core's share of the others evicts it from L2."""
+        """The planner of one layer inside the model, whose other layers evict it from L2.
+
+        Each core has a share of the model's bytes; a model that fits L2 changes nothing.
+        """
         whole = self.model_bytes // self.cores
         if whole <= self.target.l2_bytes:
             return self
@@ -118,7 +121,10 @@ class LayerPlanner:
         return isinstance(layer, MatMul) and adds_in_place(template, layer, self.target)
 
     def prefers_panels(self, each: MatVec, batch: int, matrix: SparseMatrix) -> bool:
-        """Whether panels are expected to be clearly cheapest, from the layer's zeros alone."""
+        """Whether panels (a vector of samples at a time) are expected to be clearly cheapest.
+
+        Only the layer's zeros are looked at.
+        """
         target = self.beside(matrix).target
         return prefers_panels(MatMul(each, batch), matrix, target, self.exact, self.any_length)
 

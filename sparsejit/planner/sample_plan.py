@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from sparsejit.planner.choice import TableRow, cheapest, choose, priced
+from sparsejit.planner.cheapest_row import TableRow, cheapest, choose, priced
 
 # A larger tile is kept if it takes less than this share of the time of smaller tiles.
 _MOST_OF_SMALLER = 0.9
@@ -20,7 +20,7 @@ class TileTime(NamedTuple):
 
 
 def least_ns(samples: int, tiles: Sequence[TileTime]) -> float:
-    """Nanoseconds of samples in `tiles`, smallest first; one more largest tile may run the rest."""
+    """Least nanoseconds of `samples` in these tiles, smallest first; a tile may lack samples."""
     *smaller, last = tiles
     whole, rest = divmod(samples, last.samples)
     if not rest:
@@ -62,7 +62,7 @@ def fewest_samples(tile: TileTime, smaller: Sequence[TileTime]) -> int:
 
 
 class EndTimes(NamedTuple):
-    """Nanoseconds of the last layers for some samples at once, and of each sample's own."""
+    """Times of a model's last layers: for several samples together, and for one alone."""
 
     together: TileTime
     alone_ns: float
@@ -75,12 +75,15 @@ class EndTimes(NamedTuple):
 
     @property
     def saved_ns(self) -> float:
-        """Nanoseconds that a sample saves."""
+        """Nanoseconds saved for each sample by running the last layers of several at once."""
         return self.alone_ns - self.together.ns / self.together.samples
 
 
 def plan_end(ends: Mapping[str, EndTimes], sample_ns: float) -> str | None:
-    """Name of the end that saves most of a sample's time; None where all save little."""
+    """Name of the end (last layers for several samples) that saves most; None if all save little.
+
+    `sample_ns` is the time of a sample without one.
+    """
     rows = [priced(name, sample_ns - each.saved_ns) for name, each in ends.items()]
     rows.append(priced(_ALONE, sample_ns, margin=1 - LEAST_SAVED))
     name = choose("last layers", rows, None).name

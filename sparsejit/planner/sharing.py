@@ -12,7 +12,7 @@ from math import inf
 
 from sparsejit.machine.price_records import SharingPrices
 from sparsejit.machine.target import Target
-from sparsejit.planner.choice import TableRow, choose, priced
+from sparsejit.planner.cheapest_row import TableRow, choose, priced
 
 
 def sharing_prices(target: Target) -> SharingPrices:
@@ -26,7 +26,7 @@ def barrier_ns(target: Target) -> float:
 
 
 def parallel_ns(ns: float, threads: int, target: Target) -> float:
-    """Predicted time of a layer that takes `ns` alone: equal parts, and a barrier a worker."""
+    """Predicted ns of a layer on `threads` threads: its `ns` in equal parts, and the barriers."""
     return ns / threads + barrier_ns(target) * (threads - 1)
 
 
@@ -43,7 +43,10 @@ def worthwhile_threads(ns: float, most: int, target: Target) -> int:
 def with_one_thread(
     shared: Iterable[TableRow[object, float]], ns: float, target: Target
 ) -> list[TableRow[object, float]]:
-    """Rows of shared work of `ns`, and of one thread; prediction errs, so it needs a margin."""
+    """The rows for `choose` between ways to share work of `ns`, and one thread.
+
+    Shared work must gain by a margin, since predictions err.
+    """
     least = sharing_prices(target).least_gain
     rows = [replace(row, margin=least) for row in shared]
     return [*rows, priced("one thread", ns, 1)]
@@ -58,7 +61,7 @@ def why_alone(ns: float, threads: int, target: Target) -> str:
 
 @dataclass(frozen=True)
 class WavePrices:
-    """Costs of a model's steps when several threads run them between barriers, in ns."""
+    """Costs in ns of running a model's steps in waves: several threads compute up to a barrier."""
 
     prices: SharingPrices
 
@@ -76,11 +79,11 @@ class WavePrices:
         return count / self.prices.crossing_bytes
 
     def torn_ns(self, lines: int) -> float:
-        """Nanoseconds of cache lines that two threads write a part of each."""
+        """Nanoseconds lost by cache lines of which two threads write a part each."""
         return self.crossing_ns(lines * self.prices.torn_line_bytes)
 
     def wave_ns(self, longest_ns: float, threads: int) -> float:
-        """Nanoseconds of a wave of `threads` threads, the caller's among them."""
+        """Nanoseconds of a wave of `threads` threads: the longest thread's, and the barriers."""
         return longest_ns + self.prices.barrier_ns * (threads - 1)
 
     def gain_enough(self, alone_ns: float, ns: float) -> bool:
@@ -88,6 +91,6 @@ class WavePrices:
         return self.score(alone_ns, ns, True) >= 1
 
     def score(self, alone_ns: float, ns: float, is_shared: bool) -> float:
-        """Speedup of a wave over one thread, divided by the least gain where threads share it."""
+        """Speedup of a wave over one thread, divided by the least gain if threads share it."""
         gain = alone_ns / ns if ns else 1.0
         return gain / self.prices.least_gain if is_shared else gain

@@ -26,7 +26,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.planner.plan import AUTO, Plan, plan
+from sparsejit.planner.kernel_choice import AUTO, Plan, plan
 from sparsejit.planner.sharing import (
     barrier_ns,
     parallel_ns,
@@ -45,10 +45,10 @@ ROW_STEP = 16
 
 @dataclass(frozen=True)
 class Part:
-    """The outputs `first_row` up to `end_row`, as a layer of their own.
+    """A part of a layer, as a layer of its own: the outputs `first_row` up to `end_row`.
 
-    A part of a batch may have all outputs of its `columns` from `first_column` on. Parts with the
-    same plan have the same code.
+    A part of a batch may instead have all outputs of its `columns` from `first_column` on. Parts
+    with the same plan have the same code.
     """
 
     first_row: int
@@ -74,13 +74,13 @@ class Part:
 
     @property
     def x_bytes(self) -> int:
-        """Offset of its share of x, in bytes."""
+        """Offset in bytes of the part's columns from the start of the whole x."""
         is_one = not isinstance(self.spec, MatMul) or self.spec.layout is Layout.FEATURE_MAJOR
         return 4 * self.first_column * (1 if is_one else self.spec.in_features)
 
     @property
     def y_bytes(self) -> int:
-        """Offset of its share of y, in bytes."""
+        """Offset in bytes of the part's rows and columns from the start of the whole y."""
         if not isinstance(self.spec, MatMul):
             return 4 * self.first_row
         if self.spec.y_layout is Layout.FEATURE_MAJOR:
@@ -89,7 +89,7 @@ class Part:
 
     @property
     def added_bytes(self) -> int:
-        """Offset of its share of the added operand, in bytes."""
+        """Offset in bytes of the part's rows and columns from the start of the added operand."""
         assert isinstance(self.spec, MatMul) and self.spec.added_pitch is not None
         return 4 * (self.first_row * self.spec.added_pitch + self.first_column)
 
@@ -203,7 +203,7 @@ def _balanced_bounds(
 
 
 def nearest_bounds(reached: npt.NDArray[np.generic], shares: npt.NDArray[np.float64]) -> list[int]:
-    """First row of each part, so that parts end near these shares of the total.
+    """First row of each part, so that parts end near these cumulative shares of the total.
 
     `reached` is the running total after each `ROW_STEP` rows; each part has some rows. There is one
     more part than shares.

@@ -11,6 +11,7 @@ from sparsejit.machine.target import Target
 from sparsejit.measuring.kernel_times import kernel_ns
 from sparsejit.planner.batch_plan import price_batch
 from sparsejit.planner.cost import price
+from sparsejit.planner.kernel_choice import Candidate, Job, Plan
 from sparsejit.planner.measurement_store import (
     cache_file,
     compiler_digest,
@@ -18,7 +19,6 @@ from sparsejit.planner.measurement_store import (
     recall,
     remember,
 )
-from sparsejit.planner.plan import Candidate, Job, Plan
 
 MEASURED_CANDIDATES = 3
 _PLAUSIBLE_NS = (1e-3, 1e12)

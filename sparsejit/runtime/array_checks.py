@@ -40,7 +40,7 @@ def is_free(kind: ArrayType) -> bool:
 
 
 def free_length(arrays: Sequence[Array], kinds: Sequence[ArrayType]) -> int:
-    """Return the batch of the first array whose type has a free length.
+    """Return the batch size of a call: the free length of the first array whose type has one.
 
     It is 0 where that array has too few axes, or no type has a free length.
     """
@@ -104,7 +104,10 @@ def check_in_place(arrays: Sequence[Array], kinds: Sequence[ArrayType]) -> None:
 def check_outputs(
     outputs: Sequence[Array], kinds: Sequence[ArrayType], inputs: Sequence[Array], rows: int = 0
 ) -> None:
-    """Raise InvalidInput for arrays that results cannot be written to."""
+    """Raise InvalidInput for arrays that native code cannot write results to, in place.
+
+    They must have the types `kinds`, be writable, and share no memory with each other or `inputs`.
+    """
     for number, (output, kind) in enumerate(zip(outputs, kinds, strict=True)):
         checked_array(output, kind, rows)
         check_in_place([output], [kind])

@@ -183,7 +183,10 @@ class CallStub:
     def _store_input(
         self, number: int, shape: Sequence[int | Register | None], lengths: Memory, data: Memory
     ) -> None:
-        """Store the address of an input, and its rows in r12 where the shape leaves them open."""
+        """Store the address of an input, and its rows in r12 where the shape leaves them open.
+
+        `lengths` and `data` are the places of the pointers to its shape and to its elements.
+        """
         asm = self._asm
         if None in shape:
             asm.emit("mov", rcx, lengths)
@@ -215,7 +218,10 @@ class CallStub:
             asm.emit("mov", Memory(rsp, self._output_table + 8 * number), rcx)
 
     def _make_array(self, kind: ArrayType) -> None:
-        """Set rax to a new array, owned; the zero flag is set where it is 0 and an error is set."""
+        """Emit code that makes an array, owned, in rax; where that fails, rax is 0.
+
+        Then a Python error is set. The zero flag tells which.
+        """
         asm = self._asm
         for axis, length in enumerate(kind.shape):
             if length is not None:
@@ -232,7 +238,10 @@ class CallStub:
         asm.emit("test", rax, rax)
 
     def _take_workspace(self, workspaces: list[Any]) -> None:
-        """Pop the last workspace; as in list.pop, the list's allocation stays as it is."""
+        """Emit code that pops the last workspace off the list into r15.
+
+        As in list.pop, the list's allocation stays as it is.
+        """
         asm = self._asm
         asm.emit("mov", rax, id(workspaces))
         asm.emit("mov", rcx, Memory(rax, LIST_SIZE))
@@ -466,7 +475,7 @@ class _DirectStub(CallStub):
         asm.jump("jne", no)
 
     def _describe(self, torch: _TensorFunctions, number: int) -> None:
-        """Fill the DLTensor from an argument."""
+        """Emit a call of DLPack's function that fills the stack's DLTensor from an argument."""
         asm = self._asm
         asm.emit("mov", rdi, Memory(rbx, 8 * number))
         asm.emit("lea", rsi, Memory(rsp, self._further))
@@ -516,7 +525,7 @@ class _DirectStub(CallStub):
         asm.jump("jnz", no)
 
     def _call_object(self, called: int, arguments: Memory) -> None:
-        """Call a Python object with one argument."""
+        """Emit a call of the Python object at address `called` with one argument."""
         self._asm.emit("mov", rdi, called)
         self._asm.emit("lea", rsi, arguments)
         self._asm.emit("mov", rdx, 1)
@@ -541,7 +550,7 @@ class _DirectStub(CallStub):
         asm.bind(arrays)
 
     def _take_single(self) -> None:
-        """Put the only item in place of the list."""
+        """Replace the list of outputs in r13 by its only item."""
         asm = self._asm
         asm.emit("mov", rdi, r13)
         asm.emit("mov", rcx, Memory(r13, LIST_ITEMS))

@@ -27,7 +27,7 @@ def fills() -> bool:
 
 
 def fill(arrays: Sequence[npt.NDArray[Any]]) -> None:
-    """Fill arrays, each contiguous."""
+    """Fill arrays, each contiguous, with bytes 0xFF."""
     for array in arrays:
         ctypes.memset(array.ctypes.data, PATTERN, array.nbytes)
 
@@ -60,6 +60,6 @@ def emit_fill_bytes(asm: Assembler, array: Register) -> None:
 
 
 def _emit_fill(asm: Assembler) -> None:
-    """Emit code that fills rdx bytes at rdi."""
+    """Emit code that fills rdx bytes at rdi with 0xFF."""
     asm.emit("mov", dword(rsi), PATTERN)
     emit_call(asm, python_function("memset"))

@@ -64,7 +64,10 @@ class MovedCall:
         return call_stub(checked.memory, *self._of_one_sample, checked.workspaces, moved)
 
     def direct(self, is_single: bool, torch: Any = None) -> Callable[..., Any] | None:
-        """Return a stub of single samples, as from `direct_stub`; None for a batch of a number."""
+        """Return a built-in `run(*inputs)` for a batch of one sample, as `direct_stub` makes it.
+
+        None for a batch of a given number.
+        """
         if not self._is_free:
             return None
         checked = self._call.checked
@@ -161,7 +164,10 @@ def _arranged(array: Array, order: _Order) -> Array:
 def _in_order(
     arrays: Sequence[Array], orders: Sequence[_Order]
 ) -> tuple[list[Array], list[tuple[Array, Array]]]:
-    """Return arrays that the function can use, and a pair (view, copy) for each array copied."""
+    """Return arrays with their axes permuted and contiguous, and a pair (view, copy) for each copy.
+
+    Orders are permutations of axes, or None. Copies are not initialised.
+    """
     used: list[Array] = []
     copies: list[tuple[Array, Array]] = []
     for array, order in zip(arrays, orders, strict=True):

@@ -97,11 +97,11 @@ class NativeCall:
 
     @cached_property
     def run(self) -> Callable[..., Any]:
-        """The native stub, made at the first call."""
+        """The native stub, `run(*inputs) -> outputs`, made when it is first read."""
         return self.checked.new_stub()
 
     def direct(self, is_single: bool, torch: Any = None) -> Callable[..., Any] | None:
-        """Return a stub as from `direct_stub`."""
+        """Return a built-in `run(*inputs)` of arrays or tensors, as `direct_stub` makes it."""
         checked = self.checked
         kinds = checked.taken, checked.made
         has_block = checked.block is not None
@@ -133,7 +133,7 @@ class NativeCall:
 
 
 class _CheckedCall:
-    """`call(*inputs)` in Python, the fallback of the stub."""
+    """`call(*inputs)` in Python, with checks and copies: the fallback of the native stub."""
 
     is_kernel = False
 
@@ -235,7 +235,7 @@ def require_success(status: int) -> None:
 
 
 class _CheckedKernel(_CheckedCall):
-    """`call(x) -> y`, or `call(x, y) -> y`."""
+    """`call(x) -> y` or `call(x, y) -> y` of a kernel in Python, the fallback of its stub."""
 
     is_kernel = True
 

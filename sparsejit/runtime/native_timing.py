@@ -177,7 +177,7 @@ def _pass_arguments(asm: Assembler, arguments: Sequence[int | float]) -> int:
 
 
 def sample(loop: Callable[[int], None], samples: int, budget_ns: int) -> Timing:
-    """Time one call of `loop(count)`, which makes `count` calls."""
+    """Time one call of a kernel by `loop(count)`, which makes `count` calls."""
     count = calls_a_sample(loop)
     once = duration_ns(loop, count)
     affordable = max(_FEWEST_SAMPLES, min(samples, int(budget_ns / max(once, 1))))
@@ -186,7 +186,7 @@ def sample(loop: Callable[[int], None], samples: int, budget_ns: int) -> Timing:
 
 
 def calls_a_sample(loop: Callable[[int], None]) -> int:
-    """Warm up, and return the number of calls in a sample."""
+    """Warm up, and return the number of calls that take about `SAMPLE_NS` together."""
     count, spent = 1, 0
     while True:
         # The minimum of three: an interruption would look like a slow call and make samples so

@@ -43,7 +43,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @cache
 def refusal() -> str | None:
-    """Ask for the permission, once a process; return the reason of a refusal, or None."""
+    """Ask Linux, once a process, to allow AMX tiles; return the reason of a refusal, or None."""
     if not _libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA):
         return None
     code = ctypes.get_errno()
@@ -55,7 +55,7 @@ def refusal() -> str | None:
 
 
 def allow_tiles() -> None:
-    """Ask for the permission. Raises UnsupportedTarget where it is refused."""
+    """Ask Linux to let this process use AMX tiles. Raises UnsupportedTarget where it refuses."""
     why = refusal()
     if why is not None:
         raise UnsupportedTarget(why)
@@ -68,10 +68,11 @@ Array = npt.NDArray[Any]
 
 
 class CommonWeights:
-    """Addresses of the shared literals, in the memory of the first function and of later ones.
+    """Weights in memory that native functions of one model share, and the addresses of these.
 
-    All these functions lie in one neighbourhood. Raises CompileError where the system refuses its
-    addresses.
+    The first function's weights are shared; so are the weights of a later one that is kept
+    (`keep`). All these functions lie in one neighbourhood. Raises CompileError where the system
+    refuses its addresses.
     """
 
     def __init__(self) -> None:
@@ -86,18 +87,18 @@ class CommonWeights:
         return self.literals.is_there
 
     def written(self, memory: ExecutableMemory) -> None:
-        """Record the memory of a new function; share the literals of the first."""
+        """Record the memory of a new function; the first one's literals are shared from now on."""
         self._newest = memory
         if self.memory is None:
             self.keep()
 
     def keep(self) -> None:
-        """Share the literals of the newest function, too."""
+        """Let further functions share the literals of the newest function, too."""
         self.literals.keep()
         self.memory = self._newest
 
     def view_of(self, array: Array) -> Array | None:
-        """Return the same array in the memory of one of the functions; None where none has it."""
+        """Return an equal array in the memory of one of the functions; None where none has it."""
         address, newest = self.literals.address_of(array), self._newest
         if address is None or newest is None or not array.flags.c_contiguous:
             return None

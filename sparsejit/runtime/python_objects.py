@@ -144,7 +144,7 @@ def bind_arguments(
 
 @cache
 def layout_is_known() -> bool:
-    """Whether this interpreter and numpy have their fields at the offsets above."""
+    """Whether this interpreter and numpy have their fields at the offsets of this module."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return False
     probe, items = np.zeros(3, np.float32), [object()]

@@ -56,7 +56,7 @@ class StepTimes:
 
 
 def wants_prefixes(whole_ns: float, steps: int) -> bool:
-    """Whether time stamps would disturb a function too much."""
+    """Whether to time a function by prefixes, since time stamps would slow it down too much."""
     return steps * _STAMP_NS > _MOST_DISTURBED * whole_ns
 
 
@@ -80,7 +80,7 @@ class ModelTimer:
             return native_timing.sample(self._loop, _MOST_ROUNDS, _BUDGET_NS // 4).median_ns
 
     def by_stamps(self, function: ProbedFunction) -> StepTimes:
-        """Return the function's time, and the times of steps by its stamped version."""
+        """Return the function's median time, and its steps' times by a version with time stamps."""
         workspace = new_workspace(function.workspace_bytes)
         slots = _slots(workspace, function)
         loop = self._looped(function.memory, workspace)
@@ -102,7 +102,10 @@ class ModelTimer:
         )
 
     def by_prefixes(self, function: ProbedFunction) -> StepTimes:
-        """Return the function's time, and the time that each step adds to a prefix."""
+        """Return the function's median time, and its steps' times by a version that stops early.
+
+        A step's time is the difference of two prefixes, with and without it.
+        """
         workspace = new_workspace(function.workspace_bytes)
         slots = _slots(workspace, function)
         loop = self._looped(function.memory, workspace)

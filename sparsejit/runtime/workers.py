@@ -78,7 +78,7 @@ _FUTEX_WAIT_PRIVATE, _FUTEX_WAKE_PRIVATE = 128, 129
 
 
 class Routines:
-    """The native code that all kernels share.
+    """The native routines of the worker threads, which all kernels of this process share.
 
     `serve`, `call_wake` and `seize` are called from Python with the interpreter lock released;
     `finish`, `wake` and `wake_if_soon` are addresses for the dispatchers.
@@ -157,7 +157,7 @@ def _emit_serve(asm: Assembler) -> None:
 
 
 def _emit_park(asm: Assembler) -> None:
-    """Emit code that sleeps until a call, unless there is a request in the mailbox at rbx.
+    """Emit a worker's sleep until it is woken, unless its mailbox, at rbx, has a request.
 
     Sets r12 to the number of spins before the next sleep. On the core of the caller, which waits
     for that core, it is 1, and the worker first naps, so that not every call wakes it.
@@ -276,7 +276,7 @@ def available_cores() -> int:
 
 
 class NativePart(NamedTuple):
-    """A function f(x, y) at `label`, and the offsets in bytes of its share of y and of x."""
+    """A part of a kernel: code f(x, y) at `label`, and the byte offsets of its share of y and x."""
 
     label: Label
     y_bytes: int

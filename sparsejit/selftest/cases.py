@@ -16,7 +16,7 @@ from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.ir.spec import Activation, DType, Layer, Layout, MatMul, MatVec
 from sparsejit.machine.target import ISA_LEVELS, Target
-from sparsejit.planner.plan import AUTO
+from sparsejit.planner.kernel_choice import AUTO
 from sparsejit.whole_numbers import ceil_div
 
 FloatArray = npt.NDArray[np.float32]

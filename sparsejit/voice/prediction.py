@@ -37,7 +37,7 @@ IndexArray = npt.NDArray[np.uint8]
 
 
 def class_levels(classes: int) -> npt.NDArray[np.float64]:
-    """2 k / (classes - 1) - 1 for every class k."""
+    """The levels of all classes, evenly spaced from -1 to 1: 2 k / (classes - 1) - 1."""
     return 2 * np.arange(classes) / (classes - 1) - 1
 
 

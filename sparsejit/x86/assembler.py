@@ -55,7 +55,7 @@ _FIRST = np.zeros(1, np.int64)  # the row of a single instruction
 def line(
     mnemonic: str, *operands: Operand, when: npt.NDArray[np.bool_] | None = None
 ) -> Line:
-    """A line of a stamped body."""
+    """An instruction of a stamped body; `when` (a bool per row) leaves it out of some rows."""
     return Line(mnemonic, operands, when)
 
 
@@ -77,7 +77,7 @@ class _Fixup:
 
 
 class _KnownCode(NamedTuple):
-    """Instructions that may stand anywhere, and their forms."""
+    """Bytes of instructions that work at any place, and the forms of these instructions."""
 
     code: bytes
     forms: frozenset[Form]
@@ -126,7 +126,7 @@ class Assembler:
         return len(self._code)
 
     def count(self, **numbers: int) -> None:
-        """Add to the counts of the image, such as steps."""
+        """Add to the counts that the image keeps for reports, such as a template's steps."""
         self._counts.update(numbers)
 
     def literal(self, values: npt.NDArray[Any], align: int = POOL_ALIGNMENT) -> int:
@@ -200,7 +200,10 @@ class Assembler:
     def _spread(
         self, code: npt.NDArray[np.uint8], gaps: _IntArray, lengths: _IntArray
     ) -> npt.NDArray[np.uint8]:
-        """Return the code of rows with gaps before them, and jumps over the gaps."""
+        """Return the code of stamped rows with gaps before them, each with a jump over the gap.
+
+        `gaps` and `lengths` are in bytes, one for each row.
+        """
         starts = np.cumsum(gaps + lengths) - lengths - gaps
         spread = with_gaps(code, gaps, lengths, _LEFT_OUT)
         for row in np.flatnonzero(gaps):
@@ -210,7 +213,10 @@ class Assembler:
 
     @contextmanager
     def placed(self, placement: Placement | None) -> Iterator[None]:
-        """Place the code that is appended in this context; `gap_bytes` counts bytes left out."""
+        """Context in which appended code lies as `placement` says, with gaps in it.
+
+        `gap_bytes` counts the bytes that are left out.
+        """
         self._placement = placement
         yield
         self._placement = None
@@ -245,7 +251,10 @@ class Assembler:
         return self._pool.size, len(self._fixups), len(self._singles)
 
     def _jump_within(self, start: int, first: int) -> bool:
-        """Whether the jumps from `first` on stay behind `start`; if so they are resolved."""
+        """Resolve the jumps from number `first` on, if all go to code from offset `start` on.
+
+        Returns whether they do; else they stay unresolved.
+        """
         jumps = self._jumps[first:]
         here = range(start, len(self._code) + 1)
         if any(label.position not in here for _, _, label in jumps):
@@ -344,7 +353,7 @@ class Assembler:
         return gaps
 
     def _make_room(self, length: int) -> None:
-        """Append a jump to the next place for an instruction, if its place is not here."""
+        """Append a jump to the next place for an instruction of `length` bytes, if not here."""
         gap = int(self._gaps(np.array([length]))[0])
         if gap:
             jump = self._jump_over(0, gap)
@@ -390,7 +399,10 @@ def _asking(
 
 
 def _is_anywhere(item: Line, count: int) -> bool:
-    """Whether any row has that line."""
+    """Whether any of the `count` rows has that line.
+
+    Raises CompileError unless the line's `when` has a flag for each row.
+    """
     if item.when is None:
         return count > 0
     if item.when.shape != (count,):

@@ -38,7 +38,9 @@ class KeptForm(NamedTuple):
 
 
 def kept(key: Key) -> KeptForm | None:
-    """Return the form of a key from its representative in the table, or None.
+    """Return the form of a key, an instruction with its kinds of operands, from the table, or None.
+
+    The table has a representative of all forms that differ in general registers alone.
 
     Raises DamagedFile where the file differs from the shipped one.
     """
@@ -51,7 +53,7 @@ def kept(key: Key) -> KeptForm | None:
 
 
 def keys() -> list[Key]:
-    """Return the keys of all forms."""
+    """Return the keys of all forms in the table."""
     return [_as_key(json.loads(text)) for text in _rows()]
 
 
@@ -73,7 +75,7 @@ def add(forms: Iterable[KeptForm]) -> int:
 
 
 def write(forms: Iterable[KeptForm], path: Path = FILE) -> None:
-    """Write a table of these forms."""
+    """Write a file of these forms, with a digest."""
     rows = {_text(each.form.key): _to_data(each) for each in forms}
     lines = [f"{json.dumps(text)}: {_text(row)}" for text, row in sorted(rows.items())]
     digest = json.dumps(_digest_of(lines))

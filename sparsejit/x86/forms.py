@@ -69,13 +69,13 @@ class Form:
         return self.template.tobytes()
 
     def field_at(self, start: Position) -> tuple[Position, Position]:
-        """Return the places of the displacement and of the end of an instruction at `start`."""
+        """Return the offsets of the displacement, and of the end, of an instruction at `start`."""
         assert self.displacement is not None
         return start + self.displacement.at, start + self.length
 
     @cached_property
     def _as_integers(self) -> tuple[int, list[list[int]]]:
-        """Template and XOR tables as little-endian integers."""
+        """The template and, by register and number, the bytes to XOR, as little-endian integers."""
         tables = [[int.from_bytes(row.tobytes(), "little") for row in t] for t in self.registers]
         return int.from_bytes(self.template.tobytes(), "little"), tables
 
@@ -96,7 +96,7 @@ class Form:
 
     @cached_property
     def wide_tables(self) -> tuple[npt.NDArray[np.uint8], ...]:
-        """The XOR tables with zeros behind each row, (32, 16)."""
+        """The tables of bytes to XOR by register number, filled up with zeros to (32, 16)."""
         return tuple(np.pad(table, ((0, 0), (0, 16 - self.length))) for table in self.registers)
 
 

@@ -26,7 +26,7 @@ Signature = tuple[Any, ...]
 
 
 def representative(key: Key) -> Key:
-    """Return the key of the form that is kept for this key; the key itself if no other is."""
+    """Return the key of the form that the table has in place of this key's form, maybe itself."""
     mnemonic, signatures, displacement_bytes = key
     if _is_pair(signatures):
         first, second, *rest = signatures
@@ -96,7 +96,7 @@ def _representatives(signature: Signature, has_address: bool) -> Iterator[Signat
 
 
 def _least(signature: Signature) -> Signature:
-    """Return the signature with the lowest three bits of its general registers at zero."""
+    """Return an operand's signature with the lowest three bits of its general registers at zero."""
     if signature[0] in _GENERAL:
         return _numbered(signature, signature[1] & ~_LOW)
     if signature[0] != "memory":

@@ -75,7 +75,10 @@ class CommonLiterals:
         return self._routines.get(key)
 
     def written(self, address: int, size: int, offsets: dict[_Span, int]) -> None:
-        """Record the offsets of an image's literals; `size` from COMMON on is not shared."""
+        """Record an image's address, size in bytes, and the offsets of its literals.
+
+        Images of COMMON bytes and more are too large to share literals.
+        """
         self._newest = ((address, size), offsets) if size < COMMON else None
         if not self.is_there:
             self.keep()
@@ -160,7 +163,7 @@ MakeRoom = Callable[[int, Callable[[memoryview], None]], bytes | memoryview]
 
 
 def in_bytes(size: int, fill: Callable[[memoryview], None]) -> memoryview:
-    """Return the content in ordinary memory."""
+    """Return `size` bytes of ordinary memory that `fill` has filled: an image's content."""
     content = bytearray(size)
     fill(memoryview(content))
     return memoryview(content).toreadonly()

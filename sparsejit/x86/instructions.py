@@ -64,7 +64,10 @@ def _signature(operand: Operand) -> tuple[Any, ...]:
 
 
 def _upper_half(register: Register) -> bool:
-    """Whether an xmm or ymm needs EVEX. A zmm always has it, so all 32 share a form."""
+    """Whether an xmm or ymm has a number from 16 on, which needs EVEX. False for a zmm.
+
+    A zmm always has EVEX, so all 32 share a form. Raises CompileError for an array of both halves.
+    """
     if register.kind == "zmm":
         return False
     if not isinstance(register.number, np.ndarray):
@@ -164,7 +167,7 @@ def _memory_of(operands: Operands) -> Memory | None:
 
 
 def _distance(operands: Operands) -> int:
-    """Return the distance of a `Here` operand from the end of the instruction, or 0."""
+    """Return the distance of a `Here` operand behind the end of the instruction; 0 without one."""
     return next((o.distance for o in operands if isinstance(o, Here)), 0)
 
 
@@ -202,5 +205,5 @@ def _numbers_of(operands: Operands) -> tuple[list[int], int, int]:
 
 
 def column(number: Any, rows: _IntArray) -> _IntArray | int:
-    """Return the numbers of these rows, or the one number of all rows."""
+    """Return an operand's numbers in these rows, or its one number, the same in all rows."""
     return number[rows] if isinstance(number, np.ndarray) else int(number)

@@ -167,7 +167,7 @@ def _disp8_unit(key: Key, immediate: int) -> int:
 
 @cache
 def _peachpy_unit(key: Key, immediate: int) -> int:
-    """Return the largest displacement that PeachPy encodes as an 8-bit 1."""
+    """Return the bytes per unit of an 8-bit displacement, by PeachPy's own encoding."""
     base = _encode(key, {}, immediate)
     for unit in (64, 32, 16, 8, 4, 2, 1):
         moved = _encode(key, {}, immediate, displacement=unit)

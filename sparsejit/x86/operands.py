@@ -55,7 +55,7 @@ class Register(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """`[base + index * scale + displacement]`.
+    """A place in memory as an operand: `[base + index * scale + displacement]`.
 
     `broadcast` is the number of copies of one 32-bit element (0: none); `mask` predicates a store.
     """

@@ -50,7 +50,7 @@ class Placement:
             gaps[piece] = position - end
 
     def _stop(self, position: int) -> int:
-        """Return the end of the stretch for code around `position`; `position` if it is in none."""
+        """Return the end of the stretch for code that `position` lies in; `position` if in none."""
         if position < self.whole:
             return self.whole
         start_of_part = PAGE_BYTES - self.part
@@ -58,7 +58,10 @@ class Placement:
         return position + (PAGE_BYTES - in_page if in_page >= start_of_part else 0)
 
     def _next_start(self, end: int) -> int:
-        """Return the place where code goes on that has no room at `end` and jumps from there."""
+        """Return the start of the next stretch for code, where code goes on that ends at `end`.
+
+        A jump at `end` leads there.
+        """
         start_of_part = PAGE_BYTES - self.part
         first = max(end + JUMP_BYTES, self.whole)
         page, in_page = divmod(first, PAGE_BYTES)

@@ -182,7 +182,7 @@ def stamped(
 
 
 def _record(each: StampedLine, count: int, starts: _Numbers, held: list[object]) -> list[int]:
-    """Return the words of a line; arrays whose addresses they contain are appended to `held`."""
+    """Return a line as words for the native routine; `held` gets the arrays they point to."""
     form, registers, numbers = each.form, list[int](), list[int]()
     for table, values in zip(form.wide_tables, each.registers, strict=True):
         if isinstance(values, np.ndarray):
@@ -222,7 +222,7 @@ def _address(array: npt.NDArray[Any]) -> int:
 
 @cache
 def _hole_words(hole: Hole) -> list[int]:
-    """Return the words of a number field behind the address of its values."""
+    """Return the words that tell the native routine a field's limits, unit and place."""
     least, most = hole.bounds
     control = [(n - hole.at) if 0 <= n - hole.at < hole.size else 0x80 for n in range(16)]
     halves = (int.from_bytes(bytes(control[n : n + 8]), "little") for n in (0, 8))
@@ -270,7 +270,7 @@ def assembled(items: Sequence[str | tuple[Any, ...]]) -> bytes:
 
 
 def row_lengths(count: int, lengths: Sequence[int], present: Sequence[_Flags | None]) -> _Numbers:
-    """Return the number of bytes of each row."""
+    """Return the bytes of each of `count` rows, from lines' lengths and the rows that have them."""
     total = np.zeros(count, np.int64)
     for length, when in zip(lengths, present, strict=True):
         total += length if when is None else np.multiply(when, length, dtype=np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
 from onnx.numpy_helper import from_array
 
-from sparsejit.frontends.onnx.interpreting import OPERATORS
+from sparsejit.frontends.onnx.operators.table import OPERATORS
 
 _NUMBERS = (0, -1, 1, 2, 3, 5, -2, 99, 2**31 - 1, -(2**31), 2**40, -(2**63), 2**63 - 1)
 _FLOATS = (0.0, -1.0, 0.5, 1e30, -1e30, 1e-40, float("inf"), float("nan"))

@@ -31,7 +31,7 @@ import sparsejit
 from sparsejit.api.models.called import cut
 from sparsejit.errors import InvalidInput, SparseJitError
 from sparsejit.frontends.onnx import import_onnx
-from sparsejit.frontends.onnx.interpreting import OPERATORS
+from sparsejit.frontends.onnx.operators.table import OPERATORS
 from sparsejit.frontends.onnx.reading import OLDEST_OPSET, newest_opset
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.turns import Turns

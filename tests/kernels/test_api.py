@@ -18,7 +18,7 @@ from sparsejit.errors import InvalidInput, SparseJitError, UnsupportedTarget
 from sparsejit.ir.spec import OVERFLOWS_AT, DType
 from sparsejit.machine.target import ISA_LEVELS, MAX_ISA_VARIABLE, Target
 from sparsejit.perf.kernels import available_strategies
-from sparsejit.planner.plan import strategies
+from sparsejit.planner.kernel_choice import strategies
 
 
 def sparse_weights(rows: int = 20, columns: int = 30, seed: int = 0) -> np.ndarray:

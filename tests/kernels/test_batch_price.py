@@ -12,7 +12,7 @@ from sparsejit.machine.core import Core
 from sparsejit.machine.microarchitecture import core_named
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.planner.batch_plan import plan_batch, prefers_panels, price_batch
-from sparsejit.planner.plan import HARDLY_MORE
+from sparsejit.planner.kernel_choice import HARDLY_MORE
 
 GOLDEN_COVE = core_named("golden_cove")
 

@@ -17,7 +17,7 @@ from sparsejit.ir.spec import DType, MatMul, MatVec
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.planner.batch_plan import plan_batch
-from sparsejit.planner.plan import plan
+from sparsejit.planner.kernel_choice import plan
 
 FLOAT_ROWS = [row for row in MATVEC_TEMPLATES if row.dtype is not DType.INT8]
 EVERY_FAMILY = [

@@ -19,7 +19,7 @@ import sparsejit
 from sparsejit.machine.target import Target
 from sparsejit.planner import split
 from sparsejit.planner.batch_plan import batch_strategies
-from sparsejit.planner.plan import strategies
+from sparsejit.planner.kernel_choice import strategies
 
 W = scattered((20, 30), 0.2)
 BIAS = np.linspace(-1, 1, 20).astype(np.float32)

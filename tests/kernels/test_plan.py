@@ -15,9 +15,9 @@ from sparsejit.ir.spec import DType, MatVec
 from sparsejit.ir.values import Decision
 from sparsejit.lowering.products.product_parts import emit_plan
 from sparsejit.machine.target import INSTRUCTION_SETS, ISA_LEVELS, Target
-from sparsejit.planner.choice import TableRow, about, choose, recording
+from sparsejit.planner.cheapest_row import TableRow, about, choose, recording
 from sparsejit.planner.cost import cache_shares, missed_share, price
-from sparsejit.planner.plan import _lowered_while_they_may_win, plan, strategies
+from sparsejit.planner.kernel_choice import _lowered_while_they_may_win, plan, strategies
 from sparsejit.x86.assembler import Assembler
 
 

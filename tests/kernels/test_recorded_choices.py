@@ -22,7 +22,7 @@ from sparsejit.perf.history import RESULTS, read_rows
 from sparsejit.perf.problems import ALL_PROBLEMS, Problem
 from sparsejit.perf.survey.planner_survey import PATTERNS
 from sparsejit.planner.batch_plan import plan_batch
-from sparsejit.planner.plan import Candidate, plan
+from sparsejit.planner.kernel_choice import Candidate, plan
 
 # Within a recording times vary by so much; from one to another the clock varies too.
 NOISE, NOISE_BETWEEN = 1.05, 1.15

@@ -6,7 +6,7 @@ import pytest
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import DType, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.planner.plan import plan
+from sparsejit.planner.kernel_choice import plan
 from sparsejit.planner.split import row_parts
 
 

@@ -12,7 +12,7 @@ import torch
 from operator_calls import CALLS as REAL_CALLS
 from operator_cases import Call, Known, call, positive, rand, truths
 
-from sparsejit.frontends.torch_export.interpreting import COMPLEX_OPERATORS
+from sparsejit.frontends.torch_export.aten.table import COMPLEX_OPERATORS
 
 
 def z(*shape: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ from sparsejit.machine.target import Target
 from sparsejit.planner import alternatives
 from sparsejit.planner.alternatives import PATTERNS, AlternativePrices, random_zeros
 from sparsejit.planner.batch_plan import plan_batch
-from sparsejit.planner.plan import plan
+from sparsejit.planner.kernel_choice import plan
 from sparsejit.planner.sharing import parallel_ns, worthwhile_threads
 from sparsejit.runtime.step_timing import StepTimes
 

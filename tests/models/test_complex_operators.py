@@ -17,7 +17,8 @@ from torch_models import Written
 import sparsejit
 from sparsejit.errors import UnsupportedOperator
 from sparsejit.frontends.torch_export import graph_of
-from sparsejit.frontends.torch_export.interpreting import COMPLEX_OPERATORS, is_value, leaves
+from sparsejit.frontends.torch_export.aten.table import COMPLEX_OPERATORS
+from sparsejit.frontends.torch_export.interpreting import is_value, leaves
 
 # These answer with a number.
 NUMBERS = {"aten.sym_size.int", "aten.size.int"}

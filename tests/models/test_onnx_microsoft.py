@@ -16,8 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 import sparsejit
 from sparsejit.errors import UnsupportedOperator
 from sparsejit.frontends.onnx.expansions import EXPANSIONS
-from sparsejit.frontends.onnx.interpreting import OPERATORS
 from sparsejit.frontends.onnx.operators.microsoft import DOMAIN
+from sparsejit.frontends.onnx.operators.table import OPERATORS
 
 RANDOM = np.random.default_rng(8)
 Arrays = Sequence[np.ndarray | None]

@@ -9,7 +9,7 @@ from onnx_nodes import cases_by_operator, computed
 
 from sparsejit.errors import DamagedFile, UnsupportedOperator
 from sparsejit.frontends.onnx.expansions import EXPANSIONS
-from sparsejit.frontends.onnx.interpreting import OPERATORS
+from sparsejit.frontends.onnx.operators.table import OPERATORS
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in their making
 

@@ -14,7 +14,8 @@ from operator_cases import Call, Known
 
 from sparsejit.errors import UnsupportedOperator
 from sparsejit.frontends.torch_export import graph_of
-from sparsejit.frontends.torch_export.interpreting import OPERATORS, leaves
+from sparsejit.frontends.torch_export.aten.table import OPERATORS
+from sparsejit.frontends.torch_export.interpreting import leaves
 from sparsejit.frontends.writing.writer import element_of
 
 # These answer with a number; the test of symbolic batches needs them.

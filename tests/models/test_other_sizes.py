@@ -22,9 +22,9 @@ from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.sized_graph import with_constants_of
 from sparsejit.lowering import tiles
-from sparsejit.planner import plan, sample_plan
+from sparsejit.planner import kernel_choice, sample_plan
 from sparsejit.planner.cost import Cost
-from sparsejit.planner.plan import Candidate
+from sparsejit.planner.kernel_choice import Candidate
 
 WIDTH = 48
 
@@ -252,11 +252,11 @@ def test_weights_that_serve_all_lengths_are_read_where_that_is_hardly_slower() -
         )
         for family, ns in costs.items()
     ]
-    assert plan._as_good(frozenset(), candidates) is None
-    found = plan._as_good(frozenset({"csr"}), candidates)
+    assert kernel_choice._as_good(frozenset(), candidates) is None
+    found = kernel_choice._as_good(frozenset({"csr"}), candidates)
     assert found is not None and found.template.family == "csr"
-    assert plan._as_good(frozenset({"panels"}), candidates) is None
-    assert plan._as_good(frozenset({"rows"}), candidates) is None
+    assert kernel_choice._as_good(frozenset({"panels"}), candidates) is None
+    assert kernel_choice._as_good(frozenset({"rows"}), candidates) is None
 
 
 def test_a_model_for_all_lengths_is_not_taken_from_the_cache_of_code(

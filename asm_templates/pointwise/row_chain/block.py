@@ -26,7 +26,10 @@ from sparsejit.x86.operands import Literal, Memory, Operand, Register, rsp
 
 
 class BlockEmitter:
-    """Emits one block. `index`, if in a loop, counts the elements before the block's first."""
+    """Emits the code of a block, some vectors of some rows, from its register allocation.
+
+    `index`, if in a loop, counts the elements before the block's first.
+    """
 
     def __init__(
         self,

@@ -45,9 +45,10 @@ EXPM1_LOWEST = -18.0  # exp(-18) - 1 rounds to -1
 
 @cache
 def erf_pieces(count: int) -> npt.NDArray[np.float32]:
-    """Return (degree + 1, count) coefficients in |x| / ERF_STEP - n for the pieces around whole n.
+    """Return the polynomials of erf by pieces: coefficients (degree + 1, count).
 
-    Polynomials equal erf at the Chebyshev nodes of their piece. The first is odd, the last is 1.
+    Piece n is around |x| = n ERF_STEP, its variable is |x| / ERF_STEP - n. Polynomials equal erf at
+    the Chebyshev nodes of their piece. The first is odd, the last is 1.
     """
     nodes = np.cos(np.pi * (np.arange(ERF_DEGREE + 1) + 0.5) / (ERF_DEGREE + 1)) / 2
     pieces = np.zeros((ERF_DEGREE + 1, count))
@@ -60,7 +61,7 @@ def erf_pieces(count: int) -> npt.NDArray[np.float32]:
 
 
 def turn_words(lanes: int) -> list[npt.NDArray[np.int32]]:
-    """Return three tables by n of 32-bit words of 1 / (2 pi): word n, word n + 1 and word n + 2.
+    """Return the bits of 1 / (2 pi) as three tables of 32-bit words: word n, n + 1 and n + 2.
 
     Word 0 is 0, word 1 has the first bits behind the point. A table has 8 words, repeated to fill
     `lanes`.

@@ -1,6 +1,6 @@
 """Code of a chain: loops over rows around the blocks and passes of its plan.
 
-    quieten        row maxima and minima that need not propagate NaN
+    ignore_nan     row maxima and minima that need not propagate NaN
     lower_chain    the plan of a chain over arrays that lie anywhere in memory
     emit_chain     the code
 
@@ -75,7 +75,7 @@ _STOPS = {  # functions that may turn NaN into something else
 
 
 def ignore_nan(values: Sequence[ChainValue], ends: Sequence[int]) -> list[ChainValue]:
-    """Return the values, with row_max and row_min that ignore NaN where no result changes."""
+    """Let row maxima and minima ignore NaN where that changes no result; return all values."""
     return [
         replace(value, kind=_QUIET[value.kind])
         if value.kind in _QUIET and _reaches_all(values, ends, value.arguments[0])
@@ -85,7 +85,10 @@ def ignore_nan(values: Sequence[ChainValue], ends: Sequence[int]) -> list[ChainV
 
 
 def _reaches_all(values: Sequence[ChainValue], ends: Sequence[int], source: int) -> bool:
-    """Whether a NaN in any element of `source` makes the whole row of all ends NaN, by a sum."""
+    """Whether a NaN anywhere in a row of `source` makes that row of all results (`ends`) NaN.
+
+    A sum of the row spreads it.
+    """
     if values[source].per_row:
         return False
     in_place, in_row = {source}, set[int]()
@@ -112,9 +115,10 @@ _WORD = 8
 
 @dataclass(frozen=True)
 class LoweredChain:
-    """A chain with its plan. `counts` are rough: vectors times steps, bytes read and written.
+    """A chain of elementwise functions and reductions, planned and ready to emit.
 
-    `scratch_bytes` is the size of the scratch for `emit_chain`, of any alignment.
+    `counts` are rough: vectors times steps, bytes read and written. `scratch_bytes` is the size of
+    the scratch for `emit_chain`, of any alignment.
     """
 
     chain: Chain
@@ -129,19 +133,22 @@ class LoweredChain:
 
     @property
     def is_across(self) -> bool:
-        """Whether vectors lie across rows: along the axis before the last, if there are two."""
+        """Whether each lane of a vector reduces a row of its own.
+
+        Vectors then lie along the axis before the last.
+        """
         return isinstance(self.plan, ChainPlan) and self.plan.across
 
 
 def lower_chain(
     chain: Chain, operands: Sequence[Strided], results: Sequence[Strided], target: Target
 ) -> LoweredChain:
-    """Plan a chain over arrays that lie anywhere in memory.
+    """Plan a chain, elementwise functions with row reductions, over arrays anywhere in memory.
 
     A result whose element differs from its value's is converted: int64 and bool to float32, all to
     bool. A result may lie where an operand with the same strides and element lies: all reads of a
-    row, or of a few vectors without reductions, come before any write there.
-    Raises CompileError for float64, and for more arrays than MOST_OPERANDS and MOST_ARRAYS.
+    row, or of a few vectors without reductions, come before any write there. Raises CompileError
+    for float64, and for more arrays than MOST_OPERANDS and MOST_ARRAYS.
     """
     if any(array.element is Element.FLOAT64 for array in (*operands, *results)):
         raise CompileError(f"chain {chain.title!r} has no code for float64; convert to float32")

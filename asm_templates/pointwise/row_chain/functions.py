@@ -33,9 +33,10 @@ InPlace = Callable[[Assembler, list[Register], list[Register]], None]
 
 @dataclass(frozen=True)
 class VectorFunction:
-    """A function that needs `scratch` registers and, in place, `per_vector` more for each vector.
+    """A function of float32 or bool vectors: its code, direct or in place, and its registers.
 
-    `memory` is the number of the one argument that may be a constant in memory, or -1.
+    It needs `scratch` registers and, in place, `per_vector` more for each vector. `memory` is the
+    number of the one argument that may be a constant in memory, or -1.
     """
 
     direct: Direct | None = None
@@ -101,9 +102,10 @@ def _activation(activation: Activation) -> InPlace:
 
 
 def _sigmoid(asm: Assembler, registers: list[Register], scratch: list[Register]) -> None:
-    """AVX-512: from exp, accurate to the last places, for 10 % more time.
+    """Append sigmoid in place: with AVX-512 from exp, accurate to the last places.
 
-    AVX2, where that would take 1.8 times as long, uses the rational function of `activation`.
+    That takes 10 % more time. AVX2, where it would take 1.8 times as long, uses the rational
+    function of `activation`.
     """
     if is_wide(asm):
         transcendental.sigmoid(asm, registers, scratch)
@@ -186,9 +188,10 @@ def _round_float16(
 def _round_bfloat16(
     asm: Assembler, d: Register, args: list[Operand], scratch: list[Register]
 ) -> None:
-    """Add 0x7FFF and the lowest kept bit to the bits of x, and clear the lower 16.
+    """Append code that rounds float32 to bfloat16, kept as float32, to nearest, ties to even.
 
-    NaN is copied instead, since some NaN would become infinity or -0.
+    It adds 0x7FFF and the lowest kept bit to the bits of x, and clears the lower 16. NaN is copied
+    instead, since some NaN would become infinity or -0.
     """
     x, (sum_, truth) = args[0], scratch
     assert isinstance(x, Register)

@@ -32,7 +32,7 @@ Emit = Callable[[Assembler, list[Register], list[list[Register]], list[Register]
 
 @dataclass(frozen=True)
 class PairFunction:
-    """A function of register pairs, and the number of scratch registers that it needs."""
+    """A function of int64 vectors, each a pair of registers: code, and scratch registers needed."""
 
     emit: Emit
     scratch: int = 0
@@ -186,7 +186,10 @@ def _from_bool(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register
 
 
 def _from_float(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
-    """Round towards zero; NaN and numbers out of range give the smallest int64, as in torch."""
+    """Append the conversion of float32 to int64, towards zero.
+
+    NaN and numbers out of range give the smallest int64, as in torch.
+    """
     source = args[0][0]
     for register, is_upper in zip(d, (False, True), strict=True):
         if is_upper:
@@ -200,7 +203,10 @@ def _from_float(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Registe
 
 
 def _long_of_double(asm: Assembler, d: Register, scratch: list[Register]) -> None:
-    """d = d rounded towards zero; the smallest int64 if out of range. AVX2 clobbers scratch[:2]."""
+    """Append code: d = d (float64) as int64, towards zero; the smallest int64 if out of range.
+
+    AVX2 clobbers scratch[:2].
+    """
     if is_wide(asm):
         asm.emit("vcvttpd2qq", d, d)
         return
@@ -247,7 +253,10 @@ def _shift_right(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Regist
 
 
 def _wrapped(dtype: Any) -> PairFunction:
-    """Keep the lowest bits, as numbers of that dtype."""
+    """Return the conversion of int64 to a narrower integer dtype, which keeps the lowest bits.
+
+    The result stays int64.
+    """
     limits = np.iinfo(dtype)
 
     def emit(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
@@ -262,7 +271,7 @@ def _wrapped(dtype: Any) -> PairFunction:
 
 
 def _quotient(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
-    """Round towards zero, modulo 2^64; 0 where the divisor is 0.
+    """Append the quotient of int64, rounded towards zero, modulo 2^64; 0 where the divisor is 0.
 
     The quotient in float64 is off by at most 2^12, and its remainder fits int64. The remainder is
     divided once more; if that rounds up, the last remainder has the wrong sign, and 1 is taken off.

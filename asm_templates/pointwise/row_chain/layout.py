@@ -28,7 +28,7 @@ class ChainAxis:
 
 @dataclass(frozen=True)
 class IterationSpace:
-    """Loops, outermost first, around the axis that is a row.
+    """Loops over a chain's arrays, outermost first, and the innermost axis, the row.
 
     Vectors lie along the row, or if `together` exceeds 1, across that many rows of the last loop.
     """
@@ -58,7 +58,7 @@ def lay_out(
     reduces: bool,
     lanes: int,
 ) -> IterationSpace:
-    """Return the space of a chain; if the chain `reduces`, its last axis is the row.
+    """Choose the loops and the row of a chain; if it `reduces`, its last axis is the row.
 
     Arrays are the operands, then the results. Raises CompileError for strides that do not fit the
     shape.

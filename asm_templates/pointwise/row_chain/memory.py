@@ -91,7 +91,7 @@ def _tail_mask(asm: Assembler, strip: Strip, spare: Register) -> Register:
 
 
 def _gather(asm: Assembler, register: Register, strip: Strip, spare: Register) -> None:
-    """Four lanes at a time: one load and three insertions."""
+    """Append the load of strided float32, four lanes at a time: one load and three insertions."""
     insert = "vinsertf32x4" if is_wide(asm) else "vinsertf128"
     if strip.count <= 4 or not strip.is_whole:
         zero(asm, register)
@@ -185,7 +185,7 @@ def load_one(
 def store(
     asm: Assembler, registers: list[Register], strip: Strip, spares: list[Register]
 ) -> None:
-    """The elements = the first lanes of registers, which stay."""
+    """Append a store of the first lanes of registers, which stay, to a strip's elements."""
     if strip.element is Element.INT64:
         _store_longs(asm, registers, strip, spares[0])
     elif strip.element is Element.BOOL:
@@ -274,7 +274,7 @@ def _store_bytes(
 def store_one(
     asm: Assembler, registers: list[Register], place: Memory, element: Element, spare: Register
 ) -> None:
-    """One element = the first lane."""
+    """Append a store of the first lane of registers to the one element at `place`."""
     if element is Element.FLOAT32:
         asm.emit("vmovss", place, low(registers[0], "xmm"))
     elif element is Element.INT64:

@@ -39,11 +39,11 @@ NEVER = 1 << 30
 
 @dataclass(frozen=True)
 class Item:
-    """An operation of a block: compute `value` (-1: no value) from `arguments`.
+    """An operation of a block before registers are allocated.
 
-    `kind` is a value's kind, or "store" of a result `array`, "accumulate" into a reduction, "keep"
-    in scratch, "fetch" from there. `reuse`: the result may take the registers of an argument that
-    is not used again.
+    It computes `value` (-1: no value) from `arguments`. `kind` is a value's kind, or "store" of a
+    result `array`, "accumulate" into a reduction, "keep" in scratch, "fetch" from there. `reuse`:
+    the result may take the registers of an argument that is not used again.
     """
 
     kind: str
@@ -81,7 +81,10 @@ class TooFewRegisters(CompileError):
 
 
 class Scan:
-    """Allocates a block. `pinned` values stay where they are; `slots` are values on the stack."""
+    """Register allocation for the items of one block, by a linear scan.
+
+    `pinned` values stay in their registers; `slots` are values on the stack.
+    """
 
     def __init__(
         self,
@@ -190,7 +193,7 @@ _MOST_SLOTS = 8  # vectors of a block of several rows
 
 @dataclass(frozen=True)
 class Block:
-    """`vectors` of each of `rows`, from element `first` of the row on.
+    """Straight-line code for `vectors` vectors of each of `rows` rows, from element `first` on.
 
     The last vector has `tail` elements, if not 0. `accumulators` are the registers of reductions.
     """
@@ -205,9 +208,10 @@ class Block:
 
 @dataclass(frozen=True)
 class PassPlan:
-    """`loop`, run `trips` times, then `rest`; `pinned` values are loaded from the stack before.
+    """A walk along a row: the block `loop`, run `trips` times, then the block `rest`.
 
-    `finished` are its reductions with their slots.
+    `pinned` values are loaded from the stack before. `finished` are its reductions with their
+    slots.
     """
 
     loop: Block | None
@@ -277,7 +281,7 @@ class ChainPlan:
         return pair * (rows if of.per_row else rows * vectors)
 
     def _short(self) -> StepOfRows | None:
-        """Whole rows in registers, or None where they do not fit."""
+        """Return the step for short rows, held in registers as a whole; None if they do not fit."""
         if self.across or self.vectors > _MOST_IN_REGISTERS:
             return None
         count = self.space.loops[-1].length if self.space.loops else 1
@@ -356,7 +360,10 @@ class ChainPlan:
         return Item("store", -1, (self.ends[result],), result, least_scratch=3)
 
     def _long(self) -> StepOfRows:
-        """Passes over one row at a time, or over the rows of a vector if vectors lie across."""
+        """Return the step for long rows, which are walked in passes.
+
+        It takes one row at a time, or the rows of a vector if vectors lie across.
+        """
         segments: list[Block | PassPlan] = []
         for stage in range(len(self.passes.row_values)):
             block = self._row_block(stage)
@@ -367,7 +374,10 @@ class ChainPlan:
         return StepOfRows(self.space.together, tuple(segments))
 
     def _row_block(self, stage: int) -> Block | None:
-        """Per-row values of a stage, which it puts on the stack; the last stage stores results."""
+        """Return the block of a stage's values of one element a row, which it puts on the stack.
+
+        The last stage stores results. None if there are none.
+        """
         items = []
         for value in self.passes.row_values[stage]:
             width = self.width(value, 1, 1)

@@ -53,9 +53,10 @@ class RowPart(NamedTuple):
 
 
 def parts_of(kind: str, vectors: int, tail: int, lanes: int) -> list[RowPart]:
-    """Return the parts of a row of `vectors`, the last with `tail` elements if that is not 0.
+    """Return the registers of a row in the order of their reduction.
 
-    A part that is not whole comes first; registers without elements are left out.
+    The row has `vectors` vectors, the last with `tail` elements if that is not 0. A part that is
+    not whole comes first; registers without elements are left out.
     """
     halves = 2 if kind in _LONGS else 1
     each, found = lanes // halves, []
@@ -131,7 +132,10 @@ def start_row(
     part: RowPart,
     spare: Register,
 ) -> None:
-    """d = the first vector, or the product of two, with the identity behind the part."""
+    """Append code: d = a row's first vector, or the product of two, by `source`.
+
+    Lanes behind the part get the identity of the reduction.
+    """
     whole = source[0]
     if kind == "row_dot":
         whole = spare if part.tail else d

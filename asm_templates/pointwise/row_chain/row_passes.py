@@ -26,9 +26,10 @@ _DEAREST_RECOMPUTED = 5  # values that cost more are kept: a store and a load, f
 
 @dataclass
 class RowPass:
-    """A pass: `order` lists the values that it computes or, if in `fetched`, loads from scratch.
+    """One walk along a row: the values it computes in `order`, the reductions it finishes.
 
-    `kept` are stored in scratch; `reductions` and `stored` results are computed from `order`.
+    Values in `fetched` are loaded from scratch instead. `kept` are stored in scratch; `reductions`
+    and `stored` results are computed from `order`.
     """
 
     order: list[int] = field(default_factory=list)
@@ -39,10 +40,10 @@ class RowPass:
 
 
 class Passes:
-    """Passes of a chain: `passes[n]` runs after `row_values[n]`, one element a row, are computed.
+    """The passes of a chain over a row, and the values of one element a row between them.
 
-    `row_values` has one list more, for values that are computed after the last pass; then
-    `row_results` are stored.
+    `passes[n]` runs after `row_values[n]` are computed. `row_values` has one list more, for values
+    that are computed after the last pass; then `row_results` are stored.
     """
 
     def __init__(
@@ -111,7 +112,10 @@ def _stages(values: Sequence[ChainValue]) -> list[int]:
 
 
 def _reached(values: Sequence[ChainValue], ends: Sequence[int]) -> list[int]:
-    """Return the values that the ends need, arguments first, each as late as its first use."""
+    """Return the values that the results (`ends`) depend on, arguments before their uses.
+
+    Each comes as late as its first use.
+    """
     order: list[int] = []
     done: set[int] = set()
 

@@ -92,7 +92,7 @@ def _reduce_by_ln2(asm: Assembler, x: Registers, n: Registers, spare: Register) 
 
 
 def exp(asm: Assembler, x: Registers, scratch: Registers) -> None:
-    """2^n p(x - n ln 2), n whole: overflows to infinity, underflows through denormals.
+    """x = exp(x) = 2^n p(x - n ln 2), n whole: overflows to infinity, underflows by denormals.
 
     Inputs at the lower bound or below it, such as -infinity in a mask, become 0 without arithmetic
     that underflows, which would take a hundred cycles.
@@ -104,7 +104,7 @@ def exp(asm: Assembler, x: Registers, scratch: Registers) -> None:
 
 
 def sigmoid(asm: Assembler, x: Registers, scratch: Registers) -> None:
-    """1 / (1 + exp(-x)): accurate to the last places where it is small, too."""
+    """x = 1 / (1 + exp(-x)): accurate to the last places where it is small, too."""
     spare = scratch[-1]
     _with(asm, "vmulps", x, x, -1.0, spare)
     exp(asm, x, scratch)
@@ -114,7 +114,7 @@ def sigmoid(asm: Assembler, x: Registers, scratch: Registers) -> None:
 
 
 def exp2(asm: Assembler, x: Registers, scratch: Registers) -> None:
-    """2^n p((x - n) ln 2): as `exp`, and exact where x is whole."""
+    """x = 2^x = 2^n p((x - n) ln 2): as `exp`, and exact where x is whole."""
     (n, p), spare = _parts(scratch, len(x), 2), scratch[-1]
     _clamp(asm, x, EXP2_LOWEST, EXP2_HIGHEST, spare)
     _round(asm, n, x)
@@ -146,7 +146,7 @@ def _scaled_exp(asm: Assembler, x: Registers, n: Registers, p: Registers, spare:
 
 
 def expm1(asm: Assembler, x: Registers, scratch: Registers) -> None:
-    """2 (s q + (s - 1/2)), s = 2^(n - 1), q = exp(x - n ln 2) - 1."""
+    """x = exp(x) - 1 = 2 (s q + (s - 1/2)), s = 2^(n - 1), q = exp(x - n ln 2) - 1."""
     (s, q), spare = _parts(scratch, len(x), 2), scratch[-1]
     _clamp(asm, x, EXPM1_LOWEST, EXP_HIGHEST, spare)
     _reduce_by_ln2(asm, x, s, spare)
@@ -165,7 +165,7 @@ def expm1(asm: Assembler, x: Registers, scratch: Registers) -> None:
 
 
 def log(asm: Assembler, x: Registers, scratch: Registers) -> None:
-    """e ln 2 + log m, x = 2^e m with m in [3/4, 3/2)."""
+    """x = log x = e ln 2 + log m, x = 2^e m with m in [3/4, 3/2)."""
     parts, spare = _parts(scratch, len(x), 3 if is_wide(asm) else 4), scratch[-1]
     e, p, square = parts[:3]
     if is_wide(asm):
@@ -230,7 +230,7 @@ def _special_logarithms(
 
 
 def log1p(asm: Assembler, x: Registers, scratch: Registers) -> None:
-    """log u + (x - (u - 1)) / u, u = 1 + x rounded."""
+    """x = log(1 + x) = log u + (x - (u - 1)) / u, u = 1 + x rounded."""
     rest, spare = scratch[: len(x)], scratch[-1]
     u = scratch[len(x) : 2 * len(x)]
     load_constant(asm, spare, 1.0)
@@ -252,7 +252,7 @@ def log1p(asm: Assembler, x: Registers, scratch: Registers) -> None:
 
 
 def erf(asm: Assembler, x: Registers, scratch: Registers) -> None:
-    """Exactly 1 beyond ERF_LIMIT, so that gelu vanishes for large negative x."""
+    """x = erf(x), exactly 1 beyond ERF_LIMIT, so that gelu vanishes for large negative x."""
     if is_wide(asm):
         _erf_in_pieces(asm, x, scratch)
     else:
@@ -260,7 +260,10 @@ def erf(asm: Assembler, x: Registers, scratch: Registers) -> None:
 
 
 def _erf_in_pieces(asm: Assembler, x: Registers, scratch: Registers) -> None:
-    """A polynomial in |x| / ERF_STEP less the nearest whole n, which chooses its coefficients."""
+    """AVX-512: x = erf(x) by pieces, each a polynomial in |x| / ERF_STEP less the nearest whole n.
+
+    n chooses the coefficients.
+    """
     (steps, rest, p), spare = _parts(scratch, len(x), 3), scratch[-1]
     pieces = erf_pieces(asm.target.lanes)
     move(asm, spare, bits(asm, 0x7FFFFFFF))
@@ -290,7 +293,10 @@ def _erf_in_pieces(asm: Assembler, x: Registers, scratch: Registers) -> None:
 
 
 def _erf_as_quotient(asm: Assembler, x: Registers, scratch: Registers) -> None:
-    """x P(x^2) / Q(x^2) within [-1, 1]: where x^2 is clamped the quotient grows with x."""
+    """AVX2: x = erf(x) = x P(x^2) / Q(x^2), clamped to [-1, 1].
+
+    Where x^2 is clamped the quotient grows with x.
+    """
     (square, top, bottom), spare = _parts(scratch, len(x), 3), scratch[-1]
     _each(asm, "vmulps", square, x, x)
     load_constant(asm, spare, ERF_LIMIT**2)

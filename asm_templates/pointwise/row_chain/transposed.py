@@ -26,7 +26,10 @@ _WORD = 8
 
 @dataclass(frozen=True)
 class TransposedCopy:
-    """The source is dense along `columns`, the destination along `rows`; `loops` are the rest."""
+    """A copy of float32 whose source is dense along `columns`, its destination along `rows`.
+
+    `loops` are the other axes.
+    """
 
     loops: tuple[ChainAxis, ...]
     rows: ChainAxis
@@ -77,7 +80,7 @@ class _Squares:
         self._repeat(depth, axis.length, axis.strides, lambda: self._loop(depth + 1))
 
     def _bands(self, depth: int) -> None:
-        """Bands of a vector's lanes of rows each, then the rows that are left."""
+        """Append the loop over bands of as many rows as a vector has lanes, then the rows left."""
         rows, columns = self.copy.rows, self.copy.columns
 
         def band(height: int) -> None:

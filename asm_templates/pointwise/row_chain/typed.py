@@ -101,7 +101,7 @@ class _Typing:
             self.numbers.append(self._step(step.kind, arguments) if fused is None else fused)
 
     def add(self, value: ChainValue) -> int:
-        """Return the number of a value; equal values share a number."""
+        """Add a value unless an equal one is there; return its number."""
         if value not in self._known:
             self._known[value] = len(self.values)
             self.values.append(value)
@@ -139,7 +139,11 @@ class _Typing:
         return self.add(ChainValue(kind, arguments, element, of, per_row))
 
     def _fused(self, step: ChainStep) -> int | None:
-        """Fuse the addition or row sum of a product that nothing else uses; None without one."""
+        """Fuse a product with the step that adds to it, or sums it over a row (FMA, dot product).
+
+        Return the number of the fused value; None unless the step reads a product that nothing else
+        uses.
+        """
         if step.kind not in ("add", "row_sum"):
             return None
         for place, number in enumerate(step.arguments):

@@ -19,8 +19,8 @@ from sparsejit.lowering.context import Progress, progress_function
 from sparsejit.lowering.products.product_parts import emit_split
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated
+from sparsejit.planner.kernel_choice import AUTO
 from sparsejit.planner.layer_planner import LayerPlanner
-from sparsejit.planner.plan import AUTO
 from sparsejit.planner.split import parse_threads
 from sparsejit.runtime.program import build, debug_level
 from sparsejit.runtime.workers import available_cores

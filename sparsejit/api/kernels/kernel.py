@@ -32,7 +32,7 @@ from sparsejit.ir.spec import Layer, MatMul
 from sparsejit.lowering.products.linear import planned_facts
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import lane_use
-from sparsejit.planner.plan import Plan
+from sparsejit.planner.kernel_choice import Plan
 from sparsejit.planner.split import Split
 from sparsejit.runtime.native_call import NativeCall
 from sparsejit.runtime.native_timing import aligned, time_native

@@ -63,7 +63,7 @@ class CalledModel(Explained):
         return self._call(args, kwargs)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run a call of any form; make the stub for further calls of its form."""
+        """Run a call from Python; make the native function that takes further calls of its form."""
         plain = not kwargs and len(args) == self._plain_arguments
         leaves = args if plain else self._leaves(args, kwargs)
         results: list[Any] = self.run(leaves)
@@ -77,7 +77,7 @@ class CalledModel(Explained):
         return results[0] if self._is_plain_result else unflatten(self._output_nest, results)
 
     def _new_direct(self, torch: Any) -> Callable[..., Any] | None:
-        """Return a stub as from `direct_stub`, or None where none can be made.
+        """Return a native function for calls with plain arguments (`direct_stub`), or None.
 
         It returns None for each call that `run` refuses. It takes tensors if torch is given.
         """
@@ -96,7 +96,7 @@ class CalledModel(Explained):
 
 
 def _left_to_python(*args: Any) -> None:
-    """The stub of a model that has none."""
+    """Stand in for a native function that cannot be made: None lets Python run each call."""
 
 
 def _arguments(count: int, names: Iterable[str]) -> str:

@@ -40,7 +40,7 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class KeptCode(NamedTuple):
-    """The header of an entry, and its code."""
+    """An entry of the code cache: its header of plain data, and the native function."""
 
     about: dict[str, Any]
     program: Program

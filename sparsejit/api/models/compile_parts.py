@@ -77,7 +77,7 @@ class _Refused(Exception):
 
 @dataclass
 class PartCompiler:
-    """Compiles parts for inputs of certain shapes."""
+    """Compiles an ONNX model in parts, some left to ONNX Runtime, for inputs of certain shapes."""
 
     settings: ModelSettings
     dtypes: NamedDtypes
@@ -159,7 +159,7 @@ class PartCompiler:
 
 
 def _said(error: Exception) -> SparseJitError:
-    """Return the error; one of another type becomes a CompileError that asks for a report."""
+    """Return an error of sparsejit as it is; any other as a CompileError that asks for a report."""
     if isinstance(error, SparseJitError):
         return error
     return CompileError(f"a part cannot be compiled: {error!r}; report it")
@@ -168,7 +168,10 @@ def _said(error: Exception) -> SparseJitError:
 def _found_by_halves(
     places: Sequence[int], fault: Callable[[Sequence[int]], str]
 ) -> Iterator[tuple[int, str]]:
-    """Yield the places at fault and why; all places where each half alone is without fault."""
+    """Find nodes at fault by bisection: yield their places, and why they do not compile.
+
+    All nodes of a set that does not compile are at fault if both of its halves compile.
+    """
     reason = fault(places)
     if not reason:
         return

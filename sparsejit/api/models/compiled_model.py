@@ -48,9 +48,10 @@ _MOST_BYTES = 256 << 20  # of variants for sizes other than the example's
 
 
 class ModelParts(NamedTuple):
-    """The variants of a model, the nests of its inputs and outputs, options and named sizes.
+    """The data of a compiled model: variants, nests of inputs and outputs, options and named sizes.
 
-    `makes_others`: whether it can be compiled for further sizes.
+    A variant is the model for inputs of certain shapes; a nest is a nested structure of tensors.
+    `makes_others`: whether the model can be compiled for further sizes.
     """
 
     variants: tuple[Variant, ...]
@@ -134,7 +135,7 @@ class CompiledModel(CalledModel, Compiled):
 
     @property
     def graph(self) -> Graph:
-        """The computation, after all passes; as text it reads like the model."""
+        """The model's graph after all passes; `str` of it has a line per operation."""
         return self._first.graph
 
     @property

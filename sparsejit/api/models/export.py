@@ -43,7 +43,10 @@ _ASKED = {"input": "read as they are", "output": "values that it can hold"}
 
 
 def _noted(nests: Sequence[Nest]) -> dict[tuple[str, int], str]:
-    """Return the dtypes that nests note, by side and position."""
+    """Return the dtypes that the model declares for its inputs and outputs.
+
+    The keys are "input" or "output", and the position; a dtype that is not noted has none.
+    """
     return {
         (side, place): dtype
         for side, nest in zip(_ASKED, nests, strict=False)
@@ -123,7 +126,7 @@ def _about(variant: Variant, prefix: str, noted: Mapping[tuple[str, int], str]) 
 
 
 def _about_indices(variant: Variant, prefix: str) -> list[str]:
-    """Return lines about positive results, for a model that can return one."""
+    """Return lines for the header on positive results (an index out of range), if any occur."""
     if not any(isinstance(node.op, Embedding | EmbeddingBag) for node in variant.graph.nodes):
         return []
     return [

@@ -26,7 +26,7 @@ from sparsejit.passes.calibrated_layers import (
 from sparsejit.passes.default import folded, run_passes
 from sparsejit.passes.dtypes import parsed_dtypes, with_dtypes
 from sparsejit.passes.quantised_layers import quantised_layers
-from sparsejit.planner.choice import recording
+from sparsejit.planner.cheapest_row import recording
 
 NamedDtypes = str | Mapping[str, str]
 Dtypes = NamedDtypes | Scales
@@ -61,9 +61,9 @@ def _with_dtypes(graph: Graph, options: ModelOptions, dtypes: Dtypes, is_part: b
 
 
 def kept_scales(graph: Graph, options: ModelOptions, scales: Scales) -> Scales:
-    """Return the scales with float32 for convolutions that int8 would make slower.
+    """Return the scales, with float32 for convolutions that int8 would make slower.
 
-    The graph is folded, with `quantised_layers`.
+    The graph has scales and shifts inside its layers, and int8 layers made by `quantised_layers`.
     """
     _, kept = _in_bytes(graph, options, scales)
     places = {each.place for each in kept.layers}

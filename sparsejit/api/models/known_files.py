@@ -163,7 +163,7 @@ def _recalled(
 
 
 class _Again:
-    """Reads a variant's graphs from the file."""
+    """A source of a variant's graphs that reads them from the model's file, if it is unchanged."""
 
     def __init__(self, source: OpenFile, digest: str | None, graphs: Graphs, number: int) -> None:
         self._source, self._digest = source, digest

@@ -44,7 +44,10 @@ _NAMES = ("native", *ISA_LEVELS)
 
 
 class SavedVariant(NamedTuple):
-    """Graphs after all passes, each with its tile or None; whether threads share the tiles."""
+    """The model for inputs of certain shapes: graphs after all passes, each with its tile.
+
+    A tile of None means a fixed batch. `shares_tiles`: whether threads take turns with tiles.
+    """
 
     graphs: Sequence[TiledGraph]
     shares_tiles: bool
@@ -231,7 +234,10 @@ def _check_sizes(
 
 
 def _takes(tiled: TiledGraph, shapes: Sequence[tuple[int, ...]], names: Sequence[str]) -> bool:
-    """Whether a graph is for inputs of these shapes, but for a free batch, and dtypes."""
+    """Whether a graph takes inputs of these shapes, of which a free batch may differ.
+
+    `names` are the inputs' dtypes: a complex input has a last axis of 2 in the graph.
+    """
     graph, tile = tiled
     axes = graph.batch_axes.inputs if graph.batch_axes else (0,) * len(shapes)
     for value, whole, name, axis in zip(graph.inputs, shapes, names, axes, strict=True):

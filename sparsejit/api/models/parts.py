@@ -63,7 +63,7 @@ class OwnPart(SharedCode):
         return self.model.run(_in_dtypes(arrays, self._wanted))
 
     def types(self) -> PartTypes:
-        """Return the types of arrays for `bind`."""
+        """Return the types of the arrays that `bind` takes."""
         return self._types
 
     def bind(self, arrays: Sequence[Array], results: Sequence[Array]) -> Bound:
@@ -111,7 +111,10 @@ class LeftPart(SharedCode):
             ) from error
 
     def types(self) -> PartTypes:
-        """Return the types for `bind`. Raises InvalidInput for sizes unknown before a run."""
+        """Return the types of the arrays that `bind` takes.
+
+        Raises InvalidInput for sizes unknown before a run.
+        """
         found = [*self._taken, *self._made]
         unknown = of_unknown_rank(self.onnx)
         for name, kind in zip((*self.inputs, *self.outputs), found, strict=True):
@@ -278,7 +281,7 @@ def _empty(kind: ArrayType) -> Array:
 
 
 def _copied(array: Array, kind: ArrayType, steps: list[Bound]) -> Array:
-    """Return the array, or for another dtype a new array; a step is added that converts to it."""
+    """Return the array, or a new one of `kind` into which a step, added to `steps`, converts it."""
     if array.dtype == kind.dtype:
         return array
     other = _empty(kind)

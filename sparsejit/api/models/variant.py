@@ -190,7 +190,7 @@ class Variant(SharedCode):
 
     @property
     def input_shapes(self) -> Shapes:
-        """Shapes of a call's inputs, without a free batch."""
+        """Shapes of a call's inputs; the axis of a free batch is left out."""
         axes = self.batch_axes
         if axes is None:
             return tuple(value.shape for value in self.inputs)
@@ -199,7 +199,7 @@ class Variant(SharedCode):
 
     @property
     def free_shapes(self) -> tuple[tuple[int | None, ...], ...]:
-        """Shapes of a call's inputs, with None for a free batch."""
+        """Shapes of a call's inputs; the length of a free batch is None."""
         axes = self.batch_axes
         if axes is None:
             return self.input_shapes
@@ -330,7 +330,7 @@ def lowered_variant(
 def _beside_others(
     finals: Sequence[TiledGraph], options: ModelOptions, name: str, kept: KeptWeights
 ) -> Variant:
-    """Compile a variant that reads the weights of the first one; it is not cached."""
+    """Compile a variant that reads the first variant's weights, from `kept`; it is not cached."""
     started = time.perf_counter()
     forms, program = _written(finals, options, name, lambda stage, share: None, kept)
     made = _of_forms(forms, finals[0].tile, program, None, started)
@@ -382,7 +382,7 @@ def _compressed(finals: Sequence[TiledGraph]) -> Callable[[], Sequence[TiledGrap
 
 
 def _settled(finals: Sequence[TiledGraph], kept: KeptWeights) -> Callable[[], Sequence[TiledGraph]]:
-    """Return a function of the graphs, like `_compressed`, with weights in the memory of `kept`."""
+    """Move the graphs' constants to the memory of `kept`; return a function of the graphs."""
     graphs = kept.settle([graph for graph, _ in finals])
     made = [TiledGraph(one, tile) for one, (_, tile) in zip(graphs, finals, strict=True)]
     return lambda: made

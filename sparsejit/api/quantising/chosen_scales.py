@@ -24,7 +24,7 @@ from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions, Progress
 from sparsejit.passes.calibrated_layers import keyed_layers
-from sparsejit.planner.choice import choose, priced
+from sparsejit.planner.cheapest_row import choose, priced
 
 # Returns whether outputs are good enough; it gets a list of outputs for each element of the data.
 Judge = Callable[[list[list[Array]]], bool]
@@ -39,7 +39,7 @@ _UNKNOWN_ERROR = {DType.INT8: 1e-2, DType.BFLOAT16: 2e-3, DType.FLOAT16: 3e-4}
 
 
 class _Change(NamedTuple):
-    """The layers of one name stored in one dtype."""
+    """A change to try: the layers of one name stored in one dtype."""
 
     layer: str
     dtype: DType
@@ -127,7 +127,10 @@ class ChosenScales:
         return chosen
 
     def _most(self, chosen: Mapping[str, _Change], left: Sequence[_Change]) -> int:
-        """Return how many of the first changes in `left` fit beside the chosen ones."""
+        """Return how many of the first changes in `left` fit the budget, beside the chosen ones.
+
+        The model is compiled with them, and its outputs decide.
+        """
         fits, fails = 0, len(left) + 1
         count = len(left)  # often all of them do
         while fits + 1 < fails:
@@ -170,7 +173,7 @@ def _is_plain(op: Any) -> bool:
 def _form(
     forms: Mapping[LayerKey, Forms], key: LayerKey, dtype: DType
 ) -> LayerScales | None:
-    """Return the calibrated form of a layer in a dtype, or None where there is none.
+    """Return the LayerScales of a layer in a dtype, as calibrated; None where there are none.
 
     A layer without calibrated x, such as a recurrence, gets the assumed error of the dtype.
     """

@@ -31,7 +31,7 @@ _LEAST_GAIN = 0.005
 
 
 class _InputSteps(NamedTuple):
-    """Quantisation of x to integers, (x / scale) + shift; `how` is the origin of the range."""
+    """Steps of x: integer = round(x / scale) + shift; `how` is the origin of their range."""
 
     scale: float
     shift: int
@@ -50,10 +50,11 @@ Forms = Mapping[DType, LayerScales]
 def short_forms(
     layers: Mapping[LayerKey, SeenInput], may_equalise: bool = False, may_measure: bool = True
 ) -> dict[LayerKey, Forms]:
-    """Return the best form of each layer in each short dtype; all layers read one x in one step.
+    """Return the best form of each layer in each short dtype; the layers read the same x.
 
-    A dtype that cannot hold the weights is left out. Channels are equalised, and each row is
-    measured at every call, only where allowed and clearly better.
+    With int8 they share the scale and zero point of x. A dtype that cannot hold the weights is left
+    out. Channels are equalised, and each row is measured at every call, only where allowed and
+    clearly better.
     """
     ((key, seen), *_) = layers.items()
     if may_equalise and seen.knows_channels:
@@ -98,7 +99,7 @@ def stored_matrix(layer: LayerScales, weights: Array) -> Array:
 
 
 class _LayerErrors:
-    """Squared errors of one layer's outputs by rounding, as shares of their mean square."""
+    """Mean square errors of a layer's outputs by rounding, over the outputs' mean square."""
 
     def __init__(self, key: LayerKey, seen: SeenInput) -> None:
         self.key, self.seen = key, seen
@@ -108,7 +109,7 @@ class _LayerErrors:
         self._int8 = stored_weights(self._matrix, DType.INT8).astype(np.float32).T
 
     def of_steps(self, steps: _InputSteps) -> float:
-        """Return the error with int8 weights, and x in these steps."""
+        """Return the error with int8 weights, and x rounded to this scale and zero point."""
         return self._square(self._off(steps))
 
     def _off(self, steps: _InputSteps) -> Array:
@@ -147,7 +148,7 @@ class _LayerErrors:
 
 
 def steps_of_values(seen: SeenValues) -> Quantisation:
-    """Return the steps with the least rounding error of the value itself."""
+    """Return the scale and zero point that round a value with the least mean square error."""
     rows = seen.rows
     best = min(
         _choices(seen), key=lambda steps: float(np.square(steps.of(rows) - rows).mean())
@@ -166,7 +167,10 @@ def _choices(seen: SeenValues) -> Iterator[_InputSteps]:
 
 
 def _between(least: float, largest: float, how: str) -> _InputSteps:
-    """Return steps that spread all 256 integers over least <= 0 to largest >= 0; 0 is exact."""
+    """Return the scale and zero point that spread 256 integers over `least` to `largest`.
+
+    `least` is at most 0 and `largest` at least 0; 0 itself stays exact.
+    """
     scale = max((largest - least) / (2 * LARGEST_INT8 + 1), SMALLEST_SCALE)
     scale = float(np.float32(scale))
     shift = round(-LARGEST_INT8 - 1 - least / scale)
@@ -174,7 +178,7 @@ def _between(least: float, largest: float, how: str) -> _InputSteps:
 
 
 def _by_rows(x: Array) -> Array:
-    """Return x, rounded to a step for each row, as kernels measure it."""
+    """Return x, each row rounded to multiples of its own largest magnitude / 127."""
     largest = np.maximum(np.abs(x).max(axis=1, keepdims=True), np.float32(SMALLEST_SCALE))
     scale = largest * np.float32(1 / LARGEST_INT8)
     return np.asarray(np.rint(x * (np.float32(LARGEST_INT8) / largest)) * scale, np.float32)

@@ -154,7 +154,7 @@ def _windows_of(op: Convolution, x: Array, kernel: Sequence[int]) -> Array:
 
 
 def takes_steps(node: Node, graph: Graph) -> bool:
-    """Whether a layer is float32 with constant weights, and its x may have a fixed step."""
+    """Whether a layer is float32, its weights constant, and x may get a fixed scale for int8."""
     op, weights = node.op, node.inputs[1]
     if not isinstance(op, Linear | Convolution) or op.dtype is not DType.FLOAT32:
         return False
@@ -169,11 +169,11 @@ class WatchedModel:
 
     Attributes:
         graph: the graph that runs
-        layers: the layers whose x may have steps
+        layers: the layers whose x may have a fixed scale and zero point
         sums: the sums of images
         run: a function that returns the outputs, and the values that layers and sums read
-        alone: layers that are the only reader of an output of a product or an elementwise function:
-            scaling that output costs nothing, or a step of a chain
+        alone: layers that alone read their x, where a product or an elementwise function makes it:
+            to scale its channels costs nothing, or a step of a chain
     """
 
     def __init__(self, graph: Graph, options: ModelOptions) -> None:

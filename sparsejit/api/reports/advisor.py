@@ -286,7 +286,7 @@ class _Advisor:
         return "dtype={" + ", ".join(f'"{name}": "{kind}"' for name, kind in rules.items()) + "}"
 
     def _sizes(self) -> _Idea:
-        """Return the gain of sizes rounded up to a multiple of 16, with as much nnz as now."""
+        """Return the gain of layers' sizes rounded up to multiples of 16, with as much nnz."""
         gains = []
         for timed in self.layers:
             layer = timed.step.facts.layer
@@ -319,7 +319,7 @@ class _Advisor:
         yield _Idea(f"share layers among {most} threads", gains, lambda _: f"threads={most}", risk)
 
     def _batch(self) -> Iterator[_Idea]:
-        """Yield the gain of a larger tile, where samples run one by one."""
+        """Yield the gain of computing several samples at a time, where they run one by one now."""
         if self.variant.tiles != (1,):
             return
         gains = []
@@ -344,7 +344,7 @@ class _Advisor:
             )
 
     def _far_chains(self) -> _Idea:
-        """Return the gain of smaller tiles for elementwise kernels whose data exceeds L1."""
+        """Return the gain of a smaller batch for elementwise kernels whose data exceeds L1."""
         rates = self.variant.options.target.core.rates.data
         tile, gains = (self.variant.tile or 1) if len(self.variant.tiles) == 1 else 1, []
         for step, ns in self.steps:

@@ -271,7 +271,7 @@ def _random(value: Value, graph: Graph, rng: np.random.Generator) -> Array:
 
 
 def _is_offsets(value: Value, graph: Graph) -> bool:
-    """Whether a value has the offsets of bags."""
+    """Whether an EmbeddingBag reads a value as the offsets of its bags."""
     bags = (node for node in graph.nodes if isinstance(node.op, EmbeddingBag))
     return any(value in node.inputs[2:] for node in bags)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sparsejit.api.reports.report_page import Bands, Column, html_page, html_table
 from sparsejit.api.reports.shown import Shown, share_of_limit_text, table_of
 from sparsejit.ir.values import Decision
-from sparsejit.planner.plan import Plan
+from sparsejit.planner.kernel_choice import Plan
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

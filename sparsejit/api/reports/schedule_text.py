@@ -15,7 +15,11 @@ _BAR, _LABEL = 24, 90  # characters
 
 
 def schedule_lines(variant: Variant) -> list[str]:
-    """Return lines of `explain` about threads, and about steps that samples share."""
+    """Return lines of `explain`: the work of several threads, or samples that one takes together.
+
+    Threads take turns with tiles of samples, or share the steps of waves, which get a bar each.
+    On one thread, samples of a batch take turns with each layer, or are computed together.
+    """
     threads = variant.options.threads
     if threads == 1:
         return [*_turn_lines(variant), *_end_lines(variant)]

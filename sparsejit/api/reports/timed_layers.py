@@ -21,7 +21,7 @@ from sparsejit.ir.spec import MatMul
 from sparsejit.ir.values import Array
 from sparsejit.lowering.step import Step
 from sparsejit.planner.alternatives import AlternativePrices
-from sparsejit.planner.plan import Candidate
+from sparsejit.planner.kernel_choice import Candidate
 from sparsejit.runtime.step_timing import StepTimes
 
 _LANES = "lane16"
@@ -62,7 +62,7 @@ class TimedProduct:
 
     @cached_property
     def matrix(self) -> SparseMatrix:
-        """A matrix with the layer's zeros, and random nonzeros."""
+        """A matrix with the layer's zeros and random nonzeros; reports do not keep weights."""
         layer = self.step.facts.layer
         assert layer is not None
         shape = layer.out_features, layer.in_features
@@ -98,13 +98,13 @@ class TimedProduct:
         return choice.chosen.cost.ns
 
     def if_pruned(self, pattern: str, density: float) -> LayerGain:
-        """Return the gain of other zeros."""
+        """Return the time saved if a share `density` of the weights were left, in a pattern."""
         assert self.step.facts.layer is not None
         price = self.prices.with_zeros(self.step.facts.layer, pattern, density)
         return self.gain(price, _amount(density))
 
     def gain(self, other: Candidate | None, argument: str = "", batch: int = 1) -> LayerGain:
-        """Return the gain of another kernel, which computes `batch` samples where this has one."""
+        """Return the time saved by another kernel, which computes `batch` samples at once."""
         if other is None:
             return LayerGain(self.name, 0.0, argument, self.parameter)
         choice, name = self.step.facts.plan, other.template.name
@@ -158,9 +158,10 @@ class TimedConvolution:
         return self.prices.of(self.node, self.filters)
 
     def if_pruned(self, pattern: str, density: float) -> LayerGain:
-        """Return the gain of other zeros: the same share of the measured as of the predicted time.
+        """Return the time saved if a share `density` of the weights were left, in a pattern.
 
-        It is 0 for pattern lane16, which no kernel over windows uses.
+        The measured time shrinks in the ratio of predicted times. The gain is 0 for pattern lane16,
+        which no kernel over windows uses.
         """
         name, parameter = self.node.output.origin.layer, self.parameter
         if pattern == _LANES:

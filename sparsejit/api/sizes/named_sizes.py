@@ -108,12 +108,12 @@ class NamedSizes:
 
     @property
     def are_bounded(self) -> bool:
-        """Whether a size may not have every length."""
+        """Whether any named size has a lower or an upper bound."""
         sizes = [size for each in self.inputs for size in each.axes.values()]
         return any(size.least > 0 or size.largest is not None for size in sizes)
 
     def lengths(self, shapes: Sequence[Shape]) -> dict[str, int]:
-        """Return the named sizes, except the batch, of inputs with these shapes."""
+        """Return the length of each named size, except the batch, in inputs of these shapes."""
         batch = self.batch_axes or (None,) * len(self.inputs)
         return {
             size.name: shape[axis]

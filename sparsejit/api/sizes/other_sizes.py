@@ -73,12 +73,15 @@ class OtherSizes(SizeRules):
         return self._compile(self._model, args, kwargs)
 
     def _by_program(self, leaves: Sequence[Array], program: Any) -> Variant | None:
-        """Compile a variant with its own weights; None where the batch would be on other axes."""
+        """Compile a variant with its own weights from the exported program.
+
+        Returns None where the batch would be on other axes.
+        """
         variant = self._compile(program, *unflatten(self._inputs, list(leaves)))
         return variant if variant.batch_axes == self._first.batch_axes else None
 
     def _beside_first(self, leaves: Sequence[Array], model: Any) -> Variant | None:
-        """Read the model, or its program, for this length, and share the first variant's weights.
+        """Compile a variant for these inputs that reads the first variant's weights.
 
         Returns None where samples would need other tiles, or weights are not to be shared.
         """
@@ -114,7 +117,7 @@ class OtherSizes(SizeRules):
         return max(made, self._tried.get((name, tile), 0))
 
     def _tiles_for(self, graph: Graph, leaves: Sequence[Array]) -> list[int | None]:
-        """Return the tiles for samples of this graph; [] where the first variant has others."""
+        """Return the tiles for samples of this graph; [] unless they match the first variant's."""
         smallest = [TiledGraph(graph, self._smallest)]
         return super()._tiles_for(graph, leaves) if self._runs_alike(smallest) else []
 
@@ -128,7 +131,7 @@ class OtherSizes(SizeRules):
                     self._rules[name] = {t: self._rule(program, name, own, t) for t in tiles}
 
     def _at(self, name: str, length: int) -> tuple[list[Array], Any]:
-        """Return inputs like the examples, with this length, and the program that serves them."""
+        """Return inputs like the examples with this length of size `name`, and their program."""
         own = self._resized(self._examples, {name: length})
         args, kwargs = unflatten(self._inputs, own)
         return own, self._program.of(args, kwargs, own)
@@ -197,7 +200,10 @@ class OtherSizes(SizeRules):
         return with_constants_of(self._first.graphs[0].graph, graph)
 
     def _resized(self, leaves: Sequence[Array], sizes: Mapping[str, int]) -> list[Array]:
-        """Return zeros in these sizes, all others unchanged. Raises InvalidInput out of bounds."""
+        """Return inputs of zeros for these sizes, which are otherwise shaped as `leaves`.
+
+        Raises InvalidInput for sizes out of bounds.
+        """
         assert self._sizes is not None
         shapes = self._sizes.like([leaf.shape for leaf in leaves]).shapes_for(sizes)
         return [_zeros(shape, leaf) for shape, leaf in zip(shapes, leaves, strict=True)]

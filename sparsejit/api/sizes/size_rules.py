@@ -97,7 +97,7 @@ class SizeRules:
     def _finals(
         self, name: str, length: int, leaves: Sequence[Array], program: Any
     ) -> list[TiledGraph]:
-        """Return the graphs of the best tiles for this length; [] without a rule."""
+        """Return the graphs for this length, made by rule, in the best tiles; [] without a rule."""
         how = name, length, leaves, program
         graph = self._graph(self._smallest, *how)
         if graph is None:

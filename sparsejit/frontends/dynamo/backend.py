@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
 def fused_layers() -> dict[Any, Callable[..., Any]]:
-    """Return decompositions by operator; one that returns NotImplemented leaves it to torch."""
+    """Return functions that write fused operators by others; NotImplemented leaves one to torch."""
     import torch
 
     return {torch.ops.aten._transformer_encoder_layer_fwd.default: _encoder_layer}
@@ -150,7 +150,10 @@ def _name(node: Node, names: Sequence[str]) -> str:
 
 
 def _path(node: Node) -> str:
-    """`layers.0.weight` of `L['self']._modules['layers']._modules['0']._parameters['weight']`."""
+    """A tensor's name in the user's model, such as `layers.0.weight`, from a node's source.
+
+    dynamo's source is L['self']._modules['layers']._modules['0']._parameters['weight'].
+    """
     name: Any = getattr(getattr(node, "_dynamo_source", None), "name", node.name)
     source = str(name() if callable(name) else name)
     parts = re.findall(r"\['([^']*)'\]|\.(?!_modules|_parameters|_buffers)(\w+)", source)

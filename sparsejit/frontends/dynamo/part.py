@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
 def symbols_of(example: Any) -> set[str]:
-    """The symbols in a fake tensor's shape or in a size."""
+    """Names of the symbols in the shape and strides of a fake tensor, or in a single size."""
     sizes = (*example.shape, *example.stride()) if is_tensor(example) else (example,)
     return {
         str(symbol)
@@ -50,12 +50,12 @@ def symbols_of(example: Any) -> set[str]:
 
 
 def example_numbers(sizes: Iterable[Any]) -> list[int]:
-    """Sizes in torch's example. `int(size)` would fix the size for good."""
+    """The numbers that sizes have in torch's example. `int(size)` would fix a size for good."""
     return [size if isinstance(size, int) else size.node.hint for size in sizes]
 
 
 def known_sizes(given: Mapping[Node, Any]) -> dict[str, int]:
-    """Values of the symbols that are inputs themselves."""
+    """Numbers of the symbols by name, from the part's inputs that are sizes of one symbol alone."""
     return {
         str(node.meta["val"]): size
         for node, size in given.items()
@@ -87,7 +87,10 @@ def forget_notices() -> None:
 
 
 class PartCall(Protocol):
-    """Calls of a part's function, with arrays alone, or with arrays or tensors, as `NativeCall`."""
+    """Ways to call a part's function: `run` takes arrays, `direct` arrays or tensors.
+
+    They are as in `NativeCall`.
+    """
 
     @property
     def run(self) -> Callable[..., list[Array]]: ...
@@ -149,7 +152,11 @@ class PartGraphs:
         return _on_tensors(call, self._operands, self._module), tiled is not None
 
     def _tiled(self, graphs: _ModuleGraphs, sizes: Mapping[str, int]) -> tuple[Graph, int] | None:
-        """The graph of one tile and its samples, where the only free size is the batch."""
+        """The graph of one tile, samples that are computed together, and the number of these.
+
+        Its batch is axis 0. None, with the reason in `why_not_free`, unless the batch is free and
+        the only size that changes.
+        """
         if len(sizes) != 1:
             self.why_not_free = f"{len(sizes)} sizes change" if sizes else self.why_not_free
             return None
@@ -177,16 +184,16 @@ class _ModuleGraphs:
         self._arrays: dict[str, Array] = {}
 
     def at(self, sizes: Mapping[str, int]) -> Graph:
-        """Graph for these values of the symbols."""
+        """The graph where the symbols, by name, have these sizes."""
         return graph_of(self._module, self._constants, sizes, self._arrays, self._names)
 
     def at_batch(self, sizes: Mapping[str, int], batch: int) -> Graph:
-        """Graph for another value of the only symbol."""
+        """The graph where the only symbol in `sizes` has the size `batch`."""
         return self.at(dict.fromkeys(sizes, batch))
 
 
 def _batch_of(value: Value) -> int | None:
-    """Batch axis of an input of the first probe; None without one."""
+    """The axis of an input that is as long as the first probe's batch; None without one."""
     return value.shape.index(batch_axis.PROBES[0]) if batch_axis.PROBES[0] in value.shape else None
 
 
@@ -372,7 +379,7 @@ class DynamoPart(SharedCode):
 
 
 class _CompiledOnce:
-    """Functions that were compiled for one set of parameter values."""
+    """Functions that were compiled for one set of parameter values: for any batch, or by sizes."""
 
     def __init__(self, stamps: Sequence[tuple[int, int]]) -> None:
         self.stamps = stamps
@@ -390,7 +397,10 @@ class _Weights:
         self._changes = 0
 
     def compiled(self, constants: Sequence[Any]) -> _CompiledOnce | None:
-        """Functions for these values, empty if they are new; None if they change at every call."""
+        """Functions for the present values of the parameters; new values have no function yet.
+
+        Returns None if the values change at every call.
+        """
         stamps = [(tensor._version, tensor.data_ptr()) for tensor in constants]
         known = self._compiled
         if known is not None and known.stamps == stamps:

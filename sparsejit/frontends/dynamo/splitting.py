@@ -60,7 +60,10 @@ def split(
 
 
 def _may_be_constant(tensor: Any) -> bool:
-    """Whether changes of a tensor are visible; tensors made in inference mode have no versions."""
+    """Whether compiled code may hold a tensor's numbers: changes of them must be visible.
+
+    Tensors made in inference mode have no versions; a warning says so.
+    """
     if not is_tensor(tensor) or not tensor.is_inference():
         return is_tensor(tensor)
     say_once("parameters made in torch.inference_mode(); make the model outside of it")

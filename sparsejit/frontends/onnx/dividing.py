@@ -123,7 +123,7 @@ def without_sizes(kind: TypeProto) -> TypeProto:
 
 
 def crossing(nodes: Sequence[NodeProto], known: Mapping[str, Any]) -> list[str]:
-    """Values that nodes read, but neither make nor know now."""
+    """Names that these nodes read from outside: neither results of theirs, nor in `known`."""
     made = {name for node in nodes for name in makes(node)}
     read = dict.fromkeys(name for node in nodes for name in reads(node))
     return [name for name in read if name not in made and name not in known]
@@ -258,7 +258,11 @@ class DividedModel:
 def _in_turn(
     before: Mapping[int, set[int]], left: Iterable[int], begins_left: bool
 ) -> list[list[int]]:
-    """Places in rounds of alternating sides; each round has all nodes that can run by then."""
+    """Nodes, by place, in rounds that ONNX Runtime and compiled code run in turn.
+
+    `before` has the nodes that each node waits for, `left` the nodes of ONNX Runtime, whose round
+    is the first if `begins_left`. A round has all nodes of its side that can run by then.
+    """
     aside, done, rounds = set(left), set[int](), list[list[int]]()
     waiting, is_left = list(before), begins_left
     while waiting:
@@ -303,7 +307,7 @@ def divided(given: GivenModel, refused: Mapping[str, str]) -> DividedModel:
 
 
 class _Divider:
-    """Reads one node after the other."""
+    """Reads a model node by node, to find the nodes that must be left to ONNX Runtime."""
 
     def __init__(self, given: GivenModel, refused: Mapping[str, str]) -> None:
         self._given, self._refused = given, refused
@@ -372,7 +376,10 @@ class _Divider:
         )
 
     def _absent(self, names: Iterable[str]) -> str | None:
-        """The first value that a compiled node should have made, and has not."""
+        """The first of these names whose value a compiled node should have made, and has not.
+
+        None if there is none.
+        """
         absent = (name for name in names if self._known.get(name) is ABSENT)
         return next((name for name in absent if name not in self._outside), None)
 

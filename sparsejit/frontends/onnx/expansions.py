@@ -184,7 +184,7 @@ def _attributes(
 
 
 def _instance(node: NodeProto, given: Mapping[str, AttributeProto]) -> NodeProto:
-    """Copy a node, with attributes in place of references to them."""
+    """Copy a node of a function's body, with given attributes in place of references to them."""
     made = type(node)()
     made.CopyFrom(node)
     del made.attribute[:]

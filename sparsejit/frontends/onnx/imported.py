@@ -88,7 +88,7 @@ def declared_inputs(source: str | Path | ModelProto) -> list[DeclaredInput]:
 
 
 class GivenModel:
-    """A file's graph, and the sizes and arrays that it is read for.
+    """An ONNX model, with the sizes of its inputs and the known arrays that it is read for.
 
     Inputs are a tuple, in the order of the file; a single output is no tuple, several are one.
     `arrays` are known in addition to the initialisers of the file.

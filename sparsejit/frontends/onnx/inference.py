@@ -142,7 +142,7 @@ def version_of(node: NodeProto, opset: int) -> int:
 
 
 def check_found(results: Sequence[Any], sizes: Sequence[Sizes | None]) -> None:
-    """Raise Unmapped where the sizes of a result differ from the operator's."""
+    """Raise Unmapped where a mapping's results have other sizes than ONNX gives the operator's."""
     for result, wanted in zip(results, sizes, strict=False):
         if wanted is None or not isinstance(result, Value | np.ndarray):
             continue

@@ -1,7 +1,5 @@
 """Conversion of an ONNX graph, node by node, to a Graph.
 
-    OPERATORS         table of ONNX's operators and their mappings: a row for each operator, a file
-                      for each group
     computed          results of nodes with known operands, by the onnx package's reference where it
                       is right
     read_graph        the conversion
@@ -28,21 +26,7 @@ from sparsejit.frontends.onnx.inference import (
     version_of,
 )
 from sparsejit.frontends.onnx.loops import loop, read_by, scan_in_turns
-from sparsejit.frontends.onnx.operators import (
-    convolution,
-    einsum,
-    elementwise,
-    fourier,
-    microsoft,
-    normalisation,
-    places,
-    products,
-    quantisation,
-    recurrent,
-    reductions,
-    selection,
-    views,
-)
+from sparsejit.frontends.onnx.operators.table import OPERATORS
 from sparsejit.frontends.onnx.reading import dtype_of, sparse_array, tensor_array
 from sparsejit.frontends.onnx.sequences import (
     TensorSequence,
@@ -62,16 +46,6 @@ from sparsejit.ir.values import Array, Origin, TensorType, Value
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
-GROUPS = (
-    *(products, einsum, convolution, recurrent, elementwise, reductions, normalisation, views),
-    *(selection, places, quantisation, fourier, microsoft),
-)
-# Each mapping is called with the writer and the node's `Call`.
-OPERATORS: Mapping[str, Callable[..., Any]] = {
-    name: mapping for group in GROUPS for name, mapping in group.OPERATORS.items()
-}
-
-
 def _gather_elements(x: Array, places: Array, axis: int = 0) -> Array:
     """GatherElements along an axis; `places` may be shorter than x along other axes."""
     axis %= x.ndim
@@ -82,7 +56,7 @@ def _gather_elements(x: Array, places: Array, axis: int = 0) -> Array:
 def _slice(
     x: Array, starts: Array, ends: Array, axes: Array | None = None, steps: Array | None = None
 ) -> Array:
-    """Slice; backward slices are as in graphs, forward slices as in Python."""
+    """ONNX's Slice of a known array; backward slices start as `backward_places` says."""
     count = np.size(starts)
     given = (
         *(starts, ends),
@@ -187,7 +161,7 @@ def read_graph(
 
 
 def cast_to_floats(model: GraphProto) -> set[str]:
-    """Names that only a Cast to a dtype of floats reads, also within graphs of nodes."""
+    """Names of the values that only Casts to floating-point dtypes read, in nodes' graphs too."""
     from onnx import TensorProto
 
     floats = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16}
@@ -245,7 +219,7 @@ class NodeInterpreter:
         return self.write.input(TensorType(shape, element), name, dtype.name)
 
     def run(self, nodes: Iterable[NodeProto], known: dict[str, Operand]) -> None:
-        """Add the results of the nodes to `known`."""
+        """Interpret the nodes in order, and add their results to `known`, by name."""
         for node in (part for whole in nodes for part in expanded(whole)):
             operands = [known[name] if name else None for name in node.input]
             self.write.origin = _origin(node)
@@ -364,7 +338,11 @@ class NodeInterpreter:
         return results
 
     def _typed(self, node: NodeProto, number: int, result: Operand) -> Operand:
-        """Give a result ONNX's dtype; some whole numbers are held as floats."""
+        """A node's result number `number` with the dtype that ONNX infers for it.
+
+        Raises Unmapped for uint64, and for whole numbers that came as floats from an operator that
+        is not known to keep them exact.
+        """
         if isinstance(result, Value) and number < len(node.output):
             element = result.type.element
             self.inference.name_unknown(node.output[number], element, node.input)
@@ -455,7 +433,7 @@ REGIONS: Mapping[str, Callable[..., Sequence[Operand]]] = {
 
 
 def _plain(operand: Operand) -> Any:
-    """An operand as the writer takes it."""
+    """An operand as the writer takes it: an array in a dtype of graphs, anything else as it is."""
     return plain(operand) if isinstance(operand, np.ndarray) else operand
 
 

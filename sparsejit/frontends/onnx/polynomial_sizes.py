@@ -38,7 +38,10 @@ def file_has_polynomial_sizes(source: str | Path | ModelProto) -> bool:
 
 
 class Sizes:
-    """Tables of the values that are sizes, spread, and constants."""
+    """Names of the values of an ONNX graph that are sizes, made from sizes alone, or constant.
+
+    `spread` has the names of arrays that are made from sizes alone, such as the positions of words.
+    """
 
     def __init__(self, model: ModelProto) -> None:
         graph = model.graph
@@ -80,12 +83,15 @@ class Sizes:
         return kind in _OVER_ROWS and not any(name in self.spread for name in inputs)
 
     def _is_spread(self, names: list[str]) -> bool:
-        """Whether some of these are spread, and all others constants."""
+        """Whether some of these values are arrays made from sizes alone, all others constants."""
         known = all(name in self.spread or name in self.constants for name in names)
         return known and any(name in self.spread for name in names)
 
     def _of_sizes(self, node: NodeProto) -> bool:
-        """Whether a node makes whole numbers from sizes and from constants."""
+        """Whether a node adds, multiplies, joins or only moves sizes and constants.
+
+        Enters its results as sizes.
+        """
         names = [name for name in node.input if name]
         if any(name not in self.sizes and name not in self.constants for name in names):
             return False
@@ -101,7 +107,7 @@ class Sizes:
         return node.op_type in _OF_SIZES or node.op_type in _MOVING
 
     def _range(self, node: NodeProto) -> bool:
-        """Whether a Range counts from 0 on, one by one."""
+        """Whether a Range counts from 0 on in steps of 1; enters its result as made from sizes."""
         first, _, step = node.input
         if self._numbers(first) != [0] or self._numbers(step) != [1]:
             return False
@@ -109,7 +115,10 @@ class Sizes:
         return True
 
     def _shaped(self, node: NodeProto, place: int) -> bool:
-        """Whether a node may give its other operand, or a filled array, a shape made of sizes."""
+        """Whether a Reshape, an Expand or the like uses sizes only as allowed; enters its result.
+
+        `place` is the operand with the new shape, which may be made of sizes.
+        """
         others = [name for number, name in enumerate(node.input) if number != place]
         shape = node.input[place]
         if any(name in self.sizes for name in others):
@@ -123,7 +132,10 @@ class Sizes:
         return not (is_spread and node.op_type in _REORDERING)
 
     def _gathered(self, node: NodeProto) -> bool:
-        """Whether a Gather takes sizes at constant places, or rows, one for each place."""
+        """Whether a Gather uses sizes only as allowed; enters its result.
+
+        It may take sizes at constant places, one place of an axis, or rows at computed indices.
+        """
         data, places = node.input
         if places in self.sizes or data in self.spread:
             return False

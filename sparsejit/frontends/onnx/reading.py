@@ -88,7 +88,10 @@ def _set_apart(
 
 
 def _complete(outputs: Iterable[ValueInfoProto], undo: Callable[..., Any]) -> None:
-    """Give outputs without a full type one that is compared with nothing."""
+    """Give outputs without a full type a stand-in that the package's checker accepts.
+
+    It is compared with nothing. `undo` gets the calls that remove it again.
+    """
     for each in outputs:
         value, kind = each.type, each.type.tensor_type
         if not each.HasField("type"):
@@ -194,7 +197,7 @@ def _read_text(message: Any) -> None:
 
 
 def opset_of(model: ModelProto) -> int:
-    """The version of ONNX's own operators."""
+    """The opset in which a model uses ONNX's own operators."""
     versions = [each.version for each in model.opset_import if each.domain in STANDARD_DOMAINS]
     return max(versions, default=0)
 

@@ -27,12 +27,15 @@ Item = tuple[Value | Array, "Dtype | None"]
 
 @dataclass(frozen=True)
 class TensorSequence:
-    """Tensors in order."""
+    """A sequence of ONNX: its tensors in order, with their dtypes."""
 
     items: tuple[Item, ...]
 
     def place(self, call: Call, operand: int, what: str, count: int) -> int:
-        """The known place among `count`, by default the last one. Raises Unmapped for another."""
+        """The place of a tensor in the sequence that an operand names; by default the last one.
+
+        `count` is the number of places. Raises Unmapped for a place outside of them.
+        """
         if not call.has(operand):
             return count - 1
         place = call.number(operand, what)
@@ -88,7 +91,7 @@ def _concatenate(write: Writer, call: Call, given: Sequence[Any], dtypes: Any) -
 
 
 def _apart(write: Writer, held: TensorSequence) -> tuple[list[Any], list[Value]]:
-    """The dtypes and the values of a sequence. Raises Unmapped for an empty one."""
+    """The dtypes of a sequence's tensors, and the tensors as values. Raises Unmapped for none."""
     if not held.items:
         raise Unmapped("has no tensors")
     tensors = [write.value(plain(x) if isinstance(x, np.ndarray) else x) for x, _ in held.items]

@@ -176,7 +176,7 @@ class Exported:
         return self.axes is not None
 
     def _choose(self, batch: ProgramBatch, example_batch: int | None) -> None:
-        """Make this size the batch."""
+        """Make this size the batch, and forget graphs made so far."""
         self._symbol = batch.symbol
         # One sample is traced as two.
         free = batch.symbol is not None and example_batch is not None
@@ -217,7 +217,7 @@ class Exported:
             return graph_of(module, *known, len(self.changed_inputs))
 
     def _mixing(self, choices: Sequence[ProgramBatch], example_batch: int | None) -> str:
-        """Make the first choice that is a free batch the batch; if none is, return why."""
+        """Choose the first of the candidate batches that is free; if none is, return the reason."""
         first = ""
         for batch in choices:
             self._choose(batch, example_batch)
@@ -236,7 +236,7 @@ class Exported:
 
 
 class _NumberReturned(InvalidInput):
-    """For a model that returns a number that its sizes or a call decide."""
+    """Error for a model that returns a number which its sizes or a call decide, not a tensor."""
 
 
 class _Tensor:

@@ -1,8 +1,6 @@
 """Conversion of an exported graph, node by node, to a Graph.
 
     computed      operators of tensors that are known at compile time, computed by torch
-    OPERATORS     table of the mappings of ATen operators: a row for each overload, a file for each
-                  group
     graph_of      the conversion
     Interpreter   its state while it runs nodes in order
 """
@@ -18,25 +16,9 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import is_tensor
-from sparsejit.frontends.torch_export.aten import (
-    activations,
-    attention,
-    complex_values,
-    convolution,
-    fourier,
-    normalisation,
-    ordering,
-    places,
-    pointwise,
-    pooling,
-    products,
-    recurrent,
-    reductions,
-    selection,
-    views,
-)
 from sparsejit.frontends.torch_export.aten.complex_values import complex_dtype, pairs
 from sparsejit.frontends.torch_export.aten.open_sizes import OPENING
+from sparsejit.frontends.torch_export.aten.table import COMPLEX_OPERATORS, OPERATORS
 from sparsejit.frontends.torch_export.decomposing import decomposed
 from sparsejit.frontends.torch_export.open_symbols import OpenSymbols, examples_of
 from sparsejit.frontends.torch_export.tracing import origin_of
@@ -84,21 +66,6 @@ def each(nest: Any, change: Callable[[Any], Any]) -> Any:
 
 def _is_short(x: Any) -> bool:
     return is_tensor(x) and str(x.dtype).removeprefix("torch.") in SHORT_FLOATS
-
-
-GROUPS = (
-    *(products, convolution, recurrent, pointwise, activations, reductions, normalisation),
-    *(views, selection, places, ordering, pooling, attention, fourier),
-)
-# Each is called with the writer and torch's own arguments.
-OPERATORS: Mapping[str, Callable[..., Any]] = {
-    name: mapping for group in GROUPS for name, mapping in group.OPERATORS.items()
-}
-# The same for calls with a complex operand or result; known operands are pairs of parts.
-COMPLEX_OPERATORS: Mapping[str, Callable[..., Any]] = {
-    **complex_values.OPERATORS,
-    **fourier.COMPLEX_OPERATORS,
-}
 
 
 # Stands for the result of a missing operator that no graph can hold.
@@ -181,7 +148,7 @@ def _graph_of(
 
 
 def is_value(x: Result) -> bool:
-    """Whether it is a tensor, known or not."""
+    """Whether x is a tensor: a value of the graph, a complex one, or a known tensor of torch."""
     return isinstance(x, Value | Complex) or is_tensor(x)
 
 
@@ -264,7 +231,10 @@ class Interpreter:
         return self._number(nest)
 
     def _number(self, x: Any) -> Any:
-        """The number of a symbol, _ABSENT if values decide it; other objects as they are."""
+        """A size of torch as a number: given, the example's, or the bound where a mask decides it.
+
+        It is _ABSENT where other values decide it. Other objects are returned as they are.
+        """
         if not hasattr(x, "node") or not hasattr(x.node, "expr"):
             return x
         expression = x.node.expr
@@ -350,7 +320,7 @@ class Interpreter:
             return self._decomposed(target, args, kwargs, reason)
 
     def _with_weights(self, name: str, operands: Sequence[Any], made: Any) -> Any:
-        """Note the weights of computed tensors, where these have all zeros of their operands."""
+        """Return a computed tensor, noting the weights it is made of if it keeps their zeros."""
         noted = [self.write.origin_of(leaf) for leaf in leaves(operands)]
         weights = tuple(dict.fromkeys(weight for each in noted for weight in each.weights))
         is_computed = any(each.is_computed for each in noted)
@@ -363,7 +333,10 @@ class Interpreter:
     def _opened(
         self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], example: Any
     ) -> Result:
-        """A result whose size values decide; None for an operator that leaves no size open."""
+        """The result of an operator such as x[mask], one of whose sizes values decide.
+
+        Returns None for an operator that leaves no size open.
+        """
         row = self.opening.get(str(target))
         opened = row(self.write, *args, **_meaningful(kwargs)) if row else None
         if opened is None:
@@ -373,7 +346,7 @@ class Interpreter:
         return self._typed(result, example)
 
     def _reserved(self, target: Any, args: Sequence[Any], example: Any) -> Result:
-        """An input in place of memory that no operator has written yet."""
+        """A graph input that stands for the unwritten memory of an operator such as `empty`."""
         sizes = [arg for arg in args if isinstance(arg, list | tuple)]
         shape = sizes[0] if sizes else self.write.shape(args[0])
         if complex_dtype(example):
@@ -489,13 +462,16 @@ _JUMPING = {
 
 
 def _held(leaf: Any) -> Any:
-    """A finite number beyond float32 as float32's largest, such as float64's least in masks."""
+    """A finite float beyond float32 as float32's largest; any other leaf as it is.
+
+    Masks contain such a number, the least of float64.
+    """
     is_beyond = isinstance(leaf, float) and LARGEST < abs(leaf) < math.inf
     return math.copysign(LARGEST, leaf) if is_beyond else leaf
 
 
 class _Sized:
-    """Shape and dtype of a tensor."""
+    """A stand-in for a tensor, with its shape and dtype alone."""
 
     def __init__(self, shape: Sequence[int], dtype: Any) -> None:
         self.shape, self.dtype = shape, dtype
@@ -535,7 +511,7 @@ def functional(target: Any) -> Any:
 
 
 def _always_one(squeeze: Node, rank: int) -> list[int]:
-    """The axes that an exported squeeze removes: a batch stays, even of one sample."""
+    """The axes that an exported squeeze may remove: the batch, of a free size, always stays."""
     source: Any = squeeze.args[0]
     named = squeeze.args[1] if len(squeeze.args) > 1 else range(rank)
     axes: Any = [named] if isinstance(named, int) else named

@@ -68,9 +68,10 @@ class OpenSymbols:
         raise Unmapped("takes a size that values decide")
 
     def finished(self, graph: Graph, examples: Sequence[Any]) -> tuple[Graph, list[Missing]]:
-        """As `with_open_outputs`; `examples` are torch's, one for each output.
+        """A graph with the numbers of its open sizes as outputs: see `with_open_outputs`.
 
-        An output whose open sizes torch has on other axes is refused too.
+        `examples` are torch's, one for each output. An output whose open sizes torch has on other
+        axes is refused too.
         """
         made, missing = with_open_outputs(graph)
         for number, example in enumerate([] if missing else examples):

@@ -28,7 +28,7 @@ _DATA = (
 
 
 class _Tracing(threading.local):
-    """Whether this thread traces a model."""
+    """State of each thread: whether it traces a model now."""
 
     is_on = False
 
@@ -74,7 +74,7 @@ def traceable_packing() -> Iterator[None]:
 
 
 def _passing_lengths(check: Callable[..., None]) -> Callable[..., None]:
-    """A layer's check of shapes, skipped for `_Lengths` in place of sizes."""
+    """A function for a layer's check of shapes, which skips `_Lengths` in place of sizes."""
 
     def checked(layer: Any, x: Any, states: Any, sizes: Any) -> None:
         if not isinstance(sizes, _Lengths):
@@ -223,7 +223,7 @@ class _LayersOfLengths:
 
 
 def _of_lengths(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A recurrent layer that takes `_Lengths` in place of sizes."""
+    """torch's function of a recurrent layer, extended to `_Lengths` in place of sizes."""
 
     def layer(x: Any, sizes: Any, *rest: Any) -> Any:
         if not isinstance(sizes, _Lengths):

@@ -113,7 +113,10 @@ def _torch_folder() -> str:
 
 
 def _plain(path: str) -> str:
-    """`layers.0` of `L['self'].layers.0` and of `L['self']._modules['layers']._modules['0']`."""
+    """A module's path as users write it: `layers.0`, for torch's L['self'].layers.0.
+
+    torch also writes L['self']._modules['layers']._modules['0'].
+    """
     path = re.sub(r"\._modules\['([^']*)'\]", r".\1", path)
     return re.sub(r"^L\['\w+'\]\.?", "", path)
 
@@ -144,12 +147,19 @@ def _replace(op: Any, kernels: dict[Any, Callable[..., Any]]) -> None:
 
 
 def _one_state(x: Any, state: Any, *rest: Any) -> tuple[Any, Any]:
-    """aten.gru.input(x, hx, parameters, has_biases, layers, dropout, train, both ways, ...)."""
+    """Empty results, in the right shapes, of a GRU or plain RNN: h of all steps, and the last h.
+
+    Arguments of aten.gru.input: x, hx, parameters, has_biases, layers, dropout, train, both ways
+    ...
+    """
     return _sequence(x, state, rest), state.new_empty(state.shape)
 
 
 def _two_states(x: Any, states: Any, *rest: Any) -> tuple[Any, Any, Any]:
-    """aten.lstm.input(x, (h, c), ...); the further arguments are as in `_one_state`."""
+    """Empty results, in the right shapes, of an LSTM: h of all steps, the last h and the last c.
+
+    Arguments of aten.lstm.input: x, (h, c), and further ones as in `_one_state`.
+    """
     hidden, cell = states
     return _sequence(x, hidden, rest), hidden.new_empty(hidden.shape), cell.new_empty(cell.shape)
 

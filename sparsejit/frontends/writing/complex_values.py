@@ -138,7 +138,7 @@ def conjugate(write: Writer, z: Operand) -> Complex:
 
 
 def both(combine: str, compare: str) -> Callable[[Writer, Operand, Operand], Value]:
-    """Compare both parts with `compare`, and join the two results with `combine`."""
+    """A function that compares both parts by `compare`, and joins the two results by `combine`."""
 
     def mapping(write: Writer, x: Operand, other: Operand) -> Value:
         pair = as_complex(write, x), as_complex(write, other)

@@ -213,7 +213,7 @@ def transposed(
     groups: int = 1,
     dilation: int | Sequence[int] = 1,
 ) -> Value:
-    """conv_transpose1d to conv_transpose3d."""
+    """A transposed convolution over one to three axes, as torch's conv_transpose1d to 3d."""
     return convolution(
         write, x, weight, bias, stride, padding, dilation, True, output_padding, groups
     )

@@ -43,10 +43,10 @@ Signal = Value | Complex
 
 
 class Transform(NamedTuple):
-    """scale sum_j x[j] exp(sign 2 pi i j k / size) for the first `bins` of all k.
+    """Plan of a discrete Fourier transform: scale sum_j x[j] exp(sign 2 pi i j k / size).
 
-    `is_real` leaves out the imaginary part of the result. Fewer elements than `size` are followed
-    by zeros.
+    It has results for k below `bins`. `is_real` leaves out the imaginary part of the result. Fewer
+    elements than `size` are followed by zeros.
     """
 
     size: int
@@ -57,17 +57,17 @@ class Transform(NamedTuple):
 
 
 def forward(size: int, scale: float = 1.0) -> Transform:
-    """The whole spectrum."""
+    """The transform of a signal to its whole spectrum."""
     return Transform(size, -1, scale, size)
 
 
 def one_sided(size: int, scale: float = 1.0) -> Transform:
-    """The spectrum of a real signal up to half the size."""
+    """The transform of a real signal to its spectrum up to half the size."""
     return Transform(size, -1, scale, size // 2 + 1)
 
 
 def inverse(size: int, scale: float | None = None) -> Transform:
-    """The signal of a spectrum, divided by the size unless a scale is given."""
+    """The transform of a spectrum to its signal, divided by the size unless a scale is given."""
     return Transform(size, 1, 1 / size if scale is None else scale, size)
 
 
@@ -97,7 +97,7 @@ def real_signal(write: Writer, z: Complex, size: int, scale: float, axis: int = 
 
 
 def of_parts(change: Callable[[Value], Value], x: Operand) -> Signal:
-    """Change both parts of a complex signal, or a real signal."""
+    """Apply `change` to both parts of a complex signal, or to a real signal."""
     return Complex(change(x.real), change(x.imag)) if isinstance(x, Complex) else change(x)
 
 
@@ -115,7 +115,7 @@ def _without_noise(write: Writer, imag: Value, size: int) -> Value:
 
 
 def _cut(write: Writer, x: Signal, length: int) -> Signal:
-    """At most the first `length` elements."""
+    """At most the first `length` elements of a signal's last axis."""
     end = min(length, x.shape[-1])
     return of_parts(lambda part: sliced(write, part, -1, 0, end), x)
 
@@ -132,14 +132,14 @@ def _over_last(write: Writer, x: Signal, plan: Transform) -> Signal:
 
 
 def _rows_of(size: int) -> int:
-    """The factor that is transformed first; 1 for a prime."""
+    """The factor of a transform's size that is transformed first; 1 for a prime size."""
     divisors = [n for n in range(2, isqrt(size) + 1) if size % n == 0]
     small = [n for n in divisors if n <= _MOST_DIRECT]
     return max(small) if small else min(divisors, default=1)
 
 
 def _direct(write: Writer, x: Signal, plan: Transform) -> Signal:
-    """One product with the matrix of cosines and sines."""
+    """The transform as one product with the matrix of cosines and sines."""
     is_pair = isinstance(x, Complex)
     key = plan, x.shape[-1], is_pair
     weights = write.derived(_matrix(*key), _constant)
@@ -157,7 +157,7 @@ def _constant(write: Writer, array: Operand) -> Value:
 
 @lru_cache(maxsize=32)
 def _matrix(plan: Transform, given: int, is_pair: bool) -> Array:
-    """Rows of results, real then imaginary, by columns of elements, real then imaginary."""
+    """The matrix of a whole transform, bins by `given` elements, real before imaginary parts."""
     turn = _roots(np.outer(np.arange(plan.bins), np.arange(given)), plan.size, plan.sign)
     cos, sin = turn.real * plan.scale, turn.imag * plan.scale
     rows = [[cos, -sin], [sin, cos]][: 1 if plan.is_real else 2]
@@ -174,7 +174,7 @@ def _roots(exponents: Array, size: int, sign: int) -> Array:
 
 
 def _by_factors(write: Writer, x: Signal, plan: Transform, rows: int) -> Signal:
-    """Transforms of `rows` points, twiddles, and transforms of the other factor."""
+    """The transform by two factors of its size: of `rows` points, twiddles, of the other factor."""
     columns = plan.size // rows
     filled = ceil_div(x.shape[-1], columns)
     bins = ceil_div(plan.bins, rows)
@@ -212,7 +212,10 @@ def _twiddles(columns: int, rows: int, sign: int) -> tuple[Array, Array]:
 
 
 def _by_convolution(write: Writer, x: Signal, plan: Transform) -> Signal:
-    """j k = (j^2 + k^2 - (k - j)^2) / 2, so that a convolution with a chirp is the transform."""
+    """The transform of any size as a convolution with a chirp, exp(i pi j^2 / n) (Bluestein).
+
+    It follows from j k = (j^2 + k^2 - (k - j)^2) / 2.
+    """
     given = x.shape[-1]
     length = 1 << (given + plan.bins - 2).bit_length()
     before, kernel, after = _chirps(plan, given, length)
@@ -225,7 +228,7 @@ def _by_convolution(write: Writer, x: Signal, plan: Transform) -> Signal:
 
 @lru_cache(maxsize=8)
 def _chirps(plan: Transform, given: int, length: int) -> Sequence[tuple[Array, Array]]:
-    """Factors to multiply with before the convolution, in its spectrum, and after it."""
+    """Factors of `_by_convolution`: of its input, of the spectrum of that, and of its result."""
     chirp = _roots(np.arange(plan.size, dtype=np.int64) ** 2, 2 * plan.size, plan.sign)
     kernel = np.zeros(length, complex)
     kernel[: plan.bins] = chirp[: plan.bins].conj()

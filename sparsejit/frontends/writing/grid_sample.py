@@ -58,7 +58,10 @@ def grid_sampled(
 
 @dataclass(frozen=True)
 class _Tap:
-    """A pixel along one axis for each point: its place, 0 where it is outside, and its weight."""
+    """One pixel along one axis for each point of the grid: its place, and its weight (None: 1).
+
+    The place is 0, and `is_inside` false, outside of the image.
+    """
 
     place: Value
     is_inside: Value
@@ -74,7 +77,10 @@ def _in_pixels(write: Writer, x: Value, size: int, align_corners: bool) -> Value
 
 
 def _part(write: Writer, tables: Value, sizes: Sequence[int], taps: Sequence[_Tap]) -> Value:
-    """Pixels (batch, points, channels), each times its weight; zero, or NaN, outside."""
+    """The pixels that taps of all axes name, (batch, points, channels), each times its weights.
+
+    Outside of the image they are zero, or NaN where a weight is.
+    """
     element = Element.FLOAT32 if prod(sizes) <= _EXACT else Element.INT64
     f = write.formula("pixel")
     number: Any = None
@@ -100,7 +106,7 @@ def _part(write: Writer, tables: Value, sizes: Sequence[int], taps: Sequence[_Ta
 
 
 def _tap(write: Writer, place: Value, size: int, weight: Value | None) -> _Tap:
-    """A tap at places that are whole numbers; NaN is outside."""
+    """The tap at whole numbers of pixels, of an axis of `size` pixels; NaN is outside."""
     inside, last = write.formula("inside"), float(size - 1)
     within = inside(
         "logical_and", inside("greater_equal", place, 0.0), inside("less_equal", place, last)
@@ -121,7 +127,7 @@ def _nearest(
 def _linear(
     write: Writer, x: Value, size: int, padding: Padding, align_corners: bool
 ) -> list[_Tap]:
-    """The pixels on both sides, nearer ones with more weight."""
+    """Taps of the two pixels around each point along one axis, the nearer one with more weight."""
     f = write.formula("linear")
     padded = padding(f, x, size, align_corners)
     first = f("floor", padded)
@@ -146,7 +152,11 @@ def _cubic(
 
 
 def _cubic_weight(f: Any, distance: Any, step: int) -> Any:
-    """(a + 2) d^3 - (a + 3) d^2 + 1 within 1, else a d^3 - 5 a d^2 + 8 a d - 4 a."""
+    """Weight of a pixel at distance d from a point in cubic interpolation; a is _CUBIC.
+
+    It is (a + 2) d^3 - (a + 3) d^2 + 1 for the two pixels around the point, which are `step` 0 and
+    1, else a d^3 - 5 a d^2 + 8 a d - 4 a.
+    """
     a = _CUBIC
     if step in (0, 1):
         inner = f("fma", distance, a + 2, -(a + 3))
@@ -159,13 +169,16 @@ def _unpadded(f: Any, x: Any, size: int, align_corners: bool) -> Any:
 
 
 def _to_border(f: Any, x: Any, size: int, align_corners: bool) -> Any:
-    """The nearest coordinate of the image; 0 for NaN."""
+    """Clamp a coordinate in pixels to 0 .. size - 1; NaN becomes 0."""
     above = f("where", f("greater", x, 0.0), x, 0.0)
     return f("where", f("less", above, float(size - 1)), above, float(size - 1))
 
 
 def _reflected(f: Any, x: Any, size: int, align_corners: bool) -> Any:
-    """Mirror at the centres of the outer pixels, or at their edges, as often as needed."""
+    """Mirror a coordinate in pixels at both ends of the image, as often as needed to lie inside.
+
+    The ends are the centres of the outer pixels if `align_corners`, else their edges.
+    """
     low, span = (0.0, size - 1.0) if align_corners else (-0.5, float(size))
     if span == 0:
         return f("mul", f("where", f("equal", x, x), 0.0, 0.0), 0.0)

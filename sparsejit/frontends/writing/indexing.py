@@ -62,7 +62,7 @@ def index_replaced(
 
 
 def _is_order(write: Writer, x: Value, named: Mapping[int, Places]) -> bool:
-    """Whether the only index names every place of its axis."""
+    """Whether the only index is an order of all places of its axis, as a sort makes it."""
     pairs = [(x.shape[axis], index) for axis, index in named.items() if isinstance(index, Value)]
     if len(named) != len(pairs) or len(pairs) != 1:
         return False
@@ -71,7 +71,7 @@ def _is_order(write: Writer, x: Value, named: Mapping[int, Places]) -> bool:
 
 
 def _single_mask(write: Writer, indices: Indices) -> tuple[int, Operand] | None:
-    """The first axis of the only index, and the index itself, if it is a mask."""
+    """If the only index is a mask of bools, its first axis in x and the mask; else None."""
     given = [(axis, each) for axis, each in enumerate(indices) if each is not None]
     if len(given) != 1 or write.element(given[0][1]) is not Element.BOOL:
         return None
@@ -81,9 +81,10 @@ def _single_mask(write: Writer, indices: Indices) -> tuple[int, Operand] | None:
 def _masked(
     write: Writer, x: Value, axis: int, mask: Operand, updates: Value, accumulate: bool
 ) -> Value:
-    """x with updates where the mask is set.
+    """x with updates in place of the elements where a mask is true, or added to these.
 
-    Raises Unmapped for updates that vary over the chosen places.
+    `axis` is the mask's first axis in x; the mask may be known in a call alone. Raises Unmapped for
+    updates that vary over the chosen places.
     """
     own, rest = write.shape(mask), x.shape[axis + len(write.shape(mask)) :]
     if len(updates.shape) > len(rest) and any(n != 1 for n in updates.shape[: -len(rest) or None]):
@@ -96,7 +97,10 @@ def _masked(
 
 
 def _by_axis(write: Writer, x: Value, indices: Indices) -> dict[int, Places]:
-    """The index of each axis that has one; a known mask gives an index to each of its axes."""
+    """The index of each indexed axis of x; a known mask counts as the places of its true elements.
+
+    These are an index for each of the mask's axes. Raises Unmapped for a mask that a call decides.
+    """
     named: dict[int, Places] = {}
     axis = 0
     for each in indices:
@@ -121,9 +125,10 @@ def _by_axis(write: Writer, x: Value, indices: Indices) -> dict[int, Places]:
 
 
 def _of_grid(write: Writer, x: Value, named: Mapping[int, Places]) -> Value | None:
-    """x[indices] for known indices of neighbouring axes that vary along separate sizes.
+    """x[indices] axis by axis, for known indices that form a grid as numpy.ix_ makes it; else None.
 
-    The sizes are in the order of the axes. None for other indices.
+    The indices must be of neighbouring axes, and each must vary along broadcast axes of its own, in
+    the order of the axes.
     """
     arrays = [each for each in named.values() if isinstance(each, np.ndarray)]
     axes = list(named)
@@ -139,17 +144,26 @@ def _of_grid(write: Writer, x: Value, named: Mapping[int, Places]) -> Value | No
 
 
 def _varying(array: Array, rank: int) -> list[int]:
-    """The axes, among `rank` broadcast ones, along which it has several elements."""
+    """The axes along which an index has several elements, counted among `rank` broadcast axes."""
     return [axis + rank - array.ndim for axis, n in enumerate(array.shape) if n > 1]
 
 
 @dataclass(frozen=True)
 class _IndexedAxes:
-    """x as tables (batch, rows, width), of which `numbers` (batch, n) name rows.
+    """Layout of x for x[indices]: x as tables (batch, rows, width), and the rows that indices name.
 
-    `order`: the axes of x: first the axis `own` with its own tables, if any, then the others with
-    an index, `depth` in all, then the rest. `index_shape`: the broadcast shape of the indices; its
-    axis `along` counts the own axis. The result has these axes at `first`.
+    A row is all elements along the axes without index, and a table has a row for each tuple of
+    places on the indexed axes. There is one table, or one for each element of an indexed axis whose
+    index is 0, 1, 2 ... to its end, as torch.arange makes it: the axis `own`, often the batch.
+
+    x_shape: the shape of x
+    order: the axes of x as the tables have them: `own` if any, the other indexed axes, the rest
+    own: the axis of x whose elements have a table each; None for one table
+    depth: the number of indexed axes, which come first in `order`
+    along: the axis of `index_shape` along which the index of `own` counts
+    first: the place in the result's shape where `index_shape` begins
+    index_shape: the shape that the indices broadcast to
+    numbers: (batch, n), the numbers of the rows in each table that x[indices] has
     """
 
     x_shape: tuple[int, ...]
@@ -172,17 +186,17 @@ class _IndexedAxes:
         return (*self.rest[: self.first], *self.index_shape, *self.rest[self.first :])
 
     def tables(self, write: Writer, x: Value) -> Value:
-        """x as tables."""
+        """x as tables (batch, rows, width)."""
         batch = 1 if self.own is None else self.x_shape[self.own]
         return reshaped(write, permuted(write, x, self.order), (batch, -1, prod(self.rest)))
 
     def back(self, write: Writer, tables: Value) -> Value:
-        """Tables reshaped to x."""
+        """The tensor in x's shape that has these tables."""
         whole = reshaped(write, tables, [self.x_shape[axis] for axis in self.order])
         return permuted(write, whole, np.argsort(self.order).tolist())
 
     def _from_result(self) -> list[int]:
-        """The axes of the result: the one that counts the own axis, other indices, and the rest."""
+        """Axes of x[indices] in the order of rows: the batch, the indices' other axes, the rest."""
         count = len(self.index_shape)
         own = range(self.first, self.first + count)
         rest = [n for n in range(count + len(self.rest)) if n not in own]
@@ -205,7 +219,7 @@ class _IndexedAxes:
 
 
 def _layout(write: Writer, x: Value, named: Mapping[int, Places]) -> _IndexedAxes:
-    """Layout of x for indices of these axes. Raises Unmapped where indices do not broadcast."""
+    """The layout of x for indices by axis. Raises Unmapped where they do not broadcast."""
     axes = list(named)
     try:
         shape = np.broadcast_shapes(*(each.shape for each in named.values()))
@@ -235,7 +249,7 @@ def _layout(write: Writer, x: Value, named: Mapping[int, Places]) -> _IndexedAxe
 def _table_numbers(
     write: Writer, places: Operand, shape: tuple[int, ...], along: int | None
 ) -> Operand:
-    """Numbers that broadcast to `shape`, as (batch, n); the batch is the axis `along`."""
+    """Row numbers broadcast to the indices' `shape`, as (batch, n); axis `along` is the batch."""
     batch = 1 if along is None else shape[along]
     if isinstance(places, Value):
         wide = expanded(write, places, shape)
@@ -246,7 +260,11 @@ def _table_numbers(
 
 
 def _counted_axis(x: Value, named: Mapping[int, Places], rank: int) -> tuple[int | None, int]:
-    """The axis of x that an index counts, and the axis of the indices' shape that counts it."""
+    """An indexed axis of x whose known index is 0, 1, 2 ... to its end, and the axis of this count.
+
+    The latter is an axis, among `rank`, of the shape that all indices broadcast to. Returns (None,
+    0) without such an index.
+    """
     if len(named) > 1:
         for axis, each in named.items():
             if isinstance(each, Value) or each.size != x.shape[axis] or not each.ndim:

@@ -117,7 +117,7 @@ def group_norm(
 
 
 def over_rows(chain: Callable[[tuple[int, ...]], Chain]) -> Callable[..., Value]:
-    """Extend a chain over the last axis to any axis."""
+    """A function of any axis by a chain over the last axis, such as softmax."""
 
     def mapping(write: Writer, x: Operand, dim: int, *_: Any, **__: Any) -> Value:
         value = write.floats(x)

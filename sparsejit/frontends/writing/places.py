@@ -52,9 +52,10 @@ def by_axis(write: Writer, x: Operand, places: Operand, axis: int) -> Value:
 
 
 def by_tuples(write: Writer, x: Operand, places: Operand, batch_axes: int = 0) -> Value:
-    """The parts of x at tuples along the last axis of `places`.
+    """The parts of x that tuples of places name, which lie along the last axis of `places`.
 
-    The first `batch_axes` axes are the same for x and `places`.
+    A tuple names places on the axes of x after the first `batch_axes`, which x and `places` share;
+    a part is all elements along the axes behind these.
     """
     value, shape = write.value(x), _shape(places)
     rest = value.shape[batch_axes + shape[-1] :]
@@ -67,7 +68,10 @@ def by_tuples(write: Writer, x: Operand, places: Operand, batch_axes: int = 0) -
 def replaced_by_axis(
     write: Writer, x: Operand, places: Operand, updates: Operand, axis: int, reduction: str = "none"
 ) -> Value:
-    """x with y[i, p, ...] = updates[i, j, ...] for p = places[i, j, ...], or reduced with it."""
+    """x after x[i, p, ...] = updates[i, j, ...] for all p = places[i, j, ...] along that axis.
+
+    A reduction combines the old element with the new ones in place of the assignment.
+    """
     value, new = write.value(x), write.value(updates)
     _check_updates(new, _shape(places))
     along = _along(write, value.shape, places, axis)
@@ -79,7 +83,7 @@ def replaced_by_axis(
 def replaced_by_tuples(
     write: Writer, x: Operand, places: Operand, updates: Operand, reduction: str = "none"
 ) -> Value:
-    """x with the parts at tuples along the last axis replaced, or reduced with updates."""
+    """x with the parts that tuples name (see `by_tuples`) replaced by updates, or reduced."""
     value, new = write.value(x), write.value(updates)
     shape = _shape(places)
     rest = value.shape[shape[-1] :]
@@ -126,7 +130,7 @@ def replaced_rows(
 
 
 def _same_for_all(numbers: Operand) -> Array | None:
-    """Known numbers (batch, n) of one batch element, if all have the same; else None."""
+    """Row numbers (n,) if `numbers` (batch, n) are known and alike in the batch; else None."""
     if not isinstance(numbers, np.ndarray) or not len(numbers):
         return None
     return numbers[0] if bool(np.all(numbers == numbers[:1])) else None
@@ -135,7 +139,7 @@ def _same_for_all(numbers: Operand) -> Array | None:
 def _replaced(
     write: Writer, tables: Value, named: Array, updates: Value, kind: str, rounds: Sequence[Array]
 ) -> Value:
-    """Replace rows in rounds, none of which names a row twice."""
+    """Replace known rows of tables, or reduce them, in rounds that each name no row twice."""
     rows = tables.shape[1]
     for part in rounds:
         new = taken(write, updates, 1, part)
@@ -159,9 +163,10 @@ def _rounds(numbers: Array) -> list[Array]:
 
 @dataclass(frozen=True)
 class _Along:
-    """Places along an axis as rows of tables; each element of the axis `own` has a table.
+    """Places along an axis as numbers of rows in tables (batch, rows, width).
 
-    `numbers` (batch, n) name rows; each row is all of the last `wide` axes.
+    There is one table, or one for each element of the axis `own`. `numbers` (batch, n) name rows; a
+    row is all elements of the last `wide` axes.
     """
 
     own: int | None
@@ -178,7 +183,7 @@ class _Along:
         return reshaped(write, front, (front.shape[0], -1, width))
 
     def back(self, write: Writer, tables: Value, shape: Sequence[int]) -> Value:
-        """Tables with the axes of `shape`, in their order."""
+        """The tensor of that shape which has these tables."""
         if self.own is None:
             return reshaped(write, tables, shape)
         others = [n for axis, n in enumerate(shape) if axis != self.own]
@@ -186,7 +191,7 @@ class _Along:
 
 
 def _common_row(array: Array, axis: int) -> Array | None:
-    """The elements along an axis, where they are the same at all places of the others."""
+    """The elements along an axis (n,) if they are alike for all places of the others; else None."""
     rows = np.moveaxis(array, axis, -1)
     if 0 in rows.shape:
         return None
@@ -195,7 +200,7 @@ def _common_row(array: Array, axis: int) -> Array | None:
 
 
 def _check_along(shape: Sequence[int], given: Sequence[int], axis: int) -> None:
-    """Raise Unmapped for places of another rank than x, or longer beside the axis."""
+    """Raise Unmapped for places of another rank than x, or longer than x on an axis but `axis`."""
     sizes = enumerate(zip(given, shape, strict=False))
     fits = (own <= most for number, (own, most) in sizes if number != axis)
     if len(given) != len(shape) or not all(fits):
@@ -203,7 +208,7 @@ def _check_along(shape: Sequence[int], given: Sequence[int], axis: int) -> None:
 
 
 def _along(write: Writer, shape: Sequence[int], places: Operand, axis: int) -> _Along:
-    """The numbers of the rows at places along an axis."""
+    """The layout of x, of that `shape`, as tables for places along an axis, with row numbers."""
     given = _shape(places)
     _check_along(shape, given, axis)
     front = 0 if axis else 1
@@ -227,7 +232,7 @@ def _along(write: Writer, shape: Sequence[int], places: Operand, axis: int) -> _
 
 
 def _wide_axes(write: Writer, shape: Sequence[int], places: Operand, last: int) -> int:
-    """Number of axes after `last` that are whole, with places that do not vary along them."""
+    """Number of last axes, after axis `last`, that are all in a row: no place varies along them."""
     given, rank = _shape(places), len(shape)
     before = given
     if isinstance(places, Value):
@@ -249,7 +254,10 @@ def _wide_axes(write: Writer, shape: Sequence[int], places: Operand, last: int) 
 
 
 def _one_line(shape: Sequence[int], places: Operand, axis: int) -> Array | None:
-    """Known places that are the same everywhere along the other axes, which are whole."""
+    """Known places (n,) along an axis, if they are alike for all elements of the others; else None.
+
+    The other axes must be as long as the axes of x, whose `shape` is given.
+    """
     if not isinstance(places, np.ndarray) or not places.size or places.ndim != len(shape):
         return None
     first = places[tuple(slice(None) if n == axis else slice(0, 1) for n in range(places.ndim))]
@@ -268,7 +276,7 @@ def _rearranged(write: Writer, x: Operand, shape: Sequence[int]) -> Operand:
 
 
 def _cut(write: Writer, x: Operand, kept: Sequence[slice]) -> Operand:
-    """Parts of the axes of a value or of an array."""
+    """A value or an array with each axis cut to its slice in `kept`."""
     if not isinstance(x, Value):
         return np.asarray(x)[tuple(kept)]
     for axis, part in enumerate(kept):
@@ -278,13 +286,13 @@ def _cut(write: Writer, x: Operand, kept: Sequence[slice]) -> Operand:
 
 
 def _check_updates(updates: Value, shape: tuple[int, ...]) -> None:
-    """Raise Unmapped for another shape: the elements would go to other places."""
+    """Raise Unmapped unless updates have this shape: their elements would go to other places."""
     if updates.shape != shape:
         raise Unmapped(f"its updates are {updates.shape}, not {shape}")
 
 
 def _of_tuples(write: Writer, shape: Sequence[int], places: Operand, batch_axes: int) -> Operand:
-    """The number of the part that each tuple names, among the parts of its batch element."""
+    """Row numbers of the parts that tuples name, counted from 0 in each batch element."""
     lead = _shape(places)
     depth = batch_axes + lead[-1]
     if depth > len(shape):

@@ -55,7 +55,7 @@ def add(write: Writer, x: Operand, other: Operand, alpha: float = 1) -> Value:
 
 
 def total(write: Writer, parts: Sequence[Value | None]) -> Value:
-    """The sum of parts, of which at least one is not None."""
+    """The sum of the parts that are not None, at least one."""
     first, *others = (part for part in parts if part is not None)
     for other in others:
         first = write.pointwise("add", first, other)

@@ -70,7 +70,10 @@ def over_windows(
 def _counted_share(
     length: int, kernel: int, stride: int, padding: tuple[int, int], dilation: int, beyond: int
 ) -> Array:
-    """The share of the taps of each window that lie before the last `beyond` places."""
+    """The share of each window's taps that lie before the last `beyond` places of the axis.
+
+    The axis has `length` elements and its padding.
+    """
     whole = length + sum(padding)
     first = np.arange(0, whole - dilation * (kernel - 1), stride)
     taps = first[:, None] + dilation * np.arange(kernel)
@@ -93,13 +96,13 @@ def beyond_the_end(
 
 
 def weighed(write: Writer, x: Value, axis: int, weights: Array) -> Value:
-    """Multiply an axis by weights (new length, length) of old positions in each new one."""
+    """Multiply an axis by a matrix (new length, length): weights of old positions in new ones."""
     rows = moved(write, x, axis, -1)
     return moved(write, write.one(Linear(), rows, weights), -1, axis)
 
 
 def picked(write: Writer, x: Value, axis: int, places: Array) -> Value:
-    """Known places of an axis; a repetition where each place stands equally often in a row."""
+    """The elements of x at known places of an axis; a repetition where that is the same."""
     length = x.shape[axis]
     if len(places) % length == 0:
         times = len(places) // length

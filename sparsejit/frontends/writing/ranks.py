@@ -29,7 +29,10 @@ def of_rank(write: Writer, x: Operand, k: int, dim: int = -1, keepdim: bool = Fa
 
 
 def median(passes_nan: bool) -> Callable[..., Ranked]:
-    """The lower median along an axis, and its place; NaN if one is NaN, unless `passes_nan`."""
+    """Mapping to the lower median along an axis, and its place.
+
+    The median is NaN if an element is NaN, unless `passes_nan`.
+    """
 
     def mapping(write: Writer, x: Operand, dim: int = -1, keepdim: bool = False) -> Ranked:
         value = write.value(x)
@@ -56,7 +59,7 @@ def median(passes_nan: bool) -> Callable[..., Ranked]:
 
 
 def median_of_all(passes_nan: bool) -> Callable[[Writer, Operand], Value]:
-    """The lower median of all elements."""
+    """Mapping to the lower median of all elements."""
 
     def mapping(write: Writer, x: Operand) -> Value:
         if not write.value(x).type.size:

@@ -114,8 +114,9 @@ def _dtype_of(weights: Array) -> DType:
 def _product_on_own_steps(
     write: Writer, x: Value, weights: Array, bias: Array, lengths: Operand
 ) -> Value:
-    """scale (W q + (128 - zero) sum(W)) + bias, where q is x in steps of its range, minus 128.
+    """W x + bias, with x rounded to 255 steps of each sample's own range over all steps of time.
 
+    It is scale (W q + (128 - zero) sum(W)) + bias, where q is x in steps of its range, minus 128.
     Sums with weights of bytes are exact. Steps of time of x (time, batch, in) from a sample's
     length on do not count in its range.
     """

@@ -110,7 +110,7 @@ def mean_over(
 
 
 def extreme(title: str, steps: Steps) -> Callable[..., Value]:
-    """A reduction to the largest or least element."""
+    """A function that reduces axes to the largest or the least element, as `steps` has it."""
 
     def mapping(write: Writer, x: Operand, dim: Axes = None, keepdim: bool = False) -> Value:
         value = write.value(x)
@@ -123,7 +123,10 @@ def extreme(title: str, steps: Steps) -> Callable[..., Value]:
 
 
 def _norm(order: float) -> Steps:
-    """(sum |x|^order)^(1 / order); for infinite order the largest |x|."""
+    """The chain for a norm over a row: (sum |x|^order)^(1 / order).
+
+    For order inf it is the largest |x|, for -inf the least, for 0 the number of nonzeros.
+    """
 
     def steps(f: Formula, x: Any, length: int) -> FormulaStep:
         if order == 2:
@@ -170,7 +173,10 @@ def log_sum_exp(write: Writer, x: Operand, dim: Axes, keepdim: bool = False) -> 
 def _place(
     write: Writer, x: Value, dim: int | None, keepdim: bool, found: Callable[[Value], Value]
 ) -> Value:
-    """The first place of the largest of `found(rows)`, rows being x along an axis, or all of x."""
+    """The index of the largest of `found(rows)`, the first of equals.
+
+    Rows are x along an axis, or all of x if `dim` is None.
+    """
     if dim is None or not x.shape:
         place = write.one(ArgMax(), found(reshaped(write, x, (-1,))))
         return reshaped(write, place, (1,) * len(x.shape)) if keepdim else place
@@ -194,7 +200,7 @@ def arg_min(write: Writer, x: Operand, dim: int | None = None, keepdim: bool = F
 
 
 def _hits(extreme: Callable[..., Value], write: Writer, rows: Value) -> Value:
-    """1.0 where a row's extreme stands, else 0.0."""
+    """1.0 at the elements of each row that equal its extreme, as `extreme` finds it; else 0.0."""
     return write.floats(write.pointwise("equal", rows, extreme(write, rows, -1, True)))
 
 
@@ -296,7 +302,7 @@ def cumulative_product(write: Writer, x: Operand, dim: int, dtype: Any = None) -
 
 
 def cumulative_extreme(kind: str) -> Callable[..., tuple[Value, Value]]:
-    """cummax and cummin: the extreme up to each place, and the last place that has it."""
+    """Mapping of cummax or cummin: the extreme up to each place, and the last place that has it."""
 
     def mapping(write: Writer, x: Operand, dim: int) -> tuple[Value, Value]:
         value = write.value(x)

@@ -36,7 +36,7 @@ def whole_quotient(write: Writer, x: Operand, other: Operand, floored: bool) -> 
 
 
 def _divided(write: Writer, x: Operand, other: Operand) -> tuple[Value, Value]:
-    """Both as whole numbers of one dtype. Raises Unmapped for a divisor that is known to be 0.
+    """Both operands as whole numbers of one dtype. Raises Unmapped for a divisor known to be 0.
 
     A computed divisor of 0 looks up a row that its table does not have, so that the call raises.
     """
@@ -52,7 +52,10 @@ def _divided(write: Writer, x: Operand, other: Operand) -> tuple[Value, Value]:
 
 
 def _is_beyond(f: Formula, rest: FormulaStep, other: Value, zero: Any = 0.0) -> FormulaStep:
-    """Whether the remainder and the divisor differ in sign; `zero` has their element."""
+    """Whether a remainder is not 0 and its sign is not the divisor's.
+
+    `zero` is 0 in their element type.
+    """
     differs = f("not_equal", f("less", rest, zero), f("less", other, zero))
     return f("logical_and", f("not_equal", rest, zero), differs)
 
@@ -68,7 +71,10 @@ def _rest_of_whole(write: Writer, x: Operand, other: Operand, signed_as_divisor:
 
 
 def _powers(write: Writer, other: Value) -> list[int]:
-    """Exponents of the powers of two that multiply divisors, 23 apart; x is any float32."""
+    """Exponents of the powers of two that divisors are multiplied with, one after the other.
+
+    They fall by 23, from one that is large enough for any float32 x.
+    """
     known = write.known(other)
     sizes = np.zeros(0) if known is None else np.abs(known[known != 0])
     least = int(np.frexp(sizes.min())[1]) - 1 if sizes.size else -149
@@ -94,7 +100,7 @@ def floor_quotient(write: Writer, x: Operand, other: Operand) -> Value:
 
 
 def _floored(f: Formula, x: Value, other: Value, near: FormulaStep) -> FormulaStep:
-    """The largest whole number up to x / other, from one that is at most 1 off.
+    """The largest whole number up to x / other, found from `near`, which is at most 1 off.
 
     fma makes the sign of the remainder exact. Numbers of 25 bits and more are kept.
     """
@@ -117,11 +123,12 @@ def _rest(write: Writer, x: Operand, other: Operand, signed_as_divisor: bool) ->
 def _steps(
     write: Writer, f: Formula, x: Value, other: Value, signed_as_divisor: bool
 ) -> FormulaStep:
-    """The exact remainder, as C's fmod; a zero has the dividend's sign.
+    """The exact remainder of x / other, with the sign of x, as C's fmod, or with the divisor's.
 
-    Each round takes a quotient of 23 bits by the divisor times a power of two, the largest first;
-    the fma of x minus the rounded quotient times the divisor is exact. The last quotient may be
-    rounded up to a whole number, which leaves a remainder of the wrong sign, one divisor off.
+    A zero has the sign of x. Each round takes a quotient of 23 bits by the divisor times a power of
+    two, the largest first; the fma of x minus the rounded quotient times the divisor is exact. The
+    last quotient may be rounded up to a whole number, which leaves a remainder of the wrong sign,
+    one divisor off.
     """
     rest: Any = x
     for power in _powers(write, other):

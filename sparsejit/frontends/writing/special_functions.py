@@ -49,7 +49,7 @@ def polynomial(f: Any, t: Any, coefficients: Sequence[float]) -> Any:
 
 
 def _odd(f: Any, z: Any, coefficients: Sequence[float]) -> Any:
-    """z + z^3 P(z^2)."""
+    """The odd polynomial z + z^3 P(z^2), where P has these coefficients."""
     square = f("square", z)
     return f("fma", f("mul", z, square), polynomial(f, square, coefficients), z)
 
@@ -272,7 +272,7 @@ def digamma(write: Writer, x: Operand) -> Value:
 
 
 def polygamma(write: Writer, n: int, x: Operand) -> Value:
-    """The n-th derivative of digamma, for 0 alone."""
+    """digamma, which is polygamma of order 0. Raises Unmapped for any other order n."""
     if n:
         raise Unmapped(f"has order {n}")
     return digamma(write, write.floats(x))
@@ -414,7 +414,7 @@ def whole_power(write: Writer, x: Operand, exponent: Operand) -> Value:
 
 
 def _bits(write: Writer, exponent: Operand) -> int:
-    """Most bits of an exponent that is not negative."""
+    """The most bits that an exponent may have, a whole number that is not negative."""
     known = write.known(exponent)
     if known is not None:
         return max(int(known.max(initial=0)).bit_length(), 1)

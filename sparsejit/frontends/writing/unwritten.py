@@ -48,7 +48,7 @@ def without_unwritten(graph: Graph, unwritten: Mapping[Value, str]) -> tuple[Gra
 
 
 def _shown(graph: Graph, source: Value) -> list[Array]:
-    """Masks of the elements of each output that may depend on an input."""
+    """For each output, the mask of its elements that may depend on the input `source`."""
     masks: dict[Value, Array] = {source: np.ones(source.shape, bool)}
     for node in graph.nodes:
         if not masks.keys().isdisjoint(node.inputs):
@@ -63,7 +63,10 @@ def _mask(masks: Mapping[Value, Array], value: Value) -> Array:
 
 
 def _spread(graph: Graph, node: Node, given: Sequence[Array]) -> Sequence[Array]:
-    """Masks of a node's outputs: exact for views and known choices, else all that may depend."""
+    """Masks of the elements of a node's outputs that may depend on the marked elements it reads.
+
+    They are exact for views and known choices; else all that may depend are marked.
+    """
     if isinstance(node.op, _VIEWS):
         op = replace(node.op, value=0.0) if isinstance(node.op, Pad) else node.op
         return op.reference(*given)

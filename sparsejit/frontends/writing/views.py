@@ -130,7 +130,7 @@ def _widths(pad: Sizes, rank: int) -> list[tuple[int, int]]:
 def pad_any(
     write: Writer, x: Operand, pad: Sizes, mode: str = "constant", value: float | None = None
 ) -> Value:
-    """Pad with a number, or with elements of x."""
+    """Pad with a number, or with elements of x, as torch's pad does in that mode."""
     if mode == "constant":
         return constant_pad(write, x, pad, value)
     result = write.value(x)

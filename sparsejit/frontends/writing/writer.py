@@ -212,12 +212,12 @@ class Writer:
         return self._derived[key][1]
 
     def one(self, op: Operator, *operands: Operand, name: str = "") -> Value:
-        """The only output of an operator."""
+        """Append an operator to the graph, and return its only output."""
         (value,) = self.many(op, *operands, name=name)
         return value
 
     def many(self, op: Operator, *operands: Operand, name: str = "") -> tuple[Value, ...]:
-        """All outputs of an operator."""
+        """Append an operator to the graph, and return all its outputs."""
         values = tuple(map(self.value, operands))
         made = self.builder.add(op, *values, origin=Origin(name) if name else self.origin)
         self._producers.update(dict.fromkeys(made, (op, values)))
@@ -232,11 +232,11 @@ class Writer:
         return tuple(x.shape) if isinstance(x, Value) or is_tensor(x) else ()
 
     def element(self, x: Operand) -> Element:
-        """The element of any operand."""
+        """The element type of any operand, the dtype in which graphs hold its numbers."""
         return self.value(x).type.element
 
     def cast(self, x: Operand, element: Element) -> Value:
-        """x cast to an element."""
+        """x in another element type, the dtype in which graphs hold numbers."""
         if isinstance(x, bool | int | float):
             return self.number(x, element)
         value = self.value(x)
@@ -304,10 +304,10 @@ class Writer:
         return self._rounded[value]
 
     def read(self, x: Operand, made: Collection[str], jumps: bool = False) -> Operand:
-        """An operand of an operator whose results have these dtypes: rounded if its own differs.
+        """An operand as an operator reads it: rounded to its own dtype if the results have another.
 
-        It is also rounded if the operator `jumps`: operands that hardly differ give results that
-        do.
+        `made` are the results' dtypes. It is also rounded if the operator `jumps`: operands that
+        hardly differ give results that do.
         """
         if not isinstance(x, Value):
             return x
@@ -315,9 +315,9 @@ class Writer:
         return x if is_same else self.rounded(x)
 
     def noted(self, value: Value, dtype: Dtype) -> Value:
-        """A result with the model's dtype noted; whole numbers are kept within it.
+        """A result, with the model's dtype for it noted; whole numbers wrap around to that dtype.
 
-        A value of another dtype is left as it is.
+        A value that others read as another dtype is left as it is; its copy gets the dtype.
         """
         made = self.narrowed(value, dtype) if dtype in WRAPS else value
         return self._with_dtype(made, dtype, made in self._dtypes or made not in self._producers)
@@ -349,7 +349,11 @@ class Writer:
         return [self.narrowed(x, common) for x in values] if common in WRAPS else values
 
     def common_dtype(self, operands: Sequence[Operand]) -> Dtype:
-        """The tensors' dtype, unless one without axes, or a number, is of a later kind."""
+        """The dtype to which torch promotes operands: of the tensors with axes, or of a later kind.
+
+        Kinds are bools, whole numbers and floats: a tensor without axes, or a number, counts only
+        if its kind comes later.
+        """
         if len(operands) == 1:
             return self.dtype(operands[0])
         groups: tuple[list[Dtype], ...] = ([], [], [])
@@ -378,7 +382,7 @@ class Writer:
         return self.one(Pointwise(kind), *values, name=name)
 
     def activated(self, activation: Activation, x: Value, name: str = "") -> Value:
-        """An activation of products, written as an operator alone."""
+        """x under an activation that products can apply too (`Activation`), as operators alone."""
         return write_activation(
             activation,
             x,
@@ -387,7 +391,7 @@ class Writer:
         )
 
     def formula(self, title: str) -> Formula:
-        """A formula to write a chain in."""
+        """A new formula, whose steps are written as one chain with that title."""
         return Formula(self, title)
 
 
@@ -404,7 +408,7 @@ class Formula:
         return FormulaStep(len(self._steps) - 1)
 
     def _place(self, argument: Operand) -> tuple[bool, int]:
-        """Whether it is a step, and its number among steps or among operands."""
+        """Whether an argument is a step, and its number among the steps, or else the operands."""
         if isinstance(argument, FormulaStep):
             return True, argument.number
         number = isinstance(argument, int | float) and not isinstance(argument, bool)
@@ -418,7 +422,7 @@ class Formula:
         return self.all(*results, shape=shape)[0]
 
     def all(self, *results: FormulaStep, shape: Sequence[int] | None = None) -> tuple[Value, ...]:
-        """Write the chain as `finish` does; return every result."""
+        """Write the chain as `finish` does, and return all of these results, one value for each."""
         if len(self._steps) == 1 and self._steps[0][0] in FUNCTIONS:
             kind, places = self._steps[0]
             return (self._write.one(Pointwise(kind), *(self._operands[n] for _, n in places)),)
@@ -466,7 +470,7 @@ def _relu_of_whole(write: Writer, x: Value) -> Value:
 
 
 def _sign_of_whole(write: Writer, x: Value) -> Value:
-    """1 above 0, -1 below; bools stay as they are."""
+    """The sign of whole numbers: 1 above 0, 0, -1 below; bools stay as they are."""
     if x.type.element is Element.BOOL:
         return x
     above, below = write.pointwise("greater", x, 0), write.pointwise("less", x, 0)

@@ -30,7 +30,7 @@ def windows(x: Array, kernel: Sizes, stride: Sizes, dilation: Sizes) -> Array:
 
 
 def _at(x: Array, places: list[slice]) -> Array:
-    """x indexed by these slices of its last axes."""
+    """The view of x that these slices of its last axes select."""
     return x[(slice(None),) * (x.ndim - len(places)) + tuple(places)]
 
 
@@ -47,20 +47,22 @@ def _check_axes(op: object, axes: int, *others: Sequence[object]) -> None:
 
 
 def _check_sizes(op: object, least: int, *sizes: Sizes) -> None:
-    """Raise InvalidInput for a size below `least`."""
+    """Raise InvalidInput if any of these sizes (kernels, strides, padding ...) is below `least`."""
     if any(size < least for each in sizes for size in each):
         raise InvalidInput(f"{op} has a size below {least}; give one of at least {least}")
 
 
 @dataclass(frozen=True)
 class RoundedResult:
-    """Rounding of a convolution's result, behind its activation, to the steps of `result`.
+    """Rounding of a convolution's result, after its activation, to the steps of `result`.
+
+    Steps are a scale and a zero point (`Quantisation`).
 
     Attributes:
         result: the steps of the result
         own: the steps to which the product is rounded first, if an operation follows that rounding
         added: the steps of an operand, which is added to the product in steps of `own`
-        late: whether the bias is added behind the rounding to `own`, not before it
+        late: whether the bias is added after the rounding to `own`, not before it
         summed: the steps to which the sum with a late bias is rounded, if a table follows
         table: a function of one byte: integers of `result` for the integers -128 to 127 of
             `summed`, else of `own`
@@ -86,7 +88,7 @@ class RoundedResult:
 
     @property
     def read(self) -> Quantisation:
-        """The steps of the table's input; without a table, of the result."""
+        """The scale and zero point of the table's input; without a table, of the result."""
         if self.table is None or self.own is None:
             return self.result
         return self.summed or self.own
@@ -117,10 +119,11 @@ class Convolution(Operator):
         transposed: whether it is torch's transposed convolution
         output_padding: positions added at the end of each spatial axis, where transposed
         activation: applied to each output
-        dtype: as of `Linear`
-        input_scale: as of `Linear`
-        input_shift: as of `Linear`
-        rounding: rounding of the result, where its readers take it so; with int8 and a scale alone
+        dtype: storage of W; with int8 x is quantised too
+        input_scale: the scale of x, with int8 or a shift; None is x's largest magnitude / 127
+        input_shift: the zero point of x in -128 .. 127: with one, any dtype rounds x to its steps
+        rounding: rounding of the result to steps, where its readers take it rounded; needs int8 and
+            an `input_scale`
     """
 
     stride: Sizes

@@ -155,7 +155,10 @@ class ChannelMeans(Operator):
 
 @dataclass(frozen=True)
 class ScaledChannels(Operator):
-    """x (batch, channels, *space), rounded to `steps`, times a scale a channel, rounded again."""
+    """Each channel of x (batch, channels, *space) times its own scale (batch, channels).
+
+    x is rounded to `steps` first, and the product to `result`.
+    """
 
     steps: Quantisation
     result: Quantisation

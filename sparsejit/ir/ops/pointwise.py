@@ -59,7 +59,10 @@ def _quotient(a: Array, b: Array) -> Array:
 
 
 def _shift(shift: Callable[..., Array]) -> Callable[[Array, Array], Array]:
-    """A shift by a number of bits; a number below 0 or above 63 shifts by 63 and then by 1."""
+    """Make a shift of int64 by any number of bits from numpy's `shift`.
+
+    A number below 0 or above 63 shifts by 63 and then by 1, so that no bit of the operand is left.
+    """
 
     def evaluate(a: Array, bits: Array) -> Array:
         near = np.where((bits < 0) | (bits > 63), 63, bits)
@@ -178,7 +181,10 @@ def write_activation(
     apply: Callable[..., Operand],
     number: Callable[[float], Operand],
 ) -> Operand:
-    """Write an activation by FUNCTIONS: `apply(kind, *operands)` adds one, `number` a constant."""
+    """Write an activation by functions of FUNCTIONS, and return its result.
+
+    `apply(kind, *operands)` adds a function and returns its result; `number(x)` makes a constant.
+    """
     if activation is Activation.NONE:
         return x
     if activation is Activation.RELU6:

@@ -105,7 +105,7 @@ def _gru(given: Array, recurrent: Array, states: list[Array]) -> list[Array]:
 def _with_reset(
     given: Array, recurrent: Array, state: Array, weights: Array, bias: Array
 ) -> Array:
-    """The recurrent gates, the last one computed from the reset state."""
+    """W_hh h + b_hh, its last third computed from the reset state r h, for GRU_RESET_FIRST."""
     hidden = state.shape[-1]
     reset = sigmoid(given[..., :hidden] + recurrent[..., :hidden]) * state
     last = reset @ weights[2 * hidden :].T + bias[2 * hidden :]

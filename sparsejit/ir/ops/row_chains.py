@@ -24,7 +24,7 @@ class ChainWriter:
         return self.operands + len(self._steps) - 1
 
     def finish(self, *results: int, title: str = "chain") -> Chain:
-        """The chain that yields the numbered values."""
+        """The chain of the steps so far; its outputs are the values of these numbers."""
         return Chain(self.shape, self.operands, tuple(self._steps), results, title)
 
 
@@ -45,7 +45,10 @@ def softmax(shape: tuple[int, ...]) -> Chain:
 
 
 def safe_softmax(shape: tuple[int, ...]) -> Chain:
-    """Softmax that maps rows of -infinity to zeros. Operands: x, LEAST_SCORE and LEAST_TOTAL."""
+    """Softmax that maps rows of -infinity to zeros. Operands: x, LEAST_SCORE and LEAST_TOTAL.
+
+    The two constants bound a row's largest element and its sum of powers from below.
+    """
     write = ChainWriter(shape, 3)
     return write.finish(_safe_softmax(write, 0, 1, 2), title="masked_softmax")
 

@@ -71,7 +71,7 @@ class Draw(Operator):
         return {} if bound["classes"] > 0 and is_factor else None
 
     def spec(self, classes: int) -> CategoricalDraw:
-        """The draw among `classes` classes."""
+        """The spec of this draw from `classes` classes."""
         return CategoricalDraw(classes, self.inverse_temperature)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
@@ -233,7 +233,7 @@ class TreeDraw(Operator):
         return (np.asarray(nodes[-1] - self.leaves, np.int64),)
 
     def path(self, parameters: Array, thresholds: Array) -> list[int]:
-        """The numbers of the parameters that are read, and the leaf."""
+        """The numbers of the parameters read, root first; last, 2**bits + the drawn class."""
         nodes = [1]
         for threshold in thresholds:
             nodes.append(2 * nodes[-1] + int(threshold < parameters[nodes[-1]]))

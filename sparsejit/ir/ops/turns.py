@@ -50,7 +50,7 @@ class Turns(Operator):
         return f"{self.count} turns of {len(self.nodes)} operators"
 
     def signature(self, operands: int) -> Signature:
-        """Operands of any types, which `infer` checks by the body."""
+        """A signature of this many operands of any types; `infer` checks them by the body."""
         taken = ", ".join(f"x{number} any [*axes{number}]" for number in range(operands))
         return signature(taken)
 
@@ -109,7 +109,12 @@ class Turns(Operator):
         return build.finish([values[number] for number in self.results])
 
     def follow_batch(self, follow: Follower, node: Node) -> None:
-        """States have the batch where a turn leaves it, even if the initial states are shared."""
+        """Set the batch's place in the results, found by following one turn of the body.
+
+        An initial state that all samples share gets the place at which a turn leaves the batch in
+        the next state. Raises SamplesMixed where the places of a state before and after a turn
+        differ, and where the batch is the axis of the turns.
+        """
         body = self.body(node, {})
         known = [follow.places.get(value) for value in node.inputs]
         lead = range(self.states, self.states + self.sequences)
@@ -141,7 +146,10 @@ class Turns(Operator):
     def _places(
         self, follow: Follower, body: Graph, node: Node, places: list[BatchPlace | None]
     ) -> list[BatchPlace | None]:
-        """The batch's place in each result of a turn."""
+        """The batch's place in each result of a turn, from its `places` in the body's operands.
+
+        None for a result that is the same for all samples.
+        """
         inside = body.follower(follow.batch)
         for value, place, outer in zip(body.inputs, places, node.inputs, strict=True):
             if place is not None:

@@ -72,9 +72,10 @@ def lower_bands(low: Lowering, node: Node) -> bool:
 
 
 def _chain(low: Lowering, node: Node) -> list[Node]:
-    """Convolutions with large images between them; the last is by channel, so it writes any view.
+    """`node` and the convolutions after it with large images between them, which bands may compute.
 
-    The first is not pointwise: it would read rows of whole images.
+    The last is depthwise, since it must write into any view. The first is not pointwise: it would
+    read rows of whole images. [] if no convolutions fit.
     """
     chain = [node] if _kind(low, node) in ("depthwise", "windows") else []
     readers = low.readers if chain else {}
@@ -94,7 +95,7 @@ def _chain(low: Lowering, node: Node) -> list[Node]:
 
 
 def _kind(low: Lowering, node: Node) -> str | None:
-    """Kind of steps by which a convolution runs over a band; None if it cannot."""
+    """The steps that compute a band: "depthwise", "pointwise" or "windows"; None if none can."""
     op = node.op
     if not isinstance(op, Convolution) or len(op.stride) != 2 or node.output.shape[0] != 1:
         return None

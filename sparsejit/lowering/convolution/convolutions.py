@@ -44,7 +44,11 @@ from sparsejit.whole_numbers import ceil_div
 
 @lowers(Convolution)
 def lower_convolution(low: Lowering, node: Node) -> None:
-    """Append steps by channel if each has its own filter, else over windows or as products."""
+    """Append the steps of any convolution.
+
+    In bytes where its result is rounded, in bands, by channel if each has its own filter, else over
+    windows of a padded image, or as products of gathered columns.
+    """
     op = node.op
     assert isinstance(op, Convolution)
     if op.rounding is not None:
@@ -65,10 +69,11 @@ def lower_convolution(low: Lowering, node: Node) -> None:
 
 
 def _products_add(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec) -> bool:
-    """Whether products add the operand: there are several columns, and it lies in rows of columns.
+    """Whether the products of columns can add the convolution's fourth operand as they write y.
 
-    An operand with the pitch of a padded result must be padded too. A kernel of its own writes a
-    sum of joined samples to a destination, where samples do not lie side by side.
+    There must be several columns, and the operand must lie in rows of columns, padded if y is. A
+    sum of joined samples that has a destination is written by a kernel of its own, because samples
+    do not lie side by side there.
     """
     added, positions = low.view(node.inputs[3]), prod(node.output.shape[2:])
     if each.dtype is DType.INT8 or positions == 1:
@@ -127,12 +132,15 @@ def _common_pitch(low: Lowering, node: Node) -> int | None:
 
 
 def _added_rows(low: Lowering, node: Node) -> tuple[View, int] | None:
-    """The operand that a convolution adds, and its channel pitch in floats, as `channel_rows`."""
+    """The operand that a convolution adds as (samples, channels, positions), and its channel pitch.
+
+    The pitch is in floats. None without such an operand, or if its positions are not contiguous.
+    """
     return channel_rows(low.view(node.inputs[3])) if adds_operand(node) else None
 
 
 def _layer(low: Lowering, node: Node, each: MatVec) -> MatVec | MatMul:
-    """The layer that computes one sample's product."""
+    """The spec of one sample's product: `each` for one position, else for a batch of positions."""
     positions, added = prod(node.output.shape[2:]), _added_rows(low, node)
     if positions == 1:
         return each

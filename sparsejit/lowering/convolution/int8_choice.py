@@ -28,7 +28,7 @@ from sparsejit.passes.int8_layers import byte_layers
 from sparsejit.passes.quantised_layers import rounded_to_steps
 from sparsejit.passes.recognise_attention import recognise_norms
 from sparsejit.passes.rewriter import Site, rewrite
-from sparsejit.planner.choice import about
+from sparsejit.planner.cheapest_row import about
 from sparsejit.planner.convolution_plan import (
     FilterProduct,
     QuantisedWork,
@@ -61,7 +61,7 @@ def with_cheapest_convolutions(graph: Graph, options: ModelOptions) -> Graph:
 
 
 def with_byte_layers(graph: Graph, options: ModelOptions) -> Graph:
-    """The graph in which layers that are faster from bytes to bytes run so."""
+    """The graph in which quantised layers take and return bytes, where that is faster."""
     if not has_quads(options.target):
         return graph
     graph = recognise_norms(graph)
@@ -120,7 +120,7 @@ def _is_in_steps(site: Site, x: Value, steps: Quantisation) -> bool:
 
 
 def _takes_int8(low: Lowering, node: Node) -> bool:
-    """Whether there is int8 for a convolution, and it is chosen."""
+    """Whether a convolution has code in int8 and is faster so."""
     op = node.op
     assert isinstance(op, Convolution)
     return not (op.transposed or is_depthwise(_plain(node))) and takes_int8(_work(low, node))

@@ -220,7 +220,7 @@ def _read_in(reader: Node, value: Value) -> Quantisation | None:
 
 
 def _has_taps(low: Lowering, value: Value) -> bool:
-    """Whether windows read the bytes around an image."""
+    """Whether a convolution of several taps reads a value, and so the bytes around its image."""
     readers = low.readers[value]
     return any(isinstance(r.op, Convolution) and r.inputs[1].shape[2:] != (1,) for r in readers)
 

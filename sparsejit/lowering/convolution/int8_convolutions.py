@@ -80,7 +80,7 @@ from sparsejit.x86.operands import rdx
 
 
 def lower_byte_depthwise(low: Lowering, node: Node, image: ByteImage) -> None:
-    """Append a convolution for which `byte_convolution_ns` is finite."""
+    """Append a depthwise convolution from bytes to bytes; `byte_convolution_ns` must be finite."""
     op = node.op
     assert isinstance(op, Convolution) and op.rounding is not None
     axes, shape = node_axes(node), node.output.shape
@@ -105,7 +105,7 @@ def lower_byte_depthwise(low: Lowering, node: Node, image: ByteImage) -> None:
 
 
 def _taps(low: Lowering, node: Node) -> SparseMatrix:
-    """The matrix of weights (channels, taps)."""
+    """The weights of a depthwise convolution as a matrix (channels, taps)."""
     filters = low.constant(node.inputs[1])
     return SparseMatrix(filters.reshape(len(filters), -1))
 
@@ -158,14 +158,17 @@ _WORTH_CUTTING = 2.0**31  # what an int32 holds
 
 
 def plain(op: Convolution) -> Convolution:
-    """The operator in float32, with weights and bias as the model has them."""
+    """The operator of a quantised convolution in float32, as the model has its weights."""
     return replace(op, dtype=DType.FLOAT32, input_scale=None, input_shift=None, rounding=None)
 
 
 def ends_of(
     matrix: SparseMatrix, bias: np.ndarray | None, op: Convolution, x: Quantisation
 ) -> tuple[ByteEpilogue, np.ndarray]:
-    """The epilogue of sums, and (out, 3): each row's scale, and biases before and after `own`."""
+    """The epilogue that turns a kernel's int32 sums into bytes, and its numbers by row, (out, 3).
+
+    The numbers: the scale of sums, and the bias before and after the rounding to `own`.
+    """
     integers, scales = quantised_nonzeros(matrix)
     assert op.rounding is not None
     first = op.rounding.own or op.rounding.result
@@ -248,7 +251,11 @@ def lower_byte_pooling(low: Lowering, node: Node, rows: Axis, columns: Axis) -> 
 def _windows(
     low: Lowering, image: ByteImage, over: tuple[Axis, Axis], node: Node, gap: int
 ) -> tuple[ByteWindows, View]:
-    """A node's windows over an image, and the view they read: a copy with gaps `gap` if need be."""
+    """A node's windows over an image of bytes, and the view that they read.
+
+    The view is the image, or a copy where its gaps (bytes around it) are not `gap`, or its layout
+    does not fit.
+    """
     fits = gap == image.steps.zero_point + ZERO
     windows = windows_of(image.planes, *over, fits)
     if windows.in_place:
@@ -262,7 +269,7 @@ def _result_planes(node: Node, windows: ByteWindows) -> BytePlanes:
 
 
 def _added(low: Lowering, node: Node, image: ByteImage, y: BytePlanes) -> View:
-    """The added operand, copied if need be to planes like the result's."""
+    """The view of an operand in bytes that is added to y; copied unless its planes are like `y`."""
     if image.planes == y:
         return image.view
     rows, columns = (BytePhase(0, 1, count) for count in (y.rows, y.columns))

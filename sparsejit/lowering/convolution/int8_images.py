@@ -48,7 +48,10 @@ def byte_view(planes: BytePlanes) -> View:
 
 
 def by_fours(low: Lowering, x: View, fours: ChannelFours, gap: int, origin: Origin) -> View:
-    """A copy of planes with their channels by four, made once for all readers."""
+    """A copy of byte planes with channels interleaved by four; made once for all readers.
+
+    Bytes around the image are `gap`.
+    """
     if x not in low.byte_fours:
         planes, each = fours.planes, fours.four
         shape = planes.samples, fours.sample // each, each
@@ -109,7 +112,7 @@ def bind_image(low: Lowering, value: Value, image: ByteImage) -> None:
 
 
 def in_bytes(steps: Quantisation) -> ByteQuantisation:
-    """The steps for bytes, whose zero points are within 0 .. 255."""
+    """The same scale, and the zero point for unsigned bytes: 0 to 255 in place of -128 to 127."""
     return ByteQuantisation(steps.scale, steps.zero_point + ZERO)
 
 

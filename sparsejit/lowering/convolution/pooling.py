@@ -68,7 +68,7 @@ def _lower_bytes(low: Lowering, node: Node) -> bool:
 
 
 def _lower_windows(low: Lowering, node: Node) -> bool:
-    """One kernel for all taps, where there is one for such windows."""
+    """Append one kernel for all taps of a pooling; return False if such windows have none."""
     op, value = node.op, node.inputs[0]
     assert isinstance(op, Pooling)
     rows, columns = _axes(node)

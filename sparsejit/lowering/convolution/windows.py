@@ -90,7 +90,7 @@ def lower_windows(low: Lowering, node: Node, matrix: SparseMatrix, each: MatVec)
 
 
 def window_steps(low: Lowering, node: Node, x: View, y: View, over: tuple[Axis, Axis]) -> None:
-    """Append the steps from x to a row-major y over the rows and columns `over`; fastest kernel."""
+    """Append the fastest steps from x to a row-major y, for the rows and columns in `over`."""
     image = PaddedImage(x.shape[0], x.shape[1], *over, pitches(x))
     matrix, each = filter_matrix(low, node)
     image = cheapest_planes(image, matrix, each, low.options.planner)

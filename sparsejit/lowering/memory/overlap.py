@@ -73,7 +73,7 @@ def _lengths(view: View) -> _Lengths:
 
 
 def _split(lengths: _Lengths, strides: list[int]) -> _Lengths:
-    """The same elements; an axis is divided where a longer stride divides it evenly."""
+    """The same elements with more axes: one is divided where a longer stride divides it evenly."""
     found: _Lengths = {}
     for stride, length in lengths.items():
         rest = length

@@ -32,7 +32,7 @@ from sparsejit.planner.attention_plan import (
     attention_cost,
     plan_attention,
 )
-from sparsejit.planner.choice import record
+from sparsejit.planner.cheapest_row import record
 from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import r8, rcx, rdi, rdx, rsi
@@ -111,7 +111,8 @@ def lower_attention(low: Lowering, node: Node) -> None:
         _WAYS[form](trials[form], node)
         return sum(step.ns for step in trials[form].steps)
 
-    made = low.attention_forms[key] = plan_attention(AttentionForms(ns_of, low.target))
+    made = plan_attention(AttentionForms(ns_of, low.target))
+    low.attention_forms[key] = made.record()
     if made.name in trials:
         low.adopt(trials[made.name])
     else:
@@ -196,7 +197,7 @@ def _planned(
 
 
 def _cuts_masks(part: ShapePart, masks: _StackMasks) -> bool:
-    """Whether a part has only some of several masks."""
+    """Whether a part of the stack has only some of an attention's several masks."""
     return len(masks.arrays) > 1 and part.axis == len(part.whole) - 2 + masks.axis
 
 
@@ -239,7 +240,7 @@ def _lower_by_column(low: Lowering, found: ColumnAttention) -> None:
 
 
 def _of_tokens(view: View, tokens: int) -> View:
-    """The view (..., tokens, features) extended to `tokens` tokens, which lie behind its own."""
+    """The view (..., tokens, features) made longer, to `tokens` tokens in the memory behind it."""
     shape = (*view.shape[:-2], tokens, view.shape[-1])
     return replace(view, type=replace(view.type, shape=shape))
 
@@ -253,7 +254,7 @@ def _constant(values: npt.ArrayLike) -> View:
 
 
 def _readings(masks: _StackMasks, values: int, target: Target) -> float:
-    """Number of times that all tiles together read a value."""
+    """Number of times that each value vector is read, by all tiles of queries together."""
     rows = tile_width(masks.arrays, target) * target.lanes
     return masks.share * masks.arrays.shape[1] / rows * readings(rows, values, target)
 

@@ -30,7 +30,7 @@ from sparsejit.lowering.context import Lowering, ModelOptions, lowers
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.products.product_parts import Bodies, emit_plan, part_steps
 from sparsejit.lowering.step import Facts, Locations, Step, between
-from sparsejit.planner.plan import Plan
+from sparsejit.planner.kernel_choice import Plan
 from sparsejit.planner.split import Part
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rsi
@@ -78,7 +78,7 @@ def lower_linear(low: Lowering, node: Node) -> None:
 
 
 def _batch(each: MatVec, rows: int, pitch: int | None, x_lies: bool, y_lies: bool) -> MatMul:
-    """The product of all rows; `x_lies`, `y_lies`: whether x and y lie feature-major."""
+    """The product of all rows of x; `x_lies`, `y_lies`: whether x and y are feature-major."""
     x, y = (Layout.FEATURE_MAJOR if one else Layout.BATCH_MAJOR for one in (x_lies, y_lies))
     return MatMul(each, rows, x, pitch, result_layout=None if x is y else y)
 

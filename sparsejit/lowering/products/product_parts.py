@@ -14,7 +14,7 @@ from sparsejit.ir.spec import Layout, MatMul
 from sparsejit.ir.values import TensorType
 from sparsejit.lowering.memory.storage import View
 from sparsejit.lowering.step import Body, Facts, Step, between
-from sparsejit.planner.plan import Plan
+from sparsejit.planner.kernel_choice import Plan
 from sparsejit.planner.split import Part, Split
 from sparsejit.runtime.workers import NativePart, pool
 from sparsejit.x86.assembler import Assembler

@@ -96,7 +96,10 @@ def _planned(product: StackedProduct, target: Target) -> tuple[Facts, CodeKey]:
 
 
 def stacked(a: View, b: View, c: View, transposed: bool, scale: float) -> StackedProduct:
-    """The product of matrices with a contiguous axis; stack axes are merged where possible."""
+    """The product C = scale * A B for each index of a stack, from views; stack axes are merged.
+
+    A, B and C have a contiguous axis each; `transposed`: whether B is stored as (columns, depth).
+    """
     a_transposed = not _is_matrix(a)
     left = a.turned() if a_transposed else a
     return _stacked(left.place, b.place, c.place, a_transposed, transposed, scale)
@@ -111,7 +114,7 @@ def _stacked(
     transposed: bool,
     scale: float,
 ) -> StackedProduct:
-    """The same, from shapes and strides of the stored matrices."""
+    """The product of `stacked`, from shapes and strides of the matrices as they are stored."""
     rows, columns = c.shape[-2:]
     depth = a.shape[-2 if a_transposed else -1]
     stack = c.shape[:-2]

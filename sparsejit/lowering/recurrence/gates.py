@@ -16,7 +16,7 @@ from sparsejit.x86.routines import pop, push
 
 @lowers(GruStep)
 def lower_gru_step(low: Lowering, node: Node) -> None:
-    """Append the gates of all units; they compute their input's sum if only they read it."""
+    """Append a GRU's gates; they also compute the sum that is their input, if only they read it."""
     op, spec = node.op, GruUpdate(node.output.shape[0])
     assert isinstance(op, GruStep)
     tanh = COARSE if op.dtype is DType.INT8 else FINE

@@ -82,7 +82,7 @@ def lower_draw(low: Lowering, node: Node) -> None:
 
 @lowers(Quantise)
 def lower_quantise(low: Lowering, node: Node) -> None:
-    """Append two comparisons with constant thresholds."""
+    """Append the search for a number's level, by two comparisons with vectors of thresholds."""
     number, thresholds = node.inputs
     table = low.constant(thresholds)
 
@@ -100,7 +100,7 @@ def lower_quantise(low: Lowering, node: Node) -> None:
 
 @lowers(Predict)
 def lower_predict(low: Lowering, node: Node) -> None:
-    """Append products and a tree of additions."""
+    """Append a linear prediction: products of samples and weights, and a tree of additions."""
 
     def emit(asm: Assembler, at: Locations) -> None:
         at.reads[0].point(asm, rcx)
@@ -114,7 +114,7 @@ def lower_predict(low: Lowering, node: Node) -> None:
 
 @lowers(Reconstruct)
 def lower_reconstruct(low: Lowering, node: Node) -> None:
-    """Append a step of scalar instructions only."""
+    """Append the step that makes a sample from its prediction, by scalar instructions."""
     op = node.op
     assert isinstance(op, Reconstruct)
     level, levels, *numbers = node.inputs
@@ -193,7 +193,10 @@ def lower_uniform_row(low: Lowering, node: Node) -> None:
 
 @lowers(TreeDraw)
 def lower_tree_draw(low: Lowering, node: Node) -> None:
-    """Append one load, one comparison and one addition per bit; there are no branches."""
+    """Append the walk through a binary tree that draws a class, bit by bit.
+
+    A bit takes one load, one comparison and one addition; there are no branches.
+    """
     op = node.op
     assert isinstance(op, TreeDraw)
 

@@ -51,9 +51,10 @@ from sparsejit.x86.routines import pop, push
 
 @dataclass(frozen=True, eq=False)
 class GateSum:
-    """Operands of a sum, which the gates' step reads first; `emit` loads their addresses.
+    """A sum that a GRU's gates compute themselves: its operands, which their step reads first.
 
-    `words` describes the sum in reports; `bytes_of_tables`: bytes that it reads of tables.
+    `emit` loads the operands' addresses. `words` describes the sum in reports; `bytes_of_tables`:
+    bytes that it reads of tables.
     """
 
     reads: tuple[View, ...]
@@ -90,7 +91,7 @@ def is_scaled_column(node: Node) -> bool:
 
 
 def scaled_column(low: Lowering, node: Node) -> GateSum:
-    """The sum of a chain which `is_scaled_column`."""
+    """The `GateSum` of a node for which `is_scaled_column` is true: column * number + rest."""
     assert isinstance(node.op, Chain)
     *factors, rest = (node.inputs[number] for number in _operands(node.op))
     column, number = sorted(factors, key=lambda value: not value.shape)
@@ -179,7 +180,10 @@ class StoredTables:
 
 @lowers(SumOfRows)
 def lower_sum_of_rows(low: Lowering, node: Node) -> None:
-    """Append one pass over the rows. Raises CompileError for more tables than registers."""
+    """Append the sum of one row of each table, in one pass over features.
+
+    Raises CompileError for more tables than registers.
+    """
     count, features = len(node.inputs) // 2, node.output.shape[0]
     if count > MOST_TABLES:
         raise CompileError(f"rows of {count} tables are added at once; add {MOST_TABLES} at most")
@@ -233,7 +237,11 @@ def emit_row_of(
 
 
 def _padded(table: Array, lanes: int) -> Array:
-    """The float32 table, with rows padded so that a vector may begin at any feature."""
+    """Float32 table with zeros behind each row, which short dtypes need: loads have no masks.
+
+    Rows of whole vectors stay as they are. Others are rounded up and get one vector more, since
+    a gate's vectors may begin at a feature that is no multiple of `lanes`.
+    """
     rows, features = table.shape
     width = round_up(features, lanes) + (lanes if features % lanes else 0)
     stored = np.zeros((rows, width), np.float32)

@@ -56,7 +56,7 @@ from sparsejit.lowering.products.product_parts import emit_plan
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import gates_ns, own_steps_ns
-from sparsejit.planner.plan import Plan
+from sparsejit.planner.kernel_choice import Plan
 from sparsejit.whole_numbers import ceil_div, round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import (

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from sparsejit.lowering.memory.overlap import overlap, shared_bytes, torn_lines
 from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.lowering.step import Step
-from sparsejit.planner.choice import choose, least, priced
+from sparsejit.planner.cheapest_row import choose, least, priced
 from sparsejit.planner.sharing import WavePrices
 
 Way = tuple[Step, ...]  # the parts of a divided step, or a whole step
@@ -254,7 +254,10 @@ def _grown_one_by_one(ways: _Ways, prices: WavePrices, reckoned: LastWriters) ->
 
 
 def _priced(wave: Wave, writers: LastWriters, prices: WavePrices) -> Wave:
-    """The wave with its complete predicted time; `writers` records the views it writes."""
+    """The wave with its predicted time, bytes that cross cores included.
+
+    `writers` then also has the views that it writes.
+    """
     parts: dict[int, list[Step]] = {}
     for number, step in wave.steps:
         parts.setdefault(number, []).append(step)
@@ -275,11 +278,11 @@ class _Ways:
         self._divided: dict[int, list[Way]] = {}
 
     def whole(self, number: int) -> list[Way]:
-        """The step undivided, as the only way."""
+        """The only way to run a step undivided, as a list of ways."""
         return [(self.steps[number],)]
 
     def divided(self, number: int) -> list[Way]:
-        """The ways to divide a step; whole where there is none."""
+        """The ways to divide a step among threads; if there is none, the undivided step."""
         if number not in self._divided:
             divide = self.steps[number].divide
             ways = [tuple(way) for way in divide(self.threads)] if divide else []
@@ -298,7 +301,7 @@ class _Grown(NamedTuple):
 
 
 class _Growing:
-    """Makes the waves that may begin with a step."""
+    """Makes the candidates for the next wave, which begin with a given step."""
 
     def __init__(self, ways: _Ways, prices: WavePrices, writers: LastWriters) -> None:
         self._ways, self._prices, self._writers = ways, prices, writers
@@ -312,7 +315,10 @@ class _Growing:
     def _grown(
         self, first: int, way: Way, ways_of: Callable[[int], Sequence[Way]]
     ) -> Iterator[_Grown]:
-        """Waves of one step, run in `way`, of two steps, and so on."""
+        """Yield waves of the step `first`, run in `way`, alone, then with the next step, and so on.
+
+        `ways_of` gives the ways to run each further step.
+        """
         crew = Crew(self._ways.threads, self._writers)
         crew.take(first, [way])
         number = first

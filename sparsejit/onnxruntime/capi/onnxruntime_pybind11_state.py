@@ -103,7 +103,7 @@ def refused(message: str) -> OnnxRuntimeError:
 
 @contextmanager
 def own_errors() -> Iterator[None]:
-    """Raise ONNX Runtime's errors as the types of this module that have their names."""
+    """Context that turns ONNX Runtime's errors into the types of this module with their names."""
     try:
         yield
     except Exception as error:  # of types that are not public

@@ -48,7 +48,7 @@ SOURCE_SUFFIXES = (
 
 @dataclass(frozen=True, order=True)
 class SpeakingTask:
-    """One file to speak into another."""
+    """A recording or mel in a file, and the WAV file to speak it into."""
 
     source: Path
     out: Path
@@ -280,7 +280,10 @@ class _WorkerProcess:
 
     @classmethod
     def end_with_parent(cls) -> None:
-        """End this process with its parent, which may be killed and then ends no worker."""
+        """Wait until the parent process ends, then end this one.
+
+        A parent that is killed ends no worker itself.
+        """
         parent = multiprocessing.parent_process()
         if parent is not None:
             parent.join()

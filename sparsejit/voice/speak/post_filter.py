@@ -49,7 +49,7 @@ def post_filtered(drawn: Iterable[tuple[FloatArray, FloatArray]]) -> Iterator[Fl
 
 
 class PostFilter:
-    """The filter of one stream; see the module."""
+    """Filters the speech of one stream, so that its bands have the power in the mel."""
 
     def __init__(self) -> None:
         # From the first sample of the next frame's window; the first window begins in silence.
@@ -60,7 +60,7 @@ class PostFilter:
         self._to_drop, self._to_give = _BEFORE, 0
 
     def push(self, mel: FloatArray, samples: FloatArray) -> Iterator[FloatArray]:
-        """Take drawn samples and their mel; yield the speech that is final with them."""
+        """Take drawn samples and their mel; yield the filtered speech that they complete."""
         self._to_give += len(samples)
         self._mel = np.concatenate([self._mel, mel.T])
         self._samples = np.concatenate([self._samples, samples])
@@ -86,7 +86,10 @@ class PostFilter:
         return min(windows, len(self._mel), _FRAMES_AT_ONCE)
 
     def _add(self, filtered: DoubleArray) -> Iterator[FloatArray]:
-        """Add up windows (F, 800), 220 samples apart; yield speech that no later one reaches."""
+        """Add filtered windows (F, 800), 220 samples apart, to the sums of overlapping windows.
+
+        Yields the speech that no later window reaches.
+        """
         final = len(filtered) * HOP_LENGTH
         total, weight = (np.pad(each, (0, final)) for each in (self._sum, self._weight))
         squared = hann_window() ** 2
@@ -98,7 +101,11 @@ class PostFilter:
         yield from self._give(total[:final], weight[:final])
 
     def _give(self, total: DoubleArray, weight: DoubleArray) -> Iterator[FloatArray]:
-        """Yield speech from sums in the order of time, without silence before and after it."""
+        """Yield speech: sums of windows over sums of squared windows, at the same samples.
+
+        The sums come in the order of time; padding before the first and after the last sample is
+        left out.
+        """
         dropped = min(self._to_drop, len(total))
         place = slice(dropped, dropped + min(len(total) - dropped, self._to_give))
         speech = (total[place] / weight[place]).astype(np.float32)

@@ -165,7 +165,7 @@ class WaveRNN(Explained):
         temperature: float | None = None,
         post_filter: bool = True,
     ) -> WaveRNN:
-        """The bundled voice, or the one in a file that `sparsejit train` wrote.
+        """Compile the bundled voice, or the voice in a file that `sparsejit train` wrote.
 
         Args:
             path: a voice, or a checkpoint of `train`
@@ -350,7 +350,7 @@ class WaveRNN(Explained):
     def _drawn(
         self, mel_frames: Iterable[npt.ArrayLike], seed: int
     ) -> Iterator[tuple[FloatArray, FloatArray]]:
-        """Frames (80, F) and their samples (220 F,), in pieces, as the chunks arrive."""
+        """Speak chunks as they arrive: pieces of frames (80, F) and drawn samples (220 F,)."""
         sampler = Sampler(self.loop, seed)
         around = self.source.context_frames
         waiting: FloatArray | None = None

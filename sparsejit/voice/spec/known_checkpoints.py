@@ -164,7 +164,7 @@ class StackReader:
         return self.stack.width // 2
 
     def beyond(self, frame: FloatArray) -> FloatArray:
-        """Zeros beyond the first or last frame, as in training."""
+        """Zeros in place of frames before the first or after the last frame, as in training."""
         return np.zeros((len(frame), self.around), np.float32)
 
     def check_scale(self, mel: FloatArray) -> None:
@@ -260,7 +260,10 @@ def _network(
 def _output(
     name: str, outputs: int, companding: Companding
 ) -> Categorical | MixtureOfLogistics:
-    """The output of a network. Raises InvalidInput unless `outputs` fits classes or a mixture."""
+    """The distribution whose parameters are `outputs` numbers: classes, or a mixture.
+
+    Raises InvalidInput where these fit neither; `name` is the last layer's tensor.
+    """
     if outputs == _MIXTURE:
         return MixtureOfLogistics(_MIXTURE // 3)
     if outputs < 2 or outputs & (outputs - 1):

@@ -29,8 +29,9 @@ DoubleArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Features:
-    """constant + sum of column * scalar + rows of tables + W c of conditioning + computed.
+    """A layer's features (n,) as a sum of parts, which products take one by one.
 
+    They are constant + sum of column * scalar + rows of tables + W c of conditioning + computed.
     constant and columns are (n,), tables (rows, n), W (n, size of c); `computed` is (n,), with
     magnitudes up to `largest`, where that is known.
     """
@@ -102,7 +103,7 @@ class Features:
 def _summed(
     parts: tuple[tuple[Value, DoubleArray], ...],
 ) -> tuple[tuple[Value, DoubleArray], ...]:
-    """The parts with one array for each value: arrays of the same value are added."""
+    """Parts (value, array), with arrays of the same value added up to one."""
     sums: dict[Value, DoubleArray] = {}
     for value, array in parts:
         sums[value] = sums[value] + array if value in sums else array

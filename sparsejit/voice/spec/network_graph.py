@@ -166,12 +166,12 @@ class _NetworkBuilder:
                 self._kernels[each.name] = self._kernel_weights(each)
 
     def _kernel_weights(self, each: InterpolatedConditioning) -> list[Value]:
-        """The weight of each tap of a kernel, ()."""
+        """The weights of an interpolation's taps for a sample, each a scalar value ()."""
         row = self.make.given(Role.SAMPLE, f"{each.name}.kernel", float_type((each.taps,)))
         return [_element(self.make, row, tap) for tap in range(each.taps)]
 
     def network(self) -> Value:
-        """The output of the last layer, (n,)."""
+        """Build all layers, and return the output of the last one, (n,)."""
         parts = [self._input(each) for each in self.spec.inputs]
         result = parts[0]
         for layer in self.spec.layers:
@@ -182,7 +182,10 @@ class _NetworkBuilder:
     def halves(
         self, output: DualSoftmax, choose: Callable[[int, Value], Value]
     ) -> tuple[Value, Value]:
-        """The coarse and the fine class, which `choose` returns for number 0 or 1 and logits."""
+        """Build a dual softmax: its GRU and both heads. Returns the coarse and the fine class.
+
+        `choose` returns a class, drawn or given, for number 0 (coarse) or 1 (fine) and its logits.
+        """
         parts = [self._input(each) for each in self.spec.inputs]
         *layers, gru = self.spec.layers
         for layer in layers:
@@ -211,7 +214,7 @@ class _NetworkBuilder:
         return chosen[0], chosen[1]
 
     def _part(self, vector: Value, half: int) -> Value:
-        """One half of a vector."""
+        """The first (0) or the second half (1) of a vector."""
         size = vector.shape[0] // 2
         both = Slice(0, half * size, (half + 1) * size)
         return self.make.one(both, vector, name=vector.origin.name)
@@ -307,7 +310,11 @@ class _NetworkBuilder:
     def _product(
         self, layer: SampleLayer, parts: Sequence[Features], matrix: DoubleArray, bias: DoubleArray
     ) -> tuple[Features, DoubleArray, Features]:
-        """The computed part, its columns of the matrix, and the product of all other parts."""
+        """A layer's product in two parts: of computed features, and of all that is known before.
+
+        Returns the computed features, their columns of the matrix, and the rest, multiplied, with
+        bias.
+        """
         joined = [
             Features.of_conditioning(name, self._conditioning[name].size)
             for name in layer.concatenated
@@ -338,7 +345,7 @@ class _NetworkBuilder:
         return self.make.linear(name, before.computed, weights, value, activation, scale)
 
     def _value(self, name: str, features: Features) -> Value:
-        """The sum of all parts, one vector."""
+        """The vector that is the sum of all parts of some features, as a value of the graph."""
         if features.computed is not None and not features.known.is_zero:
             value = self._value(name, features.known)
             return self.make.pointwise("add", features.computed, value, name=name)
@@ -360,7 +367,7 @@ class _NetworkBuilder:
         return value
 
     def _held(self, name: str, features: Features) -> Value:
-        """The constant plus the terms that all samples of a frame share."""
+        """The constant plus the terms that all samples of a frame share: an input of the frame."""
         held = {n: w for n, w in features.conditioning.items() if n not in self._kernels}
         if not held:
             return self.make.constant(features.constant.astype(np.float32), f"{name}.bias")
@@ -368,7 +375,7 @@ class _NetworkBuilder:
         return self.make.given(Role.FRAME, name, float_type(features.constant.shape))
 
     def _interpolated(self, name: str, each: str, weights: DoubleArray, value: Value) -> Value:
-        """value + the sum over taps of weight * the vector of that frame."""
+        """value + W c for interpolated conditioning c: the sum over taps of weight * W c."""
         kernel, size = self._kernels[each], len(weights)
         self._terms.append(
             FrameTerm(f"{name}.{each}", np.zeros(size), {each: weights}, len(kernel))

@@ -115,7 +115,7 @@ class LogMelReader:
         self._dense = ExactLinear(tensors["condition_dense.weight"])
 
     def beyond(self, frame: FloatArray) -> FloatArray:
-        """The first or last frame repeated."""
+        """The first or last frame, repeated in place of the frames beyond it."""
         return np.repeat(frame, self.around, axis=1)
 
     def __call__(self, mel: DoubleArray) -> dict[str, DoubleArray]:

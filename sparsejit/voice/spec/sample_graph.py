@@ -69,7 +69,10 @@ class SampleGraph:
 
 
 class SampleWriter(Writer):
-    """Writes a graph whose operands have roles."""
+    """Writes a graph of one sample, whose operands have roles in the loop around it.
+
+    An operand belongs to a call, a frame, a sample, or is a state from the sample before.
+    """
 
     def __init__(self, hop: int) -> None:
         super().__init__()
@@ -98,7 +101,7 @@ class SampleWriter(Writer):
         self._outputs += [(Role.SAMPLE, value) for value in values]
 
     def newest(self, history: Value) -> Value:
-        """The last of past samples (n,): ()."""
+        """The last of the past samples (n,), a scalar value ()."""
         (length,) = history.shape
         last = self.one(Slice(0, length - 1, length), history, name="last sample")
         return self.one(Reshape(()), last, name="last sample")
@@ -110,7 +113,7 @@ class SampleWriter(Writer):
         return self.one(Concat(0), older, newest, name="history")
 
     def level(self, signal: Value, scale: Value) -> Value:
-        """The row of a table for a signal times a scale."""
+        """The mu-law level of signal * scale, which is the number of a table's row."""
         scaled = self.pointwise("mul", signal, scale, name="level")
         thresholds = self.constant(THRESHOLDS, "thresholds")
         return self.one(Quantise(), scaled, thresholds, name="level")
@@ -157,13 +160,13 @@ class UniformNumbers:
     counter: Value
 
     def one(self) -> Value:
-        """The next number, ()."""
+        """The next uniform number, a scalar value ()."""
         number = self.make.one(Uniform(), self.seed, self.counter, name="uniform")
         self.counter = self.make.next(self.counter)
         return number
 
     def row(self, count: int) -> Value:
-        """The next numbers, (count,)."""
+        """The next uniform numbers, (count,)."""
         numbers = self.make.one(UniformRow(count), self.seed, self.counter, name="uniform")
         more = self.make.constant(np.array(count, np.int64), "numbers")
         self.counter = self.make.pointwise("add", self.counter, more, name="counter")
@@ -212,7 +215,7 @@ class SampleDraw:
         return self._continuous(mean, log_scale, output.least_log_scale, noise)
 
     def _inside(self, uniform: Value) -> Value:
-        """Map [0, 1] to [1e-5, 1 - 1e-5]."""
+        """Map a uniform number in [0, 1] to [1e-5, 1 - 1e-5]."""
         return self._number("fma", uniform, 1 - 2 * _EDGE, _EDGE)
 
     def _gaussian(self, output: Gaussian, parameters: Value) -> Value:
@@ -224,7 +227,10 @@ class SampleDraw:
         return self._continuous(mean, log_deviation, output.least_log_deviation, noise)
 
     def _continuous(self, mean: Value, log_scale: Value, least: float, noise: Value) -> Value:
-        """mean + temperature * exp(max(log scale, least)) * noise, within [-1, 1]."""
+        """A drawn sample: mean + temperature * exp(max(log_scale, least)) * noise, clamped.
+
+        It lies within [-1, 1].
+        """
         scale = self._number("exp", self._number("maximum", log_scale, least))
         spread = self._number("mul", noise, self.temperature)
         free = self._number("fma", scale, spread, mean)
@@ -254,7 +260,7 @@ class SampleDraw:
 
 
 def picked(make: SampleWriter, numbers: Value, index: Value) -> Value:
-    """Element `index` of numbers (n,): ()."""
+    """Element number `index` of numbers (n,), a scalar value ()."""
     column = make.one(Reshape((numbers.shape[0], 1)), numbers, name="picked")
     row = make.one(Embedding(), index, column, name="picked")
     return make.one(Reshape(()), row, name="picked")
@@ -277,7 +283,7 @@ class PredictedSignal:
         self.prediction = make.one(Predict(), self._history, predictor, name="prediction")
 
     def level(self, signal: Value) -> Value:
-        """The row of a table for a signal."""
+        """The mu-law level of a signal in this frame, which is the number of a table's row."""
         return self._make.level(signal, self._level_scale)
 
     def after(self, choice: Value, amplitudes: Value) -> Value:
@@ -322,7 +328,7 @@ class SampleTurn:
         )
 
     def last(self, each: NetworkInput) -> tuple[Value, ...]:
-        """The numbers of an input, or its row of the table."""
+        """Values that an input of the network has from samples before: numbers, or a row number."""
         if each in self._states:
             return self._states[each]
         assert self.signal is not None
@@ -333,7 +339,7 @@ class SampleTurn:
         return (self.signal.level(signal),)
 
     def after(self, choice: Value) -> Value:
-        """The output sample of a choice; moves the states to the next turn."""
+        """The output sample of `choice`, a class or sample; moves the states to the next turn."""
         output = self.spec.output
         sample, fed_back = choice, choice
         if isinstance(output, Categorical | BinaryTree):
@@ -343,7 +349,10 @@ class SampleTurn:
         return sample
 
     def after_halves(self, output: DualSoftmax, coarse: Value, fine: Value) -> tuple[Value, Value]:
-        """The output sample and its class, int64 (), from halves; moves the states as `after`."""
+        """The output sample and its class, int64 (), from the class's coarse and fine halves.
+
+        Moves the states to the next turn.
+        """
         make = self.make
         count = make.constant(np.array(output.half_classes, np.int64), "half classes")
         high = make.pointwise("mul", coarse, count, name="class")
@@ -360,7 +369,7 @@ class SampleTurn:
         return sample, whole
 
     def half_level(self, output: DualSoftmax, half: Value) -> Value:
-        """The number that the network reads back for a half, float32 ()."""
+        """The number in [-1, 1] that the network reads back for half of a class, float32 ()."""
         levels = class_levels(output.half_classes).astype(np.float32)
         return picked(self.make, self.make.constant(levels, "levels"), half)
 

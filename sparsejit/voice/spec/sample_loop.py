@@ -17,7 +17,7 @@ from sparsejit.machine.target import Target
 from sparsejit.native.copying import SharedCode
 from sparsejit.passes.default import run_passes
 from sparsejit.passes.dtypes import with_dtypes
-from sparsejit.planner.plan import Plan
+from sparsejit.planner.kernel_choice import Plan
 from sparsejit.runtime.native_call import aligned_copy
 from sparsejit.runtime.program import Program
 from sparsejit.voice.spec.sample_graph import SampleGraph

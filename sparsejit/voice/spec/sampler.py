@@ -63,7 +63,10 @@ class Sampler(NotCopied):
         return results
 
     def go_before(self, other: "Sampler") -> None:
-        """Let `other` follow this sampler in the next run; the last one precedes the first."""
+        """Let `other` come after this sampler at every sample of the next run.
+
+        The last one precedes the first.
+        """
         self._write(self._header.next, other.workspace.ctypes.data)
 
     def _write(self, offset: int, address: int) -> None:

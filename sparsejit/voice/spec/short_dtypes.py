@@ -75,7 +75,7 @@ class _Trial:
 
 
 def _by_gain(voice: TrainedNetwork, target: Target) -> list[tuple[str, str]]:
-    """Layers and dtypes that are predicted to be faster, by falling saving of time."""
+    """Pairs of a layer and a short dtype that are predicted to save time, the most saving first."""
     times = {
         dtype: {
             name: plan.chosen.cost.ns

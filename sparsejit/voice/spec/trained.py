@@ -40,7 +40,10 @@ class MelReader(Protocol):
     def around(self) -> int: ...
 
     def beyond(self, frame: FloatArray) -> FloatArray:
-        """The frames beyond the first or last frame (bands, 1): (bands, around)."""
+        """Frames that stand before the first or after the last frame (bands, 1).
+
+        They are (bands, around).
+        """
 
     def check_scale(self, mel: FloatArray) -> None:
         """Raise InvalidInput for a finite mel (bands, frames) on another scale."""
@@ -101,7 +104,10 @@ class TrainedNetwork:
         return replace(self, spec=replace(self.spec, temperature=temperature))
 
     def beyond(self, frame: FloatArray) -> FloatArray:
-        """The frames beyond the first or last frame (bands, 1): (bands, context_frames)."""
+        """Frames that stand before the first or after the last frame (bands, 1).
+
+        They are (bands, context_frames).
+        """
         return self.reads.beyond(frame)
 
     def conditioning(self, mel: npt.ArrayLike, context: bool = False) -> LoopArrays:

@@ -147,7 +147,7 @@ def _load(path: Path) -> list[Clip]:
 
 @dataclass(frozen=True)
 class Batch:
-    """One truncated-back-propagation step over parallel streams."""
+    """The data of one step of truncated back-propagation over parallel streams."""
 
     inputs: npt.NDArray[np.int64]
     targets: npt.NDArray[np.int64]

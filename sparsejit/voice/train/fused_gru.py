@@ -24,9 +24,10 @@ def integer_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Int8Linear(torch.autograd.Function):
-    """x W^T with weights and inputs rounded to int8; gradients are of the product of both, rounded.
+    """x W^T with x and W rounded to int8; gradients take the rounding for the identity.
 
-    The straight-through estimator of Bengio et al. 2013: rounding counts as the identity.
+    This is the straight-through estimator of Bengio et al. 2013. Gradients are of the product of
+    the rounded x and W.
     """
 
     @staticmethod
@@ -131,10 +132,10 @@ class FusedGRU(torch.autograd.Function):
 
 
 class _Trace(NamedTuple):
-    """Tensors that the forward pass leaves for the backward one, a row a step.
+    """Tensors that the forward pass keeps for the backward one, a row for each step of time.
 
-    states (T, B, H) before each step; reset_update (T, B, 2H), the gates r and z;
-    new (T, B, H), n; products (T, B, 3H), W_h h + b.
+    states (T, B, H) before each step; reset_update (T, B, 2H), the gates r and z; new (T, B, H), n;
+    products (T, B, 3H), W_h h + b.
     """
 
     states: Tensor

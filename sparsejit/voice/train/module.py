@@ -67,7 +67,7 @@ class WaveRNNModule(nn.Module):
 
     @classmethod
     def from_weights(cls, weights: VoiceWeights) -> "WaveRNNModule":
-        """The network of a voice."""
+        """Make a module with the weights of a voice."""
         model = cls(weights.hidden_size)
         model.load_state_dict(
             {name: torch.from_numpy(value) for name, value in weights.tensors.items()}
@@ -127,7 +127,10 @@ class WaveRNNModule(nn.Module):
 
     @staticmethod
     def _linear(layer: nn.Linear, x: Tensor, int8: bool, state: bool) -> Tensor:
-        """The layer of x with all but the last axis flattened; `state`: as in Int8Linear."""
+        """A linear layer's result for x with all axes but the last flattened; rounded if `int8`.
+
+        `state`: as in Int8Linear.
+        """
         if not int8:
             return layer(x.flatten(0, -2))
         return Int8Linear.apply(x.flatten(0, -2), layer.weight, state) + layer.bias

@@ -29,7 +29,7 @@ def attention(write: Writer, call: Call) -> Any:
 
 
 def quantised_attention(write: Writer, call: Call) -> Any:
-    """`attention` of bytes."""
+    """Attention as in `attention`, of an x and weights that are bytes with a scale."""
     if call.has(8):
         raise Unmapped("keeps a past")
     x = quantisation.centred(write, call, 0, 6, -1, 3)

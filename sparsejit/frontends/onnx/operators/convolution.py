@@ -46,10 +46,10 @@ def _around(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -> Widths
 
 
 def _around_windows(call: Call, spatial: Sequence[int], kernel: Sequence[int]) -> Widths:
-    """`_around`, for pooling. Raises Unmapped where ONNX Runtime pads differently from ONNX.
+    """Padding before and after each spatial axis of a pooling, as `_around` has it.
 
-    ONNX Runtime leaves dilations out, and pads by a negative number where strides exceed the
-    kernel.
+    Raises Unmapped where ONNX Runtime pads differently from ONNX: it leaves dilations out, and pads
+    by a negative number where strides exceed the kernel.
     """
     widths = _around(call, spatial, kernel)
     if call.attribute("auto_pad", "NOTSET").startswith("SAME"):
@@ -102,7 +102,7 @@ def _conv(write: Writer, call: Call, x: Value, weight: Value, bias: Value | None
 
 
 def _wanted(call: Call, spatial: Sequence[int], strides: Sequence[int]) -> list[int] | None:
-    """The sizes that a transposed convolution is asked for; None where it is not."""
+    """The result's spatial sizes by `output_shape` or SAME padding; None without either."""
     shape = call.attribute("output_shape")
     if shape:
         return list(shape[-len(spatial) :])
@@ -160,7 +160,7 @@ def pool(kind: PoolingKind) -> Callable[[Writer, Call], Any]:
 
 
 def power_pool(write: Writer, call: Call) -> Value:
-    """(sum |x|^p)^(1 / p) of each window."""
+    """Pooling by a norm: (sum |x|^p)^(1 / p) of each window."""
     p, taps = call.attribute("p", 2), prod(call.attribute("kernel_shape"))
     sizes = write.pointwise("abs", write.floats(call.value(write, 0)))
     powers = pointwise.power(write, sizes, float(p))
@@ -201,7 +201,7 @@ def power_over_positions(write: Writer, call: Call) -> Value:
 
 
 def over_positions(reduce: Callable[..., Value]) -> Callable[[Writer, Call], Value]:
-    """A reduction over all spatial axes, which are kept with one element."""
+    """Mapping of a reduction over all spatial axes, which are kept with one element."""
 
     def mapping(write: Writer, call: Call) -> Value:
         x = call.value(write, 0)

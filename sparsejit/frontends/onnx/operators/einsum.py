@@ -48,7 +48,7 @@ class _Term:
         return _Term(self._write, x, labels)
 
     def as_shape(self, order: Sequence[str], shape: Sequence[int]) -> Value:
-        """Its elements with axes in this order, then reshaped."""
+        """The operand with its axes in this order of labels, reshaped."""
         axes = [self.labels.index(label) for label in order]
         known = self._write.known(self.x)
         if known is not None:
@@ -58,7 +58,7 @@ class _Term:
         return arranging.reshaped(self._write, turned, shape)
 
     def as_axes_of(self, labels: Sequence[str]) -> Value:
-        """Its elements with an axis for each label; labels that it lacks get one element."""
+        """The operand with an axis for each label, of one element for labels that it lacks."""
         own = [label for label in labels if label in self.labels]
         return self.as_shape(own, self.sizes(labels))
 

@@ -19,12 +19,12 @@ Mapping = Callable[[Writer, Call], Any]
 
 
 def of_values(function: Callable[..., Any]) -> Mapping:
-    """A function of the writer and all operands."""
+    """Mapping of function(write, *operands)."""
     return lambda write, call: function(write, *call.values(write))
 
 
 def with_attributes(function: Callable[..., Any], **defaults: float) -> Mapping:
-    """A function of the first operand and of attributes, by ONNX's names and defaults."""
+    """Mapping of function(write, x, *attributes), with ONNX's names and defaults of these."""
 
     def mapping(write: Writer, call: Call) -> Value:
         given = [float(call.attribute(name, default)) for name, default in defaults.items()]
@@ -35,7 +35,7 @@ def with_attributes(function: Callable[..., Any], **defaults: float) -> Mapping:
 
 
 def folded(function: Callable[..., Value]) -> Mapping:
-    """A function of two operands, extended to any number of them from the left."""
+    """Mapping of any number of operands by a function of two, from the left."""
     return lambda write, call: reduce(lambda x, y: function(write, x, y), call.values(write))
 
 
@@ -81,7 +81,7 @@ def _for_root(write: Writer, x: Value) -> Value:
 
 
 def shift(write: Writer, call: Call) -> Value:
-    """Shift bits to one side."""
+    """Shift the bits of whole numbers to the left or to the right."""
     side = call.choice("direction", ("LEFT", "RIGHT"))
     return write.pointwise(f"shift_{side.lower()}", *call.values(write))
 

@@ -69,7 +69,7 @@ def stft(write: Writer, call: Call) -> Value:
 
 
 def _signal(write: Writer, x: Value) -> Signal:
-    """The real signal of a last axis of one element, the complex signal of one of two."""
+    """A signal without its last axis: one element there is a real number, two a complex one."""
     if not x.shape or x.shape[-1] not in (1, 2):
         raise Unmapped(f"its last axis must have 1 or 2 elements, and its shape is {list(x.shape)}")
     value = write.floats(x)

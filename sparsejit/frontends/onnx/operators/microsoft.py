@@ -49,7 +49,7 @@ def _turned(write: Writer, b: Value, is_turned: bool) -> Value:
 
 
 def gelu(approximate: str) -> Callable[[Writer, Call], Value]:
-    """gelu of x, or of x plus a bias."""
+    """Mapping of gelu of x, or of x plus a bias."""
 
     def mapping(write: Writer, call: Call) -> Value:
         x, bias = call.value(write, 0), call.optional(write, 1)

@@ -47,7 +47,7 @@ def dequantize(write: Writer, call: Call) -> Value:
 
 
 def dynamic_quantize(write: Writer, call: Call) -> tuple[Value, ...]:
-    """`dynamic_steps` of its operand."""
+    """x in 255 steps of its own range, which a call decides, with their scale and zero point."""
     return dynamic_steps(write, call.value(write, 0))
 
 
@@ -70,7 +70,11 @@ def dynamic_steps(write: Writer, x: Value) -> tuple[Value, Value, Value]:
 
 
 def centred(write: Writer, call: Call, place: int, zero: int, axis: int, axes: int) -> Value:
-    """Whole numbers as floats, minus their zero point: one number, or one a place of an axis."""
+    """An operand of whole numbers, as floats, minus its zero point.
+
+    `place` and `zero` are the places of both operands in the call. The zero point is one number, or
+    a number for each place of `axis`, where the operand has `axes` axes.
+    """
     given, point = call.operand(place), call.operand(zero)
     if point is None:
         point = np.zeros((), np.float32)
@@ -88,9 +92,10 @@ def centred(write: Writer, call: Call, place: int, zero: int, axis: int, axes: i
 
 
 def sums_are_exact(write: Writer, call: Call, weights: Value, terms: int) -> bool:
-    """Whether float32 holds all partial sums of products of centred bytes, or readers cast anyway.
+    """Whether float32 sums of products of bytes are exact, or readers cast them to floats anyway.
 
-    `weights` are centred, with outputs on the last axis of a matrix; `terms` products are summed.
+    `weights` are minus their zero point, with outputs on the last axis of a matrix. Each sum has
+    `terms` products.
     """
     if call.is_read_as_float:
         return True
@@ -110,7 +115,10 @@ def _dtype(call: Call) -> Dtype:
 
 
 def _along(call: Call, x: Value) -> tuple[Array, Array]:
-    """Scale and zero point: scalars, or a number for each place of `axis`."""
+    """The known scale and zero point of a call, in shapes that broadcast to x.
+
+    They are scalars, or have a number for each place of the attribute `axis`.
+    """
     if call.attribute("block_size", 0):
         raise Unmapped("has a scale for each block")
     if _dtype(call).kind not in "iu":

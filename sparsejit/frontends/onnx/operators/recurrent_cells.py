@@ -120,7 +120,7 @@ def is_usual(call: Call) -> bool:
 
 
 def step_of(call: Call, functions: Sequence[Function], way: int, hidden: int) -> Step:
-    """The step of one direction."""
+    """The function that writes one step of time of the cell in direction `way`."""
     clip = call.attribute("clip")
     clipped = partial(_clipped, None if clip is None else float(clip))
     if call.operator == "RNN":
@@ -156,7 +156,7 @@ def _lstm_step(
     product: Product,
     states: Sequence[Value],
 ) -> list[Value]:
-    """c' = f c + i g(...), h = o h(c'); with input_forget f = 1 - i."""
+    """One step of an LSTM: c' = f c + i g(...), h = o h(c'); with input_forget f = 1 - i."""
     gate, new, shown = functions
     h, c = states
     i, f, g, o = chunk(write, pointwise.add(write, given, product(h)), 4, 1)
@@ -186,7 +186,7 @@ def _gru_step(
     product: Product,
     states: Sequence[Value],
 ) -> list[Value]:
-    """h' = n + z (h - n)."""
+    """One step of a GRU: h' = n + z (h - n)."""
     gate, new = functions
     (h,) = states
     r_x, z_x, n_x = chunk(write, given, 3, 1)

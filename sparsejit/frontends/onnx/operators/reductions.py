@@ -56,7 +56,7 @@ def _product(write: Writer, x: Value, axes: list[int], keepdims: bool) -> Value:
 
 
 def place(function: Callable[..., Value], is_least: bool) -> Callable[[Writer, Call], Value]:
-    """The place of the largest or least along an axis, the first of equals or the last.
+    """Mapping to the index of the largest or the least along an axis, the first or last of equals.
 
     As in ONNX Runtime a NaN is skipped, except in the first place, where the search then stays.
     """
@@ -81,7 +81,7 @@ def place(function: Callable[..., Value], is_least: bool) -> Callable[[Writer, C
 
 
 def _without_nan(write: Writer, rows: Value, is_least: bool) -> Value:
-    """Replace NaN by the infinity that is found last, or first if it is in the first place."""
+    """Replace NaN by the infinity that a search finds last; in the first place by the other one."""
     away = np.full(rows.shape[-1], np.inf if is_least else -np.inf, np.float32)
     away[:1] *= -1
     f, rows = write.formula("places"), write.floats(rows)

@@ -31,7 +31,7 @@ def gather(write: Writer, call: Call) -> Value:
 
 
 def _from_the_front(write: Writer, places: Value, length: int) -> Value:
-    """Places of an axis of that length, where negative ones count from its end."""
+    """Places on an axis of that length, with its length added to negative ones."""
     if write.dtype(places).kind == "u":
         return places
     is_behind = write.pointwise("less", places, 0)
@@ -72,7 +72,7 @@ def diagonal_like(write: Writer, call: Call) -> Array:
 
 
 def one_hot(write: Writer, call: Call) -> Value:
-    """values[1] where the place is the index, else values[0]."""
+    """A new axis of `depth` places: values[1] at the place that an index names, else values[0]."""
     index = call.value(write, 0)
     depth, values = call.number(1, "depth"), call.known(2, "values")
     if values.shape != (2,):
@@ -89,7 +89,7 @@ def one_hot(write: Writer, call: Call) -> Value:
 
 
 def resize(write: Writer, call: Call) -> Value:
-    """Multiply each axis by a matrix of weights of its old positions."""
+    """Resize: multiply each axis by a matrix of the weights of old positions in new ones."""
     x = call.value(write, 0)
     named = call.attribute("axes") or range(len(x.shape))
     axes = [axis_of(axis, len(x.shape)) for axis in named]
@@ -148,7 +148,7 @@ def nonzero(write: Writer, call: Call) -> Value:
 
 
 def compress(write: Writer, call: Call) -> Value:
-    """The places of an axis, or of all elements without an axis, where a condition holds."""
+    """The elements of x at the places of an axis, or of x in a row, where a condition is true."""
     x, condition = call.value(write, 0), call.value(write, 1)
     axis = call.attribute("axis")
     if axis is None:

@@ -84,7 +84,11 @@ def split(write: Writer, call: Call) -> tuple[Value, ...]:
 
 
 def slice_axes(write: Writer, call: Call) -> Value:
-    """Slice axes, as in Python."""
+    """Slice axes, as in Python where starts and ends are known and steps are positive.
+
+    Negative steps follow ONNX, whose slices begin at the first element where Python's are empty.
+    A computed start takes one axis with step 1; a call with places off it raises InvalidInput.
+    """
     x = call.value(write, 0)
     if isinstance(call.operand(1), Value) and isinstance(call.operand(2), Value):
         return _from_a_place(write, call, x)
@@ -139,7 +143,7 @@ def _origin_of(write: Writer, x: Value) -> tuple[Value, int]:
 
 
 def expand(write: Writer, call: Call) -> Value:
-    """Repeat by broadcasting, in both directions."""
+    """Broadcast x to a shape, in which sizes of 1 stand for x's own."""
     x = call.value(write, 0)
     sizes = call.numbers(1, "shape")
     try:

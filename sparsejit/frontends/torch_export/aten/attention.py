@@ -81,7 +81,7 @@ def safe_softmax(write: Writer, x: Value) -> Value:
 
 
 def safe_softmax_over(write: Writer, x: Operand, dim: int, *_: Any) -> Value:
-    """`safe_softmax` over any axis."""
+    """softmax over any axis; where all elements are -infinity, zeros."""
     return moved(write, safe_softmax(write, moved(write, write.floats(x), dim, -1)), -1, dim)
 
 
@@ -96,7 +96,7 @@ def flash_attention(
     attn_mask: Operand = None,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    """`attention` as decompositions call it; None in place of the sums."""
+    """Results of aten's flash attention: as `attention`, and None in place of the log sums."""
     result = attention(write, query, key, value, attn_mask, dropout_p, is_causal, scale)
     return result, None
 

@@ -26,7 +26,7 @@ _PARTS = ("real", "imag")
 
 
 def pairs(write: Writer, nest: Any) -> Any:
-    """Operands with pairs of parts in place of known complex tensors."""
+    """Nested operands in which each known complex tensor is a `Complex` of its two parts."""
     if isinstance(nest, list | tuple):
         return type(nest)(pairs(write, item) for item in nest)
     if isinstance(nest, Mapping):
@@ -48,7 +48,10 @@ def complex_dtype(nest: Any) -> str:
 
 
 def _part(write: Writer, x: Operand, part: str, of_any: bool) -> Operand:
-    """A part of an operand; of real floats, with `of_any` of all real tensors, `imag` is zeros."""
+    """The part "real" or "imag" of an operand; an operand without data, such as axes, itself.
+
+    `imag` of real floats, with `of_any` of real tensors of any dtype, is zeros.
+    """
     if isinstance(x, list | tuple):
         return [_part(write, item, part, of_any) for item in x]
     if isinstance(x, Complex | complex):
@@ -62,7 +65,11 @@ def _part(write: Writer, x: Operand, part: str, of_any: bool) -> Operand:
 
 
 def by_parts(row: Row, of_any: bool = False) -> Row:
-    """Apply a row that is linear in all of its data, such as a view, to both parts."""
+    """Extend a row for real tensors to complex ones: it maps the real and the imaginary part alone.
+
+    The row must be linear in all of its data, as views are. With `of_any` real operands of any
+    dtype count as data.
+    """
 
     def mapping(write: Writer, *args: Any, **kwargs: Any) -> Any:
         made = []
@@ -104,7 +111,7 @@ def converted(write: Writer, x: Operand, dtype: Any = None, *_: Any) -> Any:
 
 
 def converted_on_device(write: Writer, x: Operand, _: Any, dtype: Any, *__: Any) -> Any:
-    """As `converted`."""
+    """x in another dtype, whatever its device; a real dtype drops the imaginary part."""
     return converted(write, x, dtype)
 
 
@@ -132,12 +139,12 @@ def where(write: Writer, condition: Operand, x: Operand, other: Operand) -> Comp
 
 
 def masked_fill(write: Writer, x: Operand, mask: Operand, value: Operand) -> Complex:
-    """value where the mask is set."""
+    """x with `value` where the mask is set."""
     return where(write, mask, value, x)
 
 
 def filled(number: float | None) -> Row:
-    """One number in the shape of a tensor, or in a given one."""
+    """Mapping to a tensor of one number, in the shape of a tensor or in a given one."""
 
     def mapping(write: Writer, x: Operand, *rest: Any, dtype: Any = None, **_: Any) -> Any:
         value = rest[-1] if number is None else number
@@ -207,7 +214,7 @@ def conjugate_dot(write: Writer, a: Operand, b: Operand) -> Complex:
 
 
 def variance(overload: str) -> Row:
-    """The sum of the variances of both parts."""
+    """Mapping of var of complex numbers: the sum of the variances of both parts."""
     row = reductions.OPERATORS[f"aten.var.{overload}"]
 
     def mapping(write: Writer, z: Complex, *args: Any, **kwargs: Any) -> Value:
@@ -217,7 +224,7 @@ def variance(overload: str) -> Row:
 
 
 def deviation(overload: str) -> Row:
-    """The root of the variance."""
+    """Mapping of std of complex numbers: the root of the variance."""
     row = variance(overload)
     return lambda write, z, *args, **named: write.pointwise("sqrt", row(write, z, *args, **named))
 
@@ -306,7 +313,7 @@ _LINEAR: dict[str, Row] = {
 
 
 def _each(name: str, row: Row) -> dict[str, Row]:
-    """The overloads for a tensor and for a number."""
+    """Rows of the table for an operator's overloads with a tensor and with a number."""
     return {f"aten.{name}.Tensor": row, f"aten.{name}.Scalar": row}
 
 

@@ -60,7 +60,7 @@ def real_signal(
 
 
 def shift(is_back: bool) -> Callable[..., Any]:
-    """fftshift, or ifftshift."""
+    """Mapping of fftshift, or ifftshift if `is_back`."""
 
     def mapping(write: Writer, x: Operand, dim: Sequence[int] | None = None) -> Any:
         shape = x.shape if isinstance(x, Complex) else write.shape(x)
@@ -117,7 +117,7 @@ def centred_stft(
     *rest: Any,
     **named: Any,
 ) -> Any:
-    """As `stft`, with half a window around the signal."""
+    """Spectra as `stft`; with `center` the signal is padded by half a window at both ends."""
     signal = x if isinstance(x, Complex) else write.floats(x)
     if center:
         half = n_fft // 2
@@ -179,7 +179,7 @@ def istft(
 
 
 def _known_window(write: Writer, window: Operand, win_length: int | None, size: int) -> Array:
-    """The window in float64, padded with zeros on both sides."""
+    """The known window in float64, padded with zeros on both sides to `size` elements."""
     known = np.ones(win_length or size) if window is None else write.known(window)
     if known is None:
         raise Unmapped("has a window that is not known; make it a buffer or a constant")

@@ -27,13 +27,13 @@ def legitimate_batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Any, ...]:
-    """`batch_norm` as decompositions call it; None in place of the batch's statistics."""
+    """Results of aten's legit batch norm: as `batch_norm`, and None for the batch's statistics."""
     result = batch_norm(write, x, weight, bias, mean, variance, False, momentum, eps)
     return result, None, None
 
 
 def native_layer_norm(write: Writer, *operands: Any) -> tuple[Any, ...]:
-    """`layer_norm` as decompositions call it; None in place of mean and deviation."""
+    """Results of aten.native_layer_norm: as `layer_norm`, and None for mean and deviation."""
     return layer_norm(write, *operands), None, None
 
 
@@ -48,7 +48,7 @@ def native_group_norm(
     group: int,
     eps: float,
 ) -> tuple[Any, ...]:
-    """`group_norm` as decompositions call it; None in place of mean and deviation."""
+    """Results of aten.native_group_norm: as `group_norm`, and None for mean and deviation."""
     return group_norm(write, x, group, weight, bias, eps), None, None
 
 

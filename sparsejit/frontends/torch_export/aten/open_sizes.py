@@ -19,7 +19,7 @@ from sparsejit.ir.values import Element, Value
 def index(
     write: Writer, x: Operand, indices: Sequence[Operand]
 ) -> tuple[Value, MaskSize] | None:
-    """x[..., mask, ...]."""
+    """x[..., mask, ...] for a mask that a call decides, and its open size; None without one."""
     named = [(axis, each) for axis, each in enumerate(indices) if each is not None]
     masks = [
         each
@@ -35,7 +35,7 @@ def index(
 
 
 def masked_select(write: Writer, x: Operand, mask: Operand) -> tuple[Value, MaskSize] | None:
-    """The elements of x under the mask; both broadcast."""
+    """The elements of x where a mask is true, in a row, and their number; both broadcast."""
     if write.is_known(mask):
         return None
     shape = np.broadcast_shapes(write.shape(x), write.shape(mask))
@@ -51,7 +51,7 @@ def nonzero(write: Writer, x: Operand) -> tuple[Value, MaskSize] | None:
 
 
 def places_where(write: Writer, x: Operand) -> tuple[list[Value], MaskSize] | None:
-    """As `nonzero`, but an array of indices for each axis."""
+    """The indices of elements that are not 0: an array (count,) for each axis of x."""
     if write.is_known(x):
         return None
     value = write.value(x)

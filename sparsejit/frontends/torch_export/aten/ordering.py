@@ -49,7 +49,7 @@ def _on_diagonal(
 def diagonal_replaced(
     write: Writer, x: Operand, source: Operand, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value:
-    """x with another diagonal."""
+    """x with its diagonal of two axes replaced by `source`."""
     shape = write.shape(x)
     rows, columns = axis_of(dim1, len(shape)), axis_of(dim2, len(shape))
     flat, places = _on_diagonal(write, x, offset, dim1, dim2)
@@ -102,7 +102,7 @@ def strided_replaced(
     stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> Value:
-    """x with other elements at any strides."""
+    """x with the elements that `strided` reads replaced by `source`."""
     value = write.value(x)
     places = _strided_places(value, size, stride, storage_offset).reshape(-1)
     flat, new = reshaped(write, value, (-1,)), reshaped(write, source, (-1,))
@@ -143,7 +143,7 @@ def combinations(
 def bilinear(
     write: Writer, x: Operand, other: Operand, weight: Operand, bias: Operand = None
 ) -> Value:
-    """x W[o] other for each output o."""
+    """x W[o] other + bias[o] for each output o, row by row."""
     outputs, inputs, others = write.shape(weight)
     table = reshaped(write, moved(write, weight, 0, 1), (inputs, outputs * others))
     lead = write.shape(x)[:-1]

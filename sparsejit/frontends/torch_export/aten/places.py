@@ -28,7 +28,7 @@ def gather(write: Writer, x: Operand, dim: int, index: Operand, *_: Any, **__: A
 
 
 def _with_axes(write: Writer, x: Operand, index: Operand) -> tuple[Value, Operand]:
-    """Tensors without axes as vectors of one element; a known index as an array."""
+    """x and an index, each without axes as a vector of one element; a known index as an array."""
     value, chosen = write.value(x), write.known(index)
     shape = write.shape(index) or (1,)
     if chosen is None:
@@ -64,7 +64,7 @@ _REDUCTIONS = {
 
 
 def scatter(reduction: str) -> Callable[..., Value]:
-    """x with elements at indices along an axis replaced by `updates`, or reduced with them."""
+    """Mapping to x with elements at indices along an axis replaced by updates, or reduced."""
 
     def mapping(
         write: Writer,
@@ -134,7 +134,11 @@ def _reduced_at_places(
     reduce: str,
     include_self: bool,
 ) -> Value:
-    """x with updates reduced by `put`; without `include_self`, from the neutral number on."""
+    """x with updates combined into elements at indices, by the function `put`.
+
+    Without `include_self` old elements do not count: there the reduction begins at its neutral
+    number.
+    """
     value, kind = write.value(x), _REDUCTIONS[reduce]
     ones = expanded(write, write.number(1, value.type.element), write.shape(updates))
     base, none = value, expanded(write, write.cast(0, value.type.element), value.shape)

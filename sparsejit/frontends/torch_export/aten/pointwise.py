@@ -29,7 +29,7 @@ from sparsejit.ir.values import Element, Value
 
 
 def unary(kind: str) -> Mapping:
-    """A function whose result has the operand's dtype."""
+    """Mapping to a pointwise function whose result has the operand's dtype."""
 
     def mapping(write: Writer, x: Operand) -> Value:
         return write.pointwise(kind, x)
@@ -38,7 +38,7 @@ def unary(kind: str) -> Mapping:
 
 
 def of_floats(kind: str) -> Mapping:
-    """A function whose result is float32 for whole numbers as well."""
+    """Mapping to a pointwise function whose result is float32 for whole numbers as well."""
 
     def mapping(write: Writer, x: Operand) -> Value:
         return write.pointwise(kind, write.floats(x))
@@ -47,7 +47,7 @@ def of_floats(kind: str) -> Mapping:
 
 
 def bitwise(kind: str, of_bools: str) -> Mapping:
-    """A function of the bits of whole numbers, or of bools."""
+    """Mapping to a function of the bits of whole numbers, or to `of_bools` for bools."""
 
     def mapping(write: Writer, x: Operand, other: Operand) -> Value:
         return write.pointwise(of_bools if _all_bool(write, x, other) else kind, x, other)
@@ -136,7 +136,7 @@ def to_dtype(write: Writer, x: Operand, dtype: Any = None, *_: Any) -> Value:
 
 
 def to_dtype_on_device(write: Writer, x: Operand, _: Any, dtype: Any, *__: Any) -> Value:
-    """As `to_dtype`."""
+    """x converted to a dtype, whatever its device; x itself if that is None."""
     return to_dtype(write, x, dtype)
 
 
@@ -224,7 +224,7 @@ _SAME = (
 
 
 def _both(name: str, mapping: Mapping) -> dict[str, Mapping]:
-    """The overloads for a tensor and for a number."""
+    """Rows of the table for an operator's overloads with a tensor and with a number."""
     return {f"aten.{name}.Tensor": mapping, f"aten.{name}.Scalar": mapping}
 
 

@@ -64,7 +64,7 @@ def pooled(
 
 
 def max_pool(rank: int) -> Callable[..., Value]:
-    """torch's max_pool1d to max_pool3d."""
+    """Mapping of torch's max_pool1d to max_pool3d, by the number of spatial axes."""
 
     def mapping(
         write: Writer,
@@ -82,7 +82,7 @@ def max_pool(rank: int) -> Callable[..., Value]:
 
 
 def max_pool_with_places(rank: int) -> Callable[..., tuple[Value, Value]]:
-    """torch's max_pool1d_with_indices to max_pool3d_with_indices."""
+    """Mapping of torch's max_pool1d_with_indices to max_pool3d_with_indices, by spatial axes."""
 
     def mapping(
         write: Writer,
@@ -115,7 +115,7 @@ def max_pool_with_places(rank: int) -> Callable[..., tuple[Value, Value]]:
 
 
 def average_pool(rank: int) -> Callable[..., Value]:
-    """torch's avg_pool1d to avg_pool3d."""
+    """Mapping of torch's avg_pool1d to avg_pool3d, by the number of spatial axes."""
 
     def mapping(
         write: Writer,
@@ -141,7 +141,7 @@ def average_pool(rank: int) -> Callable[..., Value]:
 
 
 def adaptive(kind: PoolingKind, rank: int) -> Callable[..., Value]:
-    """Windows from floor(i n / m) to ceil((i + 1) n / m): of one size where m divides n."""
+    """Mapping of adaptive pooling: window i of m spans floor(i n / m) to ceil((i + 1) n / m)."""
 
     def mapping(write: Writer, x: Operand, output_size: Sizes) -> Value:
         value = write.floats(x)
@@ -155,7 +155,7 @@ def adaptive(kind: PoolingKind, rank: int) -> Callable[..., Value]:
 
 
 def _uneven(write: Writer, x: Value, kind: PoolingKind, wanted: Sequence[int]) -> Value:
-    """One axis after the other, each window a reduction: windows are products of ranges."""
+    """Adaptive pooling to windows of unlike sizes, axis after axis: a reduction for each window."""
     reduce = largest if kind is PoolingKind.MAX else mean_over
     for number, windows in enumerate(wanted):
         axis = len(x.shape) - len(wanted) + number
@@ -174,7 +174,7 @@ def _uneven(write: Writer, x: Value, kind: PoolingKind, wanted: Sequence[int]) -
 
 
 def adaptive_max_with_places(rank: int) -> Callable[..., tuple[Value, Value]]:
-    """The largest element of each window, and its index."""
+    """Mapping of adaptive max pooling: the largest element of each window, and its index."""
 
     def mapping(write: Writer, x: Operand, output_size: Sizes) -> tuple[Value, Value]:
         value = write.floats(x)
@@ -189,7 +189,7 @@ def adaptive_max_with_places(rank: int) -> Callable[..., tuple[Value, Value]]:
 
 
 def nearest(rank: int) -> Callable[..., Value]:
-    """Images of another size, each position from the nearest one: floor(i n / m)."""
+    """Mapping of upsample_nearest: position i of m takes the element at floor(i n / m)."""
 
     def mapping(write: Writer, x: Operand, output_size: Any, *scales: Any) -> Value:
         value = write.floats(x)
@@ -210,7 +210,7 @@ def nearest(rank: int) -> Callable[..., Value]:
 
 
 def resampled(mode: str) -> Callable[..., Value]:
-    """Images of another size, each axis by a matrix of the weights that torch gives positions."""
+    """Mapping of torch's resizing of images in a mode: products with `_weights` along each axis."""
 
     def mapping(
         write: Writer, x: Operand, output_size: Any, align_corners: bool, factors: Any
@@ -228,7 +228,7 @@ def resampled(mode: str) -> Callable[..., Value]:
 
 
 def _weights(length: int, size: int | None, factor: float | None, mode: str, align: bool) -> Array:
-    """The weights (size, length) of each old position in each new one."""
+    """torch's interpolation weights (size, length) of each old position in each new one."""
     import torch
 
     images = torch.eye(length, dtype=torch.float64).reshape(length, 1, length, 1)

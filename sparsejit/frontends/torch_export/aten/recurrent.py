@@ -68,7 +68,7 @@ def _stacked(write: Writer, states: Sequence[Value]) -> Value:
 def single(
     write: Writer, cell: RecurrentCell, x: Operand, hx: Operand, *rest: Any
 ) -> tuple[Value, ...]:
-    """Layers of a cell with one state."""
+    """torch's layers of a GRU or a plain RNN, whose cells have one state: see `layers`."""
     return layers(write, cell, x, [hx], *rest)
 
 
@@ -114,7 +114,7 @@ def step(
 def single_step(
     write: Writer, cell: RecurrentCell, x: Operand, hx: Operand, *weights: Operand
 ) -> Value:
-    """One step of a cell with one state."""
+    """One step of a GRU's or a plain RNN's cell: the new state."""
     return step(write, cell, x, [hx], *weights)[0]
 
 

@@ -45,7 +45,7 @@ def product_of_all(write: Writer, x: Operand, dtype: Any = None) -> Value:
 
 
 def _variance(correction: float) -> Steps:
-    """The mean square of deviations, over length - correction."""
+    """The chain for a variance: the sum of squared deviations over (length - correction)."""
 
     def steps(f: Formula, x: Any, length: int) -> FormulaStep:
         centred = f("sub", x, _mean(f, x, length))
@@ -62,7 +62,7 @@ def _deviation(correction: float) -> Steps:
 
 
 def spread(title: str, steps: Callable[[float], Steps]) -> dict[str, Callable[..., Value]]:
-    """The overloads of var and std."""
+    """Rows of the table for the overloads of var, or of std."""
 
     def corrected(
         write: Writer,
@@ -113,7 +113,7 @@ def norm(
     keepdim: bool = False,
     **_: Any,
 ) -> Value:
-    """torch.norm."""
+    """The p-norm over axes, or over all elements, as torch.norm."""
     return vector_norm(write, x, 2 if p is None else p, dim, keepdim)
 
 

@@ -60,7 +60,7 @@ def view(write: Writer, x: Operand, shape: Sizes, *_: Any) -> Value:
 
 
 def view_as(write: Writer, x: Operand, other: Operand) -> Value:
-    """x in the shape of another tensor."""
+    """x reshaped to the shape of another tensor."""
     return reshaped(write, x, write.shape(other))
 
 
@@ -116,7 +116,7 @@ def expand_as(write: Writer, x: Operand, other: Operand) -> Value:
 
 
 def tensor_split(write: Writer, x: Operand, sections: int, dim: int = 0) -> list[Value]:
-    """`sections` parts of an axis, of which the first may be one element longer."""
+    """`sections` parts of an axis; the first ones are one element longer where it needs that."""
     length, longer = divmod(write.shape(x)[dim], sections)
     return cut(write, x, [length + (n < longer) for n in range(sections)], dim)
 
@@ -183,7 +183,7 @@ def repeat_by(
 
 
 def pad_with(mode: str) -> Callable[..., Value]:
-    """`pad_any` in one mode."""
+    """Mapping of torch's padding in one mode."""
     return lambda write, x, pad: pad_any(write, x, pad, mode)
 
 
@@ -216,7 +216,7 @@ def windows(write: Writer, x: Operand, dimension: int, size: int, step: int) -> 
 
 
 def filled(number: float | None) -> Callable[..., Value]:
-    """A tensor of one number in the shape of another."""
+    """Mapping to a tensor of one number in the shape of another tensor."""
 
     def mapping(write: Writer, x: Operand, *rest: Any, dtype: Any = None, **_: Any) -> Value:
         value = rest[-1] if number is None else number

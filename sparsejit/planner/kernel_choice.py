@@ -16,7 +16,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Layer, MatMul, MatVec
 from sparsejit.machine.target import Target
-from sparsejit.planner.choice import cheapest, priced
+from sparsejit.planner.cheapest_row import cheapest, priced
 from sparsejit.planner.cost import Cost, price
 
 AUTO = "auto"
@@ -28,7 +28,7 @@ MANY_INPUTS = 1 << 17  # more inputs may be the reason that there is no kernel
 
 @dataclass(frozen=True)
 class Candidate:
-    """A template of either table, and its predicted cost.
+    """A template (a family of kernels) that can compute the layer, and its predicted cost.
 
     `is_lowered`: the cost comes from the lowered layer, not from its zeros alone.
     """
@@ -85,7 +85,7 @@ def expected_ns(spec: MatVec, matrix: SparseMatrix, target: Target, exact: bool)
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """A layer, its target, and the function that prices its counts."""
+    """A layer to plan: its spec, matrix and target, and the function that prices its counts."""
 
     spec: Layer
     matrix: SparseMatrix
@@ -101,12 +101,12 @@ class Job:
         return Candidate(template, cost)
 
     def candidates(self, templates: Iterable[Template], exact: bool) -> list[Candidate]:
-        """Fitting templates with their predicted costs, the cheapest first."""
+        """Templates that can compute the layer, with their predicted costs, the cheapest first."""
         fitting = (template for template in templates if self.fits(template, exact))
         return sorted(map(self.expected, fitting), key=_rank)
 
     def lowered(self, template: Template) -> tuple[Candidate, Any]:
-        """Lower the layer; return the template with the cost of that, and the lowered layer."""
+        """Lower the layer by a template; return the template with its cost, and the result."""
         lowered = template.lower(self.spec, self.matrix, self.target)
         counts, cost = self._expected.get(template.name, (None, None))
         if cost is None or counts != lowered.counts:
@@ -172,9 +172,9 @@ def choose_template(
 
 
 def _as_good(families: frozenset[str], candidates: list[Candidate]) -> Candidate | None:
-    """Best candidate of these families, if it costs hardly more than the best of all candidates.
+    """Best candidate of these families, if it costs hardly more than the best of all, else None.
 
-    None where the best of all is of one of these families.
+    None too where the best of all is of one of these families.
     """
     best, *others = candidates
     if best.template.family in families:

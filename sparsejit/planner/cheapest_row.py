@@ -67,6 +67,10 @@ class Chosen(Generic[Work, Price]):
         """The name of the chosen row."""
         return self.row.name
 
+    def record(self) -> "Chosen[Any, Price]":
+        """The choice without its work, which may hold the weights of a whole model."""
+        return Chosen(self.row, None, self.prices, self.runner_up)
+
     @cached_property
     def price(self) -> Price:
         """The price of the chosen row."""
@@ -92,7 +96,7 @@ def choose(
 def cheapest(
     rows: Iterable[TableRow[Work, Price]], work: Work, name: str = ""
 ) -> Chosen[Work, Price]:
-    """Choose as `choose` does, as a step of a search or for a price; nothing is recorded."""
+    """Choose as `choose` does, without recording it: for a step of a search, or a price."""
     fitting = [row for row in rows if (row.name == name if name else row.applies(work))]
     if not fitting:
         raise CompileError("no row of the table applies to this work")
@@ -108,7 +112,7 @@ def cheapest(
 
 
 def least(items: Iterable[Item], price: Callable[[Item], float]) -> Item:
-    """Return the first of the items with the least price, as a step of a search."""
+    """Return the first of the items with the least price; nothing is recorded."""
     return min(items, key=price)
 
 
@@ -152,7 +156,7 @@ def about(layer: str) -> None:
 
 
 def record(choice: Chosen[Any, Any], question: str, unit: str = "ns") -> None:
-    """Record a choice between several rows, also one that was made earlier for an equal layer."""
+    """Record a choice, made now or earlier for an equal layer, if it was between several rows."""
     current = _RECORD.get()
     if current is not None and choice.runner_up is not None:
         best, other = choice.name, choice.runner_up.name
