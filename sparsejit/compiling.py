@@ -187,7 +187,10 @@ def compile_model(
         constants: numbers or arrays for inputs of an ONNX model by their names: {"sr": 16000}. The
             compiled model has no such inputs; values that depend on them alone are computed now.
         state: the inputs that take an output of the call before, which a stream carries: a dict
-            from inputs to outputs, each a name or its number: {"state": "stateN"}.
+            from inputs to outputs, each a name or a position: {"state": "stateN"}, {1: 1}. A tuple
+            is tied to a tuple, tensor by tensor; "state.0" and "1.0" are tensors inside. "auto"
+            finds them by the names that exporters write; `explain()` shows what it found. Buffers
+            that a torch module changes are states in any case.
         fallback: "onnxruntime" leaves nodes of an ONNX model that cannot be compiled to ONNX
             Runtime. Where there are any, a PartedModel is made, whose batch is the example's.
         dtype: how weights are stored: a name as in `compile_matrix`; a dict from patterns of names

@@ -29,7 +29,9 @@ from sparsejit.commands.model_options import (
     ModelArgument,
     ModelRequest,
     ShapesOption,
+    StateOption,
     ThreadsOption,
+    given_states,
     is_compiled,
     load_or_compile,
 )
@@ -38,6 +40,7 @@ from sparsejit.estimators.compiled_estimator import is_estimator
 from sparsejit.frontends.model_source import (
     NamedModel,
     example_arrays,
+    imported_states,
     read_source,
     shrink_command,
 )
@@ -51,6 +54,13 @@ if TYPE_CHECKING:
 # Calls a second, as of a loop in real time.
 _RATE = 100.0
 _NAME = "model"
+LatencyOption = Annotated[
+    float | None,
+    typer.Option(min=0.01, help="Also call each engine at a steady rate, for SECONDS."),
+]
+RateOption = Annotated[
+    float | None, typer.Option(min=0.01, help="Calls a second for --latency. Default: 100.")
+]
 _CONVENTION = "called with arrays, or bound to buffers that are set once"
 _SHARES = {0.5: "half of the weights zero", 0.75: "three quarters"}
 
@@ -80,20 +90,19 @@ def model(
     ] = None,
     threads: ThreadsOption = 1,
     fallback: FallbackOption = None,
-    latency: Annotated[
-        float | None,
-        typer.Option(min=0.01, help="Also call each engine at a steady rate, for SECONDS."),
-    ] = None,
-    rate: Annotated[
-        float | None, typer.Option(min=0.01, help="Calls a second for --latency. Default: 100.")
-    ] = None,
+    state: StateOption = None,
+    latency: LatencyOption = None,
+    rate: RateOption = None,
     peers: Annotated[
         str | None, typer.Option(help="Other engines, separated by commas. Default: all installed.")
     ] = None,
     as_json: JsonOption = False,
     out: JsonFileOption = None,
 ) -> None:
-    """Time a model of your own here, and every engine that runs it, on one core, in turn."""
+    """Time a model of your own here, and every engine that runs it, on one core, in turn.
+
+    States that --state names or finds are listed; each engine gets them as inputs.
+    """
     from sparsejit.perf.any_model import DTYPES, OURS, compare_any
     from sparsejit.perf.peers.model_peers import MODEL_PEERS, peers_named
 
@@ -103,17 +112,31 @@ def model(
     if unknown:
         raise InvalidInput(f"dtype {unknown[0]!r} is unknown; use some of {', '.join(OURS)}")
     pace = _pace(latency, rate)
-    asked = ModelRequest(model, shape, constant, batch, dtype, threads=threads, fallback=fallback)
+    asked = ModelRequest(
+        model, shape, constant, batch, dtype, threads=threads, fallback=fallback, state=state
+    )
     source = _source(asked, data)
+    states = _states(asked, source)
     with error_console.status("") as status, source.advising():
         found = compare_any(source, rivals, dtype or DTYPES, threads, pace, status.update)
         status.update("predicting the gain of zeros")
         speeds = _speeds_by_zeros(source, threads)
     forecast = [{"zeros": zeros, "speed": speed} for zeros, speed in speeds.items()]
-    if not hand_over({**found.as_dict(), "shrink": forecast}, as_json, out):
+    if not hand_over({**found.as_dict(), "shrink": forecast, "states": states}, as_json, out):
         _show(found)
+        if states:
+            say("\n".join(states))
         if speeds:
             say(_forecast_line(asked, speeds))
+
+
+def _states(asked: ModelRequest, source: NamedModel) -> list[str]:
+    """A line for each state that the options name or find, or that a .sjit file has."""
+    if isinstance(source.model, CompiledModel):
+        return list(map(str, source.model.states))
+    if asked.state is None:
+        return []
+    return list(map(str, imported_states(source.imported(), given_states(asked.state))))
 
 
 def _pace(latency: float | None, rate: float | None) -> tuple[float, float] | None:

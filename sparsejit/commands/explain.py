@@ -24,6 +24,7 @@ from sparsejit.commands.model_options import (
     MeasureOption,
     ModelRequest,
     ShapesOption,
+    StateOption,
     TargetOption,
     ThreadsOption,
     TuneOption,
@@ -64,6 +65,7 @@ def explain(
     tune: TuneOption = False,
     exact: ExactOption = False,
     fallback: FallbackOption = None,
+    state: StateOption = None,
     measure: MeasureOption = False,
     html: HtmlOption = None,
     as_json: JsonOption = False,
@@ -74,7 +76,7 @@ def explain(
     """Report the kernels of a model or a matrix, their cost, and why each was chosen."""
     check_outputs(out, html)
     asked = ModelRequest(
-        *(model, shape, constant, batch, dtype, target, threads, tune, exact, fallback)
+        *(model, shape, constant, batch, dtype, target, threads, tune, exact, fallback, state)
     )
     report = _report(asked, tensor, strategy, measure)
     write_page(html, report)
@@ -106,8 +108,10 @@ def _report(asked: ModelRequest, tensor: str | None, strategy: str, measure: boo
 
 
 def _kernel(asked: ModelRequest, tensor: str | None, strategy: str) -> Kernel:
-    if asked.shape or asked.constant:
-        raise InvalidInput(f"{asked.model} is a matrix; --shape and --constant are for models")
+    if asked.shape or asked.constant or asked.state:
+        raise InvalidInput(
+            f"{asked.model} is a matrix; --shape, --constant and --state are for models"
+        )
     dtype, *more = asked.dtype or ["float32"]
     if more:
         raise InvalidInput(f"{asked.model} is one matrix; give one --dtype")

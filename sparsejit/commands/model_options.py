@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sparsejit.api.models.compiled_model import CompiledModel
     from sparsejit.api.models.parted_model import PartedModel
     from sparsejit.estimators.compiled_estimator import CompiledEstimator
+    from sparsejit.frontends.states import GivenStates
     from sparsejit.lowering.context import Progress
 
 ModelArgument = Annotated[
@@ -34,6 +35,12 @@ ConstantsOption = Annotated[
     list[str] | None,
     typer.Option(
         "--constant", help="Value for an ONNX file's input, such as sr=16000; repeatable."
+    ),
+]
+StateOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--state", help="auto, or INPUT=OUTPUT of the call before, such as h=hn; repeatable."
     ),
 ]
 BatchOption = Annotated[
@@ -72,6 +79,7 @@ class ModelRequest:
     tune: bool = False
     exact: bool = False
     fallback: str | None = None
+    state: list[str] | None = None
 
 
 def is_compiled(reference: str) -> bool:
@@ -112,6 +120,7 @@ def load_or_compile(
             source.args,
             example_kwargs=source.kwargs,
             constants=source.constants,
+            state=given_states(asked.state),
             fallback=asked.fallback,
             dtype=_dtypes(asked.dtype or ["float32"]),
             target=asked.target,
@@ -131,6 +140,21 @@ def _refuse_options(asked: ModelRequest) -> None:
                 f"{asked.model} was compiled with shapes and options of its own; leave out "
                 f"--{field.name}, or compile the model again"
             )
+
+
+def given_states(texts: Sequence[str] | None) -> GivenStates | None:
+    """States of a command line, as `compile` takes them; None where there are none."""
+    if not texts:
+        return None
+    if len(texts) == 1 and "=" not in texts[0]:
+        return texts[0]
+    pairs: dict[str | int, str | int] = dict(text.rpartition("=")[::2] for text in texts)
+    if len(pairs) < len(texts) or not all((*pairs.keys(), *pairs.values())):
+        raise InvalidInput(
+            f"--state {' --state '.join(texts)} is not valid; write INPUT=OUTPUT for each state, "
+            "such as --state h=hn, or --state auto alone"
+        )
+    return pairs
 
 
 def _dtypes(given: Sequence[str]) -> str | dict[str, str]:

@@ -26,9 +26,11 @@ from sparsejit.commands.model_options import (
     ModelArgument,
     ModelRequest,
     ShapesOption,
+    StateOption,
     TargetOption,
     ThreadsOption,
     TuneOption,
+    given_states,
     is_compiled,
     load_or_compile,
 )
@@ -56,6 +58,7 @@ def compile_command(
     tune: TuneOption = False,
     exact: ExactOption = False,
     fallback: FallbackOption = None,
+    state: StateOption = None,
     export: ExportOption = None,
     header: Annotated[
         Path | None, typer.Option(dir_okay=False, help="File to write the C header to, .h.")
@@ -70,7 +73,8 @@ def compile_command(
     with ProgressBar() as bar:
         compiled = load_or_compile(
             ModelRequest(
-                *(model, shape, constant, batch, dtype, target, threads, tune, exact, fallback)
+                *(model, shape, constant, batch, dtype, target, threads, tune, exact),
+                *(fallback, state),
             ),
             bar.show,
         )
@@ -95,22 +99,24 @@ def check_command(
     constant: ConstantsOption = None,
     batch: BatchOption = None,
     fallback: FallbackOption = None,
+    state: StateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the operators of a model that cannot be compiled, and where; compile nothing.
 
     Exit status 1 where there are any, unless --fallback runs them: then the parts are listed.
+    The states of the model, with --state, are listed too.
     """
-    asked = ModelRequest(model, shape, constant, batch, fallback=fallback)
+    asked = ModelRequest(model, shape, constant, batch, fallback=fallback, state=state)
     try:
-        found: dict[str, Any] = {"compiles": True, "nodes": _nodes(asked), "missing": []}
+        found: dict[str, Any] = {"compiles": True, **_read(asked), "missing": []}
     except UnsupportedOperator as error:
         found = {"compiles": False, "missing": str(error).splitlines()}
         if fallback is not None:
             found = {"compiles": True, "parts": _parts(asked), "missing": []}
     if not hand_over(found, as_json, None):
         lines = found["missing"] or found.get("parts") or [f"every operator of {model} compiles"]
-        say("\n".join(lines))
+        say("\n".join([*lines, *found.get("states", [])]))
     if found["missing"]:
         raise typer.Exit(1)
 
@@ -130,18 +136,21 @@ def _parts(asked: ModelRequest) -> list[str]:
     return lines
 
 
-def _nodes(asked: ModelRequest) -> int:
-    """Number of nodes in a model's graph. Raises UnsupportedOperator, which lists missing ones."""
+def _read(asked: ModelRequest) -> dict[str, Any]:
+    """Number of nodes in a model's graph, and its states, a line each.
+
+    Raises UnsupportedOperator, which lists missing operators.
+    """
     from sparsejit.api.models.compile_parts import check_fallback
     from sparsejit.api.models.compiled_model import CompiledModel
     from sparsejit.estimators.compiled_estimator import is_estimator
-    from sparsejit.frontends.model_source import read_source
-    from sparsejit.frontends.onnx import import_onnx, is_onnx
-    from sparsejit.frontends.torch_export import export as export_torch
+    from sparsejit.frontends.model_source import imported_states, read_source
 
     if is_compiled(asked.model):
         compiled = load_or_compile(asked, lambda stage, share: None)
-        return len(compiled.graph.nodes) if isinstance(compiled, CompiledModel) else 1
+        if not isinstance(compiled, CompiledModel):
+            return {"nodes": 1, "states": []}
+        return {"nodes": len(compiled.graph.nodes), "states": list(map(str, compiled.states))}
     source = read_source(asked.model, asked.shape, asked.constant, batch=asked.batch)
     if is_estimator(source.model):
         raise InvalidInput(
@@ -149,10 +158,9 @@ def _nodes(asked: ModelRequest) -> int:
         )
     check_fallback(asked.fallback, source.model)
     with source.advising():
-        if is_onnx(source.model):
-            imported = import_onnx(source.model, source.args, True, source.constants)
-            return len(imported.graph().nodes)
-        return len(export_torch(source.model, source.args, source.kwargs, True).graph().nodes)
+        imported = source.imported()
+    states = imported_states(imported, given_states(asked.state))
+    return {"nodes": len(imported.graph().nodes), "states": list(map(str, states))}
 
 
 def run_command(

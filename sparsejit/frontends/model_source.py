@@ -3,6 +3,7 @@
     call_factory     Python code that a command line names: a function without arguments, imported
                      and called
     read_source      the model and its example inputs
+    imported_states  states of a model that was read
     example_arrays   arrays for inputs, read or random
     shrink_command   the command that makes zeros in the model
 """
@@ -23,8 +24,16 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput, UnsupportedOperator, suggest
 from sparsejit.frontends.files import read_arrays
-from sparsejit.frontends.onnx import DeclaredInput, declared_inputs, is_onnx
-from sparsejit.frontends.torch_export import read_program
+from sparsejit.frontends.onnx import (
+    DeclaredInput,
+    ImportedModel,
+    declared_inputs,
+    import_onnx,
+    is_onnx,
+)
+from sparsejit.frontends.states import GivenStates, states_of
+from sparsejit.frontends.torch_export import Exported, export, read_program
+from sparsejit.ir.state import State
 
 
 def call_factory(reference: str) -> Any:
@@ -117,6 +126,12 @@ class NamedModel:
     inputs: tuple[DeclaredInput, ...] = ()
     fallback: str | None = None
 
+    def imported(self) -> Exported | ImportedModel:
+        """The model's graphs. Raises the errors of `import_onnx` and of torch's `export`."""
+        if is_onnx(self.model):
+            return import_onnx(self.model, self.args, True, self.constants)
+        return export(self.model, self.args, self.kwargs, True)
+
     @contextmanager
     def advising(self) -> Iterator[None]:
         """Context that adds to an UnsupportedOperator error the inputs that might be constants."""
@@ -134,6 +149,14 @@ class NamedModel:
                 for name in single
             )
             raise UnsupportedOperator(f"{error}{''.join(advice)}") from error
+
+
+def imported_states(
+    found: Exported | ImportedModel, given: GivenStates | None
+) -> tuple[State, ...]:
+    """The states of a model that was read. Raises the errors of `states_of`."""
+    tile = found.example_batch if found.batch_is_free else None
+    return states_of(given, found.interface, found.graph(), tile)
 
 
 def read_source(

@@ -164,6 +164,15 @@ def dtypes(form: Nest) -> list[str]:
     return [dtype for item in form.items for dtype in dtypes(item)]
 
 
+def paths(form: Nest) -> list[tuple[str, ...]]:
+    """The keys and positions that lead to each tensor, in order; () for a tensor alone."""
+    if form.kind is NestKind.TENSOR:
+        return [()]
+    keys = form.keys or range(len(form.items))
+    pairs = zip(keys, form.items, strict=True)
+    return [(str(key), *rest) for key, item in pairs for rest in paths(item)]
+
+
 def with_open_axes(form: Nest, axes: Iterable[OpenAxis]) -> Nest:
     """The nest whose tensors, in order, have these open axes."""
     by_output: dict[int, list[OpenAxis]] = {}

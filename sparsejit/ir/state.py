@@ -19,21 +19,34 @@ from sparsejit.ir.values import Array
 class State:
     """An input of a model that takes an output of the call before.
 
+    A state of its own, such as a buffer that a torch module changes, has an input and an output
+    beyond the tensors of the model's nests: a call does not give it.
+
     Attributes:
         name: the name under which a stream shows it
         input: number of the input in the flat list
         output: number of the output in the flat list
-        initial: the value before the first call, of the input's shape and dtype; None for zeros
+        initial: the value before the first call, with the input's shape and the graph's dtype, and
+            one sample where the batch is free; None for zeros
+        origin: the reason why the two are tied, for reports
     """
 
     name: str
     input: int
     output: int
     initial: Array | None = None
+    origin: str = ""
+
+    def __str__(self) -> str:
+        """A line for reports."""
+        return f"state {self.name}: {self.origin or f'takes output {self.output}'}"
 
 
-def check_states(graph: Graph, states: Sequence[State]) -> None:
-    """Raise InvalidInput for states that share an input or an output, or whose types differ."""
+def check_states(graph: Graph, states: Sequence[State], tile: int | None = None) -> None:
+    """Raise InvalidInput for states that share an input or an output, or whose types differ.
+
+    The graph is for a free batch in tiles of `tile` samples, or, where that is None, a fixed batch.
+    """
     for side, values in (("input", graph.inputs), ("output", graph.outputs)):
         numbers = [getattr(state, side) for state in states]
         for state, number in zip(states, numbers, strict=True):
@@ -42,13 +55,41 @@ def check_states(graph: Graph, states: Sequence[State]) -> None:
                     f"state {state.name} names {side} {number}; the model has {len(values)} {side}s"
                 )
             if numbers.count(number) > 1:
+                tied = dict.fromkeys(each.name for each in states if getattr(each, side) == number)
                 raise InvalidInput(
-                    f"{side} {number} belongs to two states; tie each {side} to one state"
+                    f"{side} {number} belongs to two states ({', '.join(tied)}); tie each {side} "
+                    "to one"
                 )
+    if len({state.name for state in states}) < len(states):
+        names = ", ".join(state.name for state in states)
+        raise InvalidInput(f"states have one name twice: {names}; name each differently")
     for state in states:
-        before, after = graph.inputs[state.input].type, graph.outputs[state.output].type
-        if before != after:
-            raise InvalidInput(
-                f"state {state.name} is {before} before a call and {after} after it; tie an input "
-                "to an output of the same shape and dtype"
-            )
+        _check_types(graph, state, tile)
+
+
+def _check_types(graph: Graph, state: State, tile: int | None) -> None:
+    before, after = graph.inputs[state.input].type, graph.outputs[state.output].type
+    axes = graph.batch_axes
+    axis = 0 if axes is None else axes.inputs[state.input]
+    if before != after and axis is not None:
+        raise InvalidInput(
+            f"state {state.name} is {before} before a call and {after} after it; tie an input "
+            "to an output of the same shape and dtype"
+        )
+    if tile is not None and axes is not None and axis != axes.outputs[state.output]:
+        found = "has no batch" if axis is None else f"has the batch on axis {axis}"
+        raise InvalidInput(
+            f"state {state.name} {found} before a call, and on axis {axes.outputs[state.output]} "
+            "after it; return it with the same axes, or compile with free_batch=False"
+        )
+    if state.initial is None:
+        return
+    shape = before.shape
+    if tile is not None and axis is not None:
+        shape = (*shape[1 : axis + 1], 1, *shape[axis + 1 :])
+    if shape != state.initial.shape or state.initial.dtype.name != before.element.value:
+        found = f"{state.initial.dtype.name} {list(state.initial.shape)}"
+        raise InvalidInput(
+            f"state {state.name} starts with {found}, and its input is {before.element.value} "
+            f"{list(shape)}; give the input's"
+        )

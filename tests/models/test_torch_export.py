@@ -198,24 +198,8 @@ def test_what_an_operator_does_not_compute_is_refused_by_name(
         sparsejit.compile(Written(forward).eval(), (torch.rand(3, 4),))
 
 
-def adds(m: Any, x: torch.Tensor) -> None:
-    m.state += 1
-
-
-def assigns(m: Any, x: torch.Tensor) -> None:
-    m.state = m.state + x
-
-
 def grows(m: Any, x: torch.Tensor) -> None:
     m.state = torch.cat([m.state, x])
-
-
-def fills(m: Any, x: torch.Tensor) -> None:
-    m.state[:, :2] = x[:, :2]
-
-
-def adds_through_a_view(m: Any, x: torch.Tensor) -> None:
-    m.state.view(-1).add_(1)
 
 
 def starts(m: Any, x: torch.Tensor) -> None:
@@ -238,18 +222,35 @@ def replaces_data(m: Any, x: torch.Tensor) -> None:
     m.state.data = m.state + x
 
 
+def adds_to_a_parameter(m: Any, x: torch.Tensor) -> None:
+    m.weight.add_(1)
+
+
+def counts_in_an_attribute(m: Any, x: torch.Tensor) -> None:
+    m.count = m.count + 1
+    m.state += m.count
+
+
+def counts_in_a_list(m: Any, x: torch.Tensor) -> None:
+    m.list.append(1)
+    m.state += len(m.list)
+
+
 @pytest.mark.parametrize(
-    ("change", "name"),
+    ("change", "name", "remedy"),
     [
-        *((each, "state") for each in (adds, assigns, grows, fills, adds_through_a_view)),
-        (starts, "empty"),
-        (adds_to_an_attribute, "own"),
-        (assigns_an_attribute, "own"),
-        (starts_an_attribute, "plain"),
-        (replaces_data, "state"),
+        (grows, "state", "keep one size"),
+        (starts, "empty", "give it a value"),
+        (adds_to_an_attribute, "own", "register it as a buffer"),
+        (assigns_an_attribute, "own", "register it as a buffer"),
+        (starts_an_attribute, "plain", "register it as a buffer"),
+        (adds_to_a_parameter, "weight", "register it as a buffer"),
+        (counts_in_an_attribute, "count", "register it as a buffer"),
+        (counts_in_a_list, "a list or a dict", "register it as a buffer"),
+        (replaces_data, "state", r"write it by copy_\(\)"),
     ],
 )
-def test_a_model_that_changes_itself_is_refused(change: Any, name: str) -> None:
+def test_a_model_that_changes_itself_is_refused(change: Any, name: str, remedy: str) -> None:
     """By the name of the tensor, also where torch cannot open its batch."""
 
     def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
@@ -261,7 +262,8 @@ def test_a_model_that_changes_itself_is_refused(change: Any, name: str) -> None:
     model.register_buffer("state", torch.zeros(1, 3))
     model.register_buffer("empty", None)
     model.own, model.plain = torch.zeros(1, 3), None
-    with pytest.raises(InvalidInput, match=f"changes '{name}' while it runs; return it"):
+    model.count, model.list, model.weight = 0, [], nn.Parameter(torch.ones(3, 3))
+    with pytest.raises(InvalidInput, match=f"changes '{name}' while it runs.*; {remedy}"):
         sparsejit.compile(model, (torch.randn(1, 3),))
 
 
@@ -273,7 +275,7 @@ def test_a_layer_that_carries_state_is_refused() -> None:
     layer = Written(forward)
     layer.last = None
     model = nn.Sequential(nn.Linear(3, 3), layer, nn.ReLU(), layer).eval()
-    with pytest.raises(InvalidInput, match="changes 'last' while it runs; return it"):
+    with pytest.raises(InvalidInput, match="changes 'last' while it runs; register it as a buffer"):
         sparsejit.compile(model, (torch.randn(1, 3),))
 
 

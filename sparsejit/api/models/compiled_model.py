@@ -18,6 +18,7 @@ from sparsejit.api.models.model_file import (
     ModelSource,
     SavedVariant,
     model_to_data,
+    own_states,
     read_model,
 )
 from sparsejit.api.models.stepped import SteppedModel, StreamedModel
@@ -101,6 +102,7 @@ class CompiledModel(CalledModel, Compiled):
         self._has_others = compile_for is not None or (sizes is not None and sizes.has_others)
         self.shrinking = shrinking
         self.states = tuple(states)
+        self._own_states = own_states(self.states, input_nest, output_nest)
         self._accuracy: Accuracy | None = None
         self._stepped: dict[int, SteppedModel] = {}  # by batch
         self._compiling = threading.Lock()
@@ -164,7 +166,8 @@ class CompiledModel(CalledModel, Compiled):
     def run(self, inputs: Sequence[Any]) -> list[Array]:
         """Return the flat list of outputs, numpy arrays, for a flat list of inputs.
 
-        Outputs have the model's dtypes, float32 in place of bfloat16.
+        Outputs have the model's dtypes, float32 in place of bfloat16. The buffers that a torch
+        module changes are the last inputs and outputs, in the graph's dtypes.
 
         Args:
             inputs: tensors or arrays, in the order of `graph`
@@ -175,6 +178,18 @@ class CompiledModel(CalledModel, Compiled):
         if self._open_axes:
             results = cut(results, self._open_axes)
         return dtypes.narrowed(results) if dtypes.outputs else results
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._refuse_own_states()
+        return super()._call(args, kwargs)
+
+    def _refuse_own_states(self) -> None:
+        """Raise InvalidInput for a model with buffers that a call would have to give."""
+        if self._own_states:
+            names = ", ".join(state.name for state in self._own_states)
+            raise InvalidInput(
+                f"the model keeps state ({names}); make a stream: stream = fast.stream()"
+            )
 
     def _new_direct(self, torch: Any) -> Callable[..., Any] | None:
         dtypes, sizes = self._dtypes, self._sizes
@@ -212,7 +227,8 @@ class CompiledModel(CalledModel, Compiled):
         Returns:
             A report to print; `as_dict()` is plain data, `html()` a self-contained page.
         """
-        return report_of(self._first, self.title, self.stats, measure, self._accuracy)
+        made = self._first, self.title, self.stats, measure, self._accuracy
+        return report_of(*made, list(map(str, self.states)))
 
     def accuracy(self, data: Iterable[Any]) -> Accuracy:
         """Measure the errors of layers and outputs on data, against float64.
@@ -228,6 +244,7 @@ class CompiledModel(CalledModel, Compiled):
         Raises:
             InvalidInput: data is not a list, or an element does not fit the model's inputs
         """
+        self._refuse_own_states()
         checked = []
         for call in calls_of(data):
             arrays = self._dtypes.arrays(self._leaves(call.args, dict(call.kwargs)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from sparsejit.frontends.batch_axis import InputAxes
 from sparsejit.frontends.model_source import onnx_shrinking
 from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.onnx import ImportedModel, import_onnx, is_onnx, model_name
-from sparsejit.frontends.states import GivenStates, given_states
+from sparsejit.frontends.states import GivenStates, ModelInterface, states_of
 from sparsejit.frontends.torch_export import Exported, export
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.state import State
@@ -37,6 +37,18 @@ from sparsejit.lowering.kept_weights import KeptWeights, kept_weights
 from sparsejit.lowering.tiles import batch_tiles
 
 AUTO = "auto"
+
+
+class MadeModel(NamedTuple):
+    """A model for inputs like the example's: its inputs and outputs, its states, its code."""
+
+    interface: ModelInterface
+    states: tuple[State, ...]
+    variant: Variant
+
+
+def _named(states: Sequence[State]) -> str:
+    return ", ".join(state.name for state in states)
 
 
 @dataclass
@@ -53,7 +65,7 @@ class ModelCompiler:
     settings: ModelSettings
     axes: InputAxes | None = None  # batch axes of the inputs, where they are known
     name: str = ""
-    state: GivenStates | None = None
+    state: GivenStates | None = None  # inputs that take outputs of the call before
 
     def __post_init__(self) -> None:
         self.settings = replace(self.settings, any_length=self._may_share)
@@ -69,10 +81,15 @@ class ModelCompiler:
     ) -> CompiledModel | PartedModel:
         """Return the model of `compiled`, or from the code cache for a file compiled before."""
         check_fallback(self.fallback, self.model)
+        if self.fallback is not None and self.state is not None:
+            raise InvalidInput(
+                f"state is given with fallback={self.fallback!r}, and a model in parts keeps no "
+                "state; leave out fallback, or carry the state from call to call"
+            )
         make = partial(self.compiled, args, kwargs, tell)
         is_file = is_onnx(self.model) and isinstance(self.model, str | Path)
         by_data = isinstance(self.dtype, Scales) or self.dtype == AUTO
-        if not is_file or self.free_shapes or self.sizes or kwargs or by_data or self.state:
+        if not is_file or self.free_shapes or self.sizes or kwargs or by_data:
             return make()
         asked, graphs = partial(self.asked, args), partial(self.graphs_of, args)
         found = compiled_or_cached(self.model, asked, make, graphs)
@@ -91,7 +108,7 @@ class ModelCompiler:
                 may_choose = not self.settings.exact
                 call = ExampleCall(args, kwargs)
                 self.dtype = self.scales([call], BUDGET, tell) if may_choose else plain
-            (inputs, outputs), variant = self.make(args, kwargs, tell, kept)
+            interface, states, variant = self.make(args, kwargs, tell, kept)
         except GRAPH_REFUSALS:
             if self.fallback is None or kwargs:
                 raise
@@ -102,19 +119,13 @@ class ModelCompiler:
                 ) from None
             given = self.model, args, self.constants, plain, self.settings
             return compile_in_parts(*given, tell, self.free_shapes or self.sizes is not None)
+        inputs, outputs = interface.inputs, interface.outputs
         is_open = self.free_shapes or (self.sizes is not None and variant.tile is None)
         again = self.other_sizes(inputs, variant, args, kwargs, kept) if is_open else None
         sizes = self.sizes and self.sizes.in_order(inputs.items[1].keys)
         scales = self.dtype.layers if isinstance(self.dtype, Scales) else ()
-        states = self._states(variant) if self.state else ()
         made = inputs, outputs, self.settings, again, sizes, scales, self.shrinking, states
         return CompiledModel((variant,), *made)
-
-    def _states(self, variant: Variant) -> tuple[State, ...]:
-        """The states that the user gave. Raises InvalidInput for names that the model lacks."""
-        graph = variant.graph
-        inputs, outputs = ([v.origin.name for v in side] for side in (graph.inputs, graph.outputs))
-        return given_states(self.state or {}, graph, inputs, outputs)
 
     def scales(
         self,
@@ -133,6 +144,12 @@ class ModelCompiler:
     def read(self, call: ExampleCall) -> ReadModel:
         """Return the model's graph and nests for the shapes of a call, before any pass."""
         found = replace(self, free_batch=False)._graphs(call.args, call.kwargs)
+        if states := found.interface.own_states:
+            raise InvalidInput(
+                f"the model changes buffers ({_named(states)}), so that examples of calls do not "
+                "say what its layers read; take them as inputs and return them, or give dtype by "
+                "name"
+            )
         return ReadModel(found.graph(None), found.input_tree, found.output_tree)
 
     @property
@@ -153,17 +170,24 @@ class ModelCompiler:
         kwargs: Mapping[str, Any],
         progress: Progress,
         kept: KeptWeights | None = None,
-    ) -> tuple[tuple[Nest, Nest], Variant]:
-        """Read and compile the model for inputs like these; return the nests and the variant.
+    ) -> MadeModel:
+        """Read and compile the model for inputs like these.
 
         The exported model is freed before compilation, because it may hold a copy of the weights.
         `kept` stores the data about weights that code for other sizes needs.
         """
         progress("exporting the model", 0.0)
-        trees, graphs, options = self._read(args, kwargs)
+        interface, graphs, options = self._read(args, kwargs)
         first, *others = graphs
+        states = states_of(self.state, interface, *first)
+        if interface.own_states and (self.free_shapes or self.sizes is not None):
+            raise InvalidInput(
+                f"the model changes buffers ({_named(interface.own_states)}), which have one size; "
+                "leave out dynamic_shapes and free_shapes"
+            )
         given = options, self.dtype, first.tile, self.name, progress
-        return trees, make_variant(first.graph, *given, others=others, kept=kept)
+        variant = make_variant(first.graph, *given, others=others, kept=kept)
+        return MadeModel(interface, states, variant)
 
     def asked(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return all that the code of an ONNX file depends on, except the file, for a digest.
@@ -175,7 +199,8 @@ class ModelCompiler:
         rules = self.dtype if isinstance(self.dtype, str) else list(self.dtype.items())
         numbers = {name: np.asarray(value) for name, value in self.constants.items()}
         shapes = [tuple(map(int, example.shape)) for example in args]
-        given = rules, numbers, shapes, self.fallback
+        state = list(self.state.items()) if isinstance(self.state, Mapping) else self.state
+        given = rules, numbers, shapes, self.fallback, state
         return version("onnx"), self.settings, self.free_batch, *given
 
     def graphs_of(self, args: tuple[Any, ...], file: OpenFile) -> list[list[TiledGraph]]:
@@ -187,21 +212,21 @@ class ModelCompiler:
 
     def _read(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], wanted: Sequence[int] | None = None
-    ) -> tuple[tuple[Nest, Nest], list[TiledGraph], ModelOptions]:
-        """Return the model's nests, its graphs for each tile, the main one first, and the options.
+    ) -> tuple[ModelInterface, list[TiledGraph], ModelOptions]:
+        """Return inputs and outputs, graphs for each tile, the main one first, and the options.
 
         The tiles are `wanted`, or by default the best ones for the model.
         """
         exported = self._graphs(args, kwargs)
-        trees = exported.input_tree, exported.output_tree
+        interface = exported.interface
         if not exported.batch_is_free:
-            return trees, [TiledGraph(exported.graph(None), None)], self.options
+            return interface, [TiledGraph(exported.graph(None), None)], self.options
         batch = exported.example_batch or 1
         own = self.options
         tiles = batch_tiles(exported.graph(1), batch, own.threads, one_tile=own.exact)
         options = replace(own, shares_tiles=tiles.shared)
         samples = tiles.samples if wanted is None else wanted
-        return trees, [TiledGraph(exported.graph(each), each) for each in samples], options
+        return interface, [TiledGraph(exported.graph(each), each) for each in samples], options
 
     def _graphs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exported | ImportedModel:
         named = self.sizes.in_order(list(kwargs)).batch_axes if self.sizes else None
@@ -231,7 +256,8 @@ class ModelCompiler:
         compiler = replace(self, axes=None if axes is None else axes.inputs)
 
         def compile_it(model: Any, args: Any, kwargs: Mapping[str, Any]) -> Variant:
-            return replace(compiler, model=model).make(args, kwargs, progress_function(None))[1]
+            own = replace(compiler, model=model)
+            return own.make(args, kwargs, progress_function(None)).variant
 
         def read_graphs(
             model: Any, args: Any, kwargs: Mapping[str, Any], tiles: Sequence[int] | None

@@ -23,16 +23,18 @@ _INT64 = np.dtype(np.int64)
 class ModelDtypes:
     """Converter of a call's arrays between the model's dtypes and the graph's.
 
-    values: the graph's inputs.
+    values: the graph's inputs. Behind the model's arguments are buffers that it changes, which are
+        given in the graph's dtypes.
     inputs, outputs: the model's nested structures of arguments and results, with the dtypes of
         their leaves.
     """
 
     def __init__(self, values: Sequence[Value], inputs: Nest, outputs: Nest) -> None:
-        pairs = enumerate(zip(values, dtypes(inputs), strict=True))
+        noted = dtypes(inputs)
+        noted += [""] * (len(values) - len(noted))
         self.inputs = [
             (place, value.origin.name, dtype_named(dtype or _INT64))
-            for place, (value, dtype) in pairs
+            for place, (value, dtype) in enumerate(zip(values, noted, strict=True))
             if dtype or value.type.element is Element.INT64
         ]
         self.outputs = [(n, dtype_named(each)) for n, each in enumerate(dtypes(outputs)) if each]

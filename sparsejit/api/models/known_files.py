@@ -24,6 +24,7 @@ from sparsejit.api.models.model_file import (
 )
 from sparsejit.api.models.variant import TiledGraph, kept_variant
 from sparsejit.errors import DamagedFile, InvalidInput, SparseJitError
+from sparsejit.ir.state import State, check_states
 
 # Bytes of an ONNX file before the name of an external file of tensors.
 _BESIDE = b"\n\x08location\x12"
@@ -117,7 +118,7 @@ def _about(model: CompiledModel) -> dict[str, Any] | None:
     """Return the header of a model for the code cache; None where its code is not cached."""
     variants, inputs, outputs, settings, sizes, makes_others = model.parts
     keys = [variant.key for variant in variants]
-    if None in keys or makes_others:
+    if None in keys or makes_others or any(state.initial is not None for state in model.states):
         return None
     try:
         return {
@@ -129,6 +130,7 @@ def _about(model: CompiledModel) -> dict[str, Any] | None:
             "keys": keys,
             "shrinking": model.shrinking,
             "sizes": sizes_to_data(sizes),
+            "states": [vars(state) for state in model.states],
         }
     except InvalidInput:
         return None
@@ -155,8 +157,11 @@ def _recalled(
         inputs, outputs = (nest_from_data(about[side], side) for side in ("inputs", "outputs"))
         shrinking = str(about.get("shrinking", ""))
         sizes = sizes_from_data(about["sizes"])
+        states = [State(**state) for state in about["states"]]
+        for variant in variants:
+            check_states(variant.interface, states, variant.tile)
         return CompiledModel(
-            variants, inputs, outputs, settings, sizes=sizes, shrinking=shrinking
+            variants, inputs, outputs, settings, sizes=sizes, shrinking=shrinking, states=states
         )
     except _MISREAD:
         return None

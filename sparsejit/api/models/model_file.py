@@ -4,12 +4,14 @@
      "variants": [{"shared": bool, "graphs": [{"tile": ..., "graph": ...}, ...]}, ...],
      "shrinking": command, "sizes": [record, ...],
      "rules": [{"size": name, "tile": ..., "lengths": [...], "graphs": [graph, ...]}, ...],
-     "states": [{"name": ..., "input": number, "output": number, "initial": [array]}, ...]}
+     "states": [{"name": ..., "input": number, "output": number, "initial": [array],
+                 "origin": text}, ...]}
 
 A variant is the model for inputs of certain shapes. Where the batch is free it has graphs for one
 or more tiles, the main one first; tile 0 means a fixed batch. "shrinking" is left out unless the
 model came from ONNX, "sizes" unless sizes have names, "rules" unless these have rules, and "states"
-unless inputs take outputs of the call before; "initial" is empty for zeros.
+unless inputs take outputs of the call before; "initial" is empty for zeros. Buffers that a torch
+module changes are states behind the tensors of "inputs" and "outputs".
 
 "sizes" has a record for each input: its name, the example's shape, and the bounds of named axes. A
 rule is three lengths of a size, and the graphs of a tile at these lengths, from which the graph of
@@ -134,12 +136,15 @@ def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
     arguments = [item.kind for item in given.items]
     if given.kind is not NestKind.TUPLE or arguments != [NestKind.TUPLE, NestKind.DICT]:
         raise DamagedFile("has inputs that are no arguments of a call")
-    _check_interfaces(read, given, results)
+    own = own_states(states, given, results)
+    _check_interfaces(read, given, results, len(own))
     sizes = sizes_from_data(named)
+    if own and sizes is not None:
+        raise DamagedFile("has sizes of a model that changes buffers")
     _check_sizes(sizes, grown, read[0].graphs, (given, results))
     try:
-        for each in read:
-            check_states(each.graphs[0].graph, states)
+        for graph, tile in (graph for each in read for graph in each.graphs):
+            check_states(graph, states, tile)
     except InvalidInput as error:
         raise DamagedFile(f"has states that are not valid: {error}") from error
     kept = settings_from_data(settings)
@@ -148,10 +153,26 @@ def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
 
 def _state_from_data(data: Any, reader: ArrayReader) -> State:
     """Return the state that `_state_to_data` wrote."""
-    name, before, after, initial = fields_of(data, name=str, input=int, output=int, initial=list)
+    name, before, after, initial, origin = fields_of(
+        data, name=str, input=int, output=int, initial=list, origin=str
+    )
     if len(initial) > 1:
         raise DamagedFile(f"has {len(initial)} initial values of state {name}")
-    return State(name, before, after, *(reader.read(each) for each in initial))
+    first = reader.read(initial[0]) if initial else None
+    return State(name, before, after, first, origin)
+
+
+def own_states(states: Sequence[State], given: Nest, made: Nest) -> list[State]:
+    """Return the states behind the tensors of a call, in order, which no call gives.
+
+    Raises DamagedFile unless their inputs and outputs follow the tensors without gaps.
+    """
+    first = tensors_in(given), tensors_in(made)
+    own = [each for each in states if each.input >= first[0] or each.output >= first[1]]
+    for number, state in enumerate(own):
+        if (state.input, state.output) != (first[0] + number, first[1] + number):
+            raise DamagedFile(f"has state {state.name} at input {state.input}, which is no place")
+    return own
 
 
 def sizes_to_data(sizes: NamedSizes | None) -> list[dict[str, Any]]:
@@ -256,10 +277,15 @@ class _Interface(NamedTuple):
     shapes: tuple[tuple[int, ...], ...]
 
 
-def _check_interfaces(variants: Sequence[SavedVariant], given: Nest, made: Nest) -> None:
-    """Raise DamagedFile unless all graphs are one model for inputs of several shapes."""
+def _check_interfaces(
+    variants: Sequence[SavedVariant], given: Nest, made: Nest, own: int
+) -> None:
+    """Raise DamagedFile unless all graphs are one model for inputs of several shapes.
+
+    They have inputs and outputs for `own` states behind the tensors of a call.
+    """
     found = [
-        (place, _interface(one, given, made))
+        (place, _interface(one, given, made, own))
         for place, each in enumerate(variants)
         for one in each.graphs
     ]
@@ -270,11 +296,12 @@ def _check_interfaces(variants: Sequence[SavedVariant], given: Nest, made: Nest)
         raise DamagedFile("has graphs that are not one model for inputs of several shapes")
 
 
-def _interface(tiled: TiledGraph, given: Nest, made: Nest) -> _Interface:
+def _interface(tiled: TiledGraph, given: Nest, made: Nest, states: int = 0) -> _Interface:
     """Return a graph's interface. Raises DamagedFile unless it fits the nests and the tile."""
     graph, tile = tiled
-    outputs = tensors_in(made) + len({axis.size for axis in open_axes(made)})
-    if (len(graph.inputs), len(graph.outputs)) != (tensors_in(given), outputs):
+    inputs, outputs = tensors_in(given) + states, tensors_in(made) + states
+    outputs += len({axis.size for axis in open_axes(made)})
+    if (len(graph.inputs), len(graph.outputs)) != (inputs, outputs):
         raise DamagedFile("has a graph of other inputs or outputs than the model's")
     types = [value.type for value in (*graph.inputs, *graph.outputs)]
     shared = set(filter(graph.is_shared, range(len(graph.inputs))))

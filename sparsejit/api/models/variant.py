@@ -171,6 +171,11 @@ class Variant(SharedCode):
         made = self.make_graphs()
         return [each for each in made if each.tile in self.tiles]
 
+    @property
+    def interface(self) -> Graph:
+        """The inputs and outputs of the graph of `tile`, without nodes."""
+        return Graph(self.inputs, self.outputs, (), {}, (), self.axes)
+
     @cached_property
     def graph(self) -> Graph:
         """The graph of `tile`."""

@@ -36,8 +36,12 @@ def report_of(
     facts: dict[str, Any],
     measure: bool,
     accuracy: Accuracy | None = None,
+    notes: Sequence[str] = (),
 ) -> Report:
-    """Return the report of one native function; `measure` runs it, on random inputs, for 1 s."""
+    """Return the report of one native function; `measure` runs it, on random inputs, for 1 s.
+
+    `notes` are lines beside the graph's own.
+    """
     check_flags(measure=measure)
     times = measured_times(variant) if measure else None
     target = variant.options.target
@@ -46,7 +50,7 @@ def report_of(
         layers = list(_with_errors(layers, accuracy))
     if times is not None and times.call is not None:
         layers.append(_call(times.call, sum(times.steps) + times.call))
-    notes = list(variant.graph.notes)
+    notes = [*variant.graph.notes, *notes]
     facts = {**facts, "rates": target.core.origin, "processor": target.model, "notes": notes}
     whole, samples = None if times is None else times.whole, variant.tile or 1
     lines = [*_lines(facts), *_batch_lines(variant), *notes]

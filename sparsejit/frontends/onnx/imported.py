@@ -33,6 +33,7 @@ from sparsejit.frontends.onnx.reading import (
     size_of,
     tensors_of,
 )
+from sparsejit.frontends.states import ModelInterface, interface_of
 from sparsejit.ir.dtypes import Dtype
 from sparsejit.ir.graph import BatchAxes, Graph
 from sparsejit.ir.operator import SamplesMixed
@@ -154,6 +155,12 @@ class ImportedModel:
     def batch_is_free(self) -> bool:
         """Whether inputs and outputs have a batch and no sample touches another."""
         return self._found is not None
+
+    @property
+    def interface(self) -> ModelInterface:
+        """The inputs and outputs by their names in the file."""
+        results = [each.name for each in self._given.model.graph.output]
+        return interface_of(self.input_tree, self.output_tree, [*self._given.shapes], results)
 
     def graph(self, batch: int | None = None) -> Graph:
         """The graph for that batch, by default the example's."""

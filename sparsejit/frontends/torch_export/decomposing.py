@@ -7,12 +7,21 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
 
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.arrays import is_tensor
-from sparsejit.frontends.torch_export.tracing import changes_itself, first_line
+from sparsejit.frontends.torch_export.own_tensors import (
+    KEEP_KIND,
+    changes_itself,
+    check_apart,
+    own_tensor,
+    writes,
+    written_tensors,
+)
+from sparsejit.frontends.torch_export.tracing import first_line
 from sparsejit.frontends.writing.complex_values import Complex
 from sparsejit.ir.values import Value
 
@@ -31,42 +40,56 @@ def functionalised(program: ExportedProgram) -> ExportedProgram:
         return program
     for node in writing:
         _check_written(node)
-    with warnings.catch_warnings():
+    check_apart(program, written_tensors(program))
+    with warnings.catch_warnings(), _explicit_conversions(program, writing):
         warnings.simplefilter("ignore")
         try:
             return program.run_decompositions({})
         except Exception as error:  # of whatever type torch raises
-            for name in filter(None, (_own_tensor(program, node) for node in writing)):
-                raise changes_itself(name) from error
+            for name in filter(None, (own_tensor(program, node) for node in writing)):
+                is_buffer = name in program.graph_signature.inputs_to_buffers.values()
+                raise changes_itself(name, KEEP_KIND if is_buffer else "") from error
             raise InvalidInput(
                 f"torch cannot write this model without changes in place: {first_line(error)}; "
                 "write it with operators that return a new tensor"
             ) from error
 
 
-def _own_tensor(program: ExportedProgram, node: Node) -> str | None:
-    """Return the name of the buffer, parameter or attribute that a node writes; None for others.
+@contextmanager
+def _explicit_conversions(program: ExportedProgram, writing: Iterable[Node]) -> Iterator[None]:
+    """Context in which copies into the model's tensors have their dtypes and sizes.
 
-    The node may write it through views.
+    torch lets what reads a buffer read the tensor that was copied into it, as it was before.
     """
-    written: Any = node.args[0]
-    while written.op == "call_function" and any(
-        result.alias_info is not None for result in written.target._schema.returns
-    ):
-        written = written.args[0]
-    signature = program.graph_signature
-    owned = {
-        **signature.inputs_to_buffers,
-        **signature.inputs_to_parameters,
-        **signature.inputs_to_lifted_tensor_constants,
-    }
-    return owned.get(written.name)
+    import torch
 
-
-def writes(node: Node) -> bool:
-    """Whether an operator changes one of its operands."""
-    schema = getattr(node.target, "_schema", None)
-    return bool(schema is not None and schema.is_mutable)
+    aten = torch.ops.aten
+    changed: list[tuple[Node, Any, list[Node]]] = []
+    for node in writing:
+        if node.target is not aten.copy_.default or own_tensor(program, node) is None:
+            continue
+        written, source = cast("tuple[Any, Any]", node.args[:2])
+        wanted, made = written.meta["val"], cast("list[Node]", [])
+        for target, rest, named in (
+            (aten._to_copy.default, (), {"dtype": wanted.dtype}),
+            (aten.expand.default, (list(wanted.shape),), {}),
+        ):
+            own = made[-1] if made else source
+            value = target(own.meta["val"], *rest, **named)
+            if (value.dtype, value.shape) != (own.meta["val"].dtype, own.meta["val"].shape):
+                with node.graph.inserting_before(node):
+                    made.append(node.graph.call_function(target, (own, *rest), named))
+                made[-1].meta = {**node.meta, "val": value}
+        if made:
+            node.update_arg(1, made[-1])
+            changed.append((node, source, made))
+    try:
+        yield
+    finally:
+        for node, source, made in changed:
+            node.update_arg(1, source)
+            for one in reversed(made):
+                node.graph.erase_node(one)
 
 
 def _check_written(node: Node) -> None:

@@ -27,6 +27,7 @@ from sparsejit.frontends.batch_axis import (
     why_not_alike,
 )
 from sparsejit.frontends.nesting import Nest
+from sparsejit.frontends.states import ModelInterface, interface_of
 from sparsejit.frontends.torch_export.decomposing import functionalised
 from sparsejit.frontends.torch_export.given_sizes import (
     is_program,
@@ -34,10 +35,14 @@ from sparsejit.frontends.torch_export.given_sizes import (
     user_inputs,
 )
 from sparsejit.frontends.torch_export.interpreting import dtype_of, graph_of
+from sparsejit.frontends.torch_export.own_tensors import (
+    changed_buffers,
+    changes_itself,
+    initial_of,
+)
 from sparsejit.frontends.torch_export.tracing import (
     ONE_AT_A_TIME,
     as_tensors,
-    changes_itself,
     common_batch,
     origins_of_tensors,
     tensors_of,
@@ -46,6 +51,7 @@ from sparsejit.frontends.torch_export.tracing import (
 )
 from sparsejit.ir.graph import BatchAxes, Graph
 from sparsejit.ir.operator import SamplesMixed
+from sparsejit.ir.state import State
 from sparsejit.ir.values import Array
 
 if TYPE_CHECKING:
@@ -88,6 +94,8 @@ def export(
                 "it leaves the caller's tensor as it is (inplace=False does so in torch)"
             )
         if exported.batch_is_free or not free_batch or axes is not None or is_program(model):
+            return exported
+        if exported.own_states:
             return exported
         for choice in likely_axes(exported.graph()):
             if choice != likely:
@@ -134,9 +142,10 @@ class Exported:
 
     If the batch is free, samples lie on axis 0 of the graph, and on `axes` of the model.
     `input_tree` is the form of (args, kwargs), `output_tree` the form of the model's results;
-    graphs have the tensors of both, in order. `sizes` are the numbers of symbols other than the
-    batch; a symbol that is left out has its number in the example. `copies` are the copies of the
-    model's tensors that another program of the same model has made. `is_module` says that the
+    graphs have the tensors of both, in order, and behind them the buffers that the model changes,
+    before and after a call: `own_states`. `sizes` are the numbers of symbols other than the batch;
+    a symbol that is left out has its number in the example. `copies` are the copies of the model's
+    tensors that another program of the same model has made. `is_module` says that the
     program was made of a module, whose hooks compute weights.
     """
 
@@ -152,16 +161,17 @@ class Exported:
         self._sizes = dict(sizes or {})
         self._program = functionalised(program)
         self.copies: Copies = {} if copies is None else copies
+        self._buffers = changed_buffers(self._program)
         self._constants = _constants(self._program, self.copies)
         self._arrays: dict[str, Array] = {}
-        signature = self._program.graph_signature
         self._names = origins_of_tensors(self._program, is_module)
-        # torch.export returns changed inputs as outputs, before all others.
-        self.changed_inputs = [
-            str(s.target) for s in signature.output_specs if s.kind.name == "USER_INPUT_MUTATION"
-        ]
+        outputs = self._program.graph_signature.output_specs
+        self._results = _numbers_of(outputs, "USER_OUTPUT")
+        changed = _numbers_of(outputs, "USER_INPUT_MUTATION")
+        self.changed_inputs = [str(outputs[number].target) for number in changed]
         self.input_tree = _form(program.call_spec.in_spec, _arguments(self._program), "inputs")
         self.output_tree = _form(program.call_spec.out_spec, _results(self._program), "outputs")
+        self.own_states = self._states()
         self.axes: BatchAxes | None = None
         self._probe: Graph | None = None  # every batch's graph must be like it
         choices = list(_batches_of(self._program))
@@ -174,6 +184,27 @@ class Exported:
     def batch_is_free(self) -> bool:
         """Whether inputs and outputs have a batch and no sample touches another."""
         return self.axes is not None
+
+    @property
+    def interface(self) -> ModelInterface:
+        """The inputs and outputs by the names of the model's arguments, and its own states."""
+        called = self._program.module_call_graph[0].signature
+        names = (called and called.forward_arg_names) or ()
+        return interface_of(self.input_tree, self.output_tree, names, (), self.own_states)
+
+    def _states(self) -> tuple[State, ...]:
+        """The buffers that the model changes, with their values now."""
+        given, made = (len(nesting.dtypes(each)) for each in (self.input_tree, self.output_tree))
+        return tuple(
+            State(
+                buffer.name,
+                given + number,
+                made + number,
+                initial_of(buffer),
+                "a buffer that the model changes",
+            )
+            for number, buffer in enumerate(self._buffers)
+        )
 
     def _choose(self, batch: ProgramBatch, example_batch: int | None) -> None:
         """Make this size the batch, and forget graphs made so far."""
@@ -214,7 +245,8 @@ class Exported:
         module = self._program.graph_module
         with ONE_AT_A_TIME:
             known = self._constants, sizes, self._arrays, self._names
-            return graph_of(module, *known, len(self.changed_inputs))
+            results = [*self._results, *(buffer.output for buffer in self._buffers)]
+            return graph_of(module, *known, results, [each.input for each in self._buffers])
 
     def _mixing(self, choices: Sequence[ProgramBatch], example_batch: int | None) -> str:
         """Choose the first of the candidate batches that is free; if none is, return the reason."""
@@ -288,25 +320,28 @@ def _arguments(program: ExportedProgram) -> list[Any]:
 
 
 def _results(program: ExportedProgram) -> list[Any]:
-    signature = program.graph_signature
-    kinds = [spec.kind.name for spec in signature.output_specs]
-    for spec, kind in zip(signature.output_specs, kinds, strict=True):
-        if kind not in ("USER_OUTPUT", "USER_INPUT_MUTATION"):
+    specs = program.graph_signature.output_specs
+    for spec in specs:
+        if spec.kind.name not in ("USER_OUTPUT", "USER_INPUT_MUTATION", "BUFFER_MUTATION"):
             raise changes_itself(spec.target)
-    specs = zip(signature.output_specs, kinds, strict=True)
-    return [_leaf(program, spec.arg) for spec, kind in specs if kind == "USER_OUTPUT"]
+    return [_leaf(program, specs[number].arg) for number in _numbers_of(specs, "USER_OUTPUT")]
+
+
+def _numbers_of(specs: Sequence[Any], kind: str) -> list[int]:
+    return [number for number, spec in enumerate(specs) if spec.kind.name == kind]
 
 
 def _constants(program: ExportedProgram, copies: Copies) -> dict[str, torch.Tensor]:
-    """Parameters, buffers and literals by placeholder, one where several share memory.
+    """Parameters, buffers that stay, and literals by placeholder, one where several share memory.
 
     Large matrices share the model's memory: callers copy them to keep them after compiling.
     """
     from torch._subclasses.fake_tensor import FakeTensor
 
     constants = {}
+    changed = program.graph_signature.buffers_to_mutate.values()
     for spec in program.graph_signature.input_specs:
-        if spec.target is None:
+        if spec.target is None or spec.target in changed:
             continue
         tensors = program.state_dict if spec.target in program.state_dict else program.constants
         tensor = tensors[spec.target]

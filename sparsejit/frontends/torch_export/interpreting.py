@@ -80,22 +80,24 @@ def graph_of(
     sizes: Mapping[str, int] | None = None,
     arrays: dict[str, Array] | None = None,
     names: Mapping[str, Origin] | None = None,
-    first: int = 0,
+    results: Sequence[int] | None = None,
+    states: Sequence[str] = (),
 ) -> Graph:
     """The graph of a module of ATen operators whose nodes carry fake tensors (`meta["val"]`).
 
     Placeholders named in `constants` are known; the other tensors are inputs, in their order.
     `sizes` has the numbers of symbols in shapes; others have their number in torch's example.
     `arrays` keeps constants as arrays for further graphs, and `names` has their origins, both by
-    placeholder. Outputs are the module's result tensors from number `first` on. A complex input or
-    output is float32 with a last axis of two, the real and the imaginary part. Raises
-    UnsupportedOperator, which lists every operator that has no mapping, and InvalidInput for an
-    input of a dtype that no graph holds.
+    placeholder. Outputs are the module's result tensors with the numbers `results`, or all. Inputs
+    of placeholders named in `states` come last, in that order. A complex input or output is float32
+    with a last axis of two, the real and the imaginary part. Raises UnsupportedOperator, which
+    lists every operator that has no mapping, and InvalidInput for an input of a dtype that no graph
+    holds.
     """
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     with unset_fake_temporarily():  # a compiler that torch calls runs in such a mode
-        return _graph_of(module, constants, sizes or {}, arrays, names or {}, first)
+        return _graph_of(module, constants, sizes or {}, arrays, names or {}, results, states)
 
 
 def missing_in(
@@ -121,27 +123,32 @@ def _graph_of(
     sizes: Mapping[str, int],
     arrays: dict[str, Array] | None,
     names: Mapping[str, Origin],
-    first: int,
+    results: Sequence[int] | None,
+    states: Sequence[str],
 ) -> Graph:
     write = Writer(arrays)
     interpreter = Interpreter(write, sizes)
-    given: list[Result] = []
-    for node in module.graph.nodes:
-        if node.op == "placeholder" and node.name in constants:
-            tensor = constants[node.name].detach()
-            write.name(tensor, node.name, names.get(node.name, Origin(node.name)))
-            given.append(tensor)
-        elif node.op == "placeholder":
-            given.append(interpreter.input(node))
-    outputs = interpreter.run(module, given)
+    given: dict[Node, Result] = {}
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    order = {name: number for number, name in enumerate(states)}
+    for node in sorted(placeholders, key=lambda node: order.get(node.name, -1)):
+        origin = names.get(node.name, Origin(node.name))
+        if node.name in constants:
+            given[node] = constants[node.name].detach()
+            write.name(given[node], node.name, origin)
+        else:
+            given[node] = interpreter.input(node, origin.name)
+    made = leaves(interpreter.run(module, [given[node] for node in placeholders]))
     if interpreter.missing:
         refuse(interpreter.missing)
-    results = pairs(write, leaves(outputs)[first:])
-    whole = write.finish(*(_as_output(write, x) for x in results if is_value(x)))
+    examples = examples_of(module.graph.output_node())
+    numbers = range(len(made)) if results is None else results
+    wanted = pairs(write, [made[number] for number in numbers])
+    whole = write.finish(*(_as_output(write, x) for x in wanted if is_value(x)))
     graph, missing = without_unwritten(whole, interpreter.unwritten)
     if not missing:
-        examples = examples_of(module.graph.output_node())[first:]
-        graph, missing = interpreter.open.finished(graph, examples)
+        tensors = [examples[number] for number in numbers if is_tensor(examples[number])]
+        graph, missing = interpreter.open.finished(graph, tensors)
     if missing:
         refuse(missing)
     return graph
@@ -175,16 +182,16 @@ class Interpreter:
         self.opening: Mapping[str, Callable[..., Any]] = OPENING
         self._inside = 0  # depth of decompositions; they keep the outer operator's origin
 
-    def input(self, node: Node) -> Result:
+    def input(self, node: Node, name: str) -> Result:
         """The input of a placeholder, or the number that torch took for constant."""
         example = node.meta.get("val")
         if not is_tensor(example):
             return self._number(example)
         try:
-            return self._input(example, node.name)
+            return self._input(example, name)
         except Unmapped as reason:
             raise InvalidInput(
-                f"input {node.name} has {reason}; give float16 to float64, complex64, bool, or "
+                f"input {name} has {reason}; give float16 to float64, complex64, bool, or "
                 "whole numbers of uint8 or int8 to int64"
             ) from None
 

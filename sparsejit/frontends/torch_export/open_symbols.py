@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.writing.missing import Missing
 from sparsejit.frontends.writing.open_sizes import MaskSize, with_open_outputs
 from sparsejit.frontends.writing.writer import Unmapped
@@ -113,7 +112,6 @@ def _replaced(nest: Any, attribute: str) -> Any:
 
 
 def examples_of(output: Node) -> list[Any]:
-    """The example tensors that an exported module returns, in order."""
+    """The examples of all that an exported module returns, in order: tensors and constants."""
     nodes = _leaves(output.args[0])
-    examples = (node.meta.get("val") if hasattr(node, "meta") else node for node in nodes)
-    return [example for example in examples if is_tensor(example)]
+    return [node.meta.get("val") if hasattr(node, "meta") else node for node in nodes]

@@ -20,7 +20,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +29,13 @@ import numpy as np
 from sparsejit.errors import InvalidInput, warn_caller
 from sparsejit.frontends.arrays import is_tensor
 from sparsejit.frontends.batch_axis import InputAxes
+from sparsejit.frontends.torch_export.own_tensors import (
+    carries_state,
+    changes_itself,
+    recorded_writes,
+    with_old_values,
+    written_tensors,
+)
 from sparsejit.frontends.torch_export.packed_sequences import traceable_packing
 from sparsejit.ir.values import Origin
 
@@ -200,7 +206,7 @@ def traced(
     why_not = "it was not requested" if axes is None else _no_common_batch(args, kwargs, axes)
     with (
         _evaluating(model) as told,
-        _recorded_writes(model) as written,
+        recorded_writes(model) as written,
         known_recurrent_shapes(),
         traceable_packing(),
     ):
@@ -215,20 +221,22 @@ def traced(
                     if fixed
                     else f"torch.export fixes it: {first_line(error)}"
                 )
+        if program is not None and written_tensors(program):
+            program, why_not = None, "the model changes buffers, which have one size"
         program = program or _of_one_batch(model, args, kwargs)
-    if written and _carries_state(model, args, kwargs):
-        raise changes_itself(", ".join(dict.fromkeys(written)))
+    program = with_old_values(program, list(dict.fromkeys(written.buffers)))
+    own, lost = dict(model.named_buffers()), list(dict.fromkeys(written.lost))
+    buffers = [name for name in written_tensors(program) if name in own]
+    if (lost or buffers) and carries_state(model, args, kwargs, buffers):
+        is_data = lost and own.keys() >= set(lost)
+        remedy = "write it by copy_(), not through `data`" if is_data else ""
+        raise changes_itself(", ".join(lost) or "a list or a dict", remedy)
     for name in _kept_attributes(program, told):
         warn_caller(
             f"the model reads and assigns self.{name} while it runs, which keeps its first value "
             "in compiled calls; take it as an input and return it"
         )
     return program, why_not
-
-
-def changes_itself(name: str) -> InvalidInput:
-    """Return the error for a model that writes into a tensor of its own."""
-    return InvalidInput(f"the model changes {name!r} while it runs; return it as an output instead")
 
 
 def _check_layers(model: Module) -> None:
@@ -385,62 +393,6 @@ def _kept_attributes(
 
 
 @contextmanager
-def _recorded_writes(model: Module) -> Iterator[list[str]]:
-    """Record the attributes to which modules assign tensors, and the tensors whose `data` they set.
-
-    torch.export follows neither, and restores the attributes. It follows buffers and parameters.
-    """
-    import torch
-
-    written: list[str] = []
-    # Proxies, by which torch traces submodules, share their attributes.
-    own_attributes = {id(vars(module)) for module in model.modules()}
-    assign, data = torch.nn.Module.__setattr__, vars(torch._C.TensorBase)["data"]
-
-    def recorded(module: Module, name: str, value: Any) -> None:
-        if id(vars(module)) in own_attributes and isinstance(value, torch.Tensor):
-            is_followed = name in module._parameters or name in module._buffers
-            written.extend([] if is_followed else [name])
-        assign(module, name, value)
-
-    def replace_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
-        own = (*model.named_buffers(), *model.named_parameters())
-        written.append(next((name for name, held in own if held is tensor), "data"))
-        data.__set__(tensor, value)
-
-    torch.nn.Module.__setattr__ = recorded  # type: ignore[method-assign, assignment]
-    torch.Tensor.data = property(data.__get__, replace_data)  # type: ignore[assignment]
-    try:
-        yield written
-    finally:
-        torch.nn.Module.__setattr__ = assign  # type: ignore[method-assign]
-        del torch.Tensor.data
-
-
-def _carries_state(model: Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a copy of the model gives other outputs in its second call with the same inputs.
-
-    False where the model cannot be copied. Random numbers are the same in both calls.
-    """
-    import torch
-    from torch.utils._pytree import tree_leaves
-
-    try:
-        copied = deepcopy(model)
-    except Exception:  # any of the user's own objects may refuse
-        return False
-    outputs = []
-    with _evaluating(copied), torch.random.fork_rng():
-        for _ in range(2):
-            torch.manual_seed(0)
-            given, named = deepcopy((args, dict(kwargs)))
-            found = copied(*given, **named)
-            outputs.append([x.clone() for x in tree_leaves(found) if isinstance(x, torch.Tensor)])
-    pairs = zip(*outputs, strict=True)
-    return any(one.shape != two.shape or not one.equal(two) for one, two in pairs)
-
-
-@contextmanager
 def _evaluating(model: Module) -> Iterator[list[warnings.WarningMessage]]:
     """Context of evaluation, without gradients and fused transformer layers; restored afterwards.
 
@@ -507,8 +459,11 @@ def _with_known_numbers(model: Module, args: Any, kwargs: Any, free: Any) -> Exp
         numbers = _numbers_of(model) if "data-dependent" in str(error) else {}
         if not numbers:
             raise
-        with _as_literals(numbers):
-            program = torch.export.export(model, args, kwargs, dynamic_shapes=free)
+        try:
+            with _as_literals(numbers):
+                program = torch.export.export(model, args, kwargs, dynamic_shapes=free)
+        except Exception:  # as the model writes such a number, or as before
+            raise error from None
         if _changes_literals(program):
             raise
         return program
