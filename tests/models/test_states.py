@@ -107,7 +107,8 @@ def convolved(m: Any, x: Tensor) -> Tensor:
     """A causal convolution whose past is a buffer."""
     whole = torch.cat([m.ring, x[:, None]], 1)
     m.ring.copy_(whole[:, -5:])
-    return functional.conv1d(whole.transpose(1, 2), m.layer.weight[:, :, None].repeat(1, 1, 6))
+    weight = m.layer.weight[:, :, None].repeat(1, 1, 6)
+    return functional.conv1d(whole.transpose(1, 2), weight)[:, :, 0]
 
 
 def ring_by_position(m: Any, x: Tensor) -> Tensor:
@@ -194,6 +195,13 @@ MODULES: dict[Callable[..., Any], dict[str, Tensor]] = {
 }
 
 
+# They follow the batch of their inputs.
+OF_ANY_BATCH = (
+    *(hidden, hidden_in_place, delayed, added, part_written, rolled, shifted, convolved),
+    *(delayed_twice, swapped, halves),
+)
+
+
 def module_of(function: Callable[..., Any]) -> Stateful:
     torch.manual_seed(0)
     buffers = MODULES[function] or {"h": H}
@@ -202,7 +210,7 @@ def module_of(function: Callable[..., Any]) -> Stateful:
 
 def steps_of(fast: CompiledModel, xs: list[Tensor]) -> list[np.ndarray]:
     """The outputs of all steps, with states carried from call to call."""
-    states = [each.initial for each in fast.states]
+    states = [each.initial.repeat(len(xs[0]), 0) for each in fast.states]
     outputs = []
     for x in xs:
         y, *states = fast.run([x, *states])
@@ -223,12 +231,110 @@ def test_buffers_that_a_module_changes_are_states(
     assert {each.name for each in fast.states} == before.keys()
     path = tmp_path / "model.sjit"
     fast.save(path)
-    xs = list(torch.randn(STEPS, 1, 4))
-    with torch.no_grad():
-        wanted = [model(x).numpy().copy() for x in xs]
+    assert fast.batch_is_free == (function in OF_ANY_BATCH)
+    streams = 3 if fast.batch_is_free else 1
+    xs, wanted = torch.randn(STEPS, streams, 4), np.zeros((STEPS, streams, 4), np.float32)
+    for stream in range(streams):
+        alone = module_of(function)
+        with torch.no_grad():
+            for step, x in enumerate(xs):
+                wanted[step, stream] = alone(x[stream : stream + 1])[0]
     for each in (fast, sparsejit.load(path)):
-        for result, want in zip(steps_of(each, xs), wanted, strict=True):
-            np.testing.assert_allclose(result, want, rtol=2e-5, atol=2e-5)
+        found = steps_of(each, list(xs))
+        np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=2e-5)
+
+
+class Causal(nn.Module):
+    """A causal convolution that keeps its past, by assignment."""
+
+    def __init__(self, dilation: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(4, 4, 3, dilation=dilation)
+        self.register_buffer("past", torch.zeros(1, 4, 2 * dilation))
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = torch.cat([self.past, x], 2)
+        self.past = whole[:, :, -self.past.shape[2] :]
+        return self.convolution(whole).relu()
+
+
+def test_buffers_of_layers_are_states() -> None:
+    """torch.export loses what a layer assigns to its buffers."""
+    layers = nn.Sequential(Causal(1), nn.Identity(), Causal(3)).eval()
+    xs = torch.randn(STEPS, 1, 4, 5)
+    fast = sparsejit.compile(layers, (xs[0],))
+    assert {each.name for each in fast.states} == {"0.past", "2.past"} and fast.batch_is_free
+    with torch.no_grad():
+        wanted = [layers(x).numpy() for x in xs]
+    np.testing.assert_allclose(steps_of(fast, list(xs)), wanted, rtol=1e-5, atol=1e-5)
+
+
+class Decoder(nn.Module):
+    """A decoder of one layer, with rotations, whose caches and position are buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(50, 16), nn.RMSNorm(16)
+        self.all, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+        for name in ("keys", "values"):
+            self.register_buffer(name, torch.zeros(1, 4, 24, 4))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.int64), persistent=False)
+        angles = torch.arange(24.0)[:, None] * torch.tensor([1.0, 0.1, 1.0, 0.1])
+        self.register_buffer("angles", angles)
+
+    def forward(self, tokens: Tensor, place: Tensor | None = None) -> Tensor:
+        at = self.place if place is None else place
+        x = self.words(tokens)
+        q, k, v = (
+            each.unflatten(2, (4, 4)).transpose(1, 2) for each in self.all(self.norm(x)).chunk(3, 2)
+        )
+        cos, sin = self.angles[at].cos(), self.angles[at].sin()
+        q, k = (each * cos + torch.cat([-each[..., 2:], each[..., :2]], 3) * sin for each in (q, k))
+        self.keys.index_copy_(2, at, k)
+        self.values.index_copy_(2, at, v)
+        mask = torch.arange(24)[None] <= at[:, None]
+        y = functional.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=mask)
+        if place is None:
+            self.place += 1
+        return (x + self.out(y.transpose(1, 2).flatten(2))) @ self.words.weight.T
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_decoder_with_static_caches(is_given: bool) -> None:
+    """Its position is a buffer, or an input, as transformers' cache_position is."""
+    torch.manual_seed(0)
+    model, tokens = Decoder().eval(), torch.randint(0, 50, (STEPS, 1, 1))
+    calls = [(t, torch.tensor([n])) if is_given else (t,) for n, t in enumerate(tokens)]
+    fast = sparsejit.compile(model, calls[-1])
+    assert len(fast.states) == 3 - is_given and fast.batch_is_free == is_given
+    states = [each.initial for each in fast.states]
+    for call in calls:
+        y, *states = fast.run([*call, *states])
+        with torch.no_grad():
+            np.testing.assert_allclose(y, model(*call), rtol=1e-4, atol=2e-5)
+
+
+def test_buffers_of_several_samples() -> None:
+    """The batch, on axis 1 of a layer's state, is free where all samples start alike."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y, m.h = m.gru(x, m.h)
+        return y
+
+    for start, is_free in ((torch.zeros(1, 3, 4), True), (torch.randn(1, 3, 4), False)):
+        model = Stateful(forward, h=start.clone())
+        model.gru = nn.GRU(4, 4, batch_first=True)
+        model.eval()
+        fast = sparsejit.compile(model, (torch.randn(3, 5, 4),))
+        assert fast.batch_is_free == is_free
+        (state,) = fast.states
+        assert state.initial is not None and state.initial.shape == (1, 1 if is_free else 3, 4)
+        x = torch.randn(3, 5, 4)
+        y, h = fast.run([x, start])
+        with torch.no_grad():
+            wanted, _ = model.gru(x, start)
+        np.testing.assert_allclose(y, wanted, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(h[0], wanted[:, -1], rtol=1e-5, atol=1e-5)
 
 
 def test_a_call_and_data_are_refused_where_buffers_change() -> None:

@@ -6,19 +6,28 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from contextlib import suppress
+from copy import copy
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparsejit.errors import DamagedFile, InvalidInput, MissingDependency, warn_caller
+import numpy as np
+
+from sparsejit.errors import (
+    DamagedFile,
+    InvalidInput,
+    MissingDependency,
+    SparseJitError,
+    warn_caller,
+)
 from sparsejit.files import existing_file
 from sparsejit.frontends import nesting
 from sparsejit.frontends.batch_axis import (
     GraphsBySize,
     InputAxes,
+    SizedBatch,
     SizedInput,
     axes_of_name,
     batch_first,
@@ -38,13 +47,17 @@ from sparsejit.frontends.torch_export.interpreting import dtype_of, graph_of
 from sparsejit.frontends.torch_export.own_tensors import (
     changed_buffers,
     changes_itself,
+    check_step,
     initial_of,
+    repeated_buffers,
 )
 from sparsejit.frontends.torch_export.tracing import (
     ONE_AT_A_TIME,
     as_tensors,
     common_batch,
     origins_of_tensors,
+    quiet,
+    repeated,
     tensors_of,
     traced,
     traced_again,
@@ -57,6 +70,7 @@ from sparsejit.ir.values import Array
 if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
+    from torch.nn import Module
 
 # A model's tensors, small ones copied, by address, shape, strides and dtype.
 Copies = dict[Any, "torch.Tensor"]
@@ -96,7 +110,7 @@ def export(
         if exported.batch_is_free or not free_batch or axes is not None or is_program(model):
             return exported
         if exported.own_states:
-            return exported
+            return _with_batch_of_buffers(model, args, kwargs, exported) or exported
         for choice in likely_axes(exported.graph()):
             if choice != likely:
                 found = _exported_on(model, args, kwargs, choice, exported.copies)
@@ -125,6 +139,7 @@ def _exported_on(
             raise
         fixed, _ = traced(model, args, kwargs, None)
         return Exported(fixed, str(reason), None, copies)
+    exported.check_step(model, args, kwargs)
     if exported.example_batch != 1 or why_not:
         return exported
     # One sample was exported as two: in Python, a model may take another path for one.
@@ -135,6 +150,33 @@ def _exported_on(
     alone = Exported(single, why_not, 1, exported.copies)
     found = batch_first(alone.graph(), exported.axes)
     return alone if why_not_alike(found, exported.graph(1)) else exported
+
+
+def _with_batch_of_buffers(
+    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any], exported: Exported
+) -> Exported | None:
+    """The model with a free batch, which its inputs and all buffers that it changes have.
+
+    A batch of one sample is exported as two: the batch is followed through the graph from axes of
+    two samples. None where the model mixes samples, or keeps something that is no sample's.
+    """
+    states = exported.own_states
+    for choice in likely_axes(exported.graph()):
+        first = len(choice) - len(states)
+        if None in choice[first:]:
+            continue
+        pairs = zip(exported.graph().inputs, choice, strict=True)
+        batch = next(value.shape[axis] for value, axis in pairs if axis is not None)
+        with suppress(SamplesMixed, SparseJitError):
+            several = exported
+            if batch == 1:
+                axes = dict(zip((state.name for state in states), choice[first:], strict=True))
+                given, named = repeated(args, kwargs, choice[:first])
+                with repeated_buffers(model, axes):
+                    program, _ = traced(model, given, named, None)
+                    several = Exported(program, copies=exported.copies)
+            return several.with_batch(choice, batch, exported)
+    return None
 
 
 class Exported:
@@ -172,6 +214,7 @@ class Exported:
         self.input_tree = _form(program.call_spec.in_spec, _arguments(self._program), "inputs")
         self.output_tree = _form(program.call_spec.out_spec, _results(self._program), "outputs")
         self.own_states = self._states()
+        self._sized: SizedBatch | None = None  # makes graphs where buffers have the batch too
         self.axes: BatchAxes | None = None
         self._probe: Graph | None = None  # every batch's graph must be like it
         choices = list(_batches_of(self._program))
@@ -206,6 +249,11 @@ class Exported:
             for number, buffer in enumerate(self._buffers)
         )
 
+    def check_step(self, model: Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise InvalidInput unless buffers change as in the module, in a call like this."""
+        if self._buffers:
+            check_step(model, self._program, args, kwargs, self._buffers)
+
     def _choose(self, batch: ProgramBatch, example_batch: int | None) -> None:
         """Make this size the batch, and forget graphs made so far."""
         self._symbol = batch.symbol
@@ -220,7 +268,8 @@ class Exported:
         Raises InvalidInput where only the example's batch is possible, and where the model
         takes another path for this one.
         """
-        if self._symbol is None and batch not in (None, self.example_batch):
+        is_fixed = self._symbol is None and self._sized is None
+        if is_fixed and batch not in (None, self.example_batch):
             raise InvalidInput(
                 f"batch={batch}, but the batch of this model is fixed: {self.why_not_free}; "
                 "compile it with example inputs of that batch"
@@ -236,7 +285,28 @@ class Exported:
             )
         return graph
 
+    def with_batch(self, axes: InputAxes, batch: int, first: Exported) -> Exported:
+        """The model `first`, whose example has this batch, with any batch on these axes.
+
+        This program is of several samples. Raises SamplesMixed where the batch is not free.
+        """
+        found = SizedBatch(self.graph(), axes)
+        count = len(first.own_states)
+        if found.axes.outputs[-count:] != tuple(axes[-count:]) or first.graph().open_axes:
+            raise SamplesMixed("a buffer has its batch on another axis after a call")
+        wanted = batch_first(found.graph(2), found.axes)
+        if why := why_not_alike(wanted, batch_first(first.graph(), found.axes), batch):
+            raise SamplesMixed(f"the model takes another path for a batch of {batch}: {why}")
+        made = copy(first)
+        made._sized, made.axes, made.why_not_free = found, found.axes, ""
+        made.example_batch = batch
+        pairs = zip(first.own_states, axes[-count:], strict=True)
+        made.own_states = tuple(_of_one_sample(state, axis or 0) for state, axis in pairs)
+        return made
+
     def _graph(self, size: int | None) -> Graph:
+        if self._sized is not None:
+            return self._sized.graph(size or 1)
         return self._graphs.get(size, self._made_for)
 
     def _made_for(self, size: int | None) -> Graph:
@@ -265,6 +335,15 @@ class Exported:
         elif choices:
             self._choose(choices[0], example_batch)
         return first or _why_one_batch(self._program)
+
+
+def _of_one_sample(state: State, axis: int) -> State:
+    """The state before the first call of any sample. Raises SamplesMixed if samples differ."""
+    assert state.initial is not None
+    one = state.initial.take([0], axis)
+    if not np.array_equal(np.broadcast_to(one, state.initial.shape), state.initial):
+        raise SamplesMixed(f"samples of buffer {state.name} start with different values")
+    return replace(state, initial=one)
 
 
 class _NumberReturned(InvalidInput):
@@ -424,7 +503,7 @@ def read_program(
         ) from error
     file = existing_file(path, "a .pt2 file")
     try:
-        with _quiet():
+        with quiet():
             program = torch.export.load(file)
     except Exception as error:  # of torch, zipfile, json, pickle
         raise DamagedFile(
@@ -438,14 +517,3 @@ def read_program(
     args, kwargs = program.example_inputs
     return program, tuple(args), dict(kwargs)
 
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Context that silences torch's log: torch logs tracebacks of exceptions that it raises."""
-    logger = logging.getLogger("torch.export")
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        yield
-    finally:
-        logger.disabled = before

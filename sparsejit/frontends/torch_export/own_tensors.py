@@ -2,8 +2,7 @@
 
     changes_itself     the error for any other tensor
     written_tensors    the module's tensors that a program writes in place
-    recorded_writes    record of the tensors and numbers that a module assigns
-    with_old_values    a program in which buffers are assigned after all that reads them
+    recorded_writes    record of writes that torch.export does not follow
     carries_state      whether the module keeps more than its buffers from call to call
     changed_buffers    the buffers that a program changes, with their places among its results
     initial_of         a buffer's value as a graph's array
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +27,7 @@ from sparsejit.ir.values import Array
 if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
-    from torch.fx import Graph, Node
+    from torch.fx import Node
     from torch.nn import Module
 
 
@@ -85,95 +84,102 @@ def writes(node: Node) -> bool:
     return bool(schema is not None and schema.is_mutable)
 
 
-class Writes(NamedTuple):
-    """Names of the tensors and numbers that a module assigns while it runs.
-
-    `lost` are attributes that get tensors or numbers, and tensors whose `data` is set: torch.export
-    follows neither, and restores the attributes. It follows the `buffers`.
-    """
-
-    lost: list[str]
-    buffers: list[str]
-
-
 @contextmanager
-def recorded_writes(model: Module) -> Iterator[Writes]:
-    """Context that records what the modules of a model assign."""
+def recorded_writes(model: Module) -> Iterator[list[str]]:
+    """Record attributes that get tensors or numbers, and tensors whose `data` is set.
+
+    torch.export follows neither, and restores the attributes. Buffers that get a tensor are written
+    in place when the model returns, which torch.export follows: it follows an assignment to the
+    outermost module's buffers alone, and lets what views their values before see them after.
+    """
     import torch
 
-    written = Writes([], [])
+    lost: list[str] = []
     # Proxies, by which torch traces submodules, share their attributes.
     own_attributes = {id(vars(module)): name for name, module in model.named_modules()}
-    assign, data = torch.nn.Module.__setattr__, vars(torch._C.TensorBase)["data"]
+    assign: Any = torch.nn.Module.__setattr__
+    data = vars(torch._C.TensorBase)["data"]
+    assigned: dict[tuple[int, str], AssignedBuffer] = {}
 
     def recorded(module: Module, name: str, value: Any) -> None:
-        if id(vars(module)) in own_attributes and isinstance(value, torch.Tensor | int | float):
-            if name in module._buffers and isinstance(value, torch.Tensor):
-                value = value.view_as(value)  # torch.export takes no input as it is
-                path = own_attributes[id(vars(module))]
-                written.buffers.append(f"{path}.{name}" if path else name)
-            elif name not in module._parameters:
-                written.lost.append(name)
+        path = own_attributes.get(id(vars(module)))
+        if path is None or not isinstance(value, torch.Tensor | int | float):
+            assign(module, name, value)
+            return
+        if name in module._buffers and isinstance(value, torch.Tensor):
+            own = AssignedBuffer(f"{path}.{name}".lstrip("."), module._buffers, name)
+            assigned.setdefault((id(module._buffers), name), own)
+            module._buffers[name] = value
+            return
+        lost.extend([] if name in module._parameters else [name])
         assign(module, name, value)
 
     def replace_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
         own = (*model.named_buffers(), *model.named_parameters())
-        written.lost.append(next((name for name, held in own if held is tensor), "data"))
+        lost.append(next((name for name, held in own if held is tensor), "data"))
         data.__set__(tensor, value)
 
     torch.nn.Module.__setattr__ = recorded  # type: ignore[method-assign, assignment]
     torch.Tensor.data = property(data.__get__, replace_data)  # type: ignore[assignment]
     try:
-        yield written
+        with _writing_in_place(model, assigned):
+            yield lost
     finally:
         torch.nn.Module.__setattr__ = assign  # type: ignore[method-assign]
         del torch.Tensor.data
 
 
-def with_old_values(program: ExportedProgram, assigned: Sequence[str]) -> ExportedProgram:
-    """Return the program, changed so that results which view a buffer have its value before.
+class AssignedBuffer:
+    """A buffer that gets another tensor: its name, its place in the module, its tensor before."""
 
-    torch.export copies what a module assigns to buffers into these at the end, one after the other,
-    also where an output or another of these copies is a view of such a buffer.
-    """
-    graph = program.graph_module.graph
-    *_, output = graph.nodes
-    places = {name: place for place, name in program.graph_signature.inputs_to_buffers.items()}
-    buffers = {places[name] for name in assigned if name in places}
-    copies: list[Any] = []
-    node = output.prev
-    while str(node.target) == "aten.copy_.default" and len(copies) < len(buffers):
-        copies.insert(0, node)
-        node = node.prev
-    if {copy.args[0].name for copy in copies} != buffers:
-        raise changes_itself(", ".join(assigned), "write it by copy_(), not by an assignment")
-    for copy in copies:
-        before, after = (each.meta["val"] for each in copy.args)
-        if before.shape != after.shape or before.dtype != after.dtype:
-            name = program.graph_signature.inputs_to_buffers[copy.args[0].name]
-            raise _changes_kind(name, before, after)
-    with graph.inserting_before(copies[0] if copies else output):
-        for copy in copies:
-            copy.update_arg(1, _kept(graph, copy.args[1], buffers))
-        results = [_kept(graph, value, buffers) for value in output.args[0]]
-    output.args = (tuple(results),)
-    specs = program.graph_signature.output_specs
-    for spec, value in zip(specs, results, strict=True):
-        if hasattr(value, "name"):
-            spec.arg.name = value.name
-    program.graph_module.recompile()
-    return program
+    def __init__(self, name: str, buffers: dict[str, Any], key: str) -> None:
+        self.name, self._buffers, self._key = name, buffers, key
+        self.before = buffers[key]
+
+    def restore(self) -> None:
+        """Give the module the tensor that it had before."""
+        self._buffers[self._key] = self.before
+
+    def value(self) -> torch.Tensor:
+        """A copy of the tensor that it has now. Raises InvalidInput for one of another kind."""
+        after: torch.Tensor = self._buffers[self._key]
+        if self.before is None:
+            raise changes_itself(self.name, "give it a value of its size before it is compiled")
+        if self.before.shape != after.shape or self.before.dtype != after.dtype:
+            raise _changes_kind(self.name, self.before, after)
+        return after.clone()
 
 
-def _kept(graph: Graph, value: Any, buffers: Collection[str]) -> Any:
-    """A copy of a result that views one of these buffers; all others as they are."""
+@contextmanager
+def _writing_in_place(model: Module, assigned: dict[Any, AssignedBuffer]) -> Iterator[None]:
+    """Context in which the model, before it returns, writes into buffers what they were given."""
     import torch
+    from torch.utils._pytree import tree_map
 
-    if not hasattr(value, "op") or _viewed(value).name not in buffers:
-        return value
-    made = graph.call_function(torch.ops.aten.clone.default, (value,))
-    made.meta = dict(value.meta)
-    return made
+    def copied(x: Any) -> Any:
+        return x.clone() if isinstance(x, torch.Tensor) else x
+
+    def start(module: Module, args: Any) -> None:
+        assigned.clear()  # of a call that failed; torch has given the module its tensors back
+
+    def write(module: Module, args: Any, results: Any) -> Any:
+        if not assigned:
+            return results
+        results = tree_map(copied, results)
+        after = [(buffer.before, buffer.value()) for buffer in assigned.values()]
+        for buffer in assigned.values():
+            buffer.restore()
+        for before, value in after:
+            before.copy_(value)
+        assigned.clear()
+        return results
+
+    hooks = model.register_forward_pre_hook(start), model.register_forward_hook(write)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def carries_state(
@@ -184,26 +190,49 @@ def carries_state(
     Results are its outputs and these buffers, which have their first values before both calls.
     False where the model cannot be copied. Random numbers are the same in both calls.
     """
-    import torch
-    from torch.utils._pytree import tree_leaves
-
     try:
         copied = deepcopy(model).eval()
     except Exception:  # any of the user's own objects may refuse
         return False
     first = {name: copied.get_buffer(name).clone() for name in buffers}
     outputs = []
-    with torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng():
-        warnings.simplefilter("ignore")
-        for _ in range(2):
-            torch.manual_seed(0)
-            for name, value in first.items():
-                _set_buffer(copied, name, value.clone())
-            given, named = deepcopy((args, dict(kwargs)))
-            found = copied(*given, **named), [copied.get_buffer(name) for name in buffers]
-            outputs.append([x.clone() for x in tree_leaves(found) if isinstance(x, torch.Tensor)])
+    for _ in range(2):
+        for name, value in first.items():
+            _set_buffer(copied, name, value.clone())
+        outputs.append(_results(copied, args, kwargs, buffers))
     pairs = zip(*outputs, strict=True)
     return any(one.shape != two.shape or not one.equal(two) for one, two in pairs)
+
+
+def _results(
+    model: Module, args: Sequence[Any], kwargs: Mapping[str, Any], buffers: Sequence[str]
+) -> list[torch.Tensor]:
+    """Return copies of the outputs of a call, and of these buffers after it."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    with torch.no_grad(), warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        given, named = deepcopy((tuple(args), dict(kwargs)))
+        found = model(*given, **named), [model.get_buffer(name) for name in buffers]
+        return [x.clone() for x in tree_leaves(found) if isinstance(x, torch.Tensor)]
+
+
+@contextmanager
+def repeated_buffers(model: Module, axes: Mapping[str, int | None]) -> Iterator[None]:
+    """Context in which these buffers have each sample twice, on these axes."""
+    import torch
+
+    kept = {name: model.get_buffer(name) for name in axes}
+    try:
+        for name, axis in axes.items():
+            if axis is not None:
+                _set_buffer(model, name, torch.cat([kept[name], kept[name]], axis))
+        yield
+    finally:
+        for name, value in kept.items():
+            _set_buffer(model, name, value)
 
 
 def _set_buffer(model: Module, name: str, value: torch.Tensor) -> None:
@@ -256,6 +285,59 @@ def _changes_kind(name: str, before: Any, after: Any) -> InvalidInput:
     """Return the error for a buffer that gets another size or dtype."""
     kinds = (f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}" for x in (before, after))
     return changes_itself(name, KEEP_KIND, f", from {' to '.join(kinds)}")
+
+
+# A share of the largest number, by which a program may differ from its module.
+_ROUNDING = 1e-3
+
+
+def check_step(
+    model: Module,
+    program: ExportedProgram,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    buffers: Sequence[ChangedBuffer],
+) -> None:
+    """Raise InvalidInput unless the program changes buffers as the module does, in one call.
+
+    torch.export may order writes and reads otherwise than the module. Nothing is compared where
+    the module, or the program, does not run as it is.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    names = [buffer.name for buffer in buffers]
+    others = {name: tensor for name, tensor in model.named_buffers() if name not in names}
+    try:
+        memo: dict[int, Any] = {id(tensor): tensor for tensor in model.parameters()}
+        wanted = _results(deepcopy(model, memo).eval(), args, kwargs, [*names, *others])
+        leaves = iter(tree_leaves((tuple(args), dict(kwargs))))
+        tensors = {**program.constants, **program.state_dict}
+        specs = program.graph_signature.input_specs
+        given = [next(leaves) if spec.target is None else tensors[spec.target] for spec in specs]
+        with torch.no_grad():
+            results = program.graph_module(*given)
+    except Exception:  # any of the user's own objects may refuse
+        return
+    kinds = [spec.kind.name for spec in program.graph_signature.output_specs]
+    outputs = [x for x, kind in zip(results, kinds, strict=True) if kind == "USER_OUTPUT"]
+    found = [x for x in outputs if isinstance(x, torch.Tensor)]
+    found += [*(results[buffer.output] for buffer in buffers), *others.values()]
+    if not all(map(_is_near, found, wanted)):
+        raise changes_itself(
+            ", ".join([*names, *others]),
+            "write it by copy_() after all that reads it, or return it as an output",
+            " otherwise than torch.export understands it",
+        )
+
+
+def _is_near(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    if found.shape != wanted.shape or found.dtype != wanted.dtype:
+        return False
+    if not (wanted.is_floating_point() or wanted.is_complex()):
+        return bool(found.equal(wanted))
+    most = wanted[wanted.isfinite()].abs().amax().item() if wanted.isfinite().any() else 0.0
+    return bool(found.isclose(wanted, 0, _ROUNDING * most, equal_nan=True).all())
 
 
 def check_apart(program: ExportedProgram, changed: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ steps, and 0.06 s with the shapes of this file. torch keeps Python code for thes
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import threading
 import traceback
@@ -33,7 +34,6 @@ from sparsejit.frontends.torch_export.own_tensors import (
     carries_state,
     changes_itself,
     recorded_writes,
-    with_old_values,
     written_tensors,
 )
 from sparsejit.frontends.torch_export.packed_sequences import traceable_packing
@@ -224,8 +224,7 @@ def traced(
         if program is not None and written_tensors(program):
             program, why_not = None, "the model changes buffers, which have one size"
         program = program or _of_one_batch(model, args, kwargs)
-    program = with_old_values(program, list(dict.fromkeys(written.buffers)))
-    own, lost = dict(model.named_buffers()), list(dict.fromkeys(written.lost))
+    own, lost = dict(model.named_buffers()), list(dict.fromkeys(written))
     buffers = [name for name in written_tensors(program) if name in own]
     if (lost or buffers) and carries_state(model, args, kwargs, buffers):
         is_data = lost and own.keys() >= set(lost)
@@ -360,6 +359,20 @@ def as_tensors(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return tree_map(as_tensor, (args, kwargs))
 
 
+def repeated(args: Any, kwargs: Any, axes: InputAxes) -> Any:
+    """(args, kwargs) with each sample twice, on these axes of the tensors."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    of_tensor = dict(zip(map(id, tensors_of(args, kwargs)), axes, strict=True))
+
+    def twice(x: Any) -> Any:
+        axis = of_tensor.get(id(x))
+        return x if axis is None else torch.cat([x, x], axis)
+
+    return tree_map(twice, (tuple(args), dict(kwargs)))
+
+
 def common_batch(args: Any, kwargs: Any, axes: InputAxes) -> int | None:
     """The batch size if it is the same in all tensors, else None."""
     sizes = set(_batches(args, kwargs, axes))
@@ -392,6 +405,23 @@ def _kept_attributes(
     return [name for name in dict.fromkeys(names) if name in program.constants]
 
 
+# They write the tracebacks of exceptions that torch raises.
+_LOGS = ("torch.export", "torch._subclasses.fake_tensor")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Context that silences torch's logs of exceptions."""
+    loggers = {log: log.disabled for log in map(logging.getLogger, _LOGS)}
+    for log in loggers:
+        log.disabled = True
+    try:
+        yield
+    finally:
+        for log, before in loggers.items():
+            log.disabled = before
+
+
 @contextmanager
 def _evaluating(model: Module) -> Iterator[list[warnings.WarningMessage]]:
     """Context of evaluation, without gradients and fused transformer layers; restored afterwards.
@@ -405,7 +435,7 @@ def _evaluating(model: Module) -> Iterator[list[warnings.WarningMessage]]:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         model.eval()
-        with torch.no_grad(), warnings.catch_warnings(record=True) as told:
+        with torch.no_grad(), quiet(), warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             yield told
     finally:
