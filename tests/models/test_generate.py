@@ -39,12 +39,13 @@ Floats = npt.NDArray[np.float32]
 
 def random(kind: Callable[[Sizes], nn.Module], sizes: Sizes = SMALL) -> nn.Module:
     """A module whose greedy tokens vary: large random weights."""
-    torch.manual_seed(7)
+    torch.manual_seed(0)
     module = kind(sizes).eval()
     with torch.no_grad():
         for name, weight in module.named_parameters():
             if weight.ndim > 1:
-                weight.normal_(0, 1.5 if "embedding" in name else 2 / weight.shape[1] ** 0.5)
+                is_table = "embedding" in name or "places" in name
+                weight.normal_(0, 1 if is_table else 4 / weight.shape[1] ** 0.5)
     return module
 
 
@@ -67,7 +68,7 @@ def test_greedy_tokens_are_torchs(
     module, fast = compiled(kind, isa)
     said = sparsejit.generate(fast, PROMPT, 50)
     expected = said_by_torch(module, PROMPT, 50)
-    assert said.tolist() == expected and len(set(expected)) > 5
+    assert said.tolist() == expected and len(set(expected)) > 10
     fast.save(tmp_path / "decoder.sjit")
     again = sparsejit.load(tmp_path / "decoder.sjit")
     assert sparsejit.generate(again, torch.tensor([PROMPT]), 50).tolist() == expected
@@ -127,10 +128,10 @@ def test_an_index_out_of_range_leaves_a_cache_in_place(llama: Any) -> None:
 
 def test_stop_is_the_last_token(llama: Any) -> None:
     whole = sparsejit.generate(llama, PROMPT, 30).tolist()
-    for stop in (whole[4], [36, whole[4]], np.array([whole[4]])):
+    others = sorted({*range(SMALL.tokens)} - {*whole})
+    for stop in (whole[4], [others[0], whole[4]], np.array([whole[4]])):
         said = sparsejit.generate(llama, PROMPT, 30, stop=stop).tolist()
         assert said == whole[: whole.index(whole[4]) + 1]
-    others = sorted({*range(SMALL.tokens)} - {*whole})
     assert sparsejit.generate(llama, PROMPT, 30, stop=others).tolist() == whole
 
 
@@ -232,7 +233,7 @@ def test_only_a_compiled_model_generates() -> None:
 
 def test_logits_that_are_nan_end_in_an_error() -> None:
     def logits(x: Tensor, h: Tensor) -> Tensor:
-        return torch.log(2.0 - h) * x  # log 2, 0, -inf, NaN
+        return torch.log(2.0 - h) * (x + 1)  # log 2, 0, -inf, NaN
 
     fast = sparsejit.compile(Counter(logits), (TOKEN, H), state={"h": 1})
     assert sparsejit.generate(fast, [1], 3).tolist() == [0, 0, 0]
