@@ -34,7 +34,7 @@ from sparsejit.x86.operands import (
 )
 
 _FLOAT, _LANES = 4, 8
-KEYS = 16  # a cache has a multiple of so many keys
+KEYS = 16  # the number of keys in a cache is a multiple
 _MOST_SUMS = 8  # accumulators of results
 # Vector registers: what all keys share, and the first of 8 sums.
 _TOTAL, _LARGEST, _LEAST, _ZERO, _SCALE, _SUMS = 6, 7, 4, 5, 6, 8
@@ -67,10 +67,10 @@ def emit_cached_queries(asm: Assembler, spec: CachedQueries) -> None:
     the mask, a byte for each key; rcx: the result; r8: scratch. Clobbers rax, rcx, rdx, rsi, rdi,
     r9, r11 and the vector registers.
     """
-    _CachedQueries(asm, spec).emit()
+    _QueryCode(asm, spec).emit()
 
 
-class _CachedQueries:
+class _QueryCode:
     """Code of an attention; r9 is the number of keys to read, a multiple of 16."""
 
     def __init__(self, asm: Assembler, spec: CachedQueries) -> None:
