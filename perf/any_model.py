@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.api.models.compiled_model import CompiledModel
-from sparsejit.errors import UnsupportedOperator
+from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.frontends.model_source import NamedModel
 from sparsejit.frontends.onnx import import_onnx, is_onnx
 from sparsejit.frontends.onnx.reading import read_model
@@ -142,7 +142,14 @@ class AnyTask:
             return source.model.graph
         if self._is_onnx:
             return import_onnx(source.model, source.args, False, source.constants).graph()
-        return export(source.model, source.args, source.kwargs, False).graph(None)
+        found = export(source.model, source.args, source.kwargs, False)
+        if found.own_states:
+            names = ", ".join(state.name for state in found.own_states)
+            raise InvalidInput(
+                f"{source.reference} keeps state ({names}), and `bench` calls models; take it as "
+                "inputs and return it"
+            )
+        return found.graph(None)
 
     @cached_property
     def exact(self) -> Arrays:

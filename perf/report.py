@@ -1,10 +1,13 @@
 """Benchmark results as rich tables."""
 
+from collections.abc import Sequence
+
 from rich.table import Table
 
 from sparsejit.api.reports.shown import share_of_limit_text, table_of
 from sparsejit.perf.kernels import Comparison, PeerTime, Row
 from sparsejit.perf.machine import MachineLimits
+from sparsejit.perf.operators import OperatorTime
 from sparsejit.perf.problems import MatVecProblem
 from sparsejit.perf.timing import empty_native_call, empty_python_call
 
@@ -53,6 +56,38 @@ def _batch(problem: MatVecProblem) -> str:
     return "" if problem.batch == 1 else f", batch {problem.batch} {problem.layout.value}"
 
 
+_OF_OPERATORS = (
+    "kernel\nmedian, ns",
+    "predicted, ns",
+    "whole graph\nmin, ns",
+    "median, ns",
+    "code + pool\nKiB",
+    "compile\nms",
+    "max error",
+)
+
+
+def operators_table(times: Sequence[OperatorTime]) -> Table:
+    """Kernels of operators other than products, each in its graph, and the sizes of graphs."""
+    title = f"kernels of other operators, each in a small graph; {times[0].isa}"
+    kernels: dict[str, dict[str, None]] = {}
+    for one in times:
+        sizes = ", ".join(f"{name} {size}" for name, size in one.sizes.items())
+        kernels.setdefault(sizes, {})[one.strategy] = None
+    notes = [f"{sizes}: {', '.join(names)}" for sizes, names in kernels.items()]
+    table = table_of(title, ("operator", "kernel"), _OF_OPERATORS, notes)
+    for one in times:
+        table.add_row(
+            one.problem,
+            f"{one.strategy} {one.dtype}",
+            *_times(one.ns_kernel, one.ns_predicted),
+            *_times(one.ns_min, one.ns_median),
+            *_cells_of_code(one),
+            f"{one.max_abs_error:.1e}",
+        )
+    return table
+
+
 def limits_table(limits: MachineLimits) -> Table:
     """Table of the limits behind "of limit", and of an empty call's time in either timing loop."""
     cells = {
@@ -77,10 +112,14 @@ def _kernel_cells(row: Row) -> tuple[str, ...]:
         f"{row.effective_gflops:.0f}",
         f"{row.real_gflops:.1f}",
         f"{share_of_limit_text(row.share_of_limit)} {row.limit}",
-        f"{row.code_bytes / 1024:,.0f} + {row.pool_bytes / 1024:,.0f}",
-        f"{row.compile_ms:.1f}",
+        *_cells_of_code(row),
         f"{row.max_abs_error:.1e}",
     )
+
+
+def _cells_of_code(row: Row | OperatorTime) -> tuple[str, str]:
+    kib = f"{row.code_bytes / 1024:,.0f} + {row.pool_bytes / 1024:,.0f}"
+    return kib, f"{row.compile_ms:.1f}"
 
 
 def _peer_cells(peer: PeerTime, reference: Row) -> tuple[str, ...]:

@@ -180,9 +180,10 @@ def _weight(layer: LayerScales, weight: Tensor) -> Tensor:
 def _input(layer: LayerScales, x: Tensor) -> Tensor:
     if layer.dtype is not DType.INT8:
         return x
-    if layer.input_scale is not None and layer.input_shift is not None:
+    if layer.x_steps is not None:
+        steps = layer.x_steps
         return torch.fake_quantize_per_tensor_affine(
-            x, layer.input_scale, layer.input_shift, -LARGEST_INT8 - 1, LARGEST_INT8
+            x, steps.scale, steps.zero_point, steps.least_integer, LARGEST_INT8
         )
     rows = x.reshape(-1, x.shape[-1])
     return _by_rows(rows, rows.detach().abs().amax(dim=1)).reshape(x.shape)

@@ -29,6 +29,7 @@ from sparsejit.api.sizes.named_sizes import (
     named_sizes,
     sizes_of_exported,
 )
+from sparsejit.api.sizes.step_reading import StepSize
 from sparsejit.errors import InvalidInput, check_flags
 from sparsejit.estimators.compiled_estimator import (
     CompiledEstimator,
@@ -88,7 +89,8 @@ def _is_module(model: Any) -> bool:
 
 _ONE_X = (
     "an estimator takes one X of any length; leave out example_kwargs, dynamic_shapes, "
-    "free_shapes, constants, state, fallback and free_batch"
+    "free_shapes, constants, state, step, fallback and "
+    "free_batch"
 )
 
 
@@ -117,6 +119,9 @@ def compile_model(
     free_shapes: bool = False,
     constants: Mapping[str, Any] | None = None,
     state: GivenStates | None = None,
+    step: int | None = None,
+    axis: int = -1,
+    window: int | None = None,
     fallback: None = None,
     dtype: Dtypes = "float32",
     target: str | Target = "native",
@@ -138,6 +143,9 @@ def compile_model(
     free_shapes: bool = False,
     constants: Mapping[str, Any] | None = None,
     state: GivenStates | None = None,
+    step: int | None = None,
+    axis: int = -1,
+    window: int | None = None,
     fallback: str,
     dtype: Dtypes = "float32",
     target: str | Target = "native",
@@ -158,6 +166,9 @@ def compile_model(
     free_shapes: bool = False,
     constants: Mapping[str, Any] | None = None,
     state: GivenStates | None = None,
+    step: int | None = None,
+    axis: int = -1,
+    window: int | None = None,
     fallback: str | None = None,
     dtype: Dtypes = "float32",
     target: str | Target = "native",
@@ -191,6 +202,15 @@ def compile_model(
             is tied to a tuple, tensor by tensor; "state.0" and "1.0" are tensors inside. "auto"
             finds them by the names that exporters write; `explain()` shows what it found. Buffers
             that a torch module changes are states in any case.
+        step: the new frames of each call, for a model of whole sequences, of which the example has
+            one. The compiled model takes and returns these frames alone, and keeps what it needs of
+            those before as states: the left context of convolutions and pooling, states of
+            recurrent layers. It is a multiple of the product of strides. Where the model looks
+            ahead its results are late, by `delay` frames. The batch is the example's.
+        axis: with a step, the axis of time in the first argument, and in others that are as long.
+        window: with a step, the number of last frames that causal attention keeps, where the model
+            attends to all earlier ones; results differ from the model's from there on. Attention
+            that a mask bounds needs none.
         fallback: "onnxruntime" leaves nodes of an ONNX model that cannot be compiled to ONNX
             Runtime. Where there are any, a PartedModel is made, whose batch is the example's.
         dtype: how weights are stored: a name as in `compile_matrix`; a dict from patterns of names
@@ -210,7 +230,8 @@ def compile_model(
         A callable with the arguments and results of the model.
 
     Raises:
-        UnsupportedOperator: the model has operators that sparsejit does not know; it lists them
+        UnsupportedOperator: the model has operators that sparsejit does not know; it lists them;
+            or, with a step, one that reads all frames of a sequence
         InvalidInput: an argument has a value that makes no sense
         UnsupportedTarget: this machine cannot run the target
     """
@@ -219,7 +240,7 @@ def compile_model(
     model, example_inputs, example_kwargs = opened(model, example_inputs, example_kwargs)
     if is_estimator(model):
         options = example_kwargs, dynamic_shapes, free_shapes, constants, state, fallback
-        if any((*options, not free_batch)):
+        if any((*options, step is not None, not free_batch)):
             raise InvalidInput(_ONE_X)
         if isinstance(dtype, Scales):
             raise InvalidInput("dtype is Scales, which are for networks; give an estimator a name")
@@ -229,10 +250,23 @@ def compile_model(
     check_flags(free_batch=free_batch, free_shapes=free_shapes)
     _check_constants(constants)
     args, kwargs = _arguments(model, example_inputs, example_kwargs)
-    sizes = _sizes(model, dynamic_shapes, args, kwargs, constants or {})
+    is_whole = step is None  # else the example has the only size
+    sizes = _sizes(model, dynamic_shapes, args, kwargs, constants or {}) if is_whole else None
     free = free_batch, free_shapes, sizes, constants or {}
-    compiler = ModelCompiler(model, *free, fallback, dtype, settings, state=state)
+    others = dynamic_shapes, free_shapes, state, fallback
+    size = None if step is None else _step_size(step, axis, window, *others)
+    compiler = ModelCompiler(model, *free, fallback, dtype, settings, state=state, step=size)
     return compiler.compiled_or_cached(args, kwargs, report)
+
+
+def _step_size(step: int, axis: int, window: int | None, *others: Any) -> StepSize:
+    """Return the step. Raises InvalidInput for arguments that it excludes."""
+    if any(others):
+        raise InvalidInput(
+            "step makes a function of one size that keeps its own states; leave out "
+            "dynamic_shapes, free_shapes, state and fallback"
+        )
+    return StepSize(step, axis, window)
 
 
 def quantise(

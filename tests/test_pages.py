@@ -36,8 +36,9 @@ def test_code_runs_as_pasted(page: Path, tmp_path: Path) -> None:
     code = "\n".join(each.text for each in blocks if each.language == "python")
     for package in [*IMPORTS.findall(code), *MORE_PACKAGES.get(page.stem, [])]:
         pytest.importorskip(package)
-    if any(each.language == "c" for each in blocks) and shutil.which("cc") is None:
-        pytest.skip("no C compiler: apt-get install gcc")
+    for language, compiler in (("c", "cc"), ("cpp", "c++")):
+        if any(each.language == language for each in blocks) and shutil.which(compiler) is None:
+            pytest.skip(f"no {compiler}: apt-get install g++")
     done = paste(page, tmp_path)
     assert done.returncode == 0, f"{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
 

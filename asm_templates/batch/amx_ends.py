@@ -74,7 +74,7 @@ def quantise_columns(asm: Assembler, spec: MatMul, scales: Memory) -> None:
     The columns are the lanes of LANE_MASK, the tiles lie at X_TILES. Dynamic scales go to `scales`.
     Clobbers X_TILES, r8 and rcx.
     """
-    if spec.each.input_scale is None:
+    if spec.each.x_steps is None:
         _scales_of_columns(asm, spec)
         asm.emit("vmovups", scales, _SCALE)
     else:
@@ -130,7 +130,7 @@ def quantise_row(asm: Assembler, spec: MatMul, scale: Memory) -> None:
     """
     scratch = [*_PARTS, *_LARGEST][:SCALE_SCRATCH]
     emit_scale(asm, spec.each, _RECIPROCAL, _SCALE, scratch)
-    if spec.each.input_scale is None:
+    if spec.each.x_steps is None:
         asm.emit("vmovss", scale, xmm(_SCALE.number))
     for number, first in enumerate(range(0, spec.in_features, ROW_BYTES)):
         for part, register in enumerate(_PARTS):
@@ -145,7 +145,7 @@ def _pack(asm: Assembler, spec: MatMul) -> None:
     With a fixed scale no byte is below the least integer, -127.
     """
     pack_to_bytes(asm, _PARTS)
-    if spec.each.input_scale is not None:
+    if spec.each.x_steps is not None:
         asm.emit("vpmaxsb", _PARTS[0], _PARTS[0], _LOWEST)
 
 
@@ -195,7 +195,7 @@ def _scale_columns(
     The register is one output: its scale, at `scale`, and its bias, `bias_distance` bytes behind,
     are the same in all lanes; LANE_SCALES are the columns' scales.
     """
-    dynamic = spec.each.input_scale is None
+    dynamic = spec.each.x_steps is None
     if bias_distance is None:
         asm.emit("vmulps", register, register, scale)
         if dynamic:
@@ -217,7 +217,7 @@ def _scale_rows(
     The register is one column of x, whose own scale is at `scale`, the same for all lanes.
     LANE_SCALES and LANE_BIAS are of the outputs.
     """
-    dynamic = spec.each.input_scale is None
+    dynamic = spec.each.x_steps is None
     if bias_distance is None:
         asm.emit("vmulps", register, register, LANE_SCALES)
         if dynamic:

@@ -370,7 +370,7 @@ class _CsrCode:
         """int8: compute the reciprocal scale, and a dynamic scale, of each column of a pass."""
         int8 = CsrInt8(self.asm, self.spec.each, self.shape, part.vectors)
         int8.start()
-        if self.spec.each.input_scale is not None:
+        if self.spec.each.x_steps is not None:
             return
 
         def stage(inputs: int) -> None:

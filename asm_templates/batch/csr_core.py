@@ -120,7 +120,7 @@ class CsrInt8:
 
     def __init__(self, asm: Assembler, spec: MatVec, shape: CsrShape, vectors: int) -> None:
         self.asm, self.spec, self.shape, self.vectors = asm, spec, shape, vectors
-        self.fixed = spec.input_scale is not None
+        self.fixed = spec.x_steps is not None
 
     def _place(self, base: Register, offset: int, number: int) -> Memory:
         return Memory(base, offset + number * self.asm.target.vector_bytes)

@@ -26,13 +26,13 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.ir.compressed_rows import CompressedRows, count_distinct, distinct
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatMul
 from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div, round_up
+from sparsejit.x86.routines import LARGEST_WORKSPACE
 
 MOST = 64  # words in a segment: the code has a place for each
 QUAD = np.dtype([("offset", "<u2", 4), ("word", "<u4", 4)])

@@ -10,7 +10,6 @@ import numpy as np
 from sparsejit.asm_templates.batch.csr_shape import Arithmetic
 from sparsejit.asm_templates.batch.panels import RESERVED, PanelSums, panel_sums, panel_tiles
 from sparsejit.asm_templates.batch.row_tiles import Products, inputs_by_tile
-from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.asm_templates.lowered import Counts, Stages
 from sparsejit.asm_templates.shared.padding import CACHE_LINE_BYTES
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -18,6 +17,7 @@ from sparsejit.ir.spec import DType, Layout, MatMul, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div, round_up
 from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.routines import LARGEST_WORKSPACE
 
 _WAY_BYTES = 4096  # of L1: addresses this far apart fall into the same set
 # Columns at once: 64 take 256 KiB for 1024 features, a share of L2. With 16, code is fetched anew

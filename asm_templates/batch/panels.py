@@ -266,7 +266,7 @@ def emit_outputs(
     """
     assert sums.ends is not None
     wide = asm.target.isa == "avx512"
-    dynamic, has_bias = spec.input_scale is None, spec.bias is not None
+    dynamic, has_bias = spec.x_steps is None, spec.bias is not None
     bias, row_scale, scale = (vector(asm, number) for number in range(3))
     asm.emit("lea", rcx, Literal(asm.literal(sums.ends[rows])))
     if dynamic:
@@ -293,7 +293,7 @@ class PanelIntegers:
 
     def __init__(self, asm: Assembler, spec: MatVec, arithmetic: Arithmetic) -> None:
         self.asm, self.spec, self.together = asm, spec, arithmetic.together
-        self.fixed = spec.input_scale is not None
+        self.fixed = spec.x_steps is not None
 
     def emit(self, source: MatrixPlace, panel: MatrixPlace, columns: int) -> None:
         """Write the panel, and its columns' scales behind it; clobbers rax, r8-r10 and vectors."""

@@ -33,7 +33,6 @@ from sparsejit.asm_templates.batch.panels import (
     emit_panels,
 )
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, copy, transpose
-from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.asm_templates.shared.loops import counted_down, repeat
 from sparsejit.asm_templates.shared.masks import set_tail_mask
 from sparsejit.asm_templates.shared.padding import DENSE, StridePadding, stride_padding
@@ -57,7 +56,14 @@ from sparsejit.x86.operands import (
     rsi,
     rsp,
 )
-from sparsejit.x86.routines import far_routine, make_room, pop, push, share_routine
+from sparsejit.x86.routines import (
+    LARGEST_WORKSPACE,
+    far_routine,
+    make_room,
+    pop,
+    push,
+    share_routine,
+)
 
 # Columns of a chunk without copies. With more, the copy of an unaligned x ran out of registers.
 _CHUNK_THAT_STAYS = 256

@@ -52,7 +52,7 @@ def emit_scale(
 
     A dynamic scale takes a pass over x at rdi.
     """
-    if spec.input_scale is not None:
+    if spec.x_steps is not None:
         fixed_reciprocal(asm, spec, reciprocal)
         return
     *largest, magnitude_bits, loaded = scratch[:SCALE_SCRATCH]
@@ -97,7 +97,7 @@ def emit_output(
     `operands` are the vector of `output_scales`, then the vector of the bias, if there
     is one; `scale` as from `emit_scale`.
     """
-    dynamic = spec.input_scale is None
+    dynamic = spec.x_steps is None
     asm.emit("vcvtdq2ps", register, register)
     if spec.bias is None:
         asm.emit("vmulps", register, register, next(operands))
@@ -178,4 +178,4 @@ def output_scales(spec: MatVec, scales: npt.NDArray[np.float32]) -> npt.NDArray[
 
     It includes the scale of x only if that is fixed; a dynamic one is known when the kernel runs.
     """
-    return scales if spec.input_scale is None else scales * np.float32(spec.input_scale)
+    return scales if spec.x_steps is None else scales * np.float32(spec.x_steps.scale)

@@ -120,7 +120,7 @@ class Int8Elements:
                 emit_integers(asm, self.spec, register, first, _RECIPROCAL)
             pack_to_bytes(asm, parts)
             asm.emit("vpxord", target, target, sign)
-            if self.spec.input_scale is not None:
+            if self.spec.x_steps is not None:
                 asm.emit("vpmaxub", target, target, Literal(lowest))
 
     def enter(self, piece: _Piece) -> None:

@@ -201,7 +201,7 @@ def kept_input_bytes(lowered: object) -> int:
     if not isinstance(lowered, LoweredGather) or not isinstance(lowered.layout, Int8Layout):
         return 0
     windows = lowered.layout.windows
-    one_scale = lowered.spec.input_scale is not None
+    one_scale = lowered.spec.x_steps is not None
     return REGISTER_INPUTS * windows.width if one_scale and windows.number == 1 else 0
 
 

@@ -38,6 +38,7 @@ from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div, round_up
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Literal, Memory, Register, dword, r8, rax, rcx, rdx, rsi, rsp
+from sparsejit.x86.routines import reserve
 
 PAIR = 2
 SLOTS = 4  # accumulators of a loop
@@ -77,7 +78,7 @@ def emit(asm: Assembler, lowered: Pairs) -> None:
     """Append the int8 kernel of pairs of inputs; see `families` for the contract."""
     spec, lanes = lowered.spec, asm.target.lanes
     stack_bytes = PAIR * _padded_inputs(asm, spec.in_features)
-    asm.emit("sub", rsp, stack_bytes)
+    reserve(asm, stack_bytes)
     _store_inputs(asm, spec)
     for first in range(0, spec.out_features, lanes):
         _sum(asm, lowered.weights.some_rows(first, first + lanes))
@@ -108,7 +109,7 @@ def _store_inputs(asm: Assembler, spec: MatVec) -> None:
         emit_integers(asm, spec, even, first, reciprocal)
         emit_integers(asm, spec, odd, first + lanes, reciprocal)
         asm.emit("vpackssdw", even, even, odd)
-        if spec.input_scale is not None:
+        if spec.x_steps is not None:
             asm.emit("vpmaxsw", even, even, Literal(lowest))
         asm.emit("vmovups", Memory(rsp, 2 * first), even)
 

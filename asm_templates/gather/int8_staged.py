@@ -74,6 +74,7 @@ from sparsejit.x86.operands import (
     rsp,
     zmm,
 )
+from sparsejit.x86.routines import reserve
 
 SLOTS = 16  # of four bytes each in a register
 _FIRST_ROUND, _FURTHER_ROUND = 4, 3  # registers of x that one vector of indices tells apart
@@ -244,7 +245,7 @@ def emit(asm: Assembler, lowered: Staged) -> None:
     trips = max((len(group.columns) for group in lowered.groups), default=0)
     room = x_bytes + CACHE_LINE_BYTES * (trips + 1)
     asm.count(steps=sum(len(group.columns) * group.slots for group in lowered.groups))
-    asm.emit("sub", rsp, room)
+    reserve(asm, room)
     asm.emit("lea", _X, Memory(rsp, CACHE_LINE_BYTES - 1))
     asm.emit("and", _X, -CACHE_LINE_BYTES)
     asm.emit("lea", _STAGED, Memory(_X, x_bytes))
@@ -271,7 +272,7 @@ def _store_inputs(asm: Assembler, spec: MatVec) -> None:
             emit_integers(asm, spec, register, first + number * LANES, _RECIPROCAL)
         pack_to_bytes(asm, parts)
         asm.emit("vpxord", parts[0], parts[0], sign)
-        if spec.input_scale is not None:
+        if spec.x_steps is not None:
             asm.emit("vpmaxub", parts[0], parts[0], Literal(lowest))
         asm.emit("vmovups", Memory(_X, first), parts[0])
 

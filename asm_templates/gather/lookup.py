@@ -67,6 +67,7 @@ from sparsejit.x86.operands import (
     rsp,
     zmm,
 )
+from sparsejit.x86.routines import reserve
 
 LANES = 16
 SLIDE = 32
@@ -328,7 +329,7 @@ def emit(asm: Assembler, lowered: LookedUp) -> None:
     """Append the look-up kernel; needs AVX512-VBMI. See `families` for the contract."""
     form, panels = lowered.form, lowered.panels
     asm.emit("mov", _OLD_STACK, rsp)
-    asm.emit("sub", rsp, 4 * max(len(panel.order) for panel in panels))
+    reserve(asm, 4 * max(len(panel.order) for panel in panels))
     asm.emit("and", rsp, -LINE)
     start, loop = asm.label("start"), asm.label("loop")
     asm.jump("jmp", start)

@@ -38,6 +38,7 @@ from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import Memory, dword, r8, rax, rdi, rdx, rsi, rsp, ymm
+from sparsejit.x86.routines import reserve
 
 KIND = "permute-inline"
 _LANES, _VECTOR_BYTES, _INDEX_BITS = 8, 32, 3
@@ -173,7 +174,7 @@ def emit(asm: Assembler, lowered: LoweredAnywhere) -> None:
     stream = Stream(asm, _POOL, _VECTOR_BYTES, _REACH)
     stream.point(asm.literal(lowered.pool))
     most = max(len(held) for held, _ in lowered.panels)
-    asm.emit("sub", rsp, most * _VECTOR_BYTES)
+    reserve(asm, most * _VECTOR_BYTES)
     for held, batches in lowered.panels:
         asm.count(steps=sum(len(batch.registers) for batch in batches))
         for batch in batches:

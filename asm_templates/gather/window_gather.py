@@ -20,9 +20,10 @@ from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.ir.spec import MatVec
 from sparsejit.x86.assembler import Assembler, Line
-from sparsejit.x86.operands import Memory, Register, dword, rcx, rsi
+from sparsejit.x86.operands import Memory, Register, dword, rcx, rsi, rsp
 
 _RUNS_LEFT = rcx
+_WAITING_BYTES = 64  # of the sums that y has no room for, at rsp
 
 
 class Elements(Protocol[ReadsT]):
@@ -89,13 +90,18 @@ class GatherKernel(Generic[ReadsT]):
 
     def emit(self) -> None:
         """Append the code of all windows, one after the other."""
+        waits = self.layout.windows.number > 1
         self.asm.count(steps=self.layout.steps)
+        if waits:
+            self.asm.emit("sub", rsp, _WAITING_BYTES)
         self.elements.begin()
         for window in range(self.layout.windows.number):
             self.elements.load_inputs(window)
             for piece in self.layout.pieces_of(window):
                 self._piece(piece)
         self.elements.end()
+        if waits:
+            self.asm.emit("add", rsp, _WAITING_BYTES)
 
     def _piece(self, piece: Piece[ReadsT]) -> None:
         """Run a piece's code once, or `fold` times while y and the streams advance."""

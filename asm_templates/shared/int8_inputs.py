@@ -1,7 +1,7 @@
 """Quantisation of float32 to int8 and to bytes: the steps that all kernels share, to the same bits.
 
     q = round(x / scale)            scale = max |x| / 127
-    q = round(x / scale) + shift    with the spec's fixed `input_scale` and `input_shift`
+    q = round(x / scale) + shift    with the spec's `x_steps`; shift is the zero point
 
 The largest magnitude is found by comparing the bits of floats as integers, in which order NaN is
 the largest. See `ir.reference.quantised_input`. Unsigned bytes are clip(round(x / scale) + zero).
@@ -48,7 +48,8 @@ def emit_scale_of(
 
 def fixed_reciprocal(asm: Assembler, spec: MatVec, register: Register) -> None:
     """register = 1 over the spec's own scale."""
-    broadcast(asm, register, np.float32(1) / np.float32(spec.input_scale))
+    assert spec.x_steps is not None
+    broadcast(asm, register, np.float32(1) / np.float32(spec.x_steps.scale))
 
 
 def to_int32(asm: Assembler, spec: MatVec, register: Register) -> None:
@@ -56,8 +57,8 @@ def to_int32(asm: Assembler, spec: MatVec, register: Register) -> None:
 
     Only a fixed scale without a shift gives results below the least integer: see `clip_negative`.
     """
-    shift = spec.input_shift or 0
-    if spec.input_scale is not None:
+    shift = spec.zero_point
+    if spec.x_steps is not None:
         asm.emit("vminps", register, register, asm.constant(float(LARGEST_INT8 - shift)))
     if shift:  # numbers far below would wrap around
         asm.emit("vmaxps", register, register, asm.constant(float(spec.least_integer - shift)))
@@ -68,7 +69,7 @@ def to_int32(asm: Assembler, spec: MatVec, register: Register) -> None:
 
 def clip_negative(asm: Assembler, spec: MatVec, register: Register) -> None:
     """register = int32 results, raised to the least integer if the scale is fixed."""
-    if spec.input_scale is not None:
+    if spec.x_steps is not None:
         asm.emit("vpmaxsd", register, register, asm.constant(spec.least_integer))
 
 

@@ -70,12 +70,11 @@ def store(
 def waiting_place(register: Register, base: Register, first: int, length: int) -> Memory:
     """Return the place where sums wait for the next window of x: base[first : first + lanes].
 
-    If `length` leaves no room for all lanes, the place is below the stack pointer: a row that is
-    grouped with others may wait in any lane. A leaf function may use 128 bytes there (System V ABI,
-    3.2.2).
+    If `length` leaves no room for all lanes, the place is at the stack pointer: a row that is
+    grouped with others may wait in any lane.
     """
     size = VECTOR_BYTES[register.kind]
-    return Memory(base, 4 * first) if first + size // 4 <= length else Memory(rsp, -size)
+    return Memory(base, 4 * first) if first + size // 4 <= length else Memory(rsp)
 
 
 def start_rows(asm: Assembler, spec: MatVec, register: Register, first: int) -> None:

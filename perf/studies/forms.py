@@ -20,9 +20,8 @@ from sklearn.ensemble import RandomForestClassifier
 import sparsejit
 from sparsejit.errors import SparseJitError
 from sparsejit.ir.graph import GraphBuilder
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult
-from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.spec import Activation, DType, Quantisation
 from sparsejit.ir.values import Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model
@@ -94,8 +93,7 @@ def compile_bytes() -> None:
                 *((stride,) * 2, (kernel // 2,) * 2, (1, 1)),
                 activation=Activation.RELU6,
                 dtype=DType.INT8,
-                input_scale=x_steps.scale / scale,
-                input_shift=x_steps.zero_point,
+                x_steps=replace(x_steps, scale=x_steps.scale / scale),
                 rounding=ends,
             ),
             pool,

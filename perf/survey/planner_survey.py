@@ -18,7 +18,7 @@ from sparsejit.asm_templates.families import SHORT_NAMES
 from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import BLOCK_1X8, BLOCK_1X16, LANE16, UNSTRUCTURED, SparseMatrix
-from sparsejit.ir.spec import LARGEST_INT8, DType, Layer, Layout, MatMul, MatVec
+from sparsejit.ir.spec import LARGEST_INT8, DType, Layer, Layout, MatMul, MatVec, Quantisation
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.perf.kernels import checked_error, exact_output
@@ -166,9 +166,10 @@ def survey_layer(layer: SurveyLayer, target: Target) -> SurveyRow:
     """Plan one layer, and time its kernels: a row of `survey`."""
     problem, dtype = layer.problem, layer.dtype
     matrix, x = SparseMatrix(problem.weights()), aligned(problem.input())
-    scale = float(np.abs(x).max()) / LARGEST_INT8 if dtype is DType.INT8 else None
+    largest = float(np.abs(x).max())
+    steps = Quantisation(largest / LARGEST_INT8, 0, symmetric=True) if dtype is DType.INT8 else None
     sizes = problem.out_features, problem.in_features
-    each = MatVec(*sizes, dtype=dtype, input_scale=scale)
+    each = MatVec(*sizes, dtype=dtype, x_steps=steps)
     spec: Layer = each if problem.batch == 1 else MatMul(each, problem.batch, problem.layout)
     if isinstance(spec, MatMul):
         job, choice = Job(spec, matrix, target, price_batch), plan_batch(spec, matrix, target)

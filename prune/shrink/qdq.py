@@ -42,11 +42,10 @@ def with_short_layers(
     for layer, scales in layers.items():
         if scales.dtype is DType.FLOAT32:
             continue
-        if scales.input_scale is not None:
-            times = input_scales.get(layer)
-            step = None if times is None else scales.input_scale * times
-            shift = None if times is None else scales.input_shift
-            scales = replace(scales, input_scale=step, input_shift=shift)
+        if scales.x_steps is not None:
+            times, seen = input_scales.get(layer), scales.x_steps
+            steps = None if times is None else replace(seen, scale=seen.scale * times)
+            scales = replace(scales, x_steps=steps)
         writer.round_layer(layer, layer.weights_in(graph), scales)
     writer.insert_nodes()
     return made
@@ -72,7 +71,7 @@ class _QdqWriter:
         """Round one layer, whose weights in the source are (out, in, *kernel)."""
         node = self._reader_of(layer.weights.name)
         is_byte = scales.dtype is DType.INT8 and node is not None and self._opset >= _QUANTISING
-        if is_byte and scales.input_scale is not None:
+        if is_byte and scales.x_steps is not None:
             self._round_x(node, layer.weights.name, scales)
         else:
             scales = replace(scales, factors=None)  # no x is divided by them
@@ -105,7 +104,7 @@ class _QdqWriter:
         place = 1 if node.input[0] == weights else 0
         x, factors = node.input[place], scales.factors
         divided = b"" if factors is None else factors.tobytes()
-        alike = x, scales.input_scale, scales.input_shift, divided
+        alike = x, scales.x_steps, divided
         if alike not in self._rounded:
             self._rounded[alike] = self._rounded_value(node, x, scales)
         node.input[place] = self._rounded[alike]
@@ -116,9 +115,10 @@ class _QdqWriter:
             around = len(scales.shape) - 2
             divided = (1 / scales.factors).reshape(-1, *(1,) * around).astype(np.float32)
             x = self._node(new, "Mul", x, self._tensor(f"{x}.factors", divided))
+        assert scales.x_steps is not None
         steps = (
-            self._tensor(f"{x}.scale", np.float32(scales.input_scale)),
-            self._tensor(f"{x}.zero_point", np.int8(scales.input_shift or 0)),
+            self._tensor(f"{x}.scale", np.float32(scales.x_steps.scale)),
+            self._tensor(f"{x}.zero_point", np.int8(scales.x_steps.zero_point)),
         )
         integers = self._node(new, "QuantizeLinear", x, *steps)
         return self._node(new, "DequantizeLinear", integers, *steps)

@@ -121,7 +121,9 @@ class Compiled(Explained):
     def __reduce__(self) -> tuple[Callable[..., Compiled], tuple[Any, ...]]:
         return compiled_anew, (*self._saved(),)
 
-    def export(self, path: PathLike, header: PathLike | None = None) -> None:
+    def export(
+        self, path: PathLike, header: PathLike | None = None, *, system: str = "linux"
+    ) -> None:
         """Write `int NAME_run(...)` for C; NAME is the name of the file, without its suffix.
 
         The function computes the same bits as a call, from any number of threads at once. It
@@ -130,19 +132,25 @@ class Compiled(Explained):
 
         For a kernel it is `NAME_run(const float *x, float *y)`, for a model `NAME_run(inputs,
         outputs, workspace)` for the shapes of the example inputs, with a workspace for each thread.
-        Where the batch is free, a last parameter `long samples` is its length.
+        Where the batch is free, a last parameter `ptrdiff_t samples` is its length. A model with
+        states has `NAME_step(inputs, outputs, state, workspace)` for one sample instead, and
+        `NAME_state_init(state)`.
+        `NAME_prepare` touches all memory that a call needs, so that the first call waits for none.
 
         Args:
-            path: an object file (.o) to link, or a shared object (.so), which needs a linker on
-                PATH
-            header: a C header (.h) with sizes, error codes and the prototype
+            path: an object file to link, .o for Linux and macOS, .obj for Windows; or a shared
+                object (.so) for Linux, which needs a linker on PATH
+            header: a C header (.h) with sizes, error codes, the prototypes, and a hash that it has
+                in common with the file of this export
+            system: "linux", "windows" or "macos", on x86-64 processors
 
         Raises:
-            InvalidInput: another suffix, a file that cannot be written, or code for several
-                threads, whose workers belong to this process
+            InvalidInput: another suffix or system, a file that cannot be written, AMX tiles for
+                another system than Linux, or code for several threads, whose workers belong to this
+                process
             MissingDependency: there is no linker
         """
-        export(self._exported(c_name(path)), path, header)
+        export(self._exported(c_name(path)), path, header, system)
 
 
 def compiled_anew(kind: str, header: dict[str, Any], tensors: sealed.Tensors) -> Any:

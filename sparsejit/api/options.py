@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,16 @@ import numpy.typing as npt
 from sparsejit.errors import InvalidInput, check_flags
 from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, DType, Layer, Layout, MatMul, MatVec
+from sparsejit.ir.spec import (
+    Activation,
+    DType,
+    Layer,
+    Layout,
+    MatMul,
+    MatVec,
+    Quantisation,
+    fits_quantisation,
+)
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated
@@ -47,12 +57,31 @@ class Options:
             _checked_bias(bias, matrix.out_features),
             Activation.NONE if self.activation is None else Activation.parse(self.activation),
             DType.parse(self.dtype),
-            self.input_scale,
+            self._x_steps(),
         )
         matrix.check_fits(each)
         columns, order = _checked_batch(self.batch), Layout.parse(self.layout)
         pitch = _checked_pitch(self.pitch, columns)
         return each if columns == 1 else MatMul(each, columns, order, pitch)
+
+
+    def _x_steps(self) -> Quantisation | None:
+        """Return the steps of x, around 0. Raises InvalidInput for a scale that is no such."""
+        scale = self.input_scale
+        if scale is None:
+            return None
+        if self.dtype != DType.INT8.value:
+            raise InvalidInput(
+                f"input_scale={scale!r} with dtype={self.dtype!r}; "
+                "only dtype='int8' quantises x, leave it out"
+            )
+        is_number = isinstance(scale, Real) and not isinstance(scale, bool)
+        if not is_number or not fits_quantisation(scale, 0):
+            raise InvalidInput(
+                f"input_scale={scale!r}; give the quantisation scale of x as a positive "
+                "number, such as 1/127 where x lies in [-1, 1]"
+            )
+        return Quantisation(scale, 0, symmetric=True)
 
 
 @dataclass(frozen=True, eq=False)

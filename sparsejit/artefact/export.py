@@ -1,7 +1,6 @@
 """Exported functions as files: an object or shared object, and a C header.
 
     shared_object   a shared object, linked by the system's linker from the object file, no libc
-    c_header        the C header: sizes, error codes, the prototype; also for C++
     export          writes the files
 """
 
@@ -11,8 +10,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from sparsejit.artefact.exported import OK, UNSUPPORTED_CPU, ExportedFunction, Macro, c_name
-from sparsejit.artefact.object_file import object_file
+from sparsejit.artefact.c_header import c_header, interface_hash
+from sparsejit.artefact.entry_points import object_code
+from sparsejit.artefact.exported import ExportedFunction, c_name
+from sparsejit.artefact.systems import LINUX, system_named
 from sparsejit.errors import CompileError, InvalidInput, MissingDependency
 from sparsejit.files import atomic_path, check_writable, checked_path
 
@@ -55,67 +56,24 @@ def _find_linker() -> str:
     )
 
 
-def c_header(function: ExportedFunction) -> str:
-    """Return the text of the .h file."""
-    prefix = function.name.upper()
-    codes = (
-        Macro("OK", OK, "run has written its outputs"),
-        Macro("UNSUPPORTED_CPU", UNSUPPORTED_CPU, "run did nothing: a feature above is missing"),
-    )
-    needs = " ".join(sorted(function.instruction_sets))
-    macros = "\n".join(_define(prefix, macro) for macro in (*codes, *function.macros))
-    about = "\n".join(f" * {line}" for line in function.about)
-    tiles = _TILES if "amx_tile" in function.instruction_sets else ""
-    return f"""\
-/* Made by sparsejit.
- *
-{about}
- *
- * Any number of threads may call it at once. It calls no library.
-{tiles} * The processor and the operating system must have:
- *   {needs}
- */
-#ifndef {prefix}_H
-#define {prefix}_H
-
-{macros}
-
-#ifdef __cplusplus
-extern "C" {{
-#endif
-
-int {function.symbol}({function.parameters});
-
-#ifdef __cplusplus
-}}
-#endif
-
-#endif
-"""
-
-
-_TILES = """\
- * Its first call asks Linux to let this process use the tiles of AMX: arch_prctl with
- * ARCH_REQ_XCOMP_PERM. If Linux refuses, it returns UNSUPPORTED_CPU.
-"""
-
-
-def _define(prefix: str, macro: Macro) -> str:
-    value = str(macro.value) if macro.value >= 0 else f"({macro.value})"
-    return f"#define {prefix}_{macro.name} {value} /* {macro.meaning} */"
-
-
 PathLike = str | os.PathLike[str]
 
 
-def export(function: ExportedFunction, path: PathLike, header: PathLike | None = None) -> None:
-    """Write an object (.o) or shared object (.so) file, and its C header (.h) where one is named.
+def export(
+    function: ExportedFunction,
+    path: PathLike,
+    header: PathLike | None = None,
+    system: str = LINUX.name,
+) -> None:
+    """Write an object or shared object (.so) file, and its C header (.h) where one is named.
 
-    Raises InvalidInput for other suffixes and files that cannot be written; MissingDependency where
-    a .so file needs a linker that is not there, and CompileError where the linker fails.
+    Raises InvalidInput for other suffixes, code that the system cannot run, and files that cannot
+    be written; MissingDependency where a .so file needs a linker that is not there, and
+    CompileError where the linker fails.
     """
-    check_export(path, header)
-    content = object_file(function)
+    check_export(path, header, system)
+    chosen = system_named(system)
+    content = chosen.write(object_code(function, chosen, interface_hash(function)))
     if Path(path).suffix == ".so":
         content = shared_object(content, Path(path).name)
     with atomic_path(path) as temporary:
@@ -125,17 +83,22 @@ def export(function: ExportedFunction, path: PathLike, header: PathLike | None =
             temporary.write_text(c_header(function))
 
 
-def check_export(path: PathLike, header: PathLike | None = None) -> None:
+def check_export(
+    path: PathLike, header: PathLike | None = None, system: str = LINUX.name
+) -> None:
     """Raise what `export` would raise for these names, before there is anything to export."""
     c_name(path)
-    check_writable(_with_suffix(path, ".o", ".so"))
+    chosen = system_named(system)
+    check_writable(_with_suffix(path, f" for {chosen.name}", *chosen.suffixes))
     if header is not None:
-        check_writable(_with_suffix(header, ".h"))
+        check_writable(_with_suffix(header, "", ".h"))
 
 
-def _with_suffix(path: PathLike, *allowed: str) -> Path:
+def _with_suffix(path: PathLike, purpose: str, *allowed: str) -> Path:
     if checked_path(path).suffix not in allowed:
         kinds = " or ".join(allowed)
         example = f"model{allowed[0]}"
-        raise InvalidInput(f"{os.fspath(path)!r} is no {kinds} file; name one, such as {example}")
+        raise InvalidInput(
+            f"{os.fspath(path)!r} is no {kinds} file{purpose}; name one, such as {example}"
+        )
     return Path(path)

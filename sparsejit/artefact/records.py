@@ -25,8 +25,10 @@ from sparsejit.machine.microarchitecture import MICROARCHITECTURES, core_named
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 
 
-# Classes of files of version 1.0.0 that have another name now, and their renamed fields.
+# Classes of files of version 1.0.0 that have another name now, and their renamed fields; classes
+# that had the scale and the zero point of x as fields of their own.
 _RENAMED = {"QuantisedSteps": ("Quantisation", {"shift": "zero_point"})}
+_HAD_SCALES = ("Linear", "Convolution", "LayerScales")
 
 
 class RecordCodec:
@@ -88,10 +90,26 @@ def _record_from_data(data: Any, kind: Any) -> Any:
 def _by_present_names(data: Any) -> Any:
     """Rename a record's class and fields in its data, where an older version wrote other names."""
     name = data.get("record") if isinstance(data, dict) else None
+    if name in _HAD_SCALES:
+        return _with_steps(data)
     if not isinstance(name, str) or name not in _RENAMED:
         return data
     present, renamed = _RENAMED[name]
     return {renamed.get(field, field): value for field, value in data.items()} | {"record": present}
+
+
+def _with_steps(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a record's data with `x_steps` for `input_scale` and `input_shift` of old files."""
+    if not {"input_scale", "input_shift"} <= data.keys():
+        return data
+    scale, shift = data["input_scale"], data["input_shift"]
+    if scale is None and shift is not None:
+        return data  # no version wrote that
+    others = {name: value for name, value in data.items() if not name.startswith("input_")}
+    if scale is None:
+        return others | {"x_steps": None}
+    zero = {"zero_point": 0 if shift is None else shift, "symmetric": shift is None}
+    return others | {"x_steps": {"record": "Quantisation", "scale": scale, **zero}}
 
 
 def _to_data(value: Any, hint: Any) -> Any:

@@ -1,7 +1,7 @@
 """`sparsejit bench`: measurements, with rivals in the same run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,6 +29,9 @@ from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.measuring.thread_loops import barrier_ns
 from sparsejit.planner.split import parse_threads
 
+if TYPE_CHECKING:
+    from sparsejit.perf.operators import OperatorTime
+
 ProblemsOption = Annotated[
     list[str] | None, typer.Option(help="A, B, C90, ...; repeatable. Default: all.")
 ]
@@ -55,7 +58,8 @@ bench.command()(synth)
 def kernels(
     problem: ProblemsOption = None,
     strategy: Annotated[
-        list[str] | None, typer.Option(help="A kernel family; repeatable. Default: all.")
+        list[str] | None,
+        typer.Option(help="dense, winograd, attention, ...; repeatable. Default: all."),
     ] = None,
     dtype: DtypesOption = None,
     as_json: JsonOption = False,
@@ -65,7 +69,11 @@ def kernels(
     ] = None,
     record: RecordOption = False,
 ) -> None:
-    """Time kernels for a vector or a batch and every library that does the same, on one core."""
+    """Time every kernel, and libraries that do the same as products, on one core.
+
+    Products are of --problem. A kernel of another operator is timed in a graph of its own, where
+    neither --problem nor --strategy is given, or its name as a --strategy.
+    """
     require("torch", "scipy", "threadpoolctl", "matplotlib")
     from sparsejit.perf import history, report
     from sparsejit.perf.kernels import Row, check_strategies, run
@@ -86,16 +94,31 @@ def kernels(
         for comparison in found:
             show(report.comparison_table(comparison))
             rows += comparison.rows
-    if not rows:
+    operators = _of_operators(strategy or ([] if problem else None), dtypes)
+    if operators:
+        show(report.operators_table(operators))
+    if not rows and not operators:
         raise InvalidInput(
             "no kernel of this --strategy takes these problems and dtypes: use --strategy auto"
         )
     speeds = history.speeds()
     values = [{**row.as_dict(), **speeds} for row in rows]
+    of_operators = [{**row.as_dict(), **speeds} for row in operators]
     if plot:
         draw_roofline(plot, [row for row in rows if row.auto], limits)
-    record_rows(record, "kernels", values)
-    hand_over(values, as_json, out)
+    record_rows(record and bool(values), "kernels", values)
+    record_rows(record and bool(of_operators), "operators", of_operators)
+    hand_over([*values, *of_operators], as_json, out)
+
+
+def _of_operators(names: list[str] | None, dtypes: tuple[DType, ...]) -> list["OperatorTime"]:
+    """Time kernels of operators other than products: the named ones, or with None all."""
+    from sparsejit.perf.operators import run_operators
+    from sparsejit.planner.kernels import OTHER_KERNELS
+
+    wanted = [name for name in OTHER_KERNELS if names is None or name in names]
+    with error_console.status("") as status:
+        return run_operators(wanted, dtypes, status.update)
 
 
 @bench.command()

@@ -127,7 +127,7 @@ COMMANDS = {
     ),
     "selftest": Command(
         *(_MACHINE, "selftest", "selftest"),
-        "Check random kernels of every family against float64 here; fail if one differs.",
+        "Check random kernels of every family and operator against float64; fail if one differs.",
     ),
 }
 

@@ -1,8 +1,10 @@
-"""Code that commands share: the terminal, the options for JSON, checks of needed packages."""
+"""Code that commands share: the terminal, progress, JSON's options, checks of needed packages."""
 
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from sparsejit.api.reports.shown import terminal_width
 from sparsejit.errors import InvalidInput, MissingDependency
@@ -32,6 +35,44 @@ JsonFileOption = Annotated[
 RecordOption = Annotated[
     bool, typer.Option("--record", help="Append the rows to the recordings in perf/results.")
 ]
+
+
+class ProgressBar(Progress):
+    """A bar on stderr; without a terminal, nothing or a few lines.
+
+    seconds_a_line: seconds between printed lines where no bar can be drawn; None prints none.
+    """
+
+    def __init__(self, seconds_a_line: float | None = None) -> None:
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+        )
+        self._drawn = error_console.is_terminal
+        super().__init__(*columns, console=error_console, transient=True, disable=not self._drawn)
+        self._bar = self.add_task("")
+        self._seconds_a_line = seconds_a_line
+        self._printed = -math.inf
+
+    def begin(self, what: str, total: float | None = None) -> None:
+        """Start over, with `total` steps, or None for an unknown number of steps."""
+        self.reset(self._bar, description=what, total=total)
+
+    def step(self, done: int = 1) -> None:
+        """Add `done` steps."""
+        self.advance(self._bar, done)
+
+    def show(self, text: str, done: float, total: float | None = 1.0) -> None:
+        """Show a text and the share done; without a terminal, print the text where it is due."""
+        self.update(self._bar, description=text, completed=done, total=total)
+        if self._drawn or self._seconds_a_line is None:
+            return
+        now = time.monotonic()
+        if now - self._printed >= self._seconds_a_line or done == total:
+            error_console.print(text)
+            self._printed = now
 
 
 def say(line: str, style: str | None = None) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from sparsejit.commands.console import (
     JsonOption,
+    ProgressBar,
     check_outputs,
     console,
     hand_over,
@@ -31,7 +32,6 @@ from sparsejit.commands.model_options import (
     is_model,
     load_or_compile,
 )
-from sparsejit.commands.progress import ProgressBar
 from sparsejit.errors import InvalidInput
 
 if TYPE_CHECKING:

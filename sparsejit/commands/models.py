@@ -8,6 +8,7 @@ import typer
 from sparsejit.api.reports.shown import counted
 from sparsejit.commands.console import (
     JsonOption,
+    ProgressBar,
     check_outputs,
     console,
     hand_over,
@@ -34,12 +35,11 @@ from sparsejit.commands.model_options import (
     is_compiled,
     load_or_compile,
 )
-from sparsejit.commands.progress import ProgressBar
 from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.files import atomic_path
 
 ExportOption = Annotated[
-    Path | None, typer.Option(dir_okay=False, help="File to write code for C to, .o or .so.")
+    Path | None, typer.Option(dir_okay=False, help="File to write code for C to, .o, .so or .obj.")
 ]
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", help="Print all facts about every layer.")
@@ -63,13 +63,16 @@ def compile_command(
     header: Annotated[
         Path | None, typer.Option(dir_okay=False, help="File to write the C header to, .h.")
     ] = None,
+    system: Annotated[
+        str, typer.Option(help="System of --export: linux, windows or macos.")
+    ] = "linux",
     measure: MeasureOption = False,
     verbose: VerboseOption = False,
     html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compile a whole model, save it, and report the time of its layers."""
-    _check_outputs(out, export, header, html)
+    _check_outputs(out, export, header, html, system)
     with ProgressBar() as bar:
         compiled = load_or_compile(
             ModelRequest(
@@ -79,7 +82,7 @@ def compile_command(
             bar.show,
         )
         if export is not None:
-            compiled.export(export, header)
+            compiled.export(export, header, system=system)
         compiled.save(out)
         bar.show("measuring" if measure else "explaining", 1.0)
         report = compiled.explain(measure=measure)
@@ -193,14 +196,16 @@ def run_command(
         say(f"{path}: {result.dtype} {list(result.shape)}")
 
 
-def _check_outputs(out: Path, export: Path | None, header: Path | None, html: Path | None) -> None:
+def _check_outputs(
+    out: Path, export: Path | None, header: Path | None, html: Path | None, system: str
+) -> None:
     """Raise InvalidInput for invalid output paths, before the work."""
     if out.suffix != ".sjit":
         raise InvalidInput(f"{out} is not a .sjit path; name the output so")
     if export is not None:
         from sparsejit.artefact.export import check_export
 
-        check_export(export, header)
+        check_export(export, header, system)
     elif header is not None:
         raise InvalidInput(f"--header {header} describes the file of --export; give both")
     check_outputs(out, export, header, html)

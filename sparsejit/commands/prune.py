@@ -10,6 +10,7 @@ from rich.table import Table
 from sparsejit.api.reports.shown import table_of
 from sparsejit.commands.console import (
     JsonOption,
+    ProgressBar,
     check_outputs,
     console,
     error_console,
@@ -18,7 +19,6 @@ from sparsejit.commands.console import (
     say,
     write_json,
 )
-from sparsejit.commands.progress import ProgressBar
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path
 

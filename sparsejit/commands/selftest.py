@@ -15,12 +15,12 @@ from sparsejit.api.reports.shown import table_of
 from sparsejit.commands.console import (
     JsonFileOption,
     JsonOption,
+    ProgressBar,
     check_outputs,
     console,
     error_console,
     hand_over,
 )
-from sparsejit.commands.progress import ProgressBar
 from sparsejit.machine.microarchitecture import detect
 from sparsejit.machine.target import Target
 from sparsejit.runtime.workers import available_cores
@@ -50,7 +50,7 @@ def selftest(
     as_json: JsonOption = False,
     out: JsonFileOption = None,
 ) -> None:
-    """Check random kernels of every family against float64 here; fail if one differs.
+    """Check random kernels of every family and operator against float64; fail if one differs.
 
     Each runs between inaccessible pages, in a process that may crash; a failure is printed with the
     one command that repeats it.
@@ -124,7 +124,7 @@ def _print_failure(tally: Tally, verdict: Verdict) -> None:
 
 
 def _print(tally: Tally, seconds: float) -> None:
-    table = table_of("kernels that held", ("family", "dtype"), (*levels(), "failed"))
+    table = table_of("kernels that held", ("kernel", "dtype"), (*levels(), "failed"))
     for family, dtype in tally.families():
         failed = tally.failed(family, dtype)
         held = (f"{tally.held[family, dtype, level]:,}" for level in levels())

@@ -10,6 +10,7 @@ import typer
 
 from sparsejit.commands.console import (
     JsonOption,
+    ProgressBar,
     check_outputs,
     console,
     error_console,
@@ -24,7 +25,6 @@ from sparsejit.commands.model_options import (
     TargetOption,
     ThreadsOption,
 )
-from sparsejit.commands.progress import ProgressBar
 from sparsejit.errors import InvalidInput
 
 if TYPE_CHECKING:

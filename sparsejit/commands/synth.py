@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sparsejit.commands.console import JsonOption, print_json, require, say
-from sparsejit.commands.progress import ProgressBar
+from sparsejit.commands.console import JsonOption, ProgressBar, print_json, require, say
 from sparsejit.commands.synth_folder import FolderOptions, synth_folder
 from sparsejit.commands.synth_play import player
 from sparsejit.errors import InvalidInput

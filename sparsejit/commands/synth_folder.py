@@ -7,8 +7,7 @@ from typing import Any
 
 import typer
 
-from sparsejit.commands.console import error_console, print_json, say
-from sparsejit.commands.progress import ProgressBar
+from sparsejit.commands.console import ProgressBar, error_console, print_json, say
 from sparsejit.errors import InvalidInput
 from sparsejit.runtime import native_timing
 from sparsejit.runtime.workers import available_cores

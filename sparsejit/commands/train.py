@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparsejit.commands.console import error_console, require, say
-from sparsejit.commands.progress import ProgressBar
+from sparsejit.commands.console import ProgressBar, error_console, require, say
 
 if TYPE_CHECKING:
     from sparsejit.voice.train.trainer import TrainingPlan, TrainingProgress

@@ -171,19 +171,25 @@ class CompiledEstimator(Compiled):
         return exported_model(name, self.variant(self.methods[0]))
 
     def export(
-        self, path: PathLike, header: PathLike | None = None, method: str = ""
+        self,
+        path: PathLike,
+        header: PathLike | None = None,
+        method: str = "",
+        *,
+        system: str = "linux",
     ) -> None:
         """Write a method for C, as `CompiledModel.export` does.
 
         X is float32. `predict` of a classifier returns indices into `classes_`, as int64.
 
         Args:
-            path: an object file (.o) or a shared object (.so)
+            path: an object file (.o, .obj) or a shared object (.so)
             header: a C header (.h)
             method: a name in `methods`; by default the first
+            system: "linux", "windows" or "macos"
         """
         variant = self.variant(method or self.methods[0])
-        export(exported_model(c_name(path), variant), path, header)
+        export(exported_model(c_name(path), variant), path, header, system)
 
     def bind(self, X: Array, result: Array, method: str = "") -> Callable[[], None]:
         """Return a function without arguments that computes a method from the current values of X.

@@ -1,6 +1,5 @@
 """Scales of quantised models.
 
-    Quantisation     scale and zero point of a value
     LayerScales      result of calibrating one layer: the dtype of its weights, the steps of its x
     SumScales        steps of the operands of a sum of images
 """
@@ -11,30 +10,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.spec import LARGEST_INT8, LARGEST_SCALE, SMALLEST_SCALE, DType
+from sparsejit.ir.spec import DType, Quantisation
 from sparsejit.ir.values import Array
-
-
-@dataclass(frozen=True)
-class Quantisation:
-    """Scale and zero point: an integer q in -128 .. 127 stands for (q - zero_point) * scale."""
-
-    scale: float
-    zero_point: int
-
-    def __post_init__(self) -> None:
-        """Raise InvalidInput for a scale or a zero point out of range."""
-        if not fits_quantisation(self.scale, self.zero_point):
-            raise InvalidInput(
-                f"the scale is {self.scale!r} and the zero point {self.zero_point}; give a scale "
-                f"of {SMALLEST_SCALE:.3g} to {LARGEST_SCALE:.3g} and a zero point of -128 to 127"
-            )
-
-
-def fits_quantisation(scale: float, zero_point: int) -> bool:
-    """Whether a scale and a zero point are in range."""
-    in_range = SMALLEST_SCALE <= scale <= LARGEST_SCALE
-    return in_range and -LARGEST_INT8 - 1 <= zero_point <= LARGEST_INT8
 
 
 class LayerKey(NamedTuple):
@@ -62,10 +39,10 @@ class LayerScales:
         weights: the name of its weights
         number: its number among the layers that have these weights, from 0
         dtype: the dtype in which its weights are to be stored
-        input_scale: with int8, the step of x; None where each row of x is measured at every call
-        input_shift: the zero point of x, -128 to 127; None without a step
-        how: the origin of the step: "range" (all values seen), "percentile" or "least squares" (cut
-            where that costs least), "each row" (measured at every call); empty without int8
+        x_steps: with int8, the scale and zero point of x; None where each row of x is measured at
+            every call
+        how: the origin of the steps: "range" (all values seen), "percentile" or "least squares"
+            (cut where that costs least), "each row" (measured at every call); empty without int8
         error: root mean square of the error of its outputs on the data, relative to the outputs',
             with exact inputs
         saved_ns: predicted nanoseconds saved a run, together with other layers of this name
@@ -79,8 +56,7 @@ class LayerScales:
     weights: str
     number: int
     dtype: DType
-    input_scale: float | None = None
-    input_shift: int | None = None
+    x_steps: Quantisation | None = None
     how: str = ""
     error: float = 0.0
     saved_ns: float = 0.0
@@ -89,13 +65,9 @@ class LayerScales:
     shape: tuple[int, ...] = field(default=(), metadata={"newer": True})
 
     def __post_init__(self) -> None:
-        """Raise InvalidInput for steps that are out of range, incomplete, or with another dtype."""
-        if (self.input_scale is None) is not (self.input_shift is None):
-            raise InvalidInput(f"{self.layer}: give both input_scale and input_shift, or neither")
-        if self.input_scale is not None:
-            Quantisation(self.input_scale, self.input_shift or 0)
-            if self.dtype is not DType.INT8:
-                raise InvalidInput(f"{self.layer}: only int8 has an input_scale; leave it out")
+        """Raise InvalidInput for steps with a dtype that does not quantise x."""
+        if self.x_steps is not None and self.dtype is not DType.INT8:
+            raise InvalidInput(f"{self.layer}: only int8 has steps of x; leave x_steps out")
 
     @property
     def place(self) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Operators, which declare their types, float64 semantics and batch rule once; and their nodes.
+"""Operators, which declare their types, float64 semantics, batch and time rule; and their nodes.
 
     @dataclass(frozen=True)
     class Linear(Operator):
@@ -21,6 +21,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.signature import Bound, Signature, signature
+from sparsejit.ir.time_rules import Apart, TimeRule
 from sparsejit.ir.values import Array, TensorType, Value
 
 # Every operator by its name.
@@ -100,6 +101,20 @@ class Operator:
             if label not in axes or label[0] in self.mixes:
                 raise SamplesMixed(self.mixing)
             follow.places[value] = place._replace(axis=axes.index(label))
+
+    def time_rule(
+        self, node: Node, places: Sequence[BatchPlace | None], length: int
+    ) -> TimeRule:
+        """The frames that a node reads, where time has these places in its operands.
+
+        `length` is the number of frames; an operand without time has no place. Frames on an axis
+        that may be the batch are apart.
+        """
+        return Apart()
+
+    def resized(self, node: Node, place: BatchPlace, length: int) -> Operator:
+        """The operator of a step, where the axis of that place in the results has `length`."""
+        return self
 
     def as_text(self) -> str:
         """The operator's name, with the fields that differ from their defaults."""

@@ -105,18 +105,18 @@ def quantised_input(
     """x (in_features,) as integers in -127 .. 127, and their step; x must be finite.
 
     All in float32: integer = x * reciprocal to nearest, ties to even. Fixed step: reciprocal =
-    1 / input_scale. Dynamic: m = max(largest magnitude of x, 2^-100), reciprocal = 127 / m, and
-    the step is m * (1 / 127). An `input_shift` is added to the integers, whose least is then -128.
+    1 / the scale. Dynamic: m = max(largest magnitude of x, 2^-100), reciprocal = 127 / m, and
+    the step is m * (1 / 127). The zero point is added to the integers.
     """
-    if spec.input_scale is not None:
-        scale = np.float32(spec.input_scale)
+    if spec.x_steps is not None:
+        scale = np.float32(spec.x_steps.scale)
         reciprocal = np.float32(1) / scale
     else:
         largest = np.maximum(np.abs(x).max(), np.float32(SMALLEST_SCALE))
         reciprocal = np.float32(LARGEST_INT8) / largest
         scale = largest * np.float32(1 / LARGEST_INT8)
     with np.errstate(over="ignore"):
-        integers = np.rint(x * reciprocal) + (spec.input_shift or 0)
+        integers = np.rint(x * reciprocal) + spec.zero_point
     return np.clip(integers, spec.least_integer, LARGEST_INT8).astype(np.int64), scale
 
 

@@ -294,7 +294,7 @@ class SparseMatrix:
     def check_fits(self, spec: MatVec) -> None:
         """Raise InvalidInput where weights are beyond the dtype of `spec`.
 
-        With int8 and an `input_scale`, also where their product with the weights' scale overflows.
+        With int8 and steps of x, also where the product of the scales overflows.
         """
         if spec.holds_any_weight:
             return

@@ -8,10 +8,9 @@
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from numbers import Real
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -73,6 +72,44 @@ SMALLEST_SCALE = 2.0**-100
 LARGEST_SCALE = 1 / SMALLEST_SCALE
 
 
+@dataclass(frozen=True)
+class Quantisation:
+    """Scale and zero point: an integer q in -128 .. 127 stands for (q - zero_point) * scale.
+
+    Attributes:
+        scale: the step from one integer to the next
+        zero_point: the integer that stands for 0
+        symmetric: whether q is in -127 .. 127 instead; the zero point is 0 then
+
+    Raises:
+        InvalidInput: a scale or a zero point is out of range
+    """
+
+    scale: float
+    zero_point: int
+    symmetric: bool = field(default=False, metadata={"newer": True})
+
+    def __post_init__(self) -> None:
+        fits = fits_quantisation(self.scale, self.zero_point)
+        if not fits or (self.symmetric and self.zero_point):
+            raise InvalidInput(
+                f"the scale is {self.scale!r} and the zero point {self.zero_point}; give a scale "
+                f"of {SMALLEST_SCALE:.3g} to {LARGEST_SCALE:.3g} and a zero point of "
+                + ("0" if self.symmetric else "-128 to 127")
+            )
+
+    @property
+    def least_integer(self) -> int:
+        """The least q."""
+        return -LARGEST_INT8 - (not self.symmetric)
+
+
+def fits_quantisation(scale: float, zero_point: int) -> bool:
+    """Whether a scale and a zero point are in range."""
+    in_range = SMALLEST_SCALE <= scale <= LARGEST_SCALE
+    return in_range and -LARGEST_INT8 - 1 <= zero_point <= LARGEST_INT8
+
+
 @dataclass(frozen=True, eq=False)
 class MatVec:
     """y = activation(W x + bias) for one x: float32 (in_features,) to (out_features,).
@@ -85,12 +122,11 @@ class MatVec:
         bias: float32 (out_features,), or none
         activation: applied to each output
         dtype: storage of the weights
-        input_scale: with int8, the scale of x; None is x's largest magnitude / 127
-        input_shift: added to the integers of x, which then lie in -128 .. 127, for x that is mostly
-            positive. The product takes the shifted integers; the bias must correct for the shift.
+        x_steps: with int8, the steps of x; None is a scale of x's largest magnitude / 127. The
+            product takes the integers as they are; the bias must correct for the zero point.
 
     Raises:
-        InvalidInput: input_scale or input_shift is out of range, or given with another dtype
+        InvalidInput: x_steps are given with another dtype
     """
 
     out_features: int
@@ -98,40 +134,24 @@ class MatVec:
     bias: npt.NDArray[np.float32] | None = None
     activation: Activation = Activation.NONE
     dtype: DType = DType.FLOAT32
-    input_scale: float | None = None
-    input_shift: int | None = None
+    x_steps: Quantisation | None = None
 
     def __post_init__(self) -> None:
-        if self.input_shift is not None and (
-            self.input_scale is None or not -LARGEST_INT8 - 1 <= self.input_shift <= LARGEST_INT8
-        ):
+        if self.x_steps is not None and self.dtype is not DType.INT8:
             raise InvalidInput(
-                f"input_shift={self.input_shift} with input_scale={self.input_scale}; give a shift "
-                "of -128 to 127, and a scale"
-            )
-        if self.input_scale is None:
-            return
-        if self.dtype is not DType.INT8:
-            raise InvalidInput(
-                f"input_scale={self.input_scale!r} with dtype={self.dtype.value!r}; "
+                f"x has a scale of {self.x_steps.scale!r} with dtype={self.dtype.value!r}; "
                 "only dtype='int8' quantises x, leave it out"
-            )
-        is_number = isinstance(self.input_scale, Real) and not isinstance(self.input_scale, bool)
-        if not is_number or not SMALLEST_SCALE <= self.input_scale <= LARGEST_SCALE:
-            raise InvalidInput(
-                f"input_scale={self.input_scale!r}; give the quantisation scale of x as a positive "
-                "number, such as 1/127 where x lies in [-1, 1]"
             )
 
     @property
     def holds_any_weight(self) -> bool:
         """Whether every float32 weight is within the range of the dtype."""
-        return self.dtype not in OVERFLOWS_AT and self.input_scale is None
+        return self.dtype not in OVERFLOWS_AT and self.x_steps is None
 
     def check_largest_weight(self, weight: float, name: str) -> None:
         """Raise InvalidInput where the weight of largest magnitude is beyond the dtype.
 
-        With int8 and an `input_scale`, also where their product with the weights' scale overflows.
+        With int8 and steps of x, also where the product of the scales overflows.
         """
         largest = abs(weight)
         if largest >= OVERFLOWS_AT.get(self.dtype, math.inf):
@@ -139,13 +159,13 @@ class MatVec:
                 f"{name} is {weight:.8g}, more than "
                 f"{self.dtype.value} can hold; use dtype='float32'"
             )
-        if self.input_scale is None:
+        if self.x_steps is None:
             return
         with np.errstate(over="ignore"):
-            scale = np.float32(largest) / np.float32(LARGEST_INT8) * np.float32(self.input_scale)
+            scale = np.float32(largest) / np.float32(LARGEST_INT8) * np.float32(self.x_steps.scale)
         if not np.isfinite(scale):
             raise InvalidInput(
-                f"input_scale={self.input_scale!r} times the scale of weights as large as "
+                f"input_scale={self.x_steps.scale!r} times the scale of weights as large as "
                 f"{largest:.4g} is more than float32 can hold; give the quantisation scale of x, "
                 "such as 1/127 where x lies in [-1, 1]"
             )
@@ -153,7 +173,12 @@ class MatVec:
     @property
     def least_integer(self) -> int:
         """The least integer of quantised x."""
-        return -LARGEST_INT8 - (self.input_shift is not None)
+        return -LARGEST_INT8 if self.x_steps is None else self.x_steps.least_integer
+
+    @property
+    def zero_point(self) -> int:
+        """The integer that stands for 0 in x."""
+        return 0 if self.x_steps is None else self.x_steps.zero_point
 
     @property
     def x_shape(self) -> tuple[int, ...]:
@@ -167,9 +192,10 @@ class MatVec:
     def case(self) -> str:
         """All fields but the numbers of outputs and inputs, in words."""
         words = f"{self.dtype.value} {self.activation.value} bias={self.bias is not None}"
-        scale = "" if self.input_scale is None else f" input_scale={self.input_scale}"
-        shift = "" if self.input_shift is None else f" input_shift={self.input_shift}"
-        return words + scale + shift
+        if self.x_steps is None:
+            return words
+        zero = "" if self.x_steps.symmetric else f" zero_point={self.x_steps.zero_point}"
+        return f"{words} scale={self.x_steps.scale}{zero}"
 
 
 class Layout(Choice):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph
@@ -43,6 +44,25 @@ class State:
     def __str__(self) -> str:
         """A line for reports."""
         return f"state {self.name}: {self.origin or f'takes output {self.output}'}"
+
+
+class Pace(NamedTuple):
+    """The frames and the axes of time of a model that was made of one for whole sequences.
+
+    Attributes:
+        step: frames of the first input in a call; None for any other model
+        delay: frames of the input by which results are late
+        axis: the axis of time in the first input
+        axes: the axis of time in each output that is no state; None for an output without time
+    """
+
+    step: int | None
+    delay: int = 0
+    axis: int = 0
+    axes: tuple[int | None, ...] = ()
+
+
+NO_PACE = Pace(None)
 
 
 def placed_states(graph: Graph, states: Sequence[State]) -> list[State]:

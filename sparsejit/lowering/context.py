@@ -18,10 +18,10 @@ from sparsejit.asm_templates.batch.lowered_batch import pitch_of_lengths, spread
 from sparsejit.asm_templates.convolution.int8_planes import BytePlanes
 from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.sparse_matrix import SparseMatrix
+from sparsejit.ir.spec import Quantisation
 from sparsejit.ir.values import Array, Origin, TensorType, Value
 from sparsejit.lowering.chain_step import chain_step
 from sparsejit.lowering.feature_major import (

@@ -27,14 +27,14 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import LayerKey, LayerScales, Quantisation, SumScales
+from sparsejit.ir.layer_scales import LayerKey, LayerScales, SumScales
 from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.ir.ops.sampling import GruStep, SumOfRows
-from sparsejit.ir.spec import DType
+from sparsejit.ir.spec import DType, Quantisation
 from sparsejit.ir.values import Array, Element, Origin, Value
 from sparsejit.passes.quantised_layers import rounded_to_steps
 from sparsejit.passes.rewriter import Site, rewrite
@@ -90,8 +90,7 @@ def with_scales(graph: Graph, layers: Sequence[LayerScales]) -> Graph:
             return None
         if not isinstance(op, Linear | Convolution):
             return site.add(replace(op, dtype=found.dtype), *site.inputs)
-        scale, shift = found.input_scale, found.input_shift
-        made = replace(op, dtype=found.dtype, input_scale=scale, input_shift=shift)
+        made = replace(op, dtype=found.dtype, x_steps=found.x_steps)
         x, weights, *others = site.inputs
         if found.factors is not None:
             x, weights = _equalised(site, op, found.factors)
@@ -130,9 +129,9 @@ def in_float32(graph: Graph, layers: Iterable[LayerScales]) -> Graph:
             return None
         if not isinstance(op, Linear | Convolution):
             return site.add(replace(op, dtype=DType.FLOAT32), *site.inputs)
-        if found is None and op.input_shift is not None:
+        if found is None and op.x_steps is not None and not op.x_steps.symmetric:
             return None
-        plain = replace(op, dtype=DType.FLOAT32, input_scale=None, input_shift=None)
+        plain = replace(op, dtype=DType.FLOAT32, x_steps=None)
         if isinstance(plain, Convolution):
             plain = replace(plain, rounding=None)
         correction = None if found is None else found.correction
@@ -261,11 +260,11 @@ def _is_rounding(node: Node | None) -> bool:
 def _steps_by_value(graph: Graph) -> Mapping[Value, Quantisation]:
     """The scale and zero point in which int8 convolutions read each x, where they are fixed."""
     return {
-        node.inputs[0]: Quantisation(node.op.input_scale, node.op.input_shift or 0)
+        node.inputs[0]: node.op.x_steps
         for node in graph.nodes
         if isinstance(node.op, Convolution)
         and node.op.dtype is DType.INT8
-        and node.op.input_scale is not None
+        and node.op.x_steps is not None
     }
 
 

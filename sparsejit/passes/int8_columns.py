@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.convolution import Convolution
@@ -25,7 +24,7 @@ from sparsejit.ir.ops.int8_columns import ByteAttention, NormalisedColumns
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.products import Bmm, Linear
 from sparsejit.ir.ops.views import Expand, Permute, Reshape
-from sparsejit.ir.spec import LARGEST_SCALE, SMALLEST_SCALE, DType
+from sparsejit.ir.spec import LARGEST_SCALE, SMALLEST_SCALE, DType, Quantisation
 from sparsejit.ir.values import Array, Element, Value
 from sparsejit.passes.quantised_layers import steps_of
 from sparsejit.passes.rewriter import Site, rewrite
@@ -73,7 +72,7 @@ def byte_columns(graph: Graph, wins: Callable[[Node], bool]) -> Graph:
 
 def _is_layer(node: Node) -> bool:
     op = node.op
-    return isinstance(op, Linear) and op.dtype is DType.INT8 and op.input_scale is not None
+    return isinstance(op, Linear) and op.dtype is DType.INT8 and op.x_steps is not None
 
 
 def _rounded_soon(graph: Graph, readers: dict[Value, list[Node]]) -> set[Value]:
@@ -149,8 +148,7 @@ class _Turning:
             *((1,), (0,), (1,)),
             activation=op.activation,
             dtype=op.dtype,
-            input_scale=op.input_scale,
-            input_shift=op.input_shift,
+            x_steps=op.x_steps,
         )
         taps = site.constant(rows.reshape(*rows.shape, 1), weights.origin)
         return self._back(site, site.one(made, self._columns(site, x), taps, *bias), _ROWS)

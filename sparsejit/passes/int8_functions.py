@@ -11,9 +11,9 @@ from math import prod
 import numpy as np
 
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.pointwise import FUNCTIONS, Chain, Pointwise
+from sparsejit.ir.spec import Quantisation
 from sparsejit.ir.values import Array, Element, Value
 from sparsejit.passes.fuse_chains import as_chain
 

@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops import row_chains
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult
@@ -31,7 +30,7 @@ from sparsejit.ir.ops.int8_columns import (
 )
 from sparsejit.ir.ops.pointwise import Chain, Pointwise
 from sparsejit.ir.ops.views import Reshape
-from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.spec import Activation, DType, Quantisation
 from sparsejit.ir.values import Array, Value
 from sparsejit.passes.int8_functions import ByteFunction, ByteFunctions
 from sparsejit.passes.quantised_layers import steps_of
@@ -311,9 +310,9 @@ class _Regions:
             return wanted.pop() if len(wanted) == 1 else None
         if not isinstance(op, Convolution) or op.dtype is not DType.INT8:
             return None
-        if op.input_scale is None or value in reader.inputs[1:]:
+        if op.x_steps is None or value in reader.inputs[1:]:
             return None
-        return Quantisation(op.input_scale, op.input_shift or 0)
+        return op.x_steps
 
     def _number(self, value: Value) -> float | None:
         array = self.graph.constants.get(value)
@@ -324,5 +323,5 @@ class _Regions:
 
 
 def _takes_bytes(op: Convolution) -> bool:
-    is_int8 = op.dtype is DType.INT8 and op.input_scale is not None
+    is_int8 = op.dtype is DType.INT8 and op.x_steps is not None
     return is_int8 and op.rounding is None and op.activation is Activation.NONE

@@ -89,7 +89,7 @@ def _may_repeat(op: Operator) -> bool:
         return False
     if isinstance(op, Linear | Convolution):
         # Without a scale of its own, x is quantised by its largest element in all samples.
-        return op.dtype is not DType.INT8 or op.input_scale is not None
+        return op.dtype is not DType.INT8 or op.x_steps is not None
     return isinstance(op, Pooling | Pointwise | Chain | Reshape)
 
 

@@ -24,14 +24,13 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import Quantisation, fits_quantisation
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.pointwise import Chain, ChainStep, Pointwise
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.views import Pad
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import LARGEST_INT8, DType
+from sparsejit.ir.spec import LARGEST_INT8, DType, Quantisation, fits_quantisation
 from sparsejit.ir.values import Array, Value
 from sparsejit.passes.fuse_chains import as_chain
 from sparsejit.passes.rewriter import Site, rewrite
@@ -163,7 +162,7 @@ def _int8_layer(
     source = steps.source
     if around is not None and has_zeros:
         source = site.one(around.op, source, origin=around.output.origin)
-    made = replace(op, dtype=DType.INT8, input_scale=steps.scale, input_shift=steps.shift)
+    made = replace(op, dtype=DType.INT8, x_steps=Quantisation(steps.scale, steps.shift))
     return (site.one(made, source, weights, *others),)
 
 

@@ -148,10 +148,10 @@ def stored_as(layer: Layer, dtype: DType) -> Layer:
     With int8, x is quantised by its own largest magnitude.
     """
     if isinstance(layer, MatMul):
-        each = replace(layer.each, dtype=dtype, input_scale=None, input_shift=None)
+        each = replace(layer.each, dtype=dtype, x_steps=None)
         stored = replace(layer, each=each)
         if dtype is not DType.INT8 or layer.layout is layer.y_layout:
             return stored
         # Only panels convert one layout to another, and they do not sum integers.
         return replace(stored, layout=Layout.BATCH_MAJOR, padded_to=None, result_layout=None)
-    return replace(layer, dtype=dtype, input_scale=None, input_shift=None)
+    return replace(layer, dtype=dtype, x_steps=None)

@@ -3,7 +3,8 @@
     choose("windows", WINDOW_KERNELS, work)  ->  Chosen: the row, its price, and the runner-up
 
 While a `recording` runs, every choice is recorded as a `Decision` about the layer that was named
-last. A choice that is made only to price a row of another choice is not recorded.
+last. A choice that is made only to price a row of another choice is not recorded. While a
+`preferring` runs, rows of some names are taken whatever they cost, as tests of kernels need.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -100,6 +101,7 @@ def cheapest(
     fitting = [row for row in rows if (row.name == name if name else row.applies(work))]
     if not fitting:
         raise CompileError("no row of the table applies to this work")
+    fitting = [row for row in fitting if row.name in _PREFERRED.get()] or fitting
     if len(fitting) == 1:
         return Chosen(fitting[0], work, {}, None)
     token = _RECORD.set(None)
@@ -109,6 +111,19 @@ def cheapest(
         _RECORD.reset(token)
     best, other, *_ = sorted(fitting, key=lambda row: row.margin * _number(prices[row.name]))
     return Chosen(best, work, prices, other)
+
+
+_PREFERRED: ContextVar[frozenset[str]] = ContextVar("names of rows to take", default=frozenset())
+
+
+@contextmanager
+def preferring(*names: str) -> Iterator[None]:
+    """Take rows of these names where they apply, in this thread, while the context lasts."""
+    token = _PREFERRED.set(frozenset(names))
+    try:
+        yield
+    finally:
+        _PREFERRED.reset(token)
 
 
 def least(items: Iterable[Item], price: Callable[[Item], float]) -> Item:

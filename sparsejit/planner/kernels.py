@@ -1,12 +1,12 @@
 """One table of all kernels: families of products, and the kernels of all other operators.
 
-Lowering names its steps by it, and the table in docs/kernels/index.md is made from it. Elementwise
-functions, gates, embeddings and samplers are generated as chains and loops, and have no rows.
+Lowering names its steps by it, `selftest` and `bench kernels` walk it, and the table in
+docs/kernels/index.md is made from it. Elementwise functions, gates, embeddings and samplers are
+generated as chains and loops, and have no rows.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
@@ -47,6 +47,7 @@ class KernelRow:
     dtypes: the dtypes of its weights, or of its operands where it has no weights.
     source: where the idea is from.
     cost: the function that prices it.
+    members: the templates of a family of products.
     """
 
     name: str
@@ -56,6 +57,14 @@ class KernelRow:
     source: str
     cost: Callable[..., Any]
     requires: frozenset[str] = frozenset()
+    members: tuple[Template, ...] = ()
+
+    def made_for(self, target: Target, dtype: DType) -> bool:
+        """Whether it has code for a target, with weights or operands of a dtype."""
+        if self.members:
+            return any(each.dtype is dtype and each.made_for(target) for each in self.members)
+        has_level = target.isa in self.levels and self.requires <= target.instruction_sets
+        return has_level and dtype in self.dtypes
 
     @property
     def dtype_names(self) -> list[str]:
@@ -79,7 +88,8 @@ def _of_families(
         levels = tuple(dict.fromkeys(each.isa for each in members))
         dtypes = tuple(dict.fromkeys(each.dtype for each in members))
         needed = frozenset.intersection(*(each.requires for each in members))
-        yield KernelRow(name, operator, levels, dtypes, members[0].source, cost, needed)
+        about = members[0].source
+        yield KernelRow(name, operator, levels, dtypes, about, cost, needed, tuple(members))
 
 
 _BOTH, _AVX512 = ("avx512", "avx2"), ("avx512",)
@@ -92,10 +102,11 @@ _WEIGHTS_AS_CODE = "weights as code over positions, as in `panels`"
 _WINOGRAD = "minimal filtering: Lavin and Gray 2016"
 _TILES = "tiles of queries, which look at the keys that a mask allows"
 _COPY = "a copy in another order"
+PRODUCT, BATCH_PRODUCT = "product", "product of a batch"
 
 KERNELS: tuple[KernelRow, ...] = (
-    *_of_families(MATVEC_TEMPLATES, "product", price),
-    *_of_families(MATMUL_TEMPLATES, "product of a batch", price_batch),
+    *_of_families(MATVEC_TEMPLATES, PRODUCT, price),
+    *_of_families(MATMUL_TEMPLATES, BATCH_PRODUCT, price_batch),
     KernelRow("depthwise", "convolution", _BOTH, _FLOATS, _DIRECT, channel_windows_cost),
     KernelRow(
         *(SPARSE_WINDOWS, "convolution", _BOTH, _FLOATS, _WEIGHTS_AS_CODE), price_sparse_windows
@@ -128,11 +139,15 @@ KERNELS: tuple[KernelRow, ...] = (
     ),
 )
 
+# The rows of operators other than products, by name.
+OTHER_KERNELS = {row.name: row for row in KERNELS if not row.members}
 
-@cache
-def _others() -> dict[str, KernelRow]:
-    """The rows of operators other than products, by name."""
-    return {row.name: row for row in KERNELS if not row.operator.startswith("product")}
+
+def families_for(target: Target, dtype: DType, batch: int) -> list[str]:
+    """Return the names of the families of products for a target, a dtype and a batch."""
+    wanted = PRODUCT if batch == 1 else BATCH_PRODUCT
+    rows = (row for row in KERNELS if row.operator == wanted)
+    return [row.name for row in rows if row.made_for(target, dtype)]
 
 
 def kernel_name(name: str, target: Target) -> str:
@@ -140,7 +155,7 @@ def kernel_name(name: str, target: Target) -> str:
 
     Raises CompileError for a kernel without a row, or without code for the target's level.
     """
-    row = _others().get(name)
+    row = OTHER_KERNELS.get(name)
     if row is None or target.isa not in row.levels:
         raise CompileError(f"there is no kernel {name} for {target.isa}")
     return f"{name}-{target.isa}"

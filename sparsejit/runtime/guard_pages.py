@@ -1,4 +1,8 @@
-"""Arrays that end, or begin, at an inaccessible page: an access beyond that edge faults."""
+"""Arrays that end, or begin, at an inaccessible page: an access beyond that edge faults.
+
+    GuardedArray       a vector
+    guarded_workspace  the workspace of a model's function
+"""
 
 import ctypes
 import mmap
@@ -8,6 +12,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.runtime.native_call import WORKSPACE_ALIGNMENT
 from sparsejit.whole_numbers import round_up
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -50,3 +55,9 @@ class GuardedArray:
         """Whether nothing was written beside the values."""
         before, after = self._room[: self._span.start], self._room[self._span.stop :]
         return bool(np.all(before == _FILLER) and np.all(after == _FILLER))
+
+
+def guarded_workspace(size: int) -> GuardedArray:
+    """A workspace of at least `size` bytes: lines of NaN, the last of which ends at the page."""
+    lines = np.full(round_up(size, WORKSPACE_ALIGNMENT) // 4, np.nan, np.float32)
+    return GuardedArray(lines, "end")

@@ -64,10 +64,7 @@ class MovedCall:
         return call_stub(checked.memory, *self._of_one_sample, checked.workspaces, moved)
 
     def direct(self, is_single: bool, torch: Any = None) -> Callable[..., Any] | None:
-        """Return a built-in `run(*inputs)` for a batch of one sample, as `direct_stub` makes it.
-
-        None for a batch of a given number.
-        """
+        """Return a built-in `run(*inputs)` for one sample, as from `direct_stub`; else None."""
         if not self._is_free:
             return None
         checked = self._call.checked

@@ -46,7 +46,7 @@ from sparsejit.x86.operands import (
     rsi,
     rsp,
 )
-from sparsejit.x86.routines import flush_denormals, pop, push
+from sparsejit.x86.routines import flush_denormals, pop, push, reserve
 
 STATE_ALIGNMENT = 64
 HEADER_BYTES = 64  # the parity, a whole number of 64 bits
@@ -164,7 +164,7 @@ class _StepCode:
         asm, layout = self._asm, self._layout
         again, end = asm.label("next step"), asm.label("end of steps")
         push(asm, _SAVED)
-        asm.emit("sub", rsp, self._frame)
+        reserve(asm, self._frame)
         for kept, given in ((_STATE, rdx), (_WORKSPACE, rcx)):
             asm.emit("mov", kept, given)
         asm.emit("mov", _SAMPLES, samples if layout.samples is None else layout.samples)

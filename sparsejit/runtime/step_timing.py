@@ -18,7 +18,13 @@ import numpy.typing as npt
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime import native_timing
 from sparsejit.runtime.native_call import address_table, new_workspace
-from sparsejit.runtime.native_timing import calls_a_sample, duration_ns, native_loop, pinned
+from sparsejit.runtime.native_timing import (
+    Timing,
+    calls_a_sample,
+    duration_ns,
+    native_loop,
+    pinned,
+)
 
 _BUDGET_NS = 400_000_000
 _FEWEST_ROUNDS, _MOST_ROUNDS = 7, 200
@@ -74,10 +80,14 @@ class ModelTimer:
         self._tables = [address_table(each) for each in arrays]
         self._loop = self._looped(memory, new_workspace(workspace_bytes))
 
-    def whole_ns(self) -> float:
-        """Median nanoseconds of the function."""
+    def run(self) -> None:
+        """Run the function once."""
+        self._loop(1)
+
+    def whole(self) -> Timing:
+        """Nanoseconds of the function."""
         with pinned():
-            return native_timing.sample(self._loop, _MOST_ROUNDS, _BUDGET_NS // 4).median_ns
+            return native_timing.sample(self._loop, _MOST_ROUNDS, _BUDGET_NS // 4)
 
     def by_stamps(self, function: ProbedFunction) -> StepTimes:
         """Return the function's median time, and its steps' times by a version with time stamps."""

@@ -32,6 +32,7 @@ from sparsejit.x86.operands import (
 from sparsejit.x86.routines import pop, push
 
 CALLEE_SAVED = (rbx, rbp, r12, r13, r14, r15)
+_ARGUMENTS = (rdi, rsi, rdx, rcx)
 _NAMES = ("rbx", "rbp", "r12", "r13", "r14", "r15")
 PATTERNS = [0x1111111111111111 * (number + 1) for number in range(len(CALLEE_SAVED))]
 # Round to nearest, denormals kept, all exceptions masked, no flag set: the state of a new thread.
@@ -66,25 +67,28 @@ class StateAfterCall:
 
 
 class Checker:
-    """Calls functions of two pointers, with the vector registers of `target`."""
+    """Calls functions of up to four pointers or integers, with the registers of `target`."""
 
     def __init__(self, target: Target) -> None:
         self._vector_bytes = target.vector_bytes
         self._call = ExecutableMemory(_checker_code(target)).function(2)
 
-    def call(self, function: int, x: int, y: int, mxcsr: int = UNUSUAL_MXCSR) -> StateAfterCall:
-        """Call `function(x, y)`, all three addresses, under `mxcsr`."""
+    def call(
+        self, function: int, *arguments: int, mxcsr: int = UNUSUAL_MXCSR
+    ) -> StateAfterCall:
+        """Call the function at that address with these arguments, under `mxcsr`."""
         general = np.zeros(len(CALLEE_SAVED), np.uint64)
         states = np.array([mxcsr, 0], np.uint32)
         vectors = np.zeros((UPPER_REGISTERS, self._vector_bytes), np.uint8)
         arrays = (array.ctypes.data for array in (general, states, vectors))
-        places = np.array([*arrays, x, y], np.uint64)
+        missing = len(_ARGUMENTS) - len(arguments)
+        places = np.array([*arrays, *arguments, *[0] * missing], np.uint64)
         self._call(places.ctypes.data, function)
         return StateAfterCall(general.tolist(), int(states[1]), vectors[:, 16:])
 
 
 def _checker_code(target: Target) -> bytes:
-    """Code of void checker(places, function); `places` are five pointers, see `Checker.call`."""
+    """Code of void checker(places, function); `places` are seven words, see `Checker.call`."""
     asm = Assembler(target)
     kept = *CALLEE_SAVED, rdi  # seven, which aligns the stack to 16 bytes
     push(asm, kept)
@@ -93,8 +97,8 @@ def _checker_code(target: Target) -> bytes:
     asm.emit("mov", rax, rsi)
     asm.emit("mov", rcx, Memory(rdi, 8))
     asm.emit("ldmxcsr", Memory(rcx))
-    asm.emit("mov", rsi, Memory(rdi, 32))
-    asm.emit("mov", rdi, Memory(rdi, 24))
+    for number, register in reversed([*enumerate(_ARGUMENTS, 3)]):
+        asm.emit("mov", register, Memory(rdi, 8 * number))
     for register, pattern in zip(CALLEE_SAVED, PATTERNS, strict=True):
         asm.emit("mov", register, pattern)
     for number in range(UPPER_REGISTERS):

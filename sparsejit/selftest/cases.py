@@ -1,22 +1,27 @@
 """Random kernels, each derived from a seed and a number alone, so that each can be repeated.
 
     random_weights   weights with zeros in every structure that a kernel has to handle
-    Case             a kernel to try, with its weights and its x
+    ProductCase      a kernel of a matrix product, with its weights and its x
+    GraphCase        a kernel of another operator, in a graph of `graphs.py`
     derive           the case with a number
+
+One number in `GRAPHS_EVERY` is a graph. These walk the table of kernels in its order, so that a few
+hundred numbers have every kernel, with each of its dtypes, at each level.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
-from sparsejit.asm_templates.families import MATVEC_TEMPLATES
-from sparsejit.ir.spec import Activation, DType, Layer, Layout, MatMul, MatVec
+from sparsejit.ir.spec import Activation, DType, Layer, Layout, MatMul, MatVec, Quantisation
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.planner.kernel_choice import AUTO
+from sparsejit.planner.kernels import OTHER_KERNELS, KernelRow, families_for
+from sparsejit.selftest.graphs import KERNEL_GRAPHS, Drawn, KernelGraph
 from sparsejit.whole_numbers import ceil_div
 
 FloatArray = npt.NDArray[np.float32]
@@ -125,19 +130,76 @@ WEIGHT_EXPONENT = {DType.FLOAT16: 10}
 LARGEST_EXPONENT = 40
 
 
+GRAPHS_EVERY = 5
+
+
 @dataclass(frozen=True, eq=False)
-class Case:
-    """One kernel to try: its options, its weights, and its x."""
+class GraphCase:
+    """A kernel of an operator other than products, in a graph of these sizes."""
 
     seed: int
     number: int
+    target: Target
+    row: KernelRow
+    dtype: DType
+    sizes: dict[str, int]
+    made: Drawn
+
+    @property
+    def kernel(self) -> str:
+        """The operator and the kernel."""
+        return f"{self.row.operator}: {self.row.name}"
+
+    @property
+    def inputs(self) -> list[FloatArray]:
+        return self.made.inputs
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        (y,) = self.made.graph.outputs
+        return len(self.inputs[0]), *y.shape
+
+    @property
+    def about(self) -> KernelGraph:
+        """The graph's row of the table."""
+        return KERNEL_GRAPHS[self.row.name]
+
+    def __str__(self) -> str:
+        sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
+        where = f"{self.target.isa} ({self.target.model})"
+        return f"{self.kernel}, {self.dtype.value}, {sizes}, {where}"
+
+
+@dataclass(frozen=True, eq=False)
+class ProductCase:
+    """A kernel of a product: its options, its weights, and its x."""
+
+    seed: int
+    number: int
+    target: Target
     structure: str
     weights: FloatArray
     spec: Layer
     strategy: str
-    target: Target
     threads: int
     x: FloatArray
+
+    @property
+    def kernel(self) -> str:
+        """The family that is asked for, or "auto"."""
+        return self.strategy
+
+    @property
+    def dtype(self) -> DType:
+        return self.spec.dtype
+
+    @property
+    def inputs(self) -> list[FloatArray]:
+        return [self.x]
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        return self.spec.y_shape
 
     @property
     def each(self) -> MatVec:
@@ -161,8 +223,69 @@ class Case:
         )
 
 
+Case = ProductCase | GraphCase
+
+
 def derive(seed: int, number: int) -> Case:
     """Return the kernel with that number."""
+    turn, place = divmod(number, GRAPHS_EVERY)
+    return derive_product(seed, number) if place < GRAPHS_EVERY - 1 else _graph(seed, number, turn)
+
+
+class GraphKind(NamedTuple):
+    """A kernel with a dtype at a level."""
+
+    row: KernelRow
+    dtype: DType
+    isa: str
+
+
+@cache
+def graph_kinds() -> tuple[GraphKind, ...]:
+    """Return the kinds of graphs that this machine runs, in the order of the table of kernels."""
+    return tuple(
+        GraphKind(row, dtype, isa)
+        for row in OTHER_KERNELS.values()
+        for isa in levels()
+        for dtype in row.dtypes
+        if _targets_of(isa, row, dtype)
+    )
+
+
+def _targets_of(isa: str, row: KernelRow, dtype: DType) -> list[Target]:
+    return [each for each in _targets() if each.isa == isa and row.made_for(each, dtype)]
+
+
+def _graph(seed: int, number: int, turn: int) -> GraphCase:
+    """Return the graph of that number, the kinds taking turns."""
+    random = np.random.default_rng([seed, number])
+    kinds = graph_kinds()
+    row, dtype, isa = kinds[turn % len(kinds)]
+    target = _drawn_target(random, _targets_of(isa, row, dtype))
+    graph = KERNEL_GRAPHS[row.name]
+    sizes = {name: _size_within(random, *span[:2]) for name, span in graph.spans.items()}
+    made = graph.drawn(random, dtype, sizes)
+    return GraphCase(seed, number, target, row, dtype, sizes, made)
+
+
+def timed_graph(row: KernelRow, dtype: DType, target: Target) -> GraphCase:
+    """Return the graph of a kernel in the sizes of a benchmark."""
+    graph = KERNEL_GRAPHS[row.name]
+    sizes = {name: span.timed for name, span in graph.spans.items()}
+    made = graph.drawn(np.random.default_rng(0), dtype, sizes)
+    return GraphCase(0, 0, target, row, dtype, sizes, made)
+
+
+def _size_within(random: Generator, least: int, most: int) -> int:
+    """Draw a size: half are awkward where there are such, the others are spread evenly."""
+    awkward = [size for size in AWKWARD_SIZES if least <= size <= most]
+    if awkward and random.random() < 0.5:
+        return int(random.choice(awkward))
+    return int(random.integers(least, most + 1))
+
+
+def derive_product(seed: int, number: int) -> ProductCase:
+    """Return a kernel of a matrix product for any number."""
     random = np.random.default_rng([seed, number])
     target = _random_target(random)
     dtype = DType(_choose(random, DTYPES))
@@ -178,12 +301,12 @@ def derive(seed: int, number: int) -> Case:
         bias * np.float32(2.0 ** (weight_exponent + x_exponent)) if random.random() < 0.5 else None,
         Activation(random.choice([member.value for member in Activation])),
         dtype,
-        2.0**x_exponent / 40 if dtype is DType.INT8 and random.random() < 0.3 else None,
+        _random_steps(random, x_exponent) if dtype is DType.INT8 else None,
     )
     layout = Layout(random.choice([member.value for member in Layout]))
     spec = each if batch == 1 else MatMul(each, batch, layout)
     x = _random_x(random, spec.x_shape, 2.0**x_exponent)
-    return Case(seed, number, structure, weights, spec, strategy, target, threads, x)
+    return ProductCase(seed, number, target, structure, weights, spec, strategy, threads, x)
 
 
 @cache
@@ -202,7 +325,11 @@ def levels() -> tuple[str, ...]:
 def _random_target(random: np.random.Generator) -> Target:
     """Draw a target, each level equally often; a quarter have small caches: code differs then."""
     isa = str(random.choice(levels()))
-    of_level = [target for target in _targets() if target.isa == isa]
+    return _drawn_target(random, [target for target in _targets() if target.isa == isa])
+
+
+def _drawn_target(random: np.random.Generator, of_level: list[Target]) -> Target:
+    """Draw the last target or the first, perhaps with small caches."""
     target = of_level[-1] if random.random() < 0.7 else of_level[0]
     if random.random() < 0.75:
         return target
@@ -234,12 +361,8 @@ def _random_strategy(
 
 def _families(dtype: DType, target: Target, batch: int) -> list[str]:
     """Return the names of the strategies for this dtype, target and batch."""
-    if batch == 1:
-        rows = [row for row in MATVEC_TEMPLATES if row.dtype is dtype and row.made_for(target)]
-        return list(dict.fromkeys(row.family for row in rows))
-    has_remainder = batch > target.lanes and batch % target.lanes != 0
-    batched = [row for row in MATMUL_TEMPLATES if row.dtype is dtype and row.made_for(target)]
-    names = dict.fromkeys(row.family for row in batched)
+    names = families_for(target, dtype, batch)
+    has_remainder = batch == 1 or (batch > target.lanes and batch % target.lanes != 0)
     return [name for name in names if name != "mixed" or has_remainder]
 
 
@@ -273,6 +396,12 @@ def _random_exponents(random: np.random.Generator, dtype: DType) -> tuple[int, i
     most = WEIGHT_EXPONENT.get(dtype, LARGEST_EXPONENT)
     weight = random.integers(-most, most + 1)
     return int(weight), int(random.integers(-LARGEST_EXPONENT, LARGEST_EXPONENT + 1))
+
+
+def _random_steps(random: np.random.Generator, x_exponent: int) -> Quantisation | None:
+    """Draw fixed steps of x, or None."""
+    scale = 2.0**x_exponent / 40
+    return Quantisation(scale, 0, symmetric=True) if random.random() < 0.3 else None
 
 
 def _random_x(random: np.random.Generator, shape: tuple[int, ...], scale: float) -> FloatArray:

@@ -1,15 +1,15 @@
 """Examination of the kernel of a case: compiled, run, its results and side effects checked.
 
-    examine   the examination
-    Verdict   its result
-    Tally     counts of kernels that passed and failed a selftest
+    compile_case, examine   the kernel of a case, and its examination
+    Verdict                 its result
+    Tally                   counts of kernels that passed and failed a selftest
 """
 
 import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,24 +17,31 @@ import numpy as np
 import numpy.typing as npt
 
 from sparsejit.api.kernels.compile_layer import compile_matrix
+from sparsejit.errors import CompileError
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul
+from sparsejit.lowering.context import ModelOptions
+from sparsejit.lowering.lower_graph import lower_model
+from sparsejit.lowering.model_code import build_model
+from sparsejit.lowering.model_schedule import ModelSchedule
 from sparsejit.machine.target import MAX_ISA_VARIABLE, Target
-from sparsejit.runtime.guard_pages import EDGES, Edge, GuardedArray
+from sparsejit.planner.cheapest_row import preferring
+from sparsejit.runtime.guard_pages import EDGES, Edge, GuardedArray, guarded_workspace
+from sparsejit.runtime.program import Program
 from sparsejit.selftest.calling_convention import (
     UNUSUAL_MXCSR,
     USUAL_MXCSR,
     Checker,
     StateAfterCall,
 )
-from sparsejit.selftest.cases import Case, derive
+from sparsejit.selftest.cases import Case, GraphCase, ProductCase, derive
 
 FloatArray = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
-# Relative to sum |w x| + |bias|. int8 sums are exact: their tolerance is relative to
-# |W x| + |bias|.
+# Relative to sum |w x| + |bias|, in a graph to the largest output. int8 sums are exact: their
+# tolerance is relative to |W x| + |bias|.
 TOLERANCE = 1e-5
 INT8_TOLERANCE = 1e-6
 # The reference's float64 sums, of whole numbers times a step, may not cancel exactly where sums of
@@ -47,12 +54,17 @@ SMALLEST_NORMAL = 2.0**-126
 
 
 class NativeCase(NamedTuple):
-    """A native function `void kernel(const float *x, float *y)`; `owner` keeps it alive."""
+    """A native function; `owner` keeps it alive.
+
+    It is `void kernel(const float *x, float *y)`, or with a schedule the function of a model, as
+    `lowering/model_code.py` has it.
+    """
 
     pointer: int
     family: str
     threads: int
     owner: object
+    schedule: ModelSchedule | None = None
 
 
 Compile = Callable[[Case], NativeCase]
@@ -71,7 +83,10 @@ class Verdict:
 
 
 def compile_case(case: Case) -> NativeCase:
-    """Compile the kernel as `compile_matrix` does for users."""
+    """Compile a product as `compile_matrix` does for users, or a graph with its kernel."""
+    if isinstance(case, GraphCase):
+        program, schedule = build_graph(case)
+        return NativeCase(program.pointer, case.kernel, 1, program, schedule)
     each = case.each
     kernel = compile_matrix(
         case.weights,
@@ -83,17 +98,27 @@ def compile_case(case: Case) -> NativeCase:
         target=case.target,
         threads=case.threads,
         layout=case.layout,
-        input_scale=each.input_scale,
+        input_scale=None if each.x_steps is None else each.x_steps.scale,
     )
     return NativeCase(kernel.pointer, kernel.strategy, kernel.stats["threads"], kernel)
+
+
+def build_graph(case: GraphCase) -> tuple[Program, ModelSchedule]:
+    """Lower and build a graph. Raises CompileError where no step is the kernel that it is for."""
+    with preferring(*case.about.prefers):
+        schedule = lower_model(case.made.graph, ModelOptions(case.target))
+    found = [step.kernel.removesuffix(f"-{case.target.isa}") for step in schedule.steps]
+    if case.row.name not in found:
+        raise CompileError(f"no step is {case.row.name}, of {', '.join(found)}")
+    return build_model(schedule, case.row.name), schedule
 
 
 def examine(case: Case, compile_it: Compile = compile_case) -> Verdict:
     """Compile and run a kernel; a fault ends the process.
 
-    It runs with x and y at each edge of accessible memory, under the usual MXCSR and another.
+    It runs with its arrays at each edge of accessible memory, under the usual MXCSR and another.
     """
-    about = (case.number, case.strategy, case.spec.dtype.value, case.target.isa)
+    about = (case.number, case.kernel, case.dtype.value, case.target.isa)
     try:
         compiled = compile_it(case)
     except Exception as error:
@@ -105,23 +130,28 @@ def examine(case: Case, compile_it: Compile = compile_case) -> Verdict:
 def _first_problem(case: Case, compiled: NativeCase) -> str | None:
     if is_writable(compiled.pointer):
         return "its code is writable"
-    low, high = bounds(case)
+    wanted = bounds(case) if isinstance(case, ProductCase) else graph_bounds(case)
     outputs = []
     for edge in EDGES:
         usual = _call(case, compiled, edge, USUAL_MXCSR)
         problem = usual.problem or _call(case, compiled, edge, UNUSUAL_MXCSR).problem
+        problem = problem or _wrong_value(usual.y, *wanted)
         if problem:
             return problem
-        wrong = ~((usual.y >= low) & (usual.y <= high))
-        if wrong.any():
-            place = tuple(int(index) for index in np.argwhere(wrong)[0])
-            return (
-                f"wrong value: y{list(place)} is {usual.y[place]:.9g}, not from "
-                f"{low[place]:.9g} to {high[place]:.9g} ({wrong.sum()} of {wrong.size} are wrong)"
-            )
         outputs.append(usual.y.view(np.uint32))
     changed = np.count_nonzero(outputs[0] != outputs[1])
     return f"gave other bits the second time, in {changed} outputs" if changed else None
+
+
+def _wrong_value(y: FloatArray, low: Float64, high: Float64) -> str | None:
+    wrong = ~((y >= low) & (y <= high))
+    if not wrong.any():
+        return None
+    place = tuple(int(index) for index in np.argwhere(wrong)[0])
+    return (
+        f"wrong value: y{list(place)} is {y[place]:.9g}, not from "
+        f"{low[place]:.9g} to {high[place]:.9g} ({wrong.sum()} of {wrong.size} are wrong)"
+    )
 
 
 @dataclass(frozen=True)
@@ -131,21 +161,28 @@ class _Outcome:
 
 
 def _call(case: Case, compiled: NativeCase, edge: Edge, mxcsr: int) -> _Outcome:
-    """Run the kernel on an x and a y beside inaccessible pages."""
-    x = GuardedArray(case.x.ravel(), edge)
-    y = GuardedArray(np.full(case.spec.y_shape, np.nan, np.float32).ravel(), edge)
-    report = _checker(case.target.isa).call(compiled.pointer, x.address, y.address, mxcsr)
-    result = y.values.reshape(case.spec.y_shape).copy()
-    return _Outcome(result, _side_effect(case, x, y, report, mxcsr))
+    """Run the kernel on arrays beside inaccessible pages."""
+    xs = [GuardedArray(x.ravel(), edge) for x in case.inputs]
+    y = GuardedArray(np.full(case.y_shape, np.nan, np.float32).ravel(), edge)
+    schedule, call = compiled.schedule, partial(_checker(case.target.isa).call, compiled.pointer)
+    if schedule is None:
+        report = call(xs[0].address, y.address, mxcsr=mxcsr)
+    else:
+        tables = [np.array([each.address for each in group], np.uint64) for group in (xs, [y])]
+        room, samples = guarded_workspace(schedule.workspace_bytes), len(case.inputs[0])
+        report = call(*(t.ctypes.data for t in tables), room.address, samples, mxcsr=mxcsr)
+    result = y.values.reshape(case.y_shape).copy()
+    return _Outcome(result, _side_effect(case, xs, y, report, mxcsr))
 
 
 def _side_effect(
-    case: Case, x: GuardedArray, y: GuardedArray, report: StateAfterCall, mxcsr: int
+    case: Case, xs: list[GuardedArray], y: GuardedArray, report: StateAfterCall, mxcsr: int
 ) -> str | None:
     if not y.surroundings_intact():
         return "wrote outside y"
-    if not x.surroundings_intact() or x.values.tobytes() != case.x.tobytes():
-        return "wrote to x"
+    for x, given in zip(xs, case.inputs, strict=True):
+        if not x.surroundings_intact() or x.values.tobytes() != given.tobytes():
+            return "wrote to x"
     return report.problem(mxcsr)
 
 
@@ -154,7 +191,20 @@ def _checker(isa: str) -> Checker:
     return Checker(Target.named(isa))
 
 
-def bounds(case: Case) -> tuple[Float64, Float64]:
+def graph_bounds(case: GraphCase) -> tuple[Float64, Float64]:
+    """Return the least and the largest y that the operators' references allow."""
+    exact = graph_output(case)
+    error = TOLERANCE * np.abs(exact).max() + case.about.steps
+    return exact - error, exact + error
+
+
+def graph_output(case: GraphCase) -> Float64:
+    """Return y (tiles, ...) by the operators' references."""
+    tiles = zip(*case.inputs, strict=True)
+    return np.stack([np.asarray(case.made.graph.evaluate(x)[0], np.float64) for x in tiles])
+
+
+def bounds(case: ProductCase) -> tuple[Float64, Float64]:
     """Return the least and the largest y that the reference allows, each in the shape of y."""
     matrix = SparseMatrix(case.weights)
     linear = replace(case.each, activation=Activation.NONE)
@@ -166,7 +216,7 @@ def bounds(case: Case) -> tuple[Float64, Float64]:
     return activation(exact - error) - slack, activation(exact + error) + slack
 
 
-def _error(case: Case, matrix: SparseMatrix, exact: Float64) -> Float64:
+def _error(case: ProductCase, matrix: SparseMatrix, exact: Float64) -> Float64:
     """Return the largest allowed difference of each sum from the exact one."""
     batch_major = case.batch > 1 and case.layout is Layout.BATCH_MAJOR
     x = np.abs(case.x.T if batch_major else case.x).astype(np.float64)

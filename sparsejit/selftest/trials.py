@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Generic, TypeVar
 
-from sparsejit.selftest.cases import derive
+from sparsejit.selftest.cases import ProductCase, derive
 from sparsejit.selftest.examination import Compile, Verdict, compile_case, examine
 
 _LOOK_AROUND_S = 0.5
@@ -208,5 +208,5 @@ def _examined(seed: int, compile_it: Compile, number: int) -> Verdict:
 
 def _failure(seed: int, number: int, problem: str) -> Verdict:
     case = derive(seed, number)
-    dtype, isa = case.each.dtype.value, case.target.isa
-    return Verdict(number, case.strategy, dtype, isa, case.threads, problem)
+    threads = case.threads if isinstance(case, ProductCase) else 1
+    return Verdict(number, case.kernel, case.dtype.value, case.target.isa, threads, problem)

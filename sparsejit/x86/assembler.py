@@ -129,6 +129,10 @@ class Assembler:
         """Add to the counts that the image keeps for reports, such as a template's steps."""
         self._counts.update(numbers)
 
+    def count_frame(self, size: int) -> None:
+        """Record stack that a kernel takes: the image's count `frame_bytes` is the most of all."""
+        self._counts["frame_bytes"] = max(self._counts["frame_bytes"], size)
+
     def literal(self, values: npt.NDArray[Any], align: int = POOL_ALIGNMENT) -> int:
         """Append an array, which must not change any more, to the pool; return its offset in bytes.
         """

@@ -2,7 +2,9 @@
 
     call_routine       a call of code that is appended once
     push, pop          registers saved on the stack
-    make_room, slots   room on the stack, and slots there
+    reserve, make_room room on the stack: of any size by steps that are known, or aligned by a loop
+    slots              slots there
+    LARGEST_WORKSPACE  the room that a kernel of a batch may take
     flush_denormals    denormal numbers count as zero
 
 A routine:
@@ -52,7 +54,11 @@ def share_routine(asm: Assembler, key: Hashable, label: Label) -> None:
     asm.for_others[key] = label
 
 
-_PAGE = 4096
+PAGE = 4096  # bytes
+# Most bytes of the stack that a kernel of a batch may take, beside saved registers and the pages
+# that they are rounded up to. Threads have 8 MiB by default, and 1 or 2 MiB if a program or another
+# C library sets that.
+LARGEST_WORKSPACE = 1 << 20
 
 
 def push(asm: Assembler, registers: Sequence[Register]) -> None:
@@ -67,15 +73,32 @@ def pop(asm: Assembler, registers: Sequence[Register]) -> None:
         asm.emit("pop", register)
 
 
+def reserve(asm: Assembler, size: int) -> None:
+    """rsp -= size; clobbers nothing but flags.
+
+    Each page on the way is touched, for systems that let a stack grow by one page at a time. What
+    lies within half a page is touched by the next call or push.
+    """
+    asm.count_frame(size)
+    while size > PAGE // 2:
+        step = min(size, PAGE)
+        asm.emit("sub", rsp, step)
+        asm.emit("mov", Memory(rsp), rax)
+        size -= step
+    if size:
+        asm.emit("sub", rsp, size)
+
+
 def make_room(asm: Assembler, size: int, alignment: int = 64) -> None:
     """rsp = room for `size` bytes, aligned to `alignment`; clobbers rax.
 
     rsp moves page by page and each page is touched, since the stack grows on demand only.
     """
+    asm.count_frame(size + alignment)
     again = asm.label("again")
-    asm.emit("mov", dword(rax), ceil_div(size + alignment, _PAGE))
+    asm.emit("mov", dword(rax), ceil_div(size + alignment, PAGE))
     asm.bind(again)
-    asm.emit("sub", rsp, _PAGE)
+    asm.emit("sub", rsp, PAGE)
     asm.emit("mov", Memory(rsp), rax)
     asm.emit("sub", dword(rax), 1)
     asm.jump("jnz", again)

@@ -8,7 +8,11 @@ from fake_clock import TICK_NS, FakeClock
 from typer.testing import CliRunner
 
 from sparsejit.commands.cli import app
-from sparsejit.errors import InvalidInput
+from sparsejit.errors import CompileError, InvalidInput
+from sparsejit.perf.kernels import PLACES
+from sparsejit.perf.operators import run_operators
+from sparsejit.planner.kernels import OTHER_KERNELS
+from sparsejit.selftest.examination import graph_output
 
 # The chain of dependent additions that tells cycles from nanoseconds.
 CHAIN = 4096
@@ -143,3 +147,44 @@ def test_the_planner_is_not_surveyed_on_less_than_nothing(
     monkeypatch.setattr(survey, lambda *_: pytest.fail("timed"))
     result = CliRunner().invoke(app, ["bench", "planner", option])
     assert result.exit_code == 2 and option.partition("=")[0] in result.output
+
+
+def test_kernels_of_other_operators_are_timed_in_their_graphs() -> None:
+    """The named ones alone, each in the dtypes that it has."""
+    arguments = ["bench", "kernels", "--strategy", "pooling", "--strategy", "masked attention"]
+    result = CliRunner().invoke(app, [*arguments, "--dtype", "float32", "--json"])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)
+    assert [row["strategy"] for row in rows] == ["pooling", "masked attention"]
+    assert {(row["problem"], row["dtype"]) for row in rows} == {
+        *(("pooling", "float32"), ("attention", "float32"))
+    }
+    for row in rows:
+        assert row["ns_min"] == row["ns_median"] == TICK_NS
+        assert 0 < row["relative_error"] < 1e-5 or row["max_abs_error"] == 0
+        assert row["sizes"] and row["ns_predicted"] > 0 and len(row["ns_by_place"]) == PLACES
+    shown = CliRunner().invoke(app, [*arguments, "--dtype", "bfloat16"])
+    assert isinstance(shown.exception, InvalidInput)
+    assert "no kernel of this --strategy takes" in str(shown.exception)
+
+
+def test_all_kernels_are_timed_unless_a_problem_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr("sparsejit.perf.kernels.run", lambda *_: [])
+    monkeypatch.setattr(
+        "sparsejit.perf.operators.run_operators", lambda names, *_: asked.append(names) or []
+    )
+    for arguments in ([], ["--problem", "B"], ["--strategy", "dense", "--strategy", "fours"]):
+        CliRunner().invoke(app, ["bench", "kernels", *arguments])
+    assert asked == [[*OTHER_KERNELS], [], ["fours"]]
+
+
+@pytest.mark.parametrize("name", ["pooling", "attention", "forest-rows"])
+def test_a_graph_s_time_means_nothing_where_its_output_is_wrong(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "sparsejit.perf.operators.graph_output", lambda case: 2 * graph_output(case)
+    )
+    with pytest.raises(CompileError, match="nothing more is measured"):
+        run_operators([name])

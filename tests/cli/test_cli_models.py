@@ -165,7 +165,7 @@ def test_code_for_c_is_written_beside_it(tmp_path: Path, net: str) -> None:
     printed = compile_quickly(net, tmp_path / "m.sjit", *files).stdout
     assert f"code for C in {tmp_path}/net.o" in printed
     assert (tmp_path / "net.o").read_bytes().startswith(b"\x7fELF")
-    assert "long samples);" in (tmp_path / "net.h").read_text()
+    assert "ptrdiff_t samples);" in (tmp_path / "net.h").read_text()
 
 
 @pytest.mark.parametrize(

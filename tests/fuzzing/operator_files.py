@@ -33,9 +33,8 @@ from sparsejit.artefact.sealed import naming
 from sparsejit.errors import DamagedFile
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.ops.sampling import Quantise
-from sparsejit.ir.spec import DType
+from sparsejit.ir.spec import DType, Quantisation
 from sparsejit.ir.values import Array, Element, TensorType
 
 Random = np.random.Generator

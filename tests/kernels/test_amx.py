@@ -17,7 +17,7 @@ from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
+from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec, Quantisation
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.planner.batch_plan import plan_batch
@@ -39,10 +39,13 @@ def int8_batch(
     activation: Activation = Activation.NONE,
     input_scale: float | None = None,
     bias: bool = True,
-    input_shift: int | None = None,
+    shift: int | None = None,
 ) -> MatMul:
     values = np.linspace(-1, 1, shape[0], dtype=np.float32) if bias else None
-    each = MatVec(*shape, values, activation, DType.INT8, input_scale, input_shift)
+    steps = None
+    if input_scale is not None:
+        steps = Quantisation(input_scale, shift or 0, symmetric=shift is None)
+    each = MatVec(*shape, values, activation, DType.INT8, steps)
     return MatMul(each, batch, layout)
 
 

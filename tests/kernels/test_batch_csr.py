@@ -23,7 +23,6 @@ from sparsejit.asm_templates.batch.csr_shape import (
     float_words,
     short_words,
 )
-from sparsejit.asm_templates.batch.workspace import LARGEST_WORKSPACE
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.asm_templates.families import Template
 from sparsejit.ir import reference
@@ -31,6 +30,7 @@ from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
 from sparsejit.machine.target import ISA_LEVELS, Target
+from sparsejit.x86.routines import LARGEST_WORKSPACE
 
 INT8_ROWS = [
     row for row in RUNNABLE if row.family in ("csr", "panels") and row.dtype is DType.INT8

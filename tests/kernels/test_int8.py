@@ -25,7 +25,7 @@ from sparsejit.asm_templates.scheduling.row_order import row_panels
 from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, DType, MatVec
+from sparsejit.ir.spec import Activation, DType, MatVec, Quantisation
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.voice.speak.wavernn import WaveRNN
@@ -50,7 +50,8 @@ def outputs(row: Template, spec: MatVec, weights: FloatArray, x: FloatArray) -> 
 
 
 def int8_spec(weights: FloatArray, input_scale: float | None = None, **more: object) -> MatVec:
-    return MatVec(*weights.shape, dtype=DType.INT8, input_scale=input_scale, **more)
+    steps = None if input_scale is None else Quantisation(input_scale, 0, symmetric=True)
+    return MatVec(*weights.shape, dtype=DType.INT8, **{"x_steps": steps, **more})
 
 
 def integer_weights(shape: tuple[int, int], block_rows: int) -> FloatArray:
@@ -84,7 +85,7 @@ def test_every_value_of_x_is_quantised_as_specified(row, shift):
     weights = np.diag(np.full(len(x), 127, np.float32))
     least = -127 if shift is None else -128
     expected = 127 * (np.rint(x) + (shift or 0)).clip(least, 127)
-    spec = int8_spec(weights, 1.0, input_shift=shift)
+    spec = int8_spec(weights, x_steps=Quantisation(1.0, shift or 0, symmetric=shift is None))
     np.testing.assert_array_equal(outputs(row, spec, weights, x), expected)
 
 
@@ -111,7 +112,8 @@ def test_random_layers(
     x = generator.standard_normal(in_features, np.float32)
     spec = int8_spec(weights, input_scale, bias=bias, activation=activation)
     if input_scale is not None:
-        spec = replace(spec, input_shift=shift)
+        steps = Quantisation(input_scale, shift or 0, symmetric=shift is None)
+        spec = replace(spec, x_steps=steps)
     expected = reference.matvec(spec, SparseMatrix(weights), x)
     scale = max(1.0, float(np.abs(expected).max()))
     assert np.abs(outputs(row, spec, weights, x) - expected).max() < 1e-6 * scale

@@ -15,7 +15,7 @@ from sparsejit.asm_templates.gather.int8_staged import (
     staged_groups,
 )
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DType, MatVec
+from sparsejit.ir.spec import DType, MatVec, Quantisation
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
 
@@ -72,7 +72,7 @@ def test_sums_of_few_blocks_are_exact(row: Template, shape: tuple[int, int]) -> 
     random = np.random.default_rng(3)
     weights = np.rint(100 * block_weights(shape, 0.02, 16)).clip(-127, 127).astype(np.float32)
     weights[:, 7] = 127  # so that the scale of each row is 1
-    spec = MatVec(*shape, dtype=DType.INT8, input_scale=1.0)
+    spec = MatVec(*shape, dtype=DType.INT8, x_steps=Quantisation(1.0, 0, symmetric=True))
     x = random.integers(-127, 128, shape[1]).astype(np.float32)
     y = np.full(shape[0], np.nan, np.float32)
     memory = ExecutableMemory(compile_kernel(row, spec, SparseMatrix(weights)).data)
@@ -83,7 +83,7 @@ def test_sums_of_few_blocks_are_exact(row: Template, shape: tuple[int, int]) -> 
 def test_four_blocks_make_a_step() -> None:
     """The deck's recurrent layer: 7,864 blocks of which four make a step, and few zeros."""
     matrix = SparseMatrix(block_weights((3072, 1024), 0.04, 16))
-    spec = MatVec(3072, 1024, dtype=DType.INT8, input_scale=1 / 127)
+    spec = MatVec(3072, 1024, dtype=DType.INT8, x_steps=Quantisation(1 / 127, 0, symmetric=True))
     target = Target.named("avx512")
     lowered = lower(spec, matrix, target)
     steps = sum(group.columns[..., 0].size for group in lowered.groups)

@@ -9,7 +9,7 @@ from matvec_checks import compile_kernel, scattered, templates_of
 import sparsejit
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES, Template
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, DType, MatVec
+from sparsejit.ir.spec import Activation, DType, MatVec, Quantisation
 from sparsejit.native.executable_memory import ExecutableMemory
 
 WEIGHTS = scattered((56, 72), 0.05)
@@ -34,7 +34,8 @@ IN_IDLE_LANES = {"broadcast-4x1", "permute", "permute-inline", "lane16", "lookup
 
 @cache
 def kernel_of(row: Template, input_scale: float | None) -> ExecutableMemory:
-    spec = MatVec(*WEIGHTS.shape, None, Activation.NONE, row.dtype, input_scale)
+    steps = None if input_scale is None else Quantisation(input_scale, 0, symmetric=True)
+    spec = MatVec(*WEIGHTS.shape, None, Activation.NONE, row.dtype, steps)
     return ExecutableMemory(compile_kernel(row, spec, SparseMatrix(WEIGHTS)).data)
 
 

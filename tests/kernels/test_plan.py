@@ -15,7 +15,7 @@ from sparsejit.ir.spec import DType, MatVec
 from sparsejit.ir.values import Decision
 from sparsejit.lowering.products.product_parts import emit_plan
 from sparsejit.machine.target import INSTRUCTION_SETS, ISA_LEVELS, Target
-from sparsejit.planner.cheapest_row import TableRow, about, choose, recording
+from sparsejit.planner.cheapest_row import TableRow, about, choose, preferring, recording
 from sparsejit.planner.cost import cache_shares, missed_share, price
 from sparsejit.planner.kernel_choice import _lowered_while_they_may_win, plan, strategies
 from sparsejit.x86.assembler import Assembler
@@ -206,6 +206,17 @@ def test_a_choice_has_the_cheapest_row_its_price_and_the_runner_up() -> None:
     assert choose("form", [sure, cheap], None, name="sure").price == 2.0
     with pytest.raises(CompileError):
         choose("form", [], None)
+
+
+def test_preferred_rows_are_taken_where_they_apply() -> None:
+    """And nowhere else, and no longer than that is asked for."""
+    slow, fast = rows_of(slow=3.0, fast=1.0)
+    with preferring("slow", "none"):
+        assert choose("form", [slow, fast], None).price == 3.0
+        assert choose("form", [slow, fast], None, name="fast").name == "fast"
+        assert choose("form", [fast], None).name == "fast"
+        assert choose("form", [replace(slow, applies=lambda _: False), fast], None).name == "fast"
+    assert choose("form", [slow, fast], None).name == "fast"
 
 
 def test_choices_are_recorded_for_their_layer_and_not_those_inside_a_price() -> None:

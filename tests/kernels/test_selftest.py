@@ -1,6 +1,7 @@
 """The selftest finds what is planted, says what it is, and names the command that repeats it."""
 
 import itertools
+import math
 import mmap
 import os
 from collections.abc import Callable
@@ -11,23 +12,39 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
+from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Activation, DType, Layout, MatVec
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
+from sparsejit.planner.kernels import BATCH_PRODUCT, KERNELS, OTHER_KERNELS, PRODUCT
 from sparsejit.selftest import trials
-from sparsejit.selftest.cases import AWKWARD_SIZES, STRUCTURES, Case, derive, levels
+from sparsejit.selftest.cases import (
+    AWKWARD_SIZES,
+    GRAPHS_EVERY,
+    STRUCTURES,
+    Case,
+    GraphCase,
+    ProductCase,
+    derive,
+    derive_product,
+    graph_kinds,
+    levels,
+)
 from sparsejit.selftest.examination import (
     Compile,
     NativeCase,
     Tally,
     Verdict,
+    build_graph,
     compile_case,
     examine,
     is_writable,
 )
+from sparsejit.selftest.graphs import KERNEL_GRAPHS
 from sparsejit.selftest.trials import MOST_FAILURES, PATIENCE_S, SelfTest
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, dword, rax, rbx, rcx, rdi, rsi, rsp, ymm
@@ -37,6 +54,8 @@ SEED = 5
 
 def _suits(case: Case) -> bool:
     """A kernel of one thread whose y does not fill its page, and whose every weight counts."""
+    if not isinstance(case, ProductCase):
+        return False
     plain = case.each.dtype is DType.FLOAT32 and case.each.activation is Activation.NONE
     single = case.batch == 1 and case.threads == 1 and np.all(case.x != 0)
     return plain and single and np.count_nonzero(case.weights) > 0 and case.x.size < 100
@@ -45,7 +64,7 @@ def _suits(case: Case) -> bool:
 NUMBER = next(number for number in itertools.count() if _suits(derive(SEED, number)))
 
 
-def around(case: Case, emit: Callable[[Assembler, int], None]) -> NativeCase:
+def around(case: ProductCase, emit: Callable[[Assembler, int], None]) -> NativeCase:
     """The case's kernel, called from code that is given its address."""
     real = compile_case(case)
     asm = Assembler(Target.detect())
@@ -66,7 +85,7 @@ def call(asm: Assembler, kernel: int) -> None:
     asm.emit("pop", rdi)
 
 
-def wrong_weight(case: Case) -> NativeCase:
+def wrong_weight(case: ProductCase) -> NativeCase:
     row, column = np.argwhere(case.weights)[-1]
     case.weights[row, column] *= np.float32(1.01)
     compiled = compile_case(case)
@@ -74,7 +93,7 @@ def wrong_weight(case: Case) -> NativeCase:
     return compiled
 
 
-def _storing(case: Case, place: Memory) -> NativeCase:
+def _storing(case: ProductCase, place: Memory) -> NativeCase:
     def emit(asm: Assembler, kernel: int) -> None:
         call(asm, kernel)
         asm.emit("mov", place, dword(rax))
@@ -83,19 +102,19 @@ def _storing(case: Case, place: Memory) -> NativeCase:
     return around(case, emit)
 
 
-def store_after_y(case: Case) -> NativeCase:
+def store_after_y(case: ProductCase) -> NativeCase:
     return _storing(case, Memory(rsi, 4 * case.spec.out_features))
 
 
-def store_before_y(case: Case) -> NativeCase:
+def store_before_y(case: ProductCase) -> NativeCase:
     return _storing(case, Memory(rsi, -4))
 
 
-def store_to_x(case: Case) -> NativeCase:
+def store_to_x(case: ProductCase) -> NativeCase:
     return _storing(case, Memory(rdi))
 
 
-def load_after_x(case: Case) -> NativeCase:
+def load_after_x(case: ProductCase) -> NativeCase:
     def emit(asm: Assembler, kernel: int) -> None:
         asm.emit("mov", dword(rax), Memory(rdi, 4 * case.spec.in_features))
         call(asm, kernel)
@@ -104,7 +123,7 @@ def load_after_x(case: Case) -> NativeCase:
     return around(case, emit)
 
 
-def clobber_rbx(case: Case) -> NativeCase:
+def clobber_rbx(case: ProductCase) -> NativeCase:
     def emit(asm: Assembler, kernel: int) -> None:
         call(asm, kernel)
         asm.emit("mov", rbx, 7)
@@ -113,7 +132,7 @@ def clobber_rbx(case: Case) -> NativeCase:
     return around(case, emit)
 
 
-def change_mxcsr(case: Case) -> NativeCase:
+def change_mxcsr(case: ProductCase) -> NativeCase:
     def emit(asm: Assembler, kernel: int) -> None:
         call(asm, kernel)
         asm.emit("mov", dword(rax), 0x9F80)
@@ -125,7 +144,7 @@ def change_mxcsr(case: Case) -> NativeCase:
     return around(case, emit)
 
 
-def leave_uppers_dirty(case: Case) -> NativeCase:
+def leave_uppers_dirty(case: ProductCase) -> NativeCase:
     def emit(asm: Assembler, kernel: int) -> None:
         call(asm, kernel)
         asm.emit("vpcmpeqd", ymm(5), ymm(5), ymm(5))
@@ -134,7 +153,7 @@ def leave_uppers_dirty(case: Case) -> NativeCase:
     return around(case, emit)
 
 
-def change_the_last_bit(case: Case) -> NativeCase:
+def change_the_last_bit(case: ProductCase) -> NativeCase:
     """Calls come in pairs, the second under an unusual MXCSR: the third gives another bit."""
     calls = np.zeros(1, np.uint64)
 
@@ -154,7 +173,7 @@ def change_the_last_bit(case: Case) -> NativeCase:
     return compiled._replace(owner=(compiled.owner, calls))
 
 
-def writable_code(case: Case) -> NativeCase:
+def writable_code(case: ProductCase) -> NativeCase:
     memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     address = np.frombuffer(memory, np.uint8).ctypes.data
     return NativeCase(address, "planted", 1, memory)
@@ -176,7 +195,7 @@ def crash_once(case: Case) -> NativeCase:
     return store_before_y(case) if case.number == NUMBER else compile_case(case)
 
 
-def hang(entered: Path, case: Case) -> NativeCase:
+def hang(entered: Path, case: ProductCase) -> NativeCase:
     def emit(asm: Assembler, kernel: int) -> None:
         again = asm.label("again")
         asm.bind(again)
@@ -268,7 +287,7 @@ def test_int8_sums_may_cancel_better_than_the_reference() -> None:
     spec = MatVec(1, 2, dtype=DType.INT8)
     assert reference.matvec(spec, SparseMatrix(weights), x) != 0
     case = replace(
-        derive(SEED, NUMBER), weights=weights, spec=spec, x=x, strategy="auto", threads=1
+        derive_product(SEED, NUMBER), weights=weights, spec=spec, x=x, strategy="auto", threads=1
     )
     assert examine(case).problem is None
 
@@ -290,7 +309,7 @@ def test_a_kernel_is_derived_from_its_number_alone() -> None:
 
 
 def test_the_numbers_cover_what_there_is() -> None:
-    cases = [derive(SEED, number) for number in range(1500)]
+    cases = [derive_product(SEED, number) for number in range(1500)]
     assert {case.structure for case in cases} == set(STRUCTURES)
     assert {case.each.dtype for case in cases} == set(DType)
     assert {case.each.activation for case in cases} == set(Activation)
@@ -305,9 +324,83 @@ def test_the_numbers_cover_what_there_is() -> None:
     assert any(np.abs(case.x).max() > 1e9 for case in cases)
 
 
+def test_every_kernel_of_the_table_has_a_graph_or_is_a_product() -> None:
+    """A new row without one is not tested, nor timed."""
+    products = {row.name for row in KERNELS if row.operator in (PRODUCT, BATCH_PRODUCT)}
+    families = {row.family for row in (*MATVEC_TEMPLATES, *MATMUL_TEMPLATES)}
+    assert products == families
+    others = {row.name for row in KERNELS if row.operator not in (PRODUCT, BATCH_PRODUCT)}
+    assert others == KERNEL_GRAPHS.keys() == OTHER_KERNELS.keys()
+
+
+@pytest.mark.plans
+@pytest.mark.parametrize("name", KERNEL_GRAPHS)
+@pytest.mark.parametrize("end", ["least", "most", "timed"])
+def test_a_graph_runs_its_kernel_on_any_processor(name: str, end: str) -> None:
+    row, graph = OTHER_KERNELS[name], KERNEL_GRAPHS[name]
+    sizes = {size: getattr(span, end) for size, span in graph.spans.items()}
+    for isa, dtype in itertools.product(row.levels, row.dtypes):
+        level = Target.named(isa)
+        target = replace(level, instruction_sets=level.instruction_sets | row.requires)
+        made = graph.drawn(np.random.default_rng(1), dtype, sizes)
+        build_graph(GraphCase(0, 0, target, row, dtype, sizes, made))
+
+
+GRAPHS = [GRAPHS_EVERY * turn + GRAPHS_EVERY - 1 for turn in range(len(graph_kinds()))]
+
+
+def test_the_numbers_walk_the_table() -> None:
+    """All kernels that there are here, with every dtype at every level, before any comes again."""
+    cases = [derive(SEED, number) for number in range(GRAPHS[-1] + 1)]
+    graphs = [case for case in cases if isinstance(case, GraphCase)]
+    assert [(each.row, each.dtype, each.target.isa) for each in graphs] == [*graph_kinds()]
+    target = Target.detect()
+    rows = [row for row in OTHER_KERNELS.values() if row.made_for(target, row.dtypes[0])]
+    assert {row.name for row in rows} <= {case.row.name for case in graphs}
+
+
+def test_sound_graphs_hold() -> None:
+    tally = tally_of(SelfTest(SEED, 2), GRAPHS)
+    assert (tally.kernels, tally.failures) == (len(GRAPHS), [])
+    assert ("pooling: pooling", "float32") in tally.families()
+
+
+def other_weights(case: Case) -> NativeCase:
+    """The kernel of the same sizes, but not of the same graph."""
+    assert isinstance(case, GraphCase)
+    made = case.about.drawn(np.random.default_rng(1), case.dtype, case.sizes)
+    return compile_case(replace(case, made=made))
+
+
+def store_after_the_result(case: Case) -> NativeCase:
+    real, size = compile_case(case), 4 * math.prod(case.y_shape)
+    asm = Assembler(Target.detect())
+    asm.emit("mov", rax, Memory(rsi))
+    asm.emit("mov", Memory(rax, size), dword(rcx))
+    asm.emit("mov", rax, real.pointer)
+    asm.emit("jmp", rax)
+    memory = ExecutableMemory(asm.finish().data)
+    return real._replace(pointer=memory.address, owner=(memory, real))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (other_weights, "wrong value: y["),
+        (store_after_the_result, "wrote outside y"),
+        (lambda case: compile_case(replace(case, row=OTHER_KERNELS["attention"])), "no step is"),
+    ],
+    ids=["wrong", "outside", "other kernel"],
+)
+def test_a_fault_in_a_graph_is_found(fault: Compile, words: str) -> None:
+    cases = (derive(SEED, number) for number in GRAPHS)
+    case = next(each for each in cases if isinstance(each, GraphCase))
+    assert words in str(examine(case, fault).problem)
+
+
 def test_where_code_may_be_written_is_known() -> None:
     assert is_writable(np.zeros(1).ctypes.data)
-    assert not is_writable(compile_case(derive(SEED, NUMBER)).pointer)
+    assert not is_writable(compile_case(derive_product(SEED, NUMBER)).pointer)
 
 
 def test_workers_leave_the_interrupt_to_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,10 @@ from guard import run_in_child
 from matvec_checks import block_weights
 
 import sparsejit
-from sparsejit.artefact import support_check
-from sparsejit.artefact.export import c_header
+from sparsejit.artefact import entry_points
+from sparsejit.artefact.c_header import c_header
 from sparsejit.artefact.exported import ExportedFunction
+from sparsejit.artefact.systems import SYSTEMS
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.errors import InvalidInput, UnsupportedTarget
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -127,17 +128,32 @@ def test_where_there_is_no_amx_nobody_asks(libc: FakeLibc) -> None:
     assert libc.calls == []
 
 
+def text_of(function: ExportedFunction, system: str = "linux") -> bytes:
+    """The entry points, without the image."""
+    text = entry_points.object_code(function, SYSTEMS[system], "0").text
+    return text[function.image.size :]
+
+
 def test_exported_code_says_and_asks_what_it_needs() -> None:
     image = tile_image()
     assert image.instruction_sets >= {"amx_tile", "amx_int8"}
     function = ExportedFunction("layer", image, TARGET, "const float *x, float *y", False)
     assert "arch_prctl" in c_header(function)
-    code = support_check.entry(function).code
+    code = text_of(function)
     assert sum(str(found) == "syscall" for found in decode(code)) == 1
     plain = replace(function, image=replace(image, forms=frozenset()))
     assert "arch_prctl" not in c_header(plain)
-    assert not any(str(found) == "syscall" for found in decode(support_check.entry(plain).code))
+    assert not any(str(found) == "syscall" for found in decode(text_of(plain)))
     assert cpuid.saved_state(function.instruction_sets) == 0x600E6
+
+
+@pytest.mark.parametrize("system", ["windows", "macos"])
+def test_code_for_other_systems_has_no_tiles(system: str) -> None:
+    function = ExportedFunction("layer", tile_image(), TARGET, "const float *x, float *y", False)
+    with pytest.raises(InvalidInput, match=f"code for {system} cannot ask: compile with target="):
+        text_of(function, system)
+    plain = replace(function, image=replace(function.image, forms=frozenset()))
+    assert not any(str(found) == "syscall" for found in decode(text_of(plain, system)))
 
 
 def test_asking_leaves_the_arguments_and_says_what_linux_answers() -> None:
@@ -147,7 +163,7 @@ def test_asking_leaves_the_arguments_and_says_what_linux_answers() -> None:
     asm.emit("mov", rbx, rdi)
     refused, end = asm.label("refused"), asm.label("end")
     asm.emit("mov", rdx, 5)
-    support_check._ask_for_tiles(asm, refused)
+    entry_points._ask_for_tiles(asm, refused)
     asm.emit("mov", dword(rax), 1)
     asm.jump("jmp", end)
     asm.bind(refused)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from system_tools import GCC, run_tool
+from system_tools import GCC, MINGW, run_tool
 
 import sparsejit
 
@@ -27,7 +27,7 @@ static __typeof__(model_run) *run;
 
 %(arrays)s
 static void *const given[] = {%(inputs)s};
-static const long given_bytes[] = {%(input_bytes)s}, made_bytes[] = {%(output_bytes)s};
+static const size_t given_bytes[] = {%(input_bytes)s}, made_bytes[] = {%(output_bytes)s};
 
 struct call {
     char workspace[MODEL_WORKSPACE_BYTES] ALIGNED;
@@ -57,7 +57,7 @@ int main(int count, char **names)
     void *const made[] = {%(outputs)s};
     size_t i;
     for (i = 0; i < sizeof given / sizeof *given; i++)
-        if (fread(given[i], 1, given_bytes[i], file) != (size_t)given_bytes[i])
+        if (fread(given[i], 1, given_bytes[i], file) != given_bytes[i])
             return 102;
     fclose(file);
 #ifdef OPENED
@@ -69,7 +69,7 @@ int main(int count, char **names)
         pthread_join(threads[i], NULL);
     file = fopen(names[2], "wb");
     for (i = 0; i < sizeof made / sizeof *made; i++) {
-        long between = (char *)&calls[1] - (char *)&calls[0];
+        ptrdiff_t between = (char *)&calls[1] - (char *)&calls[0];
         if (memcmp(made[i], (char *)made[i] + between, made_bytes[i]))
             return 103;
         fwrite(made[i], 1, made_bytes[i], file);
@@ -116,16 +116,20 @@ def program(compiled: sparsejit.Kernel | sparsejit.CompiledModel, samples: int) 
 def built(
     compiled: sparsejit.Kernel | sparsejit.CompiledModel, folder: Path, samples: int, kind: str
 ) -> Path:
-    """The program linked with model.o or model.so, or one that opens the latter."""
-    library = folder / f"model.{'o' if kind == 'o' else 'so'}"
-    compiled.export(library, header=folder / "model.h")
+    """The program linked with model.o, model.so or model.obj, or one that opens the shared object.
+    """
+    library = folder / f"model.{'so' if kind == 'opened' else kind}"
+    system = "windows" if kind == "obj" else "linux"
+    compiled.export(library, header=folder / "model.h", system=system)
     (folder / "main.c").write_text(program(compiled, samples))
     how: dict[str, list[str | Path]] = {
         "o": [library],
         "so": [library, f"-Wl,-rpath,{folder}"],
         "opened": [f'-DOPENED="{library}"', "-ldl"],
+        "obj": [library, "-static"],
     }
     warnings = ("-Wall", "-Wextra", "-Werror")
-    output = folder / f"main-{kind}"
-    run_tool(GCC, *warnings, folder / "main.c", *how[kind], "-pthread", "-o", output)
+    output = folder / f"main-{kind}{'.exe' if kind == 'obj' else ''}"
+    compiler = MINGW if kind == "obj" else GCC
+    run_tool(compiler, *warnings, folder / "main.c", *how[kind], "-pthread", "-o", output)
     return output

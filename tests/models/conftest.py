@@ -1,5 +1,10 @@
-"""For tests of torch models: random numbers that repeat, and layers as their modules write them."""
+"""For tests of torch models: random numbers that repeat, and layers as their modules write them.
 
+And an environment for Windows programs.
+"""
+
+import os
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -13,3 +18,14 @@ def _repeatable_and_by_the_book() -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)
     yield
     torch.backends.mha.set_fastpath_enabled(True)
+
+
+@pytest.fixture(scope="session")
+def windows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of wine, with a folder of its own."""
+    folder = tmp_path_factory.mktemp("wine")
+    quiet = {"WINEDEBUG": "-all", "WINEDLLOVERRIDES": "mscoree,mshtml="}
+    environment = {**os.environ, **quiet, "WINEPREFIX": str(folder / "prefix")}
+    environment.pop("DISPLAY", None)
+    yield environment
+    subprocess.run(["wineserver", "-k"], env=environment, check=False)

@@ -15,6 +15,7 @@ from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.lowering.model_code import build_model
 from sparsejit.lowering.model_schedule import ModelSchedule
 from sparsejit.machine.target import Target
+from sparsejit.runtime.guard_pages import guarded_workspace
 from sparsejit.runtime.program import Program
 
 
@@ -163,8 +164,8 @@ class _Workspace:
     """NaN, aligned to cache lines; if `guarded`, the last one ends at a guard page."""
 
     def __init__(self, size: int, guarded: bool) -> None:
-        lines = np.full(-(-size // 64) * 16 + 16 * (not guarded), np.nan, np.float32)
-        self._guarded = GuardedArray(lines, "end") if guarded else None
+        lines = np.full(-(-size // 64) * 16 + 16, np.nan, np.float32)
+        self._guarded = guarded_workspace(size) if guarded else None
         whole = (lines if self._guarded is None else self._guarded.values).view(np.uint8)
         self.bytes = whole[-whole.ctypes.data % 64 :]
 

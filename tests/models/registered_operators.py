@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsejit.ir.graph import Graph, GraphBuilder
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Operator
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
@@ -49,7 +48,7 @@ from sparsejit.ir.ops.selection import (
 )
 from sparsejit.ir.ops.turns import BodyNode, Turns
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
-from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.spec import Activation, DType, Quantisation
 from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
 from sparsejit.machine.target import Target
 
@@ -148,7 +147,7 @@ CASES = [
     case(Cast(Element.FLOAT32), whole(3, -4)),
     case(Linear(Activation.RELU), floats(2, 3, 4), floats(5, 4), floats(5), constants=2),
     case(
-        Linear(dtype=DType.INT8, input_scale=1 / 40),
+        Linear(dtype=DType.INT8, x_steps=Quantisation(1 / 40, 0, symmetric=True)),
         *(floats(3, 8), floats(5, 8)),
         constants=1,
         tolerance=0.2,

@@ -15,7 +15,7 @@ import sparsejit
 from sparsejit.api.reports.accuracy import ErrorSums
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.layer_scales import LayerScales
-from sparsejit.ir.spec import DType
+from sparsejit.ir.spec import DType, Quantisation
 from sparsejit.machine.target import Target
 from sparsejit.planner.int8_plan import has_quads
 
@@ -32,7 +32,7 @@ def model_of(*sizes: int) -> nn.Module:
 
 def scaled(scale: float = 0.05, correction: float = 0.0) -> sparsejit.Scales:
     off = np.full(80, correction, np.float32) if correction else None
-    layer = LayerScales("2", "2.weight", 0, DType.INT8, scale, -128, correction=off)
+    layer = LayerScales("2", "2.weight", 0, DType.INT8, Quantisation(scale, -128), correction=off)
     return sparsejit.Scales((layer,), 0.0, None, 1.0, 1.0)
 
 
@@ -115,7 +115,7 @@ def test_convolutions_in_bytes_are_seen_too() -> None:
         ranges = {"0": 1.0, "2": model[:2](x).max(), "4": model[:4](x).max()}
     for name, largest in ranges.items():
         scale = float(largest) / 255
-        layers.append(LayerScales(name, f"{name}.weight", 0, DType.INT8, scale, -128))
+        layers.append(LayerScales(name, f"{name}.weight", 0, DType.INT8, Quantisation(scale, -128)))
     fast = sparsejit.compile(model, (x,), dtype=sparsejit.Scales(tuple(layers), 0, None, 1, 1))
     found = fast.accuracy([x])
     exact = in_float64(model, x)

@@ -16,7 +16,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import GraphBuilder
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DType, MatMul, MatVec
+from sparsejit.ir.spec import DType, MatMul, MatVec, Quantisation
 from sparsejit.ir.values import Origin, TensorType
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.machine.target import Target
@@ -173,7 +173,7 @@ def test_layers_that_are_slower_for_being_short(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_short_layer_in_float32_has_no_scale_left() -> None:
-    short = MatVec(64, 96, dtype=DType.INT8, input_scale=0.1, input_shift=3)
+    short = MatVec(64, 96, dtype=DType.INT8, x_steps=Quantisation(0.1, 3))
     own = SparseMatrix(sparse(64, 96))
     prices = AlternativePrices(TARGET, exact=False)
     assert prices.stored(short, own, DType.FLOAT32) == chosen(MatVec(64, 96), own)

@@ -17,9 +17,8 @@ from sparsejit.artefact.records import RecordCodec
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.ops.convolution import RoundedResult
-from sparsejit.ir.spec import Activation, Layout
+from sparsejit.ir.spec import Activation, Layout, Quantisation
 from sparsejit.machine.target import Target
 from sparsejit.voice.bundled import VOICE
 

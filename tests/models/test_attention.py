@@ -1,8 +1,5 @@
 """Attention, of all keys and under masks: tables, and both ways to compute it between guards."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,8 +16,8 @@ from sparsejit.ir.ops.views import Permute, Reshape
 from sparsejit.ir.row_groups import row_groups
 from sparsejit.ir.values import Element, Origin, TensorType
 from sparsejit.machine.target import Target
-from sparsejit.planner import attention_plan
 from sparsejit.planner.attention_plan import FORMS, ONE_KERNEL
+from sparsejit.planner.cheapest_row import preferring
 
 HERE = Origin("attention")
 TOLERANCE = 1e-4
@@ -37,15 +34,6 @@ def attention_graph(
     operands = [build.input(TensorType(shape), HERE) for shape in shapes]
     masks = [] if mask is None else [build.constant(mask, HERE)]
     return build.finish(build.add(Attention(scale), *operands, *masks, origin=HERE))
-
-
-@contextmanager
-def only(form: str) -> Iterator[None]:
-    """However it is priced."""
-    with pytest.MonkeyPatch.context() as patch:
-        (row,) = (row for row in FORMS if row.name == form)
-        patch.setattr(attention_plan, "FORMS", (row,))
-        yield
 
 
 @pytest.mark.parametrize("form", [row.name for row in FORMS])
@@ -84,7 +72,7 @@ def test_any_size_and_mask(
     if stride:  # one tile adds to another
         mask |= (abs(row - column) < 3) | ((row - column) % stride == 0)
     graph = attention_graph(shapes, mask, 1.5)
-    with only(form):
+    with preferring(form):
         check_graph(graph, [uniform(generator, s) for s in shapes], Target.named(isa), TOLERANCE)
 
 
@@ -101,7 +89,7 @@ def test_without_a_mask(
     inputs = [build.input(TensorType(shape), HERE) for shape in shapes]
     heads = [build.one(Permute((0, 2, 1, 3)), x, origin=HERE) for x in inputs]
     graph = build.finish([build.one(Attention(-0.4), *heads, origin=HERE)])
-    with only(form):
+    with preferring(form):
         arrays = [uniform(generator, shape) for shape in shapes]
         check_graph(graph, arrays, Target.named(isa), TOLERANCE)
 
@@ -132,7 +120,7 @@ def test_forbidden_keys_do_not_count(isa: str) -> None:
     mask[:, 11] = False  # seen by nobody: never read
     arrays = [uniform(generator, (40, 8)) for _ in range(3)]
     graph = attention_graph([(40, 8)] * 3, mask, 1.0)
-    with only(ONE_KERNEL):
+    with preferring(ONE_KERNEL):
         (plain,) = run_graph(graph, arrays, Target.named(isa))
         for array in arrays[1:]:
             array[11] = np.nan
@@ -147,7 +135,7 @@ def test_large_scores_do_not_overflow(isa: str) -> None:
     arrays = [uniform(generator, (33, 16)) * 100 for _ in range(3)]
     mask = np.tril(np.ones((33, 33), bool))
     graph = attention_graph([(33, 16)] * 3, mask, 1.0)
-    with only(ONE_KERNEL):
+    with preferring(ONE_KERNEL):
         check_graph(graph, arrays, Target.named(isa), 2e-3)
 
 
@@ -159,7 +147,7 @@ def test_heads_are_read_and_written_where_they_lie(isa: str) -> None:
     mask = build.constant(generator.random((3, 20, 20)) < 0.3, HERE)
     y = build.one(Attention(0.3), *heads, mask, origin=HERE)
     graph = build.finish([build.one(Permute((0, 2, 1, 3)), y, origin=HERE)])
-    with only(ONE_KERNEL):
+    with preferring(ONE_KERNEL):
         assert kernels_of(graph, isa) == ["masked attention", "copy"]  # of the output
         arrays = [uniform(generator, (2, 20, 3, 9)) for _ in range(3)]
         check_graph(graph, arrays, Target.named(isa), TOLERANCE)
@@ -220,7 +208,7 @@ def test_heads_are_written_behind_their_tokens(isa: str, form: str) -> None:
     rows = build.one(Reshape((40, 24)), tokens, origin=HERE)
     weights = build.constant(uniform(generator, (5, 24)), HERE)
     graph = build.finish([build.one(Linear(), rows, weights, origin=HERE)])
-    with only(form):
+    with preferring(form):
         assert "copy" not in kernels_of(graph, isa)
         arrays = [uniform(generator, (2, 3, 20, 8)) for _ in range(3)]
         check_graph(graph, arrays, Target.named(isa), TOLERANCE)
@@ -237,7 +225,7 @@ def test_tiles_of_several_masks_and_tiles_that_add(isa: str, kind: str) -> None:
     else:
         assert any(group.adds for group in row_groups(mask, Target.named(isa).lanes))
     graph = attention_graph(shapes, mask, 1.0)
-    with only(ONE_KERNEL):
+    with preferring(ONE_KERNEL):
         arrays = [uniform(generator, shape) for shape in shapes]
         check_graph(graph, arrays, Target.named(isa), TOLERANCE)
 

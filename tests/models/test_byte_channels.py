@@ -19,8 +19,8 @@ import sparsejit
 from sparsejit.errors import CompileError
 from sparsejit.frontends.onnx import import_onnx
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.ops.int8_columns import ChannelMeans, ScaledChannels
+from sparsejit.ir.spec import Quantisation
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model

@@ -15,11 +15,10 @@ from test_divided_steps import divided
 
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.ops.convolution import Convolution, RoundedResult
 from sparsejit.ir.ops.int8_columns import ByteAttention, NormalisedColumns
 from sparsejit.ir.reference import on_steps
-from sparsejit.ir.spec import DType
+from sparsejit.ir.spec import DType, Quantisation
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model
@@ -61,8 +60,7 @@ class Norm:
             made = Convolution(
                 *((1,), (0,), (1,)),
                 dtype=DType.INT8,
-                input_scale=READ.scale,
-                input_shift=READ.zero_point,
+                x_steps=READ,
                 rounding=RoundedResult(READ),
             )
             outputs.append(s(made, y, s.constant(one)))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from native import built_model, check_at_guard_pages, run_built
 from sketch import Sketch
@@ -20,21 +20,21 @@ from sparsejit.asm_templates.convolution.int8_planes import BytePlanes, windows_
 from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
 from sparsejit.errors import CompileError
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind, RoundedResult, windows
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.spec import Activation, DType, Quantisation
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
-from sparsejit.planner import int8_plan
+from sparsejit.planner.cheapest_row import preferring
 from sparsejit.planner.int8_plan import QUAD_FORMS, QuadWork, plan_quads
 
 LEVEL = Target.named("avx512")
 TARGET = replace(LEVEL, instruction_sets=LEVEL.instruction_sets | {"avx512_vnni"})
 needs_vnni = pytest.mark.skipif(not TARGET.runs_on(Target.detect()), reason="needs AVX-512 VNNI")
-FORMS = [row.emitter for row in QUAD_FORMS]
+NAMES = {row.emitter: row.name for row in QUAD_FORMS}
+FORMS = [*NAMES]
 # Primes, so that ties are rare.
 X_SCALE, OWN_SCALE, ADDED_SCALE = 0.0211, 0.0307, 0.0173
 
@@ -102,8 +102,7 @@ class Case:
             self.dilation,
             activation=self.activation,
             dtype=DType.INT8,
-            input_scale=x_steps.scale,
-            input_shift=x_steps.zero_point,
+            x_steps=x_steps,
             rounding=RoundedResult(result, own, added) if self.adds else RoundedResult(result),
         )
         operands = [x, s.constant(self.float_weights), s.constant(self.bias)]
@@ -242,19 +241,12 @@ def test_any_windows(case: Case) -> None:
 
 @needs_vnni
 @pytest.mark.parametrize("form", FORMS, ids=str)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60)
 @given(cases())
-def test_any_windows_in_every_form(
-    form: QuadForm, monkeypatch: pytest.MonkeyPatch, case: Case
-) -> None:
+def test_any_windows_in_every_form(form: QuadForm, case: Case) -> None:
     """Whatever the plan prefers."""
-    use(form, monkeypatch)
-    check(case)
-
-
-def use(form: QuadForm, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [row for row in int8_plan.QUAD_FORMS if row.emitter == form]
-    monkeypatch.setattr(int8_plan, "QUAD_FORMS", rows)
+    with preferring(NAMES[form]):
+        check(case)
 
 
 @needs_vnni
@@ -280,25 +272,22 @@ STRIDED = replace(BLOCK, stride=(2, 2), adds=False, density=1.0, activation=Acti
 @needs_vnni
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("case", [BLOCK, STRIDED], ids=["as it lies", "phases"])
-def test_at_guard_pages(case: Case, form: QuadForm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_guard_pages(case: Case, form: QuadForm) -> None:
     """x, y, and the workspace, which ends where its last buffer does."""
-    use(form, monkeypatch)
     graph = case.graph()
     inputs = case.inputs(graph)
-    built = built_model(lower_model(graph, ModelOptions(TARGET)))
+    with preferring(NAMES[form]):
+        built = built_model(lower_model(graph, ModelOptions(TARGET)))
     check_at_guard_pages(built, inputs, lambda found: assert_same(case, inputs, found[0]))
 
 
 @needs_vnni
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("case", [BLOCK, STRIDED], ids=["as it lies", "phases"])
-def test_bits_do_not_depend_on_the_batch_or_on_threads(
-    case: Case, form: QuadForm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use(form, monkeypatch)
-
+def test_bits_do_not_depend_on_the_batch_or_on_threads(case: Case, form: QuadForm) -> None:
     def run(graph: Graph, arrays: list[Array]) -> Array:
-        built = built_model(lower_model(graph, ModelOptions(TARGET)))
+        with preferring(NAMES[form]):
+            built = built_model(lower_model(graph, ModelOptions(TARGET)))
         return run_built(built, [array[None] for array in arrays]).outputs[0][0]
 
     several = replace(case, samples=3)
@@ -309,7 +298,8 @@ def test_bits_do_not_depend_on_the_batch_or_on_threads(
         assert alone.tobytes() == together[number : number + 1].tobytes()
     first = [array[:1] for array in inputs]
     for threads in (2, 3):
-        lowered, count = divided(case.graph(), TARGET, threads, 0)
+        with preferring(NAMES[form]):
+            lowered, count = divided(case.graph(), TARGET, threads, 0)
         assert count
         parts = run_built(built_model(lowered), [array[None] for array in first]).outputs[0][0]
         assert parts.tobytes() == together[:1].tobytes()

@@ -12,9 +12,8 @@ from test_byte_convolutions import LEVEL, TARGET, is_near, quantised
 from test_divided_steps import divided
 
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.ops.convolution import Convolution, RoundedResult, windows
-from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.spec import Activation, DType, Quantisation
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model
@@ -74,8 +73,7 @@ class Channels:
             groups=self.channels,
             activation=self.activation,
             dtype=DType.INT8,
-            input_scale=x_steps.scale,
-            input_shift=x_steps.zero_point,
+            x_steps=x_steps,
             rounding=rounding,
         )
         weights = (self.weights * np.float32(SCALE)).astype(np.float32)
@@ -194,8 +192,7 @@ def test_layers_behind_read_what_lies_around() -> None:
             *((stride, stride), (1, 1), (1, 1)),
             groups=5,
             dtype=DType.INT8,
-            input_scale=steps[0].scale,
-            input_shift=steps[0].zero_point,
+            x_steps=steps[0],
             rounding=RoundedResult(steps[1]),
         )
         weights = np.random.default_rng(number).integers(-127, 128, (5, 1, 3, 3))

@@ -18,9 +18,8 @@ import sparsejit
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.onnx import import_onnx
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.ops.convolution import RoundedResult
-from sparsejit.ir.spec import Activation
+from sparsejit.ir.spec import Activation, Quantisation
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model

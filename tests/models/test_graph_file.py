@@ -21,7 +21,7 @@ from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.row_chains import softmax
 from sparsejit.ir.ops.selection import Embedding, TopK
 from sparsejit.ir.ops.views import Pad, Slice
-from sparsejit.ir.spec import Activation
+from sparsejit.ir.spec import Activation, DType, Quantisation
 from sparsejit.ir.values import Element, Origin, TensorType
 
 ROOT = Path(__file__).parents[2]
@@ -72,11 +72,34 @@ def test_what_cannot_be_saved_is_refused(record: Any, message: str) -> None:
 
 
 LINEAR = OPERATOR_RECORDS.encode(Linear())
+# As files of 1.0.0 have it, but for the scale and the zero point of x.
+OLD_LINEAR = {"record": "Linear", "activation": "relu", "dtype": "int8"}
 SLICE = OPERATOR_RECORDS.encode(Slice(1, 0, 4, 2))
 CONVOLUTION = OPERATOR_RECORDS.encode(Convolution((1, 2), (0, 1), (1, 1)))
 POOLING = OPERATOR_RECORDS.encode(
     Pooling(PoolingKind.AVERAGE, (2, 2), (2, 2), ((0, 1), (0, 0)), (1, 1))
 )
+
+
+@pytest.mark.parametrize(
+    ("scale", "shift", "steps"),
+    [
+        (None, None, None),
+        (0.1, None, Quantisation(0.1, 0, symmetric=True)),
+        (0.1, 0, Quantisation(0.1, 0)),
+        (0.1, -128, Quantisation(0.1, -128)),
+    ],
+)
+def test_scales_of_files_of_1_0_0_become_steps(
+    scale: float | None, shift: int | None, steps: Quantisation | None
+) -> None:
+    given = {"input_scale": scale, "input_shift": shift}
+    found = OPERATOR_RECORDS.decode({**OLD_LINEAR, **given})
+    assert found == Linear(Activation.RELU, DType.INT8, steps)
+    old = {**CONVOLUTION, **given}
+    del old["x_steps"]
+    assert OPERATOR_RECORDS.decode(old) == Convolution((1, 2), (0, 1), (1, 1), x_steps=steps)
+    assert OPERATOR_RECORDS.decode(OPERATOR_RECORDS.encode(found)) == found
 
 
 @pytest.mark.parametrize(
@@ -106,7 +129,10 @@ POOLING = OPERATOR_RECORDS.encode(
         ({"record": "ArgMax", "keeps_axis": "yes"}, "'yes' is no bool"),
         ({**LINEAR, "dtype": "float64"}, "'float64' is not a valid DType"),
         ({**LINEAR, "dtype": 3}, "3 is no str"),
-        ({**LINEAR, "input_scale": "1"}, "'1' is none of float"),
+        ({**LINEAR, "x_steps": "1"}, "'1' is none of"),
+        ({**OLD_LINEAR, "input_scale": "1", "input_shift": 0}, "is none of"),
+        ({**OLD_LINEAR, "input_scale": None, "input_shift": 0}, "unknown or missing fields"),
+        ({**OLD_LINEAR, "input_scale": 0.1}, "unknown or missing fields"),
         ({**OPERATOR_RECORDS.encode(softmax((2,))), "results": [9]}, r"names values \(9,\) of 7"),
         ({**OPERATOR_RECORDS.encode(softmax((2,))), "results": [-1]}, "name earlier values"),
         ({**OPERATOR_RECORDS.encode(softmax((2,))), "steps": [SLICE]}, "where a ChainStep belongs"),

@@ -23,7 +23,7 @@ from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.row_chains import layer_norm, softmax
 from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.views import Permute, Reshape, Slice
-from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.spec import Activation, DType, Quantisation
 from sparsejit.ir.values import Element, Value
 from sparsejit.lowering import lower_graph
 from sparsejit.lowering.context import ModelOptions
@@ -280,7 +280,7 @@ def test_what_needs_all_samples_for_itself_has_no_end() -> None:
     by_largest = Linear(dtype=DType.INT8)  # the largest of a product sets the scale of x
     assert cut(s.finish(s(by_largest, pooled(s), s.weight(5, 6)))) is None
     s = Sketch()
-    by_scale = Linear(dtype=DType.INT8, input_scale=0.1)
+    by_scale = Linear(dtype=DType.INT8, x_steps=Quantisation(0.1, 0, symmetric=True))
     assert cut(s.finish(s(by_scale, pooled(s), s.weight(5, 6)))) is not None
     s = Sketch()
     assert cut(s.finish(s("tanh", pooled(s)))) is None  # no weights

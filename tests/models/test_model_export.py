@@ -4,6 +4,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from c_program import built
@@ -17,7 +18,7 @@ from saved_models import (
     perceptron,
     words,
 )
-from system_tools import needs_gcc, needs_linker, run_tool
+from system_tools import GCC, needs_gcc, needs_linker, run_tool
 
 import sparsejit
 from sparsejit.errors import InvalidInput
@@ -49,7 +50,7 @@ def test_an_index_out_of_range_is_the_positive_number_of_its_kernel(tmp_path: Pa
     command = [built(model, tmp_path, 2, "o"), tmp_path / "x", tmp_path / "y"]
     kernels = [step.kernel for step in model.parts.variants[0].steps]
     assert subprocess.run(command, check=False).returncode == 1 + kernels.index("embedding")
-    assert "result is positive, neither MODEL_OK nor MODEL_UNSUPPORTED_CPU" in header(tmp_path)
+    assert "positive result, neither MODEL_OK nor MODEL_UNSUPPORTED_CPU" in header(tmp_path)
 
 
 def header(folder: Path) -> str:
@@ -66,6 +67,7 @@ def test_the_header_says_shapes_sizes_and_types(tmp_path: Path) -> None:
     case = CASES["words"]
     text = exported(case, tmp_path)
     macros = dict(re.findall(r"^#define MODEL_(\w+) (\S+)", text, re.MULTILINE))
+    assert re.fullmatch('"[0-9a-f]{16}"', macros.pop("HASH"))
     assert macros.pop("WORKSPACE_BYTES") == str(case.compiled().stats["workspace_bytes"])
     assert macros == {
         "OK": "0",
@@ -83,13 +85,42 @@ def test_the_header_says_shapes_sizes_and_types(tmp_path: Path) -> None:
         "OUTPUT_2_SIZE": "1",
         "OUTPUT_2_BYTES": "1",
         "WORKSPACE_ALIGNMENT": "64",
-    }
+        "OUTPUT_TOPK": "0",
+        "OUTPUT_TOPK_SIZE": "6",
+        "OUTPUT_TOPK_BYTES": "24",
+        "OUTPUT_ARGMAX": "1",
+        "OUTPUT_ARGMAX_SIZE": "3",
+        "OUTPUT_ARGMAX_BYTES": "24",
+        "OUTPUT_LOGICAL_NOT": "2",
+        "OUTPUT_LOGICAL_NOT_SIZE": "1",
+        "OUTPUT_LOGICAL_NOT_BYTES": "1",
+    }  # both inputs are x, so neither has its name
     assert "   inputs[0]: int64 x[samples][3]\n" in text
     assert "   outputs[2]: bool logical_not[samples]\n" in text
     assert (
         "int model_run(const void *const *inputs, void *const *outputs, void *workspace, "
-        "long samples);" in text
+        "ptrdiff_t samples);" in text
     )
+
+
+@needs_gcc
+@needs_linker
+def test_a_header_of_another_interface_does_not_link(tmp_path: Path) -> None:
+    """New weights keep the interface; another shape makes it another."""
+    main = "#include \"model.h\"\nint main(void) { return model_prepare(0); }\n"
+    (tmp_path / "main.c").write_text(main)
+    command = [GCC, tmp_path / "main.c", tmp_path / "model.o", "-o", tmp_path / "main"]
+    exported(CASES["perceptron"], tmp_path)
+    run_tool(*command)
+    random = np.random.default_rng(5)
+    graph = perceptron(1)
+    for constant in graph.constants.values():
+        constant *= random.uniform(0.5, 2, constant.shape).astype(np.float32)
+    compiled(graph, 1).export(tmp_path / "model.o")
+    run_tool(*command)
+    compiled(perceptron(1, features=17), 1).export(tmp_path / "model.o")
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    assert done.returncode and re.search("undefined reference to .model_prepare_", done.stderr)
 
 
 def test_a_fixed_batch_needs_no_samples(tmp_path: Path) -> None:
@@ -98,7 +129,7 @@ def test_a_fixed_batch_needs_no_samples(tmp_path: Path) -> None:
         "int model_run(const float *const *inputs, float *const *outputs, void *workspace);" in text
     )
     assert "   outputs[0]: float32 Recurrence[7][2][10]\n" in text
-    assert "samples" not in text and "positive" not in text
+    assert "samples" not in text
 
 
 def test_the_header_says_where_samples_lie(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """Streams: models whose states stay inside from call to call."""
 
 import copy
+import gc
 import pickle
 import tracemalloc
+import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -92,6 +95,45 @@ def test_states_in_a_nest_leave_the_arguments_and_the_results() -> None:
     assert list(left) == ["y", "twice"]
 
 
+class Pair(NamedTuple):
+    y: Any
+    states: Any
+    z: Any
+
+
+class Nested(torch.nn.Module):
+    """States by name and in a dict, with other arguments between them."""
+
+    def forward(self, both: Any, *, h: Any, gain: Any, more: Any) -> Any:
+        x, c = both
+        h, c = 0.5 * h + x, c + 1.0
+        results = {"pair": Pair(h * gain, (h, c), more["m"] + x), "m": 2 * more["m"]}
+        return results, [c * x]
+
+
+def test_states_by_name_in_named_tuples_and_dicts() -> None:
+    zeros = torch.zeros(1, 3)
+    named = {"h": zeros, "gain": zeros, "more": {"m": zeros}}
+    flat = {1: 2, 2: 1, 4: 4}  # c, h and m; the outputs are y, h, c, z, m and the product
+    fast = sparsejit.compile(
+        Nested().eval(), ((zeros, zeros),), example_kwargs=named, state=flat
+    )
+    assert [state.input for state in fast.states] == [1, 2, 4]
+    stream, h, c, m = fast.stream(), *frames(3, 1, 3)
+    stream.state = dict(zip(stream.state, (c, h, m), strict=True))
+    for _ in range(3):
+        x, gain = frames(1, 3), frames(1, 3)
+        wanted, (product,) = fast((x, c), h=h, gain=gain, more={"m": m})
+        pair, (found,) = stream((x,), gain=gain)
+        assert list(pair) == ["pair"] and pair["pair"]._fields == ("y", "z")
+        np.testing.assert_array_equal(pair["pair"], (wanted["pair"].y, wanted["pair"].z))
+        np.testing.assert_array_equal(found, product)
+        (h, c), m = wanted["pair"].states, wanted["m"]
+    np.testing.assert_array_equal(list(stream.state.values()), (c, h, m))
+    twice = stream.run((np.concatenate([frames(1, 3), frames(1, 3)], 1),), gain=frames(1, 3))
+    assert twice[0]["pair"].y.shape == (2, 1, 3)
+
+
 @pytest.mark.parametrize("batch", [2, 5, 17])
 def test_samples_of_a_batch_are_streams(batch: int) -> None:
     fast = gru()
@@ -149,8 +191,26 @@ def test_a_block_has_inputs_for_each_step_or_for_all() -> None:
     for n, gain in enumerate(gains):
         wanted = stream(samples[:, 4 * n : 4 * n + 4], gain)
         np.testing.assert_array_equal(each["y"][n], wanted["y"])
+    twin = stream.copy()
     with pytest.raises(InvalidInput, match="one for each of the 3 steps"):
-        stream.run(samples, frames(2, 1, 4))
+        stream.run(np.concatenate((samples, samples[:, :1]), 1), frames(2, 1, 4))
+    further = frames(1, 12)
+    found = stream.run(further, gains[0])  # as if nothing was asked before
+    np.testing.assert_array_equal(found["y"], twin.run(further, gains[0])["y"])
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_blocks_in_any_layout_of_memory(axis: int) -> None:
+    zeros = torch.zeros(3, 4)
+    fast = sparsejit.compile(Decay().eval(), (zeros, zeros, zeros), state={2: 2}, free_batch=False)
+    whole, gain = frames(9, 16), frames(3, 4)
+    block = whole[:3] if axis else whole[:, :4]
+    stream = fast.stream()
+    steps = np.split(block, 4 if axis else 3, axis)
+    wanted = [stream(np.ascontiguousarray(step), gain)["y"] for step in steps]
+    for layout in (np.ascontiguousarray, np.asfortranarray, lambda x: x):
+        stream.reset()
+        np.testing.assert_array_equal(stream.run(layout(block), gain)["y"], wanted)
 
 
 def test_the_axis_of_a_block() -> None:
@@ -214,6 +274,20 @@ def test_states_are_read_and_set_by_name() -> None:
             stream.state = values
     with pytest.raises(InvalidInput, match="did you mean 'state'"):
         stream.state["stat"] = before
+
+
+def test_a_loaded_model_has_the_same_streams(tmp_path: Path) -> None:
+    fast, xs = lstm(), frames(3, 1, 1, 5)
+    fast.save(tmp_path / "m.sjit")
+    again = sparsejit.load(tmp_path / "m.sjit")
+    stream, twin = fast.stream(), again.stream()
+    np.testing.assert_array_equal([twin(x) for x in xs], [stream(x) for x in xs])
+    assert list(twin.state) == list(stream.state)
+    streams = fast.streams(2), again.streams(2)
+    for each in streams:
+        each.join()
+    for x in xs:
+        np.testing.assert_array_equal(*(each.step(each.ids, x) for each in streams))
 
 
 def test_copies_and_pickles_go_on_from_the_same_states() -> None:
@@ -635,3 +709,42 @@ def test_memory_stays_flat() -> None:
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert after - before < 10_000
+
+
+def test_a_model_and_its_streams_go_without_the_collector() -> None:
+    gc.disable()
+    try:
+        fast = gru()
+        stream = fast.stream()
+        stream.run(frames(1, 3, 5))
+        gone = weakref.ref(fast)
+        del fast
+        assert gone() is not None  # for its explanation, and its pickle
+        stream(frames(1, 1, 5))
+        stream(frames(1, 1, 5))
+        del stream
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_streams_begin_with_the_initial_states_of_the_model(samples: int) -> None:
+    """Of one sample, or of the example's batch, whose first one counts."""
+    fast = gru()
+    (state,) = fast.states
+    initial = frames(1, samples, 8)
+    fast.states = (replace(state, initial=initial),)
+    first = initial[:, :1]
+    x = frames(3, 1, 5)
+    wanted, _ = fast(x, np.repeat(first, 3, 1))
+    stream = fast.stream(3)
+    stream(x)
+    stream.reset()
+    np.testing.assert_array_equal(stream(x), wanted)
+    streams = fast.streams(3)
+    ids = [streams.join() for _ in range(3)]
+    streams.step(ids, x)
+    streams.reset(ids[1])
+    np.testing.assert_array_equal(streams.state(ids[1])[state.name], first)
+    np.testing.assert_array_equal(fast.stream().state[state.name], first)

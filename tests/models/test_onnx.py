@@ -146,7 +146,7 @@ def test_layers_in_bytes_are_int8(zero: np.generic) -> None:
     model = quantised_model(zero, weights, bias, scale)
     compiled = sparsejit.compile(model)
     (layer,) = (node.op for node in compiled.graph.nodes if isinstance(node.op, Linear))
-    assert (layer.dtype, layer.input_scale) == (DType.INT8, pytest.approx(scale))
+    assert (layer.dtype, layer.x_steps.scale) == (DType.INT8, pytest.approx(scale))
     low = (np.iinfo(zero.dtype).min - int(zero)) * scale
     x = random.uniform(low, low + 255 * scale, (3, 64)).astype(np.float32)
     (same,) = model.opset_import

@@ -219,7 +219,7 @@ def test_weights_that_the_file_quantises_itself() -> None:
     del graph.node[3]
     graph.node.insert(2, quantise)
     (op,) = (n.op for n in layers_of(model).nodes if isinstance(n.op, Convolution))
-    assert (op.dtype, op.input_shift) == (DType.INT8, 3 - 128)
+    assert (op.dtype, op.x_steps.zero_point) == (DType.INT8, 3 - 128)
     assert_within_a_step(model, inputs(np.uint8(3), 24, 28))
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import sparsejit
+from sparsejit.api.quantising.scales import read_scales, scales_to_data
 from sparsejit.api.quantising.scales_of_inputs import short_forms
 from sparsejit.api.quantising.seen_inputs import SeenInput
 from sparsejit.errors import DamagedFile, InvalidInput
@@ -20,7 +21,7 @@ from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.reference import on_steps, stored_weights
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DType
+from sparsejit.ir.spec import DType, Quantisation
 
 RNG = np.random.default_rng(5)
 KEY = LayerKey("0", "0.weight", 0)
@@ -94,10 +95,11 @@ def test_the_error_of_a_layer_is_what_its_code_has() -> None:
 
 def test_a_layer_in_fixed_steps_computes_what_they_say() -> None:
     model, x = perceptron(), torch.randn(1, 96)
-    given = LayerScales("0", "0.weight", 0, DType.INT8, 0.03, 5, correction=random(200))
+    steps = Quantisation(0.03, 5)
+    given = LayerScales("0", "0.weight", 0, DType.INT8, steps, correction=random(200))
     fast = sparsejit.compile(model, (x,), dtype=scales_of(given))
     op = layers_of(fast)["0"]
-    assert (op.dtype, op.input_scale, op.input_shift) == (DType.INT8, 0.03, 5)
+    assert (op.dtype, op.x_steps) == (DType.INT8, Quantisation(0.03, 5))
     weights, bias = (each.detach().numpy() for each in (model[0].weight, model[0].bias))
     stored = stored_weights(SparseMatrix(weights), DType.INT8)
     hidden = on_steps(x.numpy().astype(np.float64), 0.03, 5) @ stored.T + bias + given.correction
@@ -111,10 +113,10 @@ def test_a_range_with_far_values_is_cut_or_measured_by_rows() -> None:
     x = torch.randn(250, 64)
     x[3, 5] = 400.0  # in one row of many
     form = short_forms({KEY: seen_by(layer, x)})[KEY][DType.INT8]
-    assert form.input_scale is None and form.how == "each row"
+    assert form.x_steps is None and form.how == "each row"
     x = torch.rand(250, 64)  # all rows alike: steps of one sign are finer
     form = short_forms({KEY: seen_by(layer, x)})[KEY][DType.INT8]
-    assert form.input_shift == -128 and form.error < 0.005
+    assert form.x_steps.zero_point == -128 and form.error < 0.005
 
 
 def test_a_correction_takes_off_the_mean_error() -> None:
@@ -125,7 +127,8 @@ def test_a_correction_takes_off_the_mean_error() -> None:
     assert form.correction is not None
     seen = seen_by(layer, x)
     stored = stored_weights(SparseMatrix(seen.weights), DType.INT8)
-    off = on_steps(seen.rows.astype(np.float64), form.input_scale, form.input_shift) @ stored.T
+    numbers = form.x_steps.scale, form.x_steps.zero_point
+    off = on_steps(seen.rows.astype(np.float64), *numbers) @ stored.T
     off -= seen.rows @ seen.weights.T
     np.testing.assert_allclose(form.correction, -off.mean(axis=0), atol=1e-4)
 
@@ -205,12 +208,12 @@ def test_layers_of_all_kinds_by_arguments_of_all_kinds() -> None:
 
 def test_other_sizes_keep_the_scales() -> None:
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
-    given = LayerScales("2", "2.weight", 0, DType.INT8, 0.02, -128)
+    given = LayerScales("2", "2.weight", 0, DType.INT8, Quantisation(0.02, -128))
     shapes = {"input": {0: "batch", 1: "time"}}
     fast = sparsejit.compile(
         model, (torch.randn(1, 4, 32),), dynamic_shapes=shapes, dtype=scales_of(given)
     )
-    assert layers_of(fast)["2"].input_scale == 0.02
+    assert layers_of(fast)["2"].x_steps == Quantisation(0.02, -128)
     x = torch.randn(1, 11, 32)
     longer = sparsejit.compile(model, (x,), dtype=scales_of(given))
     np.testing.assert_allclose(fast(x), longer(x), rtol=1e-5, atol=1e-6)
@@ -219,7 +222,10 @@ def test_other_sizes_keep_the_scales() -> None:
 def test_scales_are_saved_as_they_are(tmp_path: Path) -> None:
     model, x = perceptron(), torch.randn(2, 96)
     given = scales_of(
-        LayerScales("0", "0.weight", 0, DType.INT8, 0.03, 5, "range", 0.01, 7.0, random(200)),
+        LayerScales(
+            *("0", "0.weight", 0, DType.INT8, Quantisation(0.03, 5)),
+            *("range", 0.01, 7.0, random(200)),
+        ),
         LayerScales("2", "2.weight", 0, DType.BFLOAT16),
     )
     given.save(tmp_path / "scales.sjit")
@@ -254,10 +260,21 @@ def test_what_makes_no_sense_is_named(arguments: dict[str, Any], said: str) -> N
         sparsejit.quantise(perceptron(), **given)
 
 
+@pytest.mark.parametrize("steps", [Quantisation(0.1, 3), None])
+def test_earlier_files_had_scale_and_zero_point_apart(steps: Quantisation | None) -> None:
+    given = scales_of(LayerScales("0", "w", 0, DType.INT8, steps, "range"))
+    header, tensors = scales_to_data(given)
+    record = header["layers"][0]["scales"]
+    assert record.pop("x_steps") == (steps and {"record": "Quantisation", **vars(steps)})
+    record["input_scale"], record["input_shift"] = (steps.scale, 3) if steps else (None, None)
+    (found,) = read_scales(header, tensors).layers
+    assert (found.key, found.x_steps, found.how) == (given.layers[0].key, steps, "range")
+
+
 def test_steps_belong_to_int8() -> None:
-    with pytest.raises(InvalidInput, match="only int8 has an input_scale"):
-        LayerScales("0", "w", 0, DType.FLOAT16, 0.1, 0)
-    with pytest.raises(InvalidInput, match="give both input_scale and input_shift, or neither"):
-        LayerScales("0", "w", 0, DType.INT8, 0.1)
+    with pytest.raises(InvalidInput, match="only int8 has steps of x"):
+        LayerScales("0", "w", 0, DType.FLOAT16, Quantisation(0.1, 0))
     with pytest.raises(InvalidInput, match="zero point of -128 to 127"):
-        LayerScales("0", "w", 0, DType.INT8, 0.1, 300)
+        Quantisation(0.1, 300)
+    with pytest.raises(InvalidInput, match="zero point of 0"):
+        Quantisation(0.1, 3, symmetric=True)

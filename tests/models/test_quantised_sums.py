@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import sparsejit
-from sparsejit.ir.layer_scales import LayerScales, Quantisation, SumScales
+from sparsejit.ir.layer_scales import LayerScales, SumScales
 from sparsejit.ir.ops.convolution import adds_operand
-from sparsejit.ir.spec import DType
+from sparsejit.ir.spec import DType, Quantisation
 from sparsejit.machine.target import Target
 from sparsejit.planner.int8_plan import has_quads
 
@@ -118,5 +118,5 @@ def test_layers_that_read_one_value_have_its_steps() -> None:
         seen[key] = SeenInput(node, watched.graph.constants[node.inputs[1]], 0)
         seen[key].add(values[node.inputs[0]], 300)
     both = [forms[DType.INT8] for forms in short_forms(seen).values()]
-    assert len({(each.input_scale, each.input_shift) for each in both}) == 1
-    assert both[0].input_scale * 255 < float(x.exp().max())
+    assert len({each.x_steps for each in both}) == 1
+    assert both[0].x_steps.scale * 255 < float(x.exp().max())

@@ -1,9 +1,5 @@
 """Convolutions by Winograd's algorithm, whatever they cost, against their float64 reference."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -18,33 +14,12 @@ from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import Activation
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.lowering.convolution import windows
 from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.machine.target import Target
-from sparsejit.planner.convolution_plan import (
-    DENSE_WINDOWS,
-    WINDOW_KERNELS,
-    WINOGRAD,
-    WindowWork,
-    plan_windows,
-)
+from sparsejit.planner.cheapest_row import preferring
+from sparsejit.planner.convolution_plan import DENSE_WINDOWS, WINOGRAD
 
 SIZES = [1, 2, 3, 7, 8, 15, 16, 17, 31, 33, 70]
-
-
-@contextmanager
-def all_by(name: str) -> Iterator[None]:
-    """Every convolution that can be is computed so."""
-
-    (wanted,) = (row for row in WINDOW_KERNELS if row.name == name)
-
-    def plan(*arguments: Any) -> Any:
-        is_possible = wanted.applies(WindowWork(*arguments[:4]))
-        return plan_windows(*arguments[:4], name if is_possible else "")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows, "plan_windows", plan)
-        yield
 
 
 def convolution(
@@ -80,7 +55,7 @@ def convolutions(draw: st.DrawFn) -> Graph:
 @given(graph=convolutions())
 @settings(max_examples=20)
 def test_any_image(isa: str, graph: Graph) -> None:
-    with all_by(WINOGRAD):
+    with preferring(WINOGRAD):
         check_graph(graph, [random_input(graph)], Target.named(isa), 1e-4)
 
 
@@ -91,7 +66,7 @@ def test_blocks_of_many_channels_and_rounding_of_a_sum_of_products(isa: str) -> 
     graph, target = convolution((1, 130, 40, 50), 70, op), Target.named(isa)
     errors = {}
     for name in (WINOGRAD, DENSE_WINDOWS):
-        with all_by(name):
+        with preferring(name):
             assert is_winograd(graph, isa) == (name == WINOGRAD)
             x = random_input(graph)
             (found,), (wanted,) = run_graph(graph, [x], target), graph.evaluate([x])
@@ -118,6 +93,6 @@ def test_exact_models_keep_sums_of_products() -> None:
 def test_threads_give_the_same_bits(outputs: int, side: int) -> None:
     """One of 17 outputs is a part by itself, whose few sums would be taken in several chains."""
     layer, x = torch.nn.Conv2d(32, outputs, 3, padding=1).eval(), torch.randn(1, 32, side, side)
-    with all_by(WINOGRAD):
+    with preferring(WINOGRAD):
         one, *more = (sparsejit.compile(layer, (x,), threads=threads)(x) for threads in (1, 2, 3))
     assert all(torch.equal(one, other) for other in more)

@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 from fake_clock import FakeClock
 
-from sparsejit.ir.spec import Layout
+from sparsejit.ir.spec import DType, Layout
 from sparsejit.machine.target import Target
 from sparsejit.perf import batch_sweep
 from sparsejit.perf.batch_sweep import cliffs, sweep
-from sparsejit.perf.kernels import available_strategies, exact_product
+from sparsejit.perf.kernels import exact_product
 from sparsejit.perf.peers.batch_peers import batch_peers_for
 from sparsejit.perf.peers.peers import single_threaded
 from sparsejit.perf.problems import BATCH_PROBLEMS, PROBLEMS
+from sparsejit.planner.kernels import families_for
 from sparsejit.runtime.native_timing import aligned
 
 
@@ -49,7 +50,7 @@ def test_batch_problems_are_a_with_more_columns() -> None:
 
 
 def test_strategies_of_a_batch_are_its_own() -> None:
-    found = available_strategies(Target.detect(), batch=16)
+    found = families_for(Target.detect(), DType.FLOAT32, 16)
     assert found == ["panels", "csr", "dense", "rows", "mixed"]
 
 

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 import sparsejit
 from sparsejit.errors import InvalidInput, NotCopyable
 from sparsejit.ir.layer_scales import LayerScales
-from sparsejit.ir.spec import DType
+from sparsejit.ir.spec import DType, Quantisation
 from sparsejit.prune import FakeQuantisation, OneShot, Pruner
 
 
@@ -25,7 +25,8 @@ def scales_of(*layers: LayerScales) -> sparsejit.Scales:
 
 def int8(name: str, scale: float | None = None, shift: int | None = None) -> LayerScales:
     how = "each row" if scale is None else "range"
-    return LayerScales(name, f"{name}.weight", 0, DType.INT8, scale, shift, how)
+    steps = None if scale is None else Quantisation(scale, shift)
+    return LayerScales(name, f"{name}.weight", 0, DType.INT8, steps, how)
 
 
 def perceptron() -> nn.Module:
@@ -148,9 +149,9 @@ def test_training_makes_up_for_coarse_steps() -> None:
 
 def test_corrections_of_biases_that_were_trained_are_dropped() -> None:
     off = np.ones(70, np.float32)
-    layer = LayerScales("0", "0.weight", 0, DType.INT8, 0.1, 0, correction=off)
+    layer = LayerScales("0", "0.weight", 0, DType.INT8, Quantisation(0.1, 0), correction=off)
     (left,) = FakeQuantisation(perceptron(), scales_of(layer)).finalize().layers
-    assert left.correction is None and left.input_scale == 0.1
+    assert left.correction is None and left.x_steps == Quantisation(0.1, 0)
 
 
 def test_a_module_that_is_called_twice_has_both_steps() -> None:
@@ -165,8 +166,8 @@ def test_a_module_that_is_called_twice_has_both_steps() -> None:
     torch.manual_seed(0)
     model, x = Twice().eval(), torch.randn(4, 16)
     scales = scales_of(
-        LayerScales("one", "one.weight", 0, DType.INT8, 0.03, 0),
-        LayerScales("one", "one.weight", 1, DType.INT8, 0.9, 0),
+        LayerScales("one", "one.weight", 0, DType.INT8, Quantisation(0.03, 0)),
+        LayerScales("one", "one.weight", 1, DType.INT8, Quantisation(0.9, 0)),
     )
     fast = sparsejit.compile(model, (x,), dtype=scales)
     FakeQuantisation(model, scales)
@@ -185,7 +186,7 @@ def test_other_models_and_other_things_are_refused() -> None:
 
 def test_layers_that_train_in_float32_are_named() -> None:
     attention = nn.MultiheadAttention(16, 2)
-    layer = LayerScales("", "in_proj_weight", 0, DType.INT8, 0.1, 0)
+    layer = LayerScales("", "in_proj_weight", 0, DType.INT8, Quantisation(0.1, 0))
     assert FakeQuantisation(attention, scales_of(layer)).left == [""]
 
 

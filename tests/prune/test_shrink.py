@@ -24,7 +24,7 @@ from sparsejit.api.quantising.seen_inputs import calls_of
 from sparsejit.api.reports.accuracy import OutputErrors
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.ir.layer_scales import LayerScales
-from sparsejit.ir.spec import DType
+from sparsejit.ir.spec import DType, Quantisation
 from sparsejit.passes.calibrated_layers import keyed_layers
 from sparsejit.perf.zoo.attention import Bert
 from sparsejit.prune.shrink import shrinking, sources
@@ -715,7 +715,9 @@ def test_weights_have_factors_only_beside_an_x_that_is_divided(
     (layer,) = job.tied
     factors = np.linspace(0.5, 2, 16).astype(np.float32)
     scales = LayerScales(
-        *layer.layer.key, DType.INT8, 0.06, 0, "range", factors=factors, shape=layer.layer.shape
+        *(*layer.layer.key, DType.INT8, Quantisation(0.06, 0), "range"),
+        factors=factors,
+        shape=layer.layer.shape,
     )
     for input_scales in ({}, {layer: 1.0}):
         made = with_short_layers(

@@ -13,7 +13,7 @@ from spec_networks import plain_parameters, plain_signal, speech_like_mel
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir import reference
-from sparsejit.ir.spec import CategoricalDraw
+from sparsejit.ir.spec import CategoricalDraw, Quantisation
 from sparsejit.machine.target import Target
 from sparsejit.voice.bundled import VOICE, bundled_utterance
 from sparsejit.voice.speak.wavernn import WaveRNN
@@ -192,8 +192,8 @@ def test_stored_shorter_it_still_speaks(target: Target) -> None:
     for dtype in ("bfloat16", "int8"):
         assert not np.array_equal(spoken[dtype], spoken["float32"])
     layers = [(step.origin.name, step.facts.layer) for step in voices["int8"].loop.steps]
-    scales = {name: (spec.dtype.value, spec.input_scale) for name, spec in layers if spec}
-    state = ("int8", 1 / 127)
+    scales = {name: (spec.dtype.value, spec.x_steps) for name, spec in layers if spec}
+    state = ("int8", Quantisation(1 / 127, 0, symmetric=True))
     assert scales == {"recurrent": state, "dense": state, "output": ("int8", None)}
 
 

@@ -8,12 +8,14 @@ from spec_networks import plain_parameters  # noqa: E402
 from sparsejit.errors import InvalidInput  # noqa: E402
 from sparsejit.ir import reference  # noqa: E402
 from sparsejit.ir.sparse_matrix import SparseMatrix  # noqa: E402
-from sparsejit.ir.spec import DType, GruUpdate, MatVec  # noqa: E402
+from sparsejit.ir.spec import DType, GruUpdate, MatVec, Quantisation  # noqa: E402
 from sparsejit.voice.features import HOP_LENGTH  # noqa: E402
 from sparsejit.voice.spec.sample_graph import STATE_STEP  # noqa: E402
-from sparsejit.voice.train.fused_gru import BLOCK, FusedGRU, Int8Linear, integer_rows  # noqa: E402  # noqa: E402
+from sparsejit.voice.train.fused_gru import BLOCK, FusedGRU, Int8Linear, integer_rows  # noqa: E402
 from sparsejit.voice.train.module import WaveRNNModule  # noqa: E402
 from sparsejit.voice.weights import VoiceWeights  # noqa: E402
+
+STEPS = Quantisation(STATE_STEP, 0, symmetric=True)
 
 
 def gru_and_inputs(steps, batch=3, size=16):
@@ -57,7 +59,7 @@ def weight_and_rows(state):
 @pytest.mark.parametrize("state", [True, False])
 def test_an_int8_product_is_the_kernels(state):
     weight, x = weight_and_rows(state)
-    spec = MatVec(24, 40, dtype=DType.INT8, input_scale=STATE_STEP if state else None)
+    spec = MatVec(24, 40, dtype=DType.INT8, x_steps=STEPS if state else None)
     y = Int8Linear.apply(x, weight, state)
     for row, found in zip(x.numpy(), y.numpy(), strict=True):
         wanted = reference.matvec(spec, SparseMatrix(weight.numpy()), row)
@@ -84,7 +86,7 @@ def test_the_int8_gru_multiplies_as_the_kernels_do_and_keeps_its_state_in_full()
     gates, state = torch.randn(9, 1, 48), torch.rand(1, 16) * 2 - 1
     weight, bias = torch.randn(48, 16), torch.randn(48)
     states, _ = FusedGRU.apply(gates, state, weight, bias, True)
-    spec = MatVec(48, 16, dtype=DType.INT8, input_scale=STATE_STEP, bias=bias.numpy())
+    spec = MatVec(48, 16, dtype=DType.INT8, x_steps=STEPS, bias=bias.numpy())
     h = state[0].numpy()
     for x, found in zip(gates[:, 0].numpy(), states[:, 0].numpy(), strict=True):
         product = reference.matvec(spec, SparseMatrix(weight.numpy()), h)

@@ -66,6 +66,7 @@ from sparsejit.x86.operands import (
     rsi,
     rsp,
 )
+from sparsejit.x86.routines import reserve
 
 _QUIET = {"row_max": "row_max_of_numbers", "row_min": "row_min_of_numbers"}
 _STOPS = {  # functions that may turn NaN into something else
@@ -256,7 +257,7 @@ class _ChainEmitter:
         asm = self.asm
         frame = self.stack + self.plan.slot_count * asm.target.vector_bytes
         asm.emit("mov", rax, rsp)
-        asm.emit("sub", rsp, frame)
+        reserve(asm, frame)
         asm.emit("and", rsp, -64)
         asm.emit("mov", Memory(rsp), rax)
         for number, register in enumerate(self.saved, 1):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsejit.api.compiled import Compiled, Loader
+from sparsejit.api.compiled import Compiled, Loader, PathLike
 from sparsejit.api.models.called import CalledModel, as_arrays, bound_arrays, check_open_axes, cut
 from sparsejit.api.models.dtypes import ModelDtypes
 from sparsejit.api.models.export import exported_model
@@ -34,12 +34,13 @@ from sparsejit.api.reports.report import Report
 from sparsejit.api.sizes.named_sizes import NamedSizes
 from sparsejit.api.sizes.size_rules import SizeRules
 from sparsejit.artefact import sealed
+from sparsejit.artefact.cmake_package import export_package, package_name
 from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.errors import CompileError, DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import Nest, open_axes
 from sparsejit.ir.graph import BatchAxes, Graph
 from sparsejit.ir.layer_scales import LayerScales
-from sparsejit.ir.state import State
+from sparsejit.ir.state import NO_PACE, Pace, State
 from sparsejit.ir.values import Array
 from sparsejit.lowering.kept_weights import kept_weights
 from sparsejit.planner.split import parse_threads
@@ -77,6 +78,7 @@ class CompiledModel(CalledModel, Compiled):
         graph: the computation, after all passes
         shrinking: for an ONNX model, the command that puts zeros into it; else empty
         states: the inputs that take an output of the call before, which a stream carries
+        step, delay: frames of a call's input, and frames by which results are late
         pointer: the address of `int run(inputs, outputs, workspace, samples)`, whose arrays have
             samples on axis 0 wherever the model has them
     """
@@ -92,6 +94,7 @@ class CompiledModel(CalledModel, Compiled):
         scales: Sequence[LayerScales] = (),
         shrinking: str = "",
         states: Sequence[State] = (),
+        pace: Pace = NO_PACE,
     ) -> None:
         super().__init__(input_nest, output_nest)
         self._first = variants[0]
@@ -103,11 +106,25 @@ class CompiledModel(CalledModel, Compiled):
         self.shrinking = shrinking
         self.states = tuple(states)
         self._own_states = own_states(self.states, input_nest, output_nest)
+        self._pace = pace
         self._accuracy: Accuracy | None = None
         self._stepped: dict[int, SteppedModel] = {}  # by batch
         self._compiling = threading.Lock()
         self._dtypes = ModelDtypes(self._first.inputs, input_nest, output_nest)
         self._open_axes = open_axes(output_nest)
+
+    @property
+    def step(self) -> int | None:
+        """Frames of the input in a call, where `compile` was given a step; else None."""
+        return self._pace.step
+
+    @property
+    def delay(self) -> int:
+        """Frames of the input by which results are late, where the model looks ahead.
+
+        Frame i of a stream is frame i - delay of the whole model, and zero before its first one.
+        """
+        return self._pace.delay
 
     @property
     def title(self) -> str:
@@ -293,7 +310,7 @@ class CompiledModel(CalledModel, Compiled):
         Raises:
             InvalidInput: the model has no states, or its batch is fixed and `batch` is not 1
         """
-        return ModelStream(self.stepped(batch))
+        return ModelStream(self.stepped(batch), self)
 
     def stepped(self, batch: int) -> SteppedModel:
         """Return the parts that all streams of a batch share; raises InvalidInput as `stream`."""
@@ -323,13 +340,45 @@ class CompiledModel(CalledModel, Compiled):
     def _streamed(self) -> StreamedModel:
         """The parts of this model that streams need."""
         nests = self._input_nest, self._output_nest
-        return StreamedModel(self, self._first, self.states, *nests)
+        return StreamedModel(self._first, self.states, *nests, self._pace)
 
     def _saved(self) -> sealed.SealedFile:
         return sealed.SealedFile(KIND, *model_to_data(self.source()))
 
     def _exported(self, name: str) -> ExportedFunction:
-        return exported_model(name, self._first, (self._input_nest, self._output_nest))
+        stepped = SteppedModel(self._streamed, 1) if self.states else None
+        nests = self._input_nest, self._output_nest
+        return exported_model(name, self._first, nests, stepped)
+
+    def export(
+        self,
+        path: PathLike,
+        header: PathLike | None = None,
+        *,
+        system: str = "linux",
+        cmake: str = "",
+    ) -> None:
+        """Write functions for C, as `Compiled.export` describes, or a package for CMake and C++.
+
+        A package is a folder with the object file, its C header, a C++17 header with a class
+        `Stream`, and the configuration that `find_package` reads.
+
+        Args:
+            path: an object file or a shared object (.so); with `cmake` the package's folder
+            header: a C header (.h); a package has its own
+            system: "linux", "windows" or "macos", on x86-64 processors
+            cmake: the name of the package, which begins the names in C, such as "mymodel"
+
+        Raises:
+            InvalidInput: as for `Compiled.export`; a header or an invalid name beside `cmake`
+            MissingDependency: there is no linker
+        """
+        if not cmake:
+            super().export(path, header, system=system)
+            return
+        if header is not None:
+            raise InvalidInput(f"header {header} is given beside cmake; a package has its own")
+        export_package(self._exported(package_name(cmake)), path, system)
 
     def source(self) -> ModelSource:
         """Return the data from which the model is compiled, with rules for further sizes."""
@@ -339,9 +388,8 @@ class CompiledModel(CalledModel, Compiled):
         variants = [SavedVariant(each.graphs, each.options.shares_tiles) for each in made]
         name = self._first.program.name
         nests = self._input_nest, self._output_nest
-        return ModelSource(
-            name, self._settings, *nests, variants, self.shrinking, self._sizes, rules, self.states
-        )
+        given = name, self._settings, *nests, variants, self.shrinking
+        return ModelSource(*given, self._sizes, rules, self.states, self._pace)
 
     def _variant_for(self, arrays: Sequence[Array]) -> Variant:
         if self._sizes is not None and len(arrays) == len(self._sizes.inputs):
@@ -413,9 +461,14 @@ def compile_saved(source: ModelSource) -> CompiledModel:
     check_open_axes(open_axes(source.output_nest), first.outputs)
     made = source.input_nest, source.output_nest, source.settings
     again = rules if source.rules else None
-    named = source.sizes
     return CompiledModel(
-        variants, *made, again, named, shrinking=source.shrinking, states=source.states
+        variants,
+        *made,
+        again,
+        source.sizes,
+        shrinking=source.shrinking,
+        states=source.states,
+        pace=source.pace,
     )
 
 

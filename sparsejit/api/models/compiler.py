@@ -23,6 +23,7 @@ from sparsejit.api.quantising.scales import Scales
 from sparsejit.api.quantising.seen_inputs import ExampleCall
 from sparsejit.api.sizes.named_sizes import NamedSizes
 from sparsejit.api.sizes.other_sizes import OtherSizes
+from sparsejit.api.sizes.step_reading import StepSize, read_step
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.batch_axis import InputAxes
 from sparsejit.frontends.model_source import onnx_shrinking
@@ -66,6 +67,7 @@ class ModelCompiler:
     axes: InputAxes | None = None  # batch axes of the inputs, where they are known
     name: str = ""
     state: GivenStates | None = None  # inputs that take outputs of the call before
+    step: StepSize | None = None  # of a model of whole sequences, which becomes the model of a step
 
     def __post_init__(self) -> None:
         self.settings = replace(self.settings, any_length=self._may_share)
@@ -89,7 +91,7 @@ class ModelCompiler:
         make = partial(self.compiled, args, kwargs, tell)
         is_file = is_onnx(self.model) and isinstance(self.model, str | Path)
         by_data = isinstance(self.dtype, Scales) or self.dtype == AUTO
-        if not is_file or self.free_shapes or self.sizes or kwargs or by_data:
+        if not is_file or self.free_shapes or self.sizes or kwargs or by_data or self.step:
             return make()
         asked, graphs = partial(self.asked, args), partial(self.graphs_of, args)
         found = compiled_or_cached(self.model, asked, make, graphs)
@@ -101,6 +103,8 @@ class ModelCompiler:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], tell: Progress
     ) -> CompiledModel | PartedModel:
         """Compile the model for inputs like these; in parts if it needs and has a `fallback`."""
+        if self.step is not None:
+            self.step.check(args)
         kept = kept_weights() if self._may_share else None
         plain = self.dtype if self.dtype != AUTO else "float32"
         try:
@@ -108,6 +112,8 @@ class ModelCompiler:
                 may_choose = not self.settings.exact
                 call = ExampleCall(args, kwargs)
                 self.dtype = self.scales([call], BUDGET, tell) if may_choose else plain
+            if self.step is not None:
+                return self._compiled_step(self.step, args, kwargs, tell)
             interface, states, variant = self.make(args, kwargs, tell, kept)
         except GRAPH_REFUSALS:
             if self.fallback is None or kwargs:
@@ -126,6 +132,18 @@ class ModelCompiler:
         scales = self.dtype.layers if isinstance(self.dtype, Scales) else ()
         made = inputs, outputs, self.settings, again, sizes, scales, self.shrinking, states
         return CompiledModel((variant,), *made)
+
+    def _compiled_step(
+        self, size: StepSize, args: tuple[Any, ...], kwargs: Mapping[str, Any], tell: Progress
+    ) -> CompiledModel:
+        """Compile the step of a model of whole sequences."""
+        tell("exporting the model", 0.0)
+        read = partial(replace(self, free_batch=False)._graphs, kwargs=kwargs)
+        inputs, outputs, made = read_step(read, args, size)
+        variant = make_variant(made.graph, self.options, self.dtype, None, self.name, tell)
+        scales = self.dtype.layers if isinstance(self.dtype, Scales) else ()
+        given = inputs, outputs, self.settings, None, None, scales, self.shrinking, made.states
+        return CompiledModel((variant,), *given, size.pace(made, args))
 
     def scales(
         self,

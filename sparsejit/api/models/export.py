@@ -1,41 +1,94 @@
-"""The function of a model for C, and the contents of its header."""
+"""The functions of a model for C, and the contents of its header."""
+
+from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+
+from sparsejit.api.models.stepped import SteppedModel
 from sparsejit.api.models.variant import Variant
-from sparsejit.artefact.exported import ExportedFunction, Macro
+from sparsejit.artefact.exported import EntryPoint, ExportedFunction, Macro
 from sparsejit.frontends.nesting import Nest, dtypes
-from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
-from sparsejit.ir.values import Element, Value
+from sparsejit.ir.values import Array, Element, Value
 from sparsejit.runtime.native_call import WORKSPACE_ALIGNMENT
-from sparsejit.x86.operands import rcx
+from sparsejit.runtime.state_step import STATE_ALIGNMENT, StateLayout, emit_step
+from sparsejit.x86.assembler import Assembler, Label
+from sparsejit.x86.operands import Literal, Memory, dword, rax, rcx, rdi, rsi, ymm
 
 
-def exported_model(name: str, variant: Variant, nests: Sequence[Nest] = ()) -> ExportedFunction:
-    """Return `int NAME_run(inputs, outputs, workspace)`; with `long samples` for a free batch.
+def exported_model(
+    name: str, variant: Variant, nests: Sequence[Nest] = (), stepped: SteppedModel | None = None
+) -> ExportedFunction:
+    """Return `int NAME_run(inputs, outputs, workspace)`; with `ptrdiff_t samples` for a free batch.
 
-    `nests` are the nests of the model's inputs and outputs, whose dtypes the header names. Raises
-    InvalidInput for a model on several threads.
+    `nests` are the nests of the model's inputs and outputs, whose dtypes the header names. A model
+    with states, `stepped` for one sample, has `int NAME_step(inputs, outputs, state, workspace)`
+    and `int NAME_state_init(state)` instead. Raises InvalidInput for a model on several threads.
     """
-    graph, is_fixed = variant.graph, variant.tile is None
-    parameters = [
-        f"const {_pointee(graph.inputs)} *const *inputs",
-        f"{_pointee(graph.outputs)} *const *outputs",
-        "void *workspace",
+    arrays = _arrays(variant, stepped)
+    is_fixed = variant.tile is None
+    tables = [
+        f"const {_pointee(arrays, 'input')} *const *inputs",
+        f"{_pointee(arrays, 'output')} *const *outputs",
     ]
+    given = [*tables, "void *workspace", *([] if is_fixed else ["ptrdiff_t samples"])]
     return ExportedFunction(
         name,
         variant.program.image,
         variant.options.target,
-        ", ".join(parameters if is_fixed else [*parameters, "long samples"]),
+        ", ".join(given),
         returns_status=True,
         fixed=((rcx, 1),) if is_fixed else (),
-        macros=_macros(variant),
-        about=_about(variant, name.upper(), _noted(nests)),
+        macros=_macros(variant, arrays, stepped),
+        about=_about(variant, name.upper(), _noted(nests), arrays, stepped),
         threads=variant.options.threads,
+        functions=_step_functions(stepped, tables),
+        workspace_bytes=variant.workspace_bytes,
     )
+
+
+def _step_functions(stepped: SteppedModel | None, tables: Sequence[str]) -> list[EntryPoint]:
+    """Return the functions of a model with states."""
+    if stepped is None:
+        return []
+    layout = stepped.layout
+    block = np.zeros(layout.bytes, np.uint8)
+    stepped.fill(block)
+    step = partial(_emit_step, layout)
+    return [
+        EntryPoint("step", ", ".join([*tables, "void *state", "void *workspace"]), step),
+        EntryPoint("state_init", "void *state", partial(_emit_state_init, block), _ABOUT_INIT),
+    ]
+
+
+_ABOUT_INIT = ("Sets the states of a stream to their values before the first step.",)
+
+
+def _emit_step(layout: StateLayout, asm: Assembler, image: Label) -> None:
+    emit_step(asm, layout, lambda asm: asm.jump("call", image))
+    asm.emit("ret")
+
+
+def _emit_state_init(block: Array, asm: Assembler, image: Label) -> None:
+    """Copy the block, 64 bytes at a time, to the state at rdi."""
+    again = asm.label("next line")
+    asm.emit("lea", rsi, Literal(asm.literal(block)))
+    asm.emit("mov", dword(rcx), len(block) // STATE_ALIGNMENT)
+    asm.bind(again)
+    for half in (0, 32):
+        asm.emit("vmovups", ymm(0), Memory(rsi, half))
+        asm.emit("vmovups", Memory(rdi, half), ymm(0))
+    asm.emit("add", rsi, STATE_ALIGNMENT)
+    asm.emit("add", rdi, STATE_ALIGNMENT)
+    asm.emit("sub", rcx, 1)
+    asm.jump("jnz", again)
+    asm.emit("xor", dword(rax), dword(rax))
+    asm.emit("vzeroupper")
+    asm.emit("ret")
 
 
 # Notes for callers about numbers whose dtype in the model is another.
@@ -55,84 +108,129 @@ def _noted(nests: Sequence[Nest]) -> dict[tuple[str, int], str]:
     }
 
 
-def _pointee(values: Sequence[Value]) -> str:
-    is_float = all(value.type.element is Element.FLOAT32 for value in values)
-    return "float" if is_float else "void"
+def _pointee(arrays: Sequence[_Array], side: str) -> str:
+    elements = [each.value.type.element for each in arrays if each.side == side]
+    return "float" if all(element is Element.FLOAT32 for element in elements) else "void"
 
 
 class _Array(NamedTuple):
     """An array: "input" or "output", its index in the table, its value, and the model's batch axis.
 
-    The axis is None where the batch is fixed, and for an input that all samples share.
+    `number` is the number of the input or output in the model. The axis is None where the batch is
+    fixed, and for an input that all samples share.
     """
 
     side: str
     place: int
+    number: int
     value: Value
     axis: int | None
 
+    @property
+    def name(self) -> str:
+        """The model's name for it, as a part of a macro's name."""
+        return re.sub(r"\W", "_", self.value.origin.name).upper()
 
-def _arrays(variant: Variant) -> list[_Array]:
+
+def _arrays(variant: Variant, stepped: SteppedModel | None) -> list[_Array]:
+    """Return the arrays of the tables, which have no states."""
     graph, axes = variant.graph, variant.batch_axes
-    sides = (("input", graph.inputs), ("output", graph.outputs))
-    return [
-        _Array(side, place, value, None if axes is None else axes[number][place])
-        for number, (side, values) in enumerate(sides)
-        for place, value in enumerate(values)
-    ]
-
-
-def _macros(variant: Variant) -> list[Macro]:
-    graph, samples = variant.graph, variant.tile or 1
-    macros = [
-        Macro("INPUTS", len(graph.inputs), "pointers in inputs"),
-        Macro("OUTPUTS", len(graph.outputs), "pointers in outputs"),
-    ]
-    for side, place, value, axis in _arrays(variant):
-        each, parts = ("", 1) if axis is None else (" for each sample", samples)
-        name, array = f"{side.upper()}_{place}", f"{side}s[{place}]"
-        macros += [
-            Macro(f"{name}_SIZE", value.type.size // parts, f"elements of {array}{each}"),
-            Macro(f"{name}_BYTES", value.type.bytes // parts, f"bytes of {array}{each}"),
+    made = []
+    for row, (side, values) in enumerate((("input", graph.inputs), ("output", graph.outputs))):
+        layout = None if stepped is None else (stepped.layout.inputs, stepped.layout.outputs)[row]
+        given = [n for n in range(len(values)) if layout is None or layout[n] is None]
+        made += [
+            _Array(side, place, n, values[n], None if axes is None else axes[row][n])
+            for place, n in enumerate(given)
         ]
+    return made
+
+
+def _macros(
+    variant: Variant, arrays: Sequence[_Array], stepped: SteppedModel | None
+) -> list[Macro]:
+    counts = [sum(each.side == side for each in arrays) for side in ("input", "output")]
+    macros = [
+        Macro("INPUTS", counts[0], "pointers in inputs"),
+        Macro("OUTPUTS", counts[1], "pointers in outputs"),
+    ]
+    named = []
+    for each in arrays:
+        words = "" if each.axis is None or stepped else " for each sample"
+        parts = 1 if each.axis is None else variant.tile or 1
+        side, array = each.side.upper(), f"{each.side}s[{each.place}]"
+        named.append(Macro(f"{side}_{each.name}", each.place, f"the number of {array}"))
+        for key, rows in ((str(each.place), macros), (each.name, named)):
+            size, room = each.value.type.size // parts, each.value.type.bytes // parts
+            rows += [
+                Macro(f"{side}_{key}_SIZE", size, f"elements of {array}{words}"),
+                Macro(f"{side}_{key}_BYTES", room, f"bytes of {array}{words}"),
+            ]
+    state = [] if stepped is None else [
+        Macro("STATE_BYTES", stepped.layout.bytes, "bytes of state"),
+        Macro("STATE_ALIGNMENT", STATE_ALIGNMENT, "its address is a multiple of this"),
+    ]  # fmt: skip
     return [
         *macros,
+        *_unique(named, macros),
+        *state,
         Macro("WORKSPACE_BYTES", variant.workspace_bytes, "bytes of workspace"),
         Macro("WORKSPACE_ALIGNMENT", WORKSPACE_ALIGNMENT, "its address is a multiple of this"),
     ]
 
 
-def _about(variant: Variant, prefix: str, noted: Mapping[tuple[str, int], str]) -> list[str]:
-    tile = variant.tile
+def _unique(named: Sequence[Macro], taken: Sequence[Macro]) -> list[Macro]:
+    """Return the macros of names that nothing else has: a name for two arrays would be a trap."""
+    names = [macro.name for macro in (*named, *taken)]
+    return [macro for macro in named if names.count(macro.name) == 1]
+
+
+def _about(
+    variant: Variant,
+    prefix: str,
+    noted: Mapping[tuple[str, int], str],
+    arrays: Sequence[_Array],
+    stepped: SteppedModel | None,
+) -> list[str]:
+    tile = None if stepped else variant.tile
     lines = [f"The model {_plain(variant.program.name)}. Its arrays are row-major:"]
-    for side, place, value, axis in _arrays(variant):
-        shape = value.shape if axis is None else ("samples", *value.shape[1:])
+    for side, place, number, value, axis in arrays:
+        first = 1 if stepped else "samples"
+        shape = value.shape if axis is None else (first, *value.shape[1:])
         sizes = "".join(f"[{size}]" for size in shape)
         element = value.type.element.value
         lines.append(f"  {side}s[{place}]: {element} {_plain(value.origin.name)}{sizes}")
-        if own := noted.get((side, place)):
+        if own := noted.get((side, number)):
             lines.append(f"    the model has {own}; numbers are {_ASKED[side]}")
-        if axis:
+        if axis and not stepped:
             lines.append(f"    samples come first here; the model has them on axis {axis}")
         elif axis is None and tile is not None:
             lines.append("    the same for all samples")
     if tile is not None:
         lines.append("samples is the number of samples; any number is allowed.")
     lines += [
-        "No output may overlap another array. The workspace may hold anything before a call;",
-        "concurrent calls need one each.",
+        "Each array is aligned as C aligns its elements. No output may overlap another array.",
+        "The workspace may hold anything before a call; concurrent calls need one each.",
     ]
-    return [*lines, *_about_indices(variant, prefix)]
+    states = [] if stepped is None else _about_states(stepped, prefix)
+    return [*lines, *states, *_about_positive_results(prefix)]
 
 
-def _about_indices(variant: Variant, prefix: str) -> list[str]:
-    """Return lines for the header on positive results (an index out of range), if any occur."""
-    if not any(isinstance(node.op, Embedding | EmbeddingBag) for node in variant.graph.nodes):
-        return []
+def _about_states(stepped: SteppedModel, prefix: str) -> list[str]:
+    names = ", ".join(map(_plain, stepped.states))
     return [
-        "Where an index lies outside its table, or offsets of bags do not ascend from 0, the",
-        f"result is positive, neither {prefix}_OK nor {prefix}_UNSUPPORTED_CPU: 1 + the number",
-        "of the kernel that found it. The outputs are then undefined.",
+        f"The state holds {names}: {prefix}_STATE_BYTES of the caller's memory for each",
+        "stream. Call state_init before the first step, and to start anew. After a status other",
+        "than 0 the states are as before the step. Denormal numbers count as zero in a step.",
+    ]
+
+
+def _about_positive_results(prefix: str) -> list[str]:
+    return [
+        f"A positive result, neither {prefix}_OK nor {prefix}_UNSUPPORTED_CPU, is 1 + the number",
+        "of a kernel that found an index outside its table, offsets of bags that do not ascend",
+        "from 0, or a whole number divided by 0; the outputs are then undefined. A model without",
+        "lookups and such divisions returns none.",
     ]
 
 

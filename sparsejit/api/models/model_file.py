@@ -5,13 +5,16 @@
      "shrinking": command, "sizes": [record, ...],
      "rules": [{"size": name, "tile": ..., "lengths": [...], "graphs": [graph, ...]}, ...],
      "states": [{"name": ..., "input": number, "output": number, "initial": [array],
-                 "origin": text}, ...]}
+                 "origin": text}, ...],
+     "pace": [step, delay, axis, [axis, ...]]}
 
 A variant is the model for inputs of certain shapes. Where the batch is free it has graphs for one
 or more tiles, the main one first; tile 0 means a fixed batch. "shrinking" is left out unless the
 model came from ONNX, "sizes" unless sizes have names, "rules" unless these have rules, and "states"
 unless inputs take outputs of the call before; "initial" is empty for zeros. Buffers that a torch
-module changes are states behind the tensors of "inputs" and "outputs".
+module changes are states behind the tensors of "inputs" and "outputs". "pace" is the step of
+a model that was made of one for whole sequences, its delay, and the axes of time in the first input
+and in each output that is no state, -1 without one.
 
 "sizes" has a record for each input: its name, the example's shape, and the bounds of named axes. A
 rule is three lengths of a size, and the graphs of a tile at these lengths, from which the graph of
@@ -35,7 +38,7 @@ from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import Nest, NestKind, dtypes, from_json, open_axes, to_json
 from sparsejit.ir.dtypes import COMPLEX
 from sparsejit.ir.sized_graph import SizedGraph, with_constants_of
-from sparsejit.ir.state import State, check_states
+from sparsejit.ir.state import NO_PACE, Pace, State, check_states
 from sparsejit.ir.values import Array, Element, TensorType
 from sparsejit.machine.target import ISA_LEVELS
 from sparsejit.planner.split import parse_threads
@@ -68,6 +71,7 @@ class ModelSource:
     sizes: NamedSizes | None = None
     rules: Sequence[SizeRule] = ()
     states: Sequence[State] = ()
+    pace: Pace = NO_PACE
 
 
 def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
@@ -94,7 +98,9 @@ def model_to_data(source: ModelSource) -> tuple[dict[str, Any], Tensors]:
     held = {graph.tile for graph in source.variants[0].graphs}
     rules = [_rule_to_data(rule, held, writer) for rule in source.rules]
     states = [_state_to_data(state, writer) for state in source.states]
-    later = {"rules": rules, "states": states}
+    step, *rest, axes = source.pace
+    pace = [] if step is None else [step, *rest, [-1 if axis is None else axis for axis in axes]]
+    later = {"rules": rules, "states": states, "pace": pace}
     return {**header, **{name: each for name, each in later.items() if each}}, writer.tensors
 
 
@@ -117,8 +123,8 @@ def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
     Raises DamagedFile, without the file's name, for other data. It checks every shape that the code
     relies on, but not whether a kernel exists for it.
     """
-    newer = {"shrinking": "", "sizes": [], "rules": [], "states": []}
-    name, settings, inputs, outputs, variants, shrinking, named, growth, carried = fields_of(
+    newer = {"shrinking": "", "sizes": [], "rules": [], "states": [], "pace": []}
+    name, settings, inputs, outputs, variants, shrinking, named, growth, carried, pace = fields_of(
         {**newer, **header} if isinstance(header, dict) else header,
         name=str,
         settings=dict,
@@ -148,7 +154,21 @@ def read_model(header: Any, tensors: Mapping[str, Array]) -> ModelSource:
     except InvalidInput as error:
         raise DamagedFile(f"has states that are not valid: {error}") from error
     kept = settings_from_data(settings)
-    return ModelSource(name, kept, given, results, read, shrinking, sizes, grown, states)
+    found = name, kept, given, results, read, shrinking, sizes, grown, states
+    return ModelSource(*found, _pace_from_data(pace))
+
+
+def _pace_from_data(data: list[Any]) -> Pace:
+    """Return the pace that `model_to_data` wrote. Raises DamagedFile for other data."""
+    if not data:
+        return NO_PACE
+    numbers, axes = data[:-1], data[-1]
+    kinds = [type(number) for number in numbers]
+    if kinds != [int] * 3 or min(numbers) < 0 or not isinstance(axes, list):
+        raise DamagedFile(f"has {data} where a step, its delay and axes of time belong")
+    if not all(type(axis) is int and axis >= -1 for axis in axes):
+        raise DamagedFile(f"has axes of time {axes}")
+    return Pace(*numbers, tuple(None if axis < 0 else axis for axis in axes))
 
 
 def _state_from_data(data: Any, reader: ArrayReader) -> State:

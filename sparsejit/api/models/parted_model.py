@@ -123,12 +123,15 @@ class PartedModel(CalledModel):
         """
         sealed.write(path, *self._saved())
 
-    def export(self, path: PathLike, header: PathLike | None = None) -> NoReturn:
+    def export(
+        self, path: PathLike, header: PathLike | None = None, *, system: str = "linux"
+    ) -> NoReturn:
         """Raise InvalidInput: C code cannot contain the nodes that ONNX Runtime runs.
 
         Args:
             path: as for `CompiledModel.export`
             header: as for `CompiledModel.export`
+            system: as for `CompiledModel.export`
 
         Raises:
             InvalidInput: always

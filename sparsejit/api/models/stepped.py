@@ -18,8 +18,8 @@ import numpy as np
 from sparsejit.api.models.dtypes import ModelDtypes
 from sparsejit.api.models.variant import Variant
 from sparsejit.errors import InvalidInput, suggest
-from sparsejit.frontends.nesting import Nest, NestKind, open_axes
-from sparsejit.ir.state import State, placed_states
+from sparsejit.frontends.nesting import TENSOR, Nest, NestKind, open_axes
+from sparsejit.ir.state import NO_PACE, Pace, State, placed_states
 from sparsejit.ir.values import Array, Value
 from sparsejit.lowering.token_loop import TokenLoop
 from sparsejit.runtime.array_checks import with_rows
@@ -31,13 +31,13 @@ from sparsejit.runtime.state_step import StateLayout, places_of, step_function
 
 
 class StreamedModel(NamedTuple):
-    """The parts of a compiled model that streams need; a pickled stream takes `model` along."""
+    """The parts of a compiled model that streams need."""
 
-    model: Any
     variant: Variant
     states: tuple[State, ...]
     inputs: Nest
     outputs: Nest
+    pace: Pace = NO_PACE
 
 
 class _Operand(NamedTuple):
@@ -125,7 +125,9 @@ class SteppedModel:
     """The model without its states, for one batch; all streams of the batch share it.
 
     Attributes:
-        name, streamed: the model's name in messages, and what it is made of
+        streamed: the parts of the model
+        batch: the number of samples, or the most of them
+        variant: the model's code
         layout: the layout of a block
         bytes: bytes of a block with the workspace behind it
         inputs, outputs: the operands that are no states
@@ -151,11 +153,12 @@ class SteppedModel:
         self.given = _arguments_without(streamed.inputs, read)
         self.made = _results_without(streamed.outputs, written)
         self.dtypes = ModelDtypes([each.value for each in self.inputs], self.given, self.made)
-        leaves = _leaves(streamed.inputs)
-        leaves += [Nest(NestKind.TENSOR)] * (len(inputs) - len(leaves))  # a module's own states
+        own = dict(enumerate(_leaves(streamed.inputs)))
+        # A state of the model's own has no tensor there.
+        nests = [own.get(state.input, TENSOR) for state in states]
         self.state_dtypes = {
-            state.name: ModelDtypes([inputs[state.input].value], *[leaves[state.input]] * 2)
-            for state in states
+            state.name: ModelDtypes([inputs[state.input].value], nest, nest)
+            for state, nest in zip(states, nests, strict=True)
         }
         self.initial = [_initial(s, inputs[s.input], self.variant.tile) for s in states]
         self.step = step_function(self.variant.program, self.layout, self.variant.options.target)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparsejit.api.compiled import Explained
 from sparsejit.api.models.called import CalledModel, as_tensors, bound_arrays
 from sparsejit.api.models.stepped import StateValues, SteppedModel
 from sparsejit.api.reports.report import Report
@@ -22,17 +23,18 @@ from sparsejit.runtime.native_call import NativeCall, address_table, require_suc
 class _StepCalls(CalledModel):
     """Calls of a stream's step: arguments and results are nested as in the model."""
 
-    def __init__(self, shared: SteppedModel, call: NativeCall | MovedCall) -> None:
+    def __init__(
+        self, shared: SteppedModel, call: NativeCall | MovedCall, model: Explained
+    ) -> None:
         super().__init__(shared.given, shared.made)
-        self.shared, self.call = shared, call
+        self.shared, self.call, self.model = shared, call, model
 
     @property
     def title(self) -> str:
-        return f"stream of {self.shared.streamed.model!r}"
+        return f"stream of {self.model!r}"
 
     def explain(self, *, measure: bool = False) -> Report:
-        report: Report = self.shared.streamed.model.explain(measure=measure)
-        return report
+        return self.model.explain(measure=measure)
 
     @property
     def _input_names(self) -> list[str]:
@@ -66,6 +68,16 @@ class _Kept(NamedTuple):
     context: int
 
 
+class _BlockInput(NamedTuple):
+    """A native input of the steps of a block, and the bytes from a step's data to the next one's.
+
+    They are 0 for an input that is the same for all steps.
+    """
+
+    values: Array
+    advance: int
+
+
 class ModelStream:
     """A model whose states stay inside from call to call: `y = stream(x)`.
 
@@ -80,11 +92,11 @@ class ModelStream:
             for debugging, as it takes some microseconds
     """
 
-    def __init__(self, shared: SteppedModel) -> None:
-        self._shared = shared
+    def __init__(self, shared: SteppedModel, model: Explained) -> None:
+        self._shared, self._model = shared, model
         self._block = shared.new_block()
         self._native, call = shared.call_of(self._block)
-        self._calls = _StepCalls(shared, call)
+        self._calls = _StepCalls(shared, call, model)
         self._is_closed = False
         self._kept: _Kept | None = None
         self.batch, self.check = shared.batch, False
@@ -121,12 +133,14 @@ class ModelStream:
 
         Args:
             *args: the arguments of a call, the first input longer or shorter
-            axis: the axis of the first input that is cut; by default the axis in which its shape
-                differs from a step's, or the last axis where none differs
+            axis: the axis of the first input that is cut; by default the axis of time of a model
+                that was compiled with a step, else the axis in which its shape differs from a
+                step's, or the last axis where none differs
             context: the number of values that a step sees again, the last ones of the step before;
                 zeros before the first block
-            out_axis: the axis of each output along which steps are joined; by default they are
-                stacked along a new first axis
+            out_axis: the axis of each output along which steps are joined; by default each output's
+                axis of time, where the model was compiled with a step, else they are stacked along
+                a new first axis
             **kwargs: arguments that the model takes by name
 
         Returns:
@@ -144,12 +158,19 @@ class ModelStream:
         # Pairs of complex numbers lie on a further last axis.
         lengths = len(np.shape(leaves[0]))
         arrays = self._shared.dtypes.arrays(leaves)
+        pace = self._shared.streamed.pace
+        if axis is None and pace.step is not None:
+            axis = pace.axis
         axis = self._cut_axis(arrays[0], None if axis is None else _place(axis, lengths))
-        arrays[0] = self._cut(arrays[0], axis, context)
-        count = len(arrays[0])
-        results = self._shared.dtypes.narrowed(self._run_steps(arrays, count))
-        if out_axis is not None:
-            results = [_joined(result, out_axis) for result in results]
+        arrays[0], kept = self._cut(arrays[0], axis, context)
+        inputs = self._native_inputs(arrays)
+        self._kept = kept if kept.values.size else None
+        results = self._shared.dtypes.narrowed(self._run_steps(inputs, len(arrays[0])))
+        axes = [out_axis] * len(results) if out_axis is not None or not pace.axes else pace.axes
+        results = [
+            result if along is None else _joined(result, along)
+            for result, along in zip(results, axes, strict=True)
+        ]
         if not all(isinstance(leaf, np.ndarray) for leaf in leaves):
             results = as_tensors(results, self._shared.made)
         return unflatten(self._shared.made, results)
@@ -175,8 +196,8 @@ class ModelStream:
             )
         return axis
 
-    def _cut(self, block: Array, axis: int, context: int) -> Array:
-        """Return the inputs of all whole steps, stacked, and keep what is left."""
+    def _cut(self, block: Array, axis: int, context: int) -> tuple[Array, _Kept]:
+        """Return the inputs of all whole steps, stacked, and the rest."""
         operand, kept = self._shared.inputs[0], self._kept
         step = operand.given.shape[axis] or 0
         if isinstance(context, bool) or not isinstance(context, int) or not 0 <= context < step:
@@ -191,18 +212,18 @@ class ModelStream:
                 f"{kept.axis}, with context={kept.context}; go on in the same way, or drop them by "
                 "reset()"
             )
-        block = np.concatenate((kept.values, block), axis)
+        block = np.ascontiguousarray(np.concatenate((kept.values, block), axis))
         new = step - context
         count = (block.shape[axis] - context) // new
         rest = block[(*[slice(None)] * axis, slice(count * new, None))]
-        self._kept = _Kept(rest.copy(), axis, context)
         steps = (count, *block.shape[:axis], step, *block.shape[axis + 1 :])
         strides = (new * block.strides[axis], *block.strides)
-        return np.ndarray(steps, block.dtype, block, 0, strides)
+        stacked: Array = np.ndarray(steps, block.dtype, block, 0, strides)
+        return stacked, _Kept(rest.copy(), axis, context)
 
-    def _run_steps(self, arrays: Sequence[Array], count: int) -> list[Array]:
-        """Run steps whose inputs are stacked, or, with fewer axes, the same for all steps."""
-        inputs, advances = [], []
+    def _native_inputs(self, arrays: Sequence[Array]) -> list[_BlockInput]:
+        """Return the inputs of the steps of a block. Raises InvalidInput where one does not fit."""
+        inputs, count = [], len(arrays[0])
         for array, operand in zip(arrays, self._shared.inputs, strict=True):
             kind, leading = operand.given, int(array.ndim > len(operand.kind.shape))
             if array.dtype != kind.dtype or array.shape != (*[count] * leading, *kind.shape):
@@ -210,27 +231,31 @@ class ModelStream:
                     f"{kind.name} is {array.dtype}{array.shape}; give {kind.dtype}{kind.shape}, "
                     f"or one for each of the {count} steps of this block"
                 )
-            inputs.append(np.ascontiguousarray(operand.native(array, leading)))
-            advances.append(kind.bytes * leading)
+            values = np.ascontiguousarray(operand.native(array, leading))
+            inputs.append(_BlockInput(values, kind.bytes * leading))
+        return inputs
+
+    def _run_steps(self, inputs: Sequence[_BlockInput], count: int) -> list[Array]:
+        """Run the steps of a block; return their results, stacked."""
         made = self._shared.outputs
         outputs = [np.empty((count, *each.shape), each.kind.dtype) for each in made]
         if fills():
             fill(outputs)
-        self._run_native(inputs, advances, outputs, count)
+        self._run_native(inputs, outputs, count)
         pairs = zip(outputs, self._shared.outputs, strict=True)
         return [operand.placed(output, 1) for output, operand in pairs]
 
     def _run_native(
-        self, inputs: list[Array], advances: list[int], outputs: list[Array], count: int
+        self, inputs: Sequence[_BlockInput], outputs: list[Array], count: int
     ) -> None:
         made = [each.kind.bytes for each in self._shared.outputs]
-        steps = self._shared.steps((*advances, *made))
+        steps = self._shared.steps((*(each.advance for each in inputs), *made))
         turns = [count] if not self.check else [1] * count
         checked = self._native.checked
         block, first = checked.take_workspace(), 0
         try:
             for turn in turns:
-                now = [a[first:] if size else a for a, size in zip(inputs, advances, strict=True)]
+                now = [values[first:] if size else values for values, size in inputs]
                 tables = address_table(now), address_table([each[first:] for each in outputs])
                 require_success(steps(*tables, block.ctypes.data, turn))
                 if self.check:
@@ -299,7 +324,7 @@ class ModelStream:
 
     def copy(self) -> ModelStream:
         """Return another stream of the model, with the same states."""
-        made = ModelStream(self._shared)
+        made = ModelStream(self._shared, self._model)
         with self._taken() as block:
             size = self._shared.layout.bytes
             made._block[:size] = block[:size]
@@ -315,9 +340,8 @@ class ModelStream:
     def __reduce__(self) -> tuple[Callable[..., ModelStream], tuple[Any, ...]]:
         with self._taken_views() as views:
             values = [view.copy() for view in views]
-        model = self._shared.streamed.model
         kept = None if self._kept is None else tuple(self._kept)
-        return stream_again, (model, self.batch, values, kept, self.check)
+        return stream_again, (self._model, self.batch, values, kept, self.check)
 
     def close(self) -> None:
         """Free the memory of the states, once no bound function holds it; calls raise."""
@@ -327,7 +351,7 @@ class ModelStream:
 
     def __repr__(self) -> str:
         state = "closed stream" if self._is_closed else "stream"
-        return f"<{state} of {self._shared.streamed.model!r}, states {', '.join(self.state)}>"
+        return f"<{state} of {self._model!r}, states {', '.join(self.state)}>"
 
     @contextmanager
     def _taken(self) -> Iterator[Array]:

@@ -37,10 +37,12 @@ def variant_of_one_tile(variant: Variant, capacity: int, threads: int) -> Varian
     A sample then has the same bits in any batch. The tile is the model's largest one that does not
     exceed the capacity, or a thread's share of it.
     """
-    fits = variant.tiles == (variant.tile,) and threads == variant.options.threads
-    if fits and (variant.tile != 1 or variant.planned.end is None):
+    plan = variant.known_plan
+    has_end = variant.tile == 1 and (plan is None or plan.end is not None)
+    if len(variant.tiles) == 1 and threads == variant.options.threads and not has_end:
         return variant
-    graphs = sorted(variant.graphs, key=lambda each: each.tile or 1)
+    kept = [each for each in variant.make_graphs() if each.tile in variant.tiles]
+    graphs = sorted(kept, key=lambda each: each.tile or 1)
     share = ceil_div(capacity, threads)
     chosen = [each for each in graphs if (each.tile or 1) <= share][-1:] or graphs[:1]
     options = replace(

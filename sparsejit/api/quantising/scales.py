@@ -86,9 +86,10 @@ class Scales(Shown):
 
 def _range(each: LayerScales) -> str:
     """Describe the range of x and its origin."""
-    if each.input_scale is None or each.input_shift is None:
+    steps = each.x_steps
+    if steps is None:
         return each.how
-    least, largest = ((end - each.input_shift) * each.input_scale for end in (-128, 127))
+    least, largest = ((end - steps.zero_point) * steps.scale for end in (-128, 127))
     return f"{least:.3g} to {largest:.3g}, {each.how}"
 
 

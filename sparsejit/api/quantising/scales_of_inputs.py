@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsejit.api.quantising.seen_inputs import SeenInput, SeenValues
-from sparsejit.ir.layer_scales import LayerKey, LayerScales, Quantisation
+from sparsejit.ir.layer_scales import LayerKey, LayerScales
 from sparsejit.ir.reference import stored_weights
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import LARGEST_INT8, OVERFLOWS_AT, SMALLEST_SCALE, DType
+from sparsejit.ir.spec import LARGEST_INT8, OVERFLOWS_AT, SMALLEST_SCALE, DType, Quantisation
 from sparsejit.ir.values import Array
 
 # Shares of the range of x to try: clipping may cost less error than coarse steps.
@@ -79,9 +79,9 @@ def stored_x(layer: LayerScales, x: Array, axis: int) -> Array:
         x = x / layer.factors.reshape(-1, *around)
     if layer.dtype is not DType.INT8:
         return x
-    if layer.input_scale is None:
+    if layer.x_steps is None:
         return _by_rows(x.reshape(-1, x.shape[-1])).reshape(x.shape)
-    return _InputSteps(layer.input_scale, layer.input_shift or 0, layer.how).of(x)
+    return _InputSteps(layer.x_steps.scale, layer.x_steps.zero_point, layer.how).of(x)
 
 
 def equalised_weights(layer: LayerScales, weights: Array) -> Array:
@@ -139,9 +139,9 @@ class _LayerErrors:
             own = self._square(_by_rows(self._x) @ self._int8 - self._exact)
             if own * _MOST_TIMES**2 < square or len(self._x) < _FEWEST_ROWS:
                 return LayerScales(*self.key, DType.INT8, how="each row", error=sqrt(own))
-        scale = float(np.float32(steps.scale))
+        x_steps = Quantisation(float(np.float32(steps.scale)), steps.shift)
         return LayerScales(
-            *(*self.key, DType.INT8, scale, steps.shift, steps.how),
+            *(*self.key, DType.INT8, x_steps, steps.how),
             error=sqrt(square),
             correction=correction,
         )

@@ -161,7 +161,7 @@ def takes_steps(node: Node, graph: Graph) -> bool:
     if isinstance(op, Convolution) and (op.transposed or op.groups > 1):
         return False
     known = all(value in graph.constants for value in node.inputs[1:3])
-    return known and weights.type.size > 0 and op.input_shift is None
+    return known and weights.type.size > 0 and (op.x_steps is None or op.x_steps.symmetric)
 
 
 class WatchedModel:

@@ -43,7 +43,7 @@ def _described(spec: Layer, facts: Facts, division: Split, target: Target) -> di
         "dtype": spec.dtype.value,
         "activation": each.activation.value,
         "bias": spec.bias is not None,
-        "input_scale": None if each.input_scale is None else float(each.input_scale),
+        "input_scale": None if each.x_steps is None else float(each.x_steps.scale),
         "batch": spec.batch if isinstance(spec, MatMul) else 1,
         "layout": spec.layout.value if isinstance(spec, MatMul) else None,
         "pitch": spec.padded_to if isinstance(spec, MatMul) else None,

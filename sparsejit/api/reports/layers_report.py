@@ -19,6 +19,7 @@ from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.selection import Embedding, EmbeddingBag
 from sparsejit.ir.values import Array, Decision, Element, Origin, Value
 from sparsejit.lowering.model_code import build_model
+from sparsejit.lowering.model_schedule import ModelSchedule
 from sparsejit.lowering.probes import PrefixProbe, StampProbe
 from sparsejit.lowering.step import Facts, Step
 from sparsejit.machine.target import Target
@@ -236,14 +237,18 @@ def measured_times(variant: Variant) -> StepTimes:
     arrays = example_arrays(variant.graph)
     samples = variant.tile or 1
     timer = ModelTimer(variant.program.memory, variant.workspace_bytes, arrays, samples)
-    lowered = variant.lowered_again()
-    prefixes = wants_prefixes(timer.whole_ns(), len(lowered.waves))
+    times = times_of_waves(timer, variant.lowered_again(), variant.program.name)
+    return replace(times, steps=_by_step(variant, times.steps))
+
+
+def times_of_waves(timer: ModelTimer, lowered: ModelSchedule, name: str) -> StepTimes:
+    """Measure a schedule's waves as `steps`, by a version of its function with probes."""
+    prefixes = wants_prefixes(timer.whole().median_ns, len(lowered.waves))
     probe = (PrefixProbe if prefixes else StampProbe)(lowered.probe_offset)
-    program = build_model(lowered, f"{variant.program.name}-timed", probe)
+    program = build_model(lowered, f"{name}-timed", probe)
     size, first, waves = lowered.workspace_bytes, lowered.probe_offset, len(lowered.waves)
     function = ProbedFunction(program.memory, size, first, waves)
-    times = timer.by_prefixes(function) if prefixes else timer.by_stamps(function)
-    return replace(times, steps=_by_step(variant, times.steps))
+    return timer.by_prefixes(function) if prefixes else timer.by_stamps(function)
 
 
 def _by_step(variant: Variant, wave_ns: list[float]) -> list[float]:

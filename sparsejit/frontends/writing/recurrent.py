@@ -15,7 +15,7 @@ from sparsejit.frontends.writing.writer import Operand, Writer
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import SMALLEST_SCALE, DType
+from sparsejit.ir.spec import SMALLEST_SCALE, DType, Quantisation
 from sparsejit.ir.values import Array, Element, TensorType, Value
 
 # The recurrent gates (batch, gates * hidden) of a state.
@@ -138,7 +138,7 @@ def _product_on_own_steps(
     cut = f("maximum", f("round", f("div", x, scales)), leasts)
     cut = f("minimum", cut, f("add", leasts, 255.0))
     integers = f.finish(f("sub", cut, lacks))
-    op = Linear(dtype=_dtype_of(weights), input_scale=1.0, input_shift=0)
+    op = Linear(dtype=_dtype_of(weights), x_steps=Quantisation(1.0, 0))
     product = write.one(op, integers, weights)
     sums = weights.sum(axis=1, dtype=np.float64).astype(np.float32)
     f = write.formula("dequantize")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.layer_scales import Quantisation
-from sparsejit.ir.operator import Node, Operator
+from sparsejit.ir.operator import BatchPlace, Node, Operator
 from sparsejit.ir.reference import ACTIVATIONS, on_steps
 from sparsejit.ir.signature import Bound, Signature, signature
-from sparsejit.ir.spec import Activation, Choice, DType
+from sparsejit.ir.spec import Activation, Choice, DType, Quantisation
+from sparsejit.ir.time_rules import Apart, Overlap, TimeRule, Whole, Window
 from sparsejit.ir.values import Array
 
 Sizes = tuple[int, ...]
@@ -38,6 +38,17 @@ def positions(spatial: Sizes, kernel: Sizes, stride: Sizes, dilation: Sizes) -> 
     """Number of windows along each axis of a padded input."""
     sizes = zip(spatial, kernel, stride, dilation, strict=True)
     return tuple((n - (k - 1) * d - 1) // s + 1 for n, k, s, d in sizes)
+
+
+def _space_of(node: Node, places: Sequence[BatchPlace | None]) -> int | None:
+    """The number of the spatial axis that time has in the first operand; None for another axis."""
+    place = places[0]
+    return None if place is None or place.axis < 2 else place.axis - 2
+
+
+def _with(sizes: tuple[Any, ...], axis: int, size: Any) -> tuple[Any, ...]:
+    """The sizes with another one for an axis."""
+    return (*sizes[:axis], size, *sizes[axis + 1 :])
 
 
 def _check_axes(op: object, axes: int, *others: Sequence[object]) -> None:
@@ -120,10 +131,10 @@ class Convolution(Operator):
         output_padding: positions added at the end of each spatial axis, where transposed
         activation: applied to each output
         dtype: storage of W; with int8 x is quantised too
-        input_scale: the scale of x, with int8 or a shift; None is x's largest magnitude / 127
-        input_shift: the zero point of x in -128 .. 127: with one, any dtype rounds x to its steps
+        x_steps: the scale and zero point of x; None is, with int8, the scale of x's largest
+            magnitude / 127. With a zero point any dtype rounds x to its steps
         rounding: rounding of the result to steps, where its readers take it rounded; needs int8 and
-            an `input_scale`
+            `x_steps`
     """
 
     stride: Sizes
@@ -134,8 +145,7 @@ class Convolution(Operator):
     output_padding: Sizes = ()
     activation: Activation = Activation.NONE
     dtype: DType = DType.FLOAT32
-    input_scale: float | None = None
-    input_shift: int | None = None
+    x_steps: Quantisation | None = None
     rounding: RoundedResult | None = field(default=None, metadata={"newer": True})
 
     needs: ClassVar[str] = ", at least as large as the kernel"
@@ -172,10 +182,26 @@ class Convolution(Operator):
         padded = tuple(n + 2 * p for n, p in zip(size, self.padding, strict=True))
         return positions(padded, kernel, self.stride, self.dilation)
 
+    def time_rule(
+        self, node: Node, places: Sequence[BatchPlace | None], length: int
+    ) -> TimeRule:
+        axis = _space_of(node, places)
+        if axis is None:
+            return Apart()
+        if len(node.inputs) > 3 or self.activation is not Activation.NONE or self.rounding:
+            return Whole("has further operations fused with it", "give the model before any pass")
+        stride, before = self.stride[axis], self.padding[axis]
+        reach = (node.inputs[1].shape[2 + axis] - 1) * self.dilation[axis] + 1
+        op = replace(self, padding=_with(self.padding, axis, 0))
+        if not self.transposed:
+            return Window(reach, stride, before, 0.0, op)
+        extra = _with(self.output_padding, axis, 0) if self.output_padding else ()
+        return Overlap(reach, stride, before, replace(op, output_padding=extra))
+
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         x, weights, *bias = operands
-        if self.input_scale is not None and self.input_shift is not None:
-            x = on_steps(x, self.input_scale, self.input_shift)
+        if self.x_steps is not None and not self.x_steps.symmetric:
+            x = on_steps(x, self.x_steps.scale, self.x_steps.zero_point)
         y = self._transposed(x, weights) if self.transposed else self._direct(x, weights)
         ends = self.rounding
         if ends is not None and ends.late:
@@ -273,6 +299,20 @@ class Pooling(Operator):
         padded = tuple(n + sum(p) for n, p in zip(bound["*space"], self.padding, strict=True))
         spatial = positions(padded, self.kernel, self.stride, self.dilation)
         return {"*positions": spatial} if min(spatial) > 0 else None
+
+    def time_rule(
+        self, node: Node, places: Sequence[BatchPlace | None], length: int
+    ) -> TimeRule:
+        axis = _space_of(node, places)
+        if axis is None:
+            return Apart()
+        before, _ = self.padding[axis]
+        is_mean = self.kind is PoolingKind.AVERAGE
+        if is_mean and before and not self.counts_padding:
+            return Whole("divides by the number of frames in each window", "count the padding")
+        reach = (self.kernel[axis] - 1) * self.dilation[axis] + 1
+        op = replace(self, padding=_with(self.padding, axis, (0, 0)))
+        return Window(reach, self.stride[axis], before, 0.0 if is_mean else -np.inf, op)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         (x,) = operands

@@ -16,11 +16,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Operator
 from sparsejit.ir.reference import on_steps
 from sparsejit.ir.signature import Bound, Signature, signature
-from sparsejit.ir.spec import LARGEST_SCALE, SMALLEST_SCALE
+from sparsejit.ir.spec import LARGEST_SCALE, SMALLEST_SCALE, Quantisation
 from sparsejit.ir.values import Array
 
 _MOST_ADDED = 2

@@ -18,7 +18,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.dtypes import NOTED, SHORT_FLOATS, Dtype, rounded
-from sparsejit.ir.operator import Follower, Node, Operator, SamplesMixed
+from sparsejit.ir.operator import BatchPlace, Follower, Node, Operator, SamplesMixed
 from sparsejit.ir.reference import sigmoid
 from sparsejit.ir.signature import Signature, signature
 from sparsejit.ir.spec import Activation
@@ -270,6 +270,10 @@ class Chain(Operator):
         if place.axis == -1 and self.reduces:
             raise SamplesMixed(f"computes {self.title} over the batch")
         follow.put_from_end(node, place)
+
+    def resized(self, node: Node, place: BatchPlace, length: int) -> Operator:
+        axis = place.axis - len(node.outputs[0].shape) + len(self.shape)
+        return replace(self, shape=(*self.shape[:axis], length, *self.shape[axis + 1 :]))
 
     def of_any_size(self) -> Operator:
         return replace(self, shape=())

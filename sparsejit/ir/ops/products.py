@@ -7,15 +7,17 @@
     CachedAttention   attention of a few queries to the keys that a mask of a call allows
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from sparsejit.ir.operator import Operator
+from sparsejit.ir.operator import BatchPlace, Node, Operator
 from sparsejit.ir.reference import ACTIVATIONS, on_steps
 from sparsejit.ir.signature import Signature, signature
-from sparsejit.ir.spec import LARGEST_SCALE, Activation, DType
+from sparsejit.ir.spec import LARGEST_SCALE, Activation, DType, Quantisation
+from sparsejit.ir.time_rules import Apart, Attended, TimeRule, Whole
 from sparsejit.ir.values import Array, TensorType
 
 
@@ -23,16 +25,14 @@ from sparsejit.ir.values import Array, TensorType
 class Linear(Operator):
     """y = activation(x W^T + bias) over the last axis: x (..., in), W (out, in), bias (out,).
 
-    The bias may be left out. W is stored in `dtype`; with int8 x is quantised too, by `input_scale`
-    or by its largest magnitude; other dtypes ignore `input_scale`. `input_shift` is the zero point
-    of x in -128 .. 127 (`spec.MatVec`), for x of a quantised model: x is rounded and clipped to its
-    steps, with every dtype.
+    The bias may be left out. W is stored in `dtype`; with int8 x is quantised too, to `x_steps` or
+    by its largest magnitude. x of a quantised model is rounded and clipped to its steps with every
+    dtype; other dtypes ignore symmetric steps.
     """
 
     activation: Activation = Activation.NONE
     dtype: DType = DType.FLOAT32
-    input_scale: float | None = None
-    input_shift: int | None = None
+    x_steps: Quantisation | None = None
 
     types: ClassVar[str] = (
         "x float32 [*rows, in], weights float32 [out, in], bias? float32 [out] "
@@ -41,10 +41,10 @@ class Linear(Operator):
     mixing: ClassVar[str] = "multiplies samples with each other"
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
-        """Compute in full precision with any dtype, but with the zero point, if there is one."""
+        """Compute in full precision with any dtype, but on the steps of a quantised model's x."""
         x, weights, *bias = operands
-        if self.input_scale is not None and self.input_shift is not None:
-            x = on_steps(x, self.input_scale, self.input_shift)
+        if self.x_steps is not None and not self.x_steps.symmetric:
+            x = on_steps(x, self.x_steps.scale, self.x_steps.zero_point)
         y = x @ weights.T + (bias[0] if bias else 0)
         return (ACTIVATIONS[self.activation](y),)
 
@@ -103,6 +103,21 @@ class Attention(Operator):
             if long > 1 or super().infer(*operands[:3]) != results:
                 raise self.refusal(operands)
         return results
+
+    def time_rule(
+        self, node: Node, places: Sequence[BatchPlace | None], length: int
+    ) -> TimeRule:
+        from_end = [
+            None if place is None else place._replace(axis=place.axis - len(value.shape))
+            for value, place in zip(node.inputs[:3], places, strict=False)
+        ]
+        if BatchPlace(-2) not in from_end:
+            return Apart()
+        if len(node.inputs) < 4:
+            return Whole("attends to all frames", "mask the frames outside of a window")
+        if set(from_end) != {BatchPlace(-2)} or any(places[3:]):
+            return Whole("attends to something else than frames", "attend to frames alone")
+        return Attended(self.scale)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         query, key, value, *masks = operands

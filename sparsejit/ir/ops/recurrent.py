@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
-from sparsejit.ir.operator import Operator
+from sparsejit.ir.operator import BatchPlace, Node, Operator
 from sparsejit.ir.reference import on_own_steps, sigmoid
 from sparsejit.ir.signature import Signature, signature
 from sparsejit.ir.spec import Choice, DType
+from sparsejit.ir.time_rules import Apart, Carried, TimeRule, Whole
 from sparsejit.ir.values import Array
 
 
@@ -75,6 +77,17 @@ class Recurrence(Operator):
             "weights float32 [gates*hidden, hidden], bias float32 [gates*hidden] "
             f"-> float32 [time, batch, hidden]{last}"
         )
+
+    def time_rule(
+        self, node: Node, places: Sequence[BatchPlace | None], length: int
+    ) -> TimeRule:
+        if places[0] is None or places[0].axis != 0:
+            return Apart()
+        if self.reverse:
+            return Whole("runs from the last frame to the first", "make it unidirectional")
+        if self.with_lengths:
+            return Whole("runs for a given number of frames", "leave out the lengths")
+        return Carried(tuple((n, n) for n in range(1, 1 + self.cell.states)))
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         gates, *given, weights, bias = operands

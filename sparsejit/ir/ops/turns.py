@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ import numpy as np
 from sparsejit.ir.graph import Graph, GraphBuilder
 from sparsejit.ir.operator import BatchPlace, Follower, Node, Operator, SamplesMixed
 from sparsejit.ir.signature import Signature, signature
+from sparsejit.ir.time_rules import Carried, TimeRule, Whole
 from sparsejit.ir.values import Array, Origin, TensorType, Value
 
 
@@ -167,6 +168,18 @@ class Turns(Operator):
             if value in body.inputs:
                 follow.shared.setdefault(node.inputs[body.inputs.index(value)], place)
         return [inside.places.get(value) for value in body.outputs]
+
+    def time_rule(
+        self, node: Node, places: Sequence[BatchPlace | None], length: int
+    ) -> TimeRule:
+        lead = range(self.states, self.states + self.sequences)
+        found = {number: place for number, place in enumerate(places) if place is not None}
+        if any(n not in lead or place != BatchPlace(0) for n, place in found.items()):
+            return Whole("has time inside of a turn", "make a turn of each frame")
+        return Carried(tuple((n, n) for n in range(self.states)))
+
+    def resized(self, node: Node, place: BatchPlace, length: int) -> Operator:
+        return replace(self, count=length)
 
     def of_any_size(self) -> Operator:
         nodes = tuple(replace(node, op=node.op.of_any_size()) for node in self.nodes)

@@ -1,6 +1,6 @@
 """Operators that reshape, reorder, select, repeat, join and pad elements."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar
@@ -9,7 +9,12 @@ import numpy as np
 
 from sparsejit.ir.operator import BatchPlace, Follower, Node, Operator, SamplesMixed
 from sparsejit.ir.signature import ALIKE, Bound, Signature, signature
+from sparsejit.ir.time_rules import Apart, Appended, Grouped, Shifted, TimeRule, Whole, Window
 from sparsejit.ir.values import Array, Element, axis_of, broadcasts_to
+
+
+def _with_length(shape: tuple[int, ...], axis: int, length: int) -> tuple[int, ...]:
+    return (*shape[:axis], length, *shape[axis + 1 :])
 
 
 @dataclass(frozen=True)
@@ -27,15 +32,37 @@ class Reshape(Operator):
 
     def follow_batch(self, follow: Follower, node: Node) -> None:
         (x,) = node.inputs
-        place = follow.places[x]
-        before = prod(x.shape[: place.axis]) * place.outer
-        after = place.inner * prod(x.shape[place.axis + 1 :])
+        place = self._place(x.shape, follow.places[x], follow.batch)
+        if place is None:
+            raise SamplesMixed("joins samples in another order")
+        follow.put(node, place)
+
+    def _place(self, given: tuple[int, ...], place: BatchPlace, batch: int) -> BatchPlace | None:
+        """The place in the result of a batch that has this place in the operand."""
+        before = prod(given[: place.axis]) * place.outer
+        after = place.inner * prod(given[place.axis + 1 :])
         for axis, length in enumerate(self.shape):
             outer, uneven = divmod(before, prod(self.shape[:axis]) or 1)
-            inner, rest = divmod(length, outer * follow.batch or 1)
+            inner, rest = divmod(length, outer * batch or 1)
             if not uneven and not rest and inner and inner * prod(self.shape[axis + 1 :]) == after:
-                return follow.put(node, BatchPlace(axis, outer, inner))
-        raise SamplesMixed("joins samples in another order")
+                return BatchPlace(axis, outer, inner)
+        return None
+
+    def time_rule(
+        self, node: Node, places: Sequence[BatchPlace | None], length: int
+    ) -> TimeRule:
+        """Frames may be joined, the least number that a frame of the result can have."""
+        (x,), (place,) = node.inputs, places
+        for frames in range(1, length // 2 + 1):
+            if place is None or length % frames:
+                continue
+            joined = place._replace(inner=place.inner * frames)
+            if self._place(x.shape, joined, length // frames) is not None:
+                return Apart() if frames == 1 else Grouped(frames)
+        return Whole("joins frames in another order", "keep time on an axis of its own")
+
+    def resized(self, node: Node, place: BatchPlace, length: int) -> Operator:
+        return replace(self, shape=_with_length(self.shape, place.axis, length))
 
     def of_any_size(self) -> Operator:
         return replace(self, shape=())
@@ -95,6 +122,22 @@ class Slice(Operator):
             raise SamplesMixed("takes samples out of the batch")
         follow.put(node, place)
 
+    def time_rule(
+        self, node: Node, places: Sequence[BatchPlace | None], length: int
+    ) -> TimeRule:
+        (x,), (place,) = node.inputs, places
+        if place is None or axis_of(self.axis, len(x.shape)) != place.axis:
+            return Apart()
+        if self.step == 1:
+            return Shifted(-self.first, self.end - x.shape[place.axis])
+        op = replace(self, first=0, end=1)
+        return Window(1, self.step, -self.first, 0.0, op)
+
+    def resized(self, node: Node, place: BatchPlace, length: int) -> Operator:
+        if axis_of(self.axis, len(node.output.shape)) != place.axis:
+            return self
+        return replace(self, first=0, end=(length - 1) * self.step + 1)
+
     def of_any_size(self) -> Operator:
         return replace(self, first=0, end=0)
 
@@ -118,6 +161,9 @@ class Expand(Operator):
 
     def follow_batch(self, follow: Follower, node: Node) -> None:
         follow.put_from_end(node, follow.common(node))
+
+    def resized(self, node: Node, place: BatchPlace, length: int) -> Operator:
+        return replace(self, shape=_with_length(self.shape, place.axis, length))
 
     def of_any_size(self) -> Operator:
         return replace(self, shape=())
@@ -155,6 +201,12 @@ class Concat(Operator):
             raise SamplesMixed("adds samples to the batch")
         follow.put(node, place)
 
+    def time_rule(
+        self, node: Node, places: Sequence[BatchPlace | None], length: int
+    ) -> TimeRule:
+        axis = axis_of(self.axis, len(node.output.shape))
+        return Appended() if any(place and place.axis == axis for place in places) else Apart()
+
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         return (np.concatenate(operands, axis=self.axis),)
 
@@ -184,6 +236,16 @@ class Pad(Operator):
         if any(self.widths[place.axis]):
             raise SamplesMixed("adds samples to the batch")
         follow.put(node, place)
+
+    def time_rule(
+        self, node: Node, places: Sequence[BatchPlace | None], length: int
+    ) -> TimeRule:
+        (place,) = places
+        if place is None or not any(self.widths[place.axis]):
+            return Apart()
+        widths = (*self.widths[: place.axis], (0, 0), *self.widths[place.axis + 1 :])
+        op = replace(self, widths=widths) if any(map(any, widths)) else None
+        return Shifted(*self.widths[place.axis], self.value, op)
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         return (np.pad(operands[0], self.widths, constant_values=self.value),)

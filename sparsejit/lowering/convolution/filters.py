@@ -11,7 +11,7 @@ from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import MatVec
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import Lowering
-from sparsejit.lowering.products.linear import with_input_scale
+from sparsejit.lowering.products.linear import with_x_steps
 
 
 def filter_matrix(low: Lowering, node: Node) -> tuple[SparseMatrix, MatVec]:
@@ -21,7 +21,7 @@ def filter_matrix(low: Lowering, node: Node) -> tuple[SparseMatrix, MatVec]:
     matrix = low.laid_out(weights, partial(_as_matrix, op))
     values = low.constant(bias[0]) if bias else None
     each = MatVec(matrix.out_features, matrix.in_features, values, op.activation, op.dtype)
-    each = with_input_scale(each, matrix, op)
+    each = with_x_steps(each, matrix, op)
     matrix.check_fits(each)
     return matrix, each
 

@@ -12,11 +12,10 @@ from dataclasses import replace
 from math import isfinite, prod
 
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.products import Linear
-from sparsejit.ir.spec import DType
+from sparsejit.ir.spec import DType, Quantisation
 from sparsejit.ir.values import Origin, Value
 from sparsejit.lowering.context import Lowering, ModelOptions
 from sparsejit.lowering.convolution.depthwise import is_depthwise
@@ -47,7 +46,7 @@ def with_cheapest_convolutions(graph: Graph, options: ModelOptions) -> Graph:
 
     def rule(site: Site) -> Sequence[Value] | None:
         op = site.op
-        if not isinstance(op, Convolution) or op.dtype is not DType.INT8 or op.input_scale is None:
+        if not isinstance(op, Convolution) or op.dtype is not DType.INT8 or op.x_steps is None:
             return None
         if op.rounding is not None:
             return None
@@ -89,7 +88,7 @@ def with_rounded_inputs(graph: Graph) -> Graph:
         op = site.op
         if not isinstance(op, Linear | Convolution) or op.dtype is DType.INT8:
             return None
-        return None if op.input_shift is None else _in_floats(site, op)
+        return None if op.x_steps is None or op.x_steps.symmetric else _in_floats(site, op)
 
     return rewrite(graph, rule)
 
@@ -97,12 +96,12 @@ def with_rounded_inputs(graph: Graph) -> Graph:
 def _in_floats(site: Site, op: Linear | Convolution) -> Sequence[Value]:
     """The layer, in float32 if it was int8, of x rounded to its quantised values."""
     x, *others = site.inputs
-    assert op.input_scale is not None
+    assert op.x_steps is not None
     dtype = DType.FLOAT32 if op.dtype is DType.INT8 else op.dtype
-    plain = replace(op, dtype=dtype, input_scale=None, input_shift=None)
-    if _is_in_steps(site, x, Quantisation(op.input_scale, op.input_shift or 0)):
+    plain = replace(op, dtype=dtype, x_steps=None)
+    if _is_in_steps(site, x, op.x_steps):
         return (site.one(plain, x, *others),)
-    chain, numbers = rounded_to_steps(x.shape, op.input_scale, op.input_shift or 0)
+    chain, numbers = rounded_to_steps(x.shape, op.x_steps.scale, op.x_steps.zero_point)
     operands = [site.constant(number, Origin("step")) for number in numbers]
     origin = replace(x.origin, module=site.output.origin.module)
     rounded = site.one(chain, x, *operands, origin=origin)
@@ -146,7 +145,7 @@ def _takes_bytes(low: Lowering, node: Node) -> bool:
 def _plain(node: Node) -> Node:
     op = node.op
     assert isinstance(op, Convolution)
-    return replace(node, op=replace(op, dtype=DType.FLOAT32, input_scale=None, input_shift=None))
+    return replace(node, op=replace(op, dtype=DType.FLOAT32, x_steps=None))
 
 
 def _work(low: Lowering, node: Node) -> QuantisedWork:

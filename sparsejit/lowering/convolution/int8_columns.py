@@ -37,7 +37,6 @@ from sparsejit.asm_templates.convolution.int8_norm import (
 )
 from sparsejit.asm_templates.convolution.int8_norm import SCRATCH as NORM_SCRATCH
 from sparsejit.asm_templates.convolution.int8_planes import BytePlanes
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.int8_columns import (
@@ -46,6 +45,7 @@ from sparsejit.ir.ops.int8_columns import (
     NormalisedColumns,
     ScaledChannels,
 )
+from sparsejit.ir.spec import Quantisation
 from sparsejit.ir.values import Value
 from sparsejit.lowering.context import ByteImage, Lowering, lowers
 from sparsejit.lowering.convolution.int8_images import (
@@ -215,8 +215,8 @@ def _read_in(reader: Node, value: Value) -> Quantisation | None:
         return wanted.pop() if len(wanted) == 1 else None
     if not isinstance(op, Convolution) or op.rounding is None or value is not reader.inputs[0]:
         return None
-    assert op.input_scale is not None
-    return Quantisation(op.input_scale, op.input_shift or 0)
+    assert op.x_steps is not None
+    return op.x_steps
 
 
 def _has_taps(low: Lowering, value: Value) -> bool:

@@ -40,12 +40,11 @@ from sparsejit.asm_templates.convolution.int8_planes import (
 )
 from sparsejit.asm_templates.convolution.int8_results import ByteEpilogue
 from sparsejit.asm_templates.gather.int8_boundary import quantised_nonzeros
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution, RoundedResult
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, DType, MatMul, MatVec
+from sparsejit.ir.spec import Activation, DType, MatMul, MatVec, Quantisation
 from sparsejit.lowering.context import ByteImage, Lowering
 from sparsejit.lowering.convolution.depthwise import node_axes
 from sparsejit.lowering.convolution.filters import filter_matrix
@@ -61,7 +60,7 @@ from sparsejit.lowering.convolution.int8_images import (
 )
 from sparsejit.lowering.memory.shape_parts import cut
 from sparsejit.lowering.memory.storage import View
-from sparsejit.lowering.products.linear import with_input_scale
+from sparsejit.lowering.products.linear import with_x_steps
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.cost import Cost
 from sparsejit.planner.int8_plan import (
@@ -159,7 +158,7 @@ _WORTH_CUTTING = 2.0**31  # what an int32 holds
 
 def plain(op: Convolution) -> Convolution:
     """The operator of a quantised convolution in float32, as the model has its weights."""
-    return replace(op, dtype=DType.FLOAT32, input_scale=None, input_shift=None, rounding=None)
+    return replace(op, dtype=DType.FLOAT32, x_steps=None, rounding=None)
 
 
 def ends_of(
@@ -203,8 +202,8 @@ def lower_byte_convolution(low: Lowering, node: Node) -> None:
     op, (value, _, *others) = node.op, node.inputs
     assert isinstance(op, Convolution) and op.rounding is not None
     check_bytes(low, node)
-    assert op.input_scale is not None
-    image = bytes_of(low, value, Quantisation(op.input_scale, op.input_shift or 0))
+    assert op.x_steps is not None
+    image = bytes_of(low, value, op.x_steps)
     if op.groups > 1:
         lower_byte_depthwise(low, node, image)
         return
@@ -415,5 +414,5 @@ def takes_byte_columns(low: Lowering, node: Node) -> bool:
     matrix = low.matrix(weights)
     outputs, inputs = weights.shape
     each = MatVec(outputs, inputs, None, op.activation, op.dtype)
-    layer = MatMul(with_input_scale(each, matrix, op), columns)
+    layer = MatMul(with_x_steps(each, matrix, op), columns)
     return takes_columns(ByteColumns(layer, matrix, low.options.planner))

@@ -16,8 +16,8 @@ from sparsejit.asm_templates.convolution.int8_planes import (
     emit_fours,
 )
 from sparsejit.errors import CompileError
-from sparsejit.ir.layer_scales import Quantisation
 from sparsejit.ir.operator import Node
+from sparsejit.ir.spec import Quantisation
 from sparsejit.ir.values import Element, Origin, TensorType, Value
 from sparsejit.lowering.context import ByteImage, Lowering
 from sparsejit.lowering.convolution.depthwise import has_whole_rows, pitches

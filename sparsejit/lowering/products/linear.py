@@ -1,6 +1,6 @@
 """Linear layers: the planner's kernel for the matrix and the number of rows of x.
 
-    with_input_scale   int8 layers whose x has a fixed scale and a zero point
+    with_x_steps       int8 layers whose x has a fixed scale and a zero point
     lower_linear       a linear layer
     steps_of_product   steps of a layer, which share their code
     product_facts      facts about a product
@@ -36,19 +36,20 @@ from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import rsi
 
 
-def with_input_scale(each: MatVec, matrix: SparseMatrix, op: Linear | Convolution) -> MatVec:
+def with_x_steps(each: MatVec, matrix: SparseMatrix, op: Linear | Convolution) -> MatVec:
     """The layer with the operator's scale and zero point of x, where it has them.
 
     Kernels multiply shifted integers, W (q + shift); W shift is subtracted from the bias.
     """
-    if op.dtype is not DType.INT8 or op.input_scale is None:
+    steps = op.x_steps
+    if op.dtype is not DType.INT8 or steps is None:
         return each
-    scaled = replace(each, input_scale=op.input_scale, input_shift=op.input_shift)
-    if not op.input_shift:
+    scaled = replace(each, x_steps=steps)
+    if not steps.zero_point:
         return scaled
     scales, sums = int8_sums(matrix)
-    of_sums = (scales * np.float32(op.input_scale)).astype(np.float64)
-    taken = of_sums * op.input_shift * sums
+    of_sums = (scales * np.float32(steps.scale)).astype(np.float64)
+    taken = of_sums * steps.zero_point * sums
     bias = 0.0 if each.bias is None else each.bias.astype(np.float64)
     return replace(scaled, bias=(bias - taken).astype(np.float32))
 
@@ -63,7 +64,7 @@ def lower_linear(low: Lowering, node: Node) -> None:
     values = low.constant(bias[0]) if bias else None
     out_features, in_features = weights.shape
     each = MatVec(out_features, in_features, values, op.activation, op.dtype)
-    each = with_input_scale(each, matrix, op)
+    each = with_x_steps(each, matrix, op)
     matrix.check_fits(each)
     rows = prod(x.shape[:-1])
     lying = low.feature_major

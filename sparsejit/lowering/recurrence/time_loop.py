@@ -46,6 +46,7 @@ from sparsejit.ir.spec import (
     LstmUpdate,
     MatMul,
     MatVec,
+    Quantisation,
     RnnUpdate,
 )
 from sparsejit.ir.values import TensorType, Value
@@ -132,7 +133,7 @@ def _products(
     rows, hidden = weights.shape
     whole = MatVec(rows, hidden, dtype=op.dtype)
     if op.rounds_state and op.dtype is DType.INT8:
-        whole, values = replace(whole, input_scale=1.0, input_shift=0), np.zeros_like(values)
+        whole, values = replace(whole, x_steps=Quantisation(1.0, 0)), np.zeros_like(values)
     matrix.check_fits(whole)
     ends = [rows]
     if op.cell is RecurrentCell.GRU_RESET_FIRST:

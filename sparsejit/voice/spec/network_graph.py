@@ -18,7 +18,7 @@ import numpy.typing as npt
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.ops.sampling import INDEX, GruStep, SumOfRows
 from sparsejit.ir.ops.views import Concat, Reshape, Slice
-from sparsejit.ir.spec import Activation
+from sparsejit.ir.spec import Activation, Quantisation
 from sparsejit.ir.values import Array, Value, float_type
 from sparsejit.lowering.sample_loop import Role
 from sparsejit.runtime.native_call import aligned_copy
@@ -296,7 +296,7 @@ class _NetworkBuilder:
             self._states[name],
             weight_hh[order].astype(np.float32),
             self.make.constant(new_bias.astype(np.float32), f"{name}.bias"),
-            input_scale=STATE_STEP,
+            x_steps=Quantisation(STATE_STEP, 0, symmetric=True),
         )
         return gates, recurrent
 
@@ -340,9 +340,10 @@ class _NetworkBuilder:
         value = self._value(f"{name}.term", rest)
         if before.computed is None:
             return value
-        scale = None if before.largest is None else before.largest * STATE_STEP
-        weights = matrix.astype(np.float32)
-        return self.make.linear(name, before.computed, weights, value, activation, scale)
+        steps, weights = None, matrix.astype(np.float32)
+        if before.largest is not None:
+            steps = Quantisation(before.largest * STATE_STEP, 0, symmetric=True)
+        return self.make.linear(name, before.computed, weights, value, activation, steps)
 
     def _value(self, name: str, features: Features) -> Value:
         """The vector that is the sum of all parts of some features, as a value of the graph."""

@@ -30,7 +30,7 @@ from sparsejit.ir.ops.sampling import (
 )
 from sparsejit.ir.ops.selection import Embedding
 from sparsejit.ir.ops.views import Concat, Reshape, Slice
-from sparsejit.ir.spec import Activation
+from sparsejit.ir.spec import Activation, Quantisation
 from sparsejit.ir.values import Array, Element, TensorType, Value, float_type
 from sparsejit.lowering.sample_loop import GraphLoop, Role
 from sparsejit.voice.prediction import THRESHOLDS, class_levels, expanded
@@ -130,10 +130,10 @@ class SampleWriter(Writer):
         weights: Array,
         bias: Value,
         activation: Activation = Activation.NONE,
-        input_scale: float | None = None,
+        x_steps: Quantisation | None = None,
     ) -> Value:
         """activation(W x + bias), the bias constant or of a frame; `ir.ops.products.Linear`."""
-        op, matrix = Linear(activation, input_scale=input_scale), self.constant(weights, name)
+        op, matrix = Linear(activation, x_steps=x_steps), self.constant(weights, name)
         return self.one(op, x, matrix, bias, name=name)
 
     def loop(self) -> SampleGraph:

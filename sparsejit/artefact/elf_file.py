@@ -1,10 +1,10 @@
 """A relocatable ELF object for x86-64 Linux: code, one word of state, no libc.
 
-    .text             entry (`support_check`), then the image: code and its literals
+    .text             the image, code and its literals, then the entry points
     .data             the state, in a cache line of its own, which nothing else writes
     .rela.text        relocations: the places in .text that address the state
     .note.GNU-stack   empty: the linker needs make no stack executable
-    .symtab, .strtab  the names of the state, of the function, and of sections
+    .symtab, .strtab  the names of the state, of functions, and of sections
 
 Tables are as in the System V ABI's "Object Files", and little-endian.
 """
@@ -12,17 +12,15 @@ Tables are as in the System V ABI's "Object Files", and little-endian.
 from struct import pack
 from typing import NamedTuple
 
-from sparsejit.artefact.exported import ExportedFunction
-from sparsejit.artefact.support_check import entry
+from sparsejit.artefact.exported import STATE_BYTES, ObjectCode
 
-_LINE_BYTES = 64
 _HEADER_BYTES = 64
 _SYMBOL_BYTES = 24
 # Types of sections, and their flags.
 _PROGBITS, _SYMTAB, _STRTAB, _RELA = 1, 2, 3, 4
 _WRITE, _ALLOCATE, _EXECUTE, _LINK_INFO = 1, 2, 4, 64
 # Symbols: binding in the upper four bits, type in the lower.
-_LOCAL_OBJECT, _GLOBAL_FUNCTION = 0x01, 0x12
+_LOCAL_OBJECT, _LOCAL_FUNCTION, _GLOBAL_FUNCTION = 0x01, 0x02, 0x12
 _PC32 = 2
 _TEXT, _DATA, _SYMBOLS, _NAMES = 1, 2, 5, 6
 _STATE = 1
@@ -51,31 +49,26 @@ class _Names:
         return place
 
 
-def object_file(function: ExportedFunction) -> bytes:
-    """Return the contents of the .o file; its one global symbol is `function.symbol`."""
-    start = entry(function)
-    text, data = start.code + function.image.data, bytes(_LINE_BYTES)
+def elf_file(code: ObjectCode) -> bytes:
+    """Return the contents of the .o file."""
     names = _Names()
     symbols = bytes(_SYMBOL_BYTES)  # number 0 is no symbol
-    symbols += _symbol(names.add(f"{function.name}_state"), _LOCAL_OBJECT, _DATA, len(data))
-    symbols += _symbol(names.add(function.symbol), _GLOBAL_FUNCTION, _TEXT, len(text))
+    symbols += pack("<IBBHQQ", names.add(code.state), _LOCAL_OBJECT, 0, _DATA, 0, STATE_BYTES)
+    for each in sorted(code.symbols, key=lambda symbol: symbol.is_global):  # local ones come first
+        kind = _GLOBAL_FUNCTION if each.is_global else _LOCAL_FUNCTION
+        symbols += pack("<IBBHQQ", names.add(each.name), kind, 0, _TEXT, each.start, each.size)
+    first_global = 2 + sum(not each.is_global for each in code.symbols)
     # A rip-relative offset counts from the end of its four bytes, hence the addend -4.
-    places = b"".join(pack("<QQq", at, _STATE << 32 | _PC32, -4) for at in start.state_fields)
+    places = b"".join(pack("<QQq", at, _STATE << 32 | _PC32, -4) for at in code.state_fields)
     sections = [
         _Section("", 0, 0, b"", 0),
-        _Section(".text", _PROGBITS, _ALLOCATE | _EXECUTE, text, _LINE_BYTES),
-        _Section(".data", _PROGBITS, _ALLOCATE | _WRITE, data, _LINE_BYTES),
+        _Section(".text", _PROGBITS, _ALLOCATE | _EXECUTE, code.text, STATE_BYTES),
+        _Section(".data", _PROGBITS, _ALLOCATE | _WRITE, bytes(STATE_BYTES), STATE_BYTES),
         _Section(".rela.text", _RELA, _LINK_INFO, places, 8, _SYMBOLS, _TEXT, 24),
         _Section(".note.GNU-stack", _PROGBITS, 0, b"", 1),
-        # `info` is the number of the first global symbol.
-        _Section(".symtab", _SYMTAB, 0, symbols, 8, _NAMES, _STATE + 1, _SYMBOL_BYTES),
+        _Section(".symtab", _SYMTAB, 0, symbols, 8, _NAMES, first_global, _SYMBOL_BYTES),
     ]
     return _assembled(sections, names)
-
-
-def _symbol(name: int, kind: int, section: int, size: int) -> bytes:
-    """Return the entry in the symbol table of a symbol that spans its whole section."""
-    return pack("<IBBHQQ", name, kind, 0, section, 0, size)
 
 
 def _assembled(sections: list[_Section], names: _Names) -> bytes:

@@ -15,8 +15,9 @@ from runnable import parameters
 from system_tools import GCC, needs_gcc, needs_linker, run_tool
 
 import sparsejit
-from sparsejit.artefact import exported, support_check
-from sparsejit.artefact.export import c_header, export
+from sparsejit.artefact import entry_points, exported
+from sparsejit.artefact.c_header import c_header
+from sparsejit.artefact.export import export
 from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.machine import cpuid
@@ -99,7 +100,7 @@ def lacking(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif case == "osxsave":
         monkeypatch.setattr(cpuid, "OSXSAVE", reserved)
     elif case == "leaves":
-        monkeypatch.setattr(support_check, "HIGHEST_LEAF", 0x7FFFFFFF)
+        monkeypatch.setattr(entry_points, "HIGHEST_LEAF", 0x7FFFFFFF)
     else:
         monkeypatch.setattr(cpuid, "YMM_STATE", 1 << 30)
 
