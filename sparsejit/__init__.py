@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sparsejit.api.kernels.compile_layer import compile_matrix
     from sparsejit.api.kernels.kernel import Kernel
     from sparsejit.api.models.compiled_model import CompiledModel
+    from sparsejit.api.models.generating import generate
     from sparsejit.api.models.parted_model import PartedModel
     from sparsejit.api.quantising.scales import Scales
     from sparsejit.compiling import compile_model as compile  # noqa: A004, users' verb
@@ -52,6 +53,7 @@ __all__ = [
     "WaveRNN",
     "compile",
     "compile_matrix",
+    "generate",
     "load",
     "quantise",
     "shrink",
@@ -70,6 +72,7 @@ _MODULES = {
     "WaveRNN": "voice.speak.wavernn",
     "compile": "compiling",
     "compile_matrix": "api.kernels.compile_layer",
+    "generate": "api.models.generating",
     "load": "loading",
     "quantise": "compiling",
     "shrink": "prune.shrink.shrinking",

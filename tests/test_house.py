@@ -37,7 +37,7 @@ LOWERING_ROOMS = (
     *("memory", "step", "chain_step", "probes", "threads"),
     *("memory_plan", "kept_weights", "feature_major", "context"),
     *("products", "convolution", "recurrence", "chains", "estimators", "selection", "views"),
-    *("model_schedule", "tiles", "lower_graph", "model_code", "sample_loop"),
+    *("model_schedule", "tiles", "lower_graph", "model_code", "sample_loop", "token_loop"),
     *("function", "lowering"),
 )
 VOICE_ROOMS = (

@@ -7,7 +7,6 @@
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.pointwise.row_chain.lanes import extreme
-from sparsejit.asm_templates.selection.table_rows import emit_row_address
 from sparsejit.asm_templates.shared.loops import Span, counted_down, emit_spans
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.ir.ops.selection import Reduction
@@ -65,15 +64,23 @@ def emit_row_updates(asm: Assembler, spec: RowUpdates) -> None:
     """Append code that applies all updates, one after another, to the rows of the result.
 
     rdi: indices, int64; rsi: updates; rdx: result. Leaves r8 = 1 if an index is out of range, for
-    which row 0 is updated, else 0. Clobbers rax, rcx, rdx, rsi, rdi, r9, r10, the vector registers,
-    k1, k2 and k7.
+    which no row is updated, else 0. Clobbers rax, rcx, rdx, rsi, rdi, r9, r10, the vector
+    registers, k1, k2 and k7.
     """
     asm.emit("xor", dword(r8), dword(r8))
     with counted_down(asm, r10, spec.batch):
         with counted_down(asm, rcx, spec.count):
+            missing, done = asm.label("no such row"), asm.label("row updated")
             asm.emit("mov", r9, Memory(rdi))
-            emit_row_address(asm, r9, spec.rows, _FLOAT * spec.floats, rdx)
+            asm.emit("cmp", r9, spec.rows)
+            asm.jump("jae", missing)
+            asm.emit("imul", r9, r9, _FLOAT * spec.floats)
+            asm.emit("add", r9, rdx)
             emit_spans(asm, spec.floats, _VECTORS_IN_STEP, lambda span: _update(span, spec))
+            asm.jump("jmp", done)
+            asm.bind(missing)
+            asm.emit("mov", dword(r8), 1)
+            asm.bind(done)
             asm.emit("add", rdi, _INDEX)
             asm.emit("add", rsi, _FLOAT * spec.floats)
         asm.emit("add", rdx, _FLOAT * spec.rows * spec.floats)

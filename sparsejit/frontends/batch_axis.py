@@ -316,10 +316,12 @@ def _follow_shared(follower: Follower, node: Node) -> None:
         (x,), (made,) = node.inputs, node.outputs
         before = (1,) * (len(made.shape) - len(x.shape)) + x.shape
         sizes = zip(before, made.shape, strict=True)
-        repeated = [axis for axis, both in enumerate(sizes) if both == (1, follower.batch)]
+        longer = {axis: length for axis, (one, length) in enumerate(sizes) if one == 1 < length}
+        repeated = [axis for axis, length in longer.items() if length == follower.batch]
         if len(repeated) == 1 and follower.batch > 1:
             follower.places[made] = BatchPlace(repeated[0])
             return
+        follower.repeated[made] = list(longer)
     follower.given.update(node.outputs)
 
 

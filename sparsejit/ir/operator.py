@@ -169,7 +169,8 @@ class Follower:
     """The batch's places found so far. A value without a place is the same for all samples.
 
     Such a value may still have an axis as long as the batch: `shared` has its place. Values in
-    `given` depend on inputs without batch, so that their numbers are not known.
+    `given` depend on inputs without batch, so that their numbers are not known; `repeated` has the
+    axes along which they are the same.
     """
 
     def __init__(
@@ -179,6 +180,7 @@ class Follower:
         self.places: dict[Value, BatchPlace] = {}
         self.shared: dict[Value, BatchPlace] = {}
         self.given: set[Value] = set()
+        self.repeated: dict[Value, list[int]] = {}
         self._producers = producers
         self._known: dict[Value, Array] = dict(constants)
 
@@ -224,6 +226,9 @@ class Follower:
         axis = place.axis if place.axis >= 0 else len(value.shape) + place.axis
         if axis < 0 or value.shape[axis] == 1:
             return
+        if axis in self.repeated.get(value, ()):
+            self.places[value] = place._replace(axis=axis)
+            return
         if value in self.given:
             raise SamplesMixed(f"reads {value.origin.name}, which has no batch, sample by sample")
         place = place._replace(axis=axis)
@@ -247,7 +252,9 @@ class Follower:
     def array(self, value: Value) -> Array:
         """Compute the array of a value that depends on constants and noted inputs alone."""
         if value not in self._known:
-            node = self._producers[value]
+            node = self._producers.get(value)
+            if node is None:
+                raise SamplesMixed(f"takes numbers from {value.origin.name} by their place")
             results = node.op.reference(*(self.array(operand) for operand in node.inputs))
             self._known.update(zip(node.outputs, results, strict=True))
         return self._known[value]

@@ -7,13 +7,16 @@ inputs and outputs, whatever passes do between them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.values import Array
+from sparsejit.ir.operator import Node
+from sparsejit.ir.ops.selection import PlacedRows
+from sparsejit.ir.ops.views import Reshape
+from sparsejit.ir.values import Array, Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +63,38 @@ class Pace(NamedTuple):
 
 
 NO_PACE = Pace(None)
+
+
+def placed_states(graph: Graph, states: Sequence[State]) -> list[State]:
+    """The states that a call may update in place: it replaces rows of them, and reads no old ones.
+
+    The graph reads such a state once, as the tables of `PlacedRows` whose result is the state after
+    the call.
+    """
+    made, readers = graph.producers(), graph.consumers()
+
+    def is_placed(state: State) -> bool:
+        value = _behind_reshapes(graph.outputs[state.output], made)
+        node = made.get(value)
+        if node is None or node.op != PlacedRows():
+            return False
+        *others, tables = node.inputs
+        before = graph.inputs[state.input]
+        if tables in others or _behind_reshapes(tables, made) is not before:
+            return False
+        while before is not tables:
+            if before in graph.outputs or len(readers[before]) != 1:
+                return False
+            before = readers[before][0].output
+        return tables not in graph.outputs and len(readers[tables]) == 1
+
+    return [state for state in states if is_placed(state)]
+
+
+def _behind_reshapes(value: Value, made: Mapping[Value, Node]) -> Value:
+    while value in made and isinstance(made[value].op, Reshape):
+        value = made[value].inputs[0]
+    return value
 
 
 def check_states(graph: Graph, states: Sequence[State], tile: int | None = None) -> None:

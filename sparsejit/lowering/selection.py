@@ -93,7 +93,10 @@ def lower_own_rows(low: Lowering, node: Node) -> None:
 
 @lowers(PlacedRows)
 def lower_placed_rows(low: Lowering, node: Node) -> None:
-    """Append a copy of the tables, then the update of one row after another."""
+    """Append a copy of the tables, then the update of one row after another.
+
+    Where the result lies where the tables do, as the states of a stream may, nothing is copied.
+    """
     assert isinstance(node.op, PlacedRows)
     indices, updates, tables = node.inputs
     batch, rows, features = node.output.shape
@@ -110,7 +113,11 @@ def lower_placed_rows(low: Lowering, node: Node) -> None:
     def emit(asm: Assembler, at: Locations) -> None:
         at.writes[0].point(asm, rdx)
         at.reads[2].point(asm, rsi)
+        copied = asm.label("tables copied")
+        asm.emit("cmp", rsi, rdx)
+        asm.jump("je", copied)
         emit_table_copy(asm, spec)
+        asm.bind(copied)
         at.reads[0].point(asm, rdi)
         at.reads[1].point(asm, rsi)
         emit_row_updates(asm, spec)

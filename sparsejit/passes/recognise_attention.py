@@ -15,7 +15,8 @@ A constant mask becomes one of bools if it only allows and forbids keys: it adds
 `where` replaces scores by it. A finite number forbids where its power is exactly 0 in float32. That
 holds below `_FORBIDDING` unless scores themselves differ by nearly as much, and only in rows that
 have another key; masks with less negative numbers are left as they are. Where softmax would return
-NaN for a row without any key, nothing is replaced.
+NaN for a row without any key, nothing is replaced. A mask of a call that is a line of keys, as the
+filled places of a cache are, makes `cachedattention`.
 
 `recognise_norms`:
 
@@ -37,7 +38,7 @@ import numpy.typing as npt
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops import row_chains
-from sparsejit.ir.ops.products import Attention, Bmm
+from sparsejit.ir.ops.products import Attention, Bmm, CachedAttention
 from sparsejit.ir.ops.views import Permute, Reshape
 from sparsejit.ir.spec import LARGEST_SCALE
 from sparsejit.ir.values import Value
@@ -76,7 +77,7 @@ class _BetweenStep(NamedTuple):
 
 def recognise_attention(graph: Graph) -> Graph:
     """The graph with attention as one operator where nothing else reads what lies between."""
-    return rewrite(graph, _attention)
+    return rewrite(graph, lambda site: _attention(site) or _cached(site))
 
 
 def _attention(site: Site) -> Sequence[Value] | None:
@@ -109,6 +110,38 @@ def _attention(site: Site) -> Sequence[Value] | None:
     operands.append(_swapped(site, value) if site.op.transposed else value)
     masks = [] if mask.all() else [site.constant(mask)]
     return (site.one(Attention(scale), *operands, *masks),)
+
+
+# Queries of a cache: beyond these, products of whole matrices are faster.
+_MOST_QUERIES = 8
+
+
+def _cached(site: Site) -> Sequence[Value] | None:
+    """Attention to a cache under a mask of a call, (keys,) for all queries, as one operator."""
+    if site.op != Bmm():
+        return None
+    weights, value = site.inputs
+    softmax = _softmax(site, weights)
+    node = site.producer(softmax[0]) if softmax is not None and softmax[1] else None
+    if softmax is None or node is None or kind_of(node) != "where":
+        return None
+    mask, scores, other = node.inputs
+    product = site.producer(scores)
+    if product is None or not (site.is_used_once(softmax[0]) and site.is_used_once(scores)):
+        return None
+    op, keys = product.op, scores.shape[-1]
+    is_line = prod(mask.shape) == keys == mask.shape[-1:][0] if mask.shape else False
+    if site.number(other) != -np.inf or not is_line or site.is_constant(mask):
+        return None
+    if not isinstance(op, Bmm) or not op.transposed or abs(op.scale) > LARGEST_SCALE:
+        return None
+    query, key = product.inputs
+    is_whole = key.shape[-1] % 8 == value.shape[-1] % 8 == keys % 16 == 0
+    stacks = {each.shape[:-2] for each in (query, key, value, node.output)}
+    if len(stacks) > 1 or not is_whole or query.shape[-2] > _MOST_QUERIES:
+        return None
+    line = site.one(Reshape((keys,)), mask)
+    return (site.one(CachedAttention(op.scale), query, key, value, line),)
 
 
 def _softmax(site: Site, weights: Value) -> tuple[Value, bool] | None:

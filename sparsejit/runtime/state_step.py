@@ -4,14 +4,17 @@
     emit_step      int step(inputs, outputs, state, workspace)
     emit_steps     int steps(inputs, outputs, state, workspace, n)
     step_function  one of these as a native function that Python calls
+    StepPlaces     the operands' addresses, for code that runs after each step
 
 A block, aligned to 64 bytes:
 
-    parity | half 0: state, state, ... | half 1: state, state, ...
+    parity | half 0: state, state, ... | half 1: state, state, ... | states in place: state, ...
 
 A step reads the states in half `parity`, writes the new ones to the other half and flips the
-parity, so that no state is copied. `inputs` and `outputs` are tables of the model's other operands.
-After a status that is not 0 the parity stays, and with it the states. Denormal numbers count as
+parity, so that no state is copied. A state of which a step replaces some rows, such as a cache of
+keys, lies once: its input and output have one address. `inputs` and `outputs` are tables of the
+model's other operands. After a status that is not 0 the parity stays, and with it the states in
+halves. Denormal numbers count as
 zero within a step: a state that fades away would slow all later ones. MXCSR is restored.
 """
 
@@ -19,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sparsejit.machine.target import Target
 from sparsejit.runtime.program import Program, build
@@ -55,31 +59,50 @@ _SAVED = (_STATE, _WORKSPACE, _LEFT, _SAMPLES, rdi)
 Call = Callable[[Assembler], None]
 
 
+class StepPlaces(NamedTuple):
+    """Places on the stack, while steps run: the addresses of all operands, and a last argument."""
+
+    inputs: Sequence[Memory]
+    outputs: Sequence[Memory]
+    argument: Memory
+
+
+# Appends code after each step, which may jump to the label with a status in eax. It keeps rbx,
+# r12 to r14 and the stack.
+AfterStep = Callable[[Assembler, StepPlaces, Label], None]
+
+
 @dataclass(frozen=True)
 class StateLayout:
     """The places of states in a block.
 
     Attributes:
-        inputs: for each input of the model the offset of its state in a half, in bytes; None for
-            an input that the caller gives
+        inputs: for each input of the model the offset of its state in a half, in bytes; from
+            `half_bytes` on, of a state in place; None for an input that the caller gives
         outputs: the same for each output
         half_bytes: bytes of a half, a multiple of 64
         samples: samples of each state; None where each call says how many of them run
+        placed_bytes: bytes of the states in place, a multiple of 64
     """
 
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...]
     half_bytes: int
     samples: int | None
+    placed_bytes: int = 0
 
     @property
     def bytes(self) -> int:
         """Size of a block in bytes, a multiple of 64."""
-        return HEADER_BYTES + 2 * self.half_bytes
+        return HEADER_BYTES + 2 * self.half_bytes + self.placed_bytes
 
     def first(self, parity: int) -> int:
         """Offset in bytes of a half."""
         return HEADER_BYTES + parity * self.half_bytes
+
+    def start(self, place: int, parity: int) -> int:
+        """Offset in the block of a state with this place, in bytes."""
+        return self.first(parity if place < self.half_bytes else 1) + place
 
 
 def places_of(sizes: Sequence[int]) -> tuple[list[int], int]:
@@ -99,29 +122,43 @@ def emit_step(asm: Assembler, layout: StateLayout, call: Call) -> None:
     _StepCode(asm, layout, call).emit(None, r8)
 
 
-def emit_steps(asm: Assembler, layout: StateLayout, call: Call, advances: Sequence[int]) -> None:
+def emit_steps(
+    asm: Assembler,
+    layout: StateLayout,
+    call: Call,
+    advances: Sequence[int],
+    after: AfterStep | None = None,
+) -> None:
     """Append `int steps(inputs, outputs, state, workspace, n)`, without `vzeroupper` and return.
 
     It runs n steps, and ends before that at a status that is not 0. `advances` are the bytes from
     one step's data to the next one's for each operand that the caller gives, inputs first; 0 for
     an operand that all steps share. Where the layout leaves the number of samples open, it is a
-    sixth argument.
+    sixth argument. With `after`, `StepPlaces.argument` is the sixth instead.
     """
-    _StepCode(asm, layout, call).emit(advances, r9)
+    _StepCode(asm, layout, call, after).emit(advances, r9)
 
 
 class _StepCode:
-    """Code of a step: the stack holds the tables of all operands, MXCSR, and what replaces it."""
+    """Code of a step.
 
-    def __init__(self, asm: Assembler, layout: StateLayout, call: Call) -> None:
-        self._asm, self._layout, self._call = asm, layout, call
+    The stack holds the tables of all operands, MXCSR, what replaces it, and the last argument.
+    """
+
+    def __init__(
+        self, asm: Assembler, layout: StateLayout, call: Call, after: AfterStep | None = None
+    ) -> None:
+        self._asm, self._layout, self._call, self._after = asm, layout, call, after
         places = (*layout.inputs, *layout.outputs)
         self._operands = [Memory(rsp, _POINTER * number) for number in range(len(places))]
         pairs = zip(places, self._operands, strict=True)
         self._given = [slot for place, slot in pairs if place is None]
         table = _POINTER * len(places)
         self._mxcsr, self._flushing = Memory(rsp, table), Memory(rsp, table + 4)
-        self._frame = round_up(table + _POINTER, 16)
+        read = len(layout.inputs)
+        argument = Memory(rsp, table + _POINTER)
+        self._places = StepPlaces(self._operands[:read], self._operands[read:], argument)
+        self._frame = round_up(table + 2 * _POINTER, 16)
 
     def emit(self, advances: Sequence[int] | None, samples: Register) -> None:
         asm, layout = self._asm, self._layout
@@ -131,6 +168,8 @@ class _StepCode:
         for kept, given in ((_STATE, rdx), (_WORKSPACE, rcx)):
             asm.emit("mov", kept, given)
         asm.emit("mov", _SAMPLES, samples if layout.samples is None else layout.samples)
+        if self._after is not None:
+            asm.emit("mov", self._places.argument, samples)
         self._take_operands()
         flush_denormals(asm, self._mxcsr, self._flushing)
         if advances is None:
@@ -142,6 +181,8 @@ class _StepCode:
             asm.jump("jz", end)
             asm.bind(again)
             self._run(end)
+            if self._after is not None:
+                self._after(asm, self._places, end)
             self._advance(advances)
             asm.emit("sub", _LEFT, 1)
             asm.jump("jnz", again)
@@ -170,7 +211,9 @@ class _StepCode:
         places = (*layout.inputs, *layout.outputs)
         for half, place, slot in zip(halves, places, self._operands, strict=True):
             if place is not None:
-                asm.emit("lea", rax, Memory(half, place))
+                in_half = place < layout.half_bytes
+                at = Memory(half, place) if in_half else Memory(_STATE, layout.start(place, 0))
+                asm.emit("lea", rax, at)
                 asm.emit("mov", slot, rax)
         asm.emit("mov", rdi, rsp)
         asm.emit("lea", rsi, Memory(rsp, _POINTER * len(layout.inputs)))
@@ -193,23 +236,30 @@ class _StepCode:
 
 
 def step_function(
-    run: Program, layout: StateLayout, target: Target, advances: Sequence[int] | None = None
+    run: Program,
+    layout: StateLayout,
+    target: Target,
+    advances: Sequence[int] | None = None,
+    after: AfterStep | None = None,
 ) -> Program:
     """Build `int step(inputs, outputs, memory, samples)`, with the arguments of a model's function.
 
     `memory` is a block with the workspace behind it. The number of samples is ignored where the
-    layout has one. With `advances`, build `int steps(inputs, outputs, memory, n)`.
+    layout has one. With `advances`, build `int steps(inputs, outputs, memory, n)`; with `after`, it
+    has a fifth argument, `StepPlaces.argument`, and the layout has a number of samples.
     """
 
     def call(asm: Assembler) -> None:
         emit_call(asm, run.pointer)
 
     def body(asm: Assembler) -> None:
+        if after is not None:
+            asm.emit("mov", r9, r8)
         asm.emit("mov", r8, rcx)
         asm.emit("lea", rcx, Memory(rdx, layout.bytes))
         if advances is None:
             emit_step(asm, layout, call)
         else:
-            emit_steps(asm, layout, call, advances)
+            emit_steps(asm, layout, call, advances, after)
 
     return build(f"{run.name} step", target, body, beside=run.memory)

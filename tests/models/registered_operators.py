@@ -19,7 +19,7 @@ from sparsejit.ir.ops.int8_columns import (
     ScaledChannels,
 )
 from sparsejit.ir.ops.pointwise import Cast, Pointwise
-from sparsejit.ir.ops.products import Attention, Bmm, Linear
+from sparsejit.ir.ops.products import Attention, Bmm, CachedAttention, Linear
 from sparsejit.ir.ops.recurrent import Recurrence, RecurrentCell
 from sparsejit.ir.ops.row_chains import layer_norm, log_softmax, softmax
 from sparsejit.ir.ops.sampling import (
@@ -159,6 +159,9 @@ CASES = [
         Attention(),
         *(floats(2, 3, 4), floats(2, 5, 4), floats(2, 5, 6), truths(2, 3, 5)),
         constants=1,
+    ),
+    case(
+        CachedAttention(0.3), *(floats(2, 3, 16), floats(2, 48, 16), floats(2, 48, 8), truths(48))
     ),
     case(
         Convolution((1, 2), (0, 1), (1, 1), groups=2, activation=Activation.TANH),

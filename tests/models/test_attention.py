@@ -11,10 +11,10 @@ from sparsejit.asm_templates.attention.tables import AttentionTiles, Pitches
 from sparsejit.attention_masks import causal, strided
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.graph import Graph, GraphBuilder
-from sparsejit.ir.ops.products import Attention, Linear
+from sparsejit.ir.ops.products import Attention, CachedAttention, Linear
 from sparsejit.ir.ops.views import Permute, Reshape
 from sparsejit.ir.row_groups import row_groups
-from sparsejit.ir.values import Origin, TensorType
+from sparsejit.ir.values import Element, Origin, TensorType
 from sparsejit.machine.target import Target
 from sparsejit.planner.attention_plan import FORMS, ONE_KERNEL
 from sparsejit.planner.cheapest_row import preferring
@@ -228,3 +228,39 @@ def test_tiles_of_several_masks_and_tiles_that_add(isa: str, kind: str) -> None:
     with preferring(ONE_KERNEL):
         arrays = [uniform(generator, shape) for shape in shapes]
         check_graph(graph, arrays, Target.named(isa), TOLERANCE)
+
+
+# Masks of 48 keys: filled up to a place, with holes, the last one only, none, all.
+FILLED = {
+    "one": np.arange(48) < 1,
+    "a part": np.arange(48) < 17,
+    "with holes": (np.arange(48) < 40) & (np.arange(48) % 3 > 0),
+    "the last": np.arange(48) == 47,
+    "none": np.zeros(48, bool),
+    "all": np.ones(48, bool),
+}
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("mask", FILLED)
+@pytest.mark.parametrize(
+    ("stack", "queries", "depth", "values"),
+    [((), 1, 8, 8), ((1, 4), 2, 8, 16), ((3,), 1, 64, 64), ((2,), 3, 24, 136)],
+)
+def test_keys_behind_the_last_allowed_one_are_not_read(
+    isa: str, mask: str, stack: tuple[int, ...], queries: int, depth: int, values: int
+) -> None:
+    """They are NaN; what is read and masked changes nothing however large its score."""
+    build, generator, allowed = GraphBuilder(), np.random.default_rng(3), FILLED[mask]
+    shapes = [(*stack, queries, depth), (*stack, 48, depth), (*stack, 48, values)]
+    given = [build.input(TensorType(shape), HERE) for shape in shapes]
+    given.append(build.input(TensorType((48,), Element.BOOL), HERE))
+    op = CachedAttention(0.4)
+    graph = build.finish(build.add(op, *given, origin=HERE))
+    query, key, value = (4 * uniform(generator, shape) for shape in shapes)
+    key[..., ~allowed, :] *= 100
+    expected = op.reference(*(x.astype(float) for x in (query, key, value)), allowed)[0]
+    end = -(-(int(allowed.nonzero()[0].max(initial=-1)) + 1) // 16) * 16
+    key[..., end:, :] = value[..., end:, :] = np.nan
+    found = run_graph(graph, [query, key, value, allowed], Target.named(isa))[0]
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE)

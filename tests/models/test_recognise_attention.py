@@ -7,10 +7,10 @@ import pytest
 from sketch import Sketch, applied, kinds, node_of
 
 from sparsejit.ir.graph import Graph
-from sparsejit.ir.ops.products import Attention, Bmm
+from sparsejit.ir.ops.products import Attention, Bmm, CachedAttention
 from sparsejit.ir.ops.row_chains import LEAST_SCORE, LEAST_TOTAL, safe_softmax, softmax
 from sparsejit.ir.ops.views import Permute, Reshape
-from sparsejit.ir.values import Value
+from sparsejit.ir.values import Element, Value
 from sparsejit.passes.default import run_passes
 
 STACK, QUERIES, KEYS, DEPTH = (2, 3), 5, 7, 4
@@ -185,3 +185,46 @@ def test_masks_of_a_stack_that_is_another_later_are_left() -> None:
     x = s(Reshape((6, QUERIES, KEYS)), x)
     after = run_passes(s.finish(s(Bmm(), s(softmax(x.shape), x), s.input(6, KEYS, 6))))
     assert "Attention" not in kinds(after)
+
+
+def cached(
+    mask: tuple[int, ...] = (1, 32),
+    queries: int = 2,
+    depth: int = 8,
+    keys: int = 32,
+    number: float = -np.inf,
+    key_stack: tuple[int, ...] = (1, 4),
+) -> Graph:
+    """Attention to a cache under a mask that is an input."""
+    s = Sketch()
+    q, k = s.input(1, 4, queries, depth), s.input(*key_stack, keys, depth)
+    v, allowed = s.input(1, 4, keys, 16), s.input(*mask, element=Element.BOOL)
+    scores = s(Bmm(transposed=True, scale=0.5), q, k)
+    x = s("where", allowed, scores, s.constant(np.float32(number)))
+    numbers = (s.constant(np.float32(each)) for each in (LEAST_SCORE, LEAST_TOTAL))
+    return s.finish(s(Bmm(), s(safe_softmax(x.shape), x, *numbers), v))
+
+
+@pytest.mark.parametrize("mask", [(32,), (1, 32), (1, 1, 1, 32)])
+def test_attention_to_a_cache_is_one_operator(mask: tuple[int, ...]) -> None:
+    before = cached(mask)
+    after = applied(run_passes, before)
+    assert node_of(after, CachedAttention).op == CachedAttention(0.5)
+    assert "Bmm" not in kinds(after)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        cached(mask=(2, 32)),  # a mask for each query
+        cached(mask=(4, 1, 32)),
+        cached(mask=(1,)),
+        cached(queries=9),
+        cached(depth=12),
+        cached(keys=24, mask=(24,)),
+        cached(number=-1e9),  # forbids no key in a row without any
+        cached(key_stack=(1, 1)),  # one cache for all heads
+    ],
+)
+def test_other_attention_under_a_mask_of_a_call_stays(graph: Graph) -> None:
+    assert "CachedAttention" not in kinds(applied(run_passes, graph))

@@ -310,10 +310,14 @@ class CompiledModel(CalledModel, Compiled):
         Raises:
             InvalidInput: the model has no states, or its batch is fixed and `batch` is not 1
         """
+        return ModelStream(self.stepped(batch), self)
+
+    def stepped(self, batch: int) -> SteppedModel:
+        """Return the parts that all streams of a batch share; raises InvalidInput as `stream`."""
         shared = self._stepped.get(batch)
         if shared is None:
             shared = self._stepped.setdefault(batch, SteppedModel(self._streamed, batch))
-        return ModelStream(shared, self)
+        return shared
 
     def streams(self, capacity: int, *, threads: int | str | None = None) -> ModelStreams:
         """Return room for many streams, which join and leave, and step together.

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any, NamedTuple
@@ -19,8 +19,9 @@ from sparsejit.api.models.dtypes import ModelDtypes
 from sparsejit.api.models.variant import Variant
 from sparsejit.errors import InvalidInput, suggest
 from sparsejit.frontends.nesting import TENSOR, Nest, NestKind, open_axes
-from sparsejit.ir.state import NO_PACE, Pace, State
+from sparsejit.ir.state import NO_PACE, Pace, State, placed_states
 from sparsejit.ir.values import Array, Value
+from sparsejit.lowering.token_loop import TokenLoop
 from sparsejit.runtime.array_checks import with_rows
 from sparsejit.runtime.moved_call import MovedCall, type_of_call
 from sparsejit.runtime.native_call import NativeCall, new_workspace
@@ -95,11 +96,20 @@ def layout_of(
 ) -> StateLayout:
     """Return the layout of a block for the states of `room` samples.
 
-    If `is_open`, each call says how many of them run. Where the batch is fixed, `room` is 1.
+    If `is_open`, each call says how many of them run. Where the batch is fixed, `room` is 1. States
+    of one sample lie in place where the graph allows.
     """
     axes = variant.batch_axes
     operands = _operands(variant.inputs, None if axes is None else axes.inputs, room)
-    places, half = places_of([operands[state.input].kind.bytes for state in states])
+    is_one = room == 1 and not is_open
+    placed = set(placed_states(variant.graph, states)) if is_one else set()
+    sizes = {state: operands[state.input].kind.bytes for state in states}
+    places, half = places_of([0 if state in placed else size for state, size in sizes.items()])
+    behind, placed_bytes = places_of([sizes[state] if state in placed else 0 for state in states])
+    places = [
+        half + later if state in placed else place
+        for state, place, later in zip(states, places, behind, strict=True)
+    ]
     read = {state.input: place for state, place in zip(states, places, strict=True)}
     written = {state.output: place for state, place in zip(states, places, strict=True)}
     return StateLayout(
@@ -107,6 +117,7 @@ def layout_of(
         tuple(map(written.get, range(len(variant.outputs)))),
         half,
         None if is_open else room,
+        placed_bytes,
     )
 
 
@@ -151,7 +162,7 @@ class SteppedModel:
         }
         self.initial = [_initial(s, inputs[s.input], self.variant.tile) for s in states]
         self.step = step_function(self.variant.program, self.layout, self.variant.options.target)
-        self._steps: dict[tuple[int, ...], Callable[..., int]] = {}
+        self._steps: dict[Hashable, Callable[..., int]] = {}
         self._rest: dict[int | None, list[Array]] = {}
 
     @property
@@ -177,10 +188,10 @@ class SteppedModel:
 
     def views(self, block: Array, half: int | None = None) -> list[Array]:
         """Return the states in a half, by default the current one, as native arrays."""
-        first = self.layout.first(self.parity(block) if half is None else half)
+        parity = self.parity(block) if half is None else half
         views = []
         for state, operand in zip(self.streamed.states, self.states.values(), strict=True):
-            start = first + (self.layout.inputs[state.input] or 0)
+            start = self.layout.start(self.layout.inputs[state.input] or 0, parity)
             kind = operand.kind
             part = block[start : start + kind.bytes].view(kind.dtype)
             views.append(part.reshape(operand.shape))
@@ -207,6 +218,18 @@ class SteppedModel:
             made: Program = step_function(run, self.layout, target, advances)
             self._steps[advances] = made.memory.function(4, with_status=True)
         return self._steps[advances]
+
+    def token_steps(self, advances: tuple[int, ...], loop: TokenLoop) -> Callable[..., int]:
+        """Return `int steps(inputs, outputs, memory, n, draw)`, which draws a token in each step.
+
+        It is made at the first call.
+        """
+        key = advances, loop
+        if key not in self._steps:
+            target, run = self.variant.options.target, self.variant.program
+            made = step_function(run, self.layout, target, advances, loop.emit)
+            self._steps[key] = made.memory.function(5, with_status=True)
+        return self._steps[key]
 
     def rest(self, most: int | None) -> list[Array]:
         """Return the states after silence: zeros in all inputs for `most` steps.

@@ -114,4 +114,5 @@ def _replaced(nest: Any, attribute: str) -> Any:
 def examples_of(output: Node) -> list[Any]:
     """The examples of all that an exported module returns, in order: tensors and constants."""
     nodes = _leaves(output.args[0])
-    return [node.meta.get("val") if hasattr(node, "meta") else node for node in nodes]
+    examples = [node.meta.get("val") if hasattr(node, "meta") else node for node in nodes]
+    return _leaves(examples)  # a node may have several results

@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 
 from sparsejit.frontends.writing.arranging import expanded, moved, permuted, reshaped
-from sparsejit.frontends.writing.places import numbered, own_rows, replaced_rows
+from sparsejit.frontends.writing.places import numbered, own_rows, replaced_parts, replaced_rows
 from sparsejit.frontends.writing.selection import taken
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.values import Array, Element, Value
@@ -55,9 +55,13 @@ def index_replaced(
         # All of x is replaced, and x may be memory that no operator wrote.
         value = write.constant(np.zeros(value.shape, value.type.element.value), "replaced")
     layout = _layout(write, value, named)
-    rows = layout.updates(write, expanded(write, new, layout.shape))
-    tables = layout.tables(write, value)
     kind = "add" if accumulate else "none"
+    whole = expanded(write, new, layout.shape)
+    if len(named) == 1 and len(layout.index_shape) == 1:
+        (axis,) = named
+        return replaced_parts(write, value, axis, layout.numbers, whole, kind)
+    rows = layout.updates(write, whole)
+    tables = layout.tables(write, value)
     return layout.back(write, replaced_rows(write, tables, layout.numbers, rows, kind))
 
 

@@ -3,6 +3,7 @@
     by_axis, by_tuples     taken: elements at places along one axis, or parts at tuples of places
     replaced_by_axis       elements replaced, or reduced with updates
     replaced_by_tuples     parts replaced, or reduced with updates
+    replaced_parts         parts at indices along one axis replaced, or reduced with updates
     own_rows               rows of one table for each element of a batch
 
 Tuples of places are row numbers:
@@ -21,7 +22,7 @@ from math import prod
 
 import numpy as np
 
-from sparsejit.frontends.writing.arranging import joined, moved, reshaped, sliced
+from sparsejit.frontends.writing.arranging import expanded, joined, moved, reshaped, sliced
 from sparsejit.frontends.writing.selection import looked_up, taken
 from sparsejit.frontends.writing.writer import Operand, Unmapped, Writer
 from sparsejit.ir.ops.selection import OwnRows, PlacedRows, Reduction
@@ -31,6 +32,8 @@ from sparsejit.ir.values import Array, Element, Value
 # The pointwise function of each reduction of a scatter.
 REDUCTIONS = {"none": "", "add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
 _MOST_ROUNDS = 16  # of updates of the same place, one after another
+# Parts that are replaced without a transposition: floats of a row, and of how many one is replaced.
+_LEAST_WIDTH, _FEW = 4, 4
 
 
 def by_axis(write: Writer, x: Operand, places: Operand, axis: int) -> Value:
@@ -127,6 +130,34 @@ def replaced_rows(
     if tables.type.element is Element.INT64 and reduction not in ("none", "add"):
         raise Unmapped(f"reduces whole numbers by {reduction!r} at places that a call decides")
     return write.one(PlacedRows(Reduction(reduction)), numbers, updates, tables)
+
+
+def replaced_parts(
+    write: Writer, x: Value, axis: int, index: Operand, updates: Value, reduction: str
+) -> Value:
+    """x with parts at indices along an axis replaced by `updates`, or reduced with them.
+
+    A few parts of long rows stay where they are: each place on the axes before has a table of its
+    own. Else the axis comes first, and a row is all that one index names.
+    """
+    known = index if isinstance(index, np.ndarray) else None
+    shape, count = x.shape or (1,), prod(_shape(index))
+    whole = (*shape[:axis], count, *shape[axis + 1 :])
+    new = updates if updates.shape else expanded(write, updates, whole)
+    lines: Operand = reshaped(write, index, (1, count)) if known is None else known.reshape(1, -1)
+    outer, width = prod(shape[:axis]), prod(shape[axis + 1 :])
+    if known is None and outer > 1 and width >= _LEAST_WIDTH and count * _FEW <= shape[axis]:
+        tables = reshaped(write, x, (outer, shape[axis], width))
+        rows = reshaped(write, new, (outer, count, width))
+        lines = expanded(write, lines, (outer, count))
+        return reshaped(write, replaced_rows(write, tables, lines, rows, reduction), x.shape)
+    tables, rows = (
+        reshaped(write, moved(write, reshaped(write, each, sizes), axis, 0), (1, sizes[axis], -1))
+        for each, sizes in ((x, shape), (new, whole))
+    )
+    made = replaced_rows(write, tables, lines, rows, reduction)
+    front = reshaped(write, made, (shape[axis], *shape[:axis], *shape[axis + 1 :]))
+    return reshaped(write, moved(write, front, 0, axis), x.shape)
 
 
 def _same_for_all(numbers: Operand) -> Array | None:

@@ -4,6 +4,7 @@
     Bmm         products of two stacks of matrices
     Attention   scaled dot-product attention, of all keys or under a mask that is known at compile
                 time
+    CachedAttention   attention of a few queries to the keys that a mask of a call allows
 """
 
 from collections.abc import Sequence
@@ -127,3 +128,35 @@ class Attention(Operator):
         powers = np.exp(scores - np.where(np.isfinite(largest), largest, 0))
         total = powers.sum(axis=-1, keepdims=True)
         return ((powers / np.where(total > 0, total, 1)) @ value,)
+
+
+@dataclass(frozen=True)
+class CachedAttention(Operator):
+    """softmax(scale Q K^T) V over the keys of a cache that a mask allows, the same for all queries.
+
+    Keys behind the last allowed one are not read. A row without any key becomes zeros.
+    """
+
+    scale: float = 1.0
+
+    types: ClassVar[str] = (
+        "query float32 [*stack, n, d], key float32 [*stack, m, d], value float32 [*stack, m, e], "
+        "mask bool [m] -> float32 [*stack, n, e]"
+    )
+    needs: ClassVar[str] = (
+        ", with d and e multiples of 8, m a multiple of 16, and a scale of at most "
+        f"{LARGEST_SCALE:.3g}"
+    )
+    mixing: ClassVar[str] = "attends from one sample to another"
+
+    def infer(self, *operands: TensorType) -> tuple[TensorType, ...]:
+        results = super().infer(*operands)
+        key, value = operands[1].shape, operands[2].shape
+        is_whole = key[-1] % 8 == value[-1] % 8 == key[-2] % 16 == 0
+        if not abs(self.scale) <= LARGEST_SCALE or not is_whole or 0 in (*key, *value):
+            raise self.refusal(operands)
+        return results
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        *rest, mask = operands
+        return Attention(self.scale).reference(*rest, mask[None])

@@ -1,4 +1,7 @@
-"""Attention: one kernel, a loop over the stack and tiles of queries; or products and a softmax."""
+"""Attention: one kernel, a loop over the stack and tiles of queries; or products and a softmax.
+
+Attention to a cache has a kernel of its own.
+"""
 
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -9,12 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sparsejit.asm_templates.attention.cached_queries import CachedQueries, emit_cached_queries
 from sparsejit.asm_templates.attention.frame import AttentionStack, packed_pitch
 from sparsejit.asm_templates.attention.query_tiles import emit_attention, readings
 from sparsejit.asm_templates.attention.tables import AttentionTiles, Pitches, tile_width
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops import row_chains
-from sparsejit.ir.ops.products import Attention, Bmm
+from sparsejit.ir.ops.products import Attention, Bmm, CachedAttention
 from sparsejit.ir.ops.views import Permute
 from sparsejit.ir.values import Origin, TensorType, Value, float_type
 from sparsejit.lowering.context import Lowering, lowers
@@ -35,7 +39,7 @@ from sparsejit.planner.attention_plan import (
 from sparsejit.planner.cheapest_row import record
 from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import r8, rcx, rdi, rdx, rsi
+from sparsejit.x86.operands import r8, r10, rcx, rdi, rdx, rsi
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -80,6 +84,31 @@ class _StackMasks:
 @lru_cache(maxsize=8)  # layers are alike
 def _no_masks(queries: int, keys: int) -> _StackMasks:
     return _StackMasks(np.ones((1, queries, keys), bool))
+
+
+@lowers(CachedAttention)
+def lower_cached_attention(low: Lowering, node: Node) -> None:
+    """Append the kernel of a few queries to a cache."""
+    assert isinstance(node.op, CachedAttention)
+    query, key, value, _ = node.inputs
+    stack, queries, (keys, depth) = prod(query.shape[:-2]), query.shape[-2], key.shape[-2:]
+    spec = CachedQueries(stack, queries, keys, depth, value.shape[-1], node.op.scale)
+    into = low.dense_result(node.output)
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        places = zip((rdi, rsi, rdx, r10, rcx), (*at.reads, *at.writes), strict=True)
+        for register, place in places:
+            place.point(asm, register)
+        at.scratch.point(asm, r8)
+        emit_cached_queries(asm, spec)
+
+    flops = 2 * stack * queries * keys * (depth + spec.values)
+    reason = f"{stack} x {queries} queries to the filled part of {keys} keys"
+    facts = Facts(reason, effective_flops=flops, flops=flops)
+    reads, code_key = tuple(map(low.contiguous, node.inputs)), CodeKey("cached attention", spec)
+    sides, scratch = (reads, (into,)), spec.scratch_bytes
+    origin = node.output.origin
+    low.add(Step("cached attention", origin, *sides, emit, facts, scratch, code_key=code_key))
 
 
 class _Operands(NamedTuple):

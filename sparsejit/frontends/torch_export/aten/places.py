@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparsejit.frontends.writing import places
-from sparsejit.frontends.writing.arranging import expanded, moved, reshaped, sliced
+from sparsejit.frontends.writing.arranging import expanded, reshaped, sliced
 from sparsejit.frontends.writing.indexing import index_replaced, indexed
 from sparsejit.frontends.writing.pointwise import _is_float, divide, multiply
 from sparsejit.frontends.writing.reductions import cumulative_sum
@@ -169,23 +169,10 @@ def put_parts(
 ) -> Value:
     """x with parts at indices along an axis replaced by `updates`, or reduced with them."""
     value, new = write.value(x), write.converted(updates, write.dtype(x))
-    shape = value.shape or (1,)
-    axis = axis_of(dim, len(shape))
-    known, count = write.known(index), prod(write.shape(index))
-    whole = (*shape[:axis], count, *shape[axis + 1 :])
+    axis = axis_of(dim, len(value.shape or (1,)))
+    known = write.known(index)
     number = write.cast(index, Element.INT64) if known is None else known
-    numbers: Operand = (
-        reshaped(write, number, (1, count)) if known is None else known.reshape(1, count)
-    )
-    if not new.shape:
-        new = expanded(write, new, whole)
-    tables, rows = (
-        reshaped(write, moved(write, reshaped(write, each, sizes), axis, 0), (1, sizes[axis], -1))
-        for each, sizes in ((value, shape), (new, whole))
-    )
-    made = places.replaced_rows(write, tables, numbers, rows, kind)
-    front = reshaped(write, made, (shape[axis], *shape[:axis], *shape[axis + 1 :]))
-    return reshaped(write, moved(write, front, 0, axis), value.shape)
+    return places.replaced_parts(write, value, axis, number, new, kind)
 
 
 def index_add(

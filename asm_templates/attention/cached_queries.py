@@ -1,0 +1,211 @@
+"""Attention of a few queries to a cache that is filled up to a place which a call decides.
+
+    the last key that the mask allows            keys behind it are not read
+    scores of 8 keys, lanes over the depth       8 sums, added across lanes in pairs
+    powers 2^(score - largest), their sum
+    results: values times powers, lanes over the values
+
+The mask is the same for all queries. A row without any key becomes zeros.
+"""
+
+from dataclasses import dataclass
+from math import e as euler
+from math import log2
+
+from sparsejit.asm_templates.pointwise.power_of_two import emit_exp2
+from sparsejit.asm_templates.shared.constants import load_constant
+from sparsejit.asm_templates.shared.loops import counted_down, counted_up
+from sparsejit.asm_templates.shared.rows import zero
+from sparsejit.ir.ops.row_chains import LEAST_SCORE, LEAST_TOTAL
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Memory,
+    dword,
+    r8,
+    r9,
+    r10,
+    r11,
+    rax,
+    rcx,
+    rdi,
+    rdx,
+    rsi,
+    ymm,
+)
+
+_FLOAT, _LANES = 4, 8
+KEYS = 16  # the number of keys in a cache is a multiple
+_MOST_SUMS = 8  # accumulators of results
+# Vector registers: what all keys share, and the first of 8 sums.
+_TOTAL, _LARGEST, _LEAST, _ZERO, _SCALE, _SUMS = 6, 7, 4, 5, 6, 8
+
+
+@dataclass(frozen=True)
+class CachedQueries:
+    """Sizes of attention: `stack` caches of `keys` rows, `queries` queries for each.
+
+    `depth` and `values` are multiples of 8, `keys` is one of 16.
+    """
+
+    stack: int
+    queries: int
+    keys: int
+    depth: int
+    values: int
+    scale: float
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of scratch memory: a row of scores, and two counters."""
+        return _FLOAT * self.keys + 2 * 8
+
+
+def emit_cached_queries(asm: Assembler, spec: CachedQueries) -> None:
+    """Append softmax(scale Q K^T) V over the keys that the mask allows.
+
+    rdi: Q (stack, queries, depth); rsi: K (stack, keys, depth); rdx: V (stack, keys, values); r10:
+    the mask, a byte for each key; rcx: the result; r8: scratch. Clobbers rax, rcx, rdx, rsi, rdi,
+    r9, r11 and the vector registers.
+    """
+    _QueryCode(asm, spec).emit()
+
+
+class _QueryCode:
+    """Code of an attention; r9 is the number of keys to read, a multiple of 16."""
+
+    def __init__(self, asm: Assembler, spec: CachedQueries) -> None:
+        self._asm, self._spec = asm, spec
+
+    def emit(self) -> None:
+        asm, spec = self._asm, self._spec
+        self._count_keys()
+        counters = [Memory(r8, _FLOAT * spec.keys + 8 * number) for number in range(2)]
+        with counted_down(asm, counters[0], spec.stack):
+            with counted_down(asm, counters[1], spec.queries):
+                self._scores()
+                self._powers()
+                for first in range(0, spec.values, _MOST_SUMS * _LANES):
+                    self._results(first, min(_MOST_SUMS * _LANES, spec.values - first) // _LANES)
+                asm.emit("add", rdi, _FLOAT * spec.depth)
+                asm.emit("add", rcx, _FLOAT * spec.values)
+            asm.emit("add", rsi, _FLOAT * spec.depth * spec.keys)
+            asm.emit("add", rdx, _FLOAT * spec.values * spec.keys)
+
+    def _count_keys(self) -> None:
+        asm, found, again = self._asm, *map(self._asm.label, ("last key", "keys before"))
+        asm.emit("mov", dword(r9), self._spec.keys)
+        asm.bind(again)
+        asm.emit("mov", rax, Memory(r10, -8, r9))
+        asm.emit("test", rax, rax)
+        asm.jump("jnz", found)
+        asm.emit("sub", r9, 8)
+        asm.jump("jnz", again)
+        asm.bind(found)
+        asm.emit("add", r9, KEYS - 1)
+        asm.emit("and", r9, -KEYS)
+
+    def _scores(self) -> None:
+        """Write the scores to the scratch; ymm7 = the largest in each lane."""
+        asm, spec, pitch = self._asm, self._spec, _FLOAT * self._spec.depth
+        now, done = ymm(0), asm.label("scores done")
+        load_constant(asm, ymm(_LARGEST), LEAST_SCORE)
+        asm.emit("vmovaps", ymm(_LEAST), ymm(_LARGEST))
+        zero(asm, ymm(_ZERO))
+        load_constant(asm, ymm(_SCALE), spec.scale)
+        asm.emit("mov", r11, rsi)
+        asm.emit("xor", dword(rax), dword(rax))
+        asm.emit("test", r9, r9)
+        asm.jump("jz", done)
+        sums = [ymm(_SUMS + number) for number in range(_LANES)]
+        with counted_up(asm, rax, _LANES, r9):
+            for part in range(0, pitch, _FLOAT * _LANES):
+                asm.emit("vmovups", now, Memory(rdi, part))
+                for number, total in enumerate(sums):
+                    mnemonic = "vfmadd231ps" if part else "vmulps"
+                    asm.emit(mnemonic, total, now, Memory(r11, number * pitch + part))
+            self._add_lanes()
+            score = sums[0]
+            asm.emit("vmulps", score, score, ymm(_SCALE))
+            asm.emit("vpmovzxbd", now, Memory(r10, 0, rax))
+            asm.emit("vpcmpgtd", now, now, ymm(_ZERO))
+            asm.emit("vblendvps", score, ymm(_LEAST), score, now)
+            asm.emit("vmaxps", ymm(_LARGEST), ymm(_LARGEST), score)
+            asm.emit("vmovups", Memory(r8, 0, rax, _FLOAT), score)
+            asm.emit("add", r11, _LANES * pitch)
+        asm.bind(done)
+
+    def _add_lanes(self) -> None:
+        """ymm8 = the sum of the lanes of each of ymm8 to ymm15, a lane each."""
+        asm, part = self._asm, ymm(0)
+        for pairs, kind in (((0, 1), (2, 3), (4, 5), (6, 7)), "ps"), (((0, 2), (4, 6)), "pd"):
+            for total, other in (map(ymm, (_SUMS + a, _SUMS + b)) for a, b in pairs):
+                asm.emit(f"vunpckl{kind}", part, total, other)
+                asm.emit(f"vunpckh{kind}", total, total, other)
+                asm.emit("vaddps", total, total, part)
+        low, high, other = ymm(_SUMS), ymm(_SUMS + 4), ymm(_SUMS + 1)
+        asm.emit("vperm2f128", other, low, high, 0x20)
+        asm.emit("vperm2f128", high, low, high, 0x31)
+        asm.emit("vaddps", low, other, high)
+
+    def _across(self, mnemonic: str, number: int) -> None:
+        """Combine all lanes of a ymm register, in every lane."""
+        asm, register, other = self._asm, ymm(number), ymm(0)
+        asm.emit("vperm2f128", other, register, register, 0x01)
+        asm.emit(mnemonic, register, register, other)
+        for pattern in (0x4E, 0xB1):
+            asm.emit("vpermilps", other, register, pattern)
+            asm.emit(mnemonic, register, register, other)
+
+    def _powers(self) -> None:
+        """Replace the scores by their powers; ymm6 = 1 / their sum in every lane."""
+        asm, done = self._asm, self._asm.label("powers done")
+        self._across("vmaxps", _LARGEST)
+        largest, total, factor, *rest = map(ymm, (_LARGEST, _TOTAL, _ZERO, *range(8, 15)))
+        powers, scratch = rest[:2], rest[2:]
+        zero(asm, total)
+        load_constant(asm, factor, log2(euler))
+        asm.emit("xor", dword(rax), dword(rax))
+        asm.emit("test", r9, r9)
+        asm.jump("jz", done)
+        places = [Memory(r8, _FLOAT * _LANES * number, rax, _FLOAT) for number in range(2)]
+        with counted_up(asm, rax, 2 * _LANES, r9):
+            for power, place in zip(powers, places, strict=True):
+                asm.emit("vmovups", power, place)
+                asm.emit("vsubps", power, power, largest)
+                asm.emit("vmulps", power, power, factor)
+            emit_exp2(asm, powers, scratch)
+            for power, place in zip(powers, places, strict=True):
+                asm.emit("vaddps", total, total, power)
+                asm.emit("vmovups", place, power)
+        asm.bind(done)
+        self._across("vaddps", _TOTAL)
+        load_constant(asm, ymm(0), LEAST_TOTAL)
+        asm.emit("vmaxps", ymm(_TOTAL), ymm(0), ymm(_TOTAL))
+        load_constant(asm, ymm(0), 1.0)
+        asm.emit("vdivps", ymm(_TOTAL), ymm(0), ymm(_TOTAL))
+
+    def _results(self, first: int, vectors: int) -> None:
+        """Write `vectors` vectors of a query's result, from value `first` on."""
+        asm, pitch, done = self._asm, _FLOAT * self._spec.values, self._asm.label("results done")
+        keys = max(each for each in (1, 2, 4) if each * vectors <= _MOST_SUMS)
+        sums = [ymm(_SUMS + number) for number in range(keys * vectors)]
+        for total in sums:
+            zero(asm, total)
+        asm.emit("lea", r11, Memory(rdx, _FLOAT * first))
+        asm.emit("xor", dword(rax), dword(rax))
+        asm.emit("test", r9, r9)
+        asm.jump("jz", done)
+        with counted_up(asm, rax, keys, r9):
+            for number, total in enumerate(sums):
+                key, part = divmod(number, vectors)
+                if part == 0:
+                    asm.emit("vbroadcastss", ymm(0), Memory(r8, _FLOAT * key, rax, _FLOAT))
+                value = Memory(r11, key * pitch + _FLOAT * _LANES * part)
+                asm.emit("vfmadd231ps", total, ymm(0), value)
+            asm.emit("add", r11, keys * pitch)
+        asm.bind(done)
+        for number in range(vectors, len(sums)):
+            asm.emit("vaddps", sums[number % vectors], sums[number % vectors], sums[number])
+        for part, total in enumerate(sums[:vectors]):
+            asm.emit("vmulps", total, total, ymm(_TOTAL))
+            asm.emit("vmovups", Memory(rcx, _FLOAT * (first + _LANES * part)), total)
