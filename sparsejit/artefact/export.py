@@ -13,7 +13,7 @@ from pathlib import Path
 from sparsejit.artefact.c_header import c_header, interface_hash
 from sparsejit.artefact.entry_points import object_code
 from sparsejit.artefact.exported import ExportedFunction, c_name
-from sparsejit.artefact.systems import LINUX, system_named
+from sparsejit.artefact.object_files import LINUX, system_named
 from sparsejit.errors import CompileError, InvalidInput, MissingDependency
 from sparsejit.files import atomic_path, check_writable, checked_path
 
