@@ -18,8 +18,7 @@ from sparsejit.planner.calibration import calibrated  # noqa: E402
 from sparsejit.voice.speak.wavernn import WaveRNN  # noqa: E402
 from sparsejit.voice.spec.forced_network import ForcedNetwork, choose_dtypes  # noqa: E402
 from sparsejit.voice.spec.known_checkpoints import known_network, read_checkpoint  # noqa: E402
-from sparsejit.voice.spec.sample_loop import compile_sample_loop  # noqa: E402
-from sparsejit.voice.spec.sampler import Sampler  # noqa: E402
+from sparsejit.voice.spec.sample_loop import Sampler, compile_sample_loop  # noqa: E402
 from sparsejit.voice.spec.trained import TrainedNetwork  # noqa: E402
 from sparsejit.voice.spec.voice_spec import Categorical, Companding, MixtureOfLogistics  # noqa: E402
 

@@ -13,8 +13,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated
 from sparsejit.voice.spec.network_graph import FrameTerms, forced_graph
-from sparsejit.voice.spec.sample_loop import LoopArrays, compile_sample_loop
-from sparsejit.voice.spec.sampler import Sampler
+from sparsejit.voice.spec.sample_loop import LoopArrays, Sampler, compile_sample_loop
 from sparsejit.voice.spec.trained import TrainedNetwork
 from sparsejit.voice.spec.voice_spec import Categorical, DualSoftmax
 
