@@ -18,7 +18,7 @@ from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
 from sparsejit.measuring.core_loops import cycles_per_ns
 from sparsejit.voice.bundled import DENSE, Utterance, bundled_recording, bundled_utterance
-from sparsejit.voice.speak.wav_file import check_wav, write_wav
+from sparsejit.voice.speak.speak_file import check_wav, write_wav
 from sparsejit.voice.speak.wavernn import WaveRNN
 
 if TYPE_CHECKING:
