@@ -18,13 +18,10 @@ from sparsejit.asm_templates.dense_product import dot
 from sparsejit.asm_templates.gather import (
     int8_pairs,
     int8_permute,
-    int8_single,
     int8_staged,
-    lane16,
     lookup,
     permute,
     permute_anywhere,
-    permute_inline,
 )
 from sparsejit.asm_templates.gather.lookup import Format, chunk_count
 from sparsejit.asm_templates.lowered import Stages, StepKind, steps_of
@@ -187,7 +184,7 @@ FAMILIES = (
     ),
     Family(
         "permute-inline",
-        Stages(permute_inline.expect, permute_inline.lower, permute.emit),
+        Stages(permute.expect_inline, permute.lower_inline, permute.emit),
         *(_BOTH, _FLOATS, _OWN),
         steps_of(
             "permute-inline", avx512=(25,), avx2=(18.5,), cycles={"avx512": 1.4, "avx2": 2.2}
@@ -206,7 +203,7 @@ FAMILIES = (
     ),
     Family(
         "lane16",
-        Stages(lane16.expect, lane16.lower, permute.emit),
+        Stages(permute.expect_lane16, permute.lower_lane16, permute.emit),
         *(_AVX512, (_F32, _BF16), _OWN),
         steps_of("lane16", avx512=(19, 19)),
         changes_weights_by=_index_of(4, "avx512", _F32, _BF16),
@@ -229,7 +226,7 @@ FAMILIES = (
     ),
     Family(
         "int8-single",
-        Stages(int8_single.expect, int8_single.lower, int8_permute.emit),
+        Stages(int8_permute.expect_single, int8_permute.lower_single, int8_permute.emit),
         *(_AVX512, (_INT8,), _OWN),
         {"int8-single": StepKind({("avx512", _INT8): 10}, weights_a_lane=4)},
         _VNNI,

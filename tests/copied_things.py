@@ -17,7 +17,7 @@ import numpy as np
 
 import sparsejit
 from sparsejit.api.models.compiled_model import CompiledModel
-from sparsejit.voice.spec.sampler import Sampler
+from sparsejit.voice.spec.sample_loop import Sampler
 
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((20, 30)) * (RNG.random((20, 30)) < 0.4)

@@ -8,8 +8,10 @@ their inputs lie:
     vpermi2b zmm4, zmm9, zmm22         64 inputs, out of these two registers 6 bytes
     vpdpbusd zmm0, zmm4, [rdx+64*8]    lane += its four products             7 bytes
 
-The instruction names the two registers. Blocks of 1x8 and 1x16 need only eight or four indices in
-place of 64, which `vpbroadcastq` and `vpbroadcastd` repeat as they load them.
+The instruction names the two registers. `int8-single` picks from one, by more steps, whose `vpermb`
+takes half of `vpermi2b`'s time on some processors; so it pays while its longer streams come from
+L1. Blocks of 1x8 and 1x16 need only eight or four indices in place of 64, which `vpbroadcastq` and
+`vpbroadcastd` repeat as they load them.
 
 `vpdpbusd` takes unsigned inputs, so 128 is added to each, and a sum starts at -128 times the sum
 of its row's weights. That start, or an intermediate sum, may wrap around; the final sum cannot
@@ -122,3 +124,21 @@ def emit(asm: Assembler, lowered: LoweredGather[Int8Layout]) -> None:
     """
     spec, layout = lowered.spec, lowered.layout
     GatherKernel(asm, spec, layout, Int8Elements(asm, spec, layout, lowered.kept)).emit()
+
+
+# Steps that pick from one register of x, of a cheaper permute:
+#
+#     vmovups  zmm4, [r8+64*7]           64 indices, six bits each
+#     vpermb   zmm4, zmm4, zmm9          64 inputs, out of this register
+#     vpdpbusd zmm0, zmm4, [rdx+64*8]    lane += its four products
+SINGLE_KIND = "int8-single"
+
+
+def expect_single(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
+    """Return the counts of steps that pick from one register."""
+    return expect_for(SINGLE_KIND, 1, matrix, target)
+
+
+def lower_single(spec: MatVec, matrix: SparseMatrix, target: Target) -> LoweredGather[Int8Layout]:
+    """Quantise, order and schedule steps that pick from one register; `emit` emits them."""
+    return lower_for(SINGLE_KIND, 1, spec, matrix, target)

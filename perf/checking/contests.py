@@ -18,7 +18,7 @@ from sparsejit.ir import reference
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import LARGEST_INT8, DType
 from sparsejit.perf import structured, threads
-from sparsejit.perf.checking import core_contests, survey_contests, voice_contests
+from sparsejit.perf.checking import core_contests, survey_contests
 from sparsejit.perf.checking.claims import ONE_THREAD, PREDICTED, Claim
 from sparsejit.perf.checking.model_contests import MODEL_SUBJECTS, model_against_peer
 from sparsejit.perf.kernels import checked_error, exact_product, time_at_places
@@ -213,5 +213,4 @@ CONTESTS: dict[tuple[str, str], Callable[[], Round]] = {
     **threads.CONTESTS,
     **structured.CONTESTS,
     **survey_contests.CONTESTS,
-    **voice_contests.CONTESTS,
 }

@@ -1,12 +1,16 @@
 """Contests about caches, the timer, batches, pruned models and the voice."""
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
+from weakref import finalize
 
 import torch
 from torch import nn
 
 from sparsejit.api.kernels.compile_layer import compile_matrix
+from sparsejit.errors import MissingDependency
 from sparsejit.ir.spec import Layout
 from sparsejit.machine.target import Target
 from sparsejit.measuring.core_loops import least_ns
@@ -14,11 +18,44 @@ from sparsejit.perf.batch_sweep import sweep
 from sparsejit.perf.machine import SPACINGS, measure_limits, straight_line_bandwidth
 from sparsejit.perf.problems import PROBLEMS
 from sparsejit.perf.voice.synthesis import time_synthesis
+from sparsejit.perf.voice.voice_times import NetworkContest
 from sparsejit.prune import Pruner, in_model
+from sparsejit.runtime.native_timing import pinned
 from sparsejit.voice.bundled import bundled_utterance
 from sparsejit.voice.speak.wavernn import WaveRNN
 from sparsejit.x86.assembler import Assembler, line
 from sparsejit.x86.operands import rcx
+
+REAL_TIME = "real time"
+
+
+class NetworkSubject:
+    """A network in one dtype against a peer or real time, for as long as this object lives."""
+
+    def __init__(self, name: str, dtype: str, against: str) -> None:
+        """Raises MissingDependency where the peer, or the network's files, are absent."""
+        stack = ExitStack()
+        self.close = finalize(self, stack.close)
+        self._dtype, self._against = dtype, against
+        is_library = against != REAL_TIME and not against.startswith("C ")
+        with pinned() as core:
+            peers = [against] if is_library else []
+            self._contest = NetworkContest(stack, core, name, None, [dtype], peers)
+        if against in self._contest.skipped:
+            raise MissingDependency(self._contest.skipped[against])
+
+    def __call__(self) -> float:
+        """Run a round; return the other side's microseconds over ours, each the least of three."""
+        self._contest.forget()
+        with pinned():
+            for number in range(3):
+                self._contest.round(number)
+        ours = min(self._contest.us[self._dtype])
+        if self._against == REAL_TIME:
+            return 1e6 / (self._contest.network.sample_rate * ours)
+        theirs = {one.name: one.us_min for one in self._contest.peer_times()}
+        return theirs[self._against] / ours
+
 
 # Measures both sides once; returns how many times better the first is.
 Round = Callable[[], float]
@@ -124,4 +161,15 @@ CONTESTS: dict[tuple[str, str], Callable[[], Round]] = {
     ("a network pruned for time", "its budget"): _pruned_to_a_budget,
     ("speech", "real time"): lambda: _speech(over_torch=False),
     ("speech", "torch eager"): lambda: _speech(over_torch=True),
+    **{
+        (f"{name} in {dtype}", against): partial(NetworkSubject, name, dtype, against)
+        for name, dtype, against in (
+            ("deck", "float32", "C float32"),
+            ("deck", "bfloat16", "C bfloat16"),
+            ("deck", "int8", "C bfloat16"),
+            ("wavernn-16k", "float32", "torch"),
+            ("wavernn-16k", "float32", "onnxruntime"),
+            ("lpcnet", "int8", REAL_TIME),
+        )
+    },
 }

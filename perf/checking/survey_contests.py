@@ -24,8 +24,7 @@ from sparsejit.perf.checking.claims import (
     predictions,
     worst_choice,
 )
-from sparsejit.perf.survey.planner_survey import survey, survey_layers
-from sparsejit.perf.survey.survey_report import SurveySummary, summary
+from sparsejit.perf.planner_survey import SurveySummary, summary, survey, survey_layers
 from sparsejit.planner.calibration import calibrated
 
 # Measures both sides once; returns how many times better the first is.

@@ -16,8 +16,7 @@ from sparsejit.perf.voice.voice_peers import step_of
 from sparsejit.runtime import native_timing
 from sparsejit.runtime.native_timing import pinned
 from sparsejit.voice.speak.wavernn import WaveRNN
-from sparsejit.voice.spec.sample_loop import LoopArrays
-from sparsejit.voice.spec.sampler import Sampler
+from sparsejit.voice.spec.sample_loop import LoopArrays, Sampler
 from sparsejit.voice.spec.trained import TrainedNetwork
 
 FloatArray = npt.NDArray[np.float32]

@@ -17,8 +17,7 @@ from sparsejit.machine.target import Target
 from sparsejit.perf.voice.synthesis import sample_us
 from sparsejit.planner.calibration import calibrated
 from sparsejit.voice.spec.sample_graph import SampleGraph
-from sparsejit.voice.spec.sample_loop import LoopArrays, SampleLoop, compile_sample_loop
-from sparsejit.voice.spec.sampler import Sampler
+from sparsejit.voice.spec.sample_loop import LoopArrays, SampleLoop, Sampler, compile_sample_loop
 
 ROUNDS = 9
 PRODUCTS, GATES, DRAW, ROWS, SIGNAL = "products", "gates", "draw", "input rows", "signal"

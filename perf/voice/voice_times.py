@@ -35,8 +35,7 @@ from sparsejit.perf.voice.voice_parts import (
 from sparsejit.perf.voice.voice_peers import STEP_PEERS, StepTask, ready_peers
 from sparsejit.planner.calibration import calibrated
 from sparsejit.runtime.native_timing import pinned
-from sparsejit.voice.spec.sample_loop import SampleLoop, compile_sample_loop
-from sparsejit.voice.spec.sampler import Sampler
+from sparsejit.voice.spec.sample_loop import SampleLoop, Sampler, compile_sample_loop
 
 DTYPES = ("float32", "bfloat16", "int8")
 ROUNDS = 9

@@ -30,7 +30,7 @@ from sparsejit.ir.graph import Graph
 from sparsejit.ir.operator import Node
 from sparsejit.ir.values import Array, Value
 from sparsejit.lowering.context import ModelOptions
-from sparsejit.passes.dead_code import remove_dead_code
+from sparsejit.passes.rewriter import remove_dead_code
 from sparsejit.prune.shrink.layers import ShrinkLayer, with_weights
 from sparsejit.prune.shrink.moments import rows_of
 

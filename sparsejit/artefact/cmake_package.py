@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sparsejit.artefact.export import PathLike, export
 from sparsejit.artefact.exported import ExportedFunction, c_name
-from sparsejit.artefact.systems import LINUX, system_named
+from sparsejit.artefact.object_files import LINUX, system_named
 from sparsejit.errors import InvalidInput
 from sparsejit.files import atomic_path, checked_path
 

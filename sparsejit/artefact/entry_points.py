@@ -34,7 +34,7 @@ from sparsejit.artefact.exported import (
     ObjectCode,
     Symbol,
 )
-from sparsejit.artefact.systems import System
+from sparsejit.artefact.object_files import System
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.cpuid import HIGHEST_LEAF, questions, saved_state
 from sparsejit.whole_numbers import round_up

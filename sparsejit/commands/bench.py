@@ -8,8 +8,7 @@ import typer
 from sparsejit.api.reports.shown import table_of
 from sparsejit.commands.bench_any import ModelsToo, model
 from sparsejit.commands.bench_batch import batch, sweep
-from sparsejit.commands.bench_forests import forests
-from sparsejit.commands.bench_models import models, peers
+from sparsejit.commands.bench_models import forests, models, peers
 from sparsejit.commands.bench_planner import planner
 from sparsejit.commands.bench_synth import synth
 from sparsejit.commands.console import (

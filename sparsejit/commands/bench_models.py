@@ -1,4 +1,4 @@
-"""`sparsejit bench models` and `sparsejit bench peers`: whole models, and engines that run them."""
+"""`sparsejit bench models`, `forests` and `peers`: models and forests, and their engines."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +20,7 @@ from sparsejit.commands.console import (
 from sparsejit.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from sparsejit.perf.forests import ForestComparison
     from sparsejit.perf.models import ModelComparison
 
 
@@ -126,4 +127,46 @@ def _comparison_table(found: "ModelComparison") -> Table:
             style = "bold" if time.name == "sparsejit" else None
             error = f"{time.relative_error:.1e}"
             table.add_row(time.name, time.version, *cells, error, ratio, style=style)
+    return table
+
+
+def forests(
+    forest: Annotated[
+        list[str] | None, typer.Option(help="random-forest, lightgbm; repeatable. Default: all.")
+    ] = None,
+    install: Annotated[
+        bool, typer.Option("--install", help="Make the other libraries' virtual environment first.")
+    ] = False,
+    as_json: JsonOption = False,
+    out: JsonFileOption = None,
+    record: RecordOption = False,
+) -> None:
+    """Time forests of 100 trees, one row a call and 10,000 in one, beside other libraries."""
+    require("treelite", "sklearn", "lightgbm")
+    from sparsejit.perf.forests import FOREST_PROBLEMS, PEER, compare_forests, problems_named
+
+    chosen = problems_named(forest or list(FOREST_PROBLEMS))
+    check_outputs(out)
+    with error_console.status("") as status:
+        if install:
+            PEER.install(status.update)
+        found = [compare_forests(problem, status.update) for problem in chosen]
+    rows = [one.as_dict() for one in found]
+    record_rows(record, "forests", rows)
+    if hand_over(rows, as_json, out):
+        return
+    for one in found:
+        console.print(_forest_table(one))
+
+
+def _forest_table(found: "ForestComparison") -> Table:
+    title = f"{found.problem}: {found.kernels[0]}, in batches {found.kernels[1]}; ns a row"
+    lines = [f"{name} skipped: {why}" for name, why in found.skipped.items()]
+    gains = found.gain(batch=False), found.gain(batch=True)
+    lines.append(f"the best rival takes {gains[0]:.1f} and {gains[1]:.1f} times as long")
+    figures = ("one a call", "10,000 a call", "error")
+    table = table_of(title, ("engine", "version"), figures, lines)
+    for time in found.times:
+        cells = (f"{time.ns_single:,.0f}", f"{time.ns_batch:,.0f}", f"{time.relative_error:.1e}")
+        table.add_row(time.name, time.version, *cells)
     return table

@@ -50,8 +50,14 @@ def planner(
     require("torch", "scipy", "threadpoolctl")
     from sparsejit.perf import history
     from sparsejit.perf.checking.claims import SURVEYED_BATCHES
-    from sparsejit.perf.survey import survey_report
-    from sparsejit.perf.survey.planner_survey import survey, survey_layers
+    from sparsejit.perf.planner_survey import (
+        lines,
+        losses_table,
+        ratios_table,
+        summary,
+        survey,
+        survey_layers,
+    )
 
     target, dtypes = _target(generic), tuple(DType.parse(name) for name in dtype or DType)
     end = None if count is None else first + count
@@ -63,12 +69,12 @@ def planner(
     for layers in chosen:
         with error_console.status("") as status:
             rows = survey(layers, target, status.update)
-        found = survey_report.summary(rows)
+        found = summary(rows)
         as_dicts = [row.as_dict() for row in rows]
         values.append({"summary": found.as_dict(), "rows": as_dicts, **speeds})
         if not as_json:
-            tables = survey_report.losses_table(rows), survey_report.ratios_table(found)
-            console.print(*tables, "\n".join(survey_report.lines(found)))
+            tables = losses_table(rows), ratios_table(found)
+            console.print(*tables, "\n".join(lines(found)))
     record_rows(record, "planner", values)
     hand_over(values, as_json, out)
 

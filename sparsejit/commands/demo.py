@@ -18,12 +18,12 @@ from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
 from sparsejit.measuring.core_loops import cycles_per_ns
 from sparsejit.voice.bundled import DENSE, Utterance, bundled_recording, bundled_utterance
-from sparsejit.voice.speak.wav_file import check_wav, write_wav
+from sparsejit.voice.speak.speak_file import check_wav, write_wav
 from sparsejit.voice.speak.wavernn import WaveRNN
 
 if TYPE_CHECKING:
-    from sparsejit.perf.demo.listening_page import SampleTime, Take
     from sparsejit.perf.kernels import Comparison
+    from sparsejit.perf.voice.listening_page import SampleTime, Take
     from sparsejit.perf.voice.synthesis import SynthesisTime
     from sparsejit.prune.showcase import PrunePoint, Showcase
 
@@ -115,7 +115,7 @@ def _bars(values: list[float], low: float, high: float) -> str:
 
 
 def _draw(path: Path, voice: WaveRNN, mel: FloatArray, audio: FloatArray, text: str) -> None:
-    from sparsejit.perf.demo.listening_page import draw_mels
+    from sparsejit.perf.voice.listening_page import draw_mels
 
     spoken = voice.features(audio, voice.sample_rate)
     draw_mels(path, mel, spoken, voice.hop_length / voice.sample_rate, text)
@@ -139,7 +139,7 @@ def _measure(
 
 def _takes(voice: WaveRNN, dense: FloatArray, audio: FloatArray, short: FloatArray) -> "list[Take]":
     """The recordings on the page: the original, and speech from its mel."""
-    from sparsejit.perf.demo.listening_page import Take
+    from sparsejit.perf.voice.listening_page import Take
 
     rate = voice.sample_rate
     spoken = (
@@ -162,7 +162,7 @@ def _write_page(
     layers: "list[Comparison]",
     times: "list[SynthesisTime]",
 ) -> None:
-    from sparsejit.perf.demo.listening_page import ListeningPage
+    from sparsejit.perf.voice.listening_page import ListeningPage
 
     target = Target.detect()
     clock = f"{cycles_per_ns(target):.1f} GHz"
@@ -189,7 +189,7 @@ def _density(voice: WaveRNN) -> float:
 
 def _samplers(times: "list[SynthesisTime]") -> "list[SampleTime]":
     """Median microseconds a sample of whole samplers: ours in float32 and int8, and torch's."""
-    from sparsejit.perf.demo.listening_page import SampleTime
+    from sparsejit.perf.voice.listening_page import SampleTime
 
     time, short = times
     return [
@@ -200,7 +200,7 @@ def _samplers(times: "list[SynthesisTime]") -> "list[SampleTime]":
 
 
 def _layer_table(layers: "list[Comparison]") -> Table:
-    from sparsejit.perf.demo.listening_page import LAYER_COLUMNS
+    from sparsejit.perf.voice.listening_page import LAYER_COLUMNS
 
     table = table_of("layers of the voice, one core, times against peers in this run")
     for heading, _ in LAYER_COLUMNS:

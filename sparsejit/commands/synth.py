@@ -15,8 +15,7 @@ from sparsejit.ir.spec import DType
 from sparsejit.voice.bundled import VOICE
 from sparsejit.voice.features import FloatArray
 from sparsejit.voice.speak.bulk import Manner
-from sparsejit.voice.speak.speak_file import SpokenFile, count_frames, speak_file
-from sparsejit.voice.speak.wav_file import check_wav
+from sparsejit.voice.speak.speak_file import SpokenFile, check_wav, count_frames, speak_file
 from sparsejit.voice.speak.wavernn import WaveRNN
 
 _Voice = Annotated[

@@ -13,8 +13,7 @@ from sparsejit.asm_templates.pointwise.row_chain import (
 )
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.values import Element, Origin
-from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
-from sparsejit.lowering.memory.storage import StridedShape, View
+from sparsejit.lowering.memory.storage import ShapePart, StridedShape, View, ways_to_cut
 from sparsejit.lowering.step import CodeKey, Facts, Locations, Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import chain_cost

@@ -32,8 +32,13 @@ from sparsejit.lowering.feature_major import (
     takes_panels,
 )
 from sparsejit.lowering.kept_weights import KeptWeights
-from sparsejit.lowering.memory.destinations import destinations
-from sparsejit.lowering.memory.storage import Buffer, ConstantBuffer, InputBuffer, View
+from sparsejit.lowering.memory.storage import (
+    Buffer,
+    ConstantBuffer,
+    InputBuffer,
+    View,
+    destinations,
+)
 from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.cheapest_row import Chosen

@@ -44,7 +44,7 @@ from sparsejit.lowering.model_code import (
     move_by_samples,
 )
 from sparsejit.lowering.model_schedule import POINTER, ModelSchedule
-from sparsejit.lowering.threads.wave_code import emit_thread
+from sparsejit.lowering.threads.waves import emit_thread
 from sparsejit.planner.sample_plan import fewest_samples
 from sparsejit.runtime.program import CommonWeights, Program, build
 from sparsejit.runtime.workers import CALLING_NS, NativePart, pool

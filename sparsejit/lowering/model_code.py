@@ -38,8 +38,7 @@ from sparsejit.lowering.memory_plan import SampleTurns
 from sparsejit.lowering.model_schedule import POINTER, JointEnd, ModelSchedule
 from sparsejit.lowering.probes import Probe
 from sparsejit.lowering.step import Locations, SharedBodies, StatusWord, Step
-from sparsejit.lowering.threads.wave_code import emit_wave
-from sparsejit.lowering.threads.waves import ScheduledStep, Wave, merged
+from sparsejit.lowering.threads.waves import ScheduledStep, Wave, emit_wave, merged
 from sparsejit.runtime.program import Program, build
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import (

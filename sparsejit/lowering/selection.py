@@ -10,12 +10,13 @@ from sparsejit.asm_templates.selection.largest import (
     emit_largest_elements,
     emit_true_places,
 )
-from sparsejit.asm_templates.selection.placed_rows import (
+from sparsejit.asm_templates.selection.table_rows import (
+    RowCopies,
     RowUpdates,
+    emit_row_copies,
     emit_row_updates,
     emit_table_copy,
 )
-from sparsejit.asm_templates.selection.table_rows import RowCopies, emit_row_copies
 from sparsejit.asm_templates.shared.loops import counted_down
 from sparsejit.errors import CompileError, InvalidInput
 from sparsejit.ir.graph import Graph

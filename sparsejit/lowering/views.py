@@ -3,7 +3,7 @@
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.lowering.context import Lowering, lowers
-from sparsejit.lowering.memory.destinations import concat_parts
+from sparsejit.lowering.memory.storage import concat_parts
 
 
 @lowers(Reshape)

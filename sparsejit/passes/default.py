@@ -6,16 +6,15 @@ from typing import TypeAlias
 
 from sparsejit.ir.graph import Graph
 from sparsejit.passes.common_subexpressions import merge_common_subexpressions
-from sparsejit.passes.dead_code import remove_dead_code
 from sparsejit.passes.exact_probabilities import exact_probabilities
-from sparsejit.passes.fold_affine import fold_affine
+from sparsejit.passes.fold_affine import fold_affine, fold_recurrent_bias
 from sparsejit.passes.fold_constants import fold_constants
 from sparsejit.passes.fuse_activations import fuse_activations, fuse_residuals
 from sparsejit.passes.fuse_chains import fuse_chains
 from sparsejit.passes.merge_views import merge_views, move_views, simplify_views
 from sparsejit.passes.permute_columns import permute_columns
 from sparsejit.passes.recognise_attention import recognise_attention
-from sparsejit.passes.recurrence import fold_recurrent_bias
+from sparsejit.passes.rewriter import remove_dead_code
 from sparsejit.passes.schedule import order_for_memory
 from sparsejit.passes.simplify_pointwise import simplify_pointwise
 from sparsejit.passes.transposed_convolutions import overlap_transposed

@@ -1,4 +1,4 @@
-"""Walks a graph and lets rules replace its nodes.
+"""Walks a graph and lets rules replace its nodes; drops nodes that no output depends on.
 
 a = relu(x)                                   a = relu(x)         (dropped if now unread)
 b = relu(a)      rule: relu(relu(x))     ->   return a
@@ -15,7 +15,20 @@ from sparsejit.ir.graph import Graph, GraphBuilder
 from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.views import Expand
 from sparsejit.ir.values import Array, Element, Origin, Value
-from sparsejit.passes.dead_code import remove_dead_code
+
+
+def remove_dead_code(graph: Graph) -> Graph:
+    """The graph without nodes and constants that no output depends on; inputs stay."""
+    needed: set[Value] = set(graph.outputs)
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if needed.intersection(node.outputs):
+            needed.update(node.inputs)
+            kept.append(node)
+    constants = {value: array for value, array in graph.constants.items() if value in needed}
+    if len(kept) == len(graph.nodes) and len(constants) == len(graph.constants):
+        return graph
+    return Graph(graph.inputs, graph.outputs, tuple(reversed(kept)), constants)
 
 
 class Site:

@@ -41,9 +41,9 @@ from sparsejit.ir.time_rules import (
     Window,
 )
 from sparsejit.ir.values import Array, Value
-from sparsejit.passes.dead_code import remove_dead_code
 from sparsejit.passes.fold_constants import fold_constants
 from sparsejit.passes.recognise_attention import recognise_attention
+from sparsejit.passes.rewriter import remove_dead_code
 from sparsejit.passes.step_attention import attended, common_band
 from sparsejit.passes.step_constants import rows_of_steps
 from sparsejit.passes.step_frames import Frames, FrameWriter

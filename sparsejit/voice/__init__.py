@@ -5,8 +5,7 @@
 
 from sparsejit.ir.spec import Activation
 from sparsejit.voice.spec import voice_spec
-from sparsejit.voice.spec.forced_network import ForcedNetwork
-from sparsejit.voice.spec.short_dtypes import choose_dtypes
+from sparsejit.voice.spec.forced_network import ForcedNetwork, choose_dtypes
 from sparsejit.voice.spec.trained import TrainedNetwork
 from sparsejit.voice.spec.voice_spec import *  # noqa: F403, all that describes a network
 

@@ -143,7 +143,7 @@ def test_two_outputs_may_not_be_one_file(tmp_path: Path) -> None:
 def test_the_planner_is_not_surveyed_on_less_than_nothing(
     option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    survey = "sparsejit.perf.survey.planner_survey.survey"
+    survey = "sparsejit.perf.planner_survey.survey"
     monkeypatch.setattr(survey, lambda *_: pytest.fail("timed"))
     result = CliRunner().invoke(app, ["bench", "planner", option])
     assert result.exit_code == 2 and option.partition("=")[0] in result.output

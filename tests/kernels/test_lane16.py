@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matvec_checks import check, templates_of
 
-from sparsejit.asm_templates.gather import lane16
+from sparsejit.asm_templates.gather import permute
 from sparsejit.ir.sparse_matrix import LANE16, SparseMatrix
 from sparsejit.ir.spec import Activation, MatVec
 from sparsejit.machine.target import Target
@@ -39,6 +39,6 @@ def test_no_lane_idles_where_the_pattern_holds(row):
     image = check(row, weights)
     matrix, target = SparseMatrix(weights), Target.named("avx512")
     spec = MatVec(*weights.shape)
-    assert lane16.expect(spec, matrix, target).steps == steps
-    assert lane16.lower(spec, matrix, target).counts.steps == steps
+    assert permute.expect_lane16(spec, matrix, target).steps == steps
+    assert permute.lower_lane16(spec, matrix, target).counts.steps == steps
     assert image.pool_bytes == 64 * steps

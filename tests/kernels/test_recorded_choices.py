@@ -19,8 +19,8 @@ from sparsejit.machine.core import Core
 from sparsejit.machine.microarchitecture import core_named
 from sparsejit.machine.target import INSTRUCTION_SETS, ISA_LEVELS, Target
 from sparsejit.perf.history import RESULTS, read_rows
+from sparsejit.perf.planner_survey import PATTERNS
 from sparsejit.perf.problems import ALL_PROBLEMS, Problem
-from sparsejit.perf.survey.planner_survey import PATTERNS
 from sparsejit.planner.batch_plan import plan_batch
 from sparsejit.planner.kernel_choice import Candidate, plan
 

@@ -10,7 +10,7 @@ import torch
 import sparsejit
 from sparsejit.ir.ops.views import Concat
 from sparsejit.lowering.context import lowerings
-from sparsejit.lowering.memory.destinations import concat_parts
+from sparsejit.lowering.memory.storage import concat_parts
 from sparsejit.machine.target import Target
 from sparsejit.native.executable_memory import ExecutableMemory
 from sparsejit.runtime import call_stub

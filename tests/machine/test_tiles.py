@@ -14,9 +14,9 @@ from matvec_checks import block_weights
 
 import sparsejit
 from sparsejit.artefact import entry_points
-from sparsejit.artefact.c_header import c_header
+from sparsejit.artefact.export import c_header
 from sparsejit.artefact.exported import ExportedFunction
-from sparsejit.artefact.systems import SYSTEMS
+from sparsejit.artefact.object_files import SYSTEMS
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.errors import InvalidInput, UnsupportedTarget
 from sparsejit.ir.sparse_matrix import SparseMatrix

@@ -16,8 +16,7 @@ from system_tools import GCC, needs_gcc, needs_linker, run_tool
 
 import sparsejit
 from sparsejit.artefact import entry_points, exported
-from sparsejit.artefact.c_header import c_header
-from sparsejit.artefact.export import export
+from sparsejit.artefact.export import c_header, export
 from sparsejit.artefact.exported import ExportedFunction
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.machine import cpuid

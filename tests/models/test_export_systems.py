@@ -16,7 +16,7 @@ from saved_models import CASES, inputs_of, native_inputs
 from system_tools import MINGW, needs_windows, run_tool, run_windows
 
 import sparsejit
-from sparsejit.artefact.c_header import interface_hash
+from sparsejit.artefact.export import interface_hash
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES
 from sparsejit.asm_templates.families import MATVEC_TEMPLATES
 from sparsejit.errors import InvalidInput

@@ -9,9 +9,9 @@ from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.views import Expand, Permute
 from sparsejit.ir.values import Element
 from sparsejit.passes.common_subexpressions import merge_common_subexpressions
-from sparsejit.passes.dead_code import remove_dead_code
 from sparsejit.passes.default import run_passes
 from sparsejit.passes.fold_constants import MOST_EXPANDED_BYTES, fold_constants
+from sparsejit.passes.rewriter import remove_dead_code
 
 
 def test_unread_nodes_and_constants_go_and_inputs_stay() -> None:

@@ -12,9 +12,8 @@ from sparsejit.ir.ops.views import Concat, Permute, Reshape, Slice
 from sparsejit.ir.spec import Activation, DType
 from sparsejit.ir.values import Value
 from sparsejit.passes.default import run_passes
-from sparsejit.passes.fold_affine import fold_affine
+from sparsejit.passes.fold_affine import fold_affine, fold_recurrent_bias
 from sparsejit.passes.permute_columns import permute_columns
-from sparsejit.passes.recurrence import fold_recurrent_bias
 from sparsejit.passes.weight_products import sort_products
 
 

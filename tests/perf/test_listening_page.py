@@ -14,7 +14,8 @@ from PIL import Image
 from whole_page import WholePage
 
 from sparsejit import __version__
-from sparsejit.perf.demo.listening_page import (
+from sparsejit.perf.kernels import PeerTime, Row
+from sparsejit.perf.voice.listening_page import (
     LAYER_COLUMNS,
     RANGE_DB,
     ListeningPage,
@@ -24,7 +25,6 @@ from sparsejit.perf.demo.listening_page import (
     scale_colours,
     spectrogram_png,
 )
-from sparsejit.perf.kernels import PeerTime, Row
 
 HOSTILE = """<script>alert("&'1'")</script>""" + "unbroken" * 20
 RATE = 22_050

@@ -16,10 +16,9 @@ from sparsejit.ir.sparse_matrix import UNSTRUCTURED, SparseMatrix
 from sparsejit.ir.spec import DType, Layout
 from sparsejit.machine.microarchitecture import UNKNOWN, core_named
 from sparsejit.machine.target import Target
+from sparsejit.perf import planner_survey
 from sparsejit.perf.kernels import exact_output
-from sparsejit.perf.problems import Problem
-from sparsejit.perf.survey import planner_survey
-from sparsejit.perf.survey.planner_survey import (
+from sparsejit.perf.planner_survey import (
     PATTERNS,
     SHAPES,
     SPARSITIES,
@@ -27,10 +26,11 @@ from sparsejit.perf.survey.planner_survey import (
     SurveyLayer,
     SurveyRow,
     kernel_name,
+    summary,
     survey_layer,
     survey_layers,
 )
-from sparsejit.perf.survey.survey_report import summary
+from sparsejit.perf.problems import Problem
 
 pytestmark = pytest.mark.plans
 

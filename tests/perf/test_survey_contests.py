@@ -17,7 +17,7 @@ from sparsejit.perf.checking.claims import (
     predictions,
     worst_choice,
 )
-from sparsejit.perf.survey.planner_survey import SurveyLayer, SurveyRow
+from sparsejit.perf.planner_survey import SurveyLayer, SurveyRow
 
 ROWS = [row(200.0, 100.0), row(100.0, 100.0), row(100.0, 120.0), row(90.0)]
 

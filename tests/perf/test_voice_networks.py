@@ -20,8 +20,7 @@ from sparsejit.perf.voice.voice_networks import (
     wavernn_network,
 )
 from sparsejit.perf.voice.voice_peers import exact_step, step_of
-from sparsejit.voice.spec.sample_loop import compile_sample_loop
-from sparsejit.voice.spec.sampler import Sampler
+from sparsejit.voice.spec.sample_loop import Sampler, compile_sample_loop
 from sparsejit.voice.weights import VoiceWeights
 
 needs_c = pytest.mark.skipif(

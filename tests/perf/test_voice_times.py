@@ -14,7 +14,7 @@ from sparsejit.errors import CompileError, MissingDependency
 from sparsejit.machine.target import Target
 from sparsejit.perf.checking.claims import CLAIMS
 from sparsejit.perf.checking.contests import CONTESTS
-from sparsejit.perf.checking.voice_contests import NetworkSubject
+from sparsejit.perf.checking.core_contests import NetworkSubject
 from sparsejit.perf.voice import voice_parts, voice_times
 from sparsejit.perf.voice.voice_networks import SampleNetwork, network_named
 from sparsejit.perf.voice.voice_parts import GATES, PRODUCTS, sample_parts, touched_bytes

@@ -16,11 +16,9 @@ from sparsejit.machine.target import Target  # noqa: E402
 from sparsejit.perf.voice.voice_networks import GraphTurns  # noqa: E402
 from sparsejit.planner.calibration import calibrated  # noqa: E402
 from sparsejit.voice.speak.wavernn import WaveRNN  # noqa: E402
-from sparsejit.voice.spec.forced_network import ForcedNetwork  # noqa: E402
+from sparsejit.voice.spec.forced_network import ForcedNetwork, choose_dtypes  # noqa: E402
 from sparsejit.voice.spec.known_checkpoints import known_network, read_checkpoint  # noqa: E402
-from sparsejit.voice.spec.sample_loop import compile_sample_loop  # noqa: E402
-from sparsejit.voice.spec.sampler import Sampler  # noqa: E402
-from sparsejit.voice.spec.short_dtypes import choose_dtypes  # noqa: E402
+from sparsejit.voice.spec.sample_loop import Sampler, compile_sample_loop  # noqa: E402
 from sparsejit.voice.spec.trained import TrainedNetwork  # noqa: E402
 from sparsejit.voice.spec.voice_spec import Categorical, Companding, MixtureOfLogistics  # noqa: E402
 
@@ -262,7 +260,7 @@ def predicted_gains(voice: TrainedNetwork) -> dict[tuple[str, str], float]:
 
 @pytest.mark.plans
 def test_dtypes_are_chosen_by_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparsejit.voice.spec.short_dtypes.ForcedNetwork", PricedNetwork)
+    monkeypatch.setattr("sparsejit.voice.spec.forced_network.ForcedNetwork", PricedNetwork)
     voice, mel = known_network(read_checkpoint(fatchord(64).state_dict())), random_mel(3)
     gains = predicted_gains(voice)
     falling = sorted(gains, key=gains.__getitem__, reverse=True)

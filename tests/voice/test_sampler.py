@@ -18,7 +18,7 @@ from sparsejit.machine.target import Target
 from sparsejit.voice.bundled import VOICE, bundled_utterance
 from sparsejit.voice.speak.wavernn import WaveRNN
 from sparsejit.voice.spec import trained
-from sparsejit.voice.spec.sampler import Sampler
+from sparsejit.voice.spec.sample_loop import Sampler
 from sparsejit.voice.weights import VoiceWeights
 
 FloatArray = npt.NDArray[np.float32]

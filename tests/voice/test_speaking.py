@@ -17,10 +17,10 @@ from sparsejit.voice.speak.speak_file import (
     SpokenFile,
     count_frames,
     expected_samples,
+    is_whole_wav,
     mel_pieces,
     speak_file,
 )
-from sparsejit.voice.speak.wav_file import is_whole_wav
 from sparsejit.voice.speak.wavernn import WaveRNN
 from sparsejit.voice.spec.trained import TrainedNetwork
 from sparsejit.voice.weights import VoiceWeights

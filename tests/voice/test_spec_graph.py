@@ -27,8 +27,7 @@ from sparsejit.perf.voice.voice_networks import GraphTurns
 from sparsejit.voice.prediction import expanded
 from sparsejit.voice.speak.wavernn import WaveRNN
 from sparsejit.voice.spec.network_graph import FrameTerms, drawing_graph, forced_graph, spec_graph
-from sparsejit.voice.spec.sample_loop import LoopArrays, compile_sample_loop
-from sparsejit.voice.spec.sampler import Sampler
+from sparsejit.voice.spec.sample_loop import LoopArrays, Sampler, compile_sample_loop
 from sparsejit.voice.spec.voice_spec import (
     LEVEL_SCALE,
     PREDICTOR,

@@ -8,8 +8,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
 from sparsejit.voice.features import HOP_LENGTH, SAMPLE_RATE
 from sparsejit.voice.spec.network_graph import FrameTerms, drawing_graph
-from sparsejit.voice.spec.sample_loop import compile_sample_loop
-from sparsejit.voice.spec.sampler import Sampler
+from sparsejit.voice.spec.sample_loop import Sampler, compile_sample_loop
 from sparsejit.voice.spec.voice_spec import (
     Categorical,
     Companding,

@@ -14,7 +14,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
 from sparsejit.voice.speak.streams import StreamScheduler, speak_side_by_side
 from sparsejit.voice.speak.wavernn import WaveRNN
-from sparsejit.voice.spec.sampler import Sampler
+from sparsejit.voice.spec.sample_loop import Sampler
 from sparsejit.voice.weights import VoiceWeights
 
 FloatArray = npt.NDArray[np.float32]

@@ -18,7 +18,7 @@ from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.pointwise import Pointwise
 from sparsejit.ir.ops.views import Concat, Expand, Pad, Permute, Reshape, Slice
 from sparsejit.ir.values import Array, Value
-from sparsejit.passes.dead_code import remove_dead_code
+from sparsejit.passes.rewriter import remove_dead_code
 
 _VIEWS = (Reshape, Permute, Slice, Expand, Concat, Pad)
 _REASON = "leaves memory unwritten that an output shows; start from zeros() or full()"

@@ -39,7 +39,7 @@ from sparsejit.ir.ops.pointwise import (
 from sparsejit.ir.ops.views import Reshape
 from sparsejit.ir.spec import Activation
 from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
-from sparsejit.passes.dead_code import remove_dead_code
+from sparsejit.passes.rewriter import remove_dead_code
 
 # An operand of a mapping: a value of the graph, a tensor known now, or a number.
 Operand = Any

@@ -36,8 +36,7 @@ from sparsejit.lowering.convolution.images import (
     padded_pitch,
 )
 from sparsejit.lowering.convolution.windows import window_image, window_steps
-from sparsejit.lowering.memory.shape_parts import cut
-from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.memory.storage import View, cut
 from sparsejit.lowering.products.linear import product_step
 from sparsejit.planner.convolution_plan import band_count, gains_by_bands, repeats_in_bands
 

@@ -18,8 +18,7 @@ from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.spec import DType
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution.images import image_result
-from sparsejit.lowering.memory.shape_parts import cut
-from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.memory.storage import View, cut
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.convolution_plan import channel_windows_cost
 from sparsejit.planner.kernels import kernel_name

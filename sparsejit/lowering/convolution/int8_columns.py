@@ -57,8 +57,7 @@ from sparsejit.lowering.convolution.int8_images import (
     copy_step,
     in_bytes,
 )
-from sparsejit.lowering.memory.shape_parts import cut
-from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.memory.storage import View, cut
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.int8_plan import attention_cost, byte_scaling_cost, norm_cost
 from sparsejit.planner.kernels import kernel_name

@@ -58,8 +58,7 @@ from sparsejit.lowering.convolution.int8_images import (
     copied,
     copy_step,
 )
-from sparsejit.lowering.memory.shape_parts import cut
-from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.memory.storage import View, cut
 from sparsejit.lowering.products.linear import with_x_steps
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.cost import Cost

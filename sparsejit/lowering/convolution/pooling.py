@@ -21,8 +21,7 @@ from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.convolution.depthwise import axes, has_whole_rows, pitches
 from sparsejit.lowering.convolution.images import image_result
 from sparsejit.lowering.convolution.int8_convolutions import lower_byte_pooling
-from sparsejit.lowering.memory.shape_parts import cut
-from sparsejit.lowering.memory.storage import ConstantBuffer, View
+from sparsejit.lowering.memory.storage import ConstantBuffer, View, cut
 from sparsejit.lowering.step import Facts, Locations, Step
 from sparsejit.planner.convolution_plan import channel_windows_cost, pools_by_windows
 from sparsejit.planner.kernels import kernel_name

@@ -41,8 +41,7 @@ from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.convolution.depthwise import node_axes, pitches, with_whole_rows
 from sparsejit.lowering.convolution.filters import filter_matrix
 from sparsejit.lowering.convolution.images import image_result
-from sparsejit.lowering.memory.shape_parts import cut
-from sparsejit.lowering.memory.storage import View
+from sparsejit.lowering.memory.storage import View, cut
 from sparsejit.lowering.step import Body, Facts, Locations, Step, between
 from sparsejit.machine.target import Target
 from sparsejit.planner.convolution_plan import (

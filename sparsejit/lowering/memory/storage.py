@@ -1,4 +1,10 @@
-"""Memory of values: buffers, and strided views of them."""
+"""Memory of values: buffers, strided views of them, parts of views, and where values are written.
+
+    Buffer, View              the bytes of a value, and its elements in them
+    ShapePart, ways_to_cut    tensors cut along one axis, for steps that run at once
+    destinations              views of values that are written straight to outputs, or to their
+                              part of a concat
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sparsejit.ir.values import Array, TensorType
+import numpy as np
+
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import Node
+from sparsejit.ir.ops.views import Concat, Reshape
+from sparsejit.ir.values import Array, TensorType, Value
+from sparsejit.whole_numbers import ceil_div
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,3 +180,112 @@ def _regrouped(
         if held == 1 and rest:
             held, stride = rest.pop(0)
     return tuple(reversed(found))
+
+
+# Multiples of this keep vectors of float32, and the cache lines of row-major tensors, whole.
+_LANES = 16
+
+
+@dataclass(frozen=True)
+class ShapePart:
+    """The elements `first` up to `end` along an axis of `whole`."""
+
+    whole: tuple[int, ...]
+    axis: int
+    first: int
+    end: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = list(self.whole)
+        shape[self.axis] = self.end - self.first
+        return tuple(shape)
+
+    @property
+    def share(self) -> str:
+        """The part in words."""
+        return f"{self.first} to {self.end - 1} of axis {self.axis}"
+
+    def of(self, view: View) -> View:
+        """This part of a view that broadcasts to the whole."""
+        axis = self.axis - (len(self.whole) - len(view.shape))
+        if axis < 0 or view.shape[axis] == 1:
+            return view
+        return view.sliced(axis, self.first, self.end)
+
+
+def ways_to_cut(
+    shape: tuple[int, ...], threads: int, uncut: int = 0, dense: int = -1
+) -> list[list[ShapePart]]:
+    """Ways to cut a shape into `threads` parts along an axis, the most equal parts first.
+
+    The last `uncut` axes stay whole. Vectors lie along the axis `dense`.
+    """
+    steps = [_LANES if axis == dense % len(shape) else 1 for axis in range(len(shape))]
+    ways = [_cut_along(shape, axis, threads, step) for axis, step in enumerate(steps)]
+    ways = ways[: len(shape) - uncut]
+    return sorted((parts for parts in ways if len(parts) == threads), key=_longest_share)
+
+
+def cut(length: int, count: int, step: int = 1) -> list[tuple[int, int]]:
+    """First and end of `count` parts, or of fewer, which begin at multiples of `step`."""
+    steps = ceil_div(length, step)
+    parts = np.array_split(np.arange(steps), min(count, steps))
+    bounds = [(step * int(part[0]), step * int(part[-1] + 1)) for part in parts if part.size]
+    return [(first, min(end, length)) for first, end in bounds]
+
+
+def _cut_along(
+    shape: tuple[int, ...], axis: int, threads: int, step: int
+) -> list[ShapePart]:
+    return [ShapePart(shape, axis, *part) for part in cut(shape[axis], threads, step)]
+
+
+def _longest_share(parts: list[ShapePart]) -> float:
+    return max(part.end - part.first for part in parts) / parts[0].whole[parts[0].axis]
+
+
+def destinations(graph: Graph) -> dict[Value, View]:
+    """The view to which a node should write each value that has a destination.
+
+    A value with two destinations is written to the first and copied to the others.
+    """
+    finder = _Finder(graph.producers())
+    for number, value in enumerate(graph.outputs):
+        finder.want(value, View.whole(OutputBuffer(value.type.bytes, number), value.type))
+    for node in reversed(graph.nodes):
+        if isinstance(node.op, Concat):
+            finder.want(node.output, View.whole(Buffer(node.output.type.bytes), node.output.type))
+    return finder.found
+
+
+class _Finder:
+    def __init__(self, producers: dict[Value, Node]) -> None:
+        self.producers = producers
+        self.found: dict[Value, View] = {}
+
+    def want(self, value: Value, view: View) -> None:
+        """Have a value written to a view, unless no node computes it or it has a destination."""
+        node = self.producers.get(value)
+        if node is None or value in self.found:
+            return
+        self.found[value] = view
+        if isinstance(node.op, Reshape):
+            before = view.reshaped(node.inputs[0].shape)
+            if before is not None:
+                self.want(node.inputs[0], before)
+        elif isinstance(node.op, Concat):
+            for part, operand in zip(concat_parts(node, view), node.inputs, strict=True):
+                self.want(operand, part)
+
+
+def concat_parts(node: Node, view: View) -> list[View]:
+    """The part of a concat's view that each operand fills."""
+    assert isinstance(node.op, Concat)
+    axis = node.op.axis % len(view.shape)
+    parts, first = [], 0
+    for operand in node.inputs:
+        end = first + operand.shape[axis]
+        parts.append(view.sliced(axis, first, end))
+        first = end
+    return parts

@@ -23,8 +23,13 @@ from sparsejit.ir.ops.views import Permute
 from sparsejit.ir.values import Origin, TensorType, Value, float_type
 from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.feature_major import ColumnAttention
-from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
-from sparsejit.lowering.memory.storage import ConstantBuffer, StridedShape, View
+from sparsejit.lowering.memory.storage import (
+    ConstantBuffer,
+    ShapePart,
+    StridedShape,
+    View,
+    ways_to_cut,
+)
 from sparsejit.lowering.products.stacked_products import lower_bmm, product_of_views
 from sparsejit.lowering.step import CodeKey, Facts, Locations, Step
 from sparsejit.machine.target import Target

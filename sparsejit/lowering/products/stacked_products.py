@@ -16,8 +16,7 @@ from sparsejit.ir.ops.products import Bmm
 from sparsejit.ir.spec import DenseProduct
 from sparsejit.ir.values import Origin, TensorType, Value
 from sparsejit.lowering.context import Lowering, lowers
-from sparsejit.lowering.memory.shape_parts import ShapePart, ways_to_cut
-from sparsejit.lowering.memory.storage import StridedShape, View
+from sparsejit.lowering.memory.storage import ShapePart, StridedShape, View, ways_to_cut
 from sparsejit.lowering.step import CodeKey, Facts, Locations, Step
 from sparsejit.machine.target import Target
 from sparsejit.planner.cost import dense_product_ns

@@ -1,9 +1,11 @@
-"""Schedule of steps on threads, before the model runs: waves of steps, with a barrier after each.
+"""Steps on threads: a schedule in waves, with a barrier after each, made before the model runs.
 
     Crew         the threads of a wave while it grows: the steps of each, and their conflicts
     Wave         the steps of each thread
     schedule     the waves of a model
     merged       waves of one thread: consecutive steps with equal keys in one wave
+    emit_wave    a wave as code: a function that the caller's thread calls, and one for each
+                 thread's steps
 
 An example:
 
@@ -16,20 +18,35 @@ waves or earlier steps of its own thread. It ends where the gain is greatest; a 
 little runs alone. Predictions include the time to fetch bytes that another core wrote.
 (Waves of tiles placed at compile time: Ma et al., "Rammer: enabling holistic deep learning compiler
 optimizations with rTasks", 2020.)
+
+As code:
+
+    call wave
+    wave:      hand thread 1 its function, run thread 0's, wait for the answer   runtime/workers.py
+    thread 0:  step, step ...
+    thread 1:  step, step ...
+
+Steps of several threads that run the same code on their own columns share it (`SharedBodies`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
+from sparsejit.asm_templates.shared.location import WORKSPACE
 from sparsejit.lowering.memory.overlap import overlap, shared_bytes, torn_lines
 from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.lowering.step import Step
 from sparsejit.planner.cheapest_row import choose, least, priced
 from sparsejit.planner.sharing import WavePrices
+from sparsejit.runtime.workers import NativePart, pool
+from sparsejit.x86.assembler import Assembler, Label
+from sparsejit.x86.operands import rdi
+from sparsejit.x86.routines import pop, push
 
 Way = tuple[Step, ...]  # the parts of a divided step, or a whole step
 
@@ -337,3 +354,39 @@ class _Growing:
         wave = Wave(busy, sum(step.ns for step in steps), ns)
         alone = wave.alone_ns + sum(self._writers.crossing_ns(step, 0) for step in steps)
         return _Grown(wave, self._prices.score(alone, ns, wave.is_shared))
+
+
+RunSteps = Callable[[Assembler, Sequence[ScheduledStep]], None]
+
+
+def emit_wave(asm: Assembler, wave: Wave, run: RunSteps, saved_ns: float) -> None:
+    """Append a wave of several threads, whose steps `run` appends.
+
+    saved_ns: predicted saving by this and later waves.
+    """
+    function, end = asm.label("wave"), asm.label("end of wave")
+    asm.emit("mov", rdi, WORKSPACE)
+    asm.jump("call", function)
+    asm.jump("jmp", end)
+    labels = [asm.label(f"thread {number}") for number in range(len(wave.threads))]
+    workers = pool()
+    workers.require(len(labels) - 1)
+    asm.align(64)
+    asm.bind(function)
+    workers.emit_dispatcher(asm, [NativePart(label, 0) for label in labels], saved_ns)
+    for label, steps in zip(labels, wave.threads, strict=True):
+        emit_thread(asm, label, partial(run, asm, steps))
+    asm.bind(end)
+
+
+def emit_thread(asm: Assembler, label: Label, run: Callable[[], None]) -> None:
+    """Append void function(workspace) around the code of `run`; it keeps rdi for dispatchers."""
+    kept = WORKSPACE, rdi
+    asm.align(64)
+    asm.bind(label)
+    push(asm, kept)
+    asm.emit("mov", WORKSPACE, rdi)
+    run()
+    pop(asm, kept)
+    asm.emit("vzeroupper")
+    asm.emit("ret")

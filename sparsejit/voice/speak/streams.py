@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparsejit.voice.features import FloatArray
-from sparsejit.voice.spec.sample_loop import LoopArrays, SampleLoop
-from sparsejit.voice.spec.sampler import Sampler, run_in_lockstep
+from sparsejit.voice.spec.sample_loop import LoopArrays, SampleLoop, Sampler, run_in_lockstep
 
 # More streams at once gain little more, and their own data fills the caches.
 MOST_STREAMS = 16

@@ -23,8 +23,7 @@ from sparsejit.voice.features import POWER_FLOOR, FloatArray, log_mel
 from sparsejit.voice.speak.post_filter import FRAMES_AHEAD, post_filtered
 from sparsejit.voice.speak.streams import speak_side_by_side
 from sparsejit.voice.spec.known_checkpoints import known_network, read_checkpoint
-from sparsejit.voice.spec.sample_loop import SampleLoop, compile_sample_loop
-from sparsejit.voice.spec.sampler import Sampler, check_seed
+from sparsejit.voice.spec.sample_loop import SampleLoop, Sampler, check_seed, compile_sample_loop
 from sparsejit.voice.spec.trained import GivenConditioning, TrainedNetwork
 from sparsejit.voice.spec.voice_spec import VoiceSpec
 from sparsejit.voice.weights import VoiceWeights

@@ -34,7 +34,7 @@ from sparsejit.ir.spec import Activation, Quantisation
 from sparsejit.ir.values import Array, Element, TensorType, Value, float_type
 from sparsejit.lowering.sample_loop import GraphLoop, Role
 from sparsejit.voice.prediction import THRESHOLDS, class_levels, expanded
-from sparsejit.voice.spec.outputs import (
+from sparsejit.voice.spec.layers import (
     BinaryTree,
     Categorical,
     Gaussian,

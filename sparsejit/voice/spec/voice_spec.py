@@ -16,15 +16,19 @@ from numbers import Real
 from typing import TypeAlias
 
 from sparsejit.errors import InvalidInput
-from sparsejit.voice.spec.layers import DenseSpec, DualDenseSpec, GruSpec, SampleLayer, Shape
-from sparsejit.voice.spec.outputs import (
+from sparsejit.voice.spec.layers import (
     BinaryTree,
     Categorical,
     Companding,
+    DenseSpec,
+    DualDenseSpec,
     DualSoftmax,
     Gaussian,
+    GruSpec,
     MixtureOfLogistics,
+    SampleLayer,
     SampleOutput,
+    Shape,
 )
 
 # All that describes a network, layers and outputs too.

@@ -8,7 +8,6 @@ from typing import Any
 
 from sparsejit.frontends.onnx.operators import (
     convolution,
-    einsum,
     elementwise,
     fourier,
     microsoft,
@@ -23,7 +22,7 @@ from sparsejit.frontends.onnx.operators import (
 )
 
 GROUPS = (
-    *(products, einsum, convolution, recurrent, elementwise, reductions, normalisation, views),
+    *(products, convolution, recurrent, elementwise, reductions, normalisation, views),
     *(selection, places, quantisation, fourier, microsoft),
 )
 # Each mapping is called with the writer and the node's `Call`.

@@ -16,7 +16,6 @@ from sparsejit.frontends.torch_export.aten import (
     ordering,
     places,
     pointwise,
-    pooling,
     products,
     recurrent,
     reductions,
@@ -26,7 +25,7 @@ from sparsejit.frontends.torch_export.aten import (
 
 GROUPS = (
     *(products, convolution, recurrent, pointwise, activations, reductions, normalisation),
-    *(views, selection, places, ordering, pooling, attention, fourier),
+    *(views, selection, places, ordering, attention, fourier),
 )
 # Each is called with the writer and torch's own arguments.
 OPERATORS: Mapping[str, Callable[..., Any]] = {

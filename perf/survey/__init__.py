@@ -1,1 +1,0 @@
-"""Survey of the planner: its choices and predictions beside measured times."""
