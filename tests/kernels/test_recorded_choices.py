@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
+from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec, Quantisation
 from sparsejit.machine.core import Core
 from sparsejit.machine.microarchitecture import core_named
 from sparsejit.machine.target import INSTRUCTION_SETS, ISA_LEVELS, Target
@@ -108,9 +108,9 @@ def chosen(
     problem: Problem, dtype: str, for_target: Target, batch: int = 1, layout: Any = None
 ) -> Candidate:
     """The planner's choice; int8 knows the scale of x, as where it was recorded."""
-    scale = 0.03 if dtype == "int8" else None
+    steps = Quantisation(0.03, 0, symmetric=True) if dtype == "int8" else None
     sizes = problem.out_features, problem.in_features
-    each = MatVec(*sizes, None, Activation.NONE, DType(dtype), scale)
+    each = MatVec(*sizes, None, Activation.NONE, DType(dtype), steps)
     matrix = matrix_of(problem)
     if batch == 1:
         return plan(each, matrix, for_target).chosen
