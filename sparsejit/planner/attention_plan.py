@@ -4,6 +4,7 @@ from collections.abc import Callable
 from math import prod
 from typing import NamedTuple
 
+from sparsejit.asm_templates.attention.cached_queries import CachedQueries
 from sparsejit.asm_templates.attention.frame import AttentionStack, packed_pitch
 from sparsejit.asm_templates.attention.tables import AttentionTiles
 from sparsejit.machine.target import Target
@@ -68,6 +69,16 @@ def attention_cycles(stack: AttentionStack, tiles: AttentionTiles, target: Targe
     cycles = scores * (prices.wide_score if tiles.width > 1 else prices.score)
     cycles += results * prices.value + times * tiles.all_keys * tiles.width * prices.power
     return cycles + times * (count * each + tiles.masks * copied * prices.copy)
+
+
+def cached_attention_cost(spec: CachedQueries, target: Target) -> Cost:
+    """Predicted cost where the mask allows all keys; its steps are vectors multiplied and added."""
+    prices, lanes = target.core.attention[target.isa], target.vector_bytes // 4
+    rows = spec.stack * spec.queries * spec.keys
+    scores, results = rows * ceil_div(spec.depth, lanes), rows * ceil_div(spec.values, lanes)
+    cycles = scores * prices.score + results * prices.value + rows / lanes * prices.power
+    ns = cycles / target.core.rates.cycles_per_ns
+    return Cost(scores + results, 0, 0, ns, "execution")
 
 
 def _times(stack: AttentionStack, tiles: AttentionTiles) -> int:

@@ -15,7 +15,7 @@ from sparsejit.asm_templates.forest.kernels import FOREST_KERNELS
 from sparsejit.errors import CompileError
 from sparsejit.ir.spec import DType
 from sparsejit.machine.target import Target
-from sparsejit.planner.attention_plan import attention_cost
+from sparsejit.planner.attention_plan import attention_cost, cached_attention_cost
 from sparsejit.planner.batch_plan import price_batch
 from sparsejit.planner.convolution_plan import (
     DENSE_WINDOWS,
@@ -101,6 +101,7 @@ _DIRECT = "direct convolution, positions as lanes"
 _WEIGHTS_AS_CODE = "weights as code over positions, as in `panels`"
 _WINOGRAD = "minimal filtering: Lavin and Gray 2016"
 _TILES = "tiles of queries, which look at the keys that a mask allows"
+_FILLED = "a query at a time over the keys of a cache that are filled"
 _COPY = "a copy in another order"
 PRODUCT, BATCH_PRODUCT = "product", "product of a batch"
 
@@ -129,6 +130,7 @@ KERNELS: tuple[KernelRow, ...] = (
     KernelRow("byte-scale", "scaling", _AVX512, _INT8, _BY_BYTES, byte_scaling_cost, _VNNI),
     KernelRow("byte-norm", "norm", _AVX512, _INT8, _BY_BYTES, norm_cost, _VNNI),
     KernelRow("attention", "attention", _BOTH, _F32, _TILES, attention_cost),
+    KernelRow("cached attention", "attention", _BOTH, _F32, _FILLED, cached_attention_cost),
     KernelRow("masked attention", "attention", _BOTH, _F32, _TILES, attention_cost),
     KernelRow(
         *("byte-attention", "attention", _AVX512, _INT8, _BY_BYTES), byte_attention_cost, _VNNI

@@ -26,7 +26,7 @@ from sparsejit.ir.ops.int8_columns import (
     NormalisedColumns,
     ScaledChannels,
 )
-from sparsejit.ir.ops.products import Attention
+from sparsejit.ir.ops.products import Attention, CachedAttention
 from sparsejit.ir.spec import LARGEST_INT8, Activation, DType, Quantisation
 from sparsejit.ir.values import TensorType, Value
 from sparsejit.planner.attention_plan import ONE_KERNEL
@@ -212,6 +212,16 @@ def _attention(
     return draw.done(draw.one(Attention(features**-0.5 / 4), *operands, name="y"))
 
 
+def _cached_attention(draw: Drawing, dtype: DType, size: Mapping[str, int]) -> Drawn:
+    depth, keys = 8 * size["eights"], 16 * size["sixteens"]
+    lengths = size["queries"], keys, keys
+    operands = [draw.x(size["heads"], length, depth) for length in lengths]
+    filled = np.arange(keys) <= draw.random.integers(keys)
+    mask = draw.constant(filled, "mask")
+    op = CachedAttention(depth**-0.5 / 4)
+    return draw.done(draw.one(op, *operands, mask, name="y"))
+
+
 def _byte_attention(draw: Drawing, dtype: DType, size: Mapping[str, int]) -> Drawn:
     features = 4 * size["fours"]
     shape = 1, size["heads"] * features, size["samples"] * size["length"]
@@ -308,6 +318,12 @@ _TOKENS = {
 }
 # With fewer channels a variance may be close to 0; errors are divided by its root.
 _COLUMNS = {"channels": SizeRange(8, 48, 128), "columns": SizeRange(1, 130, 128)}
+_CACHED = {
+    "heads": SizeRange(1, 4, 8),
+    "queries": SizeRange(1, 3, 1),
+    "sixteens": SizeRange(1, 6, 16),
+    "eights": SizeRange(1, 9, 8),
+}
 _BYTE_TOKENS = {
     "heads": SizeRange(1, 3, 4),
     "fours": SizeRange(1, 9, 8),
@@ -345,6 +361,7 @@ KERNEL_GRAPHS: dict[str, KernelGraph] = {
     "byte-norm": KernelGraph(_byte_norm, _COLUMNS),
     "attention": KernelGraph(_attention, _TOKENS, (ONE_KERNEL,)),
     "masked attention": KernelGraph(partial(_attention, is_masked=True), _TOKENS, (ONE_KERNEL,)),
+    "cached attention": KernelGraph(_cached_attention, _CACHED),
     "byte-attention": KernelGraph(_byte_attention, _BYTE_TOKENS, steps=1.01 * _RESULT_STEP),
     **{
         name: KernelGraph(_forest, _TREES, (name,))

@@ -730,7 +730,7 @@ def test_a_model_and_its_streams_go_without_the_collector() -> None:
 
 @pytest.mark.parametrize("samples", [1, 2])
 def test_streams_begin_with_the_initial_states_of_the_model(samples: int) -> None:
-    """Of one sample, or of the example's batch, whose first one counts."""
+    """They are of one sample, or of the example's batch, whose first one counts."""
     fast = gru()
     (state,) = fast.states
     initial = frames(1, samples, 8)

@@ -39,9 +39,11 @@ from sparsejit.planner.attention_plan import (
     SEVERAL_STEPS,
     AttentionForms,
     attention_cost,
+    cached_attention_cost,
     plan_attention,
 )
 from sparsejit.planner.cheapest_row import record
+from sparsejit.planner.kernels import kernel_name
 from sparsejit.whole_numbers import round_up
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import r8, r10, rcx, rdi, rdx, rsi
@@ -109,11 +111,12 @@ def lower_cached_attention(low: Lowering, node: Node) -> None:
 
     flops = 2 * stack * queries * keys * (depth + spec.values)
     reason = f"{stack} x {queries} queries to the filled part of {keys} keys"
-    facts = Facts(reason, effective_flops=flops, flops=flops)
+    ns = cached_attention_cost(spec, low.target).ns
+    facts = Facts(reason, predicted_ns=ns, effective_flops=flops, flops=flops)
     reads, code_key = tuple(map(low.contiguous, node.inputs)), CodeKey("cached attention", spec)
     sides, scratch = (reads, (into,)), spec.scratch_bytes
-    origin = node.output.origin
-    low.add(Step("cached attention", origin, *sides, emit, facts, scratch, code_key=code_key))
+    name, origin = kernel_name("cached attention", low.target), node.output.origin
+    low.add(Step(name, origin, *sides, emit, facts, scratch, code_key=code_key))
 
 
 class _Operands(NamedTuple):
