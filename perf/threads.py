@@ -169,7 +169,7 @@ class ThreadContest:
         return us[1] / us[self.threads]
 
     def times(self, rounds: int = ROUNDS) -> ThreadTimes:
-        """Run more rounds; return the times of all rounds so far."""
+        """Run more rounds; return the least and median times of all rounds, by threads."""
         self._turns.run(rounds)
         found = DENSITY, self.relative_error, self._turns.least(), self._turns.medians()
         return ThreadTimes(self.name, self.batch, *found)

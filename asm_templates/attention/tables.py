@@ -109,7 +109,10 @@ def _padded(keys: int) -> int:
 def _numbers(
     groups: list[RowGroup], pitches: Pitches, width: int, lanes: int
 ) -> tuple[IntArray, bool]:
-    """Return the table, and whether every tile's rows all see all its keys."""
+    """Return the table, and whether every tile's rows all see all its keys.
+
+    False too if a last group is filled up with a repeated key, which no row sees.
+    """
     lists: dict[bytes, int] = {}
     headers, keys, sees_all = [], list[npt.NDArray[np.int32]](), True
     first = 4 * (3 * width * lanes + _HEADER) * len(groups)

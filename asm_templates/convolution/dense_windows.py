@@ -174,7 +174,10 @@ class _DenseCode:
         pop(asm, _SAVED)
 
     def _tiles(self, height: int) -> None:
-        """Compute tiles of `height` output channels at all positions."""
+        """Append code for the next `height` output channels at all positions of a sample.
+
+        It leaves the pointers to weights and y at the channels after them, so it can be repeated.
+        """
         asm, vectors = self.asm, self.lowered.shape.vectors
         groups, rest = divmod(self.lowered.panels.count, vectors)
         asm.emit("lea", _ENTRY, Literal(self.table))

@@ -87,7 +87,7 @@ def emit(asm: Assembler, lowered: Pairs) -> None:
 
 
 def pairs_of(matrix: SparseMatrix, lanes: int) -> int:
-    """Return the steps: pairs of inputs by vectors of outputs that hold a nonzero."""
+    """Count the steps: pairs of inputs by vectors of outputs that hold a nonzero."""
     block_row, column = matrix.blocks(lanes)
     pairs = ceil_div(matrix.in_features, PAIR)
     return count_distinct(block_row * pairs + column // PAIR, matrix.size)

@@ -161,7 +161,7 @@ class PackedFloats:
 
     @property
     def vectors(self) -> int:
-        """Vectors that one run reads."""
+        """Vectors of the pool that one run reads: head, weights, indices and tail."""
         return self.tail_start + self.tail.shape[1]
 
     @property

@@ -48,7 +48,11 @@ class TensorPlace:
         return np.intersect1d(self.rows, other.rows).size > 0
 
     def written(self, array: Array, others: Array | None = None) -> Array:
-        """The tensor for a constant; rows that the constant lacks are taken from `others`."""
+        """The source's whole tensor, as an array, with the numbers of a constant put in.
+
+        If the constant has only some of its rows, the rest are taken from `others`, another whole
+        tensor, by default the one that was read.
+        """
         if self.rows is None:
             return np.ascontiguousarray(self.write(array, self.tensor.shape))
         made = np.array(self.tensor if others is None else others, array.dtype)

@@ -83,9 +83,9 @@ class Diagnosis:
 
 
 def examine() -> Diagnosis:
-    """Examine the processor, PeachPy and every package that the project declares.
+    """Examine the processor, Python, PeachPy, declared packages and cache; run a kernel.
 
-    Measures nothing and writes nothing.
+    Measures no rates and keeps no file: one that tests the cache's folder is removed again.
     """
     target, processor = _processor()
     python = Finding("python", f"{platform.python_version()} ({sys.executable})", "core")

@@ -86,7 +86,10 @@ class ModelOptions:
 
     @cached_property
     def planner(self) -> LayerPlanner:
-        """The planner of the model's layers, which gives a sample the same bits in any batch."""
+        """The planner of the layers; a sample's bits do not depend on its place in a tile.
+
+        Code for another tile may sum in another order.
+        """
         return LayerPlanner(
             self.target,
             exact=self.exact,

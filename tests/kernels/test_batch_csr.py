@@ -2,7 +2,6 @@
 
 from functools import partial
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ from sparsejit.asm_templates.families import Template
 from sparsejit.ir import reference
 from sparsejit.ir.compressed_rows import CompressedRows
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec
+from sparsejit.ir.spec import Activation, DType, Layout, MatMul, MatVec, Quantisation
 from sparsejit.machine.target import ISA_LEVELS, Target
 from sparsejit.x86.routines import LARGEST_WORKSPACE
 
@@ -141,11 +140,19 @@ def test_a_word_has_the_weights_of_four_inputs_or_two() -> None:
     assert pairs.dense().tolist() == [[0xFFFE0001, 3, 0], [0, 0, 0xFFFF0000]]
 
 
+STEPS = (
+    None,
+    Quantisation(0.02, 0, symmetric=True),
+    Quantisation(0.02, -128),
+    Quantisation(0.02, 41),
+)
+
+
 @pytest.mark.parametrize("layout", Layout)
-@pytest.mark.parametrize("steps", [(None,), (0.02,), (0.02, -128), (0.02, 41)])
+@pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("row", INT8_ROWS, ids=lambda row: row.name)
 def test_int8_sums_are_exact(
-    row: Template, steps: tuple[Any, ...], layout: Layout
+    row: Template, steps: Quantisation | None, layout: Layout
 ) -> None:
     """Batches of one vector and of several, every column with a scale of its own."""
     random = np.random.default_rng(6)
@@ -153,7 +160,7 @@ def test_int8_sums_are_exact(
     weights[:, 5] = 127  # so that the scale of a row is 1
     matrix = SparseMatrix(weights.astype(np.float32))
     for batch in (5, 23, 75, 140):
-        each = MatVec(70, 1030, None, Activation.NONE, DType.INT8, *steps)
+        each = MatVec(70, 1030, None, Activation.NONE, DType.INT8, steps)
         spec = MatMul(each, batch, layout)
         x = random.standard_normal((1030, batch), np.float32) * np.linspace(0.1, 3, batch)
         x = (x if layout is Layout.FEATURE_MAJOR else x.T).astype(np.float32, order="C")
@@ -163,14 +170,14 @@ def test_int8_sums_are_exact(
 
 
 @pytest.mark.parametrize("layout", Layout)
-@pytest.mark.parametrize("steps", [(None,), (0.02,), (0.02, -128), (0.02, 41)])
+@pytest.mark.parametrize("steps", STEPS)
 @pytest.mark.parametrize("isa", ISA_LEVELS)
 def test_int8_panels_the_loop_and_single_columns_agree_to_the_bit(
-    isa: str, steps: tuple[Any, ...], layout: Layout
+    isa: str, steps: Quantisation | None, layout: Layout
 ) -> None:
     alike = [*INT8_ROWS, *(row for row in RUNNABLE if row.name == f"int8-rows-pairs-{isa}")]
     matrix, bias = SparseMatrix(block_weights((70, 131), 0.2, 1)), np.linspace(-1, 1, 70)
-    each = MatVec(70, 131, bias.astype(np.float32), Activation.RELU, DType.INT8, *steps)
+    each = MatVec(70, 131, bias.astype(np.float32), Activation.RELU, DType.INT8, steps)
     for batch in (5, 16, 77):
         spec = MatMul(each, batch, layout)
         x, outputs = x_for(spec, 3), []

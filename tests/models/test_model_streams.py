@@ -114,9 +114,9 @@ class Nested(torch.nn.Module):
 def test_states_by_name_in_named_tuples_and_dicts() -> None:
     zeros = torch.zeros(1, 3)
     named = {"h": zeros, "gain": zeros, "more": {"m": zeros}}
-    flat = {1: 2, 2: 1, 4: 4}  # c, h and m; the outputs are y, h, c, z, m and the product
+    tied = {"both.1": "0.pair.states.1", "h": "0.pair.states.0", "more.m": "0.m"}
     fast = sparsejit.compile(
-        Nested().eval(), ((zeros, zeros),), example_kwargs=named, state=flat
+        Nested().eval(), ((zeros, zeros),), example_kwargs=named, state=tied
     )
     assert [state.input for state in fast.states] == [1, 2, 4]
     stream, h, c, m = fast.stream(), *frames(3, 1, 3)

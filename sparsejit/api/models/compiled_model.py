@@ -313,7 +313,10 @@ class CompiledModel(CalledModel, Compiled):
         return ModelStream(self.stepped(batch), self)
 
     def stepped(self, batch: int) -> SteppedModel:
-        """Return the parts that all streams of a batch share; raises InvalidInput as `stream`."""
+        """Return the model without its states for streams of `batch` samples, made once.
+
+        All streams of that batch share it. Raises InvalidInput as `stream` does.
+        """
         shared = self._stepped.get(batch)
         if shared is None:
             shared = self._stepped.setdefault(batch, SteppedModel(self._streamed, batch))

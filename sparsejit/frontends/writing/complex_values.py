@@ -96,7 +96,7 @@ def subtract(write: Writer, x: Operand, other: Operand, alpha: complex = 1) -> C
 
 
 def scaled(write: Writer, x: Operand, factor: complex) -> Operand:
-    """x times a number."""
+    """Product of x and a Python number, real or complex; x itself if the number is 1."""
     return x if factor == 1 else multiply(write, x, complex(factor))
 
 

@@ -49,7 +49,11 @@ class StackedProduct:
 
 @lowers(Bmm)
 def lower_bmm(low: Lowering, node: Node) -> None:
-    """Append all products of a stack; operands are copied only if neither axis is contiguous."""
+    """Append all products of a stack, with copies of operands that the kernel cannot read.
+
+    An operand is copied if neither axis of its matrices is contiguous; the right one also if it is
+    stored as (columns, depth) and a strip of it would not fit the machine stack.
+    """
     op, (left, right) = node.op, node.inputs
     assert isinstance(op, Bmm)
     view = low.view(left)
