@@ -30,13 +30,16 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
 
 
 def functions_of_graphs() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Every public function of sparsejit.passes whose first parameter is a graph."""
+    """Every public function of sparsejit.passes whose first parameter alone is a graph.
+
+    `step_graph` takes a model at two lengths; `test_steps` has random models for it.
+    """
     for found in pkgutil.iter_modules(sparsejit.passes.__path__):
         module = import_module(f"sparsejit.passes.{found.name}")
         for name, function in inspect.getmembers(module, inspect.isfunction):
-            first = next(iter(inspect.signature(function).parameters.values()), None)
+            kinds = [each.annotation for each in inspect.signature(function).parameters.values()]
             is_own = function.__module__ == module.__name__ and not name.startswith("_")
-            if is_own and first is not None and first.annotation == "Graph":
+            if is_own and kinds[:1] == ["Graph"] and "Graph" not in kinds[1:]:
                 yield name, function
 
 
