@@ -234,6 +234,8 @@ class Follower:
         place = place._replace(axis=axis)
         if value.shape[axis] != place.outer * self.batch * place.inner:
             raise SamplesMixed(f"repeats samples along {value.origin.name}")
+        if self.array(value).shape != value.shape:  # of a sequence, in the body of a loop
+            raise SamplesMixed(f"reads {value.origin.name} by turns, sample by sample")
         if self.changes(value, place):
             raise SamplesMixed("treats samples differently, by their place in the batch")
         if self.shared.setdefault(value, place) != place:
