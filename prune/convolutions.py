@@ -15,6 +15,7 @@ from sparsejit.api.models.predicted_times import convolution_graph
 from sparsejit.api.models.variant import Variant, make_variant
 from sparsejit.api.options import ModelSettings
 from sparsejit.errors import InvalidInput
+from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.values import Array, TensorType
 from sparsejit.prune.calibration import evaluating
@@ -52,8 +53,14 @@ class CompiledConvolution:
     @property
     def op(self) -> Convolution:
         """The convolution in its graph."""
-        (op,) = (n.op for n in self.variant.graph.nodes if isinstance(n.op, Convolution))
+        op = self._node.op
+        assert isinstance(op, Convolution)
         return op
+
+    @property
+    def _node(self) -> Node:
+        (node,) = (n for n in self.variant.graph.nodes if isinstance(n.op, Convolution))
+        return node
 
     @property
     def weights(self) -> Array:
@@ -67,8 +74,7 @@ class CompiledConvolution:
     @property
     def uses(self) -> int:
         """Number of products that each weight is in: positions of y, of x if transposed."""
-        graph = self.variant.graph
-        (image,) = graph.inputs if self.op.transposed else graph.outputs
+        image = self._node.inputs[0] if self.op.transposed else self._node.output
         return prod(image.shape[2:])
 
     @property

@@ -462,7 +462,7 @@ WITH_RULES = {
     *("Attention", "Embedding"),
 }
 APART_OR_REFUSED = {
-    *("ArgMax", "Bmm", "ByteAttention", "Cast", "Chain", "ChannelMeans"),
+    *("ArgMax", "Bmm", "ByteAttention", "CachedAttention", "Cast", "Chain", "ChannelMeans"),
     *("DoubleProduct", "Draw", "EmbeddingBag", "Expand", "Forest", "GruStep"),
     *("Linear", "NormalisedColumns", "OwnRows", "Permute", "PlacedRows", "Pointwise", "Predict"),
     *("Quantise", "Reconstruct", "ScaledChannels", "ScaledColumns", "SumOfRows", "TopK"),
