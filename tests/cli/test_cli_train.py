@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 torch = pytest.importorskip("torch")
 soundfile = pytest.importorskip("soundfile")
 
-from sparsejit.commands import progress  # noqa: E402
+from sparsejit.commands import console  # noqa: E402
 from sparsejit.commands import train as command  # noqa: E402
 from sparsejit.commands.cli import app  # noqa: E402
 from sparsejit.errors import DamagedFile, InvalidInput  # noqa: E402
@@ -130,8 +130,8 @@ def test_a_voice_to_start_from_is_read_before_the_data(speech: Path, tmp_path: P
 def test_the_bar_of_a_terminal_has_loss_rate_and_density(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     terminal = Console(file=screen, force_terminal=True, width=150)
-    monkeypatch.setattr(progress, "error_console", terminal)
-    with progress.ProgressBar() as bar:
+    monkeypatch.setattr(console, "error_console", terminal)
+    with console.ProgressBar() as bar:
         bar.show(command.progress_line(TrainingProgress(1, 9000, 5.25, 0.9, 12345.6)), 1, 9000)
         bar.refresh()
     assert "step 1 of 9000, loss 5.250, 12,346 samples/s, density 90.0%" in (screen.getvalue())
