@@ -14,8 +14,8 @@ A step reads the states in half `parity`, writes the new ones to the other half 
 parity, so that no state is copied. A state of which a step replaces some rows, such as a cache of
 keys, lies once: its input and output have one address. `inputs` and `outputs` are tables of the
 model's other operands. After a status that is not 0 the parity stays, and with it the states in
-halves. Denormal numbers count as
-zero within a step: a state that fades away would slow all later ones. MXCSR is restored.
+halves. Denormal numbers count as zero within a step: a state that fades away would slow all later
+ones. MXCSR is restored.
 """
 
 from __future__ import annotations

@@ -349,7 +349,7 @@ class CompiledModel(CalledModel, Compiled):
         return sealed.SealedFile(KIND, *model_to_data(self.source()))
 
     def _exported(self, name: str) -> ExportedFunction:
-        stepped = SteppedModel(self._streamed, 1) if self.states else None
+        stepped = self.stepped(1) if self.states else None
         nests = self._input_nest, self._output_nest
         return exported_model(name, self._first, nests, stepped)
 
