@@ -10,6 +10,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from sparsejit.x86 import instructions
+from sparsejit.x86.forms import Form, Key
+
 
 @pytest.fixture(autouse=True)
 def _repeatable_and_by_the_book() -> Iterator[None]:
@@ -18,6 +21,23 @@ def _repeatable_and_by_the_book() -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)
     yield
     torch.backends.mha.set_fastpath_enabled(True)
+
+
+@pytest.fixture(autouse=True)
+def _forms_ship(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Models are compiled without PeachPy, also at a call: from forms of the table that ships."""
+    learn, learned = instructions._learned, []
+
+    def recording(key: Key) -> Form:
+        learned.append(key)
+        return learn(key)
+
+    monkeypatch.setattr(instructions, "_learned", recording)
+    yield
+    if not request.config.getoption("--keep-forms"):
+        assert not learned, "run this test with --keep-forms, and commit sparsejit/x86/forms.json"
 
 
 @pytest.fixture(scope="session")
