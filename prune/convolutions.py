@@ -100,14 +100,17 @@ class CompiledConvolution:
 
 @dataclass(frozen=True)
 class ConvolutionInModel:
-    """A convolution of weights (out, in / groups, *kernel), and one image for each of its calls."""
+    """A convolution of weights (out, in / groups, *kernel), and the image's sizes in each call."""
 
     op: Convolution
     weight_shape: tuple[int, ...]
     images: tuple[ImageShape, ...]
 
     def compiled(self, weight: Tensor, dtype: str) -> list[CompiledConvolution]:
-        """A function for each call, shared by equal images; weight is (out, everything else)."""
+        """A function for each call; calls with equal sizes share one.
+
+        `weight` is (out, everything else).
+        """
         filters = weight.detach().cpu().numpy().reshape(self.weight_shape)
         made: dict[ImageShape, CompiledConvolution] = {}
         for image in self.images:
@@ -125,11 +128,13 @@ def convolutions_in_model(
     example_inputs: Any,
     run: Callable[[nn.Module, Any], Any],
 ) -> dict[str, ConvolutionInModel]:
-    """The convolutions among the named weights, by name.
+    """The convolutions among the named weights, each with the sizes of its images, by name.
 
-    example_inputs: for `run(model, example_inputs)`, which calls the model in eval mode.
-    Raises InvalidInput for a convolution if they are None, for one that gets no image of them, and
-    for one over more than two spatial axes.
+    A weight is a convolution if its module is one. `run(model, example_inputs)` runs the model, in
+    evaluation mode, only to note the size of each image that reaches a convolution.
+
+    Raises InvalidInput for a convolution where example_inputs is None or no image reaches it, and
+    for a convolution over more than two spatial axes.
     """
     found = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
     modules = {

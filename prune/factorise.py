@@ -60,7 +60,7 @@ class Factorisation:
 
 
 class ChainAndRest(nn.Module):
-    """chain(x) + rest(x)."""
+    """Module for chain(x) + rest(x): the product of sparse factors, and the rest of the matrix."""
 
     def __init__(self, chain: nn.Module, rest: nn.Module) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ class Prunable:
         return min(free, self.blocks.per_gate - 1) / self.blocks.per_gate
 
     def pruned(self, amount: float) -> Tensor:
-        """A copy without the round(amount * blocks) blocks of least magnitude of each gate."""
+        """A copy in which the blocks of least magnitude are 0: a share `amount` of each gate's."""
         counts = [amount * self.blocks.per_gate] * self.blocks.gates
         gone = choose_pruned({"": self.blocks}, {"": counts})[""]
         return self.weight.masked_fill(gone.view_as(self.weight), 0)
@@ -52,7 +52,10 @@ class Prunable:
         return [*self.convolution.compiled(weight, dtype)]
 
     def energy_left(self, amounts: FloatArray) -> FloatArray:
-        """Share of the sum of squared weights that each of the amounts leaves, above 0."""
+        """Share of the sum of squared weights that is left after pruning by each amount.
+
+        A share of 0 becomes float64's epsilon, so that its logarithm is finite.
+        """
         labels, scores = self.blocks.labels.flatten(1), self.blocks.scores
         squares = self.weight.double().square().view_as(labels)
         by_block = torch.zeros_like(scores).scatter_add_(1, labels, squares)

@@ -55,7 +55,7 @@ class CsrBlocks:
 
     @property
     def across(self) -> int:
-        """Blocks of the same rows."""
+        """Number of blocks side by side, which have the same rows."""
         return ceil_div(self.columns, self.width)
 
     @property

@@ -150,9 +150,10 @@ def _spread(pointer: Register, count: int, steps: int) -> Line:
 
 @dataclass(frozen=True, eq=False)
 class TileWeights:
-    """Places of a tile's weights in the pool: at `pool` weights that are loaded one by one.
+    """Places of a tile's weights in the pool.
 
-    At `fours` are the weights that one load brings four at a time; `by_four` tells which these are.
+    Weights in the mask `by_four` lie at `fours`, and one load brings four of them. The others lie
+    at `pool`, and are loaded one by one.
     """
 
     by_four: BoolArray
@@ -161,7 +162,7 @@ class TileWeights:
 
 
 def tile_weights(asm: Assembler, tile: Products, shared: float) -> TileWeights:
-    """Put a tile's weights into the pool, a share of them where one load brings four."""
+    """Put a tile's weights into the pool; `shared` is the share to be loaded four at a time."""
     by_four = _come_by_four(tile, shared, asm.target.isa == "avx512")
     pool = asm.literal(tile.weight[~by_four])
     fours = asm.literal(np.append(tile.weight[by_four], np.zeros(4, tile.weight.dtype)))
@@ -171,7 +172,8 @@ def tile_weights(asm: Assembler, tile: Products, shared: float) -> TileWeights:
 def _come_by_four(tile: Products, shared: float, wide: bool) -> BoolArray:
     """Return for each weight whether one load brings it with three others.
 
-    It does for a share of the weights; in AVX-512 also for all whose input is used once.
+    One load does so for a share `shared` of the weights whose input other weights use too, and in
+    AVX-512 for all weights whose input no other weight uses.
     """
     rank = np.cumsum(~tile.alone)
     chosen = ~tile.alone & (np.floor(rank * shared) > np.floor((rank - 1) * shared))
@@ -200,7 +202,7 @@ def weights_by_four(asm: Assembler, weights: TileWeights) -> list[Line]:
 def weights_one_by_one(
     asm: Assembler, weights: TileWeights
 ) -> tuple[list[Line], Memory]:
-    """Return the operand of each weight that is not loaded by four, and lines that must come first.
+    """Return lines that move rcx, and the memory operand of each weight not loaded by four.
 
     In AVX-512 the operand is a broadcast.
     """
@@ -219,8 +221,9 @@ _AT_ONCE = 4  # inputs, each in a register
 class PanelSums:
     """Start and end of a layer's sums in panels.
 
-    A row's sum begins at its element of `start` (out_features,), or at its first product if that is
-    None. `columns`: words of inputs. `ends` (out_features, 2): each row's scale and bias, for int8.
+    A row's sum begins with its element of `start` (out_features,), or with its first product where
+    `start` is None. `columns` is the number of words of inputs. For int8, `ends` (out_features, 2)
+    has each row's scale and bias.
     """
 
     arithmetic: Arithmetic
@@ -603,7 +606,8 @@ def _next_outputs(tile: Products, panels: Panels) -> list[Line]:
 def _reached(base: Register, address: IntArray, in_windows: bool) -> tuple[list[Line], Memory]:
     """Return memory operands `address` bytes after `base`, and the lines that must come first.
 
-    `in_windows`: use one-byte displacements, in whole vectors.
+    With `in_windows`, the lines move r8 so that each displacement takes one byte of code, which
+    counts whole vectors.
     """
     if not in_windows:
         return [], Memory(base, address)
@@ -615,7 +619,10 @@ def _reached(base: Register, address: IntArray, in_windows: bool) -> tuple[list[
 def _finish(
     asm: Assembler, spec: MatVec, tile: Products, sums: PanelSums, panels: Panels
 ) -> None:
-    """Store the sums; a costly activation takes them in two halves, for more free registers."""
+    """Turn the sums of a tile into outputs, and store them.
+
+    A costly activation takes them in two halves, so that more registers are free.
+    """
     everyone = np.arange(len(tile.rows))
     if panels.added is not None:
         _add(asm, everyone, tile.rows, panels, panels.added)

@@ -191,7 +191,7 @@ def planned_loops(matrix: SparseMatrix, target: Target, first_row: int = 0) -> l
 
 
 def _block_rows(matrix: SparseMatrix, rows: int, multiple: int) -> _BlockRows:
-    """Block rows of a matrix, with empty ones up to a `multiple`."""
+    """Block rows of a matrix, and empty ones until their number is a multiple of `multiple`."""
     count = ceil_div(matrix.out_features, rows * multiple) * multiple
     nonzeros = matrix.nonzeros
     numbers = nonzeros.rows // rows * matrix.in_features + nonzeros.columns
@@ -205,7 +205,7 @@ def _block_rows(matrix: SparseMatrix, rows: int, multiple: int) -> _BlockRows:
 def _loops(
     block_rows: _BlockRows, parts: int, begin: int, target: Target
 ) -> Iterator[_Loop]:
-    """The loops over the block rows from number `begin` on."""
+    """Yield the loops over the block rows from number `begin` on, the fullest block rows first."""
     counts = np.diff(block_rows.starts)
     longest_first = begin + np.argsort(-counts[begin:], kind="stable")
     accumulators = longest_first.reshape(-1, parts)

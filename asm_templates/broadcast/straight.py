@@ -85,9 +85,10 @@ class BlockSteps:
 
     @property
     def current(self) -> IntArray:
-        """By step: the column whose input is in the register of inputs.
+        """By step: the column whose input the main register of inputs holds.
 
-        A step with `again` uses the input of an earlier column, so there it is the next step's.
+        A step with `again` takes its input from another register; in that step the main register
+        already holds the input of the next step.
         """
         return np.where(self.again, np.roll(self.column, -1), self.column)
 

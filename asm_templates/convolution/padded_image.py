@@ -88,7 +88,7 @@ class Phase:
 
 
 def phases(axis: Axis) -> list[Phase]:
-    """Return the phases that any tap reads."""
+    """Return the phases of an axis that at least one tap reads."""
     found = []
     offsets = [tap * axis.dilation for tap in range(axis.kernel)]
     for number in sorted({offset % axis.stride for offset in offsets}):

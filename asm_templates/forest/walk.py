@@ -333,7 +333,8 @@ def _emit_level(
 def _compare_doubles(asm: Assembler, records: Register, slots: Register) -> None:
     """k1, or with AVX2 vector 3, = whether the slot's value exceeds the record's threshold.
 
-    Each half of the lanes at a time. Clobbers vectors 0, 2 and 3, 14 and 15, `records`, k2 and k3.
+    The halves of the lanes are compared in turn. Clobbers vectors 0, 2, 3, 14 and 15, `records`, k2
+    and k3.
     """
     avx512 = asm.target.isa == "avx512"
     threshold, value, mask = vector(asm, 0), vector(asm, 2), vector(asm, 3)

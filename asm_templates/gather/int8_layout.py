@@ -92,7 +92,11 @@ class Int8Form:
     tries: int
 
     def least_steps(self, wants: npt.NDArray[np.uint16]) -> _Numbers:
-        """Return the lower bound of a schedule's steps; a `row_order.Bound`."""
+        """Return a lower bound of a schedule's steps for each fold group and window.
+
+        `wants` (fold groups, lanes, windows, registers): the nonzeros of each lane that read from
+        each register of inputs. The method is a `row_order.Bound`.
+        """
         fullest_lane = ceil_div(wants.sum(axis=3, dtype=np.int64).max(axis=1), PRODUCTS)
         by_register = ceil_div(wants.max(axis=1).astype(np.int64), PRODUCTS).sum(axis=2)
         least: _Numbers = np.maximum(fullest_lane, ceil_div(by_register, self.sources))

@@ -86,9 +86,10 @@ _Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class PickRound:
-    """A permutation that picks bytes for a trip: indices into up to four registers of x.
+    """A permutation that picks some of the 64 bytes of a trip out of registers of x.
 
-    After a trip's first round they are up to three, merged into the bytes picked before.
+    The first round of a trip picks from up to four registers. Each further round picks from up to
+    three, and merges its bytes into the bytes picked before.
     """
 
     trip: int
@@ -130,7 +131,7 @@ class StagedGroup:
         return np.ascontiguousarray(picked.swapaxes(2, 3))
 
     def rounds(self) -> Iterator[PickRound]:
-        """Yield the rounds that bring the inputs of all trips together."""
+        """Yield the permutations that pick the inputs of each trip, trip after trip."""
         for trip, columns in enumerate(self.columns):
             flat = np.full(SLOTS * PRODUCTS, -1)
             flat[: columns.size] = columns.reshape(-1)
@@ -154,7 +155,10 @@ def _rounds_of_trip(trip: int, columns: _Numbers) -> Iterator[PickRound]:
 
 
 def group_sizes(matrix: SparseMatrix) -> list[tuple[_Numbers, int, int]]:
-    """Return the block rows of each group, the fullest first, their chains and trips."""
+    """Return the block rows of each group, with its number of chains and its number of trips.
+
+    The fullest block rows come first.
+    """
     counts = matrix.block_mask(LANES).sum(axis=1)
     order = np.argsort(-counts, kind="stable")
     groups: list[tuple[_Numbers, int, int]] = []
@@ -218,7 +222,7 @@ class Staged:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """Return the counts of all groups; trips follow from the number of blocks in block rows."""
+    """Return the expected counts; the trips of a group follow from its fullest block row."""
     sizes, prices = group_sizes(matrix), target.core.layouts
     trips = sum(number for _, _, number in sizes)
     steps = sum(len(own) * chains * number for own, chains, number in sizes)
@@ -278,7 +282,10 @@ def _store_inputs(asm: Assembler, spec: MatVec) -> None:
 
 
 def _stage(asm: Assembler, rounds: list[PickRound]) -> None:
-    """Append code that picks the inputs of a group's trips, 64 bytes of the stack for each."""
+    """Append code that writes the inputs of each turn of a group's loop to the stack.
+
+    A turn (a trip) has 64 bytes: four inputs for each of sixteen slots.
+    """
     if not rounds:
         return
     stream = Stream(asm, _INDICES, CACHE_LINE_BYTES)
@@ -333,7 +340,7 @@ def _sum(asm: Assembler, group: StagedGroup, weights: npt.NDArray[np.int8]) -> N
 
 
 def _finish(asm: Assembler, lowered: Staged, group: StagedGroup) -> None:
-    """Add chains, turn sums into outputs, and store each block row."""
+    """Add up the chains of each block row, turn the sums into outputs, and store them."""
     spec, count = lowered.spec, len(group.block_rows)
     sums = [zmm(_FIRST_SUM + slot) for slot in range(count)]
     for slot in range(count, group.slots):

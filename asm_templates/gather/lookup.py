@@ -82,11 +82,11 @@ _Part = tuple[_Numbers, _Numbers, _Numbers, _Numbers]
 
 @dataclass(frozen=True, eq=False)
 class Chunks:
-    """All chunks, of `STEPS` weights for each of sixteen rows, in order of execution.
+    """Chunks in order of execution; each has `STEPS` weights for each of sixteen rows.
 
-    `position` (the block of inputs that has come into the window last) and `group` (of rows): shape
-    (chunks,). `weights` and `inputs` (column of x, less than `WINDOW` before the window's end):
-    (chunks, STEPS, LANES).
+    `position` (chunks,) is the number of the newest `SLIDE` inputs in the window, `group` (chunks,)
+    the number of the sixteen rows. `inputs` (chunks, STEPS, LANES) are the columns of `weights`,
+    all within the window.
     """
 
     position: _Numbers
@@ -98,8 +98,8 @@ class Chunks:
 def paired_order(matrix: SparseMatrix) -> _Numbers:
     """Return the row in every lane, so that rows of a vector have similar numbers of weights.
 
-    The fuller half of each 32 rows share the first of two vectors. Numbers from out_features on
-    stand for no row; they stay last.
+    Of each 32 rows, the sixteen with most weights share the first of two vectors. Numbers from
+    out_features on stand for no row; they stay last.
     """
     vectors = ceil_div(matrix.out_features, LANES)
     counts = np.full(vectors * LANES, -1)
@@ -162,9 +162,9 @@ def _weights_before(counts: npt.NDArray[np.uint16]) -> _Numbers:
 
 
 def _walk(ends: _Numbers) -> list[_Part]:
-    """Return the chunks at each position of the window: their groups, and each row's weights.
+    """Return the chunks at each position of the window, as a `_Part` for each position.
 
-    `ends` as from `_weights_before`.
+    `ends` is the result of `_weights_before`.
     """
     blocks, rows = len(ends) - 1, np.arange(ends.shape[1]).reshape(-1, LANES)
     slides = WINDOW // SLIDE
@@ -190,8 +190,8 @@ LINE = 64
 class Format:
     """The storage format of chunks.
 
-    `far`: they stream from beyond L2, so every byte counts, and float32 holds the index in the
-    lowest bits of the weight itself. `padded`: a padding line follows each.
+    `far`: the chunks come from beyond L2, so every byte counts, and a float32 weight has its index
+    in its own lowest bits. `padded`: a line that is never read follows each chunk.
     """
 
     dtype: DType
@@ -270,7 +270,7 @@ _PREFETCHED_CHUNKS = 8
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """Rows from `first` on whose sums are on the stack at a time, and their chunks.
+    """Consecutive rows, from `first` on, whose sums lie on the stack together, and their chunks.
 
     `order` is the row in every lane.
     """
@@ -296,7 +296,7 @@ class LookedUp:
 
 
 def expect(spec: MatVec, matrix: SparseMatrix, target: Target) -> Counts:
-    """Return the counts, from the vectors of weights in the chunks of the look-up loop."""
+    """Return the expected counts, from the number of chunks."""
     return _counts(spec, matrix, target, chunk_count(matrix))
 
 

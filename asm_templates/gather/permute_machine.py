@@ -89,7 +89,11 @@ class Machine:
         return two_register_schedule if self.sources == 2 else one_register_schedule
 
     def least_steps(self, wants: npt.NDArray[np.uint16]) -> npt.NDArray[np.integer]:
-        """Return the lower bound of a schedule's steps; a `row_order.Bound`."""
+        """Return a lower bound of a schedule's steps for each fold group and window.
+
+        `wants` (fold groups, lanes, windows, registers): the nonzeros of each lane that read from
+        each register of inputs. The method is a `row_order.Bound`.
+        """
         fullest_lane = wants.sum(axis=3, dtype=np.int64).max(axis=1)
         by_register = wants.max(axis=1).sum(axis=2, dtype=np.int64)
         rounds = ceil_div(by_register, self.sources)

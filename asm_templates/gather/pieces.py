@@ -32,7 +32,7 @@ class Reads(Protocol):
 
     @property
     def streamed_bytes(self) -> int:
-        """Bytes of all runs, as far as they decide the layout of the streams in the pool."""
+        """Bytes that all runs read in order; the stride padding of the pool depends on them."""
         ...
 
 
@@ -43,8 +43,9 @@ ReadsT = TypeVar("ReadsT", bound=Reads)
 class Piece(Generic[ReadsT]):
     """The code of one batch of outputs in one window of inputs: steps, registers, and data.
 
-    `accumulators`: for each vector of outputs, the numbers of the registers that sum it up; the
-    first is the sum in the end. `stages` of exchanges put the sums in the order of y.
+    `accumulators`: for each vector of outputs, the numbers of the registers that its steps add to
+    in turn; in the end the first one gets their sum. `stages` stages of exchanges put the sums in
+    the order of y.
     """
 
     panel: RowPanel
@@ -115,7 +116,7 @@ class KeptInputs:
 
 @dataclass(frozen=True, eq=False)
 class LoweredGather(Generic[LayoutT]):
-    """A layer laid out for a gather kernel; `kept` is for int8 layers with a single window."""
+    """A layer laid out for a gather kernel; only int8 layers with a single window have `kept`."""
 
     spec: MatVec
     layout: LayoutT
@@ -151,8 +152,9 @@ def pieces_of_panel(
 ) -> list[Piece[ReadsT]]:
     """Return the pieces of a panel, window by window.
 
-    `accumulators`: from the number of steps of each vector of a batch to `Piece.accumulators`.
-    `reads`: from a panel, steps, a window and a batch to the data of the runs.
+    `accumulators` takes the number of steps of each vector of a batch, and returns
+    `Piece.accumulators`. `reads` takes a panel, the steps of a batch in a window, the window's
+    number and the batch's number, and returns the data of the runs.
     """
     panel, pieces = held.panel, []
     for window in range(windows.number):

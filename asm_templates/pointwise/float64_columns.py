@@ -230,7 +230,7 @@ class ColumnScaling:
 
     @property
     def is_gathered(self) -> bool:
-        """Whether the columns differ from the first ones of x in order."""
+        """Whether the columns must be gathered: they are not the first columns of x, in order."""
         return not np.array_equal(self.columns, np.arange(self.outputs))
 
     def asks_for(self, row: int, otherwise: float) -> bool:

@@ -218,8 +218,11 @@ class _TokenDraw:
         asm.bind(all_stay)
 
     def _keep_from(self, is_enough: Callable[[Label], None]) -> None:
-        """Zero the weights below the largest threshold, in ymm1, with which `is_enough` falls
-        through; where there is too little it jumps."""
+        """Zero all weights below the largest threshold that keeps enough of them.
+
+        `is_enough` appends code that compares the weights with the threshold in ymm1. The code runs
+        to its end if enough weights reach the threshold, else it jumps to the label it is given.
+        """
         asm, threshold, now = self._asm, ymm(1), ymm(2)
         again, below = asm.label("next bit"), asm.label("too little")
         asm.emit("xor", dword(r10), dword(r10))

@@ -53,7 +53,7 @@ class Windows:
         return cls(registers, number, ceil_div(registers, number))
 
     def registers_of(self, window: int) -> range:
-        """Return the numbers of the registers (as many inputs of x as one holds) in a window."""
+        """Return the numbers of a window's registers, counted over all registers of x."""
         return range(window * self.width, min((window + 1) * self.width, self.registers))
 
 
@@ -134,7 +134,7 @@ def covering(
     taken_shape: tuple[int, ...],
     steps_of: Callable[[IntArray], list[Covering]],
 ) -> Covering:
-    """Return the steps of all problems in order, from `steps_of` for `at_once` problems at a time.
+    """Return the steps of all problems in order; `steps_of` schedules `at_once` at a time.
 
     `taken_shape` is the shape of a step's nonzeros.
     """

@@ -63,8 +63,8 @@ def blocks(vectors: int, stages: int) -> Iterator[tuple[int, int]]:
 def exchange_indices(rows: _Numbers, stages: int) -> _Numbers:
     """Return the indices of the exchanges' `vpermi2ps`: (runs, two an exchange, lanes).
 
-    `rows`: (runs, vectors, lanes), the rows that a run holds: all rows of its vectors of y, from a
-    multiple of `2**stages` vectors on.
+    `rows` (runs, vectors, lanes) has the row in each lane. A run holds all rows of its vectors of
+    y; the number of its first vector is a multiple of 2**stages.
     """
     runs, vectors, lanes = rows.shape
     held = rows.copy()
@@ -91,7 +91,7 @@ def fullest_together(rows: _Numbers, counts: _Counts) -> _Numbers:
 
 
 class StepShape(NamedTuple):
-    """A step of a schedule: `products` of each lane, out of `sources` registers."""
+    """The size of a step: `products` products in each lane, with inputs of `sources` registers."""
 
     sources: int
     products: int = 1
@@ -100,10 +100,10 @@ class StepShape(NamedTuple):
 def swapped(
     held: _Numbers, counts: _Counts, sweeps: int, step: StepShape, anywhere: bool = False
 ) -> _Numbers:
-    """Return the rows after sweeps of swaps between vectors, each of which lowers the steps.
+    """Swap rows between vectors, at most `sweeps` times over all pairs; return the rows.
 
-    Arrays as in `fullest_together`. `anywhere`: sums may end in any order, so that any two rows may
-    be swapped.
+    Each swap lowers the bound of the steps. Arrays are as in `fullest_together`. With `anywhere`,
+    the sums may end in any order, so any two rows may be swapped.
     """
     _, _, vectors, lanes = held.shape
     if vectors == 1:
@@ -145,8 +145,9 @@ def _halved(rows: _Numbers, totals: _Numbers) -> _Numbers:
 class _Search:
     """Search for swaps of rows that lower the bound of steps, in all batches at once.
 
-    `held`: (vectors, runs, lanes, batches), the rows. `wants`: (vectors, runs, lanes, registers,
-    windows, batches), nonzeros of the rows held; `totals`: their sums over registers.
+    `held` (vectors, runs, lanes, batches) has the row in each lane. `wants` (vectors, runs, lanes,
+    registers, windows, batches) counts the nonzeros of each such row that read from each register
+    of inputs; `totals` are the sums of these counts over registers.
     """
 
     held: _Numbers
@@ -159,7 +160,8 @@ class _Search:
     def of(cls, rows: _Numbers, wants: _Counts, step: StepShape, anywhere: bool) -> "_Search":
         """Return the search that begins with these rows.
 
-        `rows`: (batches, runs, vectors, lanes); `wants`: (rows + 1, windows, registers).
+        `rows` (batches, runs, vectors, lanes) has the row in each lane, `wants` (rows + 1, windows,
+        registers) the nonzeros of each row by register; its last row is zero, for empty lanes.
         """
         held = np.ascontiguousarray(rows.transpose(2, 1, 3, 0))
         wanted = wants[np.minimum(held, len(wants) - 1)].transpose(0, 1, 2, 5, 4, 3)
@@ -175,9 +177,10 @@ class _Search:
                 return
 
     def _swap(self, apart: int, run: int) -> bool:
-        """Make the best swap of two rows between vectors `v` and `v ^ apart`, for each such pair.
+        """Swap the best two rows between vectors `v` and `v ^ apart`, for each such pair.
 
-        Only if it gains. Return whether any swap was made.
+        A pair of vectors whose best swap gains nothing keeps its rows. Return whether any rows were
+        swapped.
         """
         vectors, _, lanes, batches = self.held.shape
         bit = 1 << apart.bit_length() - 1
@@ -233,9 +236,10 @@ class _Search:
 
 
 def _most(wants: _Counts, run: int) -> tuple[_Counts, _Counts]:
-    """Return the most nonzeros of a vector's lanes, and for each lane of a run, of all others.
+    """Return two maxima over a vector's lanes: over all, and over all but one lane of the run.
 
-    `wants`: (vectors, runs, lanes, ...); returns (vectors, ...) and (vectors, lanes, ...).
+    `wants` (vectors, runs, lanes, ...) are counts of nonzeros. The first result is (vectors, ...),
+    the second (vectors, lanes, ...), by the lane that is left out.
     """
     all_lanes = wants.reshape(len(wants), -1, *wants.shape[3:])
     most = all_lanes.max(axis=1)

@@ -24,10 +24,11 @@ _Numbers = npt.NDArray[np.integer]
 class Steps:
     """The steps of a panel in order of execution.
 
-    `region` (window * batches + batch), `vector` of the batch, `turn` among the steps of that
-    vector, `first`, `second`: shape (steps,). `weights` and `indices`: (steps, fold, lanes),
-    float32 and uint32; for int8 both are uint32, four bytes each, and a step has only the indices
-    that it reads.
+    Five arrays have an entry for each step: `region` is window * batches + batch, `vector` the
+    vector of the batch, `turn` the step's number among the steps of that vector, `first` and
+    `second` the registers of x. `weights` and `indices` (steps, fold, lanes) are float32 and
+    uint32; for int8 both are uint32, four bytes each, and a step has only the indices that it
+    reads.
     """
 
     region: _Numbers

@@ -80,9 +80,9 @@ class RowPanel:
 
 
 def row_panels(out_features: int, lanes: int, accumulators: int, fold: int) -> list[RowPanel]:
-    """Cut vectors into panels: runs that fill folded batches, other whole runs, then the rest.
+    """Cut the vectors of outputs into panels: folded batches, batches that run once, then the rest.
 
-    Only runs of whole vectors are folded, because these need no masks.
+    Only whole vectors are in folded batches, because these need no masks.
     """
     whole, rest = divmod(ceil_div(out_features, lanes), accumulators)
     folded = out_features // (lanes * accumulators) // fold
@@ -97,10 +97,11 @@ def row_panels(out_features: int, lanes: int, accumulators: int, fold: int) -> l
 
 @dataclass(frozen=True, eq=False)
 class RowOrder:
-    """The row in every lane, vector after vector; numbers from out_features on mean none.
+    """An order of rows: the row in each lane, vector after vector.
 
-    `stages` of exchanges, `exchanges` in all, put the sums in order. `steps` is the lower bound of
-    a schedule's steps, `steps_as_they_come` the bound for rows in their natural order.
+    A number from out_features on means no row. `exchanges`, in `stages` stages, put the sums into
+    the order of y. `steps` is the lower bound of a schedule's steps in this order,
+    `steps_as_they_come` the bound for rows in their natural order.
     """
 
     rows: _Numbers
@@ -112,9 +113,10 @@ class RowOrder:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices by which orders of rows are compared, in steps: of a schedule, and of an exchange.
+    """Prices by which orders of rows are compared, in steps.
 
-    `bound` estimates a schedule's steps.
+    `bound` estimates the steps of a schedule, `exchange` is the price of one exchange, and `step`
+    has the size of a step.
     """
 
     bound: Bound

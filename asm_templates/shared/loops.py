@@ -91,9 +91,10 @@ def counted_up(
 class Span:
     """A few consecutive vectors that code handles at a time, at the same place of several arrays.
 
-    `firsts` are the numbers of their first elements, less the count of elements that the loop
-    register `index` has passed (in bytes; None outside the loop). Only the last vector outside the
-    loop may reach past `length`; its elements beyond are loaded as zero and not stored.
+    `firsts` has the number of each vector's first element. In a loop it counts from the element
+    that the register `index` has reached, in bytes; `index` is None outside the loop. Only the last
+    vector outside the loop may reach past `length`; its elements beyond are loaded as zero and not
+    stored.
     """
 
     asm: Assembler
@@ -142,7 +143,7 @@ _STEPS = 16
 def fetch_redirects(steps: int, target: Target, every: int = _STEPS) -> Line:
     """Return the line of jumps to the next instruction, before every `every`-th of `steps` steps.
 
-    Only on cores that gain by them.
+    Cores that gain nothing by them get none.
     """
     now = (np.arange(1, steps + 1) % every == 0) & target.core.redirects
     return line("jmp", Relative("next"), when=now)

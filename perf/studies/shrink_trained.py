@@ -81,7 +81,7 @@ class CharacterModel(nn.Module):
 
 
 def next_characters(file: Path) -> TrainedModel:
-    """A transformer on a text, whose last tenth it does not see in training."""
+    """A transformer trained to predict the next character of a text, less the text's last tenth."""
     torch.manual_seed(0)
     text = file.read_text()
     known = {character: number for number, character in enumerate(sorted(set(text)))}

@@ -128,7 +128,7 @@ def part_of(graph: Graph, nodes: Sequence[Node], later: Collection[Value]) -> Gr
     return remove_dead_code(whole) if outputs else None
 
 
-# A function from a layer's x to the change of its y, or new constants where y feeds back.
+# A function from a layer's x to the array added to its y, or new constants where y feeds back.
 Change = Callable[[Array], Array] | Mapping[Value, Array]
 
 
@@ -138,10 +138,10 @@ def reactions(
     trials: Sequence[tuple[ShrinkLayer, Change]],
     options: ModelOptions,
 ) -> list[float]:
-    """Squared relative error of the outputs when one layer's products change, for each trial.
+    """Squared relative error of the outputs for each trial, which changes one layer.
 
-    The change of a layer's y is added after the layer, and the model runs from there on. With new
-    constants all of it runs.
+    A change that is a function is added to the layer's y, and only the nodes behind the layer run
+    again. A change that is new constants takes the place of the old ones, and the whole model runs.
     """
     run = LevelledRun(graph, [layer for layer, change in trials if callable(change)], options)
     others = {

@@ -82,7 +82,9 @@ class LayerScales:
 
 @dataclass(frozen=True)
 class SumScales:
-    """Scales and zero points of the operands of a sum of images, so that the sum may stay in bytes.
+    """Scales and zero points for the operands of an elementwise addition of two images.
+
+    With them the addition may be computed in bytes.
 
     Attributes:
         name: name of the sum's result

@@ -70,8 +70,8 @@ class ModelOptions:
     `weight_bytes` is the size of the whole model's weights, as code or data; 0 until estimated.
     `shares_tiles`: threads take turns with the tiles of a batch, instead of sharing the kernels of
     each. `any_length`: code for other lengths will follow, and shall read the same weights.
-    `same_bits`: samples of a function with one tile have the same bits in any batch; with `exact`
-    they have, too.
+    `same_bits`: a sample has the same bits in any batch, where a function has one tile; `exact`
+    promises the same.
     """
 
     target: Target
@@ -161,7 +161,7 @@ class Lowering:
         return int(np.count_nonzero(self.constant(value)))
 
     def view(self, value: Value) -> View:
-        """The view from which to read a value, with any strides: its row-major copy, if any."""
+        """The view from which steps read a value: its row-major copy, if there is one."""
         if value in self._later:
             self.bind(value, self._later.pop(value)())
         return self._copies.get(value) or self._own_view(value)

@@ -66,9 +66,11 @@ _NOTHING = FeatureMajor(frozenset(), frozenset(), {}, frozenset(), frozenset(), 
 
 
 class _Lying(NamedTuple):
-    """A way for a value to lie in memory: whether it is written feature-major, and is read so.
+    """A choice of layouts for a value: feature-major, batch-major, or both by a copy.
 
-    `cost` is the number of elements that are transposed for it.
+    cost: the number of elements that are transposed or copied for it.
+    is_made: whether its producer writes it feature-major.
+    is_read: whether it exists feature-major, as written or as a copy.
     """
 
     cost: int
@@ -83,9 +85,10 @@ def feature_major(
     takes: Callable[[Node], bool],
     target: Target,
 ) -> FeatureMajor:
-    """The values that should lie feature-major; `wanted` have a batch-major place already.
+    """Choose the values that lie feature-major, and the nodes that run on columns.
 
-    takes: whether a layer takes panels, as `takes_panels` says it.
+    wanted: values that must also exist batch-major, in a place that they have already.
+    takes: the function that `takes_panels` returns.
     """
     panels = frozenset(node for node in graph.nodes if takes(node))
     if not panels:
@@ -135,7 +138,7 @@ def takes_panels(
     matrix: Callable[[Value], SparseMatrix],
     nonzeros: Callable[[Value], int],
 ) -> Callable[[Node], bool]:
-    """A function that says whether a node is a linear layer for whose rows panels are clearly best.
+    """A function that tells whether a node is a linear layer that panels clearly compute fastest.
 
     Layers of one shape and about equal density share one answer, because finding it takes longer
     than choosing a kernel for a known matrix.
@@ -229,7 +232,10 @@ class _Sides:
         return groups
 
     def _choose(self, group: list[Node]) -> None:
-        """Choose nodes of a group: improve the choice of none and of all, and take the cheaper."""
+        """Choose the nodes of a group that run on columns.
+
+        The search starts from none of them, then from all of them; the cheaper result is taken.
+        """
         values = list(dict.fromkeys(v for node in group for v in self.values[node]))
         rows = []
         for name, start in (("by row", set[Node]()), ("by column", set(group))):
@@ -243,7 +249,7 @@ class _Sides:
         self.columns |= choose("layout", rows, None, unit="elements").row.emitter
 
     def _improve(self, group: list[Node]) -> None:
-        """Change single nodes to the other way as long as that lowers the cost."""
+        """Move single nodes from rows to columns, or back, as long as a move lowers the cost."""
         gains = True
         while gains:
             gains = False
@@ -262,7 +268,7 @@ class _Sides:
         return sum(self._lying(value).cost for value in values)
 
     def _lying(self, value: Value) -> _Lying:
-        """The cheapest way for a value to lie, given the nodes chosen so far."""
+        """The cheapest layouts of a value, given the nodes that run on columns so far."""
         producer, readers = self.producers.get(value), self.readers[value]
         by_panels = producer in self.panels
         ways = [producer in self.columns]
@@ -404,7 +410,7 @@ def _suits_columns(found: ColumnAttention, target: Target) -> bool:
 
 
 def _views(found: ColumnAttention) -> list[View | None]:
-    """The attention's operands and result as views into feature-major matrices, for a test."""
+    """The operands and the result as views into feature-major matrices; None for no such view."""
 
     def matrix(value: Value) -> View:
         return View.whole(Buffer(padded_type(value).bytes), padded_type(value))

@@ -41,11 +41,11 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class SampleTurns:
-    """The last steps run by several samples in turn: a step for all samples, then the next step.
+    """The last steps of a model, each of which runs for several samples before the next step runs.
 
-    They begin at step `first`; each sample has a region of the workspace, `stride` bytes apart.
-
-    samples: the greatest number; a batch may end with fewer.
+    first: the first of these steps.
+    samples: the greatest number of samples that take turns; a batch may end with fewer.
+    stride: bytes from the region of one sample in the workspace to the region of the next.
     """
 
     first: int
@@ -62,7 +62,10 @@ class _Lifetime:
 
 @dataclass(frozen=True)
 class _TimedStep:
-    """A step of a wave, number `place` of all steps that its thread runs; its scratch memory."""
+    """A step with its time: its wave, its thread, and its place among all steps of that thread.
+
+    `scratch` is the buffer of its scratch memory.
+    """
 
     step: Step
     wave: int
@@ -161,7 +164,11 @@ def _owners(runs: Sequence[_TimedStep]) -> dict[Buffer, int | None]:
 
 
 class _Arena:
-    """The buffers of one owner, and when they live: by its own steps, or by waves for None."""
+    """The buffers of one owner, with their lifetimes.
+
+    The owner is a thread, whose lifetimes count its own steps, or None for buffers of several
+    threads, whose lifetimes count waves.
+    """
 
     def __init__(
         self, runs: Sequence[_TimedStep], owners: Mapping[Buffer, int | None], owner: int | None
@@ -205,7 +212,10 @@ class _Arena:
         return offsets, max((end for _, end, *_ in placed), default=0)
 
     def _shared_in_place(self) -> dict[Buffer, Buffer]:
-        """Written buffers that reuse the buffer of an operand whose life ends with the step."""
+        """The buffers that are written over an operand, each with the operand's buffer.
+
+        The life of the operand's buffer ends with the step that writes.
+        """
         taken: dict[Buffer, Buffer] = {}
         for time, step in self._steps:
             if step.in_place is None:
@@ -232,7 +242,7 @@ def _root(buffer: Buffer, taken: Mapping[Buffer, Buffer]) -> Buffer:
 
 
 def _merged(lives: list[_Lifetime], taken: Mapping[Buffer, Buffer]) -> list[_Lifetime]:
-    """Lifetimes in which buffers that reuse each other's memory are one."""
+    """Lifetimes, with a single one for all buffers that lie in the same memory."""
     merged: dict[Buffer, _Lifetime] = {}
     for life in lives:
         root = _root(life.buffer, taken)
@@ -245,7 +255,7 @@ def _merged(lives: list[_Lifetime], taken: Mapping[Buffer, Buffer]) -> list[_Lif
 
 
 def _lowest(size: int, life: _Lifetime, placed: list[_Placed]) -> int:
-    """The lowest offset that no buffer alive at the same time covers."""
+    """The lowest offset of `size` bytes that no buffer alive at the same time covers."""
     offset, own_first, own_last = 0, life.first, life.last
     for start, end, first, last in placed:
         if first > own_last or own_first > last:

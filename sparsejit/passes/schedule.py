@@ -61,7 +61,7 @@ class _HeldMemory:
         return sum(self._bytes[value] for value in node.outputs if self._owner[value] is value)
 
     def _frees(self, node: Node) -> int:
-        """The memory of which the node is the last reader, or that nothing reads."""
+        """Bytes that are free once the node has run: operands read last, and results never read."""
         last = sum(self._bytes[owner] for owner in self._reads(node) if self._left[owner] == 1)
         unread = (v for v in node.outputs if self._owner[v] is v and not self._left[v])
         return last + sum(self._bytes[value] for value in unread)

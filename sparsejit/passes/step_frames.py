@@ -26,14 +26,16 @@ from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """A value of the step, whose frame i of the whole stream is frame i - `delay` of a sequence.
+    """A value with frames, which a step computes as a part of a stream.
+
+    Frame i of the stream is frame i - `delay` of the model's sequence.
 
     Attributes:
         value: the frames of one step
         place: their place in the value
-        rate: frames for each frame of the model's input
-        lengths: frames of the sequence in the two graphs that were read
-        delay: frames by which the value is late; below 0 only if `before` is as large
+        rate: the number of frames for each frame of the model's input
+        lengths: the numbers of frames of the sequence in the two graphs that were read
+        delay: number of frames by which the value is late; at least -`before`
         before: number of first frames of the sequence that are `fill`, whatever the value holds
         fill: the number that these frames hold
     """
@@ -48,12 +50,15 @@ class Frames:
 
     @property
     def axis(self) -> int:
-        """The axis of `apart`, which frames have alone."""
+        """The axis of the frames in the shape `apart`."""
         return self.place.axis + (self.place.outer > 1)
 
     @property
     def apart(self) -> tuple[int, ...]:
-        """The value's shape where the frames of all outer elements lie on an axis of their own."""
+        """The value's shape after its axis of time is cut in two: outer elements, then frames.
+
+        It is the value's own shape if there is one outer element.
+        """
         shape, (axis, outer, _) = self.value.shape, self.place
         sizes = (outer, shape[axis] // outer) if outer > 1 else (shape[axis],)
         return (*shape[:axis], *sizes, *shape[axis + 1 :])
@@ -79,7 +84,7 @@ class Frames:
 
 @dataclass(frozen=True, eq=False)
 class TiedState:
-    """A state of the step: the value before it, the value after it, and the first value."""
+    """A state: its value before the step, its value after the step, and its first value."""
 
     name: str
     before: Value
@@ -88,7 +93,7 @@ class TiedState:
 
 
 class FrameWriter:
-    """Writes what a step needs besides the model's operators."""
+    """Writes the states, delays and masks of a step, besides the model's operators."""
 
     def __init__(self) -> None:
         self.build = GraphBuilder()
@@ -105,11 +110,14 @@ class FrameWriter:
         return self.build.input(like, replace(origin, name=name))
 
     def tie(self, before: Value, after: Value, initial: Array | None = None) -> None:
-        """Give the value that a state has after a step."""
+        """Set the value that a state takes after the step."""
         self.states.append(TiedState(before.origin.name, before, after, initial))
 
     def history(self, frames: Frames, length: int, fill: float, origin: Origin) -> Value:
-        """The last `length` frames before the step and its own, in the form `apart`."""
+        """The last `length` frames before the step, then the step's own, in the shape `apart`.
+
+        Frames before the first step are `fill`.
+        """
         known = self._histories.setdefault((frames.value, frames.place, fill), {})
         longer = next((each for each in known if each > length), None)
         if length not in known and length and longer is not None:
@@ -134,13 +142,16 @@ class FrameWriter:
         return whole
 
     def taken(self, frames: Frames, whole: Value, first: int) -> Frames:
-        """The frames of a step from this place of `history` on."""
+        """The frames from number `first` of `whole` on, as many as a step has.
+
+        `whole` is a result of `history`.
+        """
         unit, own = frames.place.inner, frames.count
         part = self.cut(whole, frames.axis, first * unit, (first + own) * unit)
         return replace(frames, value=self.shaped(part, frames.value.shape))
 
     def delayed(self, frames: Frames, delay: int, origin: Origin) -> Frames:
-        """The frames with a larger delay."""
+        """The frames with the delay `delay`, which is at least their own."""
         by = delay - frames.delay
         if not by:
             return frames
@@ -148,11 +159,11 @@ class FrameWriter:
         return replace(late, delay=delay)
 
     def settled(self, frames: Frames, origin: Origin, kept: int = 0) -> Frames:
-        """The frames with at most `kept` frames before them: the value holds the others."""
+        """The frames with `before` at most `kept`; the value holds their other first frames."""
         return self._filled(frames, max(frames.delay, -kept), origin, kept)
 
     def _filled(self, frames: Frames, delay: int, origin: Origin, kept: int = 0) -> Frames:
-        """The frames with that delay, and with at most `kept` frames before them."""
+        """The frames with that delay, and with `before` at most `kept`."""
         if frames.before <= kept:
             return self.delayed(frames, delay, origin)
         known = self.masked(frames, frames.fill, frames.before + frames.delay)
@@ -175,9 +186,10 @@ class FrameWriter:
         return replace(frames, value=self._known[key])
 
     def is_reached(self, count: int, until: int, each_step: int = 0) -> Value:
-        """Whether numbers from 0 to below `count` are at least `until`: bool (count,).
+        """Whether each of `count` consecutive numbers is at least `until`: bool (count,).
 
-        They grow by `each_step` from step to step, by default as frames do, by `count`.
+        The first number is 0 in the first step, and grows by `each_step`, by default `count`, from
+        step to step.
         """
         key = "reached", count, until, each_step
         if key not in self._known:
@@ -189,7 +201,10 @@ class FrameWriter:
         return self._known[key]
 
     def row_of_step(self, table: Array, axis: int, origin: Origin) -> Value:
-        """The row of a constant (steps, frames, ...) for a step, with its frames on that axis."""
+        """The step's row of a table (steps, frames, ...), with the frames moved to that axis.
+
+        Steps after the table's end read its last row.
+        """
         last, period, *sizes = len(table) - 1, *table.shape[1:]
         shape = (*sizes[:axis], period, *sizes[axis:])
         if not last:
@@ -214,12 +229,12 @@ class FrameWriter:
         return self._known["steps",]
 
     def aligned(self, frames: Sequence[Frames], origin: Origin) -> list[Frames]:
-        """The frames with the largest of their delays, without frames before them."""
+        """All of `frames` with the largest of their delays, and with `before` 0."""
         latest = max(0, *(each.delay for each in frames))
         return [self._filled(each, latest, origin) for each in frames]
 
     def cut(self, value: Value, axis: int, first: int, end: int) -> Value:
-        """Elements of an axis."""
+        """Elements `first` up to `end` of an axis."""
         if (first, end) == (0, value.shape[axis]):
             return value
         return self.one(Slice(axis, first, end), value)

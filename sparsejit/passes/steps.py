@@ -65,7 +65,7 @@ class StepGraph:
     """The graph of a step. Its last inputs and outputs are the states.
 
     Attributes:
-        delay: the frames of the input by which results are late
+        delay: the number of frames of the input by which results are late
         axes: the axis of time in each output that is no state; None for an output without time
     """
 
@@ -76,7 +76,10 @@ class StepGraph:
 
 
 class UnevenStep(Exception):
-    """A step has a part of a frame somewhere; steps of `whole` frames have none there."""
+    """Error: a layer would get a fraction of a frame in a step.
+
+    A step of a multiple of `whole` frames of the input has whole frames in that layer.
+    """
 
     def __init__(self, whole: int) -> None:
         super().__init__(whole)
@@ -93,9 +96,9 @@ def step_graph(
     """Return the graph of `step` frames, from the model's graphs at two lengths.
 
     `axes` are the axes of time in the inputs; None for an input that is the same for all frames.
-    The longer one has at least twice the frames. `window` is the number of frames that attention
-    reads which reads all earlier ones in the model. Raises UnsupportedOperator for a model that
-    computes a frame from later ones without bound, and UnevenStep.
+    `long` has at least twice the frames of `short`. Where the model's attention reads all earlier
+    frames, the step's attention reads the last `window` ones. Raises UnsupportedOperator for a
+    model that computes a frame from later ones without bound, and UnevenStep.
     """
     own, other = (recognise_attention(fold_constants(graph)) for graph in (long, short))
     return _StepWriter(own, other, step, axes, window).write()
@@ -172,7 +175,10 @@ class _StepWriter:
         return StepGraph(made, tuple(states), delay, tuple(axes))
 
     def _pair(self, node: Node, twin: Node) -> None:
-        """Note that both graphs have a node. Raises UnsupportedOperator where they do not."""
+        """Note the twins of a node's results: the same values in the shorter graph.
+
+        Raises UnsupportedOperator where the two nodes differ in operator or operands.
+        """
         for value, other in zip(node.inputs, twin.inputs, strict=False):
             if value in self.long.constants and other in self.short.constants:
                 self.twins.setdefault(value, other)
@@ -198,7 +204,7 @@ class _StepWriter:
     # Values without time
 
     def _untimed(self, node: Node, twin: Node) -> None:
-        """Take over a node that reads no frames."""
+        """Write a node that reads no frames."""
         if any(value in self.now for value in node.inputs):
             operands = [self.now.get(value) or self._fixed(node, value) for value in node.inputs]
             if node.op != twin.op:
@@ -215,7 +221,7 @@ class _StepWriter:
         self.build.adopt_node(node)
 
     def _fixed(self, node: Node, value: Value) -> Value:
-        """The value, which is the same for every length. Raises UnsupportedOperator."""
+        """Return the value. Raises UnsupportedOperator if it depends on the sequence's length."""
         if value not in self.given:
             if value not in self._steady:
                 self._steady[value] = np.array_equal(*self._arrays(value), equal_nan=True)
@@ -254,7 +260,10 @@ class _StepWriter:
                 self._check_sizes(node, value)
 
     def _by_rule(self, node: Node, twin: Node, found: list[Frames | None]) -> None:
-        """Write a node. Raises SamplesMixed where frames at these places are not apart."""
+        """Write a node by its operator's rule along time.
+
+        Raises SamplesMixed where the operator mixes the frames at their places in the operands.
+        """
         timed = [each for each in found if each is not None]
         places = [None if each is None else each.place for each in found]
         long, short = timed[0].lengths
@@ -283,7 +292,7 @@ class _StepWriter:
             self.frames[node.output] = made
 
     def _check_sizes(self, node: Node, value: Value) -> None:
-        """Raise UnsupportedOperator unless both graphs have the sizes that the rule says."""
+        """Raise UnsupportedOperator unless the result has the predicted sizes in both graphs."""
         made, twin = self.frames[value], self.twins[value]
         axis, outer, inner = made.place
         for own, length in zip((value, twin), made.lengths, strict=True):
@@ -301,7 +310,7 @@ class _StepWriter:
         return long.shape[place.axis] // unit, short.shape[place.axis] // unit
 
     def even(self, rate: Fraction) -> Fraction:
-        """The rate. Raises UnevenStep unless a step has whole frames of it."""
+        """Return the rate. Raises UnevenStep unless a step has whole frames at that rate."""
         if (rate * self.step).denominator != 1:
             raise UnevenStep(rate.denominator)
         return rate
@@ -338,9 +347,10 @@ class _StepWriter:
     def _followed(
         self, node: Node, own: Sequence[Frames | None], like: Frames
     ) -> tuple[list[BatchPlace], dict[Value, Value], dict[Value, BatchPlace]]:
-        """The places of time in the results; operands that repeat a frame, cut to a step.
+        """Follow time through a node: the places of time in its results, and two kinds of operands.
 
-        Last come constants that change along time, with their places. Raises SamplesMixed.
+        The first kind repeats one frame along time, and is cut to a step. The second are constants
+        that change along time, with the places of time in them. Raises SamplesMixed.
         """
         follow = self.long.follower(like.lengths[0])
         follow.given |= self.given
@@ -373,7 +383,7 @@ class _StepWriter:
         return found
 
     def _row_of_step(self, node: Node, value: Value, place: BatchPlace, like: Frames) -> Value:
-        """A constant that changes along time, as each step reads it."""
+        """The frames of a step out of a constant that changes along time."""
         long, short = (np.moveaxis(each, place.axis, 0) for each in self._arrays(value))
         table = rows_of_steps(long, short, like.count * place.inner, like.delay * place.inner)
         if table is None:
@@ -383,7 +393,7 @@ class _StepWriter:
         return self.writer.row_of_step(table, place.axis, value.origin)
 
     def _repeated(self, node: Node, value: Value, place: BatchPlace, like: Frames) -> Value:
-        """An operand without time that has an axis of time, for the frames of a step."""
+        """An operand that repeats one frame along time, cut to the frames of a step."""
         axis, outer, inner = place
         firsts = []
         for array, length in zip(self._arrays(value), like.lengths, strict=True):
@@ -398,7 +408,7 @@ class _StepWriter:
         return self.build.constant(whole.reshape(shape), value.origin)
 
     def _grouped(self, frames: Frames, each: int, node: Node) -> Frames:
-        """The frames with `each` of them as one."""
+        """The frames in groups: `each` consecutive frames become one frame."""
         rate, origin = self.even(frames.rate / each), node.outputs[0].origin
         frames = self.writer.settled(frames, origin, frames.before // each * each)
         delay = ceil(frames.delay / each)
@@ -433,7 +443,7 @@ class _StepWriter:
         return replace(moved, lengths=self._lengths(node, moved.place))
 
     def moved(self, node: Node, frames: Frames, before: int, fill: float) -> Frames:
-        """The sequence with frames before its first one, or without some of its first ones."""
+        """The sequence after `before` frames of `fill`, or without its first -`before` frames."""
         if before > 0:
             if frames.before and frames.fill != fill:
                 frames = self.writer.settled(frames, node.outputs[0].origin)
@@ -486,7 +496,7 @@ class _StepWriter:
         return Frames(made, frames.place, rate, self._lengths(node, frames.place), delay)
 
     def _appended(self, node: Node, found: list[Frames | None]) -> None:
-        """Constants before the first frame are frames of padding."""
+        """Write a concatenation of constants and frames: the constants become frames of padding."""
         places = [number for number, each in enumerate(found) if each is not None]
         frames = found[places[0]]
         assert frames is not None
@@ -505,7 +515,7 @@ class _StepWriter:
         self.frames[node.output] = replace(moved, lengths=lengths)
 
     def _attended(self, node: Node, timed: list[Frames], rule: Attended) -> None:
-        """Write attention to a band of frames."""
+        """Write attention in which each frame attends to a band of frames."""
         band = common_band(*self._arrays(node.inputs[3]), self.window)
         if band is None:
             why = "attends to more frames with every step"
@@ -595,7 +605,7 @@ class _StepWriter:
     # Results
 
     def _outputs(self) -> tuple[list[Value], list[int | None], int]:
-        """The values that a step returns, their axes of time, and the delay of all of them."""
+        """The values that a step returns, the axis of time in each, and their common delay."""
         timed = [self.frames[value] for value in self.long.outputs if value in self.frames]
         if not timed:
             kept = [self._kept(value) for value in self.long.outputs]
@@ -634,5 +644,5 @@ class _StepWriter:
 
 
 def _behind(value: Value, axis: int, size: int) -> Pad:
-    """Zeros behind the last frame."""
+    """The operator that pads an axis with `size` zeros behind its last element."""
     return Pad(tuple((0, size if each == axis else 0) for each in range(len(value.shape))))

@@ -337,7 +337,7 @@ def _transposing(counts: BatchCounts) -> float:
 
 
 def _squares(counts: BatchCounts, layout: Layout) -> float:
-    """Cycles to transpose `lanes` features of the columns whose kernel does not take `layout`."""
+    """Cycles to transpose `lanes` features, for all columns whose kernel needs the other layout."""
     target, spec = counts.target, counts.spec
     feature_major = layout is Layout.FEATURE_MAJOR
     columns = counts.repeats if feature_major else counts.in_panels
@@ -421,7 +421,7 @@ def _arriving(counts: BatchCounts, panels: int, added: int) -> float:
 
 
 def _arrivals(code_bytes: int, data_bytes: int, target: Target) -> dict[str, float]:
-    """Cycles to fetch the code from each cache that a share of it comes from."""
+    """Cycles to fetch the code, by cache: each cache delivers a share of it."""
     shares = cache_shares(code_bytes, data_bytes, target, target.l1i_bytes)
     return {
         level: share * code_bytes / _code_rate(code_bytes, level, target)
@@ -430,10 +430,11 @@ def _arrivals(code_bytes: int, data_bytes: int, target: Target) -> dict[str, flo
 
 
 def _first(arrivals: dict[str, float], later: float, unhidden: float) -> float:
-    """Cycles of a chunk's first panel, which waits for its code: `arrivals`, cycles by cache level.
+    """Cycles of a chunk's first panel, which waits for its code.
 
-    Each later panel takes `later` cycles. `unhidden`: the share that does not overlap of the
-    shorter of `later` and the fetches from beyond L2.
+    `arrivals` has the cycles to fetch the code, by cache; each later panel takes `later` cycles.
+    The shorter of `later` and the fetches from beyond L2 overlaps with the longer, except for a
+    share `unhidden`.
     """
     far = sum(cycles for level, cycles in arrivals.items() if level not in ("L1", "L2"))
     return max(sum(arrivals.values()), later) + unhidden * min(far, later)

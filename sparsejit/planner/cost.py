@@ -113,7 +113,7 @@ def step_cycles(target: Target, kind: str, stored: DType) -> float:
 
 
 def _code_bytes(counts: Counts, work: Work) -> float:
-    """Bytes of code of these steps; code that runs several times is counted once."""
+    """Bytes of the code that runs these steps; code that runs several times is counted once."""
     each = STEP_KINDS[work.kind].code_bytes[counts.target.isa, counts.stored]
     return work.steps * each / work.runs
 
@@ -134,13 +134,16 @@ def _data_rate(counts: Counts, level: str) -> float:
 
 
 def lane_use(family: str, matrix: SparseMatrix, steps: int, target: Target) -> float:
-    """Nonzeros over the weights that `steps` steps have room for; 1 where no lane ever idles."""
+    """Share of lanes in use: nonzeros over the weights that `steps` steps have room for."""
     places = max(steps, 1) * target.lanes * STEP_KINDS[family].weights_a_lane
     return matrix.nnz / places
 
 
 def cache_level(own_bytes: int, other_bytes: int, target: Target, level_one: int) -> str:
-    """Nearest cache that holds code or data: alone in L1, together with `other_bytes` in others."""
+    """Nearest cache that holds `own_bytes` of code or data.
+
+    L1 must hold them alone, a further cache together with `other_bytes`.
+    """
     if own_bytes + target.between_bytes <= level_one:
         return "L1"
     all_bytes = own_bytes + other_bytes + target.between_bytes
@@ -153,7 +156,10 @@ def cache_level(own_bytes: int, other_bytes: int, target: Target, level_one: int
 def cache_shares(
     own_bytes: int, other_bytes: int, target: Target, level_one: int
 ) -> dict[str, float]:
-    """Share of code or data that comes from each cache: `cache_level`, with the misses of L2."""
+    """Share of code or data that comes from each cache.
+
+    All comes from the `cache_level`, except where L2 keeps some lines and L3 delivers the others.
+    """
     level = cache_level(own_bytes, other_bytes, target, level_one)
     all_bytes = own_bytes + other_bytes + target.between_bytes
     missed = missed_share(all_bytes / target.l2_bytes, target.core.l2_ways)

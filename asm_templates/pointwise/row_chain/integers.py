@@ -232,7 +232,7 @@ def _doubles(asm: Assembler, number: float) -> Literal:
 
 
 def _signs(asm: Assembler, d: Register, a: Register) -> None:
-    """d = -1 where a is below 0, else 0. May not write over a."""
+    """Append d = -1 where a is below 0, else 0; d and a must be different registers."""
     if is_wide(asm):
         asm.emit("vpsraq", d, a, 63)
     else:

@@ -210,8 +210,8 @@ class Block:
 class PassPlan:
     """A walk along a row: the block `loop`, run `trips` times, then the block `rest`.
 
-    `pinned` values are loaded from the stack before. `finished` are its reductions with their
-    slots.
+    Values in `pinned` are loaded from the stack before the walk. `finished` has each reduction that
+    ends with the walk, and its slot.
     """
 
     loop: Block | None
@@ -231,7 +231,7 @@ class StepOfRows:
 
 
 class ChainPlan:
-    """The rows of a chain: `body` for most, `rest` for those left over.
+    """The plan of a chain: `body` repeats over its rows, `rest` computes the rows left over.
 
     `kept` maps values to their offsets in scratch, `slots` per-row values to offsets on the stack.
     """
@@ -374,9 +374,9 @@ class ChainPlan:
         return StepOfRows(self.space.together, tuple(segments))
 
     def _row_block(self, stage: int) -> Block | None:
-        """Return the block of a stage's values of one element a row, which it puts on the stack.
+        """Return the block of a stage's values of one element a row; None if it has nothing to do.
 
-        The last stage stores results. None if there are none.
+        It puts these values on the stack; the block of the last stage also stores results.
         """
         items = []
         for value in self.passes.row_values[stage]:

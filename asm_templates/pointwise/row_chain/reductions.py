@@ -77,7 +77,9 @@ def _mnemonic(kind: str) -> str:
 def combine(
     asm: Assembler, kind: str, d: Register, first: Register, second: Register, spare: Register
 ) -> None:
-    """d = first and second combined; kinds that ignore NaN expect it in second. May clobber spare.
+    """d = first combined with second. Clobbers spare.
+
+    A kind of reduction that ignores NaN ignores it in `second` alone.
     """
     mnemonic = _mnemonic(kind)
     if kind in _EXTREMES:
@@ -117,7 +119,7 @@ def without_tail(asm: Assembler, kind: str, d: Register, source: Register, part:
 def take_in(
     asm: Assembler, kind: str, d: Register, source: Sequence[Register], spare: Register
 ) -> None:
-    """d = d and source combined: one vector, or two to be multiplied. May clobber spare."""
+    """d = d combined with `source`, a vector or the product of two. Clobbers spare."""
     if kind == "row_dot":
         asm.emit("vfmadd231ps", d, *source)
     else:

@@ -79,7 +79,7 @@ def convolution_graph(op: Convolution, x: TensorType, weights: Array) -> Graph:
 
 
 class ConvolutionPrices:
-    """Predicted costs of convolutions with other weights; each is computed once."""
+    """Predicted costs of convolutions with other weights; `with_zeros` keeps its results."""
 
     def __init__(self, options: ModelOptions) -> None:
         self._options = replace(options, threads=1, tune=False)

@@ -170,7 +170,7 @@ class WatchedModel:
     Attributes:
         graph: the graph that runs
         layers: the layers whose x may have a fixed scale and zero point
-        sums: the sums of images
+        sums: the nodes that add two images elementwise, by their results' names
         run: a function that returns the outputs, and the values that layers and sums read
         alone: layers that alone read their x, where a product or an elementwise function makes it:
             to scale its channels costs nothing, or a step of a chain

@@ -51,7 +51,7 @@ class ShortLayers:
         may_measure: whether each row of x may be measured at every call
         forms: the best form in each short dtype of each layer whose x may have steps
         exact: the outputs in float32, for each element
-        sums: the steps of sums of images
+        sums: scales and zero points for the operands of each elementwise addition of two images
     """
 
     elements: Sequence[CalibrationInput]

@@ -62,7 +62,10 @@ class _Replacement:
     def finish(
         self, operator: str, operands: Sequence[str], scale: int, zero: int, *left_out: str
     ) -> list[NodeProto]:
-        """Add the operator, with all attributes except `left_out`, and quantise its result."""
+        """Add the operator, with the node's attributes except `left_out`; return all nodes.
+
+        Its result is quantised if the node has the operand number `scale`.
+        """
         is_bytes = bool(self.input(scale))
         result = self.add(operator, operands, "" if is_bytes else self.node.output[0])
         own = self.made[-1]

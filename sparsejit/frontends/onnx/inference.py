@@ -137,7 +137,10 @@ class Inference:
 
 
 def version_of(node: NodeProto, opset: int) -> int:
-    """The opset that defines a node."""
+    """The opset by which the onnx package is asked about a node: the model's, or a later one.
+
+    The package computes some operators only in later opsets than a model may have.
+    """
     return max(opset, _AS_OF.get(node.op_type, 0))
 
 

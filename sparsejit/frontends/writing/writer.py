@@ -396,7 +396,11 @@ class Writer:
 
 
 class Formula:
-    """Steps that become one chain: f("mul", x, 0.5) is a step of values, numbers and steps."""
+    """A formula, whose steps are written as one chain.
+
+    A call f("mul", x, 0.5) adds a step, here 0.5 x, and returns a reference to it. Arguments are
+    values of the graph, numbers, and references to earlier steps.
+    """
 
     def __init__(self, write: Writer, title: str) -> None:
         self._write, self._title = write, title
@@ -452,7 +456,7 @@ class Formula:
 
 
 class FormulaStep:
-    """A step of a formula, by its number."""
+    """A reference to a step of a `Formula`, which later steps take as an argument."""
 
     def __init__(self, number: int) -> None:
         self.number = number

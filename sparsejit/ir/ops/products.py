@@ -41,7 +41,10 @@ class Linear(Operator):
     mixing: ClassVar[str] = "multiplies samples with each other"
 
     def reference(self, *operands: Array) -> tuple[Array, ...]:
-        """Compute in full precision with any dtype, but on the steps of a quantised model's x."""
+        """Compute in the operands' precision, not in `dtype`; only x may be rounded before.
+
+        It is rounded to `x_steps` unless these are symmetric, as the class says.
+        """
         x, weights, *bias = operands
         if self.x_steps is not None and not self.x_steps.symmetric:
             x = on_steps(x, self.x_steps.scale, self.x_steps.zero_point)

@@ -106,9 +106,9 @@ class Crew:
         self._touched: dict[Buffer, list[tuple[int, View, bool]]] = {}
 
     def take(self, number: int, ways: Sequence[Way]) -> bool:
-        """Assign a step to threads, in the way in which the busiest thread ends first.
+        """Assign a step's parts to threads, in the way in which the busiest thread ends earliest.
 
-        Returns False, and assigns nothing, if in every way a part would have to wait for two
+        Returns False, and assigns nothing, if in every way some part would have to wait for two
         threads.
         """
         given = [places for way in ways if (places := self._places(way)) is not None]
@@ -119,10 +119,11 @@ class Crew:
         return True
 
     def _places(self, way: Way) -> list[_Assigned] | None:
-        """A thread for every part: the thread that it conflicts with, or the next in order.
+        """A thread for every part of a step; None if a part conflicts with two threads.
 
-        A whole step goes to the thread that ends first; parts in order keep the same halves on the
-        same core. None if a part conflicts with two threads.
+        A part goes to the thread that it conflicts with. Without a conflict, part n goes to thread
+        n, so that each core keeps the same part of one step after another, and an undivided step
+        goes to the thread that ends earliest.
         """
         bound = [self._bound_to(step) for step in way]
         if any(len(threads) > 1 for threads in bound):
@@ -246,7 +247,10 @@ def _alone(steps: tuple[ScheduledStep, ...]) -> Wave:
 
 
 def _gain_enough(waves: Sequence[Wave], prices: WavePrices) -> bool:
-    """Whether shared waves gain enough, with the time of all bytes that cross between cores."""
+    """Whether waves of several threads save enough time to be worth it.
+
+    Their predicted times include the bytes that cross between cores.
+    """
     shared_ns = sum(wave.alone_ns for wave in waves if wave.is_shared)
     saved_ns = sum(wave.alone_ns - wave.ns for wave in waves)
     return prices.gain_enough(shared_ns, shared_ns - saved_ns)
@@ -255,8 +259,8 @@ def _gain_enough(waves: Sequence[Wave], prices: WavePrices) -> bool:
 def _grown_one_by_one(ways: _Ways, prices: WavePrices, reckoned: LastWriters) -> tuple[Wave, ...]:
     """Waves chosen one by one, each as fast as possible; `reckoned` predicts crossing times.
 
-    A choice does not see bytes that cross to later waves: a search without crossing times finds
-    longer waves at times.
+    A choice does not see the bytes that cross to later waves, so a search without crossing times
+    sometimes finds longer waves.
     """
     waves: list[Wave] = []
     growing = _Growing(ways, prices, reckoned)
@@ -271,9 +275,9 @@ def _grown_one_by_one(ways: _Ways, prices: WavePrices, reckoned: LastWriters) ->
 
 
 def _priced(wave: Wave, writers: LastWriters, prices: WavePrices) -> Wave:
-    """The wave with its predicted time, bytes that cross cores included.
+    """The wave with its predicted time, which includes the bytes that cross cores.
 
-    `writers` then also has the views that it writes.
+    The views that it writes are noted in `writers`.
     """
     parts: dict[int, list[Step]] = {}
     for number, step in wave.steps:
@@ -324,7 +328,10 @@ class _Growing:
         self._ways, self._prices, self._writers = ways, prices, writers
 
     def waves_from(self, first: int) -> Iterator[_Grown]:
-        """Waves of the step alone, of it and later steps whole, and of it divided in each way."""
+        """Yield waves that begin with the step `first`, undivided and divided in each way.
+
+        Each is yielded alone, then with one later step, and so on.
+        """
         yield from self._grown(first, self._ways.whole(first)[0], self._ways.whole)
         for way in self._ways.divided(first):
             yield from self._grown(first, way, self._ways.divided)

@@ -45,7 +45,7 @@ class StreamScheduler:
         return len(self._streams)
 
     def join(self, inputs: LoopArrays, seed: int) -> UtteranceInProgress:
-        """Add a stream that begins with the next chunk. Raises InvalidInput for an invalid seed."""
+        """Add a stream, which begins at the next `speak`. Raises InvalidInput for a bad seed."""
         stream = UtteranceInProgress(Sampler(self._loop, seed), inputs)
         self._streams.append(stream)
         return stream
@@ -55,7 +55,7 @@ class StreamScheduler:
         self._streams.remove(stream)
 
     def speak(self) -> list[UtteranceInProgress]:
-        """Speak a chunk, up to the end of the shortest stream; remove and return ended streams."""
+        """Speak all streams to the end of the shortest one; remove and return the ended streams."""
         if self._streams:
             frames = min(stream.frames_left for stream in self._streams)
             inputs = [
