@@ -3,6 +3,7 @@
     y = clip(round(sum * scale + bias) + zero, least, most)             ties to even
     or, with the bytes a of another image added,
     t = clip(round(sum * scale + bias), ...);  y = clip(round(t * s1 + (a - za) * s2) + zero, ...)
+    (or t = sum * scale + bias, if the product is not rounded before the addition, and s1 is 1)
     or, with the bias added after the first rounding,
     t = clip(round(sum * scale), ...);         y = clip(round(t * s1 + bias) + zero, ...)
     or, with a function of one byte as a table,
@@ -45,7 +46,7 @@ class ByteEpilogue:
     zero: zero point of y; gaps hold it too.
     least, most: bounds of y, from the activation.
     cuts: whether scaled sums may exceed an int32.
-    own: (scale / scale of y, zero point) of t, the value that is rounded first.
+    own: (scale / scale of y, zero point) of t, the value that is rounded first; None if none is.
     added: the same for the bytes of the added image; None if there is none.
     late: whether the bias is added after the first rounding.
     table: y for each byte t, and the zero point of t; None if there is no function.
@@ -61,6 +62,11 @@ class ByteEpilogue:
     table: tuple[npt.NDArray[np.uint8], int] | None = None
 
     @property
+    def is_cut_first(self) -> bool:
+        """Whether the product is rounded to a byte before something is added to it."""
+        return self.late or (self.added is not None and self.own is not None)
+
+    @property
     def packed_zero(self) -> int:
         """Zero point of the packed bytes: the table's input if there is a table, else y."""
         return self.zero if self.table is None else self.table[1]
@@ -69,6 +75,7 @@ class ByteEpilogue:
     def code(self) -> tuple[bool, ...]:
         """The properties that the code depends on."""
         return (
+            self.is_cut_first,
             self.added is not None,
             self.late,
             self.table is not None,
@@ -155,7 +162,7 @@ class ByteResults:
             self._add(sums, added, order)
         elif epilogue.late:
             self._add_late(sums, row)
-        elif epilogue.cuts:
+        if epilogue.cuts and not epilogue.is_cut_first:
             for total in sums:
                 asm.emit("vminps", total, total, kept[_LARGEST])
         for total in sums:
@@ -222,5 +229,8 @@ class ByteResults:
         for total, part in zip(sums, parts, strict=True):
             asm.emit("vcvtdq2ps", part, part)
             asm.emit("vfmadd213ps", part, kept[_ADDED], kept[_BASE])
-            self._cut_to_own(total)
-            asm.emit("vfmadd213ps", total, kept[_OWN], part)
+            if self.epilogue.is_cut_first:
+                self._cut_to_own(total)
+                asm.emit("vfmadd213ps", total, kept[_OWN], part)
+            else:
+                asm.emit("vaddps", total, total, part)

@@ -9,6 +9,10 @@
 
     p = rounded(conv[int8](x, W, b))            z = conv[int8, to steps, by a table](x, W, b)
     z = rounded(gelu(p))                ->
+
+    p = conv[int8, to steps](x, W, b)           z = conv[int8, to steps, by a table](x, W, b, q)
+    s = rounded(add(p, q))              ->      with p, q and s in steps too
+    z = rounded(relu(s))
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -85,24 +89,30 @@ def byte_layers(graph: Graph, wins: Callable[[Node], bool], has_tables: bool = T
             return _scaled(site, *found.scaled[output])
         if output in found.means:
             return _mean(site, found.means[output])
-        return _with_added(site, *found.sums[output]) if output in found.sums else None
+        if output in found.sums:
+            made[output] = _with_added(site, *found.sums[output])
+            return (made[output],)
+        return None
 
     return rewrite(graph, rule) if found.ends else graph
 
 
-def _with_added(site: Site, place: int, added: Quantisation, end: _End) -> Sequence[Value]:
+def _with_added(site: Site, place: int, added: Quantisation, end: _End) -> Value:
     """Replace a sum by the convolution that makes its operand `place`, and now adds the other one.
 
-    `added` is the scale and zero point of the other operand; `end` rounds the sum.
+    `added` is the scale and zero point of the other operand; `end` rounds the sum, to its `own`
+    before a table.
     """
     product = site.producer(site.inputs[place])
-    assert product is not None and isinstance(product.op, Convolution) and product.op.rounding
-    rounding = RoundedResult(end.steps, product.op.rounding.result, added)
+    assert product is not None and isinstance(product.op, Convolution)
+    rounded = product.op.rounding
+    own = None if rounded is None else rounded.result
+    rounding = RoundedResult(end.steps, own, added, summed=end.own, table=end.table)
     x, weights, *bias = product.inputs
     if not bias:
         bias = [site.constant(np.zeros(weights.shape[0], np.float32), weights.origin)]
     made = replace(product.op, activation=end.activation, rounding=rounding)
-    return (site.one(made, x, weights, *bias, site.inputs[1 - place]),)
+    return site.one(made, x, weights, *bias, site.inputs[1 - place])
 
 
 def _scaled(
@@ -135,6 +145,7 @@ class _Regions:
     def __init__(self, graph: Graph, wins: Callable[[Node], bool], has_tables: bool) -> None:
         self.graph, self.readers, self.producers = graph, graph.consumers(), graph.producers()
         self.has_tables, self.functions = has_tables, ByteFunctions(graph, self.readers)
+        self.wins = wins
         self.instead: dict[Value, Value] = {}
         self.in_bytes: set[Value] = set()
         self.rounded = {
@@ -150,9 +161,9 @@ class _Regions:
         self.dropped: set[Value] = set()
         for node in graph.nodes:
             if len(node.outputs) == 1:
-                self._look_at(node, wins)
+                self._look_at(node)
 
-    def _look_at(self, node: Node, wins: Callable[[Node], bool]) -> None:
+    def _look_at(self, node: Node) -> None:
         op, output = node.op, node.output
         if output in self.rounded:
             source, steps = self.rounded[output]
@@ -164,10 +175,10 @@ class _Regions:
                 self.steps[output] = self.steps[node.inputs[0]]
         elif isinstance(op, Convolution) and _takes_bytes(op):
             end = self._end(output)
-            if end is not None and wins(node):
+            if end is not None and self.wins(node):
                 if len(node.inputs) == 2 and end.activation is Activation.NONE:
                     end = self._with_late_bias(end) or end
-                self._ends_in(output, self._with_table(end) or end)
+                self._ends_in(output, self._with_function(end))
         elif isinstance(op, ByteAttention):
             self.steps[output] = op.result
         elif isinstance(op, Pointwise) and op.kind == "add":
@@ -183,12 +194,31 @@ class _Regions:
 
     def _ends_in(self, output: Value, end: _End) -> None:
         self.ends[output] = end
-        self.steps[end.last] = end.steps
-        self.in_bytes.add(end.last)
+        made = {end.last} if end.own is not None else {output, end.last}
+        self.steps.update(dict.fromkeys(made, end.steps))
+        self.in_bytes |= made
         if end.own is not None:
             self.instead[end.last] = output
         elif end.last is not output:
             self.dropped.add(end.last)
+
+    def _with_function(self, end: _End) -> _End:
+        """The `_End` with the functions that follow its rounding and can run inside the product."""
+        return self._with_table(end) or self._with_activation(end) or end
+
+    def _with_activation(self, end: _End) -> _End | None:
+        """The `_End` with a ReLU behind its rounding: zero has steps, so that the order is free."""
+        readers = self.readers[end.last]
+        if end.own is not None or end.activation is not Activation.NONE or len(readers) != 1:
+            return None
+        (rounding,) = readers
+        after = self.readers[rounding.outputs[0]] if rounding.outputs[0] in self.rounded else []
+        if len(after) != 1 or rounding.output in self.graph.outputs:
+            return None
+        op = after[0].op
+        if not isinstance(op, Pointwise) or op.kind not in _FUSED:
+            return None
+        return end._replace(activation=_FUSED[op.kind], last=after[0].output)
 
     def _functions(self, end: _End) -> Iterator[tuple[ByteFunction, _End]]:
         """Yield functions that follow a convolution's rounded result, with the `_End` of theirs."""
@@ -220,27 +250,35 @@ class _Regions:
     def _sum(self, node: Node) -> None:
         """Note a sum that one operand's convolution can add, so that its result is bytes.
 
-        Both operands must be rounded, all readers of the sum must read bytes, and nothing else may
-        read the convolution's result.
+        The other operand must be rounded, all readers of the sum must read bytes, and nothing else
+        may read the convolution's result, rounded or not.
         """
         end = self._end(node.output)
-        if end is None or any(value not in self.steps for value in node.inputs):
+        if end is None:
             return
         for place in (1, 0):
             value, other = node.inputs[place], node.inputs[1 - place]
             source = self.rounded[value][0] if value in self.rounded else value
-            made = self.ends.get(source)
             alone = all(len(self.readers[each]) == 1 for each in {value, source})
             same = value.shape == other.shape == node.output.shape
-            is_plain = made is not None and made.activation is Activation.NONE and made.own is None
-            is_plain = is_plain and not self._is_grouped(source)
-            if is_plain and alone and same:
-                if source in self.graph.outputs or source in self.sums:
-                    continue
+            if alone and same and other in self.steps and self._can_add(source, value):
+                end = self._with_function(end)
                 self.sums[node.output] = place, self.steps[other], end
                 self._ends_in(node.output, end)
                 del self.ends[node.output]
                 return
+
+    def _can_add(self, source: Value, value: Value) -> bool:
+        """Whether a convolution with the result `source`, read as `value`, can add an operand."""
+        node = self.producers.get(source)
+        if node is None or not isinstance(node.op, Convolution) or node.op.groups > 1:
+            return False
+        if source in self.graph.outputs or source in self.sums:
+            return False
+        if value not in self.steps:
+            return _takes_bytes(node.op) and self.wins(node)
+        made = self.ends.get(source)
+        return made is not None and made.activation is Activation.NONE and made.own is None
 
     def _scale(self, node: Node) -> None:
         """Note a product of bytes and a number by channel that all readers round alike."""
@@ -271,10 +309,6 @@ class _Regions:
         """Whether a value is made as bytes, or rounds bytes to their own scale and zero point."""
         source, steps = self.rounded.get(value, (value, self.steps.get(value)))
         return self._are_bytes(value) or (self._are_bytes(source) and self.steps[source] == steps)
-
-    def _is_grouped(self, value: Value) -> bool:
-        op = self.producers[value].op
-        return isinstance(op, Convolution) and op.groups > 1
 
     def _end(self, value: Value) -> _End | None:
         """The `_End` of a result if all readers read it in one scale and zero point, else None.

@@ -59,6 +59,7 @@ class Case:
     largest: int = 127
     y_scale: float = 0.0
     block: tuple[int, int] = (1, 1)
+    rounds_first: bool = True  # the product, before another image is added
 
     @property
     def random(self) -> np.random.Generator:
@@ -94,7 +95,7 @@ class Case:
 
     def graph(self) -> Graph:
         """In a graph; with whole steps of a scale that int8 keeps."""
-        s, (x_steps, own, added, result) = Sketch(), self.steps
+        s, (x_steps, *_) = Sketch(), self.steps
         x = s.input(self.samples, self.channels, *self.space)
         op = Convolution(
             self.stride,
@@ -103,13 +104,20 @@ class Case:
             activation=self.activation,
             dtype=DType.INT8,
             x_steps=x_steps,
-            rounding=RoundedResult(result, own, added) if self.adds else RoundedResult(result),
+            rounding=self.rounding,
         )
         operands = [x, s.constant(self.float_weights), s.constant(self.bias)]
         if self.adds:
             shape = op.infer(*(value.type for value in operands))[0].shape
             operands.append(s.input(*shape))
         return s.finish(s(op, *operands))
+
+    @property
+    def rounding(self) -> RoundedResult:
+        _, own, added, result = self.steps
+        if not self.adds:
+            return RoundedResult(result)
+        return RoundedResult(result, own if self.rounds_first else None, added)
 
     @property
     def float_weights(self) -> Array:
@@ -154,12 +162,14 @@ class Case:
         sums = np.einsum("ncijuv,ocuv->noij", seen.astype(np.float64), weights.astype(np.float64))
         ratio = scale.astype(np.float64) * x_steps.scale
         product = sums * ratio.reshape(-1, 1, 1) + self.bias.astype(np.float64).reshape(-1, 1, 1)
-        near = is_near(product / own.scale)
-        if self.adds:
+        near = np.zeros(product.shape, bool)
+        if self.adds and self.rounds_first:
+            near = is_near(product / own.scale)
             of_own = np.rint(product / own.scale) + own.zero_point
-            other = (quantised(inputs[1], added) - added.zero_point) * added.scale
-            product = (of_own.clip(-128, 127) - own.zero_point) * own.scale + other
-            near |= is_near(product / result.scale)
+            product = (of_own.clip(-128, 127) - own.zero_point) * own.scale
+        if self.adds:
+            product += (quantised(inputs[1], added) - added.zero_point) * added.scale
+        near |= is_near(product / result.scale)
         low = {Activation.RELU: 0.0, Activation.RELU6: 0.0}.get(self.activation, -np.inf)
         high = 6.0 if self.activation is Activation.RELU6 else np.inf
         steps = np.rint(product.clip(low, high) / result.scale) + result.zero_point
@@ -229,6 +239,7 @@ def cases(draw: st.DrawFn) -> Case:
         adds=draw(st.booleans()),
         largest=draw(st.sampled_from([127, 127, 3])),
         block=draw(st.sampled_from([(1, 1), (2, 1), (1, 4), (2, 4)])),
+        rounds_first=draw(st.booleans()),
     )
 
 

@@ -36,8 +36,11 @@ def with_rounding(case: Case, rounding: RoundedResult) -> Graph:
     s, inner = Sketch(), case.graph()
     (node,) = inner.nodes
     x = s.input(*inner.inputs[0].shape)
-    constants = (s.constant(inner.constants[each]) for each in node.inputs[1:])
-    return s.finish(s(replace(node.op, rounding=rounding), x, *constants))
+    others = (
+        s.constant(inner.constants[each]) if each in inner.constants else s.input(*each.shape)
+        for each in node.inputs[1:]
+    )
+    return s.finish(s(replace(node.op, rounding=rounding), x, *others))
 
 
 def integers_of(graph: Graph, x: Array) -> Array:
@@ -92,16 +95,38 @@ def test_a_late_bias_comes_behind_the_first_rounding(has_table: bool) -> None:
     np.testing.assert_allclose(said[~near], right[~near], 1e-6)
 
 
-@pytest.mark.parametrize("given", [{"late": True}, {"table": TABLE}, {"added": RESULT}])
+@needs_vnni
+@pytest.mark.parametrize("rounds_first", [False, True])
+@pytest.mark.parametrize("density", [0.1, 1.0])
+def test_a_table_follows_a_sum(density: float, rounds_first: bool) -> None:
+    case = replace(CASE, density=density, adds=True, rounds_first=rounds_first)
+    _, own, added, summed = case.steps
+    rounding = RoundedResult(RESULT, own if rounds_first else None, added, False, summed, TABLE)
+    graph = with_rounding(case, rounding)
+    inputs = case.inputs(graph)
+    run = run_built(
+        built_model(lower_model(graph, ModelOptions(TARGET))), [x[None] for x in inputs]
+    )
+    found = np.rint(run.outputs[0][0] / np.float32(RESULT.scale)).astype(int) + RESULT.zero_point
+    integers, near = case.wanted(inputs)
+    wanted = np.array(TABLE)[integers.astype(int) + 128]
+    np.testing.assert_array_equal(found[~near], wanted[~near])
+    (said,) = graph.evaluate(inputs)
+    right = (wanted - RESULT.zero_point) * RESULT.scale
+    np.testing.assert_allclose(said[~near], right[~near], 1e-6)
+
+
+@pytest.mark.parametrize("given", [{"late": True}, {"table": TABLE}])
 def test_what_comes_behind_a_rounding_needs_it(given: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="own"):
         RoundedResult(RESULT, **given)
     with pytest.raises(InvalidInput, match="256"):
         RoundedResult(RESULT, RESULT, table=TABLE[:-1])
-    with pytest.raises(InvalidInput, match="`added` alone"):
-        RoundedResult(RESULT, RESULT, **{"added": RESULT, "table": TABLE, **given})
-    with pytest.raises(InvalidInput, match="late bias alone"):
-        RoundedResult(RESULT, RESULT, late=True, table=TABLE)
+    with pytest.raises(InvalidInput, match="`added` or `late`"):
+        RoundedResult(RESULT, RESULT, RESULT, late=True)
+    for sums in ({"late": True}, {"added": RESULT}):
+        with pytest.raises(InvalidInput, match="a table follows a sum"):
+            RoundedResult(RESULT, RESULT, table=TABLE, **sums)
 
 
 def activated(kind: str) -> Any:

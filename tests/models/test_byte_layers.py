@@ -71,7 +71,14 @@ class Qdq:
         return graph_model(self.nodes, {"x": ("n", CHANNELS, SIZE, SIZE)}, self.constants, 13, 4)
 
 
-def bottleneck(relu: bool, zero: int, stride: int = 1) -> tuple[Any, float]:
+# Placements of roundings around a sum: ONNX Runtime's quantiser with and without the operator Relu,
+# and exporters that leave the product of the last convolution as it is, as torch's and TensorRT's.
+SUMS = ("rounded once", "rounded twice", "product in floats")
+
+
+def bottleneck(
+    relu: bool, zero: int, stride: int = 1, sums: str = SUMS[0]
+) -> tuple[Any, float]:
     """Three convolutions and a shortcut, behind pooling where that has a stride; its last scale."""
     q = Qdq()
     x = q.steps("x", 0.021, zero)
@@ -79,10 +86,14 @@ def bottleneck(relu: bool, zero: int, stride: int = 1) -> tuple[Any, float]:
         x = q.steps(q("MaxPool", x, kernel_shape=[3, 3], pads=[1] * 4), 0.021, zero)
     y = q.steps(q("Relu", q.convolution(x, 32, CHANNELS)), 0.043)
     y = q.steps(q("Relu", q.convolution(y, 32, 32, 3, strides=[stride] * 2)), 0.037)
-    y = q.steps(q.convolution(y, CHANNELS, 32), 0.051, 113)
+    y = q.convolution(y, CHANNELS, 32)
+    if sums != "product in floats":
+        y = q.steps(y, 0.051, 113)
     if stride > 1:
         x = q.steps(q.convolution(x, CHANNELS, CHANNELS, strides=[stride] * 2), 0.047, 99)
     total = q("Add", y, x)
+    if sums == "rounded twice":
+        total = q.steps(total, 0.057, 126)
     scale = 0.053
     last = q.steps(q("Relu", total) if relu else total, scale, 0 if relu else 120)
     last = q.steps(q.convolution(last, CHANNELS, CHANNELS), 0.061, 121)
@@ -98,33 +109,39 @@ def convolutions(graph: Graph) -> list[Convolution]:
     return [node.op for node in graph.nodes if isinstance(node.op, Convolution)]
 
 
+@pytest.mark.parametrize("sums", SUMS)
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("relu", [False, True])
-def test_a_sum_is_inside_the_convolution_before_it(relu: bool, stride: int) -> None:
-    model, _ = bottleneck(relu, 117, stride)
+def test_a_sum_is_inside_the_convolution_before_it(relu: bool, stride: int, sums: str) -> None:
+    """To a step where a result of the last layer is a tie, which the two forms scale apart."""
+    model, scale = bottleneck(relu, 117, stride, sums)
     graph = in_bytes(model)
     ops = convolutions(graph)
     assert all(op.rounding is not None for op in ops)
-    adding = [op for op in ops if op.rounding is not None and op.rounding.own is not None]
-    assert [op.activation for op in adding] == [Activation.RELU if relu else Activation.NONE]
+    (adding,) = [op for op in ops if op.rounding is not None and op.rounding.added is not None]
+    is_fused = relu and sums != "rounded twice"
+    assert adding.activation is (Activation.RELU if is_fused else Activation.NONE)
     assert set(kinds(graph)) <= {"Convolution", "Pooling", "quantised"}
     x = np.random.default_rng(5).uniform(-3, 3, (1, CHANNELS, SIZE, SIZE)).astype(np.float32)
     before = run_passes(quantised_layers(import_onnx(model).graph(1)))
     (found,), (wanted,) = graph.evaluate([x]), before.evaluate([x])
-    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    steps = np.abs(found - wanted) / scale
+    assert steps.max() < 1.01
+    assert (steps > 1e-3).mean() < 1e-3
 
 
 @needs_vnni
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("zero", [0, 117, 255])
 @pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("sums", SUMS)
 def test_it_computes_what_the_file_says(
-    relu: bool, zero: int, stride: int, monkeypatch: pytest.MonkeyPatch
+    sums: str, relu: bool, zero: int, stride: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To a step of the result: what an earlier layer rounds a tie to may move a later one."""
     path = "sparsejit.lowering.convolution.int8_choice._takes_bytes"
     monkeypatch.setattr(path, lambda low, node: True)
-    model, scale = bottleneck(relu, zero, stride)
+    model, scale = bottleneck(relu, zero, stride, sums)
     fast = sparsejit.compile(model)
     kernels = [step.kernel for step in fast.parts.variants[0].steps]
     assert sum(kernel.startswith("quads") for kernel in kernels) == (5 if stride > 1 else 4)

@@ -72,11 +72,11 @@ class RoundedResult:
     Attributes:
         result: the steps of the result
         own: the steps to which the product is rounded first, if an operation follows that rounding
-        added: the steps of an operand, which is added to the product in steps of `own`
+        added: the steps of an operand, which is added to the product, rounded to `own` if given
         late: whether the bias is added after the rounding to `own`, not before it
-        summed: the steps to which the sum with a late bias is rounded, if a table follows
+        summed: the steps to which the sum with `added` or a late bias is rounded before a table
         table: a function of one byte: integers of `result` for the integers -128 to 127 of
-            `summed`, else of `own`
+            `summed` or, without a sum, of `own`
     """
 
     result: Quantisation
@@ -89,20 +89,22 @@ class RoundedResult:
     def __post_init__(self) -> None:
         """Raise InvalidInput for fields that do not fit each other."""
         has_table, adds = self.table is not None, self.added is not None
-        if self.own is None and (self.late or has_table or adds):
+        if self.own is None and (self.late or (has_table and not adds)):
             raise InvalidInput(f"{self} has operations after the product; give `own` its steps")
         is_whole = self.table is None or len(self.table) == 256
-        if not is_whole or (adds and (self.late or has_table)):
-            raise InvalidInput(f"{self}: give `added` alone, or a table of 256 integers")
-        if (self.summed is not None) != (self.late and has_table):
-            raise InvalidInput(f"{self}: give `summed` where a table follows a late bias alone")
+        if not is_whole or (adds and self.late):
+            raise InvalidInput(f"{self}: give `added` or `late`, and a table of 256 integers")
+        if (self.summed is not None) != ((self.late or adds) and has_table):
+            raise InvalidInput(f"{self}: give `summed` where a table follows a sum, and only there")
 
     @property
     def read(self) -> Quantisation:
         """The scale and zero point of the table's input; without a table, of the result."""
-        if self.table is None or self.own is None:
+        if self.table is None:
             return self.result
-        return self.summed or self.own
+        found = self.summed or self.own
+        assert found is not None
+        return found
 
     def of(self, y: Array) -> Array:
         """Round a product that includes its bias or added operand, and apply the table."""

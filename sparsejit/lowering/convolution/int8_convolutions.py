@@ -169,7 +169,7 @@ def ends_of(
     """
     integers, scales = quantised_nonzeros(matrix)
     assert op.rounding is not None
-    first = op.rounding.own or op.rounding.result
+    first = op.rounding.own or op.rounding.read
     of_sums = scales.astype(np.float64) * x.scale / first.scale
     weights = integers.sums_by_row(integers.values)
     added = np.zeros(len(of_sums)) if bias is None else bias.astype(np.float64)
