@@ -98,6 +98,16 @@ _BY_ITSELF = (
         "outer products in registers: Goto and van de Geijn 2008",
     ),
 )
+_PAIRS = Template(
+    "bf16-dense-pairs-avx512",
+    "dense-pairs",
+    "avx512",
+    Stages(layer.expect_pairs, layer.lower_pairs, layer.emit),
+    "dense; two products of bfloat16 at a time: Intel's bfloat16 whitepaper 2018",
+    DType.BFLOAT16,
+    frozenset({"avx512_bf16"}),
+    changes_weights_by=2.0**-9,
+)
 _TILES = Template(
     "int8-tiles-avx512",
     "int8-tiles",
@@ -141,5 +151,6 @@ MATMUL_TEMPLATES: tuple[Template, ...] = (
     ),
     _CSR_PAIRS,
     _QUADS,
+    _PAIRS,
     _TILES,
 )

@@ -44,11 +44,11 @@ class Template(NamedTuple):
     """One kernel: a family at the level `isa`, which needs the sets in `requires` beyond that.
 
     `changes_weights_by` is the largest relative change of a weight, against its value in its
-    dtype, where the kernel keeps an index in the weight's lowest bits. `changes_weights_of` tells
-    for which matrices and targets it does so. Weights below 2**-125 become zeros. `most_inputs` is
-    the number of inputs that its workspace on the stack can hold. `takes_vast`: its work follows
-    the nonzeros alone, so a vast matrix may use it. `each` is the kernel that a kernel for a batch
-    repeats.
+    dtype, where the kernel keeps an index in the weight's lowest bits, or of an input, where it
+    rounds x. `changes_weights_of` tells for which matrices and targets it does so. Weights below
+    2**-125 become zeros. `most_inputs` is the number of inputs that its workspace on the stack can
+    hold. `takes_vast`: its work follows the nonzeros alone, so a vast matrix may use it. `each` is
+    the kernel that a kernel for a batch repeats.
     """
 
     name: str

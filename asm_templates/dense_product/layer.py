@@ -2,12 +2,15 @@
 
     batch-major      y (batch, out) = x W^T     W^T packed in strips of columns, a lane an output
     feature-major    y (out, batch) = W x       W packed in tiles of rows, a lane a column of x
+
+In pairs, weights and x are bfloat16 and multiplied two at a time, summed in float32.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from sparsejit.asm_templates.batch.lowered_batch import whole_vectors
+from sparsejit.asm_templates.dense_product.pairs import fits_stack, pair_pitch, paired
 from sparsejit.asm_templates.dense_product.tiled_product import ADDED, emit_dense_product
 from sparsejit.asm_templates.dense_product.tiling import (
     Packed,
@@ -50,15 +53,24 @@ class DenseLayer:
     counts: DenseCounts
 
 
-def expect(spec: MatMul, matrix: SparseMatrix, target: Target) -> DenseCounts:
+def can_pair(spec: MatMul, target: Target) -> bool:
+    """Whether the batch has room on the stack in pairs; strips of columns always have."""
+    return spec.layout is Layout.FEATURE_MAJOR or fits_stack(_planned(spec, target, True)[0])
+
+
+def expect(
+    spec: MatMul, matrix: SparseMatrix, target: Target, pairs: bool = False
+) -> DenseCounts:
     """Expected counts: all weights, zeros included."""
-    return _counts(spec, target, *_planned(spec, target))
+    return _counts(spec, target, *_planned(spec, target, pairs))
 
 
-def lower(spec: MatMul, matrix: SparseMatrix, target: Target) -> DenseLayer:
+def lower(
+    spec: MatMul, matrix: SparseMatrix, target: Target, pairs: bool = False
+) -> DenseLayer:
     """Lower to a product, with weights packed for its tiling."""
-    product, tiles = _planned(spec, target)
-    weights = rounded(matrix.dense, spec.dtype)
+    product, tiles = _planned(spec, target, pairs)
+    weights = paired(matrix.dense) if pairs else rounded(matrix.dense, spec.dtype)
     rows = columns = None
     if spec.layout is Layout.FEATURE_MAJOR:
         rows = pack_rows(weights, spec.bias, tiles)
@@ -66,6 +78,9 @@ def lower(spec: MatMul, matrix: SparseMatrix, target: Target) -> DenseLayer:
         columns = pack_columns(weights.T, spec.bias, tiles, target)
     counts = _counts(spec, target, product, tiles)
     return DenseLayer(product, tiles, rows, columns, counts)
+
+
+expect_pairs, lower_pairs = partial(expect, pairs=True), partial(lower, pairs=True)
 
 
 def emit(asm: Assembler, lowered: DenseLayer) -> None:
@@ -76,21 +91,27 @@ def emit(asm: Assembler, lowered: DenseLayer) -> None:
     emit_dense_product(asm, lowered.product, lowered.rows, lowered.columns, lowered.tiles)
 
 
-def _planned(spec: MatMul, target: Target) -> tuple[DenseProduct, Tiling]:
+def _planned(spec: MatMul, target: Target, pairs: bool) -> tuple[DenseProduct, Tiling]:
     """Return the product, with columns padded to whole vectors if there is room, and its tiling."""
     sizes = spec.batch, spec.out_features, spec.in_features
     if spec.layout is Layout.BATCH_MAJOR:
-        return _batch_major(*sizes, spec.y_features, spec.each.activation, target.alone)
+        return _batch_major(*sizes, spec.y_features, spec.each.activation, target.alone, pairs)
     columns = whole_vectors(spec, target), spec.pitch, spec.added_pitch
-    return _feature_major(*sizes[1:], *columns, spec.each.activation, target.alone)
+    return _feature_major(*sizes[1:], *columns, spec.each.activation, target.alone, pairs)
 
 
 @lru_cache(maxsize=256)  # layers are alike
 def _batch_major(
-    batch: int, outputs: int, depth: int, y_features: int, activation: Activation, target: Target
+    batch: int,
+    outputs: int,
+    depth: int,
+    y_features: int,
+    activation: Activation,
+    target: Target,
+    pairs: bool,
 ) -> tuple[DenseProduct, Tiling]:
     pitches = 4 * depth, 4 * outputs, 4 * y_features
-    product = DenseProduct(batch, outputs, depth, *pitches, activation=activation)
+    product = DenseProduct(batch, outputs, depth, *pitches, activation=activation, pairs=pairs)
     return product, tiling(product, target)
 
 
@@ -103,11 +124,14 @@ def _feature_major(
     added_pitch: int | None,
     activation: Activation,
     target: Target,
+    pairs: bool,
 ) -> tuple[DenseProduct, Tiling]:
     pitches = 4 * depth, 4 * pitch, 4 * pitch
     added = None if added_pitch is None else 4 * added_pitch
     sizes = outputs, columns, depth
-    product = DenseProduct(*sizes, *pitches, activation=activation, added_pitch=added)
+    product = DenseProduct(
+        *sizes, *pitches, activation=activation, added_pitch=added, pairs=pairs
+    )
     return product, tiling(product, target, packed_a=True)
 
 
@@ -116,5 +140,11 @@ def _counts(
 ) -> DenseCounts:
     vectors = ceil_div(product.columns, target.lanes)
     stored = product.rows if spec.layout is Layout.FEATURE_MAJOR else vectors * target.lanes
-    products = product.rows * vectors * product.depth
-    return DenseCounts(target, spec, products, tiles.cycles, 4 * stored * product.depth)
+    products = product.rows * vectors * product.steps
+    cycles = tiles.cycles
+    if product.pairs:
+        lines = vectors * product.steps
+        if spec.layout is Layout.BATCH_MAJOR:
+            lines = product.rows * pair_pitch(product.depth) // target.vector_bytes
+        cycles += target.core.layouts.paired * lines
+    return DenseCounts(target, spec, products, cycles, 4 * stored * product.steps)

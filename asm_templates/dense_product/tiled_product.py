@@ -11,6 +11,9 @@ A step of the depth, for a tile of rows by vectors, four steps a turn of the loo
 A strip of B stays in L2 while all tiles of rows pass over it. Where B is stored transposed, each
 strip is first transposed to the stack (`few_rows` has the exception). A is read where it lies,
 transposed or not. docs/kernels/dense.md explains its bounds.
+
+Pairs of bfloat16 along the depth take the place of elements, and `vdpbf16ps` the place of the FMA:
+each strip of B, or the whole of A, is first rounded to the stack (`pairs`).
 """
 
 from collections.abc import Hashable
@@ -19,6 +22,11 @@ import numpy as np
 
 from sparsejit.asm_templates.batch.transpose import MatrixPlace, transpose
 from sparsejit.asm_templates.dense_product.few_rows import emit_few_rows, has_few_rows
+from sparsejit.asm_templates.dense_product.pairs import (
+    emit_paired_rows,
+    emit_paired_strip,
+    pair_pitch,
+)
 from sparsejit.asm_templates.dense_product.tiling import (
     UNROLL,
     Packed,
@@ -94,7 +102,7 @@ def emit_dense_product(
     `in_register`. `ADDED`: the matrix that is added, if there is one; it may be C.
     Clobbers rax, rcx, r8-r11, the vector registers and k5-k7, and uses the stack below rsp.
     """
-    if has_few_rows(spec, asm.target):
+    if has_few_rows(spec, asm.target) and not spec.pairs:
         emit_few_rows(asm, spec)
     else:
         _ProductCode(asm, spec, a, b, tiles or tiling(spec, asm.target)).emit()
@@ -118,8 +126,12 @@ class _ProductCode:
             None if each is None or each.in_register else Literal(asm.literal(each.stream))
             for each in (a, b)
         )
+        # The operands that are copied to the stack first.
+        self.copies_a = spec.pairs and a is None
+        self.copies_b = (spec.pairs or spec.transposed) and b is None
         # Strides of A, in bytes: from row to row, and along the depth.
-        self.a_row, self.a_step = (spec.a_pitch, 4)[:: -1 if spec.a_transposed else 1]
+        pitch = pair_pitch(spec.depth) if self.copies_a else spec.a_pitch
+        self.a_row, self.a_step = (pitch, 4)[:: -1 if spec.a_transposed else 1]
         beyond_l2 = b is not None and b.stream.nbytes > asm.target.l2_bytes
         self.tiles_a_strip = sum(each.count for each in tiles.row_tiles)
         self.fetches_ahead = beyond_l2 and self.tiles_a_strip >= _TILES_TO_FETCH_IN
@@ -127,8 +139,10 @@ class _ProductCode:
     def emit(self) -> None:
         asm = self.asm
         push(asm, _SAVED)
-        if self.spec.transposed:
+        if self.copies_a or self.copies_b:
             self._make_room()
+        if self.copies_a:
+            emit_paired_rows(asm, self.spec, rdi, rsp)
         if self.b_literal is None:
             asm.emit("mov", _STRIP_B, rdx)
         else:
@@ -141,14 +155,15 @@ class _ProductCode:
         if rest:
             vectors = ceil_div(rest, self.lanes)
             self._strip(vectors, rest % self.lanes)
-        if self.spec.transposed:
+        if self.copies_a or self.copies_b:
             asm.emit("mov", rsp, _FRAME)
         pop(asm, _SAVED)
 
     def _make_room(self) -> None:
-        """Make room on the stack for a transposed strip."""
+        """Make room on the stack for a copied strip of B, or for the pairs of A."""
         self.asm.emit("mov", _FRAME, rsp)
-        make_room(self.asm, self.spec.depth * self.tiles.vectors * self.vector_bytes)
+        strip = self.spec.steps * self.tiles.vectors * self.vector_bytes
+        make_room(self.asm, self.spec.rows * self.a_row if self.copies_a else strip)
 
     def _strip(self, vectors: int, lanes_of_last: int) -> None:
         """Append a strip of C: all its rows by `vectors` vectors of columns.
@@ -158,10 +173,13 @@ class _ProductCode:
         asm, spec = self.asm, self.spec
         if spec.transposed:
             self._transpose(vectors, lanes_of_last)
+        elif self.copies_b:
+            strip = MatrixPlace(_STRIP_B, spec.b_pitch)
+            emit_paired_strip(asm, spec, strip, vectors, lanes_of_last)
         if lanes_of_last and asm.target.isa == "avx512":
             set_tail_mask(asm, lanes_of_last)
         if self.a_literal is None:
-            asm.emit("mov", _TILE_A, rdi)
+            asm.emit("mov", _TILE_A, rsp if self.copies_a else rdi)
         else:
             asm.emit("lea", _TILE_A, self.a_literal)
         asm.emit("mov", _TILE_C, _STRIP_C)
@@ -179,7 +197,7 @@ class _ProductCode:
     def _strip_bytes(self, vectors: int) -> int:
         """Bytes from one strip of B to the next."""
         if self.packed_b is not None:
-            return (self.spec.depth + self.packed_b.biased) * vectors * self.vector_bytes
+            return (self.spec.steps + self.packed_b.biased) * vectors * self.vector_bytes
         if self.spec.transposed:
             return vectors * self.lanes * self.spec.b_pitch
         return vectors * self.vector_bytes
@@ -223,21 +241,22 @@ class _ProductTile:
         self.sums = height * vectors
         # One of several constants may be cut over threads, and must sum in the same order then.
         is_one = product.packed_a is not None and product.packed_a.in_register
-        self.chains = 1 if is_one else chains(self.sums, self.spec.depth)
+        self.chains = 1 if is_one else chains(self.sums, self.spec.steps)
+        self.multiply = "vdpbf16ps" if self.spec.pairs else "vfmadd231ps"
         self.wide = self.asm.target.isa == "avx512"
         self.vector_bytes = product.vector_bytes
         # Elements of A and vectors of B come behind the bias, if there is one.
         self.a_start = 4 * height if product.packed_a and product.packed_a.biased else 0
         biased = product.packed_b is not None and product.packed_b.biased
         self.b_start = vectors * self.vector_bytes if biased else 0
-        in_place = product.packed_b is None and not self.spec.transposed
+        in_place = product.packed_b is None and not product.copies_b
         self.b_pitch = self.spec.b_pitch if in_place else vectors * self.vector_bytes
         self.masks_b = in_place and lanes_of_last > 0
 
     def emit(self) -> None:
         asm = self.asm
         asm.emit("mov", _A, _TILE_A)
-        asm.emit("mov", _B, rsp if self.spec.transposed else _STRIP_B)
+        asm.emit("mov", _B, rsp if self.product.copies_b else _STRIP_B)
         self._start()
         if self.product.packed_a is self.product.packed_b is None:
             asm.append_known(self._key, self._depth)
@@ -255,7 +274,7 @@ class _ProductTile:
         return "depth", *sizes, *left, self.b_pitch, self.masks_b
 
     def _depth(self) -> None:
-        turns, rest = divmod(self.spec.depth, UNROLL)
+        turns, rest = divmod(self.spec.steps, UNROLL)
         repeat(self.asm, turns, _STEPS_LEFT, lambda: self._steps(UNROLL))
         self._steps(rest)
 
@@ -306,11 +325,11 @@ class _ProductTile:
             begins_line = (number == 0) & (index % (CACHE_LINE_BYTES // 4) == 0)
             lines.insert(0, line("prefetcht0", ahead, when=begins_line))
         if self.height == 1 and not self.masks_b:
-            lines.append(line("vfmadd231ps", total, element, b_place))
+            lines.append(line(self.multiply, total, element, b_place))
         else:
             lines += self._loads(right, b_place, row == 0, number == self.vectors - 1)
             from_a = a_place._replace(broadcast=16) if comes_with else element
-            lines.append(line("vfmadd231ps", total, right, from_a))
+            lines.append(line(self.multiply, total, right, from_a))
         fetches, fetched_bytes = self._fetches(count)
         asm.stamp(len(steps), lines + fetches)
         if fetched_bytes:

@@ -26,7 +26,7 @@ from sparsejit.whole_numbers import ceil_div
 UNROLL = 4  # steps of the depth in a turn of the loop
 _SUMS_UNDER_WAY = 8  # sums that keep both multipliers busy: an FMA takes four cycles
 # Rows of A that are a multiple of 4096 bytes apart lie in the same set of L1, which has 8 ways.
-_SET_BYTES, _WAYS = 4096, 8
+SET_BYTES, _WAYS = 4096, 8
 LARGEST_STRIP = 1 << 20  # bytes of stack, of 8 MiB that threads have by default
 
 
@@ -51,7 +51,7 @@ class Tiling:
 
 
 def tiling(spec: DenseProduct, target: Target, packed_a: bool = False) -> Tiling:
-    """Return the tiling with the fewest expected cycles; strips of a transposed B fit the stack."""
+    """Return the tiling with the fewest expected cycles; strips of a copied B fit the stack."""
     return _tiling(spec, target.alone, packed_a)
 
 
@@ -65,9 +65,9 @@ def _tiling(spec: DenseProduct, target: Target, packed_a: bool) -> Tiling:
 
 
 def widest_strip(spec: DenseProduct, target: Target) -> int:
-    """Return the most vectors of a strip: if B is transposed to the stack, its strips must fit."""
-    fitting = LARGEST_STRIP // (spec.depth * target.vector_bytes)
-    return fitting if spec.transposed else spec.columns
+    """Return the most vectors of a strip: if B is copied to the stack, its strips must fit."""
+    fitting = LARGEST_STRIP // (spec.steps * target.vector_bytes)
+    return fitting if spec.transposed or spec.pairs else spec.columns
 
 
 def most_sums(target: Target) -> int:
@@ -87,7 +87,8 @@ def _most_rows(spec: DenseProduct, most: int, vectors: int, packed_a: bool) -> i
     """
     scratch = 0 if spec.activation is Activation.NONE else max(0, SCRATCH_PER_VECTOR - 1 - vectors)
     rows = (most - vectors - scratch) // vectors
-    collide = not packed_a and not spec.a_transposed and spec.a_pitch % _SET_BYTES == 0
+    in_place = not (packed_a or spec.pairs or spec.a_transposed)
+    collide = in_place and spec.a_pitch % SET_BYTES == 0
     return min(rows, _WAYS) if collide else rows
 
 
@@ -107,10 +108,11 @@ def _with_height(spec: DenseProduct, target: Target, vectors: int, most_rows: in
 
 
 def _tile_cycles(height: int, vectors: int, spec: DenseProduct, target: Target) -> float:
-    depth = spec.depth
+    depth = spec.steps
     sums, loops, prices = height * vectors, target.core.loops, target.core.layouts
+    products = prices.pair_products if spec.pairs else prices.products[target.isa]
     waiting = 0.5 * _SUMS_UNDER_WAY / chains(sums, depth)
-    step = max(sums / prices.products[target.isa], (height + vectors) / prices.loads, waiting)
+    step = max(sums / products, (height + vectors) / prices.loads, waiting)
     far = loops.far_load * vectors + loops.far_element[target.isa] * height
     adding = 0.0 if spec.added_pitch is None else sums / prices.loads
     return depth * (step + far) + 2 * sums + adding + loops.tile

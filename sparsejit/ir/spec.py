@@ -398,6 +398,8 @@ class DenseProduct:
         added_pitch: bytes from row to row of an operand (rows, columns) that is added before the
             activation, and may lie where C does; None without one. With one, A is constant.
         a_transposed: whether A is stored as (depth, rows)
+        pairs: whether elements are rounded to bfloat16 and multiplied in pairs along the depth. One
+            of A and B is a constant then, and neither is transposed.
 
     Raises:
         InvalidInput: a size below 1, a short or odd pitch, more than `MOST_BYTES`
@@ -414,6 +416,12 @@ class DenseProduct:
     activation: Activation = Activation.NONE
     added_pitch: int | None = None
     a_transposed: bool = False
+    pairs: bool = False
+
+    @property
+    def steps(self) -> int:
+        """The number of products that each sum adds up: pairs of elements, or elements."""
+        return (self.depth + 1) // 2 if self.pairs else self.depth
 
     def __post_init__(self) -> None:
         if min(self.rows, self.columns, self.depth) < 1:

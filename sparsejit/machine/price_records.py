@@ -226,6 +226,8 @@ class LayoutPrices(NamedTuple):
     square: by level, cycles to transpose a square of lanes by lanes of a dense product.
     lane_sums: by level, cycles to reduce a register of partial sums for each lane to one vector.
     products, loads: of a dense product, the number that starts in a cycle; products by level.
+    pair_products: the same of products of pairs of bfloat16, with AVX-512.
+    paired: cycles to round two vectors of float32 to a vector of pairs, loads and store included.
     window_load: cycles of a load of dense windows: half of one, more where it touches two lines.
     exchange: steps that an exchange of rows takes, 1.55 cycles where a step takes 0.85.
     int8_exchange: the same in int8, within L1; beyond it none, for larger blocks save about that
@@ -253,6 +255,8 @@ class LayoutPrices(NamedTuple):
     lane_sums: Mapping[str, float] = MappingProxyType({"avx512": 32.0, "avx2": 12.0})
     products: Mapping[str, float] = MappingProxyType({"avx512": 2.0, "avx2": 2.0})
     loads: float = 2.0
+    pair_products: float = 1.0
+    paired: float = 4.0
     window_load: float = 0.8
     exchange: float = 1.8
     int8_exchange: float = 1.5

@@ -34,7 +34,7 @@ from sparsejit.asm_templates.batch.lowered_batch import (
 )
 from sparsejit.asm_templates.batch.panels import asks_ahead, shared_loads
 from sparsejit.asm_templates.batch_families import MATMUL_TEMPLATES, PANEL_BYTES
-from sparsejit.asm_templates.dense_product.layer import DenseCounts
+from sparsejit.asm_templates.dense_product.layer import DenseCounts, can_pair
 from sparsejit.asm_templates.families import Template
 from sparsejit.asm_templates.lowered import Counts
 from sparsejit.ir.sparse_matrix import SparseMatrix
@@ -215,7 +215,8 @@ def _losing(spec: MatMul, matrix: SparseMatrix) -> set[str]:
     many_weights = spec.batch >= _COLUMNS_OF_MANY_WEIGHTS and matrix.nnz >= _MANY_WEIGHTS
     many_rows = spec.batch >= _COLUMNS_OF_MANY_ROWS and spec.out_features >= _MANY_ROWS
     losing = {"rows"} if many_weights or many_rows else set()
-    return losing | {"dense"} if many_weights and matrix.density <= _FEW_FOR_DENSE else losing
+    few = many_weights and matrix.density <= _FEW_FOR_DENSE
+    return losing | {"dense", "dense-pairs"} if few else losing
 
 
 def prefers_panels(
@@ -248,6 +249,8 @@ def _is_possible(template: Template, spec: MatMul, target: Target) -> bool:
     if spec.layout is not spec.y_layout:
         full = whole_vectors(spec, target) % target.lanes == 0
         return template.family == "panels" and full and chunk_columns(spec, target.lanes) > 0
+    if template.family == "dense-pairs":
+        return can_pair(spec, target)
     needs_no_workspace = template.family == "rows" and spec.layout is Layout.BATCH_MAJOR
     if needs_no_workspace or template.family in ("csr", "quads", "dense", "int8-tiles"):
         return True

@@ -45,6 +45,7 @@ EXTENSIONS: dict[str, Extension] = {
     "vpdpbusd": Extension(1, 2, 0, 0x50, 2, "avx512_vnni", "SDM 2C VPDPBUSD"),
     "vpdpwssd": Extension(1, 2, 0, 0x52, 2, "avx512_vnni", "SDM 2C VPDPWSSD"),
     "vdpbf16ps": Extension(2, 2, 0, 0x52, 2, "avx512_bf16", "SDM 2C VDPBF16PS"),
+    "vcvtne2ps2bf16": Extension(3, 2, 0, 0x72, 2, "avx512_bf16", "SDM 2C VCVTNE2PS2BF16"),
     "vcvtneps2bf16": Extension(2, 2, 0, 0x72, 1, "avx512_bf16", "SDM 2C VCVTNEPS2BF16"),
     "vpshrdvd": Extension(1, 2, 0, 0x73, 2, "avx512_vbmi2", "SDM 2C VPSHRDV"),
     "vpshldvd": Extension(1, 2, 0, 0x71, 2, "avx512_vbmi2", "SDM 2C VPSHLDV"),

@@ -55,8 +55,10 @@ def spec_of(
 
 
 def x_for(spec: MatMul, seed: int) -> np.ndarray:
-    """Random numbers, and nan as padding."""
+    """Random numbers, and nan as padding; for weights in bfloat16, numbers that bfloat16 holds."""
     x = np.random.default_rng(seed).standard_normal(spec.x_shape, np.float32)
+    if spec.dtype is DType.BFLOAT16:
+        x = reference.round_to_bfloat16(x)
     if spec.layout is Layout.FEATURE_MAJOR:
         x[:, spec.batch :] = np.nan
     return x
@@ -214,6 +216,24 @@ def test_every_batch_of_many_inputs(row: Template) -> None:
         edge = EDGES[batch % 2]
         checks.append((f"batch {batch}, {edge}", partial(check, kernel, spec, matrix, edge)))
     run_in_child(checks).assert_clean()
+
+
+ROUNDED = [1 + 2.0**-8, 1 + 3 * 2.0**-8, -3.0, 2.0**-126, 1e30, 255.5, 0.1, -0.0]
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("row", [each for each in KINDS if each.family == "dense-pairs"])
+def test_pairs_round_x_to_nearest_and_ties_to_even(row: Template, layout: Layout) -> None:
+    """Each result is one element of x, or its negative."""
+    matrix = SparseMatrix(np.diag([1, -1] * 4).astype(np.float32))
+    spec = MatMul(MatVec(8, 8, dtype=row.dtype), 3, layout)
+    x = np.tile(np.array(ROUNDED, np.float32), (3, 1))
+    given = np.ascontiguousarray(x if layout is Layout.BATCH_MAJOR else x.T)
+    y = np.empty_like(given)
+    compiled(row, spec, matrix).function(2)(given.ctypes.data, y.ctypes.data)
+    wanted = reference.round_to_bfloat16(x) * np.array([1, -1] * 4, np.float32)
+    assert (wanted != x * np.array([1, -1] * 4)).any()
+    np.testing.assert_array_equal(y if layout is Layout.BATCH_MAJOR else y.T, wanted)
 
 
 @pytest.mark.parametrize("offset", [0, 4, 32])

@@ -79,6 +79,8 @@ def test_the_table_says_which_weights_change() -> None:
     for batch_row in MATMUL_TEMPLATES:
         each = batch_row.each
         expected = CHANGED_BY.get(each.name, 0.0) if each else 0.0
+        if batch_row.family == "dense-pairs":  # x is rounded to the 8 bits of bfloat16
+            expected = 2.0**-9
         assert batch_row.weight_change(matrix, far) == expected
 
 

@@ -123,6 +123,7 @@ KNOWN: list[tuple[str, tuple[Operand, ...], str]] = [
     ("vdpbf16ps", (zmm(25), zmm(14), zmm(7)), "62620e4852cf"),
     ("vdpbf16ps", (zmm(25), zmm(14), Memory(r13, 128)), "62420e48524d02"),
     ("vcvtneps2bf16", (ymm(25), zmm(14)), "62427e4872ce"),
+    ("vcvtne2ps2bf16", (zmm(25), zmm(14), zmm(3)), "62620f4872cb"),
     ("vpshrdvd", (zmm(25), zmm(14), zmm(7)), "62620d4873cf"),
     ("vpshldvd", (zmm(25), zmm(14), zmm(7)), "62620d4871cf"),
     ("vpexpandb", (zmm(25).masked(k(1), zeroing=True), zmm(14)), "62427dc962ce"),

@@ -1,0 +1,132 @@
+"""Pairs of bfloat16 along the depth of a dense product, constant or rounded in a call.
+
+    paired              a constant operand, pairs along its last axis
+    emit_paired_rows    A (rows, depth) to the stack: neighbours in a row are a pair
+    emit_paired_strip   a strip of B (depth, columns) to the stack: two rows are interleaved
+
+`vdpbf16ps sum, a, b` adds both products of each pair to the sum of its lane, in float32.
+"""
+
+import numpy as np
+
+from sparsejit.asm_templates.batch.transpose import MatrixPlace
+from sparsejit.asm_templates.dense_product.tiling import LARGEST_STRIP, SET_BYTES, FloatArray
+from sparsejit.asm_templates.shared.loops import repeat
+from sparsejit.asm_templates.shared.masks import TAIL_MASK, load_masked, set_tail_mask
+from sparsejit.asm_templates.shared.rows import zero
+from sparsejit.asm_templates.shared.storage import bfloat16_bits
+from sparsejit.ir.spec import DenseProduct
+from sparsejit.whole_numbers import ceil_div
+from sparsejit.x86.assembler import Assembler
+from sparsejit.x86.operands import (
+    Literal,
+    Memory,
+    Register,
+    k,
+    r8,
+    r9,
+    r10,
+    rax,
+    rbx,
+    rcx,
+    rsp,
+    zmm,
+)
+
+_LANES, _LINE = 16, 64
+_FROM, _TO = rax, rcx
+_LOW_MASK, _HIGH_MASK = k(5), k(6)
+_LOW, _HIGH, _ORDER = zmm(29), zmm(30), zmm(31)
+
+
+def pair_pitch(depth: int) -> int:
+    """Return the bytes from row to row of pairs: whole lines, whose rows lie in different sets."""
+    lines = _LINE * ceil_div(depth, 2 * _LANES)
+    return lines + _LINE * (lines % SET_BYTES == 0)
+
+
+def fits_stack(spec: DenseProduct) -> bool:
+    """Whether the pairs of A have room on the stack."""
+    return spec.rows * pair_pitch(spec.depth) <= LARGEST_STRIP
+
+
+def paired(weights: FloatArray) -> FloatArray:
+    """Return pairs of bfloat16 (rows, pairs), as float32 of the same bits; the last has a zero."""
+    rows, depth = weights.shape
+    padded = np.zeros((rows, 2 * ceil_div(depth, 2)), np.float32)
+    padded[:, :depth] = weights
+    return np.ascontiguousarray(bfloat16_bits(padded)).view(np.float32)
+
+
+def emit_paired_rows(asm: Assembler, spec: DenseProduct, source: Register, into: Register) -> None:
+    """Append code that rounds A at `source` to pairs at `into`, with rows `pair_pitch` apart.
+
+    The last line of a row is filled with zeros. Clobbers rax, rbx, r8 to r10, k5, k6 and vectors.
+    """
+    rows, depth, pitch = spec.rows, spec.depth, pair_pitch(spec.depth)
+    if depth % (2 * _LANES) == 0 and spec.a_pitch == 4 * depth and pitch == 2 * depth:
+        rows, depth = 1, rows * depth
+    lines, rest = divmod(depth, 2 * _LANES)
+    if rest:
+        set_tail_mask(asm, min(rest, _LANES), _LOW_MASK)
+        set_tail_mask(asm, max(rest - _LANES, 0), _HIGH_MASK)
+    asm.emit("mov", r9, source)
+    asm.emit("mov", r10, into)
+
+    def line_of_pairs() -> None:
+        asm.emit("vmovups", _HIGH, Memory(r9, _LINE))
+        asm.emit("vcvtne2ps2bf16", _HIGH, _HIGH, Memory(r9))
+        asm.emit("vmovups", Memory(r10), _HIGH)
+        asm.emit("add", r9, 2 * _LINE)
+        asm.emit("add", r10, _LINE)
+
+    def row() -> None:
+        repeat(asm, lines, r8, line_of_pairs)
+        if rest:
+            load_masked(asm, _LOW, _LOW_MASK, Memory(r9))
+            load_masked(asm, _HIGH, _HIGH_MASK, Memory(r9, _LINE))
+            asm.emit("vcvtne2ps2bf16", _HIGH, _HIGH, _LOW)
+            asm.emit("vmovups", Memory(r10), _HIGH)
+        asm.emit("add", r9, spec.a_pitch - 2 * _LINE * lines)
+        asm.emit("add", r10, pitch - _LINE * lines)
+
+    repeat(asm, rows, rbx, row)
+
+
+def emit_paired_strip(
+    asm: Assembler, spec: DenseProduct, strip: MatrixPlace, vectors: int, lanes_of_last: int
+) -> None:
+    """Append code that rounds a strip of B to pairs at rsp, `vectors` vectors a pair of rows.
+
+    The last vector has `lanes_of_last` lanes, or all if that is 0. An odd depth ends with zeros.
+    Clobbers rax, rcx, r8, k7 and vectors.
+    """
+    order = np.arange(2 * _LANES).reshape(2, _LANES).T.astype(np.uint16)
+    asm.emit("vmovdqu64", _ORDER, Literal(asm.literal(order.ravel())))
+    if lanes_of_last:
+        set_tail_mask(asm, lanes_of_last)
+    asm.emit("mov", _FROM, strip.base)
+    asm.emit("mov", _TO, rsp)
+
+    def load(register: Register, number: int, place: Memory) -> None:
+        if lanes_of_last and number == vectors - 1:
+            load_masked(asm, register, TAIL_MASK, place)
+        else:
+            asm.emit("vmovups", register, place)
+
+    def pair(has_second: bool) -> None:
+        for number in range(vectors):
+            load(_LOW, number, Memory(_FROM, _LINE * number))
+            if has_second:
+                load(_HIGH, number, Memory(_FROM, strip.pitch + _LINE * number))
+            else:
+                zero(asm, _HIGH)
+            asm.emit("vcvtne2ps2bf16", _LOW, _HIGH, _LOW)
+            asm.emit("vpermw", _LOW, _ORDER, _LOW)
+            asm.emit("vmovups", Memory(_TO, _LINE * number), _LOW)
+        asm.emit("add", _FROM, 2 * strip.pitch)
+        asm.emit("add", _TO, _LINE * vectors)
+
+    repeat(asm, spec.depth // 2, r8, lambda: pair(True))
+    if spec.depth % 2:
+        pair(False)
