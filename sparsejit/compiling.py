@@ -72,12 +72,16 @@ def check_model(model: Any) -> None:
         return
     if isinstance(model, str | os.PathLike):
         path = os.fspath(model)
+        if Path(os.fsdecode(path)).is_dir():
+            raise InvalidInput(f"{path} is a folder; {_MODELS}")
         remedy = _FILES.get(Path(os.fsdecode(path)).suffix, _MODELS).format(path=path)
         raise InvalidInput(f"the model is a path, {path!r}; {remedy}")
     if isinstance(model, Explained):
         raise InvalidInput(f"the model is compiled already: {model.title}; call it")
     if isinstance(model, type):
         raise InvalidInput(f"the model is the class {model.__name__}; give an instance of it")
+    if isinstance(model, Mapping):
+        raise InvalidInput("the model is a dict; give the module, after load_state_dict of it")
     raise InvalidInput(f"the model is a {type(model).__name__}; {_MODELS}")
 
 

@@ -56,7 +56,9 @@ PARTS_OF_PRICES = {"core", "rates", "cycles", "cycles_per_ns"}
 # compare them to tell users about times, not to choose code.
 PRICE = re.compile(r"_?([a-z0-9]+_)*(ns|cost|price)s?")
 CHOOSE_BY_ROWS = {"lowering", "passes", "api"}
-TELL_OF_TIMES = {"layers_report", "timed_layers", "advisor", "parted_report", "schedule_text"}
+TELL_OF_TIMES = {
+    *("report", "layers_report", "timed_layers", "advisor", "parted_report", "schedule_text"),
+}
 # Modules that make native code beside `x86`.
 WRITERS = {"sparsejit.runtime.program", "sparsejit.native.executable_memory"}
 

@@ -25,8 +25,6 @@ from sparsejit.commands.console import (
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.spec import DType
 from sparsejit.machine.target import ISA_LEVELS, Target
-from sparsejit.measuring.thread_loops import barrier_ns
-from sparsejit.planner.split import parse_threads
 
 if TYPE_CHECKING:
     from sparsejit.perf.operators import OperatorTime
@@ -160,8 +158,10 @@ def threads(
 ) -> None:
     """Time layers on one thread and shared among several, and the barrier between these."""
     require("torch", "scipy", "threadpoolctl")
+    from sparsejit.measuring.thread_loops import barrier_ns
     from sparsejit.perf.problems import PROBLEMS, problems_named
     from sparsejit.perf.threads import gains
+    from sparsejit.planner.split import parse_threads
 
     chosen = problems_named(problem or PROBLEMS, PROBLEMS)
     dtypes, count = _dtypes(dtype), parse_threads(count)

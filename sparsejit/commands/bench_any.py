@@ -4,14 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 from rich.table import Table
 from typer.core import TyperGroup
 
-from sparsejit.api.models.compile_parts import check_fallback
-from sparsejit.api.models.compiled_model import CompiledModel
-from sparsejit.api.quantising.seen_inputs import ExampleCall
 from sparsejit.api.reports.shown import table_of
 from sparsejit.commands.console import (
     JsonFileOption,
@@ -36,18 +32,9 @@ from sparsejit.commands.model_options import (
     load_or_compile,
 )
 from sparsejit.errors import InvalidInput
-from sparsejit.estimators.compiled_estimator import is_estimator
-from sparsejit.frontends.model_source import (
-    NamedModel,
-    example_arrays,
-    imported_states,
-    read_source,
-    shrink_command,
-)
-from sparsejit.frontends.onnx import DeclaredInput
-from sparsejit.perf.call_latency import PERCENTILES
 
 if TYPE_CHECKING:
+    from sparsejit.frontends.model_source import NamedModel
     from sparsejit.perf.any_model import AnyComparison
     from sparsejit.perf.call_latency import LatencyReport
 
@@ -71,7 +58,8 @@ class ModelsToo(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Insert the name of the command `model` where a model stands in its place."""
         first = next((word for word in args if not word.startswith("-")), "")
-        is_model = first not in self.commands and any(mark in first for mark in ".:/")
+        is_path = any(mark in first for mark in ".:/") or Path(first).exists()
+        is_model = first not in self.commands and first != "" and is_path
         return list(super().parse_args(ctx, [_NAME, *args] if is_model else args))
 
 
@@ -130,8 +118,11 @@ def model(
             say(_forecast_line(asked, speeds))
 
 
-def _states(asked: ModelRequest, source: NamedModel) -> list[str]:
+def _states(asked: ModelRequest, source: "NamedModel") -> list[str]:
     """A line for each state that the options name or find, or that a .sjit file has."""
+    from sparsejit.api.models.compiled_model import CompiledModel
+    from sparsejit.frontends.model_source import imported_states
+
     if isinstance(source.model, CompiledModel):
         return list(map(str, source.model.states))
     if asked.state is None:
@@ -158,8 +149,11 @@ def _show(found: "AnyComparison") -> None:
             say(f"{way}: {verdict}", style="bold")
 
 
-def _speeds_by_zeros(source: NamedModel, threads: int) -> dict[float, float]:
+def _speeds_by_zeros(source: "NamedModel", threads: int) -> dict[float, float]:
     """Speeds predicted for `shrink`, by share of zeros; empty for a model it does not take."""
+    from sparsejit.api.models.compiled_model import CompiledModel
+    from sparsejit.api.quantising.seen_inputs import ExampleCall
+
     if isinstance(source.model, CompiledModel) or source.fallback is not None:
         return {}
     try:
@@ -173,6 +167,7 @@ def _speeds_by_zeros(source: NamedModel, threads: int) -> dict[float, float]:
 
 def _forecast_line(asked: ModelRequest, speeds: dict[float, float]) -> str:
     """The predicted gain in a sentence, and the command that finds its error."""
+    from sparsejit.frontends.model_source import shrink_command
     from sparsejit.prune.shrink.sources import suffix_of
 
     gains = ", ".join(
@@ -183,8 +178,16 @@ def _forecast_line(asked: ModelRequest, speeds: dict[float, float]) -> str:
     return f"shrink: {gains} (predicted); {command} finds the error"
 
 
-def _source(asked: ModelRequest, data: Path | None) -> NamedModel:
+def _source(asked: ModelRequest, data: Path | None) -> "NamedModel":
     """The model, compiled already in a .sjit file, and inputs. Raises InvalidInput otherwise."""
+    import numpy as np
+
+    from sparsejit.api.models.compile_parts import check_fallback
+    from sparsejit.api.models.compiled_model import CompiledModel
+    from sparsejit.estimators.compiled_estimator import is_estimator
+    from sparsejit.frontends.model_source import NamedModel, example_arrays, read_source
+    from sparsejit.frontends.onnx import DeclaredInput
+
     if not is_compiled(asked.model):
         source = read_source(
             asked.model,
@@ -229,6 +232,8 @@ def _table(found: "AnyComparison") -> Table:
 
 def _latency_table(found: "LatencyReport") -> Table:
     """A row for each engine; histograms in the last column have the same bins."""
+    from sparsejit.perf.call_latency import PERCENTILES
+
     notes = [f"{name} skipped: {why}" for name, why in found.skipped.items()]
     if found.engines:
         span = f"{found.edges[0]:,.1f} to {found.edges[-1]:,.1f} us"

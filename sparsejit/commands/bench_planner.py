@@ -20,7 +20,6 @@ from sparsejit.errors import InvalidInput
 from sparsejit.ir.spec import DType
 from sparsejit.machine.microarchitecture import UNKNOWN, core_named
 from sparsejit.machine.target import Target
-from sparsejit.planner.calibration import calibrated
 
 
 def planner(
@@ -80,5 +79,7 @@ def planner(
 
 
 def _target(generic: bool) -> Target:
+    from sparsejit.planner.calibration import calibrated
+
     machine = Target.detect()
     return calibrated(replace(machine, core=core_named(UNKNOWN)) if generic else machine)

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from sparsejit.api.models import code_cache
 from sparsejit.commands.console import JsonOption, hand_over, say
 
 
@@ -13,6 +12,8 @@ def cache(
     as_json: JsonOption = False,
 ) -> None:
     """Print the folder and the size of the code cache, or clear it."""
+    from sparsejit.api.models import code_cache
+
     removed = code_cache.clear() if clear else 0
     use = code_cache.use()
     if hand_over({**use._asdict(), "removed": removed}, as_json, None):

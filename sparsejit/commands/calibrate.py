@@ -10,13 +10,14 @@ from sparsejit.commands.console import (
     hand_over,
     say,
 )
-from sparsejit.machine.target import Target
-from sparsejit.planner.calibration import TRICKS
-from sparsejit.planner.calibration import calibrate as measure
 
 
 def calibrate(as_json: JsonOption = False, out: JsonFileOption = None) -> None:
     """Measure the speed of this processor, and keep the rates for the planner."""
+    from sparsejit.machine.target import Target
+    from sparsejit.planner.calibration import TRICKS
+    from sparsejit.planner.calibration import calibrate as measure
+
     check_outputs(out)
     core = measure(Target.detect())
     steps = {" ".join(key): price.cycles for key, price in core.steps.items()}

@@ -43,7 +43,7 @@ def doctor(
     from sparsejit.commands.machine_report import examine
 
     check_outputs(out)
-    diagnosis = examine()
+    diagnosis = examine(everything or as_json or out is not None)
     if not hand_over(diagnosis.as_dict(), as_json, out):
         _print(diagnosis, everything)
     raise typer.Exit(0 if diagnosis.can_run else 1)

@@ -97,6 +97,8 @@ def disasm(
 
 
 def _report(asked: ModelRequest, tensor: str | None, strategy: str, measure: bool) -> Report:
+    if Path(asked.model).is_dir():
+        raise InvalidInput(f"{asked.model} is a folder; give a model, or a file with a matrix")
     if not is_model(asked.model):
         return _kernel(asked, tensor, strategy).explain(measure=measure)
     if tensor is not None or strategy != "auto":

@@ -82,14 +82,16 @@ class Diagnosis:
         }
 
 
-def examine() -> Diagnosis:
-    """Examine the processor, Python, PeachPy, declared packages and cache; run a kernel.
+def examine(for_developers: bool) -> Diagnosis:
+    """Examine the processor, Python, declared packages and cache; run a kernel.
 
+    PeachPy, which another interpreter must import, is looked for where it is for developers.
     Measures no rates and keeps no file: one that tests the cache's folder is removed again.
     """
     target, processor = _processor()
     python = Finding("python", f"{platform.python_version()} ({sys.executable})", "core")
-    findings = (processor, python, _peachpy(), _kernel(target), *_packages())
+    peachpy = [_peachpy()] if for_developers else []
+    findings = (processor, python, *peachpy, _kernel(target), *_packages())
     return Diagnosis(target, findings, _rates(target), _cache())
 
 

@@ -201,7 +201,7 @@ def _check_outputs(
 ) -> None:
     """Raise InvalidInput for invalid output paths, before the work."""
     if out.suffix != ".sjit":
-        raise InvalidInput(f"{out} is not a .sjit path; name the output so")
+        raise InvalidInput(f"{out} is not a .sjit path; give a name that ends so")
     if export is not None:
         from sparsejit.artefact.export import check_export
 

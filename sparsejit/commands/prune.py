@@ -57,7 +57,7 @@ def prune(
     from sparsejit.prune import Recipe, load_weights, load_workload
 
     if out.suffix != ".safetensors":
-        raise InvalidInput(f"{out} is not a .safetensors path; name the output so")
+        raise InvalidInput(f"{out} is not a .safetensors path; give a name that ends so")
     check_outputs(out, report, checkpoint)
     plan = Recipe.load(recipe)
     workload = load_workload(model)

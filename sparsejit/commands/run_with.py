@@ -9,10 +9,7 @@ from typing import Annotated
 
 import typer
 
-from sparsejit import onnxruntime
 from sparsejit.errors import SparseJitError
-from sparsejit.frontends.onnx.sessions import replace_runtime
-from sparsejit.onnxruntime.settings import COMPILE_AT_USE, DefaultSettings
 
 _THEIRS = "onnxruntime"
 
@@ -30,6 +27,9 @@ def run_with(
     ] = 1,
 ) -> None:
     """Run a script with sparsejit in the place of ONNX Runtime; its arguments follow its name."""
+    from sparsejit.frontends.onnx.sessions import replace_runtime
+    from sparsejit.onnxruntime.settings import COMPILE_AT_USE, DefaultSettings
+
     replace_runtime(_our_modules())
     DefaultSettings.entries[COMPILE_AT_USE] = str(compile_at_use)
     sys.argv = [str(script), *context.args]
@@ -43,6 +43,8 @@ def run_with(
 
 def _our_modules() -> dict[str, ModuleType]:
     """Return the modules of `sparsejit.onnxruntime` by their names in ONNX Runtime's package."""
+    from sparsejit import onnxruntime
+
     own = onnxruntime.__name__
     return {
         _THEIRS + name.removeprefix(own): module

@@ -6,7 +6,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,12 +21,10 @@ from sparsejit.commands.console import (
     error_console,
     hand_over,
 )
-from sparsejit.machine.microarchitecture import detect
-from sparsejit.machine.target import Target
-from sparsejit.runtime.workers import available_cores
-from sparsejit.selftest.cases import derive, levels
-from sparsejit.selftest.examination import Tally, Verdict
-from sparsejit.selftest.trials import MOST_FAILURES, SelfTest
+
+if TYPE_CHECKING:
+    from sparsejit.selftest.examination import Tally, Verdict
+    from sparsejit.selftest.trials import SelfTest
 
 _DEFAULT_MINUTES = 1.0
 _SECONDS_BETWEEN_LINES = 60.0
@@ -55,6 +53,10 @@ def selftest(
     Each runs between inaccessible pages, in a process that may crash; a failure is printed with the
     one command that repeats it.
     """
+    from sparsejit.runtime.workers import available_cores
+    from sparsejit.selftest.examination import Tally
+    from sparsejit.selftest.trials import SelfTest
+
     check_outputs(out)
     tally = Tally(secrets.randbelow(2**31) if seed is None else seed)
     numbers = iter([only]) if only is not None else itertools.islice(itertools.count(), kernels)
@@ -72,9 +74,9 @@ def selftest(
 
 
 def _run(
-    test: SelfTest,
+    test: "SelfTest",
     numbers: Iterator[int],
-    tally: Tally,
+    tally: "Tally",
     minutes: float | None,
     count: int | None,
 ) -> bool:
@@ -97,11 +99,15 @@ def _run(
     return True
 
 
-def _counts(tally: Tally) -> str:
+def _counts(tally: "Tally") -> str:
     return f"{tally.held.total():,} held, {len(tally.failures)} failed"
 
 
 def _surroundings() -> dict[str, object]:
+    from sparsejit.machine.microarchitecture import detect
+    from sparsejit.machine.target import Target
+    from sparsejit.selftest.cases import levels
+
     return {
         "version": __version__,
         "processor": Target.detect().model,
@@ -112,8 +118,10 @@ def _surroundings() -> dict[str, object]:
     }
 
 
-def _print_failure(tally: Tally, verdict: Verdict) -> None:
+def _print_failure(tally: "Tally", verdict: "Verdict") -> None:
     """Print the failed kernel, its problem and the command that repeats it, on stderr at once."""
+    from sparsejit.selftest.cases import derive
+
     case = derive(tally.seed, verdict.number)
     for line in (
         f"kernel {verdict.number} {verdict.problem}",
@@ -123,7 +131,10 @@ def _print_failure(tally: Tally, verdict: Verdict) -> None:
         error_console.print(line, style="red", markup=False)
 
 
-def _print(tally: Tally, seconds: float) -> None:
+def _print(tally: "Tally", seconds: float) -> None:
+    from sparsejit.selftest.cases import levels
+    from sparsejit.selftest.trials import MOST_FAILURES
+
     table = table_of("kernels that held", ("kernel", "dtype"), (*levels(), "failed"))
     for family, dtype in tally.families():
         failed = tally.failed(family, dtype)

@@ -69,7 +69,7 @@ def checked_array(array: Array, kind: ArrayType, rows: int = 0) -> Array:
         )
     if array.dtype.newbyteorder("=") != kind.dtype:
         raise InvalidInput(
-            f"{kind.name} has dtype {array.dtype}; convert it with astype(np.{kind.dtype})"
+            f"{kind.name} has dtype {array.dtype}; convert it to {kind.dtype}"
         )
     if array.shape != with_rows(kind.shape, rows):
         lengths = ["any" if length is None else str(length) for length in kind.shape]

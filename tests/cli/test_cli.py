@@ -14,11 +14,12 @@ import pytest
 from typer.testing import CliRunner
 
 import sparsejit
-from sparsejit.commands import calibrate, cli, console, doctor, machine_report
+from sparsejit.commands import cli, console, doctor, machine_report
 from sparsejit.commands.cli import COMMANDS
 from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.machine.microarchitecture import core_named
 from sparsejit.machine.target import Target
+from sparsejit.planner import calibration
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,8 +42,13 @@ def run(
     )
 
 
-# Packages that the command line imports for commands that need them, and none for its help.
-HEAVY = ("numpy", "peachpy", "torch", "onnx", "onnxruntime", "scipy", "sklearn", "matplotlib")
+# Packages that the command line imports for commands that need them, and none for its help; the
+# compiler of kernels and, larger, the compiler of models.
+KERNELS, MODELS = "sparsejit.planner.kernel_choice", "sparsejit.lowering.model_code"
+HEAVY = (
+    *("numpy", "peachpy", "torch", "onnx", "onnxruntime", "scipy", "sklearn", "matplotlib"),
+    *(KERNELS, MODELS),
+)
 LOADED = f"""
 import sys
 from sparsejit.commands.cli import app
@@ -58,11 +64,11 @@ finally:
     [
         (["--version"], []),
         (["--help"], []),
-        *(([name, "--help"], []) for name in ("compile", "shrink", "explain", "check", "run")),
-        (["doctor", "--help"], []),
-        (["doctor"], ["numpy"]),
-        (["check", "small.sjit"], ["numpy"]),
-        (["explain", "small.sjit"], ["numpy"]),
+        *(([name, "--help"], []) for name in COMMANDS if name not in ("bench", "synth", "demo")),
+        (["bench", "--help"], ["numpy"]),
+        (["doctor"], ["numpy", KERNELS]),
+        (["check", "small.sjit"], ["numpy", KERNELS, MODELS]),
+        (["explain", "small.sjit"], ["numpy", KERNELS, MODELS]),
     ],
 )
 def test_a_command_imports_only_packages_that_it_needs(
@@ -211,7 +217,7 @@ def test_a_package_of_another_version_is_told(
 ) -> None:
     monkeypatch.setattr(machine_report.metadata, "version", lambda name: "2.13.0+cpu")
     monkeypatch.setattr(machine_report.metadata, "requires", lambda name: [wanted])
-    found = {each.name: each for each in machine_report.examine().findings}["torch"]
+    found = {each.name: each for each in machine_report.examine(False).findings}["torch"]
     assert found.ok is fits
     if not fits:
         assert found.found == f"2.13.0+cpu, but {wanted} is needed"
@@ -221,7 +227,7 @@ def test_a_package_of_another_version_is_told(
 def test_doctor_says_where_data_are_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     target = replace(Target.detect(), core=core_named("zen4"))
     monkeypatch.setattr(Target, "detect", lambda: target)
-    assert machine_report.examine().rates == "data of zen4 (assumed)"
+    assert machine_report.examine(False).rates == "data of zen4 (assumed)"
 
 
 def test_doctor_breaks_no_line_that_a_script_may_read() -> None:
@@ -256,7 +262,7 @@ def test_an_expected_error_is_one_line(
 @pytest.fixture
 def rates_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rates that `calibrate` would measure, at once."""
-    monkeypatch.setattr(calibrate, "measure", lambda target: target.core)
+    monkeypatch.setattr(calibration, "calibrate", lambda target: target.core)
 
 
 @pytest.mark.usefixtures("rates_given")
@@ -274,7 +280,7 @@ def test_json_goes_to_stdout_and_to_a_file(command: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("command", "module", "work"),
-    [("doctor", machine_report, "examine"), ("calibrate", calibrate, "measure")],
+    [("doctor", machine_report, "examine"), ("calibrate", calibration, "calibrate")],
 )
 def test_outputs_are_checked_before_the_work(
     command: str, module: ModuleType, work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

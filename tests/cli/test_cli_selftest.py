@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from sparsejit.commands import cli, selftest
 from sparsejit.errors import InvalidInput
 from sparsejit.machine.target import Target
+from sparsejit.selftest import trials
 from sparsejit.selftest.cases import Case
 from sparsejit.selftest.examination import NativeCase, Verdict
 from sparsejit.selftest.trials import SelfTest
@@ -52,7 +53,7 @@ def test_a_failure_is_printed_with_its_command(
     form: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SPARSEJIT_MAX_ISA", raising=False)
-    monkeypatch.setattr(selftest, "SelfTest", partial(SelfTest, compile_it=refuse))
+    monkeypatch.setattr(trials, "SelfTest", partial(SelfTest, compile_it=refuse))
     done = RUNNER.invoke(cli.app, ["selftest", "--seed", "5", "--kernels", "2", *form])
     assert done.exit_code == 1
     for number in (0, 1):
@@ -73,7 +74,7 @@ def test_an_interrupt_shows_what_was_done(monkeypatch: pytest.MonkeyPatch) -> No
             yield Verdict(0, "dense", "int8", "avx2")
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(selftest, "SelfTest", Interrupted)
+    monkeypatch.setattr(trials, "SelfTest", Interrupted)
     done = RUNNER.invoke(cli.app, ["selftest"])
     assert done.exit_code == 130
     assert "1 of 1 kernels held" in done.stdout

@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[Callable[[str], list[str]], list[str]]] = {
     "compile": (lambda path: ["compile", path, "--out", "out.sjit"], MODELS),
     "check": (lambda path: ["check", path], MODELS),
     "explain": (lambda path: ["explain", path], [each for each in MODELS if each != "x.npy"]),
-    "bench": (lambda path: ["bench", f"./{path}", "--peers", ""], MODELS),
+    "bench": (lambda path: ["bench", path, "--peers", ""], MODELS),
     "shrink": (
         lambda path: ["shrink", path, "--data", "x.npz", "--out", f"out{shrunk(path)}"],
         [*MODELS, "model.sjit"],

@@ -179,7 +179,7 @@ def test_without_a_free_workspace_the_fallback_makes_one() -> None:
         ([X, X], "2 inputs given"),
         ([X.tolist()], "features is a list; give a numpy array of float32"),
         ([None], "features is a NoneType"),
-        ([X.astype(np.float64)], r"features has dtype float64; convert it with astype"),
+        ([X.astype(np.float64)], r"features has dtype float64; convert it to float32"),
         ([X.view(np.int32)], "features has dtype int32"),
         ([X[:2]], r"features has shape \(2, 8\); give \(3, 8\)"),
         ([X.ravel()], r"features has shape \(24,\)"),

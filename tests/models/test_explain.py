@@ -189,7 +189,7 @@ def test_layers_that_take_much_longer_than_predicted_are_named(
 ) -> None:
     """Not those that take a share of 1 % at most, nor what has no prediction."""
     layer = LayerReport("fc", measured_ns=measured, predicted_ns=predicted)
-    lines = ["fc takes 2.0 times its predicted 100 ns"] if is_named else []
+    lines = ["layer fc takes 2.0 times its predicted 100 ns"] if is_named else []
     assert list(unexpected_lines(1000, [layer])) == lines
 
 

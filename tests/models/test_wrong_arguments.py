@@ -78,6 +78,8 @@ def test_a_header(tmp_path: Any) -> None:
         ("model.pt", r"a path, 'model.pt'; give the module with these weights"),
         ("model", "a path, 'model'; give a torch.nn.Module"),
         (WEIGHTS, "the model is a ndarray; give"),
+        ("/", "/ is a folder; give a torch.nn.Module, an .onnx"),
+        (MODULE.state_dict(), "the model is a dict; give the module, after load_state_dict of it"),
         (torch.nn.Linear, "the model is the class Linear; give an instance of it"),
     ],
 )

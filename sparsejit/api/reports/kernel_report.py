@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from math import log2
 from typing import Any
 
-from sparsejit.api.reports.layers_report import layer_report
-from sparsejit.api.reports.report import Report
+from sparsejit.api.reports.report import Report, layer_report
 from sparsejit.ir.spec import Layer, MatMul
 from sparsejit.ir.values import Origin
 from sparsejit.lowering.step import Facts

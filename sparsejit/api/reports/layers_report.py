@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsejit.api.models.variant import Variant
 from sparsejit.api.reports.accuracy import Accuracy
-from sparsejit.api.reports.report import LayerReport, Report, candidates_of
+from sparsejit.api.reports.report import LayerReport, Report, layer_report
 from sparsejit.api.reports.schedule_text import schedule_lines
 from sparsejit.api.reports.shown import counted
 from sparsejit.errors import check_flags
@@ -21,9 +21,8 @@ from sparsejit.ir.values import Array, Decision, Element, Origin, Value
 from sparsejit.lowering.model_code import build_model
 from sparsejit.lowering.model_schedule import ModelSchedule
 from sparsejit.lowering.probes import PrefixProbe, StampProbe
-from sparsejit.lowering.step import Facts, Step
+from sparsejit.lowering.step import Step
 from sparsejit.machine.target import Target
-from sparsejit.planner.cost import limit_ns
 from sparsejit.runtime.step_timing import ModelTimer, ProbedFunction, StepTimes, wants_prefixes
 
 # The report names a layer that takes more than this multiple of its predicted time, if it takes at
@@ -113,7 +112,7 @@ def unexpected_lines(whole_ns: float, layers: Sequence[LayerReport]) -> Iterator
         measured, predicted = layer.measured_ns or 0.0, layer.predicted_ns or 0.0
         times = measured / predicted if predicted else 0.0
         if times > _MOST_TIMES_PREDICTED and measured >= _LEAST_SHARE * whole_ns:
-            yield f"{layer.layer} takes {times:.1f} times its predicted {predicted:,.0f} ns"
+            yield f"layer {layer.layer} takes {times:.1f} times its predicted {predicted:,.0f} ns"
 
 
 def groups_of(steps: Sequence[Step]) -> list[list[int]]:
@@ -165,57 +164,6 @@ def layers_of(
     for each in decisions:
         by_layer[each.layer].append(each)
     return [replace(one, decisions=tuple(by_layer.pop(one.layer, ()))) for one in layers]
-
-
-def layer_report(
-    origin: Origin,
-    kernels: Sequence[str],
-    facts: Sequence[Facts],
-    target: Target,
-    other_bytes: int = 0,
-    ns: float | None = None,
-    total: float = 0.0,
-) -> LayerReport:
-    """Return the report of one operator.
-
-    Its kernels take `ns` of the model's `total` nanoseconds, if measured. `other_bytes` are the
-    bytes of all other weights of the model.
-    """
-    main = max(facts, key=lambda each: (each.weights, each.predicted_ns or 0.0))
-    numbers = Counter(kernels)
-    predicted = [each.predicted_ns for each in facts if each.predicted_ns is not None]
-    predicted_ns = sum(predicted) if len(predicted) == len(facts) else None
-    flops = sum(each.flops for each in facts)
-    effective_flops = sum(each.effective_flops for each in facts)
-    own_bytes = sum(each.weight_bytes for each in facts)
-    limit = sum(
-        limit_ns(
-            each.flops,
-            each.weight_bytes + each.moved_bytes,
-            other_bytes + own_bytes - each.weight_bytes,
-            target,
-        )
-        for each in facts
-    )
-    time = ns if ns is not None else predicted_ns
-    return LayerReport(
-        layer=origin.layer,
-        kernel=", ".join(f"{n} x {name}" if n > 1 else name for name, n in numbers.items()),
-        source=origin.source,
-        code=origin.code,
-        nnz=main.nnz,
-        weights=main.weights,
-        weight_bytes=main.weight_bytes,
-        predicted_ns=predicted_ns,
-        measured_ns=ns,
-        share=ns / total if ns is not None and total else None,
-        effective_gflops=effective_flops / time if time and effective_flops else None,
-        real_gflops=flops / time if time and flops else None,
-        share_of_limit=limit / ns if ns and flops else None,
-        reason=main.reason,
-        shape=None if main.layer is None else (main.layer.out_features, main.layer.in_features),
-        candidates=() if main.plan is None else candidates_of(main.plan),
-    )
 
 
 def _call(ns: float, total: float) -> LayerReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -10,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from sparsejit.api.reports.report_page import Bands, Column, html_page, html_table
 from sparsejit.api.reports.shown import Shown, share_of_limit_text, table_of
-from sparsejit.ir.values import Decision
+from sparsejit.ir.values import Decision, Origin
+from sparsejit.lowering.step import Facts
+from sparsejit.machine.target import Target
+from sparsejit.planner.cost import limit_ns
 from sparsejit.planner.kernel_choice import Plan
 
 if TYPE_CHECKING:
@@ -276,4 +280,55 @@ def candidates_of(plan: Plan) -> tuple[CandidateReport, ...]:
             candidate.is_lowered,
         )
         for candidate in plan.candidates
+    )
+
+
+def layer_report(
+    origin: Origin,
+    kernels: Sequence[str],
+    facts: Sequence[Facts],
+    target: Target,
+    other_bytes: int = 0,
+    ns: float | None = None,
+    total: float = 0.0,
+) -> LayerReport:
+    """Return the report of one operator.
+
+    Its kernels take `ns` of the model's `total` nanoseconds, if measured. `other_bytes` are the
+    bytes of all other weights of the model.
+    """
+    main = max(facts, key=lambda each: (each.weights, each.predicted_ns or 0.0))
+    numbers = Counter(kernels)
+    predicted = [each.predicted_ns for each in facts if each.predicted_ns is not None]
+    predicted_ns = sum(predicted) if len(predicted) == len(facts) else None
+    flops = sum(each.flops for each in facts)
+    effective_flops = sum(each.effective_flops for each in facts)
+    own_bytes = sum(each.weight_bytes for each in facts)
+    limit = sum(
+        limit_ns(
+            each.flops,
+            each.weight_bytes + each.moved_bytes,
+            other_bytes + own_bytes - each.weight_bytes,
+            target,
+        )
+        for each in facts
+    )
+    time = ns if ns is not None else predicted_ns
+    return LayerReport(
+        layer=origin.layer,
+        kernel=", ".join(f"{n} x {name}" if n > 1 else name for name, n in numbers.items()),
+        source=origin.source,
+        code=origin.code,
+        nnz=main.nnz,
+        weights=main.weights,
+        weight_bytes=main.weight_bytes,
+        predicted_ns=predicted_ns,
+        measured_ns=ns,
+        share=ns / total if ns is not None and total else None,
+        effective_gflops=effective_flops / time if time and effective_flops else None,
+        real_gflops=flops / time if time and flops else None,
+        share_of_limit=limit / ns if ns and flops else None,
+        reason=main.reason,
+        shape=None if main.layer is None else (main.layer.out_features, main.layer.in_features),
+        candidates=() if main.plan is None else candidates_of(main.plan),
     )

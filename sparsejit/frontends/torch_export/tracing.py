@@ -103,10 +103,10 @@ def _line(trace: str) -> tuple[str, str]:
 def innermost_line(frames: Iterable[tuple[str, int | None, str | None]]) -> tuple[str, str]:
     """`file.py:line` and text of the last frame of (file, line, text) that is not torch's or ours.
 
-    Empty where there is none.
+    Empty where there is none. Code that torch makes has the file "<string>".
     """
     for file, line, code in reversed(list(frames)):
-        if not file.startswith((_torch_folder(), _OWN_FOLDER)):
+        if not file.startswith((_torch_folder(), _OWN_FOLDER, "<string>")):
             return f"{Path(file).name}:{line}", (code or "").strip()
     return "", ""
 
@@ -405,13 +405,16 @@ def _kept_attributes(
     return [name for name in dict.fromkeys(names) if name in program.constants]
 
 
-# They write the tracebacks of exceptions that torch raises.
-_LOGS = ("torch.export", "torch._subclasses.fake_tensor")
+# They write tracebacks of exceptions that torch raises, and graphs that it gives up.
+_LOGS = (
+    *("torch.export", "torch._subclasses.fake_tensor"),
+    "torch.fx.experimental.symbolic_shapes",
+)
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Context that silences torch's logs of exceptions."""
+    """Context that silences the logs in which torch says why it exports no model."""
     loggers = {log: log.disabled for log in map(logging.getLogger, _LOGS)}
     for log in loggers:
         log.disabled = True
