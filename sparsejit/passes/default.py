@@ -12,6 +12,7 @@ from sparsejit.passes.fold_constants import fold_constants
 from sparsejit.passes.fuse_activations import fuse_activations, fuse_residuals
 from sparsejit.passes.fuse_chains import fuse_chains
 from sparsejit.passes.merge_views import merge_views, move_views, simplify_views
+from sparsejit.passes.mirrored_taps import halve_mirrored
 from sparsejit.passes.permute_columns import permute_columns
 from sparsejit.passes.recognise_attention import recognise_attention
 from sparsejit.passes.rewriter import remove_dead_code
@@ -39,6 +40,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
     recognise_attention,
     fold_affine,
     fold_recurrent_bias,
+    halve_mirrored,
     fuse_residuals,
     exact_probabilities,
     fuse_activations,
