@@ -18,6 +18,7 @@ from sparsejit.passes.recognise_attention import recognise_attention
 from sparsejit.passes.rewriter import remove_dead_code
 from sparsejit.passes.schedule import order_for_memory
 from sparsejit.passes.simplify_pointwise import simplify_pointwise
+from sparsejit.passes.single_positions import leave_single_positions
 from sparsejit.passes.transposed_convolutions import overlap_transposed
 from sparsejit.passes.trim_taps import trim_taps
 from sparsejit.passes.weight_products import sort_products
@@ -48,6 +49,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
 FUSING: tuple[Pass, ...] = (
     overlap_transposed,
     trim_taps,
+    leave_single_positions,
     fuse_chains,
     simplify_pointwise,  # merged chains broadcast operands that their parts needed expanded
     remove_dead_code,

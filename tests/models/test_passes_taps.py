@@ -1,4 +1,4 @@
-"""Kernels without taps that meet nothing but padding, and filters with half of their taps."""
+"""Kernels without taps of padding, filters with half of their taps, axes of one element."""
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from sparsejit.ir.spec import Activation
 from sparsejit.machine.target import Target
 from sparsejit.passes.default import run_passes
 from sparsejit.passes.mirrored_taps import halve_mirrored
+from sparsejit.passes.single_positions import leave_single_positions
 from sparsejit.passes.trim_taps import trim_taps
 
 
@@ -28,7 +29,8 @@ def convolved(w: Windows, groups: int = 1) -> Graph:
 
 
 def kernels(graph: Graph) -> list[Sizes]:
-    return [node.inputs[1].shape[2:] for node in graph.nodes]
+    layers = (node for node in graph.nodes if isinstance(node.op, Convolution))
+    return [node.inputs[1].shape[2:] for node in layers]
 
 
 @given(w=windows(), groups=st.integers(1, 2))
@@ -79,7 +81,7 @@ def test_a_network_whose_image_shrinks_below_its_kernel(isa: str) -> None:
     for width in (8, 9, 10):
         y = s(Convolution((2, 2), (1, 1), (1, 1)), y, s.weight(width, y.shape[1], 3, 3))
     graph = run_passes(s.finish(s(Convolution((1, 1), (1, 1), (1, 1)), y, s.weight(4, 10, 3, 3))))
-    assert kernels(graph) == [(3, 3), (3, 3), (2, 2), (1, 1)]
+    assert kernels(graph) == [(3, 3), (3, 3), (2, 2), (1,)]
     check_graph(graph, [random_input(graph)], Target.named(isa), 1e-3)
 
 
@@ -168,3 +170,35 @@ def test_filters_that_are_not_all_mirrored_stay(change: str) -> None:
         x = s.input(1, 1, 40)
         graph = s.finish(s(Convolution((16,), (1,), (1,)), x, s.constant(filters[:, None])))
     assert halve_mirrored(graph) is graph
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("groups", [1, 3, 12])
+def test_an_axis_of_one_element_is_left_out(isa: str, axis: int, groups: int) -> None:
+    """With the bias, the activation and an operand that is added; `axis` is the one that stays.
+
+    Layers of groups add none.
+    """
+    long, each = ((29, 1), (5, 1)) if axis == 0 else ((1, 29), (1, 5))
+    steps = tuple((2, 1)[n != axis] for n in range(2)), tuple((1, 0)[n != axis] for n in range(2))
+    s = Sketch()
+    x = s.input(2, 12, *long)
+    op = Convolution(*steps, (1, 1), groups, activation=Activation.RELU)
+    weights, bias = s.weight(12, 12 // groups, *each), s.weight(12)
+    y = s(op, x, weights, bias)
+    graph = s.finish(y, s(op, x, weights, bias, *([y] if groups == 1 else [])))
+    after = applied(leave_single_positions, graph)
+    assert [len(n.op.stride) for n in after.nodes if isinstance(n.op, Convolution)] == [1, 1]
+    assert leave_single_positions(after) is after
+    check_graph(run_passes(graph), [random_input(graph)], Target.named(isa), 1e-3)
+
+
+@pytest.mark.parametrize(("long", "kernel", "padding"), [((9, 1), (3, 1), 1), ((9, 2), (3, 1), 0)])
+def test_axes_of_several_elements_and_padded_ones_stay(
+    long: Sizes, kernel: Sizes, padding: int
+) -> None:
+    s = Sketch()
+    op = Convolution((1, 1), (0, padding), (1, 1))
+    graph = s.finish(s(op, s.input(1, 4, *long), s.weight(4, 4, *kernel)))
+    assert leave_single_positions(graph) is graph
