@@ -12,11 +12,13 @@ from sparsejit.passes.fold_constants import fold_constants
 from sparsejit.passes.fuse_activations import fuse_activations, fuse_residuals
 from sparsejit.passes.fuse_chains import fuse_chains
 from sparsejit.passes.merge_views import merge_views, move_views, simplify_views
+from sparsejit.passes.mirrored_taps import halve_mirrored
 from sparsejit.passes.permute_columns import permute_columns
 from sparsejit.passes.recognise_attention import recognise_attention
 from sparsejit.passes.rewriter import remove_dead_code
 from sparsejit.passes.schedule import order_for_memory
 from sparsejit.passes.simplify_pointwise import simplify_pointwise
+from sparsejit.passes.single_positions import leave_single_positions
 from sparsejit.passes.transposed_convolutions import overlap_transposed
 from sparsejit.passes.trim_taps import trim_taps
 from sparsejit.passes.weight_products import sort_products
@@ -39,6 +41,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
     recognise_attention,
     fold_affine,
     fold_recurrent_bias,
+    halve_mirrored,
     fuse_residuals,
     exact_probabilities,
     fuse_activations,
@@ -46,6 +49,7 @@ SIMPLIFYING: tuple[Pass, ...] = (
 FUSING: tuple[Pass, ...] = (
     overlap_transposed,
     trim_taps,
+    leave_single_positions,
     fuse_chains,
     simplify_pointwise,  # merged chains broadcast operands that their parts needed expanded
     remove_dead_code,

@@ -93,7 +93,7 @@ def attended(
         for each in (key, value)
     )
     scores = writer.build.one(Bmm(transposed=True, scale=scale), query.value, keys, origin=origin)
-    added = _added(writer, band, frames, past + late)
+    added = _added(writer, band, query, past + late)
     numbers = row_chains.LEAST_SCORE, row_chains.LEAST_TOTAL
     least = [writer.number(each) for each in numbers]
     softmax = row_chains.masked_softmax(scores.shape)
@@ -103,16 +103,17 @@ def attended(
     return replace(query, value=made, place=place)
 
 
-def _added(writer: FrameWriter, band: NearFrames, frames: int, until: int) -> Value:
+def _added(writer: FrameWriter, band: NearFrames, query: Frames, until: int) -> Value:
     """The numbers added to scores (..., frames, keys): 0, or -infinity for a key not attended to.
 
     Key n of a step is of frame n - `until` of the sequence in the first step.
     """
-    size = band.allowed.shape[-1]
+    size, frames, rank = band.allowed.shape[-1], query.count, len(query.value.shape)
     distance = np.arange(frames)[:, None] - np.arange(frames + size - 1) + size - 1
     inside = (distance >= 0) & (distance < size)
     allowed = inside & band.allowed[..., np.clip(distance, 0, size - 1)]
-    reached = writer.is_reached(frames + size - 1, until, frames)
+    rows = writer.is_reached(frames + size - 1, until, frames)
+    reached = writer.spread(rows, rank, query.sample_axis, rank - 1)
     known = writer.build.constant(allowed, Origin("band"))
     both = writer.one(Pointwise("logical_and"), reached, known)
     return writer.one(Pointwise("where"), both, writer.number(0.0), writer.number(-np.inf))

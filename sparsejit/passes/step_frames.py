@@ -17,10 +17,10 @@ from fractions import Fraction
 import numpy as np
 
 from sparsejit.ir.graph import GraphBuilder
-from sparsejit.ir.operator import BatchPlace, Operator
+from sparsejit.ir.operator import BatchPlace, Operator, SamplesMixed
 from sparsejit.ir.ops.pointwise import Cast, Pointwise
 from sparsejit.ir.ops.selection import Embedding
-from sparsejit.ir.ops.views import Concat, Reshape, Slice
+from sparsejit.ir.ops.views import Concat, Permute, Reshape, Slice
 from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
 
 
@@ -38,6 +38,7 @@ class Frames:
         delay: number of frames by which the value is late; at least -`before`
         before: number of first frames of the sequence that are `fill`, whatever the value holds
         fill: the number that these frames hold
+        samples: the place of samples in the sequence's value; None where the batch is fixed
     """
 
     value: Value
@@ -47,6 +48,7 @@ class Frames:
     delay: int = 0
     before: int = 0
     fill: float = 0.0
+    samples: BatchPlace | None = None
 
     @property
     def axis(self) -> int:
@@ -68,6 +70,22 @@ class Frames:
         """Frames of one step."""
         return self.apart[self.axis] // self.place.inner
 
+    @property
+    def sample_axis(self) -> int | None:
+        """The axis of `apart` that samples have alone; None where the batch is fixed.
+
+        Raises SamplesMixed where they share it with something else.
+        """
+        if self.samples is None:
+            return None
+        own, (axis, outer, inner) = self.samples, self.place
+        if own.axis == axis:
+            if (own.outer, own.inner) == (1, self.lengths[0] * inner) and outer > 1:
+                return axis
+        elif (own.outer, own.inner) == (1, 1):
+            return own.axis + (outer > 1 and own.axis > axis)
+        raise SamplesMixed("has samples and something else on one axis")
+
     def fine(self) -> Frames:
         """The same value with each inner element as a frame."""
         unit = self.place.inner
@@ -84,34 +102,43 @@ class Frames:
 
 @dataclass(frozen=True, eq=False)
 class TiedState:
-    """A state: its value before the step, its value after the step, and its first value."""
+    """A state of the step: the value before it, the value after it, and the first value.
+
+    `axis` is the axis of samples, of which the first value has one; None where the batch is fixed.
+    """
 
     name: str
     before: Value
     after: Value
+    axis: int | None
     initial: Array | None
 
 
 class FrameWriter:
     """Writes the states, delays and masks of a step, besides the model's operators."""
 
-    def __init__(self) -> None:
-        self.build = GraphBuilder()
+    def __init__(self, samples: int = 1) -> None:
+        """Take the number of samples, of which each counts its own steps; 1 for a fixed batch."""
+        self.build, self.samples = GraphBuilder(), samples
         self.states: list[TiedState] = []
         self._names: set[str] = set()
         self._known: dict[tuple[object, ...], Value] = {}
         self._histories: dict[tuple[Value, BatchPlace, float], dict[int, Value]] = {}
 
-    def state(self, origin: Origin, kind: str, like: TensorType, initial: Array | None) -> Value:
+    def state(self, origin: Origin, kind: str, like: TensorType) -> Value:
         """A new state, named by the layer that reads it; `tie` gives its next value."""
         stem = f"{origin.layer}.{kind}"
         name = next(n for n in _numbered(stem) if n not in self._names)
         self._names.add(name)
         return self.build.input(like, replace(origin, name=name))
 
-    def tie(self, before: Value, after: Value, initial: Array | None = None) -> None:
-        """Set the value that a state takes after the step."""
-        self.states.append(TiedState(before.origin.name, before, after, initial))
+    def tie(
+        self, before: Value, after: Value, axis: int | None, initial: Array | None = None
+    ) -> None:
+        """Give the value that a state has after a step, and the axis of its samples."""
+        if axis is not None and initial is not None:
+            initial = initial.take([0], axis)
+        self.states.append(TiedState(before.origin.name, before, after, axis, initial))
 
     def history(self, frames: Frames, length: int, fill: float, origin: Origin) -> Value:
         """The last `length` frames before the step, then the step's own, in the shape `apart`.
@@ -136,9 +163,9 @@ class FrameWriter:
         shape = (*value.shape[:axis], extra, *value.shape[axis + 1 :])
         like = TensorType(shape, value.type.element)
         initial = np.full(shape, fill, like.element.value) if fill else None
-        past = self.state(origin, "past", like, initial)
+        past = self.state(origin, "past", like)
         whole = self.one(Concat(axis), past, value)
-        self.tie(past, self.cut(whole, axis, own, own + extra), initial)
+        self.tie(past, self.cut(whole, axis, own, own + extra), frames.sample_axis, initial)
         return whole
 
     def taken(self, frames: Frames, whole: Value, first: int) -> Frames:
@@ -177,16 +204,24 @@ class FrameWriter:
         key = "masked", frames.value, frames.place, fill, until
         if key not in self._known:
             value, unit = self.shaped(frames.value, frames.apart), frames.place.inner
-            mask = self.is_reached(frames.count * unit, until * unit)
-            behind = value.shape[frames.axis + 1 :]
-            mask = self.shaped(mask, (frames.count * unit, *(1 for _ in behind)))
+            reached = self.is_reached(frames.count * unit, until * unit)
+            places = len(value.shape), frames.sample_axis, frames.axis
+            mask = self.spread(reached, *places)
             other = self.number(fill, value.type.element)
             chosen = self.one(Pointwise("where"), mask, value, other)
             self._known[key] = self.shaped(chosen, frames.value.shape)
         return replace(frames, value=self._known[key])
 
+    def spread(self, rows: Value, rank: int, sample_axis: int | None, axis: int) -> Value:
+        """A row for each sample (samples, n) as a value of that rank, with n on that axis."""
+        count, n = rows.shape
+        if sample_axis is not None and sample_axis > axis:
+            rows = self.one(Permute((1, 0)), rows)
+        sizes = {axis: n} if sample_axis is None else {axis: n, sample_axis: count}
+        return self.shaped(rows, tuple(sizes.get(each, 1) for each in range(rank)))
+
     def is_reached(self, count: int, until: int, each_step: int = 0) -> Value:
-        """Whether each of `count` consecutive numbers is at least `until`: bool (count,).
+        """Whether each of `count` consecutive numbers is at least `until`: bool (samples, count).
 
         The first number is 0 in the first step, and grows by `each_step`, by default `count`, from
         step to step.
@@ -200,31 +235,58 @@ class FrameWriter:
             self._known[key] = self.one(Pointwise("greater_equal"), number, least)
         return self._known[key]
 
-    def row_of_step(self, table: Array, axis: int, origin: Origin) -> Value:
-        """The step's row of a table (steps, frames, ...), with the frames moved to that axis.
+    def row_of_step(self, table: Array, axis: int, like: Frames, origin: Origin) -> Value:
+        """The row of a constant (steps, frames, ...) for a step, with its frames on that axis.
 
-        Steps after the table's end read its last row.
+        It is an operand beside `like`. Samples are at different steps.
         """
         last, period, *sizes = len(table) - 1, *table.shape[1:]
         shape = (*sizes[:axis], period, *sizes[axis:])
         if not last:
             return self.build.constant(np.moveaxis(table[0], 0, axis), origin)
         is_bool = table.dtype == bool
-        rows = np.moveaxis(table, 1, 1 + axis).reshape(1 + last, -1)
+        rows = np.moveaxis(table, 1, 1 + axis)
+        if like.samples is not None:
+            rows, shape = self._for_samples(rows, shape, like)
+        rows = rows.reshape(1 + last, -1)
         rows = rows.astype(np.int64) if is_bool else rows
         end = self.build.constant(np.array([last]), Origin("steps"))
         place = self.one(Pointwise("minimum"), self.steps, end)
         row = self.one(Embedding(), place, self.build.constant(rows, origin))
-        return self.shaped(self.one(Cast(Element.BOOL), row) if is_bool else row, shape)
+        row = self.one(Cast(Element.BOOL), row) if is_bool else row
+        if like.samples is None:
+            return self.shaped(row, shape)
+        whole = self.shaped(row, (self.samples, *shape))
+        return self._samples_at(whole, like.samples.axis)
+
+    def _for_samples(
+        self, rows: Array, shape: tuple[int, ...], like: Frames
+    ) -> tuple[Array, tuple[int, ...]]:
+        """The rows of one sample, and their shape without the axis of samples in `like`."""
+        sample_axis, rank = like.sample_axis, len(like.value.shape)
+        if like.place.outer > 1 or sample_axis is None:
+            raise SamplesMixed("has samples and something else on one axis")
+        full = (1,) * (rank - len(shape)) + shape
+        rows = rows.reshape(len(rows), *full)
+        one = rows.take([0], 1 + sample_axis)
+        if not np.array_equal(np.broadcast_to(one, rows.shape), rows):
+            raise SamplesMixed("treats samples differently, by their place in the batch")
+        return one, (*full[:sample_axis], *full[sample_axis + 1 :])
+
+    def _samples_at(self, value: Value, axis: int) -> Value:
+        """The value with its first axis moved."""
+        order = [*range(1, len(value.shape))]
+        order.insert(axis, 0)
+        return self.one(Permute(tuple(order)), value) if axis else value
 
     @property
     def steps(self) -> Value:
-        """The number of steps before this one, int64 (1,)."""
+        """The number of steps of each sample before this one, int64 (samples, 1)."""
         if ("steps",) not in self._known:
-            like = TensorType((1,), Element.INT64)
-            before = self.state(Origin("steps"), "count", like, None)
+            like = TensorType((self.samples, 1), Element.INT64)
+            before = self.state(Origin("steps"), "count", like)
             one = self.build.constant(np.array([1]), Origin("1"))
-            self.tie(before, self.one(Pointwise("add"), before, one))
+            self.tie(before, self.one(Pointwise("add"), before, one), 0)
             self._known["steps",] = before
         return self._known["steps",]
 

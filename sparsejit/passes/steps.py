@@ -14,7 +14,7 @@ are what the model pads with, since a mask of the number of steps puts it there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import count
@@ -67,12 +67,14 @@ class StepGraph:
     Attributes:
         delay: the number of frames of the input by which results are late
         axes: the axis of time in each output that is no state; None for an output without time
+        samples: the axis of samples in each state; None where the batch is fixed
     """
 
     graph: Graph
     states: tuple[State, ...]
     delay: int
     axes: tuple[int | None, ...]
+    samples: tuple[int | None, ...]
 
 
 class UnevenStep(Exception):
@@ -92,16 +94,20 @@ def step_graph(
     step: int,
     axes: Sequence[int | None],
     window: int | None = None,
+    follow: Callable[[Graph], Follower] | None = None,
 ) -> StepGraph:
     """Return the graph of `step` frames, from the model's graphs at two lengths.
 
     `axes` are the axes of time in the inputs; None for an input that is the same for all frames.
     `long` has at least twice the frames of `short`. Where the model's attention reads all earlier
-    frames, the step's attention reads the last `window` ones. Raises UnsupportedOperator for a
-    model that computes a frame from later ones without bound, and UnevenStep.
+    frames, the step's attention reads the last `window` ones. `follow` follows samples through a graph of
+    several; without it the batch is fixed. Raises UnsupportedOperator for a model that computes a
+    frame from later ones without bound, UnevenStep, and SamplesMixed where samples, which are at
+    different steps, are not apart.
     """
     own, other = (recognise_attention(fold_constants(graph)) for graph in (long, short))
-    return _StepWriter(own, other, step, axes, window).write()
+    samples = None if follow is None else follow(own)
+    return _StepWriter(own, other, step, axes, window, samples).write()
 
 
 class _StepWriter:
@@ -114,9 +120,11 @@ class _StepWriter:
         step: int,
         axes: Sequence[int | None],
         window: int | None,
+        samples: Follower | None,
     ) -> None:
         self.long, self.short, self.step, self.window = long, short, step, window
-        self.writer = FrameWriter()
+        self.samples: Mapping[Value, BatchPlace] = {} if samples is None else samples.places
+        self.writer = FrameWriter(1 if samples is None else samples.batch)
         self.build = self.writer.build
         self.frames: dict[Value, Frames] = {}
         self.now: dict[Value, Value] = {}  # values of the last frame, and the step's
@@ -135,7 +143,9 @@ class _StepWriter:
             lengths = value.shape[axis], self.twins[value].shape[axis]
             shape = (*value.shape[:axis], self.step, *value.shape[axis + 1 :])
             own = self.build.input(replace(value.type, shape=shape), value.origin)
-            self.frames[value] = Frames(own, BatchPlace(axis), Fraction(1), lengths)
+            samples = self.samples.get(value)
+            place = BatchPlace(axis)
+            self.frames[value] = Frames(own, place, Fraction(1), lengths, samples=samples)
             self.total = lengths
 
     def write(self) -> StepGraph:
@@ -172,7 +182,8 @@ class _StepWriter:
             for number, state in enumerate(own)
         ]
         made = replace(remove_dead_code(graph), notes=self.long.notes)
-        return StepGraph(made, tuple(states), delay, tuple(axes))
+        samples = tuple(state.axis if self.samples else None for state in own)
+        return StepGraph(made, tuple(states), delay, tuple(axes), samples)
 
     def _pair(self, node: Node, twin: Node) -> None:
         """Note the twins of a node's results: the same values in the shorter graph.
@@ -257,6 +268,8 @@ class _StepWriter:
                 raise self.refused(node, why, _KEEP_APART) from error
         for value in node.outputs:
             if value in self.frames:
+                own = replace(self.frames[value], samples=self.samples.get(value))
+                self.frames[value] = own
                 self._check_sizes(node, value)
 
     def _by_rule(self, node: Node, twin: Node, found: list[Frames | None]) -> None:
@@ -390,7 +403,7 @@ class _StepWriter:
             why = f"reads {value.origin.name}, which changes along time"
             remedy = "let it repeat with each step; where it does, give a longer example"
             raise self.refused(node, why, remedy)
-        return self.writer.row_of_step(table, place.axis, value.origin)
+        return self.writer.row_of_step(table, place.axis, like, value.origin)
 
     def _repeated(self, node: Node, value: Value, place: BatchPlace, like: Frames) -> Value:
         """An operand that repeats one frame along time, cut to the frames of a step."""
@@ -468,7 +481,8 @@ class _StepWriter:
         op = rule.op.resized(node, frames.place, frames.count // stride)
         made = self.build.one(op, part, *fixed, origin=origin)
         lengths = self._lengths(node, frames.place)
-        late = Frames(made, frames.place, rate, lengths, delay)
+        samples = self.samples.get(node.output)
+        late = Frames(made, frames.place, rate, lengths, delay, samples=samples)
         # Windows before the first frame hold padding alone; infinite numbers would become NaN.
         return late if np.isfinite(fill) else writer.masked(late, 0.0, delay)
 
@@ -484,10 +498,10 @@ class _StepWriter:
             whole = writer.one(_behind(whole, axis, -extra), whole)
         elif extra:
             shape = (*whole.shape[:axis], extra, *whole.shape[axis + 1 :])
-            past = writer.state(origin, "overlap", replace(whole.type, shape=shape), None)
+            past = writer.state(origin, "overlap", replace(whole.type, shape=shape))
             added = writer.one(_behind(past, axis, own), past)
             whole = writer.one(Pointwise("add"), added, whole)
-            writer.tie(past, writer.cut(whole, axis, own, own + extra))
+            writer.tie(past, writer.cut(whole, axis, own, own + extra), frames.sample_axis)
         made = writer.cut(whole, axis, 0, own)
         for bias in fixed[1:]:
             column = writer.shaped(bias, (*bias.shape, *(1 for _ in made.shape[2:])))
@@ -543,8 +557,8 @@ class _StepWriter:
         ]
         given = dict(rule.states)
         initial = {place: self._initial(node, node.inputs[place]) for place in given}
-        for place, start in initial.items():
-            operands[place] = writer.state(origin, "state", node.inputs[place].type, start)
+        for place in initial:
+            operands[place] = writer.state(origin, "state", node.inputs[place].type)
         for place, (value, each) in enumerate(zip(node.inputs, found, strict=True)):
             if each is None and place not in given:
                 self._fixed(node, value)
@@ -553,19 +567,31 @@ class _StepWriter:
             raise self.refused(node, "is not the same for every length", _BY_LENGTH)
         made = self.build.add(op, *operands, origin=origin)
         for place, result in given.items():
-            after = made[result]
+            after, axis = made[result], self._sample_axis(node.outputs[result])
             if delay:
-                runs = writer.is_reached(1, delay // number)
+                reached, rank = writer.is_reached(1, delay // number), len(after.shape)
+                last = next(n for n in range(rank)[::-1] if n != axis)
+                runs = writer.spread(reached, rank, axis, last)
                 first = self.build.constant(initial[place], origin)
                 after = writer.one(Pointwise("where"), runs, after, first)
                 self.late.add(node.outputs[result])
             else:
                 self.now[node.outputs[result]] = after
-            writer.tie(operands[place], after, initial[place] if initial[place].any() else None)
+            start = initial[place] if initial[place].any() else None
+            writer.tie(operands[place], after, axis, start)
         like = replace(timed[0], delay=delay)
         for n, value in enumerate(node.outputs):
             if n not in given.values():
                 self.frames[value] = replace(like, value=made[n], place=BatchPlace(0))
+
+    def _sample_axis(self, value: Value) -> int | None:
+        """The axis that samples have alone in a value. Raises SamplesMixed where there is none."""
+        if not self.samples:
+            return None
+        place = self.samples.get(value)
+        if place is None or place != BatchPlace(place.axis):
+            raise SamplesMixed(f"{value.origin.name} has no axis of samples alone")
+        return place.axis
 
     def _initial(self, node: Node, value: Value) -> Array:
         """The state before the first frame. Raises UnsupportedOperator where a call gives it."""

@@ -218,9 +218,14 @@ def sequence_cases(draw: st.DrawFn, ahead: bool = False, most: int = 4) -> Seque
     return SequenceCase(model, step, batch)
 
 
-def read(model: nn.Module, args: Sequence[Any], known: dict[int, Graph] | None = None) -> Any:
+def read(
+    model: nn.Module,
+    args: Sequence[Any],
+    free_batch: bool = False,
+    known: dict[int, Graph] | None = None,
+) -> Any:
     """The exported model; its graph goes to `known`, by the frames on the last axis."""
-    found = export(model, tuple(args), {}, False)
+    found = export(model, tuple(args), {}, free_batch)
     if known is not None:
         known[args[0].shape[-1]] = found.graph(None)
     return found
@@ -262,11 +267,36 @@ def streamed(
 
 
 def of_compiled(fast: CompiledModel, x: Array, axis: int = -1) -> list[list[Array]]:
-    """`streamed` by compiled code."""
-    values = started(fast.graph, fast.states)
-    results = len(fast.graph.outputs) - len(values)
+    """`streamed` by a stream of compiled code, or by calls where there are no states."""
     assert fast.step is not None
-    return streamed(fast.run, values, x, fast.step, axis, results)
+    if not fast.states:
+        return streamed(fast.run, [], x, fast.step, axis, len(fast.graph.outputs))
+    stream = fast.stream() if fast.tile is None else fast.stream(batch=len(x))
+
+    def run(given: list[Array]) -> list[Array]:
+        made = stream(given[0])
+        return list(made) if isinstance(made, tuple | list) else [made]
+
+    return streamed(run, [], x, fast.step, axis, len(fast.graph.outputs))
+
+
+def of_many(fast: CompiledModel, x: Array, axis: int = -1) -> list[Array]:
+    """The results of streams of the samples of x, of which each joins a step after the last."""
+    assert fast.step is not None
+    streams, step = fast.streams(len(x)), fast.step
+    made: list[list[Array]] = [[] for _ in x]
+    for now in range(x.shape[axis] // step + len(x)):
+        if now < len(x):
+            streams.join()
+        first = {number: step * (now - number) for number in range(min(now + 1, len(x)))}
+        given = {
+            number: x[number : number + 1].take(range(start, start + step), axis)
+            for number, start in first.items()
+            if start < x.shape[axis]
+        }
+        for number, y in streams.step(given).items():
+            made[number].append(y)
+    return [np.concatenate(each, axis) for each in made]
 
 
 def of_graph(found: ReadStep, x: Array, step: int, axis: int = -1) -> list[list[Array]]:

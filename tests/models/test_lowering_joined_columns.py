@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from native import check_graph, kernels_of, random_input
+from native import check_graph, kernels_of, random_input, run_graph
 from runnable import ISAS
 from sketch import Sketch
 from torch import nn
@@ -15,7 +15,7 @@ from sparsejit.frontends.torch_export import export
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.convolution import Convolution
 from sparsejit.ir.ops.views import Concat, Slice
-from sparsejit.ir.spec import Activation, DType
+from sparsejit.ir.spec import Activation, DType, Quantisation
 from sparsejit.lowering.context import ModelOptions
 from sparsejit.lowering.lower_graph import lower_model
 from sparsejit.lowering.tiles import samples_a_tile
@@ -48,6 +48,16 @@ def convolved(shape: str, density: float = 1.0, samples: int = SAMPLES, **given:
     return s.finish(s(plain, y, s.weight(7, OUTPUTS, *(1,) * len(sizes))))
 
 
+def one_layer(shape: str, samples: int, **given: Any) -> Graph:
+    """A convolution of one shape, with the same weights for any number of samples."""
+    sizes, (kernel, stride, padding, dilation, groups) = SHAPES[shape]
+    s = Sketch()
+    op = Convolution(stride, padding, dilation, groups=groups, **given)
+    x = s.input(samples, CHANNELS, *sizes)
+    weights = s.weight(OUTPUTS, CHANNELS // groups, *kernel)
+    return s.finish(s(op, x, weights, s.weight(OUTPUTS)))
+
+
 def products(kernels: list[str]) -> int:
     return sum(name not in ("copy", "fill", "padding") for name in kernels)
 
@@ -72,9 +82,22 @@ def test_a_result_that_is_wanted_elsewhere_is_put_there(isa: str) -> None:
     check_graph(graph, [random_input(graph)], Target.named(isa), 1e-3)
 
 
-def test_int8_has_scales_of_its_own_for_each_sample() -> None:
-    kernels = kernels_of(convolved("strides", dtype=DType.INT8), "avx2")
-    assert products(kernels) == SAMPLES + 1
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("steps", [None, Quantisation(0.01, 0), Quantisation(0.01, 5)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_samples_in_int8_have_the_bits_that_they_have_alone(
+    isa: str, shape: str, steps: Quantisation | None
+) -> None:
+    """Scales are of columns, so that a loud sample does not drown the others."""
+    target = Target.named(isa)
+    given = {"dtype": DType.INT8, "x_steps": steps, "activation": Activation.RELU}
+    graph, alone = (one_layer(shape, samples, **given) for samples in (SAMPLES, 1))
+    assert products(kernels_of(graph, isa)) == 1
+    x = (random_input(graph).T * np.logspace(-4, 4, SAMPLES)).T.astype(np.float32)
+    (found,) = run_graph(graph, [x], target)
+    for number in range(SAMPLES):
+        (own,) = run_graph(alone, [x[number : number + 1]], target)
+        np.testing.assert_array_equal(own[0], found[number])
 
 
 def test_long_images_stay_apart() -> None:

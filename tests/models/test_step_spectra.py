@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from runnable import ISAS
-from streaming_models import joined, of_compiled, of_graph, off_by, step_of, whole_graph
+from streaming_models import (
+    joined,
+    of_compiled,
+    of_graph,
+    of_many,
+    off_by,
+    step_of,
+    whole_graph,
+)
 from torch import nn
 from torch.nn import functional
 
@@ -102,6 +111,18 @@ def test_a_suppressor_is_one_stream(
     whole, y = model(x).detach().numpy(), joined(of_compiled(fast, x.numpy()))
     assert off_by(y, whole, delay) < IN_SINGLE
     np.testing.assert_array_equal(fast.stream().run(x.numpy(), out_axis=-1), y)
+
+
+@pytest.mark.parametrize("row", [SIZES[0], SIZES[3]], ids=["recurrent", "convolved"])
+def test_suppressors_that_begin_later_equal_the_whole(row: tuple[Any, ...]) -> None:
+    size, hop, window, center, net, delay = row
+    torch.manual_seed(size)
+    model = Suppressor(WINDOWS[window](size), hop, net, center=center).eval()
+    x = torch.randn(3, hop * 12)
+    fast = sparsejit.compile(model, (x[:1],), step=hop, axis=-1)
+    assert fast.tile is not None
+    for y, one in zip(of_many(fast, x.numpy()), x, strict=True):
+        assert off_by(y, model(one[None]).detach().numpy(), delay) < IN_SINGLE
 
 
 @st.composite
@@ -294,6 +315,9 @@ def test_constants_along_time_repeat_with_each_step(name: str) -> None:
     assert off_by(joined(of_graph(found, x.numpy(), 4)), whole, found.made.delay) < IN_DOUBLE
     fast = sparsejit.compile(model, (x,), step=4)
     assert off_by(joined(of_compiled(fast, x.numpy())), whole, fast.delay) < IN_SINGLE
+    assert fast.tile is not None
+    for y, one in zip(of_many(fast, x.numpy()) if fast.states else [], whole, strict=False):
+        assert off_by(y, one[None], fast.delay) < IN_SINGLE
 
 
 @given(st.data())

@@ -18,12 +18,14 @@ from runnable import ISAS
 from streaming_models import (
     CHANNELS,
     FRAMES,
+    Near,
     Padded,
     SequenceCase,
     TimeFirst,
     joined,
     of_compiled,
     of_graph,
+    of_many,
     off_by,
     sequence_cases,
     started,
@@ -98,6 +100,41 @@ def test_exact_streams_have_the_bits_of_the_whole(name: str) -> None:
     whole = sparsejit.compile(model, (x,), exact=True, free_batch=False)
     fast = sparsejit.compile(model, (x,), exact=True, step=8)
     np.testing.assert_array_equal(joined(of_compiled(fast, x.numpy())), whole(x.numpy()))
+
+
+TOGETHER: dict[str, Callable[[], nn.Module]] = {
+    "convolutions": lambda: nn.Sequential(
+        Padded(nn.Conv1d(4, 4, 3), 2), nn.ReLU(), Padded(nn.Conv1d(4, 4, 3), 1, 1)
+    ),
+    "a recurrence that is late": lambda: nn.Sequential(
+        Padded(nn.Conv1d(4, 4, 3), 1, 1), TimeFirst(nn.LSTM(4, 4, batch_first=True))
+    ),
+    "attention": lambda: nn.Sequential(Padded(nn.Conv1d(4, 4, 3), 1, 1), Near(4, 3, 1)),
+    "padding of ones": lambda: nn.Sequential(Padded(nn.Conv1d(4, 4, 3), 1, 1), Of(padding_of_ones)),
+    "time first": lambda: TimeFirst(nn.Sequential(nn.Linear(4, 4), nn.GRU(4, 4, batch_first=True))),
+}
+
+
+@pytest.mark.parametrize("name", TOGETHER)
+def test_streams_that_join_later_equal_the_whole(name: str) -> None:
+    """Each is at a step of its own, and late by frames of zeros of its own."""
+    torch.manual_seed(0)
+    model, x = TOGETHER[name]().eval(), torch.randn(5, CHANNELS, FRAMES)
+    fast = sparsejit.compile(model, (x[:1],), step=4)
+    assert fast.tile is not None
+    for y, one in zip(of_many(fast, x.numpy()), x, strict=True):
+        whole = model(one[None]).detach().numpy()
+        assert off_by(y, whole, fast.delay) < 4 * IN_SINGLE
+        np.testing.assert_array_equal(y, of_many(fast, one[None].numpy())[0])
+
+
+def test_a_batch_that_is_fixed_has_no_streams_together() -> None:
+    model, x = Padded(nn.Conv1d(4, 4, 3), 2), torch.randn(2, CHANNELS, FRAMES)
+    fast = sparsejit.compile(model.eval(), (x,), step=4, free_batch=False)
+    with pytest.raises(InvalidInput, match="the batch of this model is fixed"):
+        fast.streams(2)
+    y = fast.stream().run(x.numpy(), out_axis=-1)
+    assert off_by(y, model(x).detach().numpy(), 0) < IN_SINGLE
 
 
 class Of(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -23,7 +23,7 @@ from sparsejit.api.quantising.scales import Scales
 from sparsejit.api.quantising.seen_inputs import ExampleCall
 from sparsejit.api.sizes.named_sizes import NamedSizes
 from sparsejit.api.sizes.other_sizes import OtherSizes
-from sparsejit.api.sizes.step_reading import StepSize, read_step
+from sparsejit.api.sizes.step_reading import ReadStep, StepSize, read_step
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.batch_axis import InputAxes
 from sparsejit.frontends.model_source import onnx_shrinking
@@ -138,12 +138,27 @@ class ModelCompiler:
     ) -> CompiledModel:
         """Compile the step of a model of whole sequences."""
         tell("exporting the model", 0.0)
-        read = partial(replace(self, free_batch=False)._graphs, kwargs=kwargs)
-        inputs, outputs, made = read_step(read, args, size)
-        variant = make_variant(made.graph, self.options, self.dtype, None, self.name, tell)
+        read = partial(self._read_for_step, kwargs=kwargs)
+        found = read_step(read, args, size, self.free_batch)
+        inputs, outputs, made = found.inputs, found.outputs, found.made
+        options, graphs = self._step_graphs(found)
+        first, *others = graphs
+        given = options, self.dtype, first.tile, self.name, tell
+        variant = make_variant(first.graph, *given, others=others)
         scales = self.dtype.layers if isinstance(self.dtype, Scales) else ()
-        given = inputs, outputs, self.settings, None, None, scales, self.shrinking, made.states
-        return CompiledModel((variant,), *given, size.pace(made, args))
+        about = inputs, outputs, self.settings, None, None, scales, self.shrinking, made.states
+        return CompiledModel((variant,), *about, size.pace(made, args))
+
+    def _read_for_step(
+        self, args: tuple[Any, ...], free_batch: bool, kwargs: Mapping[str, Any]
+    ) -> Exported | ImportedModel:
+        return replace(self, free_batch=free_batch)._graphs(args, kwargs)
+
+    def _step_graphs(self, found: ReadStep) -> tuple[ModelOptions, list[TiledGraph]]:
+        """The options, and the graphs of a step for each tile, the main one first."""
+        if found.sized is None:
+            return self.options, [TiledGraph(found.made.graph, None)]
+        return self._tiled(found.graph, found.batch)
 
     def scales(
         self,
@@ -239,12 +254,18 @@ class ModelCompiler:
         interface = exported.interface
         if not exported.batch_is_free:
             return interface, [TiledGraph(exported.graph(None), None)], self.options
-        batch = exported.example_batch or 1
+        options, graphs = self._tiled(exported.graph, exported.example_batch or 1, wanted)
+        return interface, graphs, options
+
+    def _tiled(
+        self, graph: Callable[[int], Graph], batch: int, wanted: Sequence[int] | None = None
+    ) -> tuple[ModelOptions, list[TiledGraph]]:
+        """The options, and graphs for each tile of a free batch, as in `_read`."""
         own = self.options
-        tiles = batch_tiles(exported.graph(1), batch, own.threads, one_tile=own.exact)
+        tiles = batch_tiles(graph(1), batch, own.threads, one_tile=own.exact)
         options = replace(own, shares_tiles=tiles.shared)
         samples = tiles.samples if wanted is None else wanted
-        return interface, [TiledGraph(exported.graph(each), each) for each in samples], options
+        return options, [TiledGraph(graph(each), each) for each in samples]
 
     def _graphs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exported | ImportedModel:
         named = self.sizes.in_order(list(kwargs)).batch_axes if self.sizes else None

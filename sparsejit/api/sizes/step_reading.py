@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import lcm
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput, UnsupportedOperator
+from sparsejit.frontends.batch_axis import (
+    PROBES,
+    InputAxes,
+    SizedBatch,
+    batch_first,
+    follow_from_inputs,
+)
 from sparsejit.frontends.nesting import Nest
 from sparsejit.frontends.onnx import ImportedModel
 from sparsejit.frontends.torch_export import Exported
 from sparsejit.ir.graph import Graph
+from sparsejit.ir.operator import SamplesMixed
 from sparsejit.ir.state import Pace
 from sparsejit.passes.steps import StepGraph, UnevenStep, step_graph
 from sparsejit.whole_numbers import ceil_div
 
-ReadAt = Callable[[tuple[Any, ...]], Exported | ImportedModel]
+# Reads the model for arguments; the batch may be free if the flag says so.
+ReadAt = Callable[[tuple[Any, ...], bool], Exported | ImportedModel]
 
 
 @dataclass(frozen=True)
@@ -80,16 +91,40 @@ def _of_length(array: Any, axis: int, length: int) -> Any:
 
 
 class ReadStep(NamedTuple):
-    """A step, and the nests of the model's arguments and results; states lie behind these."""
+    """A step, and the nests of the model's arguments and results; states lie behind these.
+
+    Attributes:
+        inputs: the nest of the arguments
+        outputs: the nest of the results
+        made: the step, for the batch of the example, or for several samples if that is free
+        sized: the graphs of the step for any batch; None where the batch is fixed
+        batch: the samples of the example
+    """
 
     inputs: Nest
     outputs: Nest
     made: StepGraph
+    sized: SizedBatch | None
+    batch: int
+
+    def graph(self, samples: int) -> Graph:
+        """The step for a number of samples, which lie on axis 0. The batch must be free."""
+        assert self.sized is not None
+        axes = self.sized.axes
+        return replace(batch_first(self.sized.graph(samples), axes), batch_axes=axes)
 
 
-def read_step(read: ReadAt, args: tuple[Any, ...], size: StepSize) -> ReadStep:
-    """Return the step of a model. Raises InvalidInput where its size is no multiple of strides."""
+def read_step(
+    read: ReadAt, args: tuple[Any, ...], size: StepSize, free_batch: bool = False
+) -> ReadStep:
+    """Return the step of a model, with `free_batch` for any batch where samples are apart.
+
+    Raises InvalidInput where its size is no multiple of strides.
+    """
     try:
+        if free_batch:
+            with suppress(SamplesMixed, UnsupportedOperator):
+                return _read(read, args, size, free_batch=True)
         return _read(read, args, size)
     except UnevenStep as error:
         whole = error.whole
@@ -105,10 +140,13 @@ def read_step(read: ReadAt, args: tuple[Any, ...], size: StepSize) -> ReadStep:
         )
 
 
-def _read(read: ReadAt, args: tuple[Any, ...], size: StepSize) -> ReadStep:
+def _read(
+    read: ReadAt, args: tuple[Any, ...], size: StepSize, free_batch: bool = False
+) -> ReadStep:
+    """Return the step. With `free_batch` raise SamplesMixed unless samples are apart."""
     lengths = size.lengths(args)
     try:
-        found, other = (read(size.example(args, length)) for length in lengths)
+        found, other = (read(size.example(args, length), free_batch) for length in lengths)
     except UnsupportedOperator:
         raise
     except InvalidInput as error:
@@ -116,16 +154,29 @@ def _read(read: ReadAt, args: tuple[Any, ...], size: StepSize) -> ReadStep:
             f"step reads the model at {lengths[0]} and {lengths[1]} frames, and it takes no such "
             f"sequence: {error}; give a model of any length, or a longer example"
         ) from error
-    long, short = found.graph(None), other.graph(None)
     if changed := found.interface.own_states:
         raise InvalidInput(
             f"the model changes buffers ({', '.join(state.name for state in changed)}); a step is "
             "made of a model of whole sequences, which keeps nothing: leave out step"
         )
-    if long.batch_axes is not None and long.batch_axes.are_moved:
-        raise InvalidInput("a step takes a model whose batch is axis 0; transpose its inputs")
-    made = step_graph(long, short, size.step, _axes(long, short), size.window)
-    return ReadStep(found.input_tree, found.output_tree, made)
+    samples = PROBES[0] if free_batch else None
+    if free_batch and not (found.batch_is_free and other.batch_is_free):
+        raise SamplesMixed(found.why_not_free or other.why_not_free)
+    long, short = found.graph(samples), other.graph(samples)
+    batch = long.batch_axes
+    if batch is not None and batch.are_moved:
+        raise SamplesMixed("a step takes samples on axis 0")
+    own = None if not free_batch else _input_axes(long)
+    follow = None if own is None else partial(follow_from_inputs, batch=PROBES[0], axes=own)
+    made = step_graph(long, short, size.step, _axes(long, short), size.window, follow)
+    sized = None if own is None else SizedBatch(made.graph, (*own, *made.samples))
+    nests = found.input_tree, found.output_tree
+    return ReadStep(*nests, made, sized, found.example_batch or 1)
+
+
+def _input_axes(graph: Graph) -> InputAxes:
+    """The axis of samples in each input: 0, or None for an input without batch."""
+    return [None if graph.is_shared(number) else 0 for number in range(len(graph.inputs))]
 
 
 def _axes(long: Graph, short: Graph) -> list[int | None]:

@@ -4,7 +4,8 @@
 
 A product of few positions leaves lanes empty and reads all weights for each sample. Where there are
 more samples than positions in a row, the samples of a position lie side by side, so that vectors
-copy the elements that a tap meets.
+copy the elements that a tap meets. In int8 each column has its own scale, so that a sample has the
+bits of a product of its own.
 """
 
 from dataclasses import replace
@@ -13,7 +14,7 @@ from math import prod
 from sparsejit.ir.operator import Node
 from sparsejit.ir.ops.convolution import Convolution, adds_operand
 from sparsejit.ir.sparse_matrix import SparseMatrix
-from sparsejit.ir.spec import DType, Layer, Layout, MatMul, MatVec
+from sparsejit.ir.spec import Layer, Layout, MatMul, MatVec
 from sparsejit.ir.values import Origin
 from sparsejit.lowering.context import Lowering
 from sparsejit.lowering.memory.storage import View
@@ -37,8 +38,7 @@ def joined_layer(
     assert isinstance(op, Convolution)
     samples, _, *positions = y.shape
     is_long = prod(positions) >= _ENOUGH_POSITIONS
-    # int8 has a scale for all columns of a product, which would depend on other samples.
-    if samples == 1 or op.transposed or op.dtype is DType.INT8:
+    if samples == 1 or op.transposed:
         return None
     if is_long and prod(weights.shape[2:]) > 1:
         return None
