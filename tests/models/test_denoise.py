@@ -10,16 +10,15 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 import soundfile
 from headless_browser import OpenPage, chromium
+from streaming_files import FOLDER, STATES, Rival
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
-RECORDING = DATA / "speech" / "LJ001-0007.flac"
+RECORDING = FOLDER.parent / "speech" / "LJ001-0007.flac"
 FILES = {
-    "gtcrn": [DATA / "onnx" / "gtcrn_simple.onnx"],
-    "dtln": [DATA / "onnx" / f"dtln_{number}.onnx" for number in (1, 2)],
+    "gtcrn": [FOLDER / "gtcrn_simple.onnx"],
+    "dtln": [FOLDER / f"dtln_{number}.onnx" for number in (1, 2)],
 }
 LEAST_GAIN = 5.5  # decibels; 6.2 to 8.3 were found in 11 recordings
 pytestmark = pytest.mark.skipif(
@@ -37,17 +36,12 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def by_itself(path: Path) -> Network:
-    """A file in ONNX Runtime, which is fed its own states; the first input and output are no state.
-
-    The states come in the order of the inputs.
-    """
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    first, *others = session.get_inputs()
-    states = {each.name: np.zeros(each.shape, np.float32) for each in others}
+    """A file in ONNX Runtime, which is fed its own states."""
+    rival = Rival(path, *STATES[path.stem])
+    (name,) = rival.inputs
 
     def run(x: Floats) -> Floats:
-        made, *after = session.run(None, {first.name: x, **states})
-        states.update(zip(states, after, strict=True))
+        (made,) = rival.step({name: x})
         return made
 
     return run
