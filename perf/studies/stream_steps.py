@@ -46,7 +46,7 @@ class RnnSizes(NamedTuple):
     bands: int
 
 
-# Xiph's RNNoise of 2018, and GRUs as wide as those of its version 0.2.
+# Xiph's RNNoise of 2018, and GRUs as wide as in version 0.2.
 SIZES = {"2018": RnnSizes(42, 24, 24, 48, 96, 22), "0.2": RnnSizes(65, 128, 384, 384, 384, 32)}
 
 
@@ -76,7 +76,7 @@ STATES: dict[str | int, str | int] = {"voice": 2, "noise": 3, "speech": 4}
 
 
 def pruned_net(sizes: RnnSizes) -> tuple[RnNoise, tuple[Tensor, ...]]:
-    """A net with random weights, 80 % of those of its GRUs zero, and an example call."""
+    """A net with random weights, 80 % of its GRUs' weights zero, and an example call."""
     torch.manual_seed(0)
     net = RnNoise(sizes).eval()
     Pruner(SPARSITY, "unstructured", targets=["*weight_?h"], allocation="uniform").prepare(net)

@@ -86,6 +86,8 @@ struct Model {{
     static constexpr std::size_t input_sizes[] = {{{", ".join(filter(None, (sizes[0], "0")))}}};
     static constexpr std::size_t output_sizes[] = {{{", ".join(filter(None, (sizes[1], "0")))}}};
     static constexpr std::size_t input_bytes = {first};
+    // Frames of the first input by which results of a step are late.
+    static constexpr std::size_t delay = {f"{prefix}_DELAY" if "DELAY" in numbers else "0"};
     static constexpr std::size_t state_bytes = {f"{prefix}_STATE_BYTES" if has_states else "0"};
     static constexpr std::size_t workspace_bytes = {prefix}_WORKSPACE_BYTES;
 
