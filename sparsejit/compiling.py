@@ -29,7 +29,7 @@ from sparsejit.api.sizes.named_sizes import (
     named_sizes,
     sizes_of_exported,
 )
-from sparsejit.api.sizes.step_reading import StepSize
+from sparsejit.api.sizes.step_reading import step_size
 from sparsejit.errors import InvalidInput, check_flags
 from sparsejit.estimators.compiled_estimator import (
     CompiledEstimator,
@@ -258,19 +258,9 @@ def compile_model(
     sizes = _sizes(model, dynamic_shapes, args, kwargs, constants or {}) if is_whole else None
     free = free_batch, free_shapes, sizes, constants or {}
     others = dynamic_shapes, free_shapes, state, fallback
-    size = None if step is None else _step_size(step, axis, window, *others)
+    size = step_size(step, axis, window, *others)
     compiler = ModelCompiler(model, *free, fallback, dtype, settings, state=state, step=size)
     return compiler.compiled_or_cached(args, kwargs, report)
-
-
-def _step_size(step: int, axis: int, window: int | None, *others: Any) -> StepSize:
-    """Return the step. Raises InvalidInput for arguments that it excludes."""
-    if any(others):
-        raise InvalidInput(
-            "step makes a function of one size that keeps its own states; leave out "
-            "dynamic_shapes, free_shapes, state and fallback"
-        )
-    return StepSize(step, axis, window)
 
 
 def quantise(

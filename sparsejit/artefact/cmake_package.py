@@ -17,7 +17,7 @@ from sparsejit.artefact.export import PathLike, export
 from sparsejit.artefact.exported import ExportedFunction, c_name
 from sparsejit.artefact.object_files import LINUX, system_named
 from sparsejit.errors import InvalidInput
-from sparsejit.files import atomic_path, checked_path
+from sparsejit.files import atomic_path, check_writable, checked_path
 
 WRAPPER = "sparsejit.hpp"
 
@@ -27,6 +27,12 @@ def package_name(name: str) -> str:
     if not isinstance(name, str) or Path(name).name != name or c_name(f"{name}.o") != name:
         raise InvalidInput(f"cmake is {name!r}; name the package, such as mymodel")
     return name
+
+
+def check_package(folder: PathLike, name: str, system: str = LINUX.name) -> None:
+    """Raise what `export_package` would raise for these names, before there is a model."""
+    suffix = system_named(system).suffixes[0]
+    check_writable(checked_path(folder) / f"{package_name(name)}{suffix}")
 
 
 def export_package(function: ExportedFunction, folder: PathLike, system: str = LINUX.name) -> None:
@@ -80,6 +86,8 @@ struct Model {{
     static constexpr std::size_t input_sizes[] = {{{", ".join(filter(None, (sizes[0], "0")))}}};
     static constexpr std::size_t output_sizes[] = {{{", ".join(filter(None, (sizes[1], "0")))}}};
     static constexpr std::size_t input_bytes = {first};
+    // Frames of the first input by which results of a step are late.
+    static constexpr std::size_t delay = {f"{prefix}_DELAY" if "DELAY" in numbers else "0"};
     static constexpr std::size_t state_bytes = {f"{prefix}_STATE_BYTES" if has_states else "0"};
     static constexpr std::size_t workspace_bytes = {prefix}_WORKSPACE_BYTES;
 

@@ -1,7 +1,9 @@
 """`sparsejit bench MODEL`: a user's model timed beside other engines on this machine."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,6 +21,7 @@ from sparsejit.commands.console import (
     say,
 )
 from sparsejit.commands.model_options import (
+    AxisOption,
     BatchOption,
     ConstantsOption,
     FallbackOption,
@@ -26,7 +29,9 @@ from sparsejit.commands.model_options import (
     ModelRequest,
     ShapesOption,
     StateOption,
+    StepOption,
     ThreadsOption,
+    WindowOption,
     given_states,
     is_compiled,
     load_or_compile,
@@ -79,6 +84,9 @@ def model(
     threads: ThreadsOption = 1,
     fallback: FallbackOption = None,
     state: StateOption = None,
+    step: StepOption = None,
+    axis: AxisOption = -1,
+    window: WindowOption = None,
     latency: LatencyOption = None,
     rate: RateOption = None,
     peers: Annotated[
@@ -89,7 +97,8 @@ def model(
 ) -> None:
     """Time a model of your own here, and every engine that runs it, on one core, in turn.
 
-    States that --state names or finds are listed; each engine gets them as inputs.
+    States that --state names or finds are listed; each engine gets them as inputs. With --step no
+    other engine is timed: it would run whole sequences.
     """
     from sparsejit.perf.any_model import DTYPES, OURS, compare_any
     from sparsejit.perf.peers.model_peers import MODEL_PEERS, peers_named
@@ -101,11 +110,20 @@ def model(
         raise InvalidInput(f"dtype {unknown[0]!r} is unknown; use some of {', '.join(OURS)}")
     pace = _pace(latency, rate)
     asked = ModelRequest(
-        model, shape, constant, batch, dtype, threads=threads, fallback=fallback, state=state
+        *(model, shape, constant, batch, dtype),
+        threads=threads,
+        fallback=fallback,
+        state=state,
+        step=step,
+        axis=axis,
+        window=window,
     )
-    source = _source(asked, data)
-    states = _states(asked, source)
-    with error_console.status("") as status, source.advising():
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="sparsejit-bench-"))
+        source = _source(asked, data) if asked.size is None else _step(asked, data, Path(folder))
+        states = _states(asked, source)
+        status = stack.enter_context(error_console.status(""))
+        stack.enter_context(source.advising())
         found = compare_any(source, rivals, dtype or DTYPES, threads, pace, status.update)
         status.update("predicting the gain of zeros")
         speeds = _speeds_by_zeros(source, threads)
@@ -180,23 +198,11 @@ def _forecast_line(asked: ModelRequest, speeds: dict[float, float]) -> str:
 
 def _source(asked: ModelRequest, data: Path | None) -> "NamedModel":
     """The model, compiled already in a .sjit file, and inputs. Raises InvalidInput otherwise."""
-    import numpy as np
-
     from sparsejit.api.models.compile_parts import check_fallback
-    from sparsejit.api.models.compiled_model import CompiledModel
     from sparsejit.estimators.compiled_estimator import is_estimator
-    from sparsejit.frontends.model_source import NamedModel, example_arrays, read_source
-    from sparsejit.frontends.onnx import DeclaredInput
 
     if not is_compiled(asked.model):
-        source = read_source(
-            asked.model,
-            asked.shape,
-            asked.constant,
-            batch=asked.batch,
-            data=data,
-            always_inputs=True,
-        )
+        source = asked.source(data, always_inputs=True)
         if is_estimator(source.model):
             raise InvalidInput(f"{asked.model} returned an estimator; `bench` takes models")
         if source.kwargs:
@@ -206,15 +212,35 @@ def _source(asked: ModelRequest, data: Path | None) -> "NamedModel":
             )
         check_fallback(asked.fallback, source.model)
         return replace(source, fallback=asked.fallback)
+    return _saved(asked, asked.model, data)
+
+
+def _step(asked: ModelRequest, data: Path | None, folder: Path) -> "NamedModel":
+    """The step of a model, saved in `folder`, and inputs of a call, its states among them."""
+    if len(asked.dtype or ()) > 1:
+        raise InvalidInput("a step is timed in one dtype; give one --dtype")
+    return _saved(asked, str(folder / "step.sjit"), data)
+
+
+def _saved(asked: ModelRequest, file: str, data: Path | None) -> "NamedModel":
+    """The compiled model in a .sjit file, which is written if it is not the model's own."""
+    import numpy as np
+
+    from sparsejit.api.models.compiled_model import CompiledModel
+    from sparsejit.frontends.model_source import NamedModel, example_arrays
+    from sparsejit.frontends.onnx import DeclaredInput
+
     compiled = load_or_compile(asked, lambda stage, share: None)
     if not isinstance(compiled, CompiledModel):
         kind = type(compiled).__name__
         raise InvalidInput(f"{asked.model} holds a {kind}, and `bench` takes models")
+    if file != asked.model:
+        compiled.save(file)
     inputs = [
         DeclaredInput(each.origin.name, np.dtype(each.type.element.value), each.shape)
         for each in compiled.graph.inputs
     ]
-    return NamedModel(asked.model, compiled, example_arrays(inputs, data=data), {})
+    return NamedModel(file, compiled, example_arrays(inputs, data=data), {})
 
 
 def _table(found: "AnyComparison") -> Table:

@@ -23,7 +23,8 @@ from sparsejit.voice.speak.wavernn import WaveRNN
 
 if TYPE_CHECKING:
     from sparsejit.perf.kernels import Comparison
-    from sparsejit.perf.voice.listening_page import SampleTime, Take
+    from sparsejit.perf.voice.listening_page import SampleTime
+    from sparsejit.perf.voice.sound_page import Take
     from sparsejit.perf.voice.synthesis import SynthesisTime
     from sparsejit.prune.showcase import PrunePoint, Showcase
 
@@ -139,7 +140,7 @@ def _measure(
 
 def _takes(voice: WaveRNN, dense: FloatArray, audio: FloatArray, short: FloatArray) -> "list[Take]":
     """The recordings on the page: the original, and speech from its mel."""
-    from sparsejit.perf.voice.listening_page import Take
+    from sparsejit.perf.voice.sound_page import Take
 
     rate = voice.sample_rate
     spoken = (

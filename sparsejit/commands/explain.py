@@ -16,6 +16,7 @@ from sparsejit.commands.console import (
     write_page,
 )
 from sparsejit.commands.model_options import (
+    AxisOption,
     BatchOption,
     ConstantsOption,
     DTypesOption,
@@ -26,9 +27,11 @@ from sparsejit.commands.model_options import (
     ModelRequest,
     ShapesOption,
     StateOption,
+    StepOption,
     TargetOption,
     ThreadsOption,
     TuneOption,
+    WindowOption,
     is_model,
     load_or_compile,
 )
@@ -66,6 +69,9 @@ def explain(
     exact: ExactOption = False,
     fallback: FallbackOption = None,
     state: StateOption = None,
+    step: StepOption = None,
+    axis: AxisOption = -1,
+    window: WindowOption = None,
     measure: MeasureOption = False,
     html: HtmlOption = None,
     as_json: JsonOption = False,
@@ -76,7 +82,8 @@ def explain(
     """Report the kernels of a model or a matrix, their cost, and why each was chosen."""
     check_outputs(out, html)
     asked = ModelRequest(
-        *(model, shape, constant, batch, dtype, target, threads, tune, exact, fallback, state)
+        *(model, shape, constant, batch, dtype, target, threads, tune, exact),
+        *(fallback, state, step, axis, window),
     )
     report = _report(asked, tensor, strategy, measure)
     write_page(html, report)
@@ -110,9 +117,9 @@ def _report(asked: ModelRequest, tensor: str | None, strategy: str, measure: boo
 
 
 def _kernel(asked: ModelRequest, tensor: str | None, strategy: str) -> Kernel:
-    if asked.shape or asked.constant or asked.state:
+    if asked.shape or asked.constant or asked.state or asked.step:
         raise InvalidInput(
-            f"{asked.model} is a matrix; --shape, --constant and --state are for models"
+            f"{asked.model} is a matrix; --shape, --constant, --state and --step are for models"
         )
     dtype, *more = asked.dtype or ["float32"]
     if more:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from sparsejit.api.kernels.kernel import Kernel
     from sparsejit.api.models.compiled_model import CompiledModel
     from sparsejit.api.models.parted_model import PartedModel
+    from sparsejit.api.sizes.step_reading import StepSize
     from sparsejit.estimators.compiled_estimator import CompiledEstimator
+    from sparsejit.frontends.model_source import NamedModel
     from sparsejit.frontends.states import GivenStates
     from sparsejit.lowering.context import Progress
 
@@ -42,6 +44,16 @@ StateOption = Annotated[
     typer.Option(
         "--state", help="auto, or INPUT=OUTPUT of the call before, such as h=hn; repeatable."
     ),
+]
+StepOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="Frames a call: make the step of a model of whole sequences."),
+]
+AxisOption = Annotated[
+    int, typer.Option(help="With --step, the axis of time. Default: -1, the last one.")
+]
+WindowOption = Annotated[
+    int | None, typer.Option(min=1, help="With --step, the frames that causal attention keeps.")
 ]
 BatchOption = Annotated[
     int | None,
@@ -80,6 +92,24 @@ class ModelRequest:
     exact: bool = False
     fallback: str | None = None
     state: list[str] | None = None
+    step: int | None = None
+    axis: int = -1
+    window: int | None = None
+
+    @property
+    def size(self) -> StepSize | None:
+        """The step that is asked for. Raises InvalidInput for its other options alone."""
+        from sparsejit.api.sizes.step_reading import step_size
+
+        return step_size(self.step, self.axis, self.window, self.state, self.fallback)
+
+    def source(self, data: Path | None = None, always_inputs: bool = False) -> NamedModel:
+        """Read the model and its example inputs, as `read_source` does; a step needs some."""
+        from sparsejit.frontends.model_source import read_source
+
+        always = always_inputs or self.step is not None
+        named = self.model, self.shape, self.constant
+        return read_source(*named, batch=self.batch, data=data, always_inputs=always)
 
 
 def is_compiled(reference: str) -> bool:
@@ -111,13 +141,14 @@ def load_or_compile(
             raise InvalidInput(f"{asked.model} holds scales; give the model they are for")
         return found
     from sparsejit.compiling import compile_model
-    from sparsejit.frontends.model_source import read_source
 
-    source = read_source(asked.model, asked.shape, asked.constant, batch=asked.batch)
+    source = asked.source()
+    size: dict[str, Any] = {"step": asked.step, "axis": asked.axis, "window": asked.window}
     with source.advising():
         return compile_model(
             source.model,
             source.args,
+            **size,
             example_kwargs=source.kwargs,
             constants=source.constants,
             state=given_states(asked.state),

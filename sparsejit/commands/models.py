@@ -1,7 +1,7 @@
 """`sparsejit compile`, `check` and `run`: whole models from the command line."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +17,7 @@ from sparsejit.commands.console import (
     write_page,
 )
 from sparsejit.commands.model_options import (
+    AxisOption,
     BatchOption,
     ConstantsOption,
     DTypesOption,
@@ -28,9 +29,11 @@ from sparsejit.commands.model_options import (
     ModelRequest,
     ShapesOption,
     StateOption,
+    StepOption,
     TargetOption,
     ThreadsOption,
     TuneOption,
+    WindowOption,
     given_states,
     is_compiled,
     load_or_compile,
@@ -38,8 +41,13 @@ from sparsejit.commands.model_options import (
 from sparsejit.errors import InvalidInput, UnsupportedOperator
 from sparsejit.files import atomic_path
 
+if TYPE_CHECKING:
+    from sparsejit.api.compiled import Compiled
+    from sparsejit.api.models.parted_model import PartedModel
+
 ExportOption = Annotated[
-    Path | None, typer.Option(dir_okay=False, help="File to write code for C to, .o, .so or .obj.")
+    Path | None,
+    typer.Option(help="File to write code for C to, .o, .so or .obj; with --cmake, a folder."),
 ]
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", help="Print all facts about every layer.")
@@ -59,10 +67,16 @@ def compile_command(
     exact: ExactOption = False,
     fallback: FallbackOption = None,
     state: StateOption = None,
+    step: StepOption = None,
+    axis: AxisOption = -1,
+    window: WindowOption = None,
     export: ExportOption = None,
     header: Annotated[
         Path | None, typer.Option(dir_okay=False, help="File to write the C header to, .h.")
     ] = None,
+    cmake: Annotated[
+        str, typer.Option(help="Name of a CMake package, which --export writes as a folder.")
+    ] = "",
     system: Annotated[
         str, typer.Option(help="System of --export: linux, windows or macos.")
     ] = "linux",
@@ -72,17 +86,17 @@ def compile_command(
     as_json: JsonOption = False,
 ) -> None:
     """Compile a whole model, save it, and report the time of its layers."""
-    _check_outputs(out, export, header, html, system)
+    _check_outputs(out, export, header, html, system, cmake)
     with ProgressBar() as bar:
         compiled = load_or_compile(
             ModelRequest(
                 *(model, shape, constant, batch, dtype, target, threads, tune, exact),
-                *(fallback, state),
+                *(fallback, state, step, axis, window),
             ),
             bar.show,
         )
         if export is not None:
-            compiled.export(export, header, system=system)
+            _export(compiled, export, header, system, cmake)
         compiled.save(out)
         bar.show("measuring" if measure else "explaining", 1.0)
         report = compiled.explain(measure=measure)
@@ -96,6 +110,23 @@ def compile_command(
         say(f"code for C in {export}")
 
 
+def _export(
+    compiled: "Compiled | PartedModel", path: Path, header: Path | None, system: str, cmake: str
+) -> None:
+    """Write code for C. Raises InvalidInput for a package of anything but a model."""
+    if not cmake:
+        compiled.export(path, header, system=system)
+        return
+    from sparsejit.api.models.compiled_model import CompiledModel
+
+    if not isinstance(compiled, CompiledModel):
+        raise InvalidInput(
+            f"a {type(compiled).__name__} has no CMake package; leave out --cmake, and name an "
+            "object file"
+        )
+    compiled.export(path, system=system, cmake=cmake)
+
+
 def check_command(
     model: ModelArgument,
     shape: ShapesOption = None,
@@ -103,14 +134,24 @@ def check_command(
     batch: BatchOption = None,
     fallback: FallbackOption = None,
     state: StateOption = None,
+    step: StepOption = None,
+    axis: AxisOption = -1,
+    window: WindowOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the operators of a model that cannot be compiled, and where; compile nothing.
 
     Exit status 1 where there are any, unless --fallback runs them: then the parts are listed.
-    The states of the model, with --state, are listed too.
+    The states of the model, with --state or --step, are listed too.
     """
-    asked = ModelRequest(model, shape, constant, batch, fallback=fallback, state=state)
+    asked = ModelRequest(
+        *(model, shape, constant, batch),
+        fallback=fallback,
+        state=state,
+        step=step,
+        axis=axis,
+        window=window,
+    )
     try:
         found: dict[str, Any] = {"compiles": True, **_read(asked), "missing": []}
     except UnsupportedOperator as error:
@@ -119,6 +160,8 @@ def check_command(
             found = {"compiles": True, "parts": _parts(asked), "missing": []}
     if not hand_over(found, as_json, None):
         lines = found["missing"] or found.get("parts") or [f"every operator of {model} compiles"]
+        if "delay" in found:
+            lines.append(f"a step of {step} frames, late by {counted(found['delay'], 'frame')}")
         say("\n".join([*lines, *found.get("states", [])]))
     if found["missing"]:
         raise typer.Exit(1)
@@ -126,10 +169,9 @@ def check_command(
 
 def _parts(asked: ModelRequest) -> list[str]:
     """A line for each part in which nodes would be compiled or left, and for each node left."""
-    from sparsejit.frontends.model_source import read_source
     from sparsejit.frontends.onnx import divided_onnx
 
-    source = read_source(asked.model, asked.shape, asked.constant, batch=asked.batch)
+    source = asked.source()
     model = divided_onnx(source.model, source.args, source.constants)
     lines = []
     for number, part in enumerate(model.parts, 1):
@@ -140,27 +182,33 @@ def _parts(asked: ModelRequest) -> list[str]:
 
 
 def _read(asked: ModelRequest) -> dict[str, Any]:
-    """Number of nodes in a model's graph, and its states, a line each.
+    """Number of nodes in a model's graph, and its states, a line each; of a step its delay too.
 
     Raises UnsupportedOperator, which lists missing operators.
     """
     from sparsejit.api.models.compile_parts import check_fallback
     from sparsejit.api.models.compiled_model import CompiledModel
+    from sparsejit.api.sizes.step_reading import read_step
     from sparsejit.estimators.compiled_estimator import is_estimator
-    from sparsejit.frontends.model_source import imported_states, read_source
+    from sparsejit.frontends.model_source import imported_states
 
     if is_compiled(asked.model):
         compiled = load_or_compile(asked, lambda stage, share: None)
         if not isinstance(compiled, CompiledModel):
             return {"nodes": 1, "states": []}
         return {"nodes": len(compiled.graph.nodes), "states": list(map(str, compiled.states))}
-    source = read_source(asked.model, asked.shape, asked.constant, batch=asked.batch)
+    source, size = asked.source(), asked.size
     if is_estimator(source.model):
         raise InvalidInput(
             f"{asked.model} returned an estimator; use `sparsejit compile`"
         )
     check_fallback(asked.fallback, source.model)
     with source.advising():
+        if size is not None:
+            size.check(source.args)
+            made = read_step(source.read_at, source.args, size).made
+            lines = list(map(str, made.states))
+            return {"nodes": len(made.graph.nodes), "states": lines, "delay": made.delay}
         imported = source.imported()
     states = imported_states(imported, given_states(asked.state))
     return {"nodes": len(imported.graph().nodes), "states": list(map(str, states))}
@@ -197,11 +245,27 @@ def run_command(
 
 
 def _check_outputs(
-    out: Path, export: Path | None, header: Path | None, html: Path | None, system: str
+    out: Path,
+    export: Path | None,
+    header: Path | None,
+    html: Path | None,
+    system: str,
+    cmake: str,
 ) -> None:
     """Raise InvalidInput for invalid output paths, before the work."""
     if out.suffix != ".sjit":
         raise InvalidInput(f"{out} is not a .sjit path; give a name that ends so")
+    if cmake:
+        from sparsejit.artefact.cmake_package import check_package
+
+        if export is None or header is not None:
+            raise InvalidInput(
+                f"--cmake {cmake} is a folder with its own header; name the folder by --export, "
+                "and leave out --header"
+            )
+        check_package(export, cmake, system)
+        check_outputs(out, html)
+        return
     if export is not None:
         from sparsejit.artefact.export import check_export
 

@@ -34,11 +34,11 @@ class NestKind(Choice):
 class Nest:
     """A place of a nest with its content: `items` in order, `keys` for a dict or a named tuple.
 
-    A constant is None, a bool, a number or a string, and the same at every call. `dtype` is a
-    tensor's dtype if graphs compute it in another: int64, float32, or pairs of float32. `open_axes`
-    are a tensor's axes whose sizes a call decides. `rebuild` makes an object of the user's own
-    class from items; a nest read from JSON has none, and gives a dict, a list or a named tuple of
-    a new class.
+    A constant is None, a bool, a number or a string, and the same at every call. `name` is a named
+    tuple's class, or a tensor's name in a file that names tensors. `dtype` is a tensor's dtype if
+    graphs compute it in another: int64, float32, or pairs of float32. `open_axes` are a tensor's
+    axes whose sizes a call decides. `rebuild` makes an object of the user's own class from items; a
+    nest read from JSON has none, and gives a dict, a list or a named tuple of a new class.
     """
 
     kind: NestKind
@@ -165,12 +165,27 @@ def dtypes(form: Nest) -> list[str]:
 
 
 def paths(form: Nest) -> list[tuple[str, ...]]:
-    """The keys and positions that lead to each tensor, in order; () for a tensor alone."""
+    """The keys and positions that lead to each tensor, in order; () for a tensor alone.
+
+    A tensor that has a name in a file is called by it.
+    """
     if form.kind is NestKind.TENSOR:
-        return [()]
+        return [(form.name,) if form.name else ()]
     keys = form.keys or range(len(form.items))
     pairs = zip(keys, form.items, strict=True)
-    return [(str(key), *rest) for key, item in pairs for rest in paths(item)]
+    return [path for key, item in pairs for path in _inner_paths(str(key), item)]
+
+
+def _inner_paths(key: str, item: Nest) -> list[tuple[str, ...]]:
+    """The paths to tensors of an item; the name of a tensor takes the place of its key."""
+    is_named = item.kind is NestKind.TENSOR and item.name
+    return paths(item) if is_named else [(key, *rest) for rest in paths(item)]
+
+
+def tensor_names(form: Nest) -> list[str]:
+    """The name of each tensor, in order: in a file, or its keys; empty where all are positions."""
+    found = paths(form)
+    return ["" if all(map(str.isdigit, path)) else ".".join(path) for path in found]
 
 
 def with_open_axes(form: Nest, axes: Iterable[OpenAxis]) -> Nest:
@@ -229,7 +244,8 @@ def _named_tuple(name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
 def to_json(form: Nest) -> dict[str, Any]:
     """A form as a dict that json.dumps can write and `from_json` reads."""
     if form.kind is NestKind.TENSOR:
-        noted = {"dtype": form.dtype, "open_axes": list(map(list, form.open_axes))}
+        axes = list(map(list, form.open_axes))
+        noted = {"name": form.name, "dtype": form.dtype, "open_axes": axes}
         return {"kind": form.kind.value, **{key: value for key, value in noted.items() if value}}
     if form.kind is NestKind.CONSTANT:
         return {"kind": form.kind.value, "value": form.value}
@@ -255,7 +271,10 @@ def _parsed(described: Any) -> Nest:
         if described.get("dtype", "int8") not in NOTED | COMPLEX:
             raise ValueError("numbers of no known dtype")
         axes = tuple(OpenAxis(*map(_natural, axis)) for axis in described.get("open_axes", []))
-        return replace(tensor_of(described.get("dtype", "")), open_axes=axes)
+        name = described.get("name", "")
+        if not isinstance(name, str):
+            raise ValueError("a name that is no text")
+        return replace(tensor_of(described.get("dtype", "")), open_axes=axes, name=name)
     if kind is NestKind.CONSTANT:
         if not isinstance(described["value"], bool | int | float | str | None):
             raise ValueError("a constant that is a container")

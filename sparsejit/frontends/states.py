@@ -41,10 +41,9 @@ def interface_of(
     inputs: Nest,
     outputs: Nest,
     arguments: Sequence[str] = (),
-    results: Sequence[str] = (),
     own_states: Sequence[State] = (),
 ) -> ModelInterface:
-    """The interface of a model whose arguments by position, and results, have these names.
+    """The interface of a model whose arguments by position have these names.
 
     Without names, arguments and results are called by their positions.
     """
@@ -53,8 +52,6 @@ def interface_of(
     items = zip(names, by_place.items, strict=True)
     given = [(name, *rest) for name, item in items for rest in paths(item)]
     made = [path or ("0",) for path in paths(outputs)]
-    if results:
-        made = [(name,) for name in results]
     return ModelInterface(inputs, outputs, [*given, *paths(by_name)], made, tuple(own_states))
 
 

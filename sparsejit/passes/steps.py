@@ -100,10 +100,10 @@ def step_graph(
 
     `axes` are the axes of time in the inputs; None for an input that is the same for all frames.
     `long` has at least twice the frames of `short`. Where the model's attention reads all earlier
-    frames, the step's attention reads the last `window` ones. `follow` follows samples through a graph of
-    several; without it the batch is fixed. Raises UnsupportedOperator for a model that computes a
-    frame from later ones without bound, UnevenStep, and SamplesMixed where samples, which are at
-    different steps, are not apart.
+    frames, the step's attention reads the last `window` ones. `follow` follows samples through a
+    graph of several; without it the batch is fixed. Raises UnsupportedOperator for a model that
+    computes a frame from later ones without bound, UnevenStep, and SamplesMixed where samples,
+    which are at different steps, are not apart.
     """
     own, other = (recognise_attention(fold_constants(graph)) for graph in (long, short))
     samples = None if follow is None else follow(own)

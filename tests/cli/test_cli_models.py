@@ -34,6 +34,11 @@ def estimator():
     from sklearn.linear_model import LinearRegression
     return LinearRegression().fit(np.eye(12), np.ones(12)), np.eye(12)
 
+def whole():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.ConstantPad1d((2, 1), 0.0), nn.Conv1d(1, 4, 4), nn.ReLU())
+    return model.eval(), (torch.randn(1, 1, 64),)
+
 class Halves(nn.Module):
     def forward(self, x, scale):
         return {"low": x * scale, "high": torch.sigmoid(x)}
@@ -168,6 +173,63 @@ def test_code_for_c_is_written_beside_it(tmp_path: Path, net: str) -> None:
     assert "ptrdiff_t samples);" in (tmp_path / "net.h").read_text()
 
 
+def test_a_package_for_cmake_is_a_folder(tmp_path: Path, net: str) -> None:
+    folder = tmp_path / "package"
+    options = ["--export", folder, "--cmake", "tiny", "--system", "windows"]
+    assert f"code for C in {folder}" in compile_quickly(net, tmp_path / "m.sjit", *options).stdout
+    assert sorted(path.name for path in folder.iterdir()) == [
+        *("sparsejit.hpp", "tiny.h", "tiny.hpp", "tiny.obj", "tinyConfig.cmake")
+    ]
+
+
+def test_an_estimator_has_no_package(tmp_path: Path, net: str) -> None:
+    model, options = net.replace(":net", ":estimator"), ["--export", tmp_path / "f"]
+    said = "has no CMake package; leave out --cmake"
+    assert_refused(said, "compile", model, "--out", tmp_path / "m.sjit", *options, "--cmake", "f")
+
+
+def test_the_step_of_a_model_of_whole_sequences(tmp_path: Path, net: str) -> None:
+    """Compiled, explained, checked and timed: 8 frames a call, which are late by one."""
+    whole, step = net.replace(":net", ":whole"), ["--step", 8, "--axis", 2]
+    compile_quickly(whole, tmp_path / "m.sjit", *step)
+    fast = sparsejit.load(tmp_path / "m.sjit")
+    assert isinstance(fast, sparsejit.CompiledModel) and (fast.step, fast.delay) == (8, 1)
+    model, (x,) = call_factory(whole)
+    late = fast.stream().run(x.numpy())[..., 1:]
+    np.testing.assert_allclose(late, model(x).detach()[..., :-1], atol=1e-6)
+    states = [f"{state}" for state in fast.states]
+    found = json.loads(invoke("check", whole, *step, "--json").stdout)
+    assert found["compiles"] and found["delay"] == 1 and found["states"] == states
+    said = invoke("check", whole, *step).stdout
+    assert "a step of 8 frames, late by 1 frame" in said and states[0] in said
+    assert states[0] in " ".join(invoke("explain", whole, *step).stdout.split())
+
+
+def test_a_step_is_timed_alone(net: str) -> None:
+    whole = net.replace(":net", ":whole")
+    bench = "bench", whole, "--step", 8, "--peers", "torch", "--json"
+    found = json.loads(invoke(*bench).stdout)
+    (ours,) = found["times"]
+    assert ours["name"] == "sparsejit" and ours["relative_error"] < 1e-6
+    assert found["skipped"] == {"torch": "reads no .sjit file"}
+    assert any(".past" in state for state in found["states"])
+    assert_refused("give one --dtype", *bench, "--dtype", "float32", "--dtype", "int8")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--window", "3"], "window=3 says how a step is made; give step too"),
+        (["--axis", "1"], "axis=1 says how a step is made"),
+        (["--step", "8", "--state", "auto"], "leave out dynamic_shapes, free_shapes, state"),
+        (["--step", "8", "--axis", "3"], "axis=3; give the axis of time in the first argument"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "explain", "bench"])
+def test_steps_that_cannot_be(net: str, command: str, options: list[str], message: str) -> None:
+    assert_refused(message, command, net.replace(":net", ":whole"), *options)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -177,6 +239,10 @@ def test_code_for_c_is_written_beside_it(tmp_path: Path, net: str) -> None:
         (["--out", "m.sjit", "--export", "m.dll"], r"is no \.o or \.so file"),
         (["--out", "m.sjit", "--export", "my-net.o"], "becomes a name in C"),
         (["--out", "m.sjit", "--html", "nets.py/page.html"], "cannot be written"),
+        (["--out", "m.sjit", "--cmake", "net"], "name the folder by --export"),
+        (["--out", "m.sjit", "--export", "f", "--cmake", "net", "--header", "m.h"], "--header"),
+        (["--out", "m.sjit", "--export", "f", "--cmake", "my-net"], "becomes a name in C"),
+        (["--out", "m.sjit", "--export", "nets.py", "--cmake", "net"], "cannot be written"),
     ],
 )
 def test_outputs_that_cannot_be_are_refused_before_the_work(

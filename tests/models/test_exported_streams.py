@@ -73,6 +73,56 @@ def model_of(name: str) -> tuple[Any, np.ndarray]:
 NAMES = ["gru", *FILES]
 
 
+def macros_of(fast: Any, folder: Path) -> dict[str, str]:
+    fast.export(folder / "m.o", header=folder / "m.h")
+    return dict(re.findall(r"^#define M_(\w+) (\S+)", (folder / "m.h").read_text(), re.MULTILINE))
+
+
+def test_outputs_are_called_as_in_the_file(tmp_path: Path) -> None:
+    """The standard file of Silero has its network in a branch, with other names; saved too."""
+    path = FOLDER / "silero_vad.onnx"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not there")
+    example = np.zeros((1, 576), np.float32), np.zeros((2, 1, 128), np.float32)
+    given = {"constants": {"sr": 16000}, "state": {"state": "stateN"}}
+    fast = sparsejit.compile(path, example, **given)
+    found = macros_of(fast, tmp_path)
+    assert (found["INPUT_INPUT"], found["OUTPUT_OUTPUT"], found["OUTPUT_OUTPUT_SIZE"]) == (
+        *("0", "0", "1"),
+    )
+    text = (tmp_path / "m.h").read_text()
+    assert "outputs[0]: float32 output[1][1]" in text
+    fast.save(tmp_path / "m.sjit")
+    assert macros_of(sparsejit.load(tmp_path / "m.sjit"), tmp_path) == found
+
+
+class Keyed(torch.nn.Module):
+    def forward(self, x: Any) -> Any:
+        return {"low": x - 1, "high": x.sum(0)}
+
+
+def test_outputs_are_called_by_their_keys(tmp_path: Path) -> None:
+    fast = sparsejit.compile(Keyed().eval(), (torch.zeros(2, 3),))
+    found = macros_of(fast, tmp_path)
+    assert (found["OUTPUT_LOW"], found["OUTPUT_HIGH"], found["OUTPUT_HIGH_SIZE"]) == ("0", "1", "3")
+
+
+@needs_gcc
+def test_the_header_of_a_step_says_its_delay(tmp_path: Path) -> None:
+    layers = torch.nn.ConstantPad1d((2, 3), 0.0), torch.nn.Conv1d(1, 4, 6)
+    x = torch.zeros(1, 1, 64)
+    fast = sparsejit.compile(torch.nn.Sequential(*layers).eval(), (x,), step=8)
+    assert macros_of(fast, tmp_path)["DELAY"] == "3" == str(fast.delay)
+    text = " ".join((tmp_path / "m.h").read_text().split())
+    assert "A step takes 8 frames of inputs[0], on axis 2." in text
+    fast.export(tmp_path / "p", cmake="p")
+    main = '#include "p.hpp"\nstatic_assert(p::Model::delay == 3);\nint main() {}\n'
+    (tmp_path / "main.cpp").write_text(main)
+    command = GCC, "-std=c++17", "-I", tmp_path / "p", "-fsyntax-only", tmp_path / "main.cpp"
+    run_tool(*command)
+    assert "DELAY" not in macros_of(spotter(), tmp_path)
+
+
 def frames(*shape: int) -> np.ndarray:
     return (0.3 * np.random.default_rng(1).standard_normal((STEPS, *shape))).astype(np.float32)
 

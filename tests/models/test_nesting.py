@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -51,6 +51,21 @@ def test_what_is_taken_apart_is_put_together_again(nest: Any) -> None:
     assert all(map(is_leaf, leaves)) and nesting.unflatten(form, leaves) == nest
     read = nesting.from_json(json.loads(json.dumps(nesting.to_json(form))), "file")
     assert read == form and nesting.unflatten(read, leaves) == nest
+
+
+def test_tensors_have_the_names_of_their_file_or_of_their_keys() -> None:
+    named = [replace(nesting.TENSOR, name=name) for name in ("prob", "")]
+    form = nesting.Nest(nesting.NestKind.TUPLE, tuple(named))
+    assert nesting.tensor_names(form) == ["prob", ""]
+    assert nesting.paths(form) == [("prob",), ("1",)]
+    assert nesting.tensor_names(named[0]) == ["prob"] and nesting.tensor_names(named[1]) == [""]
+    nest = {"logits": Leaf(), "states": (Leaf(), Point(Leaf(), 2))}
+    found = nesting.tensor_names(nesting.describe(nest, is_leaf, "nest"))
+    assert found == ["logits", "states.0", "states.1.x"]
+    read = nesting.from_json(json.loads(json.dumps(nesting.to_json(form))), "file")
+    assert read == form
+    with pytest.raises(DamagedFile):
+        nesting.from_json({"kind": "tensor", "name": 3}, "file")
 
 
 def test_keys_may_come_in_another_order() -> None:

@@ -15,11 +15,10 @@ from whole_page import WholePage
 
 from sparsejit import __version__
 from sparsejit.perf.kernels import PeerTime, Row
-from sparsejit.perf.voice.listening_page import (
-    LAYER_COLUMNS,
+from sparsejit.perf.voice.listening_page import LAYER_COLUMNS, ListeningPage, SampleTime
+from sparsejit.perf.voice.sound_page import (
     RANGE_DB,
-    ListeningPage,
-    SampleTime,
+    SoundPage,
     Take,
     power_db,
     scale_colours,
@@ -81,6 +80,17 @@ PAGE = ListeningPage(
     timed=f"timed {HOSTILE}",
     sample_rate=RATE,
     density=0.1,
+)
+
+
+SOUNDS = SoundPage(
+    heading=f"heading {HOSTILE}",
+    lead=f"lead {HOSTILE}",
+    figures=((f"number {HOSTILE}", f"figure {HOSTILE}"),),
+    machine=PAGE.machine,
+    source=PAGE.source,
+    takes=PAGE.takes,
+    maker=f"maker {HOSTILE}",
 )
 
 
@@ -187,10 +197,20 @@ def test_the_scale_runs_from_dark_to_bright() -> None:
     assert brightness == sorted(brightness) and brightness[0] < 30 < 600 < brightness[-1]
 
 
+def test_a_page_of_sounds_alone() -> None:
+    whole = WholePage(SOUNDS.html())
+    text = "".join(whole.text)
+    for start in ("heading", "lead", "number", "figure", "machine", "source", "note", "maker"):
+        assert f"{start} {HOSTILE}" in text
+    assert "script" not in whole.tags and not whole.of("table")
+    assert len(whole.of("audio")) == len(whole.of("img")) == len(SOUNDS.takes)
+
+
 @pytest.mark.parametrize("width", [360, 1200])
-def test_in_a_browser(tmp_path: Path, width: int) -> None:
+@pytest.mark.parametrize("shown", [PAGE, SOUNDS], ids=["demo", "sounds"])
+def test_in_a_browser(tmp_path: Path, width: int, shown: ListeningPage | SoundPage) -> None:
     path = tmp_path / "demo.html"
-    path.write_text(PAGE.html(), "utf-8")
+    path.write_text(shown.html(), "utf-8")
     with chromium() as browser:
         page = OpenPage(browser, path, width)
         assert page.durations() == pytest.approx([take.seconds for take in PAGE.takes], abs=0.01)

@@ -2,6 +2,7 @@
 
     CalledModel             a callable with the model's signature
     as_tensors, as_arrays   conversion between torch tensors and numpy arrays
+    output_names            the names that reports and headers give to outputs
     cut                     outputs whose sizes depend on the inputs: arrays of the largest size,
                             cut to the actual size
 """
@@ -18,7 +19,7 @@ import numpy as np
 from sparsejit.api.compiled import Explained
 from sparsejit.api.reports.shown import counted
 from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.frontends.nesting import Nest, NestKind, dtypes, flatten, unflatten
+from sparsejit.frontends.nesting import Nest, NestKind, dtypes, flatten, tensor_names, unflatten
 from sparsejit.ir.dtypes import COMPLEX, NOTED
 from sparsejit.ir.graph import OpenAxis
 from sparsejit.ir.values import Array, Element, TensorType, Value
@@ -163,6 +164,13 @@ def _as_array(leaf: Any, number: int) -> Array:
                 "int64 or bool"
             ) from None
     return array
+
+
+def output_names(values: Sequence[Value], nest: Nest) -> list[str]:
+    """Return the name of each output: a file's, or a key of the result, else the graph's own."""
+    named = tensor_names(nest)
+    named += [""] * (len(values) - len(named))
+    return [name or value.origin.name for name, value in zip(named, values, strict=True)]
 
 
 def cut(results: Sequence[Array], axes: Sequence[OpenAxis]) -> list[Array]:

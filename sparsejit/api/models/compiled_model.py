@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsejit.api.compiled import Compiled, Loader, PathLike
-from sparsejit.api.models.called import CalledModel, as_arrays, bound_arrays, check_open_axes, cut
+from sparsejit.api.models.called import (
+    CalledModel,
+    as_arrays,
+    bound_arrays,
+    check_open_axes,
+    cut,
+    output_names,
+)
 from sparsejit.api.models.dtypes import ModelDtypes
 from sparsejit.api.models.export import exported_model
 from sparsejit.api.models.model_file import (
@@ -153,6 +160,10 @@ class CompiledModel(CalledModel, Compiled):
         return [value.origin.name for value in self._first.inputs]
 
     @property
+    def _output_names(self) -> list[str]:
+        return output_names(self._first.outputs, self._output_nest)
+
+    @property
     def graph(self) -> Graph:
         """The model's graph after all passes; `str` of it has a line per operation."""
         return self._first.graph
@@ -245,7 +256,7 @@ class CompiledModel(CalledModel, Compiled):
             A report to print; `as_dict()` is plain data, `html()` a self-contained page.
         """
         made = self._first, self.title, self.stats, measure, self._accuracy
-        return report_of(*made, list(map(str, self.states)))
+        return report_of(*made, list(map(str, self.states)), self._output_names)
 
     def accuracy(self, data: Iterable[Any]) -> Accuracy:
         """Measure the errors of layers and outputs on data, against float64.
@@ -267,7 +278,7 @@ class CompiledModel(CalledModel, Compiled):
             arrays = self._dtypes.arrays(self._leaves(call.args, dict(call.kwargs)))
             variant = self._variant_for(arrays)
             checked.append(ModelCall(variant, arrays, variant.call.run(*arrays)))
-        self._accuracy = accuracy_of(checked, self._scales)
+        self._accuracy = accuracy_of(checked, self._scales, self._output_names)
         return self._accuracy
 
     def advise(self) -> Advice:

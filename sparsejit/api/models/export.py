@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sparsejit.api.models.called import output_names
 from sparsejit.api.models.stepped import SteppedModel
 from sparsejit.api.models.variant import Variant
 from sparsejit.artefact.exported import EntryPoint, ExportedFunction, Macro
-from sparsejit.frontends.nesting import Nest, dtypes
+from sparsejit.frontends.nesting import Nest, NestKind, dtypes
 from sparsejit.ir.values import Array, Element, Value
 from sparsejit.runtime.native_call import WORKSPACE_ALIGNMENT
 from sparsejit.runtime.state_step import STATE_ALIGNMENT, StateLayout, emit_step
@@ -29,7 +30,7 @@ def exported_model(
     with states, `stepped` for one sample, has `int NAME_step(inputs, outputs, state, workspace)`
     and `int NAME_state_init(state)` instead. Raises InvalidInput for a model on several threads.
     """
-    arrays = _arrays(variant, stepped)
+    arrays = _arrays(variant, nests, stepped)
     is_fixed = variant.tile is None
     tables = [
         f"const {_pointee(arrays, 'input')} *const *inputs",
@@ -116,31 +117,36 @@ def _pointee(arrays: Sequence[_Array], side: str) -> str:
 class _Array(NamedTuple):
     """An array: "input" or "output", its index in the table, its value, and the model's batch axis.
 
-    `number` is the number of the input or output in the model. The axis is None where the batch is
-    fixed, and for an input that all samples share.
+    `name` is the model's name for it, `number` the number of the input or output in the model. The
+    axis is None where the batch is fixed, and for an input that all samples share.
     """
 
     side: str
     place: int
     number: int
+    name: str
     value: Value
     axis: int | None
 
     @property
-    def name(self) -> str:
-        """The model's name for it, as a part of a macro's name."""
-        return re.sub(r"\W", "_", self.value.origin.name).upper()
+    def macro(self) -> str:
+        """Its name as a part of a macro's name."""
+        return re.sub(r"\W", "_", self.name).upper()
 
 
-def _arrays(variant: Variant, stepped: SteppedModel | None) -> list[_Array]:
+def _arrays(
+    variant: Variant, nests: Sequence[Nest], stepped: SteppedModel | None
+) -> list[_Array]:
     """Return the arrays of the tables, which have no states."""
     graph, axes = variant.graph, variant.batch_axes
     made = []
+    results = nests[1] if nests else Nest(NestKind.TUPLE)
+    names = [value.origin.name for value in graph.inputs], output_names(graph.outputs, results)
     for row, (side, values) in enumerate((("input", graph.inputs), ("output", graph.outputs))):
         layout = None if stepped is None else (stepped.layout.inputs, stepped.layout.outputs)[row]
         given = [n for n in range(len(values)) if layout is None or layout[n] is None]
         made += [
-            _Array(side, place, n, values[n], None if axes is None else axes[row][n])
+            _Array(side, place, n, names[row][n], values[n], None if axes is None else axes[row][n])
             for place, n in enumerate(given)
         ]
     return made
@@ -159,8 +165,8 @@ def _macros(
         words = "" if each.axis is None or stepped else " for each sample"
         parts = 1 if each.axis is None else variant.tile or 1
         side, array = each.side.upper(), f"{each.side}s[{each.place}]"
-        named.append(Macro(f"{side}_{each.name}", each.place, f"the number of {array}"))
-        for key, rows in ((str(each.place), macros), (each.name, named)):
+        named.append(Macro(f"{side}_{each.macro}", each.place, f"the number of {array}"))
+        for key, rows in ((str(each.place), macros), (each.macro, named)):
             size, room = each.value.type.size // parts, each.value.type.bytes // parts
             rows += [
                 Macro(f"{side}_{key}_SIZE", size, f"elements of {array}{words}"),
@@ -170,6 +176,9 @@ def _macros(
         Macro("STATE_BYTES", stepped.layout.bytes, "bytes of state"),
         Macro("STATE_ALIGNMENT", STATE_ALIGNMENT, "its address is a multiple of this"),
     ]  # fmt: skip
+    if stepped is not None and stepped.streamed.pace.step is not None:
+        delay = stepped.streamed.pace.delay
+        state.append(Macro("DELAY", delay, "frames of inputs[0] by which results are late"))
     return [
         *macros,
         *_unique(named, macros),
@@ -194,12 +203,12 @@ def _about(
 ) -> list[str]:
     tile = None if stepped else variant.tile
     lines = [f"The model {_plain(variant.program.name)}. Its arrays are row-major:"]
-    for side, place, number, value, axis in arrays:
+    for side, place, number, name, value, axis in arrays:
         first = 1 if stepped else "samples"
         shape = value.shape if axis is None else (first, *value.shape[1:])
         sizes = "".join(f"[{size}]" for size in shape)
         element = value.type.element.value
-        lines.append(f"  {side}s[{place}]: {element} {_plain(value.origin.name)}{sizes}")
+        lines.append(f"  {side}s[{place}]: {element} {_plain(name)}{sizes}")
         if own := noted.get((side, number)):
             lines.append(f"    the model has {own}; numbers are {_ASKED[side]}")
         if axis and not stepped:
@@ -217,11 +226,16 @@ def _about(
 
 
 def _about_states(stepped: SteppedModel, prefix: str) -> list[str]:
-    names = ", ".join(map(_plain, stepped.states))
+    names, pace = ", ".join(map(_plain, stepped.states)), stepped.streamed.pace
+    paced = [] if pace.step is None else [
+        f"A step takes {pace.step} frames of inputs[0], on axis {pace.axis}. Results are late by",
+        f"{prefix}_DELAY frames, and zero before the first.",
+    ]  # fmt: skip
     return [
         f"The state holds {names}: {prefix}_STATE_BYTES of the caller's memory for each",
         "stream. Call state_init before the first step, and to start anew. After a status other",
         "than 0 the states are as before the step. Denormal numbers count as zero in a step.",
+        *paced,
     ]
 
 

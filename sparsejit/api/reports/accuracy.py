@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -181,20 +182,22 @@ class ModelCall(NamedTuple):
     results: Sequence[Array]
 
 
-def accuracy_of(calls: Sequence[ModelCall], scales: Sequence[LayerScales]) -> Accuracy:
-    """Return the errors of these calls; the layers were stored with `scales`."""
+def accuracy_of(
+    calls: Sequence[ModelCall], scales: Sequence[LayerScales], outputs: Sequence[str]
+) -> Accuracy:
+    """Return the errors of these calls, for outputs of these names.
+
+    The layers were stored with `scales`.
+    """
     twins: dict[int, _Twins] = {}
     sums: list[_Sums] = []
     for call in calls:
         own = twins.setdefault(id(call.variant), _Twins(call.variant, scales))
         sums = sums or [_Sums() for _ in own.values]
         own.compare(call, sums)
-    names = next(iter(twins.values()))
-    outputs = len(names.graph.outputs)
-    found = [
-        one.named(*names_of) for one, names_of in zip(sums, names.described(), strict=True)
-    ]
-    return Accuracy(tuple(found[outputs:]), tuple(found[:outputs]), len(calls))
+    described = [(name, "") for name in outputs], next(iter(twins.values())).layer_names()
+    found = [one.named(*each) for one, each in zip(sums, chain(*described), strict=True)]
+    return Accuracy(tuple(found[len(outputs) :]), tuple(found[: len(outputs)]), len(calls))
 
 
 class _Sums:
@@ -226,9 +229,8 @@ class _Twins:
             for one in (watched, self._exact)
         )
 
-    def described(self) -> Iterator[tuple[str, str]]:
-        """Yield the name of each value, and its layer's dtype ("" for an output of the model)."""
-        yield from ((value.origin.name, "") for value in self.graph.outputs)
+    def layer_names(self) -> Iterator[tuple[str, str]]:
+        """Yield the name of each layer, and its dtype."""
         for node in self.layers:
             assert isinstance(node.op, STORING)
             yield node.outputs[0].origin.layer, node.op.dtype.value

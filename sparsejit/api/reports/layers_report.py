@@ -37,10 +37,11 @@ def report_of(
     measure: bool,
     accuracy: Accuracy | None = None,
     notes: Sequence[str] = (),
+    outputs: Sequence[str] = (),
 ) -> Report:
     """Return the report of one native function; `measure` runs it, on random inputs, for 1 s.
 
-    `notes` are lines beside the graph's own.
+    `notes` are lines beside the graph's own, `outputs` the names of the model's outputs.
     """
     check_flags(measure=measure)
     times = measured_times(variant) if measure else None
@@ -52,8 +53,9 @@ def report_of(
         layers.append(_call(times.call, sum(times.steps) + times.call))
     notes = [*variant.graph.notes, *notes]
     facts = {**facts, "rates": target.core.origin, "processor": target.model, "notes": notes}
+    outputs = outputs or [value.origin.name for value in variant.outputs]
     whole, samples = None if times is None else times.whole, variant.tile or 1
-    lines = [*_lines(facts), *_batch_lines(variant), *notes]
+    lines = [*_lines(facts), *_batch_lines(variant, outputs), *notes]
     lines += [str(each) for each in variant.planned.decisions if not each.layer]
     lines += _measured_lines(whole, samples, layers)
     lines += [accuracy.line] if accuracy is not None else []
@@ -80,16 +82,16 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     ]
 
 
-def _batch_lines(variant: Variant) -> list[str]:
+def _batch_lines(variant: Variant, outputs: Sequence[str]) -> list[str]:
     """Return a line about batch axes, if the batch is not axis 0 of all inputs and outputs."""
     if variant.axes is None:
         return []
-    values = (*variant.inputs, *variant.outputs)
-    pairs = zip(values, (*variant.axes.inputs, *variant.axes.outputs), strict=True)
+    names = (*(value.origin.name for value in variant.inputs), *outputs)
+    pairs = zip(names, (*variant.axes.inputs, *variant.axes.outputs), strict=True)
     sides = ["input"] * len(variant.inputs) + ["output"] * len(variant.outputs)
     words = [
-        f"{side} {value.origin.name} {'has none' if axis is None else f'on axis {axis}'}"
-        for side, (value, axis) in zip(sides, pairs, strict=True)
+        f"{side} {name} {'has none' if axis is None else f'on axis {axis}'}"
+        for side, (name, axis) in zip(sides, pairs, strict=True)
         if axis != 0
     ]
     return [f"batch: {', '.join(words)}; on axis 0 of all others"]

@@ -85,6 +85,26 @@ class StepSize:
         return -len(shape) <= self.axis < len(shape) and shape[self.axis] == length
 
 
+def step_size(
+    step: int | None, axis: int, window: int | None, *others: Any
+) -> StepSize | None:
+    """The step that arguments ask for, or None. Raises InvalidInput where they exclude each other.
+
+    `others` are arguments that have no place beside a step.
+    """
+    if step is None:
+        if window is not None or axis != -1:
+            name, value = ("axis", axis) if window is None else ("window", window)
+            raise InvalidInput(f"{name}={value} says how a step is made; give step too")
+        return None
+    if any(others):
+        raise InvalidInput(
+            "step makes a function of one size that keeps its own states; leave out "
+            "dynamic_shapes, free_shapes, state and fallback"
+        )
+    return StepSize(step, axis, window)
+
+
 def _of_length(array: Any, axis: int, length: int) -> Any:
     places = np.arange(length) % array.shape[axis]
     return array[(slice(None),) * (axis % len(array.shape)) + (places,)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +116,7 @@ class GivenModel:
     def outputs_of(self, dtypes: Sequence[Dtype | None]) -> Nest:
         """Nest of a call's outputs; `dtypes` are used where the file declares none."""
         values = zip(self.model.graph.output, dtypes, strict=True)
-        outputs = tuple(_tensor(*pair) for pair in values)
+        outputs = tuple(replace(_tensor(*pair), name=pair[0].name) for pair in values)
         return outputs[0] if len(outputs) == 1 else Nest(NestKind.TUPLE, outputs)
 
 
@@ -159,8 +159,7 @@ class ImportedModel:
     @property
     def interface(self) -> ModelInterface:
         """The inputs and outputs by their names in the file."""
-        results = [each.name for each in self._given.model.graph.output]
-        return interface_of(self.input_tree, self.output_tree, [*self._given.shapes], results)
+        return interface_of(self.input_tree, self.output_tree, [*self._given.shapes])
 
     def graph(self, batch: int | None = None) -> Graph:
         """The graph for that batch, by default the example's."""

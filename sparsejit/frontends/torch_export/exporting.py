@@ -233,7 +233,7 @@ class Exported:
         """The inputs and outputs by the names of the model's arguments, and its own states."""
         called = self._program.module_call_graph[0].signature
         names = (called and called.forward_arg_names) or ()
-        return interface_of(self.input_tree, self.output_tree, names, (), self.own_states)
+        return interface_of(self.input_tree, self.output_tree, names, self.own_states)
 
     def _states(self) -> tuple[State, ...]:
         """The buffers that the model changes, with their values now."""
