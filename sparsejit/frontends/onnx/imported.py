@@ -22,7 +22,15 @@ from sparsejit.frontends.batch_axis import (
     likely_axes,
     named_axes,
 )
-from sparsejit.frontends.nesting import TENSOR, Nest, NestKind, tensor_of, with_open_axes
+from sparsejit.frontends.nesting import (
+    TENSOR,
+    Nest,
+    NestKind,
+    maps_of,
+    tensor_of,
+    texts_of,
+    with_open_axes,
+)
 from sparsejit.frontends.onnx.interpreting import ReadGraph, read_graph
 from sparsejit.frontends.onnx.reading import (
     dtype_of,
@@ -33,6 +41,7 @@ from sparsejit.frontends.onnx.reading import (
     size_of,
     tensors_of,
 )
+from sparsejit.frontends.onnx.words import Words, is_text, zip_keys
 from sparsejit.frontends.states import ModelInterface, interface_of
 from sparsejit.ir.dtypes import Dtype
 from sparsejit.ir.graph import BatchAxes, Graph
@@ -103,21 +112,38 @@ class GivenModel:
         arrays: Mapping[str, Array] | None = None,
     ) -> None:
         self.arrays = tensors_of(model.graph)
+        self.words = Words.of(model.graph)
+        self._keys = zip_keys(model.graph.node)
         self.model, self.opset = _without_tensors(model), opset_of(model)
         inputs = [each for each in self.model.graph.input if each.name not in self.arrays]
         self.arrays.update(_fixed(inputs, constants or {}), **arrays or {})
         self.inputs = [each for each in inputs if each.name not in self.arrays]
         self.declared: dict[str, Shape] = {each.name: _declared(each) for each in self.inputs}
         self.shapes = _sizes(self.declared, examples)
-        arguments = Nest(NestKind.TUPLE, tuple(map(_tensor, self.inputs)))
+        arguments = Nest(NestKind.TUPLE, tuple(map(self._tensor, self.inputs)))
         self.input_tree = Nest(NestKind.TUPLE, (arguments, Nest(NestKind.DICT)))
         self.output_tree = self.outputs_of([None] * len(self.model.graph.output))
 
     def outputs_of(self, dtypes: Sequence[Dtype | None]) -> Nest:
         """Nest of a call's outputs; `dtypes` are used where the file declares none."""
         values = zip(self.model.graph.output, dtypes, strict=True)
-        outputs = tuple(_tensor(*pair) for pair in values)
+        outputs = tuple(self._tensor(*pair) for pair in values)
         return outputs[0] if len(outputs) == 1 else Nest(NestKind.TUPLE, outputs)
+
+    def _tensor(self, value: Any, made: Dtype | None = None) -> Nest:
+        """A tensor of the file's dtype, or of the dtype `made` where the file declares none."""
+        if value.name in self._keys:
+            return maps_of(self._keys[value.name], TENSOR)
+        if not value.type.WhichOneof("value"):
+            dtype = made
+        else:
+            try:
+                dtype = dtype_of(value.type.tensor_type.elem_type, value.name)
+            except InvalidInput:  # reading the graph refuses it where it matters
+                dtype = None
+        if is_text(dtype):
+            return texts_of(self.words.texts)
+        return TENSOR if dtype is None else tensor_of(dtype.name)
 
 
 def _without_tensors(model: ModelProto) -> ModelProto:
@@ -183,7 +209,8 @@ class ImportedModel:
             else (*shape[:axis], batch, *shape[axis + 1 :])
             for (name, shape), axis in pairs
         }
-        return read_graph(self._given.model.graph, self._given.opset, shapes, self._given.arrays)
+        given = self._given
+        return read_graph(given.model.graph, given.opset, shapes, given.arrays, given.words)
 
     def _mixing(self, axes: InputAxes | None) -> str:
         """Reason why the batch is not free, on the likeliest axes; empty if it is free."""
@@ -254,16 +281,6 @@ def _fixed(inputs: Sequence[Any], constants: Mapping[str, Any]) -> dict[str, Arr
         _check_sizes(f"constants[{name!r}]", array.shape, _declared(value))
         found[name] = array.astype(dtype)
     return found
-
-
-def _tensor(value: Any, made: Dtype | None = None) -> Nest:
-    """A tensor of the file's dtype, or of the dtype `made` where the file declares none."""
-    if made is not None and not value.type.WhichOneof("value"):
-        return tensor_of(made.name)
-    try:
-        return tensor_of(dtype_of(value.type.tensor_type.elem_type, value.name).name)
-    except InvalidInput:  # reading the graph refuses it where it matters
-        return TENSOR
 
 
 def _declared(value: Any) -> Shape:
