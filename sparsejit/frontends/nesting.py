@@ -234,7 +234,7 @@ def _filled(form: Nest, left: Iterator[Any]) -> Any:
         return form.value
     items = [_filled(item, left) for item in form.items]
     if form.kind is NestKind.MAPS:
-        return [dict(zip(form.keys, row, strict=True)) for row in items[0].tolist()]
+        return _rows_as_dicts(form.keys, items[0])
     if form.rebuild is not None:
         return form.rebuild(*items)
     if form.kind is NestKind.DICT:
@@ -242,6 +242,31 @@ def _filled(form: Nest, left: Iterator[Any]) -> Any:
     if form.kind is NestKind.NAMED_TUPLE:
         return _named_tuple(form.name, form.keys)(*items)
     return tuple(items) if form.kind is NestKind.TUPLE else items
+
+
+def _rows_as_dicts(keys: Sequence[Any], rows: Any) -> list[dict[Any, float]]:
+    return [dict(zip(keys, row, strict=True)) for row in rows.tolist()]
+
+
+def has_maps(form: Nest) -> bool:
+    """Whether a nest holds lists of dicts in the place of rows."""
+    return form.kind is NestKind.MAPS or any(map(has_maps, form.items))
+
+
+def with_maps(form: Nest, tensors: Sequence[Any]) -> list[Any]:
+    """The tensors in order, with a list of dicts in the place of each one that maps hold."""
+    left = iter(tensors)
+
+    def held(nest: Nest) -> Iterator[Any]:
+        if nest.kind is NestKind.MAPS:
+            yield _rows_as_dicts(nest.keys, next(left))
+        elif nest.kind is NestKind.TENSOR:
+            yield next(left)
+        else:
+            for item in nest.items:
+                yield from held(item)
+
+    return list(held(form))
 
 
 @cache

@@ -122,7 +122,7 @@ ESTIMATORS: dict[str, Kind] = {
     "one against rest": Kind(multiclass.OneVsRestClassifier(linear_model.LogisticRegression())),
     "one against one": Kind(multiclass.OneVsOneClassifier(linear_model.LogisticRegression())),
     "several outputs": Kind(multioutput.MultiOutputRegressor(linear_model.Ridge()), y=TWO),
-    "gaussian process": _of_reals(gaussian_process.GaussianProcessRegressor(alpha=0.1)),
+    "gaussian process": _of_reals(gaussian_process.GaussianProcessRegressor(alpha=10.0)),
     "least squares": Kind(cross_decomposition.PLSRegression(2), y=TWO),
     "means": Kind(cluster.KMeans(3, n_init=1, random_state=1)),
     "mixture": Kind(mixture.GaussianMixture(2, random_state=1)),

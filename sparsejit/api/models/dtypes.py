@@ -22,7 +22,7 @@ from sparsejit.ir.values import Array, Element, Value
 _INT64 = np.dtype(np.int64)
 
 
-class _Words:
+class _NumberedTexts:
     """The words of a model in order, and the number of each."""
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -33,7 +33,7 @@ class _Words:
 class CallWords:
     """The words of a model, and the strings of one call that are not among them."""
 
-    def __init__(self, words: _Words) -> None:
+    def __init__(self, words: _NumberedTexts) -> None:
         self._words, self._added = words, dict[str, int]()
 
     def numbers(self, array: Array, name: str) -> Array:
@@ -78,7 +78,7 @@ class ModelDtypes:
             place for place, value in enumerate(values) if value.type.element is Element.FLOAT64
         }
         is_of_texts = TEXT in [*(dtype for *_, dtype in self.inputs), *(x for _, x in self.outputs)]
-        self._words = _Words(words_of(inputs) or words_of(outputs)) if is_of_texts else None
+        self._words = _NumberedTexts(words_of(inputs) or words_of(outputs)) if is_of_texts else None
 
     @property
     def has_others(self) -> bool:

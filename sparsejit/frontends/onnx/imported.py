@@ -303,7 +303,9 @@ def _sizes(declared: Mapping[str, Shape], examples: Sequence[Any]) -> dict[str, 
         )
     found = {}
     for (name, shape), example in zip(declared.items(), examples, strict=True):
-        sizes = tuple(to_array(example, name, takes_bools=True).shape)
+        is_of_texts = isinstance(example, np.ndarray) and is_text(example.dtype)
+        array = example if is_of_texts else to_array(example, name, takes_bools=True)
+        sizes = tuple(array.shape)
         _check_sizes(f"example of {name}", sizes, shape)
         found[name] = sizes
     return found

@@ -284,11 +284,11 @@ class NodeInterpreter:
             if is_of_sequences(node, operands):
                 call = Call(node, operands, _attributes(node), self._opset, self._constants)
                 return through_sequences(self.write, self.inference, node, operands, call)
+            texts = self._texts(node)
             mapping = OPERATORS.get(operator_of(node))
             is_known = all(not isinstance(operand, Value) for operand in operands)
             if mapping is None and not is_known:
                 return self._by_its_body(node, operands)
-            texts = self._texts(node)
             sizes = self.inference.sizes(node, operands)
             folded = self._known(node, operands, sizes, mapping is None) if is_known else None
             if folded is not None:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparsejit.frontends.onnx.call import operator_of
 from sparsejit.frontends.onnx.reading import all_graphs, tensor_array
 from sparsejit.frontends.writing.writer import Unmapped
 from sparsejit.ir.values import Array, Value
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto, TensorProto
 
 ML_DOMAIN = "ai.onnx.ml"
-ZIP_MAP = f"{ML_DOMAIN}.ZipMap"
+_ZIP_MAP = ML_DOMAIN, "ZipMap"
 ON_TEXT = frozenset(
     """
     Cast Concat Equal Expand Flatten Gather GatherElements GatherND Identity Reshape Shape Size
@@ -106,7 +105,7 @@ def zip_keys(nodes: Iterable[NodeProto]) -> dict[str, tuple[int | str, ...]]:
 
     found = dict[str, tuple[int | str, ...]]()
     for node in nodes:
-        if operator_of(node) == ZIP_MAP:
+        if (node.domain, node.op_type) == _ZIP_MAP:
             given = [get_attribute_value(each) for each in node.attribute]
             keys: Any = next(iter(given), [])
             found[str(node.output[0])] = tuple(
