@@ -45,8 +45,8 @@ class FileTrees:
     """Trees of a file.
 
     A child or a root is the number of a node, or ~number of a leaf. `children` has the child of a
-    true and of a false test, `goes_true` says where NaN goes. `weights` has rows of a leaf, a target and a
-    weight. `members` are the sets of tests of membership, in order.
+    true and of a false test, `goes_true` says where NaN goes. `weights` has rows of a leaf, a
+    target and a weight. `members` are the sets of tests of membership, in order.
     """
 
     modes: Array
