@@ -129,14 +129,17 @@ def _svm_classifier(grow: OnnxGrowing) -> None:
     x = _rows(grow)
     classes, width = grow.draw.randint(2, 4), grow.values[x].shape[1]
     counts = [grow.draw.randint(1, 3) for _ in range(classes)]
+    pairs = classes * (classes - 1) // 2
     given = _kernel(grow) | {
         "vectors_per_class": counts,
         "support_vectors": _floats(grow, sum(counts), width),
         "coefficients": _floats(grow, classes - 1, sum(counts)),
-        "rho": _floats(grow, classes * (classes - 1) // 2),
+        "rho": _floats(grow, pairs),
         "classlabels_ints": grow.draw.sample(range(9), classes),
         "post_transform": grow.draw.choice(("NONE", "LOGISTIC", "SOFTMAX")),
     }
+    if grow.draw.random() < 0.3:
+        given |= {"prob_a": [-abs(n) for n in _floats(grow, pairs)], "prob_b": _floats(grow, pairs)}
     _add(grow, "SVMClassifier", [x], 2, **given)
 
 

@@ -95,6 +95,7 @@ ESTIMATORS: dict[str, Kind] = {
     "support of radial functions": Kind(svm.SVC(), y=NAMES),
     "support of two": Kind(svm.SVC(kernel="poly"), y=PAIR),
     "support of sigmoids": Kind(svm.NuSVC(kernel="sigmoid")),
+    "support of coupled pairs": Kind(svm.SVC(probability=True, random_state=1)),
     "support regression": _of_reals(svm.SVR()),
     "support of one class": Kind(svm.OneClassSVM()),
     "tree": Kind(tree.DecisionTreeClassifier(max_depth=4, random_state=1), y=NAMES),
@@ -122,6 +123,10 @@ ESTIMATORS: dict[str, Kind] = {
     "one against rest": Kind(multiclass.OneVsRestClassifier(linear_model.LogisticRegression())),
     "one against one": Kind(multiclass.OneVsOneClassifier(linear_model.LogisticRegression())),
     "several outputs": Kind(multioutput.MultiOutputRegressor(linear_model.Ridge()), y=TWO),
+    "several classifiers": Kind(
+        multioutput.MultiOutputClassifier(linear_model.LogisticRegression()),
+        y=np.stack([PAIR, TRIPLE], axis=1),
+    ),
     "gaussian process": _of_reals(gaussian_process.GaussianProcessRegressor(alpha=10.0)),
     "least squares": Kind(cross_decomposition.PLSRegression(2), y=TWO),
     "means": Kind(cluster.KMeans(3, n_init=1, random_state=1)),

@@ -27,11 +27,12 @@ from sparsejit.frontends.nesting import (
     Nest,
     NestKind,
     maps_of,
+    paths,
     tensor_of,
     texts_of,
     with_open_axes,
 )
-from sparsejit.frontends.onnx.interpreting import ReadGraph, read_graph
+from sparsejit.frontends.onnx.interpreting import OutputDtype, ReadGraph, read_graph
 from sparsejit.frontends.onnx.reading import (
     dtype_of,
     initialised,
@@ -124,23 +125,29 @@ class GivenModel:
         self.input_tree = Nest(NestKind.TUPLE, (arguments, Nest(NestKind.DICT)))
         self.output_tree = self.outputs_of([None] * len(self.model.graph.output))
 
-    def outputs_of(self, dtypes: Sequence[Dtype | None]) -> Nest:
-        """Nest of a call's outputs; `dtypes` are used where the file declares none."""
+    def outputs_of(self, dtypes: Sequence[OutputDtype]) -> Nest:
+        """Nest of a call's outputs; `dtypes` are used where the file declares none.
+
+        A sequence is a list of its tensors.
+        """
         values = zip(self.model.graph.output, dtypes, strict=True)
         outputs = tuple(self._tensor(*pair) for pair in values)
         return outputs[0] if len(outputs) == 1 else Nest(NestKind.TUPLE, outputs)
 
-    def _tensor(self, value: Any, made: Dtype | None = None) -> Nest:
+    def _tensor(self, value: Any, made: OutputDtype = None) -> Nest:
         """A tensor of the file's dtype, or of the dtype `made` where the file declares none."""
         if value.name in self._keys:
             return maps_of(self._keys[value.name], TENSOR)
+        if isinstance(made, tuple):
+            return Nest(NestKind.LIST, tuple(map(self._of_dtype, made)))
         if not value.type.WhichOneof("value"):
-            dtype = made
-        else:
-            try:
-                dtype = dtype_of(value.type.tensor_type.elem_type, value.name)
-            except InvalidInput:  # reading the graph refuses it where it matters
-                dtype = None
+            return self._of_dtype(made)
+        try:
+            return self._of_dtype(dtype_of(value.type.tensor_type.elem_type, value.name))
+        except InvalidInput:  # reading the graph refuses it where it matters
+            return TENSOR
+
+    def _of_dtype(self, dtype: Dtype | None) -> Nest:
         if is_text(dtype):
             return texts_of(self.words.texts)
         return TENSOR if dtype is None else tensor_of(dtype.name)
@@ -185,7 +192,13 @@ class ImportedModel:
     @property
     def interface(self) -> ModelInterface:
         """The inputs and outputs by their names in the file."""
-        results = [each.name for each in self._given.model.graph.output]
+        names = [each.name for each in self._given.model.graph.output]
+        nests = self.output_tree.items if len(names) > 1 else [self.output_tree]
+        results = [
+            ".".join((name, *path))
+            for name, nest in zip(names, nests, strict=True)
+            for path in paths(nest)
+        ]
         return interface_of(self.input_tree, self.output_tree, [*self._given.shapes], results)
 
     def graph(self, batch: int | None = None) -> Graph:

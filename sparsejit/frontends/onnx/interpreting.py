@@ -107,6 +107,7 @@ def computed(
         raise Unmapped(str(error).partition("\n")[0]) from None
 
 
+OutputDtype = Dtype | None | tuple[Dtype | None, ...]
 # Stands for results of a missing operator, and for masks and places that no mapping makes.
 ABSENT: Any = object()
 # Errors that a mapping may raise for a node that no exporter writes, and the message for them.
@@ -120,10 +121,13 @@ _REMEDY = (
 
 
 class ReadGraph(NamedTuple):
-    """A graph, and ONNX's dtypes of its outputs, None where they are not known."""
+    """A graph, and ONNX's dtypes of the model's outputs, None where they are not known.
+
+    A sequence has the dtypes of its tensors, each of which is an output of the graph.
+    """
 
     graph: Graph
-    dtypes: tuple[Dtype | None, ...]
+    dtypes: tuple[OutputDtype, ...]
 
 
 def read_graph(
@@ -154,19 +158,22 @@ def read_graph(
     names = [each.name for each in model.output]  # torch writes some of them twice
     lacking = [
         Missing(name, "is not computed", Origin(name)) for name in names if known[name] is ABSENT
-    ] + [
-        Missing(name, "is a sequence; make its tensors outputs", Origin(name))
-        for name in names
-        if isinstance(known[name], TensorSequence)
     ]
     if interpreter.missing or lacking:
         refuse(interpreter.missing or lacking, _REMEDY)
-    whole = interpreter.write.finish(*(_result(known[name]) for name in names))
+    made = [tensor for name in names for tensor in _tensors(known[name])]
+    whole = interpreter.write.finish(*made)
     graph, mixed = with_open_outputs(whole)
     if mixed:
         refuse(mixed, _REMEDY)
     noted = replace(graph, notes=tuple(dict.fromkeys(interpreter.notes)))
-    return ReadGraph(noted, tuple(map(interpreter.inference.dtype, names)))
+    dtypes = [
+        tuple(dtype for _, dtype in held.items)
+        if isinstance(held := known[name], TensorSequence)
+        else interpreter.inference.dtype(name)
+        for name in names
+    ]
+    return ReadGraph(noted, tuple(dtypes))
 
 
 def compared_in_doubles(model: GraphProto) -> set[str]:
@@ -498,9 +505,11 @@ REGIONS: Mapping[str, Callable[..., Sequence[Operand]]] = {
 }
 
 
-def _result(operand: Any) -> Any:
-    """An output of the model as the writer takes it."""
-    return operand.rows if isinstance(operand, Zipped) else _plain(operand)
+def _tensors(operand: Any) -> list[Any]:
+    """An output of the model as the writer takes it; the tensors of a sequence."""
+    if isinstance(operand, TensorSequence):
+        return [_plain(tensor) for tensor, _ in operand.items]
+    return [operand.rows if isinstance(operand, Zipped) else _plain(operand)]
 
 
 def _plain(operand: Operand) -> Any:

@@ -18,11 +18,13 @@ from sparsejit.frontends.onnx.operators.ml_scores import (
 )
 from sparsejit.frontends.onnx.words import ML_DOMAIN, Texts
 from sparsejit.frontends.writing import arranging, pointwise, products
+from sparsejit.frontends.writing.coupling import coupled
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.values import Array, Value
 
 _LABELS = ("classlabels_strings", "classlabels_ints")
 _KERNELS = ("LINEAR", "POLY", "RBF", "SIGMOID")
+_LEAST = 1e-7  # least probability of a pair
 _Labelled = tuple[Value | Texts, Value]
 
 
@@ -146,18 +148,25 @@ def svm_classifier(write: Writer, call: Call) -> _Labelled:
         raise Unmapped(f"has {classes} labels, not two or more")
     if not sum(counts):
         return _liblinear(write, x, labels, weights, rho, kind)
-    if call.attribute("prob_a"):
-        raise Unmapped(
-            "couples probabilities of pairs until they hardly change; export it without "
-            "probabilities (probability=False), or calibrate its scores"
-        )
     vectors = _floats(call, "support_vectors").reshape(sum(counts), -1)
     pairs = _one_against_one(counts, weights.reshape(classes - 1, -1))
     scores = _scores(write, _kernel(write, call, x, vectors), pairs, rho[: len(pairs)])
     label = labels.of_largest(write, _votes(write, scores, classes))
+    if call.attribute("prob_a"):
+        shares = _shares(write, scores, _floats(call, "prob_a"), _floats(call, "prob_b"))
+        return label, transformed(write, coupled(write, shares, classes), kind)
     if classes > 2:
         return label, transformed(write, scores, kind)
     return label, of_two(write, scores, kind, is_share=kind != "NONE")
+
+
+def _shares(write: Writer, scores: Value, slopes: Array, shifts: Array) -> Value:
+    """The probability of the first class of each pair: 1 / (1 + exp(slope * score + shift))."""
+    pairs = scores.shape[1]
+    f = write.formula("shares")
+    power = f("add", f("mul", scores, slopes[:pairs]), shifts[:pairs])
+    share = f("sigmoid", f("neg", power))
+    return f.finish(f("minimum", f("maximum", share, _LEAST), 1.0 - _LEAST))
 
 
 def _liblinear(
