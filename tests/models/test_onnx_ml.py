@@ -220,6 +220,22 @@ def test_arrays_of_strings_are_strings_only() -> None:
         compiled(np.array([["b"], [3]], object))
 
 
+def test_a_model_of_strings_has_no_c_code_and_no_arrays_in_place(tmp_path: Path) -> None:
+    model, x = files.made("words to a model")
+    compiled = sparsejit.compile(model)
+    with pytest.raises(InvalidInput, match="for which C code has no table"):
+        compiled.export(tmp_path / "model.so", tmp_path / "model.h")
+    with pytest.raises(InvalidInput, match="object, which is not used in place"):
+        compiled.bind([x], [np.zeros(len(x), np.int64), np.zeros((len(x), 3), np.float32)])
+
+
+def test_labels_of_tensors_are_arrays_of_strings() -> None:
+    torch = pytest.importorskip("torch")
+    model, x = files.made("tree")
+    label, rows = sparsejit.compile(model)(torch.from_numpy(x))
+    assert_same((label, rows), run(model, x))
+
+
 def test_strings_that_are_computed_are_refused_by_name() -> None:
     nodes = [node("StringNormalizer", ["x"], ["y"], case_change_action="LOWER")]
     model = model_of(nodes, {"x": (TEXT, [3])}, ("y", TEXT, None))
@@ -227,6 +243,11 @@ def test_strings_that_are_computed_are_refused_by_name() -> None:
         sparsejit.compile(model)
     nodes = [node("Cast", ["x"], ["y"], to=FLOAT)]
     model = model_of(nodes, {"x": (TEXT, [3])}, ("y", FLOAT, None))
+    with pytest.raises(UnsupportedOperator, match=r"Cast \(casts strings to numbers"):
+        sparsejit.compile(model)
+    nodes = [node("Cast", ["known"], ["n"], to=FLOAT), node("Add", ["x", "n"], ["y"])]
+    model = model_of(nodes, {"x": (FLOAT, [1])}, ("y", FLOAT, None))
+    model.graph.initializer.append(from_array(np.array(["3"], object), "known"))
     with pytest.raises(UnsupportedOperator, match=r"Cast \(casts strings to numbers"):
         sparsejit.compile(model)
 

@@ -297,7 +297,8 @@ class NodeInterpreter:
             if mapping is None and not is_known:
                 return self._by_its_body(node, operands)
             sizes = self.inference.sizes(node, operands)
-            folded = self._known(node, operands, sizes, mapping is None) if is_known else None
+            is_folded = is_known and not (texts and node.op_type == "Cast")
+            folded = self._known(node, operands, sizes, mapping is None) if is_folded else None
             if folded is not None:
                 return folded
             assert mapping is not None

@@ -229,7 +229,12 @@ def one_hot_encoder(write: Writer, call: Call) -> Value:
 
 
 def zip_map(write: Writer, call: Call) -> Zipped:
-    """Rows as dicts from labels of classes, which are made behind the function."""
+    """Rows as dicts from labels of classes, which are made behind the function.
+
+    A part of a model has tensors alone, and no table of words.
+    """
+    if call.words is None:
+        raise Unmapped("makes dicts")
     x = rows_of(write, call.value(write, 0))
     keys = call.attribute("classlabels_strings") or call.attribute("classlabels_int64s") or ()
     if len(set(keys)) != x.shape[1]:
