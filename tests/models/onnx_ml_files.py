@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 import skl2onnx
-from skl2onnx.common.data_types import Int64TensorType, StringTensorType
+from skl2onnx.common.data_types import FloatTensorType, Int64TensorType, StringTensorType
 from sklearn import (
     calibration,
     cluster,
@@ -241,3 +241,22 @@ def made(name: str) -> tuple[Any, Array]:
         return of_estimator(ESTIMATORS[name]), ESTIMATORS[name].x
     finally:
         logging.disable(logging.NOTSET)
+
+
+def of_columns() -> tuple[Any, list[Array]]:
+    """A file with an input for each column of a frame, and the columns: floats, words, numbers."""
+    import pandas
+
+    columns = {"size": X[:, 0], "colour": WORDS[:, 0], "count": WHOLE[:, 0]}
+    frame = pandas.DataFrame(columns)
+    model = pipeline.make_pipeline(
+        compose.make_column_transformer(
+            (preprocessing.StandardScaler(), ["size"]),
+            (preprocessing.OneHotEncoder(handle_unknown="ignore"), ["colour"]),
+            ("passthrough", ["count"]),
+        ),
+        ensemble.GradientBoostingClassifier(**_trees),
+    ).fit(frame, NAMES)
+    types = (FloatTensorType([None, 1]), StringTensorType([None, 1]), Int64TensorType([None, 1]))
+    file = skl2onnx.to_onnx(model, initial_types=list(zip(columns, types, strict=True)))
+    return file, [column.reshape(-1, 1) for column in columns.values()]

@@ -81,6 +81,15 @@ def test_a_file_gives_what_onnx_runtime_gives(name: str, tmp_path: Path) -> None
         np.testing.assert_array_equal(one, other)
 
 
+def test_a_file_takes_the_columns_of_a_frame() -> None:
+    model, columns = files.of_columns()
+    compiled = sparsejit.compile(model)
+    assert compiled.batch_is_free
+    unseen = [columns[0], np.full_like(columns[1], "violet"), columns[2]]
+    for call in (columns, unseen, [column[:1] for column in columns]):
+        assert_same(compiled(*call), run(model, *call))
+
+
 @pytest.mark.parametrize("name", ["logistic regression of words", "words to a model", "forest"])
 def test_the_drop_in_runs_files_of_estimators(name: str) -> None:
     model, x = files.made(name)
