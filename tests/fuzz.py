@@ -35,6 +35,7 @@ KINDS = {
     "torch": "fuzzing.torch_models",
     "files": "fuzzing.saved_files",
     "estimators": "fuzzing.estimators",
+    "pipelines": "fuzzing.pipelines",
     "onnx": "fuzzing.onnx_graphs",
     "mutants": "fuzzing.onnx_files",
     "operators": "fuzzing.operator_files",

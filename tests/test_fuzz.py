@@ -33,7 +33,8 @@ def test_every_row_of_onnx_is_grown() -> None:
     from sparsejit.frontends.onnx.expansions import EXPANSIONS
     from sparsejit.frontends.onnx.operators.table import OPERATORS
 
-    assert onnx_rows.ROWS.keys() >= OPERATORS.keys() | EXPANSIONS.keys()
+    of_strings = {"ai.onnx.ml.CategoryMapper", "ai.onnx.ml.ZipMap"}  # tests/models/test_onnx_ml.py
+    assert onnx_rows.ROWS.keys() >= (OPERATORS.keys() | EXPANSIONS.keys()) - of_strings
 
 
 def test_the_newest_opset_is_grown() -> None:

@@ -8,7 +8,7 @@ import typer
 from sparsejit.api.reports.shown import table_of
 from sparsejit.commands.bench_any import ModelsToo, model
 from sparsejit.commands.bench_batch import batch, sweep
-from sparsejit.commands.bench_models import forests, models, peers
+from sparsejit.commands.bench_models import estimators, forests, models, peers
 from sparsejit.commands.bench_planner import planner
 from sparsejit.commands.bench_synth import synth
 from sparsejit.commands.console import (
@@ -45,6 +45,7 @@ bench.command()(model)
 bench.command()(models)
 bench.command()(peers)
 bench.command()(forests)
+bench.command()(estimators)
 bench.command()(planner)
 bench.command()(batch)
 bench.command()(sweep)

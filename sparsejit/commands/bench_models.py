@@ -130,6 +130,20 @@ def _comparison_table(found: "ModelComparison") -> Table:
     return table
 
 
+def estimators(
+    estimator: Annotated[
+        list[str] | None, typer.Option(help="PCA, SVC, ...; repeatable. Default: all.")
+    ] = None,
+) -> None:
+    """Print which estimators of scikit-learn compile, each fitted and compared, in Markdown."""
+    require("treelite", "sklearn")
+    from sparsejit.perf.estimators import markdown, tried_estimators
+
+    with error_console.status("fitting estimators"):
+        rows = tried_estimators(estimator)
+    typer.echo("\n".join(markdown(rows)))
+
+
 def forests(
     forest: Annotated[
         list[str] | None, typer.Option(help="random-forest, lightgbm; repeatable. Default: all.")

@@ -23,7 +23,8 @@ from sparsejit.estimators.column_steps import (
     parts_of,
 )
 from sparsejit.estimators.forest_probes import Gap, Probes, Seen
-from sparsejit.estimators.forest_reading import Nodes, ReadForest, add_search, rounded_down
+from sparsejit.estimators.forest_reading import ReadForest
+from sparsejit.frontends.writing.trees import Nodes, add_search, rounded_down
 from sparsejit.ir.values import Array, Element, TensorType
 
 MONOTONE = frozenset(

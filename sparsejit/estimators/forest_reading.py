@@ -1,7 +1,6 @@
 """Ensembles of trees, read through treelite, as the operands of a Forest.
 
     Categories    categories as intervals of x, by the library that fitted a forest
-    Nodes         nodes of trees as they are added, and searches among intervals of x
     read_forest   an estimator or booster as a forest
 
 The intervals of a category c:
@@ -9,9 +8,6 @@ The intervals of a category c:
     XGBoost                         c is c <= x < c + 1
     LightGBM                        the same, but 0 is -1 < x < 1: x is truncated
     histogram gradient boosting     c is x == c, and any other x is missing
-
-A step function of x is a search among its bounds, a tree of tests `x <= threshold`. Two examples
-are membership in a set of categories, and a test of a number that a step computes from x.
 
 Every test becomes `x <= threshold` in float64, exactly: `x < t` is `x <=` the next number below t.
 If x is float32, a threshold may be rounded down to float32. A test for membership in a set of
@@ -21,14 +17,15 @@ categories becomes a search among the intervals of x that `Categories` defines.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput, MissingDependency
 from sparsejit.frontends.arrays import check_held
+from sparsejit.frontends.writing.trees import Nodes, add_search
 from sparsejit.ir.values import Array
 
 if TYPE_CHECKING:
@@ -116,56 +113,6 @@ def has_frame_categories(estimator: Any) -> bool:
     if not type(estimator).__module__.startswith("lightgbm"):
         return False
     return bool(getattr(estimator, "booster_", estimator).pandas_categorical)
-
-
-@dataclass(eq=False)
-class Nodes:
-    """Thresholds and rows of the nodes of all trees so far.
-
-    A row is the feature, the left and the right child, and whether missing x goes left.
-    """
-
-    thresholds: list[Array] = field(default_factory=list)
-    rows: list[Array] = field(default_factory=list)
-    count: int = 0
-
-    def add(self, thresholds: Array, rows: Array) -> int:
-        """Add nodes, and return the number of the first."""
-        self.thresholds.append(np.asarray(thresholds, np.float64))
-        self.rows.append(np.asarray(rows, np.int64).reshape(-1, 4))
-        self.count += len(thresholds)
-        return self.count - len(thresholds)
-
-
-def add_search(
-    nodes: Nodes, feature: int, bounds: Array, goes_to: Sequence[int], missing_to: int
-) -> tuple[float, Array]:
-    """Add the nodes below the root of a search; return the root's threshold and row.
-
-    `bounds` are the greatest x of each interval but the last, ascending; `goes_to` is the child of
-    each interval, `missing_to` the child of missing x.
-    """
-    children = np.asarray(goes_to)
-    last = np.append(np.flatnonzero(np.diff(children)), len(children) - 1)  # of equal children
-    children, thresholds = children[last], np.asarray(bounds, np.float64)[last[:-1]]
-
-    def child(first: int, end: int) -> int:
-        if first == end:
-            return int(children[first])
-        threshold, row = node(first, end)
-        return nodes.add(np.array([threshold]), row)
-
-    def node(first: int, end: int) -> tuple[float, Array]:
-        middle = (first + end) // 2
-        below = child(first, middle), child(middle + 1, end)
-        return float(thresholds[middle]), np.array([feature, *below, missing <= middle])
-
-    alike = np.flatnonzero(children == missing_to)
-    if len(alike) and len(thresholds):
-        missing = int(alike[0])
-        return node(0, len(thresholds))
-    missing = 0
-    return np.inf, np.array([feature, child(0, len(thresholds)), missing_to, 0])
 
 
 _LESS, _LESS_EQUAL, _GREATER, _GREATER_EQUAL = 2, 3, 4, 5  # treelite's numbers of comparisons
@@ -425,10 +372,3 @@ def _around_zero(thresholds: Array) -> Array:
     below = (thresholds >= -least) & (thresholds < 0)
     above = (thresholds >= 0) & (thresholds < least)
     return np.where(below, np.nextafter(-least, -np.inf), np.where(above, least, thresholds))
-
-
-def rounded_down(thresholds: Array) -> Array:
-    """The greatest float32 that is no greater than each threshold."""
-    with np.errstate(over="ignore"):
-        rounded = thresholds.astype(np.float32)
-    return np.where(rounded > thresholds, np.nextafter(rounded, np.float32(-np.inf)), rounded)

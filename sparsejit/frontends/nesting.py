@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from sparsejit.errors import DamagedFile, InvalidInput
-from sparsejit.ir.dtypes import COMPLEX, NOTED
+from sparsejit.ir.dtypes import COMPLEX, NOTED, TEXT
 from sparsejit.ir.graph import OpenAxis
 from sparsejit.ir.spec import Choice
 
@@ -28,6 +28,7 @@ class NestKind(Choice):
     LIST = "list"
     DICT = "dict"
     NAMED_TUPLE = "namedtuple"
+    MAPS = "maps"
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,11 @@ class Nest:
 
     A constant is None, a bool, a number or a string, and the same at every call. `name` is a named
     tuple's class, or a tensor's name in a file that names tensors. `dtype` is a tensor's dtype if
-    graphs compute it in another: int64, float32, or pairs of float32. `open_axes` are a tensor's
-    axes whose sizes a call decides. `rebuild` makes an object of the user's own class from items; a
-    nest read from JSON has none, and gives a dict, a list or a named tuple of a new class.
+    graphs compute it in another: int64, float32, or pairs of float32. A tensor of strings has the
+    dtype "object", and graphs compute places in `words`. Maps are a list of dicts of `keys`, one
+    for each row of their only item. `open_axes` are a tensor's axes whose sizes a call decides.
+    `rebuild` makes an object of the user's own class from items; a nest read from JSON has none,
+    and gives a dict, a list or a named tuple of a new class.
     """
 
     kind: NestKind
@@ -48,6 +51,7 @@ class Nest:
     value: Any = None
     dtype: str = ""
     open_axes: tuple[OpenAxis, ...] = ()
+    words: tuple[str, ...] = ()
     rebuild: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
 
 
@@ -68,6 +72,16 @@ class Opened(NamedTuple):
     items: Sequence[Any]
     keys: tuple[str, ...]
     rebuild: Callable[..., Any]
+
+
+def texts_of(words: Iterable[str]) -> Nest:
+    """The form of a tensor of strings, whose numbers in the graph are places in `words`."""
+    return Nest(NestKind.TENSOR, dtype=TEXT.name, words=tuple(words))
+
+
+def maps_of(keys: Iterable[Any], rows: Nest) -> Nest:
+    """The form of a list of dicts, one for each row of a tensor (rows, keys)."""
+    return Nest(NestKind.MAPS, (rows,), tuple(keys))
 
 
 def describe(
@@ -164,6 +178,11 @@ def dtypes(form: Nest) -> list[str]:
     return [dtype for item in form.items for dtype in dtypes(item)]
 
 
+def words_of(form: Nest) -> tuple[str, ...]:
+    """The table that all tensors of strings have; empty where there are none."""
+    return form.words or next(filter(None, map(words_of, form.items)), ())
+
+
 def paths(form: Nest) -> list[tuple[str, ...]]:
     """The keys and positions that lead to each tensor, in order; () for a tensor alone.
 
@@ -171,15 +190,32 @@ def paths(form: Nest) -> list[tuple[str, ...]]:
     """
     if form.kind is NestKind.TENSOR:
         return [(form.name,) if form.name else ()]
+    if form.kind is NestKind.MAPS:
+        return paths(form.items[0])
     keys = form.keys or range(len(form.items))
     pairs = zip(keys, form.items, strict=True)
     return [path for key, item in pairs for path in _inner_paths(str(key), item)]
 
 
 def _inner_paths(key: str, item: Nest) -> list[tuple[str, ...]]:
-    """The paths to tensors of an item; the name of a tensor takes the place of its key."""
-    is_named = item.kind is NestKind.TENSOR and item.name
-    return paths(item) if is_named else [(key, *rest) for rest in paths(item)]
+    """The paths to tensors of an item; the names of its tensors take the place of its key."""
+    return paths(item) if _has_names(item) else [(key, *rest) for rest in paths(item)]
+
+
+def _has_names(form: Nest) -> bool:
+    """Whether all tensors of a nest, one or more, have names in a file."""
+    if form.kind is NestKind.TENSOR:
+        return bool(form.name)
+    return bool(form.items) and all(map(_has_names, form.items))
+
+
+def named(form: Nest, name: str) -> Nest:
+    """The nest of a file's value of that name: a tensor, maps, or a list of numbered tensors."""
+    if form.kind is NestKind.TENSOR:
+        return replace(form, name=name)
+    is_list = form.kind is NestKind.LIST
+    names = [f"{name}.{number}" if is_list else name for number in range(len(form.items))]
+    return replace(form, items=tuple(map(named, form.items, names)))
 
 
 def tensor_names(form: Nest) -> list[str]:
@@ -227,6 +263,8 @@ def _filled(form: Nest, left: Iterator[Any]) -> Any:
     if form.kind is NestKind.CONSTANT:
         return form.value
     items = [_filled(item, left) for item in form.items]
+    if form.kind is NestKind.MAPS:
+        return _rows_as_dicts(form.keys, items[0])
     if form.rebuild is not None:
         return form.rebuild(*items)
     if form.kind is NestKind.DICT:
@@ -234,6 +272,31 @@ def _filled(form: Nest, left: Iterator[Any]) -> Any:
     if form.kind is NestKind.NAMED_TUPLE:
         return _named_tuple(form.name, form.keys)(*items)
     return tuple(items) if form.kind is NestKind.TUPLE else items
+
+
+def _rows_as_dicts(keys: Sequence[Any], rows: Any) -> list[dict[Any, float]]:
+    return [dict(zip(keys, row, strict=True)) for row in rows.tolist()]
+
+
+def has_maps(form: Nest) -> bool:
+    """Whether a nest holds lists of dicts in the place of rows."""
+    return form.kind is NestKind.MAPS or any(map(has_maps, form.items))
+
+
+def with_maps(form: Nest, tensors: Sequence[Any]) -> list[Any]:
+    """The tensors in order, with a list of dicts in the place of each one that maps hold."""
+    left = iter(tensors)
+
+    def held(nest: Nest) -> Iterator[Any]:
+        if nest.kind is NestKind.MAPS:
+            yield _rows_as_dicts(nest.keys, next(left))
+        elif nest.kind is NestKind.TENSOR:
+            yield next(left)
+        else:
+            for item in nest.items:
+                yield from held(item)
+
+    return list(held(form))
 
 
 @cache
@@ -244,13 +307,17 @@ def _named_tuple(name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
 def to_json(form: Nest) -> dict[str, Any]:
     """A form as a dict that json.dumps can write and `from_json` reads."""
     if form.kind is NestKind.TENSOR:
-        axes = list(map(list, form.open_axes))
-        noted = {"name": form.name, "dtype": form.dtype, "open_axes": axes}
+        noted = {
+            "name": form.name,
+            "dtype": form.dtype,
+            "open_axes": list(map(list, form.open_axes)),
+            "words": list(form.words),
+        }
         return {"kind": form.kind.value, **{key: value for key, value in noted.items() if value}}
     if form.kind is NestKind.CONSTANT:
         return {"kind": form.kind.value, "value": form.value}
     described: dict[str, Any] = {"kind": form.kind.value}
-    if form.kind in (NestKind.DICT, NestKind.NAMED_TUPLE):
+    if form.kind in (NestKind.DICT, NestKind.NAMED_TUPLE, NestKind.MAPS):
         described["keys"] = list(form.keys)
     if form.name:
         described["name"] = form.name
@@ -268,6 +335,8 @@ def from_json(described: Any, where: str) -> Nest:
 def _parsed(described: Any) -> Nest:
     kind = NestKind(described["kind"])
     if kind is NestKind.TENSOR:
+        if described.get("dtype") == TEXT.name:
+            return texts_of(_words(described["words"]))
         if described.get("dtype", "int8") not in NOTED | COMPLEX:
             raise ValueError("numbers of no known dtype")
         axes = tuple(OpenAxis(*map(_natural, axis)) for axis in described.get("open_axes", []))
@@ -283,11 +352,21 @@ def _parsed(described: Any) -> Nest:
     if kind in (NestKind.TUPLE, NestKind.LIST):
         return Nest(kind, items)
     keys, name = tuple(described["keys"]), str(described.get("name", ""))
+    if kind is NestKind.MAPS:
+        if len(items) != 1 or len(set(keys)) != len(keys):
+            raise ValueError("dicts that do not fit their rows")
+        return maps_of(keys, items[0])
     if len(set(keys)) != len(items) or len(keys) != len(items):
         raise ValueError("keys that do not fit the items")
     if kind is NestKind.NAMED_TUPLE:
         _named_tuple(name, keys)
     return Nest(kind, items, keys, name)
+
+
+def _words(texts: list[Any]) -> list[str]:
+    if len(set(texts)) != len(texts) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("a table of strings that are none, or twice the same")
+    return texts
 
 
 def _natural(number: Any) -> int:

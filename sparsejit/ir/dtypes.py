@@ -40,6 +40,8 @@ NOTED: dict[str, Dtype] = {
 COMPLEX: dict[str, np.dtype[Any]] = {
     name: np.dtype(name) for name in ("complex64", "complex128")
 }
+# Strings, which a graph holds as the places in a table.
+TEXT = np.dtype(object)
 # Kinds of dtypes: an operation yields the highest of its operands.
 _RANKS = {"b": 0, "i": 1, "u": 1, "f": 2}
 

@@ -23,6 +23,7 @@ from sparsejit.api.models.parted_model import PartedModel
 from sparsejit.api.models.parts import LeftPart
 from sparsejit.compiling import compile_model
 from sparsejit.errors import InvalidInput, MissingDependency, SparseJitError
+from sparsejit.frontends.nesting import has_maps, with_maps
 from sparsejit.ir.values import Array
 from sparsejit.onnxruntime.capi.onnxruntime_pybind11_state import own_errors, refused
 from sparsejit.onnxruntime.declared import Declared, GivenFile
@@ -172,7 +173,7 @@ class CodeBySizes:
         self._whole[values] = models
         if is_new and model not in self.made:
             self.made.append(model)
-        engine = model.run if not self._frozen else _given_some(model.run, places)
+        engine = _engine_of(model) if not self._frozen else _given_some(_engine_of(model), places)
         return engine, results, "compiled" if is_new else ""
 
     def _small_numbers(self) -> tuple[int, ...]:
@@ -258,12 +259,12 @@ class _WholeModels:
         shapes = [leaf.shape for leaf in leaves]
         for model in self._plain:
             if _takes(model, shapes):
-                return model, False, model.run(leaves)
+                return model, False, _engine_of(model)(leaves)
         if self._plain and self._may_be_sized:
             with suppress(SparseJitError):
                 return self._run_sized(leaves)
         made = self._compiled(leaves)
-        results = made.run(leaves)
+        results = _engine_of(made)(leaves)
         self._plain.append(made)
         return made, True, results
 
@@ -272,9 +273,9 @@ class _WholeModels:
             self._may_be_sized = False  # stays if it cannot be compiled
             self._sized = self._compiled(leaves, dynamic_shapes=self._named)
             self._may_be_sized = True
-            return self._sized, True, self._sized.run(leaves)
+            return self._sized, True, _engine_of(self._sized)(leaves)
         before = self._sized.parts.variants
-        results = self._sized.run(leaves)
+        results = _engine_of(self._sized)(leaves)
         return self._sized, self._sized.parts.variants != before, results
 
     def _compiled(self, leaves: Sequence[Array], **sizes: Any) -> CompiledModel:
@@ -315,6 +316,12 @@ def _takes(model: CompiledModel, shapes: Sequence[tuple[int, ...]]) -> bool:
     axes = () if variant.batch_axes is None else variant.batch_axes.inputs
     pairs = zip(shapes, axes, strict=False)
     return len({shape[axis] for shape, axis in pairs if axis is not None}) < 2
+
+
+def _engine_of(model: CompiledModel) -> Engine:
+    """The function of a model's outputs, dicts of a ZipMap among them."""
+    nest = model.parts.output_nest
+    return (lambda arrays: with_maps(nest, model.run(arrays))) if has_maps(nest) else model.run
 
 
 def _given_some(run: Engine, places: Sequence[int]) -> Engine:

@@ -42,6 +42,11 @@ class NodeArg:
     shape: list[int | str | None]
 
     @property
+    def of_dicts(self) -> bool:
+        """Whether its values are dicts, one for each sample, as a ZipMap makes them."""
+        return self.type.startswith("seq(map(")
+
+    @property
     def dtype(self) -> np.dtype[Any] | None:
         """The dtype of its arrays; None where numpy has none."""
         kind = self.type.removeprefix("tensor(").removesuffix(")")

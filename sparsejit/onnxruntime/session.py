@@ -30,6 +30,7 @@ from sparsejit.onnxruntime.values import IOBinding, OrtValue, array_of, type_of_
 PROVIDERS = ("CPUExecutionProvider",)
 _MOST_SEEN = 4096  # sets of shapes that are known to fit
 _FOREIGN = np.dtype(np.float64)  # code computes in float32
+_KINDS = "biufU"  # of dtypes that code takes, strings among them
 
 
 class InferenceSession:
@@ -98,12 +99,13 @@ class InferenceSession:
             except MissingDependency:
                 raise refusal from None
             return
-        kinds = [each.dtype for each in (*self._declared.inputs, *self._declared.outputs)]
-        if any(kind is None or kind.kind not in "biuf" or kind == _FOREIGN for kind in kinds):
+        outputs = [each for each in self._declared.outputs if not each.of_dicts]
+        kinds = [each.dtype for each in (*self._declared.inputs, *outputs)]
+        if any(kind is None or kind.kind not in _KINDS or kind == _FOREIGN for kind in kinds):
             try:
                 self._session = self._file.session(self._options)
             except MissingDependency:
-                if any(kind is None or kind.kind not in "biuf" for kind in kinds):
+                if any(kind is None or kind.kind not in _KINDS for kind in kinds):
                     raise
 
     @property
@@ -188,7 +190,7 @@ class InferenceSession:
         ]
         shapes = tuple([array.shape for array in arrays])
         for array, (_, dtype) in zip(arrays, self._dtypes, strict=True):
-            if array.dtype is not dtype and array.dtype != dtype:
+            if array.dtype is not dtype and not _is_of(array.dtype, dtype):
                 _refuse_dtype(array, dtype)
         if shapes not in self._seen:
             self._check_shapes(arrays)
@@ -357,6 +359,13 @@ def _as_array(value: Any, dtype: np.dtype[Any] | None) -> Array:
             return np.array(found, dtype)
         raise Fail.saying("a list has elements that are no numbers")
     raise RuntimeError(f"Unable to handle object of type {type(value)}")
+
+
+def _is_of(found: np.dtype[Any], wanted: np.dtype[Any] | None) -> bool:
+    """Whether arrays of a dtype are taken for another: strings are of any length, or objects."""
+    if wanted is not None and wanted.kind == "U":
+        return found.kind in "OU"
+    return found == wanted
 
 
 def _refuse_dtype(array: Array, dtype: np.dtype[Any] | None) -> None:

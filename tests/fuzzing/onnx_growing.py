@@ -25,7 +25,9 @@ try:
 except ImportError:
     onnxruntime = None
 
-MICROSOFT = "com.microsoft"
+MICROSOFT, ML = "com.microsoft", "ai.onnx.ml"
+# Its version with the trees of attributes, and with the ones of tensors, which deprecates these.
+_ML_VERSIONS = 3, 5
 OLDEST = 7  # opset
 MOST_ELEMENTS, LARGEST = 1 << 12, 1e4
 FLOAT = np.dtype(np.float32)
@@ -288,6 +290,9 @@ def _model(
     initialisers = [from_array(array, name) for name, array in known.items()]
     graph = helper.make_graph(nodes, "grown", inputs, outputs, initialisers)
     versions = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]
+    if any(node.domain == ML for node in nodes):
+        is_newer = any(node.op_type == "TreeEnsemble" for node in nodes)
+        versions.append(helper.make_opsetid(ML, _ML_VERSIONS[is_newer]))
     return helper.make_model(graph, opset_imports=versions, ir_version=10)
 
 

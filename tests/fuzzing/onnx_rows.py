@@ -17,6 +17,7 @@ import numpy as np
 from fuzzing import onnx_rows_of_bytes as of_bytes
 from fuzzing import onnx_rows_of_elements as of_elements
 from fuzzing import onnx_rows_of_layers as of_layers
+from fuzzing import onnx_rows_of_ml as of_ml
 from fuzzing import onnx_rows_of_others as of_others
 from fuzzing import onnx_rows_of_shapes as of_shapes
 from fuzzing import onnx_rows_of_signals as of_signals
@@ -29,7 +30,7 @@ from sparsejit.frontends.onnx.interpreting import MISFIT
 from sparsejit.ir.values import Array
 
 ROWS = of_elements.ROWS | of_shapes.ROWS | of_layers.ROWS | of_bytes.ROWS | of_others.ROWS
-ROWS |= of_signals.ROWS
+ROWS |= of_signals.ROWS | of_ml.ROWS
 # Rows of NaN and infinities, too. A weight of 0, which products leave out, times one is undefined.
 _OF_NAN = {
     name: make

@@ -1,6 +1,7 @@
 """Sequences of ONNX whose length is known when the model is read, against ONNX Runtime."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,8 +101,15 @@ def test_a_sequence_that_an_operator_does_not_take_is_refused() -> None:
     model = model_of(nodes, X, {"x": X, "place": np.array(0)})
     with pytest.raises(UnsupportedOperator, match=r"SequenceAt \(its position is not known"):
         sparsejit.compile(model)
-    built = [node("SequenceConstruct", "x x", "s"), node("Identity", "x")]
+
+
+def test_a_sequence_is_returned_as_a_list(tmp_path: Path) -> None:
+    built = [node("Neg", "x", "n"), node("SequenceConstruct", "x n", "s"), node("Identity", "x")]
     model = model_of(built, X, {"x": X})
     model.graph.output.append(helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None))
-    with pytest.raises(UnsupportedOperator, match=r"s \(is a sequence; make its tensors outputs"):
-        sparsejit.compile(model)
+    compiled = sparsejit.compile(model)
+    compiled.save(tmp_path / "model.sjit")
+    for each in (compiled, sparsejit.load(tmp_path / "model.sjit")):
+        y, (same, negative) = each(X)
+        for found, wanted in ((y, X), (same, X), (negative, -X)):
+            np.testing.assert_array_equal(found, wanted)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from sparsejit.api.compiled import Explained
 from sparsejit.api.reports.shown import counted
 from sparsejit.errors import DamagedFile, InvalidInput
 from sparsejit.frontends.nesting import Nest, NestKind, dtypes, flatten, tensor_names, unflatten
-from sparsejit.ir.dtypes import COMPLEX, NOTED
+from sparsejit.ir.dtypes import COMPLEX, NOTED, TEXT
 from sparsejit.ir.graph import OpenAxis
 from sparsejit.ir.values import Array, Element, TensorType, Value
 
@@ -96,6 +97,10 @@ class CalledModel(Explained):
         return flatten(self._input_nest, (args, kwargs), "inputs")
 
 
+# Names of dtypes that a call converts, so that no array of them is used in place.
+_CONVERTED = {*NOTED, *COMPLEX, TEXT.name}
+
+
 def _left_to_python(*args: Any) -> None:
     """Stand in for a native function that cannot be made: None lets Python run each call."""
 
@@ -114,11 +119,16 @@ def _plain_arguments(nest: Nest) -> int:
 
 
 def as_tensors(results: Sequence[Array], nest: Nest) -> list[Any]:
-    """Return outputs as torch tensors of the nest's dtypes; float32 becomes bfloat16, too."""
+    """Return outputs as torch tensors of the nest's dtypes; float32 becomes bfloat16, too.
+
+    Strings stay arrays.
+    """
     torch = sys.modules["torch"]
-    made = [torch.from_numpy(result) for result in results]
+    is_text = [dtype == TEXT.name for dtype in dtypes(nest)]
+    pairs = zip_longest(results, is_text, fillvalue=False)
+    made = [result if is_one else torch.from_numpy(result) for result, is_one in pairs]
     for place, dtype in enumerate(dtypes(nest)):
-        if dtype:
+        if dtype and dtype != TEXT.name:
             made[place] = made[place].to(getattr(torch, dtype))
     return made
 
@@ -136,7 +146,7 @@ def bound_arrays(leaves: Sequence[Any]) -> list[Array]:
     if not isinstance(leaves, Sequence):
         raise InvalidInput(f"inputs is a {type(leaves).__name__}; bind a list of numpy arrays")
     for number, leaf in enumerate(leaves):
-        if not isinstance(leaf, np.ndarray) or leaf.dtype.name in NOTED | COMPLEX:
+        if not isinstance(leaf, np.ndarray) or leaf.dtype.name in _CONVERTED:
             found = getattr(leaf, "dtype", None) or type(leaf).__name__
             raise InvalidInput(
                 f"input {number} is {found}, which is not used in place; bind a numpy array of "

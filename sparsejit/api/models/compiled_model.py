@@ -201,11 +201,12 @@ class CompiledModel(CalledModel, Compiled):
             inputs: tensors or arrays, in the order of `graph`
         """
         dtypes = self._dtypes
-        arrays = dtypes.arrays(inputs) if dtypes.inputs else as_arrays(inputs)
+        words = dtypes.words()
+        arrays = dtypes.arrays(inputs, words) if dtypes.inputs else as_arrays(inputs)
         results = self._variant_for(arrays).call.run(*arrays)
         if self._open_axes:
             results = cut(results, self._open_axes)
-        return dtypes.narrowed(results) if dtypes.outputs else results
+        return dtypes.narrowed(results, words) if dtypes.outputs else results
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._refuse_own_states()

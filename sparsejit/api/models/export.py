@@ -13,7 +13,8 @@ from sparsejit.api.models.called import output_names
 from sparsejit.api.models.stepped import SteppedModel
 from sparsejit.api.models.variant import Variant
 from sparsejit.artefact.exported import EntryPoint, ExportedFunction, Macro
-from sparsejit.frontends.nesting import Nest, NestKind, dtypes
+from sparsejit.errors import InvalidInput
+from sparsejit.frontends.nesting import Nest, NestKind, dtypes, words_of
 from sparsejit.ir.values import Array, Element, Value
 from sparsejit.runtime.native_call import WORKSPACE_ALIGNMENT
 from sparsejit.runtime.state_step import STATE_ALIGNMENT, StateLayout, emit_step
@@ -28,8 +29,14 @@ def exported_model(
 
     `nests` are the nests of the model's inputs and outputs, whose dtypes the header names. A model
     with states, `stepped` for one sample, has `int NAME_step(inputs, outputs, state, workspace)`
-    and `int NAME_state_init(state)` instead. Raises InvalidInput for a model on several threads.
+    and `int NAME_state_init(state)` instead. Raises InvalidInput for a model on several threads, or
+    with strings.
     """
+    if any(map(words_of, nests)):
+        raise InvalidInput(
+            "the model takes or returns strings, for which C code has no table; export a file with "
+            "whole numbers in their place, such as labels by their numbers"
+        )
     arrays = _arrays(variant, nests, stepped)
     is_fixed = variant.tile is None
     tables = [

@@ -20,6 +20,8 @@ from sparsejit.ir.values import Array, Element, Value
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
+    from sparsejit.frontends.onnx.words import Words
+
 # Elements that graphs hold, by the kind of a numpy dtype.
 ELEMENTS = {
     "b": Element.BOOL,
@@ -49,6 +51,10 @@ class Call:
         self.opset = opset
         self._names = list(node.input)
         self._operands, self._attributes, self._constants = operands, attributes, constants
+        # The file's strings, the places of operands that stand for some, and float64 values.
+        self.words: Words | None = None
+        self.texts: frozenset[int] = frozenset()
+        self.doubles: Mapping[Value, Value] = {}
 
     def __len__(self) -> int:
         return len(self._operands)
@@ -114,6 +120,17 @@ class Call:
         if len(numbers) != 1:
             raise Unmapped(f"its {what} is {numbers}, not one number")
         return numbers[0]
+
+    def double(self, write: Writer, place: int) -> Value:
+        """The operand in float64 where the model has it so, else as `value` gives it."""
+        value = self.value(write, place)
+        return self.doubles.get(value, value)
+
+    def numbers_of(self, texts: Iterable[Any]) -> Array:
+        """The numbers that stand for strings of the file."""
+        if self.words is None:
+            raise Unmapped("has strings")
+        return self.words.of_texts(texts)
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """An attribute as Python holds it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,17 @@ from sparsejit.frontends.batch_axis import (
     likely_axes,
     named_axes,
 )
-from sparsejit.frontends.nesting import TENSOR, Nest, NestKind, tensor_of, with_open_axes
-from sparsejit.frontends.onnx.interpreting import ReadGraph, read_graph
+from sparsejit.frontends.nesting import (
+    TENSOR,
+    Nest,
+    NestKind,
+    maps_of,
+    named,
+    tensor_of,
+    texts_of,
+    with_open_axes,
+)
+from sparsejit.frontends.onnx.interpreting import OutputDtype, ReadGraph, read_graph
 from sparsejit.frontends.onnx.reading import (
     dtype_of,
     initialised,
@@ -33,6 +42,7 @@ from sparsejit.frontends.onnx.reading import (
     size_of,
     tensors_of,
 )
+from sparsejit.frontends.onnx.words import Words, is_text, zip_keys
 from sparsejit.frontends.states import ModelInterface, interface_of
 from sparsejit.ir.dtypes import Dtype
 from sparsejit.ir.graph import BatchAxes, Graph
@@ -103,21 +113,44 @@ class GivenModel:
         arrays: Mapping[str, Array] | None = None,
     ) -> None:
         self.arrays = tensors_of(model.graph)
+        self.words = Words.of(model.graph)
+        self._keys = zip_keys(model.graph.node)
         self.model, self.opset = _without_tensors(model), opset_of(model)
         inputs = [each for each in self.model.graph.input if each.name not in self.arrays]
         self.arrays.update(_fixed(inputs, constants or {}), **arrays or {})
         self.inputs = [each for each in inputs if each.name not in self.arrays]
         self.declared: dict[str, Shape] = {each.name: _declared(each) for each in self.inputs}
         self.shapes = _sizes(self.declared, examples)
-        arguments = Nest(NestKind.TUPLE, tuple(map(_tensor, self.inputs)))
+        arguments = Nest(NestKind.TUPLE, tuple(map(self._tensor, self.inputs)))
         self.input_tree = Nest(NestKind.TUPLE, (arguments, Nest(NestKind.DICT)))
         self.output_tree = self.outputs_of([None] * len(self.model.graph.output))
 
-    def outputs_of(self, dtypes: Sequence[Dtype | None]) -> Nest:
-        """Nest of a call's outputs; `dtypes` are used where the file declares none."""
+    def outputs_of(self, dtypes: Sequence[OutputDtype]) -> Nest:
+        """Nest of a call's outputs; `dtypes` are used where the file declares none.
+
+        A sequence is a list of its tensors.
+        """
         values = zip(self.model.graph.output, dtypes, strict=True)
-        outputs = tuple(replace(_tensor(*pair), name=pair[0].name) for pair in values)
+        outputs = tuple(named(self._tensor(*pair), pair[0].name) for pair in values)
         return outputs[0] if len(outputs) == 1 else Nest(NestKind.TUPLE, outputs)
+
+    def _tensor(self, value: Any, made: OutputDtype = None) -> Nest:
+        """A tensor of the file's dtype, or of the dtype `made` where the file declares none."""
+        if value.name in self._keys:
+            return maps_of(self._keys[value.name], TENSOR)
+        if isinstance(made, tuple):
+            return Nest(NestKind.LIST, tuple(map(self._of_dtype, made)))
+        if not value.type.WhichOneof("value"):
+            return self._of_dtype(made)
+        try:
+            return self._of_dtype(dtype_of(value.type.tensor_type.elem_type, value.name))
+        except InvalidInput:  # reading the graph refuses it where it matters
+            return TENSOR
+
+    def _of_dtype(self, dtype: Dtype | None) -> Nest:
+        if is_text(dtype):
+            return texts_of(self.words.texts)
+        return TENSOR if dtype is None else tensor_of(dtype.name)
 
 
 def _without_tensors(model: ModelProto) -> ModelProto:
@@ -182,7 +215,8 @@ class ImportedModel:
             else (*shape[:axis], batch, *shape[axis + 1 :])
             for (name, shape), axis in pairs
         }
-        return read_graph(self._given.model.graph, self._given.opset, shapes, self._given.arrays)
+        given = self._given
+        return read_graph(given.model.graph, given.opset, shapes, given.arrays, given.words)
 
     def _mixing(self, axes: InputAxes | None) -> str:
         """Reason why the batch is not free, on the likeliest axes; empty if it is free."""
@@ -255,16 +289,6 @@ def _fixed(inputs: Sequence[Any], constants: Mapping[str, Any]) -> dict[str, Arr
     return found
 
 
-def _tensor(value: Any, made: Dtype | None = None) -> Nest:
-    """A tensor of the file's dtype, or of the dtype `made` where the file declares none."""
-    if made is not None and not value.type.WhichOneof("value"):
-        return tensor_of(made.name)
-    try:
-        return tensor_of(dtype_of(value.type.tensor_type.elem_type, value.name).name)
-    except InvalidInput:  # reading the graph refuses it where it matters
-        return TENSOR
-
-
 def _declared(value: Any) -> Shape:
     """The sizes in the file: a number, a name, or None. Raises InvalidInput where it has none."""
     kind = value.type.tensor_type
@@ -285,7 +309,9 @@ def _sizes(declared: Mapping[str, Shape], examples: Sequence[Any]) -> dict[str, 
         )
     found = {}
     for (name, shape), example in zip(declared.items(), examples, strict=True):
-        sizes = tuple(to_array(example, name, takes_bools=True).shape)
+        is_of_texts = isinstance(example, np.ndarray) and is_text(example.dtype)
+        array = example if is_of_texts else to_array(example, name, takes_bools=True)
+        sizes = tuple(array.shape)
         _check_sizes(f"example of {name}", sizes, shape)
         found[name] = sizes
     return found

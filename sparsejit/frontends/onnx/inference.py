@@ -17,7 +17,7 @@ import numpy as np
 from sparsejit.frontends.onnx.call import ELEMENTS, Operand, operator_of
 from sparsejit.frontends.onnx.reading import dtype_of, size_of
 from sparsejit.frontends.writing.writer import Unmapped
-from sparsejit.ir.dtypes import BFLOAT16, Dtype
+from sparsejit.ir.dtypes import BFLOAT16, TEXT, Dtype
 from sparsejit.ir.values import Element, Value
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Inference:
 
     def type_of(self, name: str, operand: Any) -> TypeProto:
         """ONNX's type of an array, or of a value of the file."""
-        if isinstance(operand, np.ndarray):
+        if isinstance(operand, np.ndarray) and self.dtype(name) != TEXT:
             return _type_proto(_number_of(operand.dtype), operand.shape)
         held = self._dtypes.get(name) or _number_of(np.dtype(operand.type.element.value))
         return _type_proto(held, operand.shape)

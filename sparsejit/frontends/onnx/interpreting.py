@@ -33,15 +33,17 @@ from sparsejit.frontends.onnx.sequences import (
     is_of_sequences,
     through_sequences,
 )
+from sparsejit.frontends.onnx.words import ML_DOMAIN, ON_TEXT, Texts, Words, Zipped, is_text
 from sparsejit.frontends.writing import arranging
+from sparsejit.frontends.writing.columns import in_float32
 from sparsejit.frontends.writing.missing import Missing, refuse
 from sparsejit.frontends.writing.open_sizes import with_open_outputs
 from sparsejit.frontends.writing.views import backward_places
 from sparsejit.frontends.writing.writer import Unmapped, Writer, element_of
-from sparsejit.ir.dtypes import Dtype
+from sparsejit.ir.dtypes import TEXT, Dtype
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.selection import TruePlaces
-from sparsejit.ir.values import Array, Origin, TensorType, Value
+from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
@@ -91,7 +93,8 @@ def computed(
 
     if node.op_type == "Constant" and "sparse_value" in attributes:
         return [attributes["sparse_value"]]
-    if node.op_type in _WRONG or (node.op_type == "Softmax" and opset < _SOFTMAX_SINCE):
+    is_old = node.op_type == "Softmax" and opset < _SOFTMAX_SINCE
+    if node.op_type in _WRONG or node.domain == ML_DOMAIN or is_old:
         raise Unmapped("is not folded")
     own = _OWN.get(operator_of(node))
     given = {name: x for name, x in zip(node.input, operands, strict=True) if name}
@@ -104,6 +107,7 @@ def computed(
         raise Unmapped(str(error).partition("\n")[0]) from None
 
 
+OutputDtype = Dtype | None | tuple[Dtype | None, ...]
 # Stands for results of a missing operator, and for masks and places that no mapping makes.
 ABSENT: Any = object()
 # Errors that a mapping may raise for a node that no exporter writes, and the message for them.
@@ -117,10 +121,13 @@ _REMEDY = (
 
 
 class ReadGraph(NamedTuple):
-    """A graph, and ONNX's dtypes of its outputs, None where they are not known."""
+    """A graph, and ONNX's dtypes of the model's outputs, None where they are not known.
+
+    A sequence has the dtypes of its tensors, each of which is an output of the graph.
+    """
 
     graph: Graph
-    dtypes: tuple[Dtype | None, ...]
+    dtypes: tuple[OutputDtype, ...]
 
 
 def read_graph(
@@ -128,15 +135,21 @@ def read_graph(
     opset: int,
     shapes: Mapping[str, tuple[int, ...]],
     arrays: Mapping[str, Array],
+    words: Words | None = None,
 ) -> ReadGraph:
     """Read the graph for inputs of these shapes; `arrays` are the initialisers by name.
+
+    Strings are refused unless `words` has their numbers.
 
     Raises UnsupportedOperator, which lists every node that has no mapping, and InvalidInput for an
     input of a dtype that no graph holds.
     """
-    interpreter = NodeInterpreter(opset)
+    interpreter = NodeInterpreter(opset, words)
     interpreter.cast_to_floats = cast_to_floats(model)
-    known: dict[str, Operand] = dict(arrays)
+    interpreter.in_doubles = compared_in_doubles(model)
+    known: dict[str, Operand] = {
+        name: interpreter.held(name, array) for name, array in arrays.items()
+    }
     for each in model.input:
         if each.name not in arrays:
             kind = each.type.tensor_type.elem_type
@@ -145,19 +158,36 @@ def read_graph(
     names = [each.name for each in model.output]  # torch writes some of them twice
     lacking = [
         Missing(name, "is not computed", Origin(name)) for name in names if known[name] is ABSENT
-    ] + [
-        Missing(name, "is a sequence; make its tensors outputs", Origin(name))
-        for name in names
-        if isinstance(known[name], TensorSequence)
     ]
     if interpreter.missing or lacking:
         refuse(interpreter.missing or lacking, _REMEDY)
-    whole = interpreter.write.finish(*(_plain(known[name]) for name in names))
+    made = [tensor for name in names for tensor in _tensors(known[name])]
+    whole = interpreter.write.finish(*made)
     graph, mixed = with_open_outputs(whole)
     if mixed:
         refuse(mixed, _REMEDY)
     noted = replace(graph, notes=tuple(dict.fromkeys(interpreter.notes)))
-    return ReadGraph(noted, tuple(map(interpreter.inference.dtype, names)))
+    dtypes = [
+        tuple(dtype for _, dtype in held.items)
+        if isinstance(held := known[name], TensorSequence)
+        else interpreter.inference.dtype(name)
+        for name in names
+    ]
+    return ReadGraph(noted, tuple(dtypes))
+
+
+def compared_in_doubles(model: GraphProto) -> set[str]:
+    """Names of the inputs of float64 in a file with operators that read float64 as it is."""
+    from onnx import TensorProto
+
+    if all(node.domain != ML_DOMAIN for node in model.node):
+        return set()
+    kinds = {each.name: each.type.tensor_type for each in model.input}
+    return {
+        name
+        for name, kind in kinds.items()
+        if kind.elem_type == TensorProto.DOUBLE and len(kind.shape.dim) == 2
+    }
 
 
 def cast_to_floats(model: GraphProto) -> set[str]:
@@ -192,8 +222,11 @@ class NodeInterpreter:
     `notes` names the parts that cost more than the file suggests.
     """
 
-    def __init__(self, opset: int) -> None:
+    def __init__(self, opset: int, words: Words | None = None) -> None:
         self.write = Writer()
+        self.words = words
+        self.in_doubles: set[str] = set()  # inputs of float64 that graphs read as such
+        self.doubles: dict[Value, Value] = {}  # float64 values of values that are rounded
         self.missing: list[Missing] = []
         self.notes: list[str] = []
         self.inference = Inference(opset)
@@ -208,6 +241,15 @@ class NodeInterpreter:
         Raises InvalidInput for a dtype that no graph holds.
         """
         dtype = dtype_of(kind, f"input {name}")
+        if is_text(dtype) and self.words is not None:
+            self.inference.name(name, kind)
+            return self.write.input(TensorType(shape, Element.INT64), name)
+        if name in self.in_doubles:
+            self.inference.name(name, kind)
+            given = self.write.input(TensorType(shape, Element.FLOAT64), name, dtype.name)
+            rounded = in_float32(self.write, given)
+            self.doubles[rounded] = given
+            return rounded
         try:
             element = element_of(dtype)
         except Unmapped:
@@ -217,6 +259,13 @@ class NodeInterpreter:
             ) from None
         self.inference.name(name, kind)
         return self.write.input(TensorType(shape, element), name, dtype.name)
+
+    def held(self, name: str, array: Array) -> Array:
+        """An initialiser as graphs hold it: strings by their numbers."""
+        if self.words is None or not is_text(array.dtype):
+            return array
+        self.inference.name_as(name, TEXT)
+        return self.words.of_array(array)
 
     def run(self, nodes: Iterable[NodeProto], known: dict[str, Operand]) -> None:
         """Interpret the nodes in order, and add their results to `known`, by name."""
@@ -237,15 +286,19 @@ class NodeInterpreter:
             if operator_of(node) in REGIONS:
                 results = REGIONS[node.op_type](self, node, operands, known)
                 return [self._typed(node, number, x) for number, x in enumerate(results)]
+            if any(isinstance(operand, Zipped) for operand in operands):
+                raise Unmapped("reads the dicts of a ZipMap; end before it")
             if is_of_sequences(node, operands):
                 call = Call(node, operands, _attributes(node), self._opset, self._constants)
                 return through_sequences(self.write, self.inference, node, operands, call)
+            texts = self._texts(node)
             mapping = OPERATORS.get(operator_of(node))
             is_known = all(not isinstance(operand, Value) for operand in operands)
             if mapping is None and not is_known:
                 return self._by_its_body(node, operands)
             sizes = self.inference.sizes(node, operands)
-            folded = self._known(node, operands, sizes, mapping is None) if is_known else None
+            is_folded = is_known and not (texts and node.op_type == "Cast")
+            folded = self._known(node, operands, sizes, mapping is None) if is_folded else None
             if folded is not None:
                 return folded
             assert mapping is not None
@@ -255,6 +308,7 @@ class NodeInterpreter:
             operands = [self.write.read(operand, made, jumps) for operand in operands]
             casts = self.cast_to_floats.issuperset(node.output)
             call = Call(node, operands, attributes, self._opset, self._constants, casts)
+            call.words, call.texts, call.doubles = self.words, texts, self.doubles
             found = mapping(self.write, call)
             results = found if isinstance(found, tuple) else (found,)
             check_found(results, sizes)
@@ -265,6 +319,17 @@ class NodeInterpreter:
         except _MISFITS as error:
             return self._lacking(node, f"{MISFIT}: {error}")
         return [ABSENT if each is None else each for each in results]
+
+    def _texts(self, node: NodeProto) -> frozenset[int]:
+        """The places of operands that stand for strings.
+
+        Raises Unmapped for a node that does more with them than move and compare.
+        """
+        named = enumerate(node.input)
+        found = frozenset(n for n, name in named if is_text(self.inference.dtype(name)))
+        if found and operator_of(node) not in ON_TEXT:
+            raise Unmapped("computes strings; turn them into numbers before the model")
+        return found
 
     def _by_its_body(self, node: NodeProto, operands: Sequence[Operand]) -> Sequence[Operand]:
         """Results by ONNX's own body of the operator. Raises Unmapped where it has none."""
@@ -330,6 +395,10 @@ class NodeInterpreter:
             if is_last_way:
                 raise
             return None
+        results = [
+            self.held(name, x) if isinstance(x, np.ndarray) else x
+            for name, x in zip(node.output, results, strict=False)
+        ]
         for each in results:
             if isinstance(each, np.ndarray) and not any(
                 isinstance(x, np.ndarray) and np.may_share_memory(each, x) for x in operands
@@ -343,11 +412,16 @@ class NodeInterpreter:
         Raises Unmapped for uint64, and for whole numbers that came as floats from an operator that
         is not known to keep them exact.
         """
+        if isinstance(result, Texts):
+            self.inference.name_as(node.output[number], TEXT)
+            return result.numbers
+        if isinstance(result, Value) and node.domain == ML_DOMAIN:
+            self.inference.name_as(node.output[number], self.write.dtype(result))
         if isinstance(result, Value) and number < len(node.output):
             element = result.type.element
             self.inference.name_unknown(node.output[number], element, node.input)
         dtype = self.inference.dtype(node.output[number]) if number < len(node.output) else None
-        if not isinstance(result, Value) or dtype is None:
+        if not isinstance(result, Value) or dtype is None or is_text(dtype):
             return result
         if dtype == np.uint64:
             raise Unmapped("makes uint64, which int64 does not hold")
@@ -430,6 +504,13 @@ REGIONS: Mapping[str, Callable[..., Sequence[Operand]]] = {
     "Loop": loop,
     "Scan": scan_in_turns,
 }
+
+
+def _tensors(operand: Any) -> list[Any]:
+    """An output of the model as the writer takes it; the tensors of a sequence."""
+    if isinstance(operand, TensorSequence):
+        return [_plain(tensor) for tensor, _ in operand.items]
+    return [operand.rows if isinstance(operand, Zipped) else _plain(operand)]
 
 
 def _plain(operand: Operand) -> Any:

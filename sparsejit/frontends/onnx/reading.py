@@ -199,7 +199,7 @@ def _read_text(message: Any) -> None:
 def opset_of(model: ModelProto) -> int:
     """The opset in which a model uses ONNX's own operators."""
     versions = [each.version for each in model.opset_import if each.domain in STANDARD_DOMAINS]
-    return max(versions, default=0)
+    return max(versions, default=CONVERTED_TO)
 
 
 def newest_opset() -> int:

@@ -10,6 +10,7 @@ import numpy as np
 
 from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.onnx.reading import dtype_of
+from sparsejit.frontends.onnx.words import is_text
 from sparsejit.frontends.writing import arranging, pointwise, remainders
 from sparsejit.frontends.writing.special_functions import INVERSES
 from sparsejit.frontends.writing.writer import Unmapped, Writer
@@ -100,6 +101,10 @@ def clip(write: Writer, call: Call) -> Value:
 def cast(write: Writer, call: Call) -> Value:
     """Cast to a dtype; floats become whole numbers towards zero."""
     dtype = dtype_of(call.attribute("to"), "attribute to")
+    if (0 in call.texts) != is_text(dtype):
+        raise Unmapped("casts strings to numbers, or numbers to strings; cast outside of the model")
+    if is_text(dtype):
+        return call.value(write, 0)
     if dtype == np.uint64:
         raise Unmapped("casts to uint64, which int64 does not hold")
     return write.converted(call.value(write, 0), dtype)

@@ -11,6 +11,9 @@ from sparsejit.frontends.onnx.operators import (
     elementwise,
     fourier,
     microsoft,
+    ml_features,
+    ml_models,
+    ml_trees,
     normalisation,
     places,
     products,
@@ -24,6 +27,7 @@ from sparsejit.frontends.onnx.operators import (
 GROUPS = (
     *(products, convolution, recurrent, elementwise, reductions, normalisation, views),
     *(selection, places, quantisation, fourier, microsoft),
+    *(ml_features, ml_models, ml_trees),
 )
 # Each mapping is called with the writer and the node's `Call`.
 OPERATORS: Mapping[str, Callable[..., Any]] = {

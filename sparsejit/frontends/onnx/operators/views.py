@@ -11,7 +11,7 @@ from sparsejit.frontends.onnx.call import Call
 from sparsejit.frontends.writing import arranging, selection, views
 from sparsejit.frontends.writing.writer import Unmapped, Writer
 from sparsejit.ir.ops.pointwise import WRAPS, Pointwise
-from sparsejit.ir.ops.views import Reshape
+from sparsejit.ir.ops.views import Concat, Reshape
 from sparsejit.ir.values import Array, Value, axis_of
 
 
@@ -33,7 +33,18 @@ def reshape(write: Writer, call: Call) -> Value:
     sizes = call.numbers(1, "shape")
     if not call.flag("allowzero"):
         sizes = [x.shape[axis] if n == 0 else n for axis, n in enumerate(sizes)]
-    return arranging.reshaped(write, x, sizes)
+    return _stacked(write, x, sizes) or arranging.reshaped(write, x, sizes)
+
+
+def _stacked(write: Writer, x: Value, sizes: list[int]) -> Value | None:
+    """Parts one after another as the rows that they become, so that each keeps its samples."""
+    op, parts = write.producer(x) or (None, ())
+    if op != Concat(0) or any(part.shape != parts[0].shape for part in parts):
+        return None
+    length = parts[0].type.size
+    if sizes not in ([len(parts), length], [len(parts), -1], [-1, length]):
+        return None
+    return arranging.joined(write, [arranging.reshaped(write, each, (1, -1)) for each in parts], 0)
 
 
 def flatten(write: Writer, call: Call) -> Value:
