@@ -7,10 +7,10 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.column_steps import ColumnScales
-from sparsejit.estimators.parts import Stack, is_mixing, linear_map
+from sparsejit.estimators.parts import Link, Stack, is_mixing, linear_map
 from sparsejit.frontends.writing.arranging import joined
 from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Writer
-from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
+from sparsejit.ir.ops.columns import DoubleProduct, JoinedColumns, ScaledColumns
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import Activation
 from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
@@ -30,6 +30,7 @@ class EstimatorWriter(Writer):
 
     def __init__(self, x: TensorType, is_sparse: bool = False) -> None:
         super().__init__()
+        self._written: dict[Write, Value] = {}
         self.batch, self.features = x.shape
         shape = (self.batch, 2 * self.features) if is_sparse else x.shape
         self._given = self.input(TensorType(shape, x.element), "X")
@@ -65,7 +66,10 @@ class EstimatorWriter(Writer):
             self._columns = self._columns.behind(step)
             return
         if isinstance(step, Stack):
-            self._stack(step)
+            if isinstance(step, Link):
+                self._link(step)
+            else:
+                self._stack(step)
             return
         weights, bias = linear_map(step)
         is_vast = weights.size > MOST_DOUBLES
@@ -80,6 +84,24 @@ class EstimatorWriter(Writer):
         self._read(predicted)
         if stack.passes_x:
             self._beside = (x, columns)
+
+    def _link(self, link: Stack) -> None:
+        """Make columns of X, and behind them a chain's predictions, the current columns."""
+        predicted = [write(self) for write in link.writes]
+        self.begin(link.before)
+        x = self.x
+        if not self._columns.changes_nothing(x.shape[1]) or not predicted:
+            x = self.columns(Element.FLOAT64)
+        if predicted:
+            beside = joined(self, predicted, 1)
+            x = self.at("chain").one(JoinedColumns(x.type.element), x, beside)
+        self._read(x)
+
+    def once(self, write: "Write") -> Value:
+        """The value that `write` writes, which is written at its first use."""
+        if write not in self._written:
+            self._written[write] = write(self)
+        return self._written[write]
 
     def columns(self, element: Element = Element.FLOAT32) -> Value:
         """Write the current columns as one value (batch, columns)."""
