@@ -176,7 +176,7 @@ def add_search(
     return np.inf, np.array([feature, child(0, len(thresholds)), missing_to, 0])
 
 
-_LESS, _LESS_EQUAL, _GREATER, _GREATER_EQUAL = 2, 3, 4, 5  # treelite's numbers of comparisons
+_LESS, _GREATER, _GREATER_EQUAL = 2, 4, 5  # treelite's numbers of comparisons; below is equality
 _CATEGORICAL = 2  # treelite's number of a categorical node
 _SINGLE_TREES = {
     "DecisionTreeClassifier": "RandomForestClassifier",
@@ -484,12 +484,11 @@ def _inclusive_thresholds(
 
     A threshold is the greatest float64 that goes left.
     """
-    known = np.isin(comparisons, (_LESS, _LESS_EQUAL, _GREATER, _GREATER_EQUAL))
-    if not np.all(known | categorical):
+    if not np.all((comparisons >= _LESS) | categorical):
         raise InvalidInput("a tree tests for equality; give one whose tests are <, <=, > or >=")
-    exclusive = np.isin(comparisons, (_LESS, _GREATER_EQUAL))
+    exclusive = (comparisons == _LESS) | (comparisons == _GREATER_EQUAL)
     wide = thresholds.astype(np.float64)
-    swapped = np.isin(comparisons, (_GREATER, _GREATER_EQUAL)) & ~categorical
+    swapped = (comparisons >= _GREATER) & ~categorical
     return np.where(exclusive, np.nextafter(wide, -np.inf), wide), swapped
 
 
