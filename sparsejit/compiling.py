@@ -37,6 +37,7 @@ from sparsejit.estimators.compiled_estimator import (
     compile_estimator,
     is_estimator,
 )
+from sparsejit.estimators.model_files import is_model_file, read_model_file
 from sparsejit.frontends.model_source import is_opened, read_source
 from sparsejit.frontends.onnx import is_onnx
 from sparsejit.frontends.states import GivenStates
@@ -185,8 +186,9 @@ def compile_model(
 
     Args:
         model: a torch module, a torch.export.ExportedProgram, an ONNX model (the path of an .onnx
-            file or a ModelProto), a fitted estimator of scikit-learn, XGBoost or LightGBM; or any
-            of them as the command line names it, "net.pt2" or "net.py:factory", whose code runs.
+            file or a ModelProto), a fitted estimator of scikit-learn, XGBoost, LightGBM or
+            CatBoost, or its file (.json, .ubj, .txt, .cbm); or any of them as the command line
+            names it, "net.pt2" or "net.py:factory", whose code runs.
         example_inputs: the arguments of a call, a tuple of tensors or arrays. The model is compiled
             for their shapes, and reports are about their batch. Programs and estimators need none,
             ONNX models only for sizes other than the batch that the file leaves open.
@@ -241,6 +243,8 @@ def compile_model(
     """
     settings = ModelSettings(target, threads, tune, exact)
     report = progress_function(progress)
+    if is_model_file(model):
+        model = read_model_file(model)
     model, example_inputs, example_kwargs = opened(model, example_inputs, example_kwargs)
     if is_estimator(model):
         options = example_kwargs, dynamic_shapes, free_shapes, constants, state, fallback

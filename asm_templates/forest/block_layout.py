@@ -133,9 +133,10 @@ def _heaps(trees: Trees, roots: Array) -> tuple[Array, Array]:
         count += len(first)
         if count > _MOST_BLOCKS:
             raise CompileError(f"the forest has more than {_MOST_BLOCKS:,} blocks of nodes")
-        exits = np.unique(heap[:, EXITS:])
-        exits = exits[exits >= 0]
-        first = exits[block_of[exits] < 0]
+        exits = heap[:, EXITS:]
+        is_exit = np.zeros(len(trees.nodes), bool)  # in the order of nodes, each once
+        is_exit[exits[exits >= 0]] = True
+        first = np.flatnonzero(is_exit & (block_of[:-1] < 0))
         block_of[first] = count + np.arange(len(first))
     return np.concatenate(heaps), block_of
 

@@ -214,7 +214,8 @@ class ColumnScaling:
     """Columns of x to be scaled, clipped or compared: sizes, and the numbers for each column.
 
     `rows` of x have `features` elements of `x_bytes`, an element of y has `y_bytes`. `columns` are
-    the columns of x that are used, `numbers` (kinds, columns) as of `ScaledColumns`.
+    the columns of x that are used, `numbers` (kinds, columns) as of `ScaledColumns`. `y_gap` are
+    the bytes between two rows of y.
     """
 
     rows: int
@@ -223,6 +224,7 @@ class ColumnScaling:
     y_bytes: int
     columns: Array
     numbers: Array
+    y_gap: int = 0
 
     @property
     def outputs(self) -> int:
@@ -263,6 +265,8 @@ def emit_scaled_columns(asm: Assembler, scaling: ColumnScaling) -> None:
             writer.columns(rest, is_gathered=True)
             asm.emit("add", rsi, rest * scaling.y_bytes)
         asm.emit("add", rdi, scaling.features * scaling.x_bytes)
+        if scaling.y_gap:
+            asm.emit("add", rsi, scaling.y_gap)
 
     repeat(asm, scaling.rows, r10, row)
 

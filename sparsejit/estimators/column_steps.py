@@ -29,7 +29,7 @@ COLUMN_STEPS = frozenset({"ColumnTransformer", "OneHotEncoder"})
 SELECTORS = frozenset(
     """
     GenericUnivariateSelect RFE RFECV SelectFdr SelectFpr SelectFromModel SelectFwe SelectKBest
-    SelectPercentile SequentialFeatureSelector VarianceThreshold
+    SelectPercentile SequentialFeatureSelector TakenColumns VarianceThreshold
     """.split()
 )
 

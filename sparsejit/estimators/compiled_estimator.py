@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -22,7 +22,9 @@ from sparsejit.artefact.export import export
 from sparsejit.artefact.exported import ExportedFunction, c_name
 from sparsejit.artefact.sealed import SealedFile
 from sparsejit.errors import CompileError, DamagedFile, InvalidInput, SparseJitError
+from sparsejit.estimators.forest_rounds import BY_OPTION, Asked, asked_for, with_rounds
 from sparsejit.estimators.forests import LIBRARIES
+from sparsejit.estimators.sklearn_tags import SCORES, sklearn_tags
 from sparsejit.estimators.source import (
     KIND,
     EstimatorSource,
@@ -34,6 +36,8 @@ from sparsejit.estimators.source import (
 from sparsejit.ir.values import Array, Element
 from sparsejit.lowering.context import Progress
 from sparsejit.runtime.program import Program
+
+_LEAVES = ("apply", "pred_leaf")  # methods that return numbers of leaves
 
 
 def _silent(stage: str, share: float) -> None:
@@ -51,8 +55,16 @@ class Estimator(Protocol):
     def set_params(self, **parameters: Any) -> Any: ...
 
 
+class _NamedMethod(partial[Any]):
+    """A method of a compiled estimator, which scorers ask for its name."""
+
+    @property
+    def __name__(self) -> str:
+        return str(self.args[0])
+
+
 def is_estimator(model: Any) -> bool:
-    """Whether a model is from scikit-learn, XGBoost or LightGBM; does not import them."""
+    """Whether a model is from scikit-learn, XGBoost, LightGBM or CatBoost; does not import them."""
     return type(model).__module__.split(".")[0] in LIBRARIES
 
 
@@ -66,20 +78,24 @@ class CompiledEstimator(Compiled):
     such as a DataFrame; a Series is one row. It is compared, and scaled, in float64 where the
     library does so. Results are float32 and equal the estimator's to float32's precision; labels
     are the same. Missing and infinite values are treated, or refused, as in the library. Categories
-    are whole numbers, in frames too. scikit-learn's `clone` returns the compiled estimator itself.
+    are whole numbers, in frames too. To scikit-learn it is a fitted estimator, whose `fit` and
+    `clone` return itself.
     """
 
     def __init__(self, source: EstimatorSource, progress: Progress = _silent) -> None:
         self._source, self._input = source, source.input
         self.n_features_in_ = source.input.features
-        self.classes_, self.feature_names_in_ = source.classes, source.columns
+        self.classes_ = source.classes if source.targets is None else [*source.targets]
+        self.feature_names_in_ = source.columns
         self.tile = source.tile
         self._options = replace(source.settings.resolved(), shares_tiles=source.shares_tiles)
         self._flags = np.dtype(source.flags)
         self._progress = progress
-        self._variants: dict[tuple[str, str], Variant] = {}
+        self._variants: dict[tuple[Asked, str], Variant] = {}
         self._calls: dict[tuple[str, np.dtype[Any], bool], _Call] = {}
-        self.methods = tuple(source.graphs[_FLOAT32.name])
+        self._asked: dict[Asked, dict[str, _Call]] = {}
+        every = source.graphs[_FLOAT32.name]
+        self.methods = tuple(name for name in every if name not in BY_OPTION)
         self._lock = threading.Lock()
 
     def _saved(self) -> SealedFile:
@@ -87,6 +103,67 @@ class CompiledEstimator(Compiled):
 
     def __sklearn_clone__(self) -> CompiledEstimator:
         return self
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return True
+
+    def __sklearn_tags__(self) -> Any:
+        return sklearn_tags(self._source.kind, self.methods, self._input)
+
+    def fit(self, X: Any = None, y: Any = None, **options: Any) -> CompiledEstimator:
+        """Return the compiled estimator itself, as scikit-learn's FrozenEstimator does.
+
+        So it can be evaluated by `cross_val_score`, and be a part of a pipeline or a vote.
+
+        Args:
+            X: not read
+            y: not read
+            options: not read
+        """
+        return self
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return no parameters: there is nothing to fit again.
+
+        Args:
+            deep: not read
+        """
+        return {}
+
+    def set_params(self, **parameters: Any) -> CompiledEstimator:
+        """Return the compiled estimator itself, where no parameters are given.
+
+        Args:
+            parameters: none
+
+        Raises:
+            InvalidInput: there are any
+        """
+        if parameters:
+            raise InvalidInput(
+                f"a compiled {self._input.name} has no parameters, and got {[*parameters]}; set "
+                "them on the estimator, fit it, and compile it again"
+            )
+        return self
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the accuracy of a classifier, or the R^2 of a regressor, as scikit-learn does.
+
+        Args:
+            X: (samples, n_features_in_)
+            y: true labels or values, (samples,) or (samples, outputs)
+            sample_weight: the weight of each sample, (samples,); by default 1
+
+        Raises:
+            InvalidInput: it is no classifier or regressor, or y has another shape
+        """
+        score = SCORES.get(self._source.kind)
+        if score is None:
+            raise InvalidInput(
+                f"a {self._input.name} is no classifier or regressor; compute the score that you "
+                "want from its results"
+            )
+        return score(np.asarray(y), np.asarray(self.run("predict", X)), sample_weight)
 
     @property
     def title(self) -> str:
@@ -96,14 +173,14 @@ class CompiledEstimator(Compiled):
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.methods]
 
-    def __getattr__(self, name: str) -> Callable[[Any], Array]:
+    def __getattr__(self, name: str) -> Callable[[Any], Any]:
         """Return the method of that name. Raises AttributeError where the estimator has none."""
         known = self.__dict__.get("methods", ())
         if name not in known:
             raise AttributeError(
                 f"{type(self).__name__} has no {name!r}; it has {', '.join(known)}"
             )
-        return partial(self.run, name)
+        return _NamedMethod(self.run, name)
 
     def explain(self, method: str = "", *, measure: bool = False) -> Report:
         """Report the cost of every layer of a method and why, as `CompiledModel.explain` does.
@@ -137,7 +214,7 @@ class CompiledEstimator(Compiled):
         Raises:
             InvalidInput: there is no such method, or X is of no such kind
         """
-        if method not in self.methods:
+        if method not in self.methods and method not in self._source.graphs[_FLOAT32.name]:
             raise InvalidInput(
                 f"{self._input.name} has no method {method!r}; use one of {', '.join(self.methods)}"
             )
@@ -146,14 +223,19 @@ class CompiledEstimator(Compiled):
             raise InvalidInput(
                 f"{self._input.name} reads no {kind} X; use {' or '.join(self._source.graphs)}"
             )
-        with self._lock:
-            if (method, kind) not in self._variants:
-                self._variants[method, kind] = self._made(method, kind)
-            return self._variants[method, kind]
+        return self._variant(Asked(method), kind)
 
-    def _made(self, method: str, kind: str) -> Variant:
-        source, name = self._source, f"{self._input.name}.{method}"
-        graph = source.graphs[kind][method]
+    def _variant(self, asked: Asked, kind: str) -> Variant:
+        with self._lock:
+            if (asked, kind) not in self._variants:
+                self._variants[asked, kind] = self._made(asked, kind)
+            return self._variants[asked, kind]
+
+    def _made(self, asked: Asked, kind: str) -> Variant:
+        source, name = self._source, f"{self._input.name}.{asked.method}"
+        graph = source.graphs[kind][asked.method]
+        if asked.rounds is not None:
+            graph = with_rounds(graph, source.rounds, asked.rounds)
         try:
             return make_variant(
                 graph, self._options, source.dtypes, self.tile, name, self._progress
@@ -207,35 +289,77 @@ class CompiledEstimator(Compiled):
         dtype = X.dtype if X.dtype.name in self._source.graphs else _FLOAT32
         return self.variant(method or self.methods[0], dtype).call.bind([X], [result])
 
-    def run(self, method: str, X: Any) -> Array:
-        """Return a method's result for X.
+    def run(self, method: str, X: Any, **options: Any) -> Any:
+        """Return a method's result for X, an array; a list of arrays where the library returns one.
 
         Args:
             method: a name in `methods`
             X: (samples, n_features_in_)
+            options: for `predict` of LightGBM raw_score, pred_leaf; of XGBoost output_margin,
+                pred_leaf. For any method of LightGBM start_iteration, num_iteration, of XGBoost
+                iteration_range.
 
         Raises:
-            InvalidInput: the estimator refuses X
+            InvalidInput: the estimator refuses X, or an option makes no sense
         """
         x = self._input.read(X)
+        if options:
+            return self._run_asked(method, x, options)
         key = method, x.dtype, x.shape[1] != self.n_features_in_
         call, finish = self._calls.get(key) or self._calls.setdefault(key, self._call(*key))
         (result,) = call(x)
         return result if finish is None else finish(result)
 
+    def _run_asked(self, method: str, x: Array, options: dict[str, Any]) -> Any:
+        """The result that options ask for; leaves are of all rounds, and cut."""
+        source, is_sparse = self._source, x.shape[1] != self.n_features_in_
+        known = source.graphs[_FLOAT32.name]
+        asked = asked_for(self._input.library, source.rounds, method, options, known)
+        kind, rounds = x_kind(x.dtype.name, is_sparse), asked.rounds
+        is_leaf = asked.method in _LEAVES
+        variant = self._variant(Asked(asked.method) if is_leaf else asked, kind)
+        (result,) = variant.call.run(x)
+        finish = self._finish(asked.method, variant)
+        found = result if finish is None else finish(result)
+        if is_leaf and rounds is not None:
+            each = found.shape[1] // source.rounds
+            found = found[:, rounds[0] * each : rounds[1] * each]
+        return found
+
     def _call(self, method: str, dtype: np.dtype[Any], is_sparse: bool) -> _Call:
         variant = self.variant(method, dtype, is_sparse)
+        return variant.call.run, self._finish(method, variant)
+
+    def _finish(self, method: str, variant: Variant) -> Callable[[Array], Any] | None:
+        """The conversion of a method's result into the library's; None for none."""
         element, labels = variant.outputs[0].type.element, self._source.labels
-        finish: Callable[[Array], Array] | None = None
+        if method in _LEAVES:
+            dtype = {"lightgbm": np.int32, "xgboost": np.float32}.get(self._input.library)
+            return partial(np.ndarray.astype, dtype=dtype) if dtype is not None else None
+        finish: Callable[[Array], Any] | None = None
         if element is Element.BOOL:
             finish = partial(np.ndarray.astype, dtype=self._flags)
+        elif element is Element.INT64 and self._source.targets is not None:
+            finish = partial(_labelled_columns, self._source.targets)
         elif element is Element.INT64 and labels is not None:
             finish = partial(_labelled, labels)
-        return variant.call.run, finish
+        elif self._source.splits:
+            finish = partial(_split, [len(each) for each in self._source.targets or ()])
+        return finish
 
 
 # A native function, and a conversion of its result, or None.
-_Call = tuple[Callable[..., Any], Callable[[Array], Array] | None]
+_Call = tuple[Callable[..., Any], Callable[[Array], Any] | None]
+
+
+def _labelled_columns(targets: Sequence[Array], places: Array) -> Array:
+    columns = zip(targets, places.T, strict=True)
+    return np.stack([_labelled(labels, places) for labels, places in columns], axis=1)
+
+
+def _split(counts: Sequence[int], found: Array) -> list[Array]:
+    """The results of each column of y, which lie side by side."""
+    return np.split(found, np.cumsum(counts)[:-1], axis=1)
 
 
 def _labelled(labels: Array, places: Array) -> Array:

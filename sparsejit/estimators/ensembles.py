@@ -1,7 +1,7 @@
 """Ensembles of estimators: votes, means, stacks and calibrated probabilities.
 
     calibrated         probabilities from scores z, as in scikit-learn's `calibration.py`
-    ensemble_methods   the methods of an ensemble
+    ENSEMBLE_METHODS   the functions that give the methods of an ensemble, by its class
 
 Calibration:
 
@@ -21,7 +21,14 @@ from typing import Any
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.estimators.parts import CALIBRATED, STACKS, Stack, held, parts_of_ensemble
+from sparsejit.estimators.parts import (
+    CALIBRATED,
+    STACKS,
+    VOTES,
+    Stack,
+    held,
+    parts_of_ensemble,
+)
 from sparsejit.estimators.writer import WIDE, EstimatorWriter, Write, row_shares
 from sparsejit.frontends.writing.arranging import joined, reshaped, sliced
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
@@ -160,33 +167,27 @@ def _temperature(scores: Write, beta: float) -> Write:
 
 # Returns the methods of an estimator behind the steps before it, each from X on.
 MethodsOf = Callable[[Any, Sequence[Any]], Mapping[str, Write]]
+_TOGETHER = 6  # terms of a chain, which reads few arrays
 _MOST_WEIGHTED = 12  # estimators for which all combinations of votes are tried
 
 
-def ensemble_methods(
-    estimator: Any, before: Sequence[Any], methods_of: MethodsOf
-) -> Mapping[str, Write]:
-    """Return the functions that write each method.
+def as_columns(write: Write) -> Write:
+    """A function that writes a method's result as float32 (batch, columns)."""
 
-    Raises InvalidInput where results would differ from the library's.
-    """
-    kind = type(estimator).__name__
-    if kind in STACKS:
-        found = _stacked(estimator, before, methods_of)
-    elif kind in CALIBRATED:
-        found = _calibrated(estimator, before, methods_of)
-    else:
-        found = _voted(estimator, [methods_of(part, before) for part in estimator.estimators_])
-    return {name: write for name, write in found.items() if hasattr(estimator, name)}
+    def columns(writer: EstimatorWriter) -> Value:
+        found = writer.floats(write(writer))
+        return reshaped(writer, found, (writer.batch, 1)) if len(found.shape) == 1 else found
+
+    return columns
 
 
-def _columns(writer: EstimatorWriter, write: Write) -> Value:
-    """A method's result as float32 (batch, columns)."""
-    found = writer.floats(write(writer))
-    return reshaped(writer, found, (writer.batch, 1)) if len(found.shape) == 1 else found
+def second_column(write: Write) -> Write:
+    """A function that writes the probability of the second of two classes, (batch, 1)."""
+    return lambda writer: sliced(writer, write(writer), 1, 1, 2)
 
 
-def _method(methods: Mapping[str, Write], name: str, estimator: Any) -> Write:
+def method_of(methods: Mapping[str, Write], name: str, estimator: Any) -> Write:
+    """The function of that name. Raises InvalidInput where a part has none."""
     if name not in methods:
         raise InvalidInput(
             f"the {name} of a {type(estimator).__name__} has no graph; it has {', '.join(methods)}"
@@ -194,10 +195,10 @@ def _method(methods: Mapping[str, Write], name: str, estimator: Any) -> Write:
     return methods[name]
 
 
-def _check_places(estimator: Any, part: Any) -> None:
-    """Raise InvalidInput for a part whose labels are not places in the ensemble's."""
+def check_places(estimator: Any, part: Any, count: int) -> None:
+    """Raise InvalidInput for a part whose labels are not places of that many classes."""
     own = np.asarray(part.classes_)
-    if own.dtype.kind not in "biu" or not np.array_equal(own, np.arange(len(estimator.classes_))):
+    if own.dtype.kind not in "biu" or not np.array_equal(own, np.arange(count)):
         raise InvalidInput(
             f"the {type(part).__name__} in the {type(estimator).__name__} was fitted to other "
             "labels; let the ensemble fit it"
@@ -207,11 +208,11 @@ def _check_places(estimator: Any, part: Any) -> None:
 def _stacked(estimator: Any, before: Sequence[Any], methods_of: MethodsOf) -> dict[str, Write]:
     writes = []
     for part, name in zip(parts_of_ensemble(estimator), estimator.stack_method_, strict=True):
-        write = _method(methods_of(part, before), name, part)
+        write = method_of(methods_of(part, before), name, part)
         is_binary = name == "predict_proba" and len(estimator.classes_) == 2
         if name == "predict" and hasattr(part, "classes_"):
-            _check_places(estimator, part)
-        writes.append(_second(write) if is_binary else _as_columns(write))
+            check_places(estimator, part, len(estimator.classes_))
+        writes.append(second_column(write) if is_binary else as_columns(write))
     stack = Stack(estimator, tuple(before), tuple(writes))
 
     def transform(writer: EstimatorWriter) -> Value:
@@ -221,19 +222,11 @@ def _stacked(estimator: Any, before: Sequence[Any], methods_of: MethodsOf) -> di
     return {**methods_of(estimator.final_estimator_, [stack]), "transform": transform}
 
 
-def _as_columns(write: Write) -> Write:
-    return lambda writer: _columns(writer, write)
-
-
-def _second(write: Write) -> Write:
-    """A function that writes the probability of the second of two classes, (batch, 1)."""
-    return lambda writer: sliced(writer, _columns(writer, write), 1, 1, 2)
-
-
-def _voted(estimator: Any, parts: Sequence[Mapping[str, Write]]) -> dict[str, Write]:
+def _voted(estimator: Any, before: Sequence[Any], methods_of: MethodsOf) -> dict[str, Write]:
+    parts = [methods_of(part, before) for part in estimator.estimators_]
     weights = _weights(estimator)
     if not hasattr(estimator, "classes_"):
-        writes = [_method(methods, "predict", estimator) for methods in parts]
+        writes = [method_of(methods, "predict", estimator) for methods in parts]
         return {
             "predict": lambda writer: reshaped(
                 writer, _mean(writer, writes, weights), (writer.batch,)
@@ -241,15 +234,17 @@ def _voted(estimator: Any, parts: Sequence[Mapping[str, Write]]) -> dict[str, Wr
             "transform": _side_by_side(writes),
         }
     for part in parts_of_ensemble(estimator):
-        _check_places(estimator, part)
+        check_places(estimator, part, len(estimator.classes_))
     if estimator.voting == "hard":
         _check_votes(weights)
-        writes = [_method(methods, "predict", estimator) for methods in parts]
+        writes = [method_of(methods, "predict", estimator) for methods in parts]
         count = len(estimator.classes_)
         return {"predict": lambda writer: _hard_vote(writer, writes, weights, count)}
-    writes = [_method(methods, "predict_proba", estimator) for methods in parts]
+    writes = [method_of(methods, "predict_proba", estimator) for methods in parts]
     methods: dict[str, Write] = {
-        "predict": lambda writer: writer.at("predict").one(ArgMax(), _sum(writer, writes, weights)),
+        "predict": lambda writer: writer.at("predict").one(
+            ArgMax(), weighted_sum(writer, writes, weights)
+        ),
         "predict_proba": lambda writer: _mean(writer, writes, weights),
     }
     if estimator.flatten_transform:
@@ -258,7 +253,7 @@ def _voted(estimator: Any, parts: Sequence[Mapping[str, Write]]) -> dict[str, Wr
 
 
 def _side_by_side(writes: Sequence[Write]) -> Write:
-    return lambda writer: joined(writer, [_columns(writer, write) for write in writes], 1)
+    return lambda writer: joined(writer, [as_columns(write)(writer) for write in writes], 1)
 
 
 def _weights(estimator: Any) -> list[float]:
@@ -267,19 +262,30 @@ def _weights(estimator: Any) -> list[float]:
     return [1.0] * len(estimator.estimators_) if found is None else [float(w) for w in found]
 
 
-def _sum(writer: EstimatorWriter, writes: Sequence[Write], weights: Sequence[float]) -> Value:
+def weighted_sum(
+    writer: EstimatorWriter, writes: Sequence[Write], weights: Sequence[float]
+) -> Value:
     """The weighted sum of the parts' results, (batch, columns)."""
-    values = [_columns(writer, write) for write in writes]
-    f = writer.at("votes").formula("votes")
+    values = [as_columns(write)(writer) for write in writes]
+    return _added(writer, values, weights)
+
+
+def _added(writer: EstimatorWriter, values: Sequence[Value], weights: Sequence[float]) -> Value:
+    """Add values times weights one after another, some in each chain."""
     total: Any = None
-    for value, weight in zip(values, weights, strict=True):
-        term = value if weight == 1 else f("mul", value, weight)
-        total = term if total is None else f("add", total, term)
-    return total if isinstance(total, Value) else f.finish(total)
+    for first in range(0, len(values), _TOGETHER):
+        f = writer.at("votes").formula("votes")
+        part = slice(first, first + _TOGETHER)
+        for value, weight in zip(values[part], weights[part], strict=True):
+            term = value if weight == 1 else f("mul", value, weight)
+            total = term if total is None else f("add", total, term)
+        total = total if isinstance(total, Value) else f.finish(total)
+    assert isinstance(total, Value)
+    return total
 
 
 def _mean(writer: EstimatorWriter, writes: Sequence[Write], weights: Sequence[float]) -> Value:
-    total = _sum(writer, writes, weights)
+    total = weighted_sum(writer, writes, weights)
     return writer.pointwise("mul", total, 1 / sum(weights))
 
 
@@ -290,15 +296,11 @@ def _hard_vote(
 
     `writes` write each part's class; `weights` are the parts' votes, `count` the number of classes.
     """
-    places = [_columns(writer, write) for write in writes]
-    classes = np.arange(count, dtype=np.float32)[None]
-    f = writer.at("votes").formula("votes")
-    total: Any = None
-    for place, weight in zip(places, weights, strict=True):
-        vote = f("where", f("equal", place, writer.constant(classes, "classes")), weight, 0.0)
-        total = vote if total is None else f("add", total, vote)
-    votes = f.finish(total, shape=(writer.batch, count))
-    return writer.at("predict").one(ArgMax(), votes)
+    places = [as_columns(write)(writer) for write in writes]
+    classes = writer.constant(np.arange(count, dtype=np.float32)[None], "classes")
+    writer.at("votes")
+    votes = [writer.floats(writer.pointwise("equal", place, classes)) for place in places]
+    return writer.at("predict").one(ArgMax(), _added(writer, votes, weights))
 
 
 def _check_votes(weights: Sequence[float]) -> None:
@@ -336,7 +338,7 @@ def _calibrated(estimator: Any, before: Sequence[Any], methods_of: MethodsOf) ->
     ]
 
     def total(writer: EstimatorWriter) -> Value:
-        return _sum(writer, parts, [1.0] * len(parts))
+        return weighted_sum(writer, parts, [1.0] * len(parts))
 
     def mean(writer: EstimatorWriter) -> Value:
         return writer.pointwise("mul", total(writer), 1 / len(parts))
@@ -345,3 +347,10 @@ def _calibrated(estimator: Any, before: Sequence[Any], methods_of: MethodsOf) ->
         "predict": lambda writer: writer.at("predict").one(ArgMax(), total(writer)),
         "predict_proba": mean,
     }
+
+
+ENSEMBLE_METHODS: Mapping[str, Callable[[Any, Sequence[Any], MethodsOf], dict[str, Write]]] = {
+    **dict.fromkeys(STACKS, _stacked),
+    **dict.fromkeys(CALIBRATED, _calibrated),
+    **dict.fromkeys(VOTES, _voted),
+}

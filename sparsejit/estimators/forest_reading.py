@@ -18,12 +18,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput, MissingDependency
+from sparsejit.estimators.lightgbm_text import (
+    LightTree,
+    LinearLeaves,
+    leaf_numbers,
+    light_trees,
+    linear_leaves,
+    without_lines,
+)
 from sparsejit.frontends.arrays import check_held
 from sparsejit.frontends.writing.trees import Nodes, add_search
 from sparsejit.ir.values import Array
@@ -115,7 +123,7 @@ def has_frame_categories(estimator: Any) -> bool:
     return bool(getattr(estimator, "booster_", estimator).pandas_categorical)
 
 
-_LESS, _LESS_EQUAL, _GREATER, _GREATER_EQUAL = 2, 3, 4, 5  # treelite's numbers of comparisons
+_LESS, _GREATER, _GREATER_EQUAL = 2, 4, 5  # treelite's numbers of comparisons; below is equality
 _CATEGORICAL = 2  # treelite's number of a categorical node
 _SINGLE_TREES = {
     "DecisionTreeClassifier": "RandomForestClassifier",
@@ -132,7 +140,10 @@ class ReadForest:
     `postprocessor` is treelite's name of the function, `alpha` the factor of its sigmoid.
     Thresholds are float64; with `rounds_x` the library rounds x to float32 before it compares.
     `missing` counts as NaN, and with `skips_zeros` so do zeros that a sparse matrix leaves out.
-    `rest` are the remainders of leaves and base behind their rounding to float32.
+    `rest` are the remainders of leaves and base behind their rounding to float32. `leaf_numbers`
+    are the library's numbers of the leaves in their trees. With `linear` leaves are linear models;
+    `operands` then have a leaf for each, and behind them its plain value, for missing features.
+    `rounds` is the number of boosting rounds, each of as many trees; 0 for another forest.
     """
 
     features: int
@@ -144,6 +155,9 @@ class ReadForest:
     alpha: float
     rest: tuple[Array, Array] | None = None
     skips_zeros: bool = False
+    leaf_numbers: Array | None = None
+    linear: LinearLeaves | None = None
+    rounds: int = 0
 
     @property
     def outputs(self) -> int:
@@ -171,8 +185,11 @@ def read_forest(estimator: Any) -> ReadForest:
             model = treelite.frontend.from_xgboost(_xgboost_booster(estimator))
         else:
             booster = getattr(estimator, "booster_", estimator)
-            _check_zeros(booster)
-            model = treelite.frontend.from_lightgbm(booster)
+            text = booster.model_to_string()
+            _check_zeros(text)
+            is_linear = "\nis_linear=1\n" in text
+            plain = without_lines(text) if is_linear else booster
+            model = treelite.frontend.from_lightgbm(plain)
     except (treelite.TreeliteError, NotImplementedError, AssertionError) as error:
         if library == "xgboost" and "c" in (_xgboost_booster(estimator).feature_types or ()):
             raise InvalidInput(
@@ -184,7 +201,8 @@ def read_forest(estimator: Any) -> ReadForest:
             f"treelite cannot read the {type(estimator).__name__}: {error}; leave it to its own "
             "predict"
         ) from error
-    return _Reader(model, categories).read(estimator)
+    trees = light_trees(text) if library == "lightgbm" else []
+    return _Reader(model, categories, trees).read(estimator)
 
 
 def _rounds_x(estimator: Any) -> bool:
@@ -193,7 +211,7 @@ def _rounds_x(estimator: Any) -> bool:
     return library != "lightgbm" and not kind.startswith("HistGradientBoosting")
 
 
-def _missing_of(estimator: Any) -> float:
+def missing_of(estimator: Any) -> float:
     """The number that counts as missing besides NaN; NaN for none."""
     missing = getattr(estimator, "missing", None)
     return np.nan if missing is None else float(missing)
@@ -228,9 +246,9 @@ def _xgboost_booster(estimator: Any) -> Any:
     return booster[: best + 1] if hasattr(estimator, "get_booster") else booster
 
 
-def _check_zeros(booster: Any) -> None:
+def _check_zeros(text: str) -> None:
     """Raise InvalidInput if zeros count as missing for LightGBM: treelite does not report this."""
-    for line in booster.model_to_string().splitlines():
+    for line in text.splitlines():
         name, _, numbers = line.partition("=")
         # Bits 2 and 3 are the value that counts as missing: none, zero or NaN.
         if name == "decision_type" and any(int(n) >> 2 & 3 == 1 for n in numbers.split()):
@@ -254,8 +272,11 @@ def _array(accessor: Any, name: str) -> Array:
 class _Reader:
     """Reads the trees of a model of treelite, one after another."""
 
-    def __init__(self, model: treelite.Model, categories: Categories) -> None:
-        self.categories = categories
+    def __init__(
+        self, model: treelite.Model, categories: Categories, light: Sequence[LightTree] = ()
+    ) -> None:
+        self.categories, self.light = categories, light
+        self.numbers: list[Array] = []
         self.model, self.header = model, model.get_header_accessor()
         classes = _array(self.header, "num_class")
         self.outputs = int(len(classes) * classes.max(initial=1))
@@ -291,17 +312,22 @@ class _Reader:
             trees,
             base,
         )
-        return ReadForest(
+        forest = ReadForest(
             int(self.model.num_feature),
             _rounds_x(estimator),
-            _missing_of(estimator),
+            missing_of(estimator),
             operands,
             scale,
             str(header.get_field("postprocessor")),
             float(_array(header, "sigmoid_alpha")[0]),
             (left_of_leaves, left_of_base),
             type(estimator).__module__.startswith("xgboost"),
+            np.concatenate([np.zeros(0, np.int64), *self.numbers]),
+            rounds=_rounds(estimator, self.light),
         )
+        centre = _centre(forest.features, *operands[:2])
+        linear = linear_leaves(self.light, self.numbers, centre) if self.light else None
+        return forest if linear is None else _with_lines(forest, linear, estimator)
 
     def _tree(self, number: int) -> int:
         """Add a tree; return the number of its root, or ~number of its only leaf."""
@@ -314,6 +340,8 @@ class _Reader:
         place[inner] = self.nodes.count + np.arange(len(inner))
         place[outer] = ~(self.leaf_count + np.arange(len(outer)))
         self._add_leaves(tree, outer)
+        own = leaf_numbers(self.light[number], left, right)[outer] if self.light else outer
+        self.numbers.append(own)
         categorical = _array(tree, "node_type")[inner] == _CATEGORICAL
         thresholds, swapped = _inclusive_thresholds(
             _array(tree, "threshold")[inner],
@@ -344,6 +372,52 @@ class _Reader:
         self.leaf_count += len(outer)
 
 
+def _rounds(estimator: Any, light: Sequence[LightTree]) -> int:
+    """The boosting rounds that are read, of a model of XGBoost or LightGBM."""
+    if type(estimator).__module__.startswith("xgboost"):
+        return int(_xgboost_booster(estimator).num_boosted_rounds())
+    booster = getattr(estimator, "booster_", estimator)
+    return len(light) // int(booster.num_model_per_iteration()) if light else 0
+
+
+def _centre(features: int, thresholds: Array, nodes: Array) -> Array:
+    """The middle of each feature's thresholds, 0 for a feature without any."""
+    centre = np.zeros(features)
+    for feature in np.unique(nodes[:, 0]):
+        own = thresholds[nodes[:, 0] == feature]
+        centre[feature] = np.median(own[np.isfinite(own)]) if np.isfinite(own).any() else 0.0
+    return centre
+
+
+def _with_lines(forest: ReadForest, linear: LinearLeaves, estimator: Any) -> ReadForest:
+    """The forest with tests for missing features above each linear leaf, and plain leaves."""
+    check_held(estimator, "coefficients", np.append(linear.coefficients, linear.numbers))
+    thresholds, nodes, leaves, trees, base = forest.operands
+    above = Nodes(count=len(nodes))
+    first = np.arange(len(leaves))
+    for leaf in np.flatnonzero(linear.reads.any(axis=1)):
+        reached, plain = ~int(leaf), ~int(leaf + len(leaves))
+        for feature in linear.features[linear.reads[leaf]]:
+            row = np.array([feature, reached, plain, 0])
+            reached = above.add(np.array([np.inf]), row)
+        first[leaf] = reached
+    first = np.where(linear.reads.any(axis=1), first, ~np.arange(len(leaves)))
+    moved = nodes.copy()
+    for places in (moved[:, 1], moved[:, 2]):
+        places[places < 0] = first[~places[places < 0]]
+    roots = trees.copy()
+    roots[roots[:, 0] < 0, 0] = first[~roots[roots[:, 0] < 0, 0]]
+    operands = (
+        np.concatenate([thresholds, *above.thresholds]),
+        np.concatenate([moved, *above.rows]),
+        np.concatenate([leaves, leaves]),
+        roots,
+        base,
+    )
+    numbers = np.tile(forest.leaf_numbers, 2) if forest.leaf_numbers is not None else None
+    return replace(forest, operands=operands, rest=None, leaf_numbers=numbers, linear=linear)
+
+
 def _categories(tree: Any, number: int) -> Array:
     """The categories in the list of a node, ascending."""
     first, end = (_array(tree, f"category_list_{at}")[number] for at in ("begin", "end"))
@@ -357,12 +431,11 @@ def _inclusive_thresholds(
 
     A threshold is the greatest float64 that goes left.
     """
-    known = np.isin(comparisons, (_LESS, _LESS_EQUAL, _GREATER, _GREATER_EQUAL))
-    if not np.all(known | categorical):
+    if not np.all((comparisons >= _LESS) | categorical):
         raise InvalidInput("a tree tests for equality; give one whose tests are <, <=, > or >=")
-    exclusive = np.isin(comparisons, (_LESS, _GREATER_EQUAL))
+    exclusive = (comparisons == _LESS) | (comparisons == _GREATER_EQUAL)
     wide = thresholds.astype(np.float64)
-    swapped = np.isin(comparisons, (_GREATER, _GREATER_EQUAL)) & ~categorical
+    swapped = (comparisons >= _GREATER) & ~categorical
     return np.where(exclusive, np.nextafter(wide, -np.inf), wide), swapped
 
 

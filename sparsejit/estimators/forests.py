@@ -14,17 +14,22 @@ whose score is the offset itself stays an inlier.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput
+from sparsejit.estimators.catboost_models import second_from as catboost_bound
+from sparsejit.estimators.forest_bags import own_trees
 from sparsejit.estimators.forest_reading import ReadForest
+from sparsejit.estimators.lightgbm_text import LinearLeaves
+from sparsejit.estimators.parts import SINGLE_TREES, is_bag_of_trees
 from sparsejit.estimators.writer import WIDE, EstimatorWriter, Write
-from sparsejit.frontends.writing.arranging import at, joined, reshaped
+from sparsejit.frontends.writing.arranging import at, joined, reshaped, sliced
 from sparsejit.frontends.writing.pointwise import log_sigmoid, softplus
-from sparsejit.ir.ops.columns import DoubleProduct
+from sparsejit.ir.ops.columns import CENTRE, DoubleProduct, ScaledColumns
 from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.row_chains import log_softmax, softmax
 from sparsejit.ir.ops.selection import ArgMax
@@ -48,10 +53,12 @@ _XGBOOST = frozenset(
     "Booster XGBClassifier XGBRFClassifier XGBRFRegressor XGBRanker XGBRegressor".split()
 )
 _LIGHTGBM = frozenset("Booster LGBMClassifier LGBMRanker LGBMRegressor".split())
+_CATBOOST = frozenset("CatBoost CatBoostClassifier CatBoostRanker CatBoostRegressor".split())
 FORESTS = {
     "sklearn": _AVERAGES | _BOOSTED | {"IsolationForest"},
     "xgboost": _XGBOOST,
     "lightgbm": _LIGHTGBM,
+    "catboost": _CATBOOST,
 }
 LIBRARIES = frozenset(FORESTS)
 
@@ -59,7 +66,7 @@ LIBRARIES = frozenset(FORESTS)
 def is_forest(estimator: Any) -> bool:
     """Whether an estimator or booster is made of trees, of a kind that is read here."""
     library = type(estimator).__module__.split(".")[0]
-    return type(estimator).__name__ in FORESTS.get(library, ())
+    return type(estimator).__name__ in FORESTS.get(library, ()) or is_bag_of_trees(estimator)
 
 
 def features_of(estimator: Any) -> int:
@@ -67,9 +74,13 @@ def features_of(estimator: Any) -> int:
     for name in ("num_features", "num_feature"):  # boosters of XGBoost and LightGBM
         if type(estimator).__name__ == "Booster" and hasattr(estimator, name):
             return int(getattr(estimator, name)())
+    if type(estimator).__module__.startswith("catboost"):  # one that was loaded counts none
+        names = estimator.feature_names_ if estimator.is_fitted() else None
+        if names is not None:
+            return len(names)
     try:
         return int(estimator.n_features_in_)
-    except AttributeError as error:
+    except (AttributeError, TypeError) as error:
         raise InvalidInput(
             f"the {type(estimator).__name__} is not fitted; call its fit(X, y) first"
         ) from error
@@ -78,13 +89,11 @@ def features_of(estimator: Any) -> int:
 def forest_methods(estimator: Any, forest: ReadForest) -> dict[str, Write]:
     """The functions that write an estimator's methods, or a booster's `predict`, from its forest.
 
-    Raises InvalidInput for several outputs of classes.
+    With several outputs of classes, `predict` writes the places of all, and other methods write
+    their results side by side.
     """
     if np.ndim(getattr(estimator, "n_classes_", 1)):
-        raise InvalidInput(
-            f"the {type(estimator).__name__} has {len(estimator.n_classes_)} outputs of classes; "
-            "fit one estimator for each"
-        )
+        return _several_outputs(forest, [int(count) for count in estimator.n_classes_])
     kind, library = type(estimator).__name__, type(estimator).__module__.split(".")[0]
     if not hasattr(estimator, "predict_proba"):
         one = library == "sklearn" and forest.outputs == 1 and _has_one_axis(estimator)
@@ -109,12 +118,101 @@ def forest_sum(
     if not np.isnan(forest.missing):
         is_missing = writer.at("missing").pointwise("equal", x, forest.missing)
         x = writer.pointwise("where", is_missing, float("nan"), x)
+    if forest.linear is not None:
+        return _linear_sum(writer, x, forest, forest.linear)
     element = x.type.element
     thresholds, *others = forest.operands
     constants = [writer.constant(thresholds, "forest.thresholds", element)]
     for name, array in zip(("nodes", "leaves", "trees", "base"), others, strict=True):
         constants.append(writer.constant(array, f"forest.{name}"))
     return writer.at("forest").one(Forest(forest.scale, element, result), x, *constants)
+
+
+def _linear_sum(
+    writer: EstimatorWriter, given: Value, forest: ReadForest, linear: LinearLeaves
+) -> Value:
+    """Write the sums of linear leaves, (batch, outputs).
+
+    The forest of an output sums the coefficients of the leaves that x reaches; their product with
+    x is the sum of the leaves' lines.
+    """
+    element = given.type.element
+    neutral = np.array([0.0, 1.0, 0.0, -np.inf, np.inf, 0.0, 0.0])
+    numbers = np.tile(neutral[:, None], len(linear.features))
+    numbers[CENTRE] = linear.centre
+    constants = (
+        writer.constant(linear.features, "lines"),
+        writer.constant(numbers, "lines.numbers", Element.FLOAT64),
+    )
+    x = writer.at("lines").one(ScaledColumns(element), given, *constants)
+    thresholds, nodes, leaves, trees, base = forest.operands
+    lines = np.column_stack([linear.coefficients, linear.numbers])
+    plain = leaves[len(lines) :, 0]
+    nothing = np.zeros((len(plain), len(linear.features)))
+    whole = np.concatenate([lines, np.column_stack([nothing, plain])])
+    sums = []
+    for output in range(forest.outputs):
+        own = trees[trees[:, 1] == output]
+        own = np.stack([own[:, 0], np.zeros_like(own[:, 0])], axis=1)
+        start = np.append(np.zeros(len(linear.features), np.float32), base[output])
+        operands = thresholds, nodes, whole.astype(np.float32), own, start
+        found = forest_sum(writer, replace(forest, operands=operands, linear=None))
+        count = len(linear.features)
+        f = writer.at("lines").formula("lines")
+        terms = f("mul", sliced(writer, found, 1, 0, count), x)
+        line = f.finish(f("row_sum", terms), shape=(writer.batch, count))
+        sums.append(writer.pointwise("add", line, sliced(writer, found, 1, count, count + 1)))
+    return joined(writer, sums, 1)
+
+
+def leaf_places(forest: ReadForest) -> Write:
+    """The function that writes the library's numbers of the leaves that x reaches: (batch, trees).
+
+    The numbers are int64.
+    """
+    numbers = forest.leaf_numbers
+    assert numbers is not None
+    thresholds, nodes, _, trees, _ = forest.operands
+    each = np.stack([trees[:, 0], np.arange(len(trees))], axis=1)
+    own = numbers.astype(np.float32)[:, None]
+    operands = thresholds, nodes, own, each, np.zeros(len(trees), np.float32)
+    places = replace(forest, operands=operands, scale=1.0, linear=None)
+
+    def write(writer: EstimatorWriter) -> Value:
+        return writer.at("leaves").cast(forest_sum(writer, places), Element.INT64)
+
+    return write
+
+
+def optional_methods(estimator: Any, forest: ReadForest) -> dict[str, Write]:
+    """Methods beside `predict` that libraries have for forests: leaves, and sums of leaves.
+
+    `apply` is a method of theirs; `pred_leaf` and `raw_score` are options of `predict`.
+    """
+    library, kind = type(estimator).__module__.split(".")[0], type(estimator).__name__
+    has_numbers = forest.leaf_numbers is not None
+    if library == "sklearn":
+        has = hasattr(estimator, "apply") and has_numbers
+        return {"apply": _applied(estimator, leaf_places(forest))} if has else {}
+    scale = forest.scale if library == "catboost" else 1.0
+    methods: dict[str, Write] = {"raw_score": lambda writer: _scores(writer, forest, scale)}
+    if not has_numbers:
+        return methods
+    places = methods["pred_leaf"] = leaf_places(forest)
+    if library == "xgboost" and kind != "Booster":
+        methods["apply"] = lambda writer: writer.floats(places(writer))
+    return methods
+
+
+def _applied(estimator: Any, places: Write) -> Write:
+    """The leaves as scikit-learn has them: one number for a single tree, floats for boosting."""
+    if type(estimator).__name__ in SINGLE_TREES:
+        return lambda writer: reshaped(writer, places(writer), (writer.batch,))
+    if type(estimator).__name__ not in _BOOSTED:
+        return places
+    rounds = np.shape(estimator.estimators_)
+    shape = rounds if hasattr(estimator, "classes_") else rounds[:1]
+    return lambda writer: reshaped(writer, writer.floats(places(writer)), (writer.batch, *shape))
 
 
 def wide_scores(estimator: Any, forest: ReadForest) -> dict[str, Write]:
@@ -163,9 +261,34 @@ def _averages(forest: ReadForest) -> dict[str, Write]:
     }
 
 
-def _scores(writer: EstimatorWriter, forest: ReadForest) -> Value:
+def _several_outputs(forest: ReadForest, counts: Sequence[int]) -> dict[str, Write]:
+    """Methods of forests whose leaves have a number for each class of each output.
+
+    There are as many numbers for each output as for the output with the most classes.
+    """
+    most = max(counts)
+
+    def parts(writer: EstimatorWriter) -> list[Value]:
+        means = forest_sum(writer, forest)
+        return [sliced(writer, means, 1, n * most, n * most + c) for n, c in enumerate(counts)]
+
+    def choose(writer: EstimatorWriter) -> Value:
+        found = [writer.at("predict").one(ArgMax(), part) for part in parts(writer)]
+        return joined(writer, [reshaped(writer, each, (writer.batch, 1)) for each in found], 1)
+
+    def means(writer: EstimatorWriter) -> Value:
+        return joined(writer, parts(writer), 1)
+
+    return {
+        "predict": choose,
+        "predict_proba": means,
+        "predict_log_proba": lambda writer: writer.at("log").pointwise("log", means(writer)),
+    }
+
+
+def _scores(writer: EstimatorWriter, forest: ReadForest, scale: float = 1.0) -> Value:
     """Sums that are not averaged: LightGBM's raw scores, also for its random forests."""
-    sums = forest_sum(writer, replace(forest, scale=1.0))
+    sums = forest_sum(writer, replace(forest, scale=scale))
     return reshaped(writer, sums, (writer.batch,)) if forest.outputs == 1 else sums
 
 
@@ -186,9 +309,12 @@ def has_several_labels(estimator: Any) -> bool:
 def labels_of(estimator: Any) -> tuple[Array | None, type[Any]]:
     """The classes that `predict` returns, by place, and its dtype for several labels.
 
-    The 0 and 1 of several labels are int64 in scikit-learn and float64 in XGBoost.
+    The 0 and 1 of several labels are int64 in scikit-learn and float64 in XGBoost. Several outputs
+    have no common classes.
     """
     classes = getattr(estimator, "classes_", None)
+    if isinstance(classes, list):
+        return None, np.int64
     if classes is not None and getattr(estimator, "objective", "") == _SOFTMAX:
         classes = classes.astype(np.int32)
     return classes, np.float64 if has_several_labels(estimator) else np.int64
@@ -210,6 +336,9 @@ def _classifier(estimator: Any, forest: ReadForest) -> dict[str, Write]:
     if type(estimator).__name__ == "GradientBoostingClassifier":
         # The first class wins a tie: a bound just below 0 gives a score of 0 to the second class.
         second_from = float(np.nextafter(np.float32(0), np.float32(-1)))
+    is_column = type(estimator).__name__ == "CatBoostClassifier" and forest.outputs > 1
+    if type(estimator).__name__ == "CatBoostClassifier" and forest.outputs == 1:
+        second_from = catboost_bound(estimator)
 
     def choose(writer: EstimatorWriter) -> Value:
         sums = forest_sum(writer, forest)
@@ -218,7 +347,8 @@ def _classifier(estimator: Any, forest: ReadForest) -> dict[str, Write]:
             return writer.pointwise("greater", sums, second_from)
         if forest.outputs == 1:
             sums = joined(writer, [np.full((writer.batch, 1), second_from), sums], 1)
-        return writer.one(ArgMax(), sums)
+        found = writer.one(ArgMax(), sums)
+        return reshaped(writer, found, (writer.batch, 1)) if is_column else found
 
     def probabilities(writer: EstimatorWriter) -> Value:
         sums = forest_sum(writer, forest)
@@ -243,6 +373,8 @@ def _log_probabilities(writer: EstimatorWriter, estimator: Any, forest: ReadFore
     """Logarithms that stay precise for small probabilities; log sigmoid of -z and z for two."""
     sums = forest_sum(writer, forest)
     writer.at("log")
+    if _link(estimator, forest) == "multiclass_ova" and forest.alpha == 1.0:
+        return log_sigmoid(writer, sums)
     if forest.outputs > 1:
         return writer.one(log_softmax(sums.shape), sums)
     if _link(estimator, forest) == "sigmoid of twice":
@@ -309,32 +441,24 @@ _SLACK = 1e-11  # relative difference of sums of depths by the order of their te
 
 def read_isolation(estimator: Any) -> ReadForest:
     """Read the trees; features are numbered as in X, leaves are depths and their remainders."""
-    thresholds, nodes, depths, roots = [np.zeros(0)], [np.zeros((0, 4), np.int64)], [], []
-    inner = leaves = 0
-    for number, (each, features) in enumerate(
-        zip(estimator.estimators_, estimator.estimators_features_, strict=True)
-    ):
-        tree = each.tree_
-        is_inner = tree.children_left >= 0
-        place = np.where(is_inner, inner + np.cumsum(is_inner) - 1, 0)
-        place[~is_inner] = ~(leaves + np.arange(np.count_nonzero(~is_inner)))
-        lacking = getattr(tree, "missing_go_to_left", np.zeros(len(place), np.uint8))
-        children = place[tree.children_left[is_inner]], place[tree.children_right[is_inner]]
-        rows = features[tree.feature[is_inner]], *children, lacking[is_inner] != 0
-        nodes.append(np.column_stack(rows).astype(np.int64))
-        thresholds.append(tree.threshold[is_inner])
-        lengths = estimator._decision_path_lengths[number]
-        depth = lengths + estimator._average_path_length_per_tree[number] - 1.0
-        depths.append(depth[~is_inner])
-        roots.append(place[0])
-        inner, leaves = inner + len(rows[0]), leaves + len(depths[-1])
+    trees = [each.tree_ for each in estimator.estimators_]
+    thresholds, nodes, roots, outer = own_trees(trees, estimator.estimators_features_)
+    depths = [
+        (lengths + average - 1.0)[which]
+        for lengths, average, which in zip(
+            estimator._decision_path_lengths,
+            estimator._average_path_length_per_tree,
+            outer,
+            strict=True,
+        )
+    ]
     depth = np.concatenate(depths)
     rounded = depth.astype(np.float32)
     operands = (
-        np.concatenate(thresholds),
-        np.concatenate(nodes),
+        thresholds,
+        nodes,
         np.column_stack([rounded, depth - rounded]).astype(np.float32),
-        np.array([(root, 0) for root in roots], np.int64),
+        np.stack([roots, np.zeros_like(roots)], axis=1),
         np.zeros(2, np.float32),
     )
     features_in = int(estimator.n_features_in_)

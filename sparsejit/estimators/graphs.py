@@ -15,34 +15,44 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sparsejit.errors import InvalidInput
+from sparsejit.estimators.catboost_models import read_catboost
 from sparsejit.estimators.column_steps import COLUMN_STEPS, SELECTORS, each_step
-from sparsejit.estimators.ensembles import MethodsOf, ensemble_methods
+from sparsejit.estimators.ensembles import MethodsOf
+from sparsejit.estimators.forest_bags import read_bag
 from sparsejit.estimators.forest_pipelines import BEFORE_FORESTS, behind
 from sparsejit.estimators.forest_reading import ReadForest, has_frame_categories, read_forest
+from sparsejit.estimators.forest_rounds import BY_OPTION
 from sparsejit.estimators.forests import (
     FORESTS,
     features_of,
     forest_methods,
+    forest_sum,
     is_forest,
     isolation_methods,
+    optional_methods,
     read_isolation,
     wide_scores,
 )
 from sparsejit.estimators.inputs import EstimatorInput, Refusals
 from sparsejit.estimators.left_out_zeros import LeftOut, left_out_of
+from sparsejit.estimators.linear_boosters import is_linear_booster, read_linear_booster
 from sparsejit.estimators.linear_models import LINEAR, PERCEPTRONS, linear_methods
+from sparsejit.estimators.meta_estimators import bag_methods, meta_methods
 from sparsejit.estimators.parts import (
     DECOMPOSITIONS,
     ENSEMBLES,
+    Link,
     Stack,
     chains_of,
     held,
+    is_bag_of_trees,
     is_mixing,
     is_pipeline,
     linear_map,
     steps_of,
+    width_behind,
 )
-from sparsejit.estimators.writer import MOST_DOUBLES, WIDE, EstimatorWriter, Write
+from sparsejit.estimators.writer import MOST_DOUBLES, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.values import Element, TensorType, Value
@@ -64,11 +74,13 @@ class ReadEstimator:
     """Everything that graphs need of a fitted estimator; fitting it again does not change this.
 
     `input` has the rules for X. `writes` has functions that write the methods, from X on, for X of
-    each element that `input` reads, and for a sparse X if `input` reads it twice.
+    each element that `input` reads, and for a sparse X if `input` reads it twice. `rounds` is the
+    number of boosting rounds of a single forest.
     """
 
     input: EstimatorInput
     writes: Mapping[XKind, Mapping[str, Write]]
+    rounds: int = 0
 
     def graphs(self, batch: int, element: Element, is_sparse: bool = False) -> dict[str, Graph]:
         """A graph for each method that predicts, or transforms, by its name.
@@ -113,8 +125,10 @@ def read_estimator(estimator: Any) -> ReadEstimator:
     for kind in product(elements, (False, *([True] if left_out is LeftOut.BOTH else []))):
         methods = _methods_behind(forests, TensorType((1, features), kind[0]), kind[1])
         found = methods(estimator, ())
-        writes[kind] = {name: write for name, write in found.items() if name != WIDE}
-    return ReadEstimator(rules, writes)
+        names = [name for name in found if name in BY_OPTION or hasattr(estimator, name)]
+        writes[kind] = {name: found[name] for name in names}
+    last = forests.get(id(chains[0][-1])) if len(chains) == 1 else None
+    return ReadEstimator(rules, writes, 0 if last is None else last.rounds)
 
 
 # Forests as they are read, by id of their estimators.
@@ -125,12 +139,24 @@ def _forest_of(chain: Sequence[Any]) -> ReadForest:
     """Read a chain's forest. Raises InvalidInput behind columns that are not exact enough."""
     *before, last = chain
     kind = type(last).__name__
-    forest = read_isolation(last) if kind == _ISOLATION else read_forest(last)
+    forest = _read(last)
     mixing = [step for step in before if is_mixing(step)]
+    for link in [step for step in mixing if isinstance(step, Link)]:
+        if not (link.is_exact and forest.rounds_x):
+            raise InvalidInput(
+                f"the {kind} in a {type(link.estimator).__name__} compares predictions of other "
+                "estimators to the last bit; make a linear model or a perceptron its estimator"
+            )
+        mixing.remove(link)
     if any(isinstance(step, Stack) for step in mixing):
         raise InvalidInput(
             f"the {kind} compares the predictions of other estimators to the last bit; make a "
             "linear model or a perceptron the final estimator"
+        )
+    if forest.linear is not None and before:
+        raise InvalidInput(
+            f"the {kind} has linear trees, or is linear, and would multiply the results of the "
+            f"{type(before[-1]).__name__} in float32; fit it to X without steps before"
         )
     for step in mixing:
         name = type(step).__name__
@@ -145,6 +171,19 @@ def _forest_of(chain: Sequence[Any]) -> ReadForest:
                 f"the {kind} compares them; fit them to X.astype(np.float64)"
             )
     return forest
+
+
+def _read(estimator: Any) -> ReadForest:
+    """Read the trees of an estimator or booster."""
+    if is_bag_of_trees(estimator):
+        return read_bag(estimator)
+    if type(estimator).__module__.startswith("catboost"):
+        return read_catboost(estimator)
+    if type(estimator).__name__ == _ISOLATION:
+        return read_isolation(estimator)
+    if is_linear_booster(estimator):
+        return read_linear_booster(estimator)
+    return read_forest(estimator)
 
 
 def _reads_float64(chain: Sequence[Any], forests: _Forests) -> bool:
@@ -165,20 +204,24 @@ def _methods_behind(forests: _Forests, x: TensorType, is_sparse: bool) -> Method
         if is_pipeline(estimator):
             own, last = steps_of(estimator)
             return methods_of(last, [*before, *own])
-        if type(estimator).__name__ in ENSEMBLES:
-            return ensemble_methods(estimator, before, methods_of)
+        if type(estimator).__name__ in ENSEMBLES and not is_bag_of_trees(estimator):
+            return meta_methods(estimator, before, methods_of)
         if not is_forest(estimator):
             return _behind(before, _own_methods(estimator))
         mixing = [number for number, step in enumerate(before) if is_mixing(step)]
         first = mixing[-1] + 1 if mixing else 0
         kind = x
         if mixing:
-            kind = TensorType((1, len(before[first - 1].components_)), Element.FLOAT64)
+            kind = TensorType((1, width_behind(before[first - 1])), Element.FLOAT64)
         whole = is_sparse and not mixing  # behind a mixing step X is dense
         forest = behind(before[first:], kind, forests[id(estimator)], whole)
         if type(estimator).__name__ == _ISOLATION:
             return _behind(before[:first], isolation_methods(estimator, forest), whole)
-        methods = forest_methods(estimator, forest) | wide_scores(estimator, forest)
+        if is_bag_of_trees(estimator):
+            of_bag = bag_methods(estimator, lambda writer: forest_sum(writer, forest))
+            return _behind(before[:first], of_bag, whole)
+        methods = forest_methods(estimator, forest) | optional_methods(estimator, forest)
+        methods |= wide_scores(estimator, forest)
         return _behind(before[:first], methods, whole)
 
     return methods_of
@@ -207,8 +250,12 @@ def _behind(
 
 
 def _names_of(estimator: Any) -> tuple[Any, ...] | None:
-    """The column names of the fit; None if there were none, or LightGBM made them up."""
+    """The column names of the fit; None if there were none, or the library made them up."""
     names = getattr(estimator, "feature_names_in_", None)
+    if type(estimator).__module__.startswith("catboost"):
+        names = estimator.feature_names_
+        if [*names] == [str(number) for number in range(len(names))]:
+            return None
     if names is None or [*names] == [f"Column_{n}" for n in range(len(names))]:
         return None
     return tuple(names)

@@ -25,7 +25,7 @@ from sparsejit.estimators.column_steps import (
     parts_of,
 )
 from sparsejit.estimators.left_out_zeros import LeftOut, both, dense
-from sparsejit.estimators.parts import Stack, held, is_mixing
+from sparsejit.estimators.parts import Link, Stack, TakenColumns, held, is_mixing
 from sparsejit.ir.values import Array
 from sparsejit.runtime.array_checks import rows_check
 
@@ -73,6 +73,12 @@ class Refusals:
             parts = parts_of(step, len(columns.source))
             made = [self._follow(part.steps, columns.take(part.columns)) for part in parts]
             return _Columns(*(np.concatenate(each) for each in zip(*made, strict=True)))
+        if isinstance(step, Link):
+            self.no_nan[columns.source[columns.nan]] = True
+            self.no_infinity[columns.source[columns.infinity]] = True
+            none = np.zeros(len(columns.source), bool)
+            own = columns._replace(nan=none, infinity=none)
+            return own.beside(_Columns.computed(step.predicted))
         if isinstance(step, Stack):
             predicted = _Columns.computed(_columns_of(step, len(columns.source)))
             return predicted.beside(columns) if step.passes_x else predicted
@@ -140,13 +146,23 @@ def _columns_of(stack: Stack, features: int) -> int:
 def _takes(step: Any) -> tuple[bool, bool]:
     """Whether a step takes NaN, and whether it takes infinite values."""
     library, kind = type(step).__module__.split(".")[0], type(step).__name__
+    if isinstance(step, TakenColumns):
+        return not step.is_checked, not step.is_checked
     if library != "sklearn":
-        return True, True
+        return True, not _is_linear(step)
     from sklearn.utils import get_tags
 
     takes_nan = bool(get_tags(step).input_tags.allow_nan)
     is_selector = hasattr(step, "get_support") and takes_nan
     return takes_nan, kind in _TAKES_INFINITY or is_selector
+
+
+def _is_linear(estimator: Any) -> bool:
+    """Whether a model of LightGBM multiplies x, so that infinite terms may cancel."""
+    booster = getattr(estimator, "booster_", estimator)
+    if not type(booster).__module__.startswith("lightgbm"):
+        return False
+    return "\nis_linear=1\n" in booster.model_to_string()
 
 
 @dataclass(frozen=True, eq=False)

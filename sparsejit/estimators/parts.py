@@ -3,7 +3,9 @@
     Pipeline([scaler, VotingClassifier([a, Pipeline([PCA, b])])])  ->  [scaler, a], [scaler, PCA, b]
 
 Behind a step that mixes columns, no column depends on one column of X alone. Such steps are
-decompositions, and `Stack`: the predictions that a stacking estimator's final estimator reads.
+decompositions, and `Stack`: the predictions that a stacking estimator's final estimator reads, or,
+behind X, an estimator of a chain (`Link`). A `TakenColumns` is before estimators that read some
+columns of X, as parts of a BaggingClassifier do.
 """
 
 from __future__ import annotations
@@ -20,8 +22,25 @@ from sparsejit.ir.values import Array
 VOTES = frozenset({"VotingClassifier", "VotingRegressor"})
 STACKS = frozenset({"StackingClassifier", "StackingRegressor"})
 CALIBRATED = frozenset({"CalibratedClassifierCV"})
-ENSEMBLES = VOTES | STACKS | CALIBRATED
+BAGS = frozenset({"BaggingClassifier", "BaggingRegressor"})
+ADAPTIVE = frozenset({"AdaBoostClassifier", "AdaBoostRegressor"})
+CHAINS = frozenset({"ClassifierChain", "RegressorChain"})
+# Estimators made of others that read their X: the attribute that has these, a list or one.
+_MADE_OF = {
+    **dict.fromkeys((*VOTES, *STACKS, *BAGS, *ADAPTIVE, *CHAINS), "estimators_"),
+    **dict.fromkeys(CALIBRATED, "calibrated_classifiers_"),
+    **dict.fromkeys(("OneVsOneClassifier", "OneVsRestClassifier"), "estimators_"),
+    **dict.fromkeys(("MultiOutputClassifier", "MultiOutputRegressor"), "estimators_"),
+    "OutputCodeClassifier": "estimators_",
+    "TransformedTargetRegressor": "regressor_",
+    **dict.fromkeys(("FixedThresholdClassifier", "TunedThresholdClassifierCV"), "estimator_"),
+}
+ENSEMBLES = frozenset(_MADE_OF)
+_CONSTANT = "_ConstantPredictor"  # of a label that all samples of a fit have, or none
 DECOMPOSITIONS = frozenset({"IncrementalPCA", "PCA", "TruncatedSVD"})
+SINGLE_TREES = frozenset(
+    {f"{kind}Tree{end}" for kind in ("Decision", "Extra") for end in ("Classifier", "Regressor")}
+)
 # Estimators that predict with an inner estimator, and its attribute.
 _HOLDERS = {
     "FrozenEstimator": "estimator",
@@ -29,6 +48,7 @@ _HOLDERS = {
         ("GridSearchCV", "HalvingGridSearchCV", "HalvingRandomSearchCV", "RandomizedSearchCV"),
         "best_estimator_",
     ),
+    **dict.fromkeys(("RANSACRegressor", "SelfTrainingClassifier"), "estimator_"),
 }
 
 
@@ -50,6 +70,46 @@ class Stack:
         return bool(self.estimator.passthrough)
 
 
+@dataclass(frozen=True, eq=False)
+class Link(Stack):
+    """A step from X to columns of X, as float64, and predictions of a chain's first estimators.
+
+    It returns `n_features_out` columns, of which the last `predicted` are predictions.
+    """
+
+    predicted: int = 0
+    n_features_out: int = 0
+
+    @property
+    def passes_x(self) -> bool:
+        """False: columns of X precede the predictions, and no step is between."""
+        return False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether predictions are labels, or numbers of single leaves, to the last bit."""
+        if hasattr(self.estimator, "classes_"):
+            return getattr(self.estimator, "chain_method_", "predict") == "predict"
+        first = self.estimator.estimators_[: self.predicted]
+        return all(_kind(part) in SINGLE_TREES for part in first)
+
+
+@dataclass(frozen=True, eq=False)
+class TakenColumns:
+    """A step that takes columns by number, which may repeat.
+
+    With `is_checked` it refuses values that are missing or infinite.
+    """
+
+    columns: Array
+    n_features_in_: int
+    is_checked: bool = False
+
+    def get_support(self, indices: bool = True) -> Array:
+        """The numbers of the columns, as selectors of scikit-learn have them."""
+        return self.columns
+
+
 def is_pipeline(estimator: Any) -> bool:
     return _kind(estimator) == "Pipeline"
 
@@ -57,6 +117,11 @@ def is_pipeline(estimator: Any) -> bool:
 def is_mixing(step: Any) -> bool:
     """Whether a column of the step's result may depend on several columns."""
     return isinstance(step, Stack) or _kind(step) in DECOMPOSITIONS
+
+
+def width_behind(step: Any) -> int:
+    """The number of columns of a step that mixes columns."""
+    return step.n_features_out if isinstance(step, Link) else len(step.components_)
 
 
 def held(estimator: Any) -> Any:
@@ -72,11 +137,66 @@ def held(estimator: Any) -> Any:
 
 def parts_of_ensemble(estimator: Any) -> list[Any]:
     """The fitted estimators that read an ensemble's X. Raises InvalidInput if it is not fitted."""
-    name = "calibrated_classifiers_" if _kind(estimator) in CALIBRATED else "estimators_"
-    if not hasattr(estimator, name):
-        raise InvalidInput(f"the {_kind(estimator)} is not fitted; call its fit(X, y) first")
-    found = list(getattr(estimator, name))
-    return [each.estimator for each in found] if _kind(estimator) in CALIBRATED else found
+    kind = _kind(estimator)
+    if not hasattr(estimator, _MADE_OF[kind]):
+        raise InvalidInput(f"the {kind} is not fitted; call its fit(X, y) first")
+    found = getattr(estimator, _MADE_OF[kind])
+    if kind in CALIBRATED:
+        return [each.estimator for each in found]
+    return list(found) if isinstance(found, list | tuple) else [found]
+
+
+def is_constant(part: Any) -> bool:
+    """Whether a part predicts one number, whatever X is."""
+    return _kind(part) == _CONSTANT
+
+
+def steps_and_parts(estimator: Any) -> list[tuple[list[Any], Any]]:
+    """The parts of an ensemble, each with the steps that the ensemble puts before it."""
+    kind, parts = _kind(estimator), parts_of_ensemble(estimator)
+    if kind in BAGS:
+        return [
+            (_taken(estimator, columns), part)
+            for columns, part in zip(estimator.estimators_features_, parts, strict=True)
+        ]
+    every = np.arange(getattr(estimator, "n_features_in_", 0))
+    if kind in CHAINS:
+        links = [Link(estimator, (), (), n, len(every) + n) for n in range(len(parts))]
+        return [([link], part) for link, part in zip(links, parts, strict=True)]
+    if kind in ADAPTIVE:
+        return [([TakenColumns(every, len(every), True)], part) for part in parts]
+    return [([], part) for part in parts]
+
+
+def _taken(estimator: Any, columns: Any) -> list[Any]:
+    features, numbers = int(estimator.n_features_in_), np.asarray(columns)
+    if np.array_equal(numbers, np.arange(features)):
+        return []
+    return [TakenColumns(numbers, features)]
+
+
+def targets_of(estimator: Any) -> tuple[tuple[Array, ...] | None, bool]:
+    """The classes of each column of y, None for one column, and whether probabilities are apart.
+
+    A chain of classifiers predicts numbers, and the probabilities of all columns as one array.
+    """
+    last = held(estimator)
+    while is_pipeline(last):
+        last = held(last.steps[-1][1])
+    classes = getattr(last, "classes_", None)
+    if not isinstance(classes, list):
+        return None, False
+    targets = [np.asarray(each) for each in classes]
+    is_chain = _kind(last) in CHAINS
+    dtype = np.dtype(np.float64) if is_chain else np.result_type(*targets)
+    return tuple(each.astype(dtype) for each in targets), not is_chain
+
+
+def is_bag_of_trees(estimator: Any) -> bool:
+    """Whether an estimator is made of single trees alone, which are read as one forest."""
+    if _kind(estimator) not in BAGS | ADAPTIVE:
+        return False
+    return all(_kind(part) in SINGLE_TREES for part in parts_of_ensemble(estimator))
 
 
 def steps_of(pipeline: Any) -> tuple[list[Any], Any]:
@@ -102,11 +222,19 @@ def chains_of(estimator: Any) -> list[list[Any]]:
         return [[*before, *chain] for chain in chains_of(last)]
     if _kind(estimator) in STACKS:
         behind = [[Stack(estimator), *chain] for chain in chains_of(estimator.final_estimator_)]
-    elif _kind(estimator) in ENSEMBLES:
+    elif _kind(estimator) in ENSEMBLES and not is_bag_of_trees(estimator):
         behind = []
     else:
         return [[estimator]]
-    return [*behind, *(chain for part in parts_of_ensemble(estimator) for chain in chains_of(part))]
+    for before, part in steps_and_parts(estimator):
+        if not is_constant(part):
+            behind += [[*before, *chain] for chain in chains_of(part)]
+    if not behind:
+        raise InvalidInput(
+            f"each label of the {_kind(estimator)} is the same for all samples of its fit; give "
+            "labels that differ"
+        )
+    return behind
 
 
 def linear_map(step: Any) -> tuple[Array, Array]:

@@ -4,11 +4,13 @@
      "tile": ..., "shared": ..., "float64": bool, "names": [name, ...] or null, "flags": name,
      "no_nan": [...], "no_infinity": [...], "known": [[feature, [number, ...]], ...],
      "together": [[feature, ...], ...], "left_out": name,
-     "frames": bool,
+     "frames": bool, "targets": [labels, ...] or null, "splits": bool, "kind": name,
+     "rounds": ...,
      "classes": labels, "labels": labels, "columns": labels,
      "methods": [{"dtype": of X, "method": name, "graph": ...}, ...]}
 
-"dtype" ends with " sparse" for a sparse X; files of 1.0 have no "left_out" and no "frames".
+"dtype" ends with " sparse" for a sparse X; files of 1.0 lack the fields
+of `_NEWER`.
 Labels are null or {"dtype": ..., "values": [...]}; NaN among them is null.
 """
 
@@ -26,11 +28,13 @@ from sparsejit.artefact.graph_file import graph_from_data, graph_to_data
 from sparsejit.artefact.records import fields_of
 from sparsejit.artefact.sealed import Tensors
 from sparsejit.errors import DamagedFile, InvalidInput
+from sparsejit.estimators.forest_rounds import BY_OPTION
 from sparsejit.estimators.forests import labels_of
 from sparsejit.estimators.graphs import read_estimator
 from sparsejit.estimators.inputs import EstimatorInput, Refusals
 from sparsejit.estimators.left_out_zeros import LeftOut
-from sparsejit.estimators.parts import held
+from sparsejit.estimators.parts import held, targets_of
+from sparsejit.estimators.sklearn_tags import estimator_kind
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Array, Element
@@ -39,12 +43,13 @@ from sparsejit.lowering.tiles import batch_tiles
 KIND = "estimator"
 METHODS = (
     *("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples"),
-    "transform",
+    *("transform", "apply", *BY_OPTION),
 )
 _KINDS = "biufU"  # kinds of numpy dtypes that labels may have
 _FLAGS = ("int64", "float64")
 _SPARSE = " sparse"
-_NEWER = ("left_out", "frames")  # fields that files of 1.0 lack
+# Fields that files of 1.0 lack.
+_NEWER = ("left_out", "frames", "targets", "splits", "kind", "rounds")
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +58,10 @@ class EstimatorSource:
 
     `graphs` are the methods' graphs before all passes, for `tile` samples, by the `x_kind` of X and
     the method's name. `predict` returns `labels` by index; for several labels, `flags` is the dtype
-    of its result.
+    of its result. `targets` are the classes of each column of y, where a classifier predicts
+    several; with `splits` its probabilities are a list with an array for each. `kind` is
+    scikit-learn's type of the estimator, such as "classifier"; empty for a booster. `rounds` is the
+    number of boosting rounds of a model of XGBoost or LightGBM.
     """
 
     input: EstimatorInput
@@ -66,6 +74,10 @@ class EstimatorSource:
     labels: Array | None
     flags: str
     columns: Array | None
+    targets: tuple[Array, ...] | None = None
+    splits: bool = False
+    kind: str = ""
+    rounds: int = 0
 
 
 def x_kind(dtype: str, is_sparse: bool) -> str:
@@ -82,6 +94,7 @@ def source_of(
     read = read_estimator(estimator)
     given = read.input if in_full else replace(read.input, reads_float64=False)
     labels, flags = labels_of(held(estimator))
+    targets, splits = targets_of(held(estimator))
     batch = 1 if example is None else len(given.read(example))
     single = next(iter(read.graphs(1, Element.FLOAT32).values()))
     (tile,), shared = batch_tiles(single, batch, settings.resolved().threads, one_tile=True)
@@ -93,10 +106,14 @@ def source_of(
         tile,
         shared,
         {x_kind(kind[0].value, kind[1]): read.graphs(tile, *kind) for kind in kinds},
-        getattr(estimator, "classes_", None),
+        None if targets else getattr(estimator, "classes_", None),
         labels,
         np.dtype(flags).name,
         getattr(estimator, "feature_names_in_", None),
+        targets,
+        splits,
+        estimator_kind(estimator),
+        read.rounds,
     )
 
 
@@ -125,6 +142,10 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
         "together": [group.tolist() for group in refused.together],
         "left_out": rules.left_out.value,
         "frames": rules.takes_frames,
+        "targets": None if source.targets is None else [*map(_labels_to_data, source.targets)],
+        "splits": source.splits,
+        "kind": source.kind,
+        "rounds": source.rounds,
         "classes": _labels_to_data(source.classes),
         "labels": _labels_to_data(source.labels),
         "columns": _labels_to_data(source.columns),
@@ -177,7 +198,9 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
     classes, labels, columns = arrays
     dtypes = _dtypes_from_data(free["dtypes"])
     return EstimatorSource(
-        rules, kept, dtypes, tile, shared, graphs, classes, labels, flags, columns
+        *(rules, kept, dtypes, tile, shared, graphs, classes, labels, flags, columns),
+        *(_targets_from_data(header.get("targets")), header.get("splits", False) is True),
+        *_kind_from_data(header.get("kind", ""), header.get("rounds", 0)),
     )
 
 
@@ -255,6 +278,22 @@ def _labels_from_data(data: Any) -> Array | None:
     if array.ndim != 1:
         raise DamagedFile("has labels of several axes")
     return array
+
+
+def _kind_from_data(name: Any, rounds: Any) -> tuple[str, int]:
+    if type(name) is not str or type(rounds) is not int or rounds < 0:
+        raise DamagedFile(f"is an estimator of type {name!r} with {rounds!r} rounds")
+    return name, rounds
+
+
+def _targets_from_data(data: Any) -> tuple[Array, ...] | None:
+    if data is None:
+        return None
+    found = [_labels_from_data(each) for each in data] if type(data) is list else []
+    targets = tuple(each for each in found if each is not None)
+    if not targets or len(targets) != len(found):
+        raise DamagedFile("has targets without labels")
+    return targets
 
 
 def _mask(values: list[Any], features: int) -> Array:

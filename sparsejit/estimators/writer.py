@@ -1,16 +1,19 @@
 """Writes the graph of an estimator from X on."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.estimators.column_steps import ColumnScales
-from sparsejit.estimators.parts import Stack, is_mixing, linear_map
+from sparsejit.estimators.column_steps import SELECTORS, ColumnScales
+from sparsejit.estimators.parts import DECOMPOSITIONS, Link, Stack, is_mixing, linear_map
 from sparsejit.frontends.writing.arranging import joined
 from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Writer
-from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
+from sparsejit.ir.graph import Graph
+from sparsejit.ir.ops.columns import DoubleProduct, JoinedColumns, ScaledColumns
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import Activation
 from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
@@ -30,6 +33,8 @@ class EstimatorWriter(Writer):
 
     def __init__(self, x: TensorType, is_sparse: bool = False) -> None:
         super().__init__()
+        self._written: dict[Write, Value] = {}
+        self._notes: list[str] = []
         self.batch, self.features = x.shape
         shape = (self.batch, 2 * self.features) if is_sparse else x.shape
         self._given = self.input(TensorType(shape, x.element), "X")
@@ -46,8 +51,18 @@ class EstimatorWriter(Writer):
         if x.shape[1] > self.features and not is_whole:
             self._columns = ColumnScales.of(self.features, dtype)
             self._read(self.columns(x.type.element), dtype)
-        for step in steps:
-            self.transform(step)
+        waiting = deque(steps)
+        while waiting:
+            step = waiting.popleft()
+            selects = bool(waiting) and type(waiting[0]).__name__ in SELECTORS
+            if selects and type(step).__name__ in DECOMPOSITIONS:
+                self._decompose(step, waiting.popleft())
+            else:
+                self.transform(step)
+
+    def finish(self, *outputs: Operand) -> Graph:
+        """The graph, whose notes tell what was left out of the steps."""
+        return replace(super().finish(*outputs), notes=tuple(dict.fromkeys(self._notes)))
 
     def _read(self, x: Value, dtype: np.dtype[Any] = _DOUBLE) -> None:
         """Make the columns of x the current columns; the library has x in this dtype."""
@@ -65,9 +80,23 @@ class EstimatorWriter(Writer):
             self._columns = self._columns.behind(step)
             return
         if isinstance(step, Stack):
-            self._stack(step)
+            if isinstance(step, Link):
+                self._link(step)
+            else:
+                self._stack(step)
             return
+        self._decompose(step)
+
+    def _decompose(self, step: Any, selector: Any = None) -> None:
+        """Make a decomposition's components current, of which a selector behind it takes some."""
         weights, bias = linear_map(step)
+        if selector is not None:
+            kept = selector.get_support(indices=True)
+            self._notes.append(
+                f"components: {len(kept)} of the {len(bias)} of the {type(step).__name__} are "
+                f"computed, which the {type(selector).__name__} takes"
+            )
+            weights, bias = weights[kept], bias[kept]
         is_vast = weights.size > MOST_DOUBLES
         write = self.scores if is_vast else self.product
         self._read(write(weights, bias, "components"))
@@ -80,6 +109,24 @@ class EstimatorWriter(Writer):
         self._read(predicted)
         if stack.passes_x:
             self._beside = (x, columns)
+
+    def _link(self, link: Stack) -> None:
+        """Make columns of X, and behind them a chain's predictions, the current columns."""
+        predicted = [write(self) for write in link.writes]
+        self.begin(link.before)
+        x = self.x
+        if not self._columns.changes_nothing(x.shape[1]) or not predicted:
+            x = self.columns(Element.FLOAT64)
+        if predicted:
+            beside = joined(self, predicted, 1)
+            x = self.at("chain").one(JoinedColumns(x.type.element), x, beside)
+        self._read(x)
+
+    def once(self, write: "Write") -> Value:
+        """The value that `write` writes, which is written at its first use."""
+        if write not in self._written:
+            self._written[write] = write(self)
+        return self._written[write]
 
     def columns(self, element: Element = Element.FLOAT32) -> Value:
         """Write the current columns as one value (batch, columns)."""
@@ -115,6 +162,9 @@ class EstimatorWriter(Writer):
         """
         if self._beside is not None:
             return self._scores_of_both(weights, bias, name)
+        used = self._used(weights, name)
+        if used is not None:
+            return self._of_some(used, lambda: self.scores(weights[:, used], bias, name))
         x, columns = self.x, self._columns
         is_double = x.type.element is Element.FLOAT64
         is_scaled = columns.is_affine and not columns.changes_nothing(x.shape[1])
@@ -123,6 +173,25 @@ class EstimatorWriter(Writer):
         if weights.size > MOST_DOUBLES or not (is_double or is_short or cancels):
             return self.linear(self.columns(), weights, bias, name)
         return self.product(weights, bias, name, Element.FLOAT32)
+
+    def _used(self, weights: Array, name: str) -> Array | None:
+        """The columns with a weight, where others would be computed for nothing; else None."""
+        used = np.flatnonzero(weights.any(axis=0))
+        every = weights.shape[1]
+        if self._columns.is_affine or not len(used) or len(used) == every:
+            return None
+        self._notes.append(
+            f"{name}: {every - len(used)} of {every} columns are not computed; their weights are 0"
+        )
+        return used
+
+    def _of_some(self, used: Array, write: Callable[[], Value]) -> Value:
+        """A value that is written while only these columns are current."""
+        every = self._columns
+        self._columns = every.take(used)
+        found = write()
+        self._columns = every
+        return found
 
     def _scores_of_both(self, weights: Array, bias: Array, name: str) -> Value:
         """Scores of predictions and of X as two products, since X may be far from zero."""
@@ -139,6 +208,9 @@ class EstimatorWriter(Writer):
         """Multiply the current columns by weights in float64, and add the bias."""
         if self._beside is not None:
             self.columns()
+        used = self._used(weights, name)
+        if used is not None:
+            return self._of_some(used, lambda: self.product(weights[:, used], bias, name, result))
         x, columns = self.x, self._columns
         if columns.is_affine:
             weights, bias = columns.folded(weights, bias, x.shape[1])

@@ -335,14 +335,14 @@ def from_json(described: Any, where: str) -> Nest:
 def _parsed(described: Any) -> Nest:
     kind = NestKind(described["kind"])
     if kind is NestKind.TENSOR:
-        if described.get("dtype") == TEXT.name:
-            return texts_of(_words(described["words"]))
-        if described.get("dtype", "int8") not in NOTED | COMPLEX:
-            raise ValueError("numbers of no known dtype")
-        axes = tuple(OpenAxis(*map(_natural, axis)) for axis in described.get("open_axes", []))
         name = described.get("name", "")
         if not isinstance(name, str):
             raise ValueError("a name that is no text")
+        if described.get("dtype") == TEXT.name:
+            return named(texts_of(_words(described["words"])), name)
+        if described.get("dtype", "int8") not in NOTED | COMPLEX:
+            raise ValueError("numbers of no known dtype")
+        axes = tuple(OpenAxis(*map(_natural, axis)) for axis in described.get("open_axes", []))
         return replace(tensor_of(described.get("dtype", "")), open_axes=axes, name=name)
     if kind is NestKind.CONSTANT:
         if not isinstance(described["value"], bool | int | float | str | None):

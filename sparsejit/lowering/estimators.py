@@ -1,9 +1,12 @@
 """Operators of scikit-learn's estimators.
 
     ScaledColumns    columns of x in float64: scalers, categories
+    JoinedColumns    x and columns beside it in float64
     DoubleProduct    scores of linear models, in float64
     Forest           all trees in one step, rows of x one after another or together
 """
+
+import numpy as np
 
 from sparsejit.asm_templates.forest.kernels import ForestKernel
 from sparsejit.asm_templates.pointwise.float64_columns import (
@@ -14,7 +17,7 @@ from sparsejit.asm_templates.pointwise.float64_columns import (
 )
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.operator import Node
-from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
+from sparsejit.ir.ops.columns import DoubleProduct, JoinedColumns, ScaledColumns
 from sparsejit.ir.ops.forest import Forest, Trees
 from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.step import Body, Facts, Locations, Step, between
@@ -22,7 +25,10 @@ from sparsejit.planner.cost import vector_cost
 from sparsejit.planner.forest_plan import plan_forest
 from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
-from sparsejit.x86.operands import rdx
+from sparsejit.x86.operands import rdi, rdx, rsi
+
+_DOUBLE = 8
+_UNCHANGED = (0.0, 1.0, 0.0, -np.inf, np.inf, 0.0)  # the numbers of a column that stays as it is
 
 
 @lowers(ScaledColumns)
@@ -44,6 +50,39 @@ def lower_scaled_columns(low: Lowering, node: Node) -> None:
     moved = x.type.bytes + node.output.type.bytes
     work = vectors * 8, moved
     _add(low, node, "columns", reason, work, lambda asm: emit_scaled_columns(asm, scaling))
+
+
+@lowers(JoinedColumns)
+def lower_joined_columns(low: Lowering, node: Node) -> None:
+    """Append one kernel, which writes x, then the other columns, into the rows of the result."""
+    assert isinstance(node.op, JoinedColumns)
+    total = node.output.shape[1]
+    parts = [
+        ColumnScaling(
+            *(rows, count, value.type.element.bytes, _DOUBLE, np.arange(count)),
+            *(np.tile(np.array(_UNCHANGED)[:, None], count), (total - count) * _DOUBLE),
+        )
+        for value in node.inputs
+        for rows, count in (value.shape,)
+    ]
+
+    def emit(asm: Assembler, at: Locations) -> None:
+        first = 0
+        for part, read in zip(parts, at.reads, strict=True):
+            read.point(asm, rdi)
+            at.writes[0].point(asm, rsi)
+            if first:
+                asm.emit("add", rsi, first * _DOUBLE)
+            emit_scaled_columns(asm, part)
+            first += part.outputs
+
+    vectors = sum(part.rows * ceil_div(part.outputs, 4) for part in parts)
+    moved = node.output.type.bytes + sum(value.type.bytes for value in node.inputs)
+    cost = vector_cost(vectors * 4, moved, low.target)
+    facts = Facts(f"{total} columns side by side in float64", cost.ns, moved_bytes=moved)
+    reads = tuple(low.contiguous(value) for value in node.inputs)
+    into = low.dense_result(node.output)
+    low.add(Step("columns", node.output.origin, reads, (into,), emit, facts))
 
 
 @lowers(DoubleProduct)

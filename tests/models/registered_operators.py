@@ -9,7 +9,7 @@ import numpy as np
 
 from sparsejit.ir.graph import Graph, GraphBuilder
 from sparsejit.ir.operator import Operator
-from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
+from sparsejit.ir.ops.columns import DoubleProduct, JoinedColumns, ScaledColumns
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.int8_columns import (
@@ -229,6 +229,8 @@ CASES = [
     case(Forest(0.5), floats(4, 3), *TREES, constants=5),
     case(Forest(element=Element.FLOAT64), np.float64(floats(4, 3)), *DOUBLE_TREES, constants=5),
     case(Forest(result=Element.FLOAT64), floats(4, 3), *TREES, constants=5),
+    case(JoinedColumns(), floats(4, 3), floats(4, 2)),
+    case(JoinedColumns(Element.FLOAT64), np.float64(floats(4, 9)), floats(4, 1)),
     case(ScaledColumns(), floats(4, 3), whole(2, 0), SCALES, constants=2),
     case(
         ScaledColumns(Element.FLOAT64),

@@ -41,7 +41,7 @@ from sklearn.preprocessing import (  # noqa: E402
     RobustScaler,
     StandardScaler,
 )
-from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor  # noqa: E402
+from sklearn.tree import DecisionTreeRegressor  # noqa: E402
 
 GENERATOR = np.random.default_rng(0)
 X = GENERATOR.standard_normal((300, 9)).astype(np.float32)
@@ -113,12 +113,6 @@ def test_several_targets(kind: Any) -> None:
     estimator = kind(max_depth=5, random_state=0).fit(X, targets)
     found = sparsejit.compile(estimator).predict(X)
     np.testing.assert_allclose(found, estimator.predict(X), rtol=1e-6, atol=1e-6)
-
-
-def test_classes_of_several_outputs_are_refused() -> None:
-    estimator = DecisionTreeClassifier().fit(X, np.stack([CLASSES, CLASSES], axis=1))
-    with pytest.raises(InvalidInput, match="2 outputs of classes"):
-        sparsejit.compile(estimator)
 
 
 @pytest.mark.parametrize("objective", ["binary:hinge", "count:poisson", "reg:logistic"])

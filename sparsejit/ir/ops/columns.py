@@ -1,4 +1,4 @@
-"""Operators that compute in float64 from columns of x, and round once, at the end."""
+"""Operators that compute in float64 from columns of x, and round once, at the end, if at all."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -49,6 +49,24 @@ class ScaledColumns(Operator):
             d = np.where(is_category != 0, taken == centre, taken - centre)
         y = np.minimum(high, np.maximum(low, scale * d + shift))
         return (np.where(np.isnan(taken), numbers[MISSING], y) if len(numbers) > MISSING else y,)
+
+
+@dataclass(frozen=True)
+class JoinedColumns(Operator):
+    """x (batch, features) of `element` and float32 columns beside it, all in float64."""
+
+    element: Element = Element.FLOAT32
+
+    types: ClassVar[str] = (
+        "x element [batch, features], others float32 [batch, n] -> float64 [batch, columns]"
+    )
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        fits = self.element in _FLOATS
+        return {"columns": bound["features"] + bound["n"]} if fits else None
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        return (np.concatenate([each.astype(np.float64) for each in operands], axis=1),)
 
 
 @dataclass(frozen=True)
