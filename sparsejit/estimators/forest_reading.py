@@ -17,7 +17,7 @@ categories becomes a search among the intervals of x that `Categories` defines.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
