@@ -86,7 +86,7 @@ def _narrowed(site: Site, value: Value) -> Value:
     if array is None or array.size <= 1:
         return value
     small = _without_repeats(array)
-    return value if small.shape == array.shape else site.constant(small, value.origin)
+    return value if small.shape == array.shape else site.constant(small, value.origin, value)
 
 
 def _without_repeats(array: Array) -> Array:
