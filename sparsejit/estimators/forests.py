@@ -67,6 +67,8 @@ def features_of(estimator: Any) -> int:
     for name in ("num_features", "num_feature"):  # boosters of XGBoost and LightGBM
         if type(estimator).__name__ == "Booster" and hasattr(estimator, name):
             return int(getattr(estimator, name)())
+    if hasattr(estimator, "X_thresholds_"):  # an IsotonicRegression
+        return 1
     try:
         return int(estimator.n_features_in_)
     except AttributeError as error:

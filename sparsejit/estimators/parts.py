@@ -22,6 +22,15 @@ STACKS = frozenset({"StackingClassifier", "StackingRegressor"})
 CALIBRATED = frozenset({"CalibratedClassifierCV"})
 ENSEMBLES = VOTES | STACKS | CALIBRATED
 DECOMPOSITIONS = frozenset({"IncrementalPCA", "PCA", "TruncatedSVD"})
+# Models of `own_models.MODELS` whose columns others may read.
+MAPPING = frozenset(
+    """
+    BernoulliRBM BisectingKMeans Birch CCA FactorAnalysis FastICA FeatureAgglomeration
+    GaussianRandomProjection KMeans KernelPCA LinearDiscriminantAnalysis MiniBatchKMeans
+    MiniBatchSparsePCA NeighborhoodComponentsAnalysis Nystroem PLSCanonical PLSRegression PLSSVD
+    RBFSampler SkewedChi2Sampler SparsePCA SparseRandomProjection
+    """.split()
+)
 # Estimators that predict with an inner estimator, and its attribute.
 _HOLDERS = {
     "FrozenEstimator": "estimator",
@@ -50,13 +59,30 @@ class Stack:
         return bool(self.estimator.passthrough)
 
 
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """A step of `MAPPING`, and the function that writes its columns from the current ones."""
+
+    step: Any
+    write: Callable[[Any], Any]
+
+    @property
+    def columns(self) -> int:
+        return columns_of(self.step)
+
+
+def columns_of(step: Any) -> int:
+    """The number of columns of a decomposition, or of a step of `MAPPING`."""
+    return step.columns if isinstance(step, Mapped) else int(step._n_features_out)
+
+
 def is_pipeline(estimator: Any) -> bool:
     return _kind(estimator) == "Pipeline"
 
 
 def is_mixing(step: Any) -> bool:
     """Whether a column of the step's result may depend on several columns."""
-    return isinstance(step, Stack) or _kind(step) in DECOMPOSITIONS
+    return isinstance(step, Stack | Mapped) or _kind(step) in DECOMPOSITIONS | MAPPING
 
 
 def held(estimator: Any) -> Any:

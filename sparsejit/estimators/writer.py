@@ -7,7 +7,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.column_steps import ColumnScales
-from sparsejit.estimators.parts import Stack, is_mixing, linear_map
+from sparsejit.estimators.parts import Mapped, Stack, is_mixing, linear_map
 from sparsejit.frontends.writing.arranging import joined
 from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Writer
 from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
@@ -66,6 +66,9 @@ class EstimatorWriter(Writer):
             return
         if isinstance(step, Stack):
             self._stack(step)
+            return
+        if isinstance(step, Mapped):
+            self._read(step.write(self))
             return
         weights, bias = linear_map(step)
         is_vast = weights.size > MOST_DOUBLES
@@ -144,11 +147,29 @@ class EstimatorWriter(Writer):
             weights, bias = columns.folded(weights, bias, x.shape[1])
         else:
             x = self.columns(Element.FLOAT64)
+        return self.product_of(x, weights, bias, name, result)
+
+    def product_of(
+        self,
+        x: Value,
+        weights: Array,
+        bias: Array,
+        name: str,
+        result: Element = Element.FLOAT64,
+    ) -> Value:
+        """x weights^T + bias in float64."""
         operands = [
             self.constant(array, f"{name}.{what}", Element.FLOAT64)
             for what, array in (("weights", weights), ("bias", bias))
         ]
         return self.at(name).one(DoubleProduct(x.type.element, result), x, *operands)
+
+    def plain_columns(self) -> Value:
+        """The current columns: X itself if they are X, else float64."""
+        if self._beside is not None:
+            self.columns()
+        is_plain = self._columns.changes_nothing(self.x.shape[1])
+        return self.x if is_plain else self.columns(Element.FLOAT64)
 
     def linear(
         self,

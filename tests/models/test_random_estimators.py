@@ -11,6 +11,7 @@ from fuzzing.estimators import (  # noqa: E402
     check,
     make,
 )
+from fuzzing.model_kinds import MODEL_KINDS  # noqa: E402
 
 from sparsejit.estimators import graphs  # noqa: E402
 from sparsejit.estimators.forests import FORESTS  # noqa: E402
@@ -40,4 +41,5 @@ def test_it_equals_its_library(seed: int) -> None:
 def test_every_kind_is_tried() -> None:
     """Scalers stand before others, and boosters inside of them."""
     supported = graphs._KNOWN.union(*FORESTS.values(), ENSEMBLES) - graphs._SCALERS
-    assert {kind.name for kind in (*KINDS, *ENSEMBLE_KINDS)} == supported - {"Booster"}
+    tried = {kind.name for kind in (*KINDS, *ENSEMBLE_KINDS, *MODEL_KINDS)}
+    assert tried == supported - {"Booster"}
