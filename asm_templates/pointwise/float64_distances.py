@@ -1,10 +1,11 @@
 """Distances in float64 between rows of x and known rows, whose elements lie side by side.
 
-    for each row of x, for each four vectors of known rows      (a lane is a known row)
-        for each feature                                        d = x[feature] - known[feature]
+    for each four rows of x, for each few vectors of known rows     (a lane is a known row)
+        for each feature                                            d = x[feature] - known[feature]
             sum += d^2, or |d|, or d != 0; or max with |d|; or sum += x[feature] * known[feature]
 
-Differences lose nothing where x is near a known row, as |x|^2 - 2 x y + |y|^2 would.
+Differences lose nothing where x is near a known row, as |x|^2 - 2 x y + |y|^2 would. Four rows of x
+share what is loaded of the known rows.
 """
 
 from dataclasses import dataclass
@@ -16,14 +17,14 @@ from sparsejit.asm_templates.shared.masks import lane_mask, set_tail_mask
 from sparsejit.asm_templates.shared.rows import half_vector, vector, zero
 from sparsejit.ir.ops.columns import Measure
 from sparsejit.ir.values import Array
+from sparsejit.whole_numbers import ceil_div
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Memory, k, r8, r9, r10, r11, rax, rdi, rsi, ymm
 
 _FLOAT, _DOUBLE = 4, 8
-_VECTORS = 4  # of known rows, whose sums are independent
-_D = _VECTORS  # registers of differences, behind the sums
-_X = 2 * _VECTORS
-_MASK = _X + 1
+_ROWS = 4  # of x that share loads of known rows
+_SUMS = {"avx2": 8, "avx512": 16}  # independent accumulators
+_VECTORS = 4  # of known rows, at most
 _NOT_EQUAL = 4  # predicate of vcmppd
 _MAGNITUDE = (1 << 63) - 1
 
@@ -40,89 +41,120 @@ class DistanceSpec:
 
 def emit_distances(asm: Assembler, spec: DistanceSpec) -> None:
     """Append the distances. rdi: x; rsi: y. Clobbers these, rax, r8 to r11, vectors and k1."""
-    writer = _BlockOfRows(asm, spec)
+    together = _ROWS if spec.rows >= _ROWS else 1
+    vectors = min(_VECTORS, _SUMS[asm.target.isa] // together)
+    table = _Table.of(asm, spec.known, vectors)
+    groups, rest = divmod(spec.rows, together)
+    for rows, turns in ((together, groups), (1, rest)):
+        if turns:
+            repeat(asm, turns, r10, _RowsOfX(asm, spec, table, rows).emit)
 
-    def row() -> None:
-        asm.emit("lea", r8, Literal(writer.table))
+
+@dataclass(frozen=True)
+class _Table:
+    """The known rows: blocks of `vectors` vectors, feature after feature; `rest` rows behind."""
+
+    place: int
+    vectors: int
+    whole: int
+    rest: int
+
+    @classmethod
+    def of(cls, asm: Assembler, known: Array, vectors: int) -> "_Table":
+        """Append the known rows to the pool of literals."""
+        lanes = asm.target.vector_bytes // _DOUBLE
+        step = vectors * lanes
+        whole, rest = divmod(len(known), step)
+        parts = [known[first : first + step].T for first in range(0, whole * step, step)]
+        if rest:
+            last = np.zeros((known.shape[1], ceil_div(rest, lanes) * lanes))
+            last[:, :rest] = known[whole * step :].T
+            parts.append(last)
+        place = asm.literal(np.concatenate([np.ravel(part) for part in parts]))
+        return cls(place, vectors, whole, rest)
+
+
+class _RowsOfX:
+    """Code for one row of x, or for a few rows, and all known rows."""
+
+    def __init__(self, asm: Assembler, spec: DistanceSpec, table: _Table, rows: int) -> None:
+        self.asm, self.spec, self.table, self.rows = asm, spec, table, rows
+        self.lanes = asm.target.vector_bytes // _DOUBLE
+        self.x_pitch = spec.x_bytes * spec.known.shape[1]
+        self.y_pitch = _DOUBLE * len(spec.known)
+        free = iter(range(rows * table.vectors, asm.target.vector_registers))
+        self.known = [next(free) for _ in range(table.vectors if rows > 1 else 0)]
+        self.x, self.d, self.mask = (next(free) for _ in range(3))
+
+    def emit(self) -> None:
+        asm, table = self.asm, self.table
+        asm.emit("lea", r8, Literal(table.place))
+        if self.spec.measure in _OPERANDS:
+            pattern = _OPERANDS[self.spec.measure]
+            operand = np.full(self.lanes, pattern)
+            asm.emit("vmovups", vector(asm, self.mask), Literal(asm.literal(operand)))
 
         def whole() -> None:
-            writer.emit(_VECTORS, _VECTORS * writer.lanes)
+            self._block(table.vectors, table.vectors * self.lanes)
 
-        repeat(asm, writer.whole, r11, whole)
-        if writer.rest:
-            writer.emit(-(-writer.rest // writer.lanes), writer.rest)
-        asm.emit("add", rdi, spec.x_bytes * spec.known.shape[1])
+        repeat(asm, table.whole, r11, whole)
+        if table.rest:
+            self._block(ceil_div(table.rest, self.lanes), table.rest)
+        asm.emit("add", rdi, self.rows * self.x_pitch)
+        if self.rows > 1:
+            asm.emit("add", rsi, (self.rows - 1) * self.y_pitch)
 
-    repeat(asm, spec.rows, r10, row)
-
-
-class _BlockOfRows:
-    """Code for up to four vectors of known rows, and the table of their elements."""
-
-    def __init__(self, asm: Assembler, spec: DistanceSpec) -> None:
-        self.asm, self.spec = asm, spec
-        self.lanes = asm.target.vector_bytes // _DOUBLE
-        count, features = spec.known.shape
-        self.features = features
-        step = _VECTORS * self.lanes
-        self.whole, self.rest = divmod(count, step)
-        parts = [spec.known[first : first + step].T for first in range(0, self.whole * step, step)]
-        if self.rest:
-            vectors = -(-self.rest // self.lanes)
-            last = np.zeros((features, vectors * self.lanes))
-            last[:, : self.rest] = spec.known[self.whole * step :].T
-            parts.append(last)
-        self.table = asm.literal(np.concatenate([np.ravel(part) for part in parts]))
-
-    def emit(self, vectors: int, count: int) -> None:
-        """Append the sums of `count` rows, in vectors; r8: their elements, which it passes."""
+    def _block(self, vectors: int, count: int) -> None:
+        """Append the sums of `count` known rows, in vectors. It passes their elements, at r8."""
         asm = self.asm
-        sums = [vector(asm, number) for number in range(vectors)]
-        for register in sums:
-            zero(asm, register)
-        if self.spec.measure in (Measure.ABSOLUTE, Measure.LARGEST):
-            pattern = np.full(self.lanes, _MAGNITUDE, np.int64)
-            asm.emit("vmovups", vector(asm, _MASK), Literal(asm.literal(pattern)))
-        if self.spec.measure is Measure.UNEQUAL:
-            ones = Literal(asm.literal(np.ones(self.lanes)))
-            asm.emit("vmovups", vector(asm, _MASK), ones)
+        for number in range(self.rows * vectors):
+            zero(asm, vector(asm, number))
         asm.emit("mov", r9, rdi)
 
         def feature() -> None:
-            self._broadcast()
-            for number in range(vectors):
-                self._add(number)
+            for number, register in enumerate(self.known[:vectors]):
+                asm.emit("vmovupd", vector(asm, register), self._place(number))
+            for row in range(self.rows):
+                self._broadcast(row)
+                for number in range(vectors):
+                    self._add(row * vectors + number, number)
             asm.emit("add", r8, vectors * self.lanes * _DOUBLE)
             asm.emit("add", r9, self.spec.x_bytes)
 
-        repeat(asm, self.features, rax, feature)
-        for number, register in enumerate(sums):
-            left = min(self.lanes, count - number * self.lanes)
-            self._store(int(register.number), Memory(rsi, number * self.lanes * _DOUBLE), left)
+        repeat(asm, self.spec.known.shape[1], rax, feature)
+        for row in range(self.rows):
+            for number in range(vectors):
+                left = min(self.lanes, count - number * self.lanes)
+                offset = row * self.y_pitch + number * self.lanes * _DOUBLE
+                self._store(row * vectors + number, Memory(rsi, offset), left)
         asm.emit("add", rsi, count * _DOUBLE)
 
-    def _broadcast(self) -> None:
-        asm, x = self.asm, vector(self.asm, _X)
-        if self.spec.x_bytes == _DOUBLE:
-            asm.emit("vbroadcastsd", x, Memory(r9))
-            return
-        asm.emit("vbroadcastss", half_vector(asm, _X), Memory(r9))
-        asm.emit("vcvtps2pd", x, half_vector(asm, _X))
+    def _place(self, number: int) -> Memory:
+        return Memory(r8, number * self.lanes * _DOUBLE)
 
-    def _add(self, number: int) -> None:
+    def _broadcast(self, row: int) -> None:
+        asm, x, place = self.asm, vector(self.asm, self.x), Memory(r9, row * self.x_pitch)
+        if self.spec.x_bytes == _DOUBLE:
+            asm.emit("vbroadcastsd", x, place)
+            return
+        asm.emit("vbroadcastss", half_vector(asm, self.x), place)
+        asm.emit("vcvtps2pd", x, half_vector(asm, self.x))
+
+    def _add(self, total_number: int, number: int) -> None:
+        """Append code that adds a feature of one row of x and of vector `number` to a sum."""
         asm, measure = self.asm, self.spec.measure
-        total, d, x = vector(asm, number), vector(asm, _D + number), vector(asm, _X)
-        known, mask = Memory(r8, number * self.lanes * _DOUBLE), vector(asm, _MASK)
+        total, d, x = (vector(asm, each) for each in (total_number, self.d, self.x))
+        mask = vector(asm, self.mask)
+        known = vector(asm, self.known[number]) if self.known else self._place(number)
         if measure is Measure.PRODUCT:
             asm.emit("vfmadd231pd", total, x, known)
         elif measure is Measure.SQUARED:
             asm.emit("vsubpd", d, x, known)
             asm.emit("vfmadd231pd", total, d, d)
+        elif measure is Measure.UNEQUAL and asm.target.isa == "avx512":
+            asm.emit("vcmppd", k(1), x, known, _NOT_EQUAL)
+            asm.emit("vaddpd", total.masked(k(1)), total, mask)
         elif measure is Measure.UNEQUAL:
-            if asm.target.isa == "avx512":
-                asm.emit("vcmppd", k(1), x, known, _NOT_EQUAL)
-                asm.emit("vaddpd", total.masked(k(1)), total, mask)
-                return
             asm.emit("vcmppd", d, x, known, _NOT_EQUAL)
             asm.emit("vandps", d, d, mask)
             asm.emit("vaddpd", total, total, d)
@@ -141,7 +173,13 @@ class _BlockOfRows:
             set_tail_mask(asm, count, k(1))
             asm.emit("vmovupd", place.masked(k(1)), register)
         else:
-            mask = ymm(_D)
+            mask = ymm(self.d)
             asm.emit("vmovups", mask, lane_mask(asm, count, self.lanes, _DOUBLE))
             asm.emit("vmaskmovpd", place, mask, register)
 
+
+# The operand in `mask`: the bits of a magnitude, or the number that a feature adds if it differs.
+_OPERANDS = {
+    **dict.fromkeys((Measure.ABSOLUTE, Measure.LARGEST), np.int64(_MAGNITUDE)),
+    Measure.UNEQUAL: np.float64(1.0),
+}

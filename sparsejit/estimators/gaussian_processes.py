@@ -27,12 +27,22 @@ from sparsejit.frontends.writing.writer import Formula, Operand
 from sparsejit.ir.ops.columns import Measure
 from sparsejit.ir.values import Array, Element, TensorType, Value
 
-# Writes the values of a kernel for X and the rows of a fit, float64 (batch, rows).
-_Of = Callable[[EstimatorWriter, Any, Array], Value]
+# Writes the values of a kernel for X and the rows of a fit, float64 (batch, rows); a kernel that is
+# the same for all rows is a number.
+_Of = Callable[[EstimatorWriter, Any, Array], Value | float]
 
 
 def kernel_of_process(writer: EstimatorWriter, kernel: Any, known: Array) -> Value:
     """The values of a kernel of `sklearn.gaussian_process.kernels`, float64 (batch, rows)."""
+    found = _values(writer, kernel, known)
+    if isinstance(found, Value):
+        return found
+    x = writer.plain_columns()
+    weights = np.zeros((len(known), x.shape[1]))
+    return writer.product_of(x, weights, np.full(len(known), found), "constant")
+
+
+def _values(writer: EstimatorWriter, kernel: Any, known: Array) -> Value | float:
     write = _KERNELS.get(type(kernel).__name__)
     if write is None:
         raise InvalidInput(
@@ -44,13 +54,7 @@ def kernel_of_process(writer: EstimatorWriter, kernel: Any, known: Array) -> Val
 
 def _constant(number: Callable[[Any], float]) -> _Of:
     """A kernel that has the same value for all rows."""
-
-    def write(writer: EstimatorWriter, kernel: Any, known: Array) -> Value:
-        x = writer.plain_columns()
-        zeros = np.zeros((len(known), x.shape[1]))
-        return writer.product_of(x, zeros, np.full(len(known), number(kernel)), "constant")
-
-    return write
+    return lambda writer, kernel, known: number(kernel)
 
 
 def _scaled_distances(
@@ -101,17 +105,21 @@ def _dot(writer: EstimatorWriter, kernel: Any, known: Array) -> Value:
     return f.finish(f("add", product, float(kernel.sigma_0) ** 2))
 
 
-def _pair(kind: str) -> _Of:
-    def write(writer: EstimatorWriter, kernel: Any, known: Array) -> Value:
-        both = [kernel_of_process(writer, part, known) for part in (kernel.k1, kernel.k2)]
+def _pair(kind: str, combine: Callable[[float, float], float]) -> _Of:
+    def write(writer: EstimatorWriter, kernel: Any, known: Array) -> Value | float:
+        first, second = (_values(writer, part, known) for part in (kernel.k1, kernel.k2))
+        if not isinstance(first, Value) and not isinstance(second, Value):
+            return combine(first, second)
         f = double_formula(writer, "kernel")
-        return f.finish(f(kind, *both))
+        return f.finish(f(kind, first, second))
 
     return write
 
 
-def _exponentiation(writer: EstimatorWriter, kernel: Any, known: Array) -> Value:
-    inner = kernel_of_process(writer, kernel.kernel, known)
+def _exponentiation(writer: EstimatorWriter, kernel: Any, known: Array) -> Value | float:
+    inner = _values(writer, kernel.kernel, known)
+    if not isinstance(inner, Value):
+        return float(inner**kernel.exponent)
     f = double_formula(writer, "power")
     return f.finish(power(f, inner, float(kernel.exponent)), shape=inner.shape)
 
@@ -123,8 +131,8 @@ _KERNELS: dict[str, _Of] = {
     "Matern": _matern,
     "RationalQuadratic": _rational,
     "DotProduct": _dot,
-    "Sum": _pair("add"),
-    "Product": _pair("mul"),
+    "Sum": _pair("add", float.__add__),
+    "Product": _pair("mul", float.__mul__),
     "Exponentiation": _exponentiation,
 }
 

@@ -25,8 +25,8 @@ class Model:
     """A kind of estimator.
 
     `methods` gives the functions that write its methods, from the current columns; `transform` the
-    function that writes its columns, so that it may stand before others, or None; `labels` what
-    `predict` returns by place, where the estimator has no `classes_`.
+    function that writes its columns, so that it may stand before others, or None; `labels` the
+    results of `predict` by place, where they are not `classes_`.
     """
 
     methods: Callable[[Any], Mapping[str, Write]] = _none

@@ -2,7 +2,7 @@
 
     distances to all rows -> the least, or all within a radius -> votes or means of their targets
 
-Of rows at the same distance, the first in the order of the fit are nearer.
+Where rows are at the same distance, the first in the order of the fit are nearer.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ from sparsejit.ir.values import Array, Element, Value
 
 
 def _rows_of(estimator: Any) -> tuple[Array, Metric]:
-    """The rows of a fit, and the metric. Raises InvalidInput for what has no code."""
+    """The rows of a fit, and the metric. Raises InvalidInput for a metric without code."""
     if not hasattr(estimator, "_fit_X"):
         raise InvalidInput(f"the {type(estimator).__name__} is not fitted; call its fit first")
     known = dense_array(estimator._fit_X)

@@ -33,7 +33,7 @@ def as_step(step: Any) -> Any:
 
 
 def labels_of_model(estimator: Any) -> Array | None:
-    """What `predict` of a model returns by place, where it has no `classes_` that say so."""
+    """The results of a model's `predict` by place, where they are not `classes_`."""
     if is_pipeline(estimator):
         estimator = held(steps_of(estimator)[1])
     model = MODELS.get(type(estimator).__name__)

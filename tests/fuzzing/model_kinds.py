@@ -52,7 +52,7 @@ class ModelKind:
         return X + generator.choice([0, 0, 20])
 
     def targets(self, generator: np.random.Generator, X: Array) -> Any:
-        """What `fit` gets besides X."""
+        """The targets that `fit` gets, None without any."""
         plain = (X - X.mean(axis=0)) / (X.std(axis=0) + 1e-9)
         score = plain[:, 0] + np.sin(3 * plain[:, -1]) + 0.3 * generator.standard_normal(len(X))
         if self.target in ("classes", "two"):
