@@ -14,6 +14,8 @@ from sparsejit.estimators.double_values import (
     centred,
     dense_array,
     double_formula,
+    log_shares,
+    place_of_largest,
     scaled_columns,
     sigmoid,
     single,
@@ -21,7 +23,7 @@ from sparsejit.estimators.double_values import (
 from sparsejit.estimators.ensembles import lines
 from sparsejit.estimators.linear_models import linear_methods
 from sparsejit.estimators.model_table import Model
-from sparsejit.estimators.writer import EstimatorWriter, Write
+from sparsejit.estimators.writer import WIDE, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
 from sparsejit.frontends.writing.arranging import reshaped
 from sparsejit.ir.ops.selection import ArgMax
@@ -66,6 +68,19 @@ def _rotated(estimator: Any) -> _Map:
     name = "x_rotations_" if hasattr(estimator, "x_rotations_") else "x_weights_"
     rotations = np.asarray(getattr(estimator, name), np.float64)
     return (rotations / np.asarray(estimator._x_std)[:, None]).T, estimator._x_mean
+
+
+def _linear_discriminant(estimator: Any) -> dict[str, Write]:
+    """Methods whose scores of several classes, which may be large, are compared in float64."""
+    found = linear_methods(estimator)
+    scores = found.get(WIDE)
+    if scores is None or len(estimator.classes_) == 2:
+        return found
+    return found | {
+        "predict": lambda writer: place_of_largest(writer, scores(writer)),
+        "predict_proba": lambda writer: log_shares(writer, scores(writer), False),
+        "predict_log_proba": lambda writer: log_shares(writer, scores(writer), True),
+    }
 
 
 def _discriminants(estimator: Any) -> Write | None:
@@ -125,16 +140,13 @@ def _cross_regressor(estimator: Any) -> dict[str, Write]:
 _TURN = 2 * np.pi
 
 
-def _cosines(
-    estimator: Any, prepare: Callable[[EstimatorWriter], Value] | None = None
-) -> Write:
+def _cosines(estimator: Any) -> Write:
     """a cos(W x + b); whole turns are taken off in float64, before cos in float32."""
     weights = np.asarray(estimator.random_weights_, np.float64).T
     offset = np.asarray(estimator.random_offset_, np.float64)
 
     def write(writer: EstimatorWriter) -> Value:
-        x = writer.plain_columns() if prepare is None else prepare(writer)
-        angle = writer.product_of(x, weights, offset, "angles")
+        angle = writer.product_of(writer.plain_columns(), weights, offset, "angles")
         f = double_formula(writer, "turns")
         turns = f("round", f("mul", angle, 1 / _TURN))
         near = single(writer, f.finish(f("sub", angle, f("mul", turns, _TURN))))
@@ -142,17 +154,6 @@ def _cosines(
         return g.finish(g("mul", g("cos", near), float(np.sqrt(2 / len(weights)))))
 
     return write
-
-
-def _skewed(estimator: Any) -> Write:
-    def logarithms(writer: EstimatorWriter) -> Value:
-        x = writer.plain_columns()
-        shift = np.full(x.shape[1], -float(estimator.skewedness))
-        moved = scaled_columns(writer, x, np.arange(x.shape[1]), shift)
-        f = double_formula(writer, "logarithms")
-        return f.finish(f("log", moved))
-
-    return _cosines(estimator, logarithms)
 
 
 def _hidden(estimator: Any) -> Write:
@@ -265,12 +266,11 @@ COLUMN_MODELS = {
         name: Model(_cross_regressor, _mapped(_rotated))
         for name in ("CCA", "PLSCanonical", "PLSRegression")
     },
-    "LinearDiscriminantAnalysis": Model(linear_methods, _discriminants),
+    "LinearDiscriminantAnalysis": Model(_linear_discriminant, _discriminants),
     "BernoulliRBM": Model(transform=_hidden),
     "DummyClassifier": Model(_dummy_classifier),
     "DummyRegressor": Model(_dummy_regressor),
     "IsotonicRegression": Model(_isotonic),
     "RBFSampler": Model(transform=_cosines),
     "SGDOneClassSVM": Model(_one_class, labels=lambda each: np.array([-1, 1], np.int32)),
-    "SkewedChi2Sampler": Model(transform=_skewed),
 }

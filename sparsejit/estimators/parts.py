@@ -28,7 +28,7 @@ MAPPING = frozenset(
     BernoulliRBM BisectingKMeans Birch CCA FactorAnalysis FastICA FeatureAgglomeration
     GaussianRandomProjection KMeans KernelPCA LinearDiscriminantAnalysis MiniBatchKMeans
     MiniBatchSparsePCA NeighborhoodComponentsAnalysis Nystroem PLSCanonical PLSRegression PLSSVD
-    RBFSampler SkewedChi2Sampler SparsePCA SparseRandomProjection
+    RBFSampler SparsePCA SparseRandomProjection
     """.split()
 )
 # Estimators that predict with an inner estimator, and its attribute.

@@ -118,7 +118,7 @@ def _neutral(site: Site) -> Found:
 def _unary_pair(site: Site) -> Found:
     inner = site.producer(site.inputs[0])
     made = UNARY_PAIRS.get((_kind(site), kind_of(inner)))
-    if made is None or inner is None:
+    if made is None or inner is None or (made == "rsqrt" and not site.is_float):
         return None
     return (site.one(Pointwise(made), *inner.inputs) if made else inner.inputs[0],)
 

@@ -19,7 +19,7 @@ class ModelKind:
     """A class of scikit-learn, its parameters at random, and its data.
 
     `target`: "classes", "two", "numbers", "several" numbers, "positive" ones, or "none". `data`:
-    "plain" numbers, "counts", "codes" of categories, "one" column, or "positive" numbers.
+    "plain" numbers, "counts", "codes" of categories, or "one" column.
     """
 
     path: str
@@ -47,8 +47,6 @@ class ModelKind:
             return np.minimum(np.round(2 * np.abs(X)), 4)
         if self.data == "one":
             return X[:, :1]
-        if self.data == "positive":
-            return np.abs(X)
         return X + generator.choice([0, 0, 20])
 
     def targets(self, generator: np.random.Generator, X: Array) -> Any:
@@ -223,9 +221,6 @@ MODEL_KINDS = (
     ModelKind("decomposition.KernelPCA", "none", _components_of_kernels),
     ModelKind("kernel_approximation.Nystroem", "none", _approximated),
     ModelKind("kernel_approximation.RBFSampler", "none", _chosen(random_state=[0])),
-    ModelKind(
-        *("kernel_approximation.SkewedChi2Sampler", "none", _chosen(random_state=[0])), "positive"
-    ),
     *(
         ModelKind(f"cross_decomposition.{name}", "several", _chosen(n_components=[1, 2]))
         for name in ("CCA", "PLSCanonical", "PLSRegression", "PLSSVD")

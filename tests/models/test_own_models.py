@@ -103,6 +103,8 @@ def assert_equal(estimator: Any, compiled: Any, rows: Any) -> None:
             continue
         np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted))
         finite = np.isfinite(wanted)
+        if method == "predict_log_proba":  # the library's own logarithm of 0 is that of 2e-308
+            finite &= wanted > -700
         largest = max(np.abs(wanted[finite]).max(initial=0.0), 1e-30)
         worst = np.abs(found[finite] - wanted[finite]).max(initial=0.0) / largest
         assert worst <= VALUES, f"{method} differs by {worst:.1e}"
