@@ -20,12 +20,14 @@ from sparsejit.estimators.double_values import (
     log_sum,
     place_of_largest,
     scaled_columns,
+    second_of_two,
     single,
     squared_norms,
+    wide_shares,
 )
 from sparsejit.estimators.model_table import Model
 from sparsejit.estimators.neighbour_models import outlier_methods, score_methods
-from sparsejit.estimators.writer import MOST_DOUBLES, EstimatorWriter, Write
+from sparsejit.estimators.writer import MOST_DOUBLES, WIDE, EstimatorWriter, Write
 from sparsejit.frontends.writing.arranging import reshaped
 from sparsejit.ir.ops.columns import Measure, ScaledColumns
 from sparsejit.ir.values import Array, Value
@@ -36,6 +38,7 @@ def _bayes_methods(scores: Write) -> dict[str, Write]:
         "predict": lambda writer: place_of_largest(writer, scores(writer)),
         "predict_proba": lambda writer: log_shares(writer, scores(writer), False),
         "predict_log_proba": lambda writer: log_shares(writer, scores(writer), True),
+        WIDE: lambda writer: second_of_two(writer, wide_shares(writer, scores(writer))),
     }
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.writer import EstimatorWriter
-from sparsejit.frontends.writing.arranging import reshaped
+from sparsejit.frontends.writing.arranging import reshaped, sliced
 from sparsejit.frontends.writing.writer import Formula, Operand
 from sparsejit.ir.ops.columns import Distances, Measure, ScaledColumns
 from sparsejit.ir.ops.pointwise import Cast
@@ -266,13 +266,23 @@ def place_of_largest(writer: EstimatorWriter, x: Value) -> Value:
 
 
 def log_shares(writer: EstimatorWriter, x: Value, logarithm: bool) -> Value:
-    """exp(x) divided by its sum over a row, or the logarithm of that, float32 like x."""
+    """exp(x) divided by its sum over a row, or the logarithm of that, as float32."""
+    return single(writer, wide_shares(writer, x, logarithm))
+
+
+def wide_shares(writer: EstimatorWriter, x: Value, logarithm: bool = False) -> Value:
+    """The numbers that `log_shares` rounds, float64."""
     f = double_formula(writer, "shares")
     apart = f("sub", x, f("row_max", x))
     powers = f("exp", apart)
     total = f("row_sum", powers)
     found = f("sub", apart, f("log", total)) if logarithm else f("div", powers, total)
-    return single(writer, f.finish(found, shape=x.shape))
+    return f.finish(found, shape=x.shape)
+
+
+def second_of_two(writer: EstimatorWriter, shares: Value) -> Value:
+    """The second column if there are two, else all, as calibrators read probabilities."""
+    return sliced(writer, shares, 1, 1, 2) if shares.shape[1] == 2 else shares
 
 
 def log_sum(writer: EstimatorWriter, x: Value) -> Value:

@@ -18,9 +18,10 @@ from sparsejit.estimators.double_values import (
     place_of_largest,
     power,
     scaled_columns,
+    second_of_two,
     single,
 )
-from sparsejit.estimators.writer import MOST_DOUBLES, EstimatorWriter, Write
+from sparsejit.estimators.writer import MOST_DOUBLES, WIDE, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
 from sparsejit.frontends.writing.arranging import joined, reshaped
 from sparsejit.frontends.writing.writer import Formula, Operand
@@ -208,15 +209,19 @@ def gaussian_classifier(estimator: Any) -> dict[str, Write]:
             reshaped(writer, f.finish(f("greater", mean, 0.0)), (writer.batch,)), Element.INT64
         )
 
-    def probabilities(writer: EstimatorWriter) -> Value:
+    def shares(writer: EstimatorWriter) -> Value:
         found = columns(writer)
         f = double_formula(writer, "probabilities")
         if len(parts) > 1:
-            return single(writer, f.finish(f("div", found, f("row_sum", found)), shape=found.shape))
+            return f.finish(f("div", found, f("row_sum", found)), shape=found.shape)
         other = f.finish(f("sub", 1.0, found))
-        return single(writer, joined(writer, [other, found], 1))
+        return joined(writer, [other, found], 1)
 
-    return {"predict": choose, "predict_proba": probabilities}
+    return {
+        "predict": choose,
+        "predict_proba": lambda writer: single(writer, shares(writer)),
+        WIDE: lambda writer: second_of_two(writer, shares(writer)),
+    }
 
 
 def _latent_mean(writer: EstimatorWriter, values: Value, part: Any) -> Value:

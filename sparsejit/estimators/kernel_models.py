@@ -28,7 +28,7 @@ from sparsejit.estimators.double_values import (
 )
 from sparsejit.estimators.gaussian_processes import gaussian_classifier, gaussian_regressor
 from sparsejit.estimators.model_table import Model
-from sparsejit.estimators.writer import MOST_DOUBLES, EstimatorWriter, Write
+from sparsejit.estimators.writer import MOST_DOUBLES, WIDE, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
 from sparsejit.frontends.writing.arranging import reshaped
 from sparsejit.ir.ops.selection import ArgMax
@@ -122,13 +122,17 @@ def _classifier(estimator: Any) -> dict[str, Write]:
     def decide(writer: EstimatorWriter) -> Value:
         found = scores(writer)
         if of_rest:
-            return single(writer, _one_vs_rest(writer, found, classes))
+            return _one_vs_rest(writer, found, classes)
         if classes > 2:
-            return single(writer, found)
+            return found
         f = double_formula(writer, "decision")
-        return flat(writer, f.finish(f("neg", found)))
+        return f.finish(f("neg", found))
 
-    methods: dict[str, Write] = {"predict": choose, "decision_function": decide}
+    methods: dict[str, Write] = {
+        "predict": choose,
+        "decision_function": lambda writer: flat(writer, decide(writer)),
+        WIDE: decide,
+    }
     if hasattr(estimator, "predict_proba") and np.size(estimator._probA):
         methods |= _probabilities(estimator, scores, classes)
     return methods

@@ -17,15 +17,17 @@ from sparsejit.estimators.double_values import (
     dense_array,
     distances,
     double_formula,
+    flat,
     inliers,
     log_shares,
     metric_of,
     place_of_largest,
     scaled_columns,
+    second_of_two,
     single,
 )
 from sparsejit.estimators.model_table import Model, places
-from sparsejit.estimators.writer import MOST_DOUBLES, EstimatorWriter, Write
+from sparsejit.estimators.writer import MOST_DOUBLES, WIDE, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
 from sparsejit.frontends.writing.arranging import reshaped
 from sparsejit.frontends.writing.writer import Formula, Operand
@@ -116,11 +118,6 @@ def _votes(estimator: Any) -> Array:
     return np.asarray(np.arange(len(estimator.classes_)) == np.ravel(estimator._y)[:, None], float)
 
 
-def _shares(writer: EstimatorWriter, votes: Value) -> Value:
-    f = writer.at("shares").formula("shares")
-    return f.finish(f("div", votes, f("row_sum", votes)), shape=votes.shape)
-
-
 def _neighbours_classifier(estimator: Any) -> dict[str, Write]:
     table = _votes(estimator)
     _rows_of(estimator)
@@ -130,11 +127,16 @@ def _neighbours_classifier(estimator: Any) -> dict[str, Write]:
         votes = _sum_of_neighbours(writer, estimator, table)
         return writer.at("predict").one(ArgMax(), votes)
 
+    def shares(writer: EstimatorWriter) -> Value:
+        votes = _sum_of_neighbours(writer, estimator, table)
+        wide = scaled_columns(writer, votes, np.arange(table.shape[1]))
+        f = double_formula(writer, "shares")
+        return f.finish(f("div", wide, f("row_sum", wide)), shape=votes.shape)
+
     return {
         "predict": choose,
-        "predict_proba": lambda writer: _shares(
-            writer, _sum_of_neighbours(writer, estimator, table)
-        ),
+        "predict_proba": lambda writer: single(writer, shares(writer)),
+        WIDE: lambda writer: second_of_two(writer, shares(writer)),
     }
 
 
@@ -318,15 +320,15 @@ def _nearest_centroid(estimator: Any) -> dict[str, Write]:
 def score_methods(scores: Write, classes: int) -> dict[str, Write]:
     """Methods of scikit-learn's discriminants: the scores, and their softmax."""
 
-    def decide(writer: EstimatorWriter) -> Value:
+    def decisions(writer: EstimatorWriter) -> Value:
         found = scores(writer)
         if classes != 2:
-            return single(writer, found)
-        pair = writer.product_of(found, np.array([[-1.0, 1.0]]), np.zeros(1), "decision")
-        return reshaped(writer, single(writer, pair), (writer.batch,))
+            return found
+        return writer.product_of(found, np.array([[-1.0, 1.0]]), np.zeros(1), "decision")
 
     return {
-        "decision_function": decide,
+        "decision_function": lambda writer: flat(writer, decisions(writer)),
+        WIDE: decisions,
         "predict_proba": lambda writer: log_shares(writer, scores(writer), False),
         "predict_log_proba": lambda writer: log_shares(writer, scores(writer), True),
     }

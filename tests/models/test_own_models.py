@@ -13,9 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from runnable import LEVELS
 from scipy.sparse import csr_matrix
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.cluster import KMeans
+from sklearn.decomposition import PCA, KernelPCA
+from sklearn.discriminant_analysis import (
+    LinearDiscriminantAnalysis,
+    QuadraticDiscriminantAnalysis,
+)
+from sklearn.ensemble import StackingClassifier, VotingClassifier
 from sklearn.exceptions import NotFittedError
+from sklearn.gaussian_process import GaussianProcessClassifier
 from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.naive_bayes import CategoricalNB, GaussianNB
 from sklearn.neighbors import (
     KNeighborsClassifier,
     KNeighborsRegressor,
@@ -25,6 +35,7 @@ from sklearn.neighbors import (
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
+from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils import get_tags
 
 import sparsejit
@@ -218,3 +229,53 @@ def test_votes_of_many_pairs_are_counted_as_in_libsvm() -> None:
     rows = np.random.default_rng(1).standard_normal((200, 3))
     compiled = sparsejit.compile(estimator, rows)
     np.testing.assert_array_equal(compiled.predict(rows), estimator.predict(rows))
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize(
+    "part",
+    [
+        SVC(C=5),
+        make_pipeline(StandardScaler(), SVC(decision_function_shape="ovr")),
+        KNeighborsClassifier(weights="distance"),
+        GaussianNB(),
+        QuadraticDiscriminantAnalysis(),
+        GaussianProcessClassifier(),
+    ],
+    ids=lambda part: type(part).__name__,
+)
+@pytest.mark.parametrize("method", ["sigmoid", "isotonic"])
+def test_calibration_reads_their_scores_in_float64(part: Any, classes: int, method: str) -> None:
+    y = np.digitize(X[:, 0] + X[:, 1] ** 2, [0.5, 1.5][: classes - 1])
+    estimator = CalibratedClassifierCV(part, method=method, cv=2).fit(X, y)
+    rows = X + 0.1
+    assert_equal(estimator, sparsejit.compile(estimator, rows), rows)
+
+
+def test_ensembles_and_steps_are_made_of_them() -> None:
+    y = CLASSES
+    named = [("s", SVC()), ("n", KNeighborsClassifier()), ("b", GaussianNB())]
+    for estimator in (
+        VotingClassifier(named),
+        VotingClassifier(named[1:], voting="soft"),
+        StackingClassifier(named, cv=2, passthrough=True),
+        make_pipeline(StandardScaler(), KMeans(4, n_init=1), LogisticRegression()),
+        make_pipeline(PCA(2), LinearDiscriminantAnalysis(), SVC()),
+        make_pipeline(KernelPCA(2, kernel="rbf"), KNeighborsClassifier(3)),
+    ):
+        rows = X + 0.05
+        estimator.fit(X, y)
+        assert_equal(estimator, sparsejit.compile(estimator, rows), rows)
+
+
+def test_a_forest_does_not_stand_behind_them() -> None:
+    estimator = make_pipeline(KMeans(4, n_init=1), DecisionTreeClassifier()).fit(X, CLASSES)
+    with pytest.raises(InvalidInput, match="to the last bit"):
+        sparsejit.compile(estimator)
+
+
+def test_a_category_that_the_fit_did_not_see_is_refused() -> None:
+    codes = np.abs(np.round(2 * X)).astype(int)
+    compiled = sparsejit.compile(CategoricalNB().fit(codes, CLASSES))
+    with pytest.raises(InvalidInput, match="did not see"):
+        compiled.predict(codes + 100)
