@@ -25,6 +25,7 @@ from sparsejit.ir.ops.selection import ArgMax
 from sparsejit.ir.values import Array, Element, Value
 
 DOUBLE = Element.FLOAT64
+MOST_KNOWN = 1 << 24  # most numbers of the rows of a fit: 128 MB of float64
 
 
 def dense_array(values: Any) -> Array:
@@ -68,6 +69,15 @@ def scaled_columns(
 def centred(writer: EstimatorWriter, centre: Array) -> Value:
     """The current columns less the centre, in float64."""
     return scaled_columns(writer, writer.plain_columns(), np.arange(len(centre)), centre)
+
+
+def check_rows(owner: Any, known: Array) -> None:
+    """Raise InvalidInput for more rows of a fit than a file, and code beside them, should hold."""
+    if known.size > MOST_KNOWN:
+        raise InvalidInput(
+            f"the {type(owner).__name__} has {len(known)} rows of {known.shape[1]} features, more "
+            f"than {MOST_KNOWN:,} numbers; fit it to fewer rows"
+        )
 
 
 def distances(writer: EstimatorWriter, x: Value, known: Array, measure: Measure) -> Value:

@@ -13,6 +13,7 @@ from numpy.polynomial import chebyshev
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.double_values import (
     KernelFunction,
+    check_rows,
     distances,
     double_formula,
     place_of_largest,
@@ -160,7 +161,8 @@ def gaussian_regressor(estimator: Any) -> dict[str, Write]:
     )
     weights = np.atleast_2d(alpha.T) * spread[:, None]
     bias = np.broadcast_to(mean, len(weights)).astype(np.float64)
-    _check_size(estimator, known.size + weights.size)
+    check_rows(estimator, known)
+    _check_size(estimator, weights.size)
     check_held(estimator, "its targets", bias)
 
     def predict(writer: EstimatorWriter) -> Value:
@@ -188,7 +190,8 @@ def gaussian_classifier(estimator: Any) -> dict[str, Write]:
     parts = [base] if estimator.n_classes_ == 2 else list(base.estimators_)
     for part in parts:
         known = np.asarray(part.X_train_, np.float64)
-        _check_size(estimator, known.size + len(known) ** 2)
+        check_rows(estimator, known)
+        _check_size(estimator, len(known) ** 2)
         kernel_of_process(_probe(known.shape[1]), part.kernel_, known[:1])
         if "DotProduct" in str(part.kernel_):
             raise InvalidInput(

@@ -18,6 +18,7 @@ from sparsejit.errors import InvalidInput
 from sparsejit.estimators.coupling import coupled, pair_probabilities
 from sparsejit.estimators.double_values import (
     KernelFunction,
+    check_rows,
     dense_array,
     double_formula,
     flat,
@@ -59,10 +60,11 @@ def _svm_scores(estimator: Any) -> Callable[[EstimatorWriter], Value]:
         *(float(estimator.degree), known.shape[1]),
     )
     weights = _of_pairs(dual, np.asarray(estimator.n_support_), classes) if classes else dual
-    if known.size > MOST_DOUBLES or weights.size > MOST_DOUBLES:
+    check_rows(estimator, known)
+    if weights.size > MOST_DOUBLES:
         raise InvalidInput(
-            f"the {type(estimator).__name__} has {len(known)} support vectors of "
-            f"{known.shape[1]} features, more than {MOST_DOUBLES} numbers; fit it to fewer samples"
+            f"the {type(estimator).__name__} has {len(known)} support vectors for {len(weights)} "
+            f"pairs of classes, more than {MOST_DOUBLES:,} numbers; fit it to fewer samples"
         )
     check_held(estimator, "its coefficients", np.append(weights, bias))
     return lambda writer: weighted_kernels(writer, kernel, known, weights, bias)
@@ -192,6 +194,7 @@ def _kernel_ridge(estimator: Any) -> dict[str, Write]:
 def _named_kernel(estimator: Any, rows: Any) -> tuple[KernelFunction, Array]:
     """The kernel of an estimator with gamma, coef0 and degree, and its rows."""
     known = dense_array(rows)
+    check_rows(estimator, known)
     if getattr(estimator, "kernel_params", None):
         raise InvalidInput(
             f"the {type(estimator).__name__} has kernel_params; give gamma, coef0 and degree"

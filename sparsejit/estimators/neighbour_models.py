@@ -14,6 +14,7 @@ from sparsejit.estimators.double_values import (
     DOUBLE,
     KernelFunction,
     Metric,
+    check_rows,
     dense_array,
     distances,
     double_formula,
@@ -27,7 +28,7 @@ from sparsejit.estimators.double_values import (
     single,
 )
 from sparsejit.estimators.model_table import Model, places
-from sparsejit.estimators.writer import MOST_DOUBLES, WIDE, EstimatorWriter, Write
+from sparsejit.estimators.writer import WIDE, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
 from sparsejit.frontends.writing.arranging import reshaped
 from sparsejit.frontends.writing.writer import Formula, Operand
@@ -41,17 +42,9 @@ def _rows_of(estimator: Any) -> tuple[Array, Metric]:
     if not hasattr(estimator, "_fit_X"):
         raise InvalidInput(f"the {type(estimator).__name__} is not fitted; call its fit first")
     known = dense_array(estimator._fit_X)
-    _check_size(estimator, known)
+    check_rows(estimator, known)
     parameters = estimator.effective_metric_params_
     return known, metric_of(estimator, estimator.effective_metric_, parameters, known.shape[1])
-
-
-def _check_size(estimator: Any, known: Array) -> None:
-    if known.size > MOST_DOUBLES:
-        raise InvalidInput(
-            f"the {type(estimator).__name__} has {len(known)} rows of {known.shape[1]} features, "
-            f"more than {MOST_DOUBLES} numbers; fit it to fewer rows"
-        )
 
 
 def _weighting(estimator: Any) -> bool:
@@ -343,7 +336,7 @@ def place_of_least(writer: EstimatorWriter, x: Value) -> Value:
 def _propagated(estimator: Any) -> dict[str, Write]:
     """Label propagation: the distributions of the rows of the fit, weighted by a kernel."""
     known, table = dense_array(estimator.X_), dense_array(estimator.label_distributions_)
-    _check_size(estimator, known)
+    check_rows(estimator, known)
     if callable(estimator.kernel):
         raise InvalidInput(
             f"the {type(estimator).__name__} has a kernel that is a function; use 'rbf' or 'knn'"
@@ -376,7 +369,7 @@ def _centres(estimator: Any) -> Array:
     if found is None:
         raise InvalidInput(f"the {type(estimator).__name__} is not fitted; call its fit(X) first")
     known = dense_array(found)
-    _check_size(estimator, known)
+    check_rows(estimator, known)
     return known
 
 

@@ -40,6 +40,7 @@ from sklearn.utils import get_tags
 
 import sparsejit
 from sparsejit.errors import InvalidInput
+from sparsejit.estimators import double_values
 from sparsejit.estimators.own_models import MODELS
 from sparsejit.estimators.parts import MAPPING
 from sparsejit.ir.values import Array
@@ -279,3 +280,14 @@ def test_a_category_that_the_fit_did_not_see_is_refused() -> None:
     compiled = sparsejit.compile(CategoricalNB().fit(codes, CLASSES))
     with pytest.raises(InvalidInput, match="did not see"):
         compiled.predict(codes + 100)
+
+
+@pytest.mark.parametrize(
+    "estimator", [SVC(), KNeighborsClassifier(), KernelRidge(kernel="rbf"), KMeans(9, n_init=1)]
+)
+def test_too_many_rows_of_a_fit_are_refused(
+    estimator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(double_values, "MOST_KNOWN", 20)
+    with pytest.raises(InvalidInput, match="fit it to fewer rows"):
+        sparsejit.compile(estimator.fit(X, CLASSES))
