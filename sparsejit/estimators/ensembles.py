@@ -31,7 +31,7 @@ from sparsejit.estimators.parts import (
 )
 from sparsejit.estimators.writer import WIDE, EstimatorWriter, Write, row_shares
 from sparsejit.frontends.writing.arranging import joined, reshaped, sliced
-from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
+from sparsejit.ir.ops.columns import ScaledColumns
 from sparsejit.ir.ops.row_chains import softmax
 from sparsejit.ir.ops.selection import ArgMax
 from sparsejit.ir.values import Array, Element, Value
@@ -75,7 +75,7 @@ def calibrated(pair: Any, methods: Mapping[str, Write]) -> Write:
             f"the {type(pair.estimator).__name__} has {len(own)} of {len(classes)} classes; fit "
             "it to all classes"
         )
-    make = _sigmoids if pair.method == "sigmoid" else _lines
+    make = _sigmoids if pair.method == "sigmoid" else lines
 
     def probabilities(writer: EstimatorWriter) -> Value:
         found = make(writer, pair.calibrators, scores(writer))
@@ -90,11 +90,7 @@ def calibrated(pair: Any, methods: Mapping[str, Write]) -> Write:
 
 def _product(writer: EstimatorWriter, x: Value, weights: Array, bias: Array) -> Value:
     """x weights^T + bias in float64, rounded to float32: steep functions amplify the last bit."""
-    operands = [
-        writer.constant(array, f"calibration.{what}", Element.FLOAT64)
-        for what, array in (("weights", weights), ("bias", bias))
-    ]
-    return writer.one(DoubleProduct(x.type.element), x, *operands)
+    return writer.product_of(x, weights, bias, "calibration", Element.FLOAT32)
 
 
 def _sigmoids(writer: EstimatorWriter, calibrators: Sequence[Any], scores: Value) -> Value:
@@ -104,14 +100,15 @@ def _sigmoids(writer: EstimatorWriter, calibrators: Sequence[Any], scores: Value
     return f.finish(f("reciprocal", f("add", f("exp", power), 1.0)))
 
 
-def _lines(writer: EstimatorWriter, calibrators: Sequence[Any], scores: Value) -> Value:
-    """Isotonic curves in float64: the first y of each class, plus the rise of each line up to x."""
+def lines(writer: EstimatorWriter, calibrators: Sequence[Any], scores: Value) -> Value:
+    """Isotonic curves in float64: the first y of a class, and the change of each line up to x."""
     sources, numbers, owners, first = [], [], [], []
     for number, calibrator in enumerate(calibrators):
         x, y = _points(calibrator)
         slope = np.diff(y) / np.diff(x)
         zeros = np.zeros(len(slope))
-        numbers.append(np.stack([x[:-1], slope, zeros, zeros, np.diff(y), zeros]))
+        low, high = np.minimum(np.diff(y), 0), np.maximum(np.diff(y), 0)
+        numbers.append(np.stack([x[:-1], slope, zeros, low, high, zeros]))
         sources.append(np.full(len(slope), number))
         owners.append(np.full(len(slope), number))
         first.append(y[0])
@@ -127,7 +124,7 @@ def _lines(writer: EstimatorWriter, calibrators: Sequence[Any], scores: Value) -
 
 
 def _points(calibrator: Any) -> tuple[Array, Array]:
-    """x and y of the points of a rising curve, at least two."""
+    """x and y of the points of a curve, at least two."""
     x = np.asarray(calibrator.X_thresholds_, np.float64)
     y = np.asarray(calibrator.y_thresholds_, np.float64)
     if len(x) < 2:

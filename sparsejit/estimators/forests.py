@@ -78,6 +78,8 @@ def features_of(estimator: Any) -> int:
         names = estimator.feature_names_ if estimator.is_fitted() else None
         if names is not None:
             return len(names)
+    if hasattr(estimator, "X_thresholds_"):  # an IsotonicRegression
+        return 1
     try:
         return int(estimator.n_features_in_)
     except (AttributeError, TypeError) as error:

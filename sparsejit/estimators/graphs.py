@@ -38,19 +38,21 @@ from sparsejit.estimators.left_out_zeros import LeftOut, left_out_of
 from sparsejit.estimators.linear_boosters import is_linear_booster, read_linear_booster
 from sparsejit.estimators.linear_models import LINEAR, PERCEPTRONS, linear_methods
 from sparsejit.estimators.meta_estimators import bag_methods, meta_methods
+from sparsejit.estimators.own_models import MODELS, as_step
 from sparsejit.estimators.parts import (
     DECOMPOSITIONS,
     ENSEMBLES,
+    MAPPING,
     Link,
     Stack,
     chains_of,
+    columns_of,
     held,
     is_bag_of_trees,
     is_mixing,
     is_pipeline,
     linear_map,
     steps_of,
-    width_behind,
 )
 from sparsejit.estimators.writer import MOST_DOUBLES, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
@@ -58,11 +60,11 @@ from sparsejit.ir.graph import Graph
 from sparsejit.ir.values import Element, TensorType, Value
 
 _SCALERS = frozenset({"MaxAbsScaler", "MinMaxScaler", "RobustScaler", "StandardScaler"})
-_KNOWN = LINEAR | _SCALERS
+_KNOWN = LINEAR | _SCALERS | frozenset(MODELS)
 _ISOLATION = "IsolationForest"
 # Steps that may stand before them, columnwise ones first; each has a graph of its own too.
 _APART = _SCALERS | SELECTORS | COLUMN_STEPS | {"SimpleImputer"}
-_STEPS = _APART | DECOMPOSITIONS
+_STEPS = _APART | DECOMPOSITIONS | MAPPING
 
 
 # The element of X, and whether X is sparse.
@@ -160,6 +162,11 @@ def _forest_of(chain: Sequence[Any]) -> ReadForest:
         )
     for step in mixing:
         name = type(step).__name__
+        if name in MAPPING:
+            raise InvalidInput(
+                f"the {kind} compares the columns of the {name} to the last bit; make a linear "
+                "model or a perceptron the final estimator"
+            )
         if not forest.rounds_x or linear_map(step)[0].size > MOST_DOUBLES:
             raise InvalidInput(
                 f"the {kind} compares the float64 results of the {name}, whose last bit depends "
@@ -203,7 +210,7 @@ def _methods_behind(forests: _Forests, x: TensorType, is_sparse: bool) -> Method
         estimator = held(estimator)
         if is_pipeline(estimator):
             own, last = steps_of(estimator)
-            return methods_of(last, [*before, *own])
+            return methods_of(last, [*before, *map(as_step, own)])
         if type(estimator).__name__ in ENSEMBLES and not is_bag_of_trees(estimator):
             return meta_methods(estimator, before, methods_of)
         if not is_forest(estimator):
@@ -212,7 +219,7 @@ def _methods_behind(forests: _Forests, x: TensorType, is_sparse: bool) -> Method
         first = mixing[-1] + 1 if mixing else 0
         kind = x
         if mixing:
-            kind = TensorType((1, width_behind(before[first - 1])), Element.FLOAT64)
+            kind = TensorType((1, columns_of(before[first - 1])), Element.FLOAT64)
         whole = is_sparse and not mixing  # behind a mixing step X is dense
         forest = behind(before[first:], kind, forests[id(estimator)], whole)
         if type(estimator).__name__ == _ISOLATION:
@@ -272,7 +279,7 @@ def _check_chain(chain: Sequence[Any]) -> None:
     first = mixing[-1] + 1 if mixing else 0
     _check_before(before[:first], _STEPS)
     apart = BEFORE_FORESTS | COLUMN_STEPS if is_forest(last) else _APART
-    _check_before(before[first:], apart | DECOMPOSITIONS)
+    _check_before(before[first:], apart | DECOMPOSITIONS | MAPPING)
     _check_before(_inside([*before, last]), apart)
     passing = [number for number in mixing if isinstance(before[number], Stack)]
     if passing and before[passing[-1]].passes_x and passing[-1] + 1 < len(before):
@@ -320,7 +327,9 @@ def _own_methods(estimator: Any) -> dict[str, Write]:
     kind = type(estimator).__name__
     if kind in DECOMPOSITIONS and not getattr(estimator, "whiten", False):
         check_held(estimator, "its results", np.sqrt(estimator.explained_variance_))
-    if kind in _STEPS:
+    if kind in MODELS:
+        return MODELS[kind].all_methods(estimator)
+    if kind in _STEPS - LINEAR:
         return {"transform": lambda writer: _transform(writer, estimator)}
     return linear_methods(estimator)
 

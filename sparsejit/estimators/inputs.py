@@ -25,7 +25,7 @@ from sparsejit.estimators.column_steps import (
     parts_of,
 )
 from sparsejit.estimators.left_out_zeros import LeftOut, both, dense
-from sparsejit.estimators.parts import Link, Stack, TakenColumns, held, is_mixing
+from sparsejit.estimators.parts import Link, Stack, TakenColumns, columns_of, held, is_mixing
 from sparsejit.ir.values import Array
 from sparsejit.runtime.array_checks import rows_check
 
@@ -87,6 +87,9 @@ class Refusals:
             self.no_nan[columns.source[columns.nan]] = True
         if not takes_infinity:
             self.no_infinity[columns.source[columns.infinity]] = True
+        if type(step).__name__ == "CategoricalNB":
+            counts = enumerate(step.n_categories_)
+            self.known.extend((int(columns.source[n]), np.arange(count)) for n, count in counts)
         if (categorical := getattr(step, "is_categorical_", None)) is not None:
             self.no_infinity[columns.source[columns.infinity & categorical]] = True
         return self._behind(step, columns)
@@ -96,7 +99,7 @@ class Refusals:
         if type(step).__name__ in SELECTORS:
             return columns.take(step.get_support(indices=True))
         if is_mixing(step):
-            return _Columns.computed(len(step.components_))
+            return _Columns.computed(columns_of(step))
         if type(step).__name__ == "SimpleImputer":
             filling = filling_of(step)
             filled = columns._replace(nan=none).take(filling.kept)
@@ -336,6 +339,6 @@ class EstimatorInput:
             unseen = ~(seen | np.isnan(column))
             if unseen.any():
                 raise InvalidInput(
-                    f"column {feature} of X has {column[unseen][0]}, which the OneHotEncoder did "
-                    "not see; fit it with handle_unknown='ignore'"
+                    f"column {feature} of X has {column[unseen][0]}, which the fit did not see; "
+                    "give an encoder handle_unknown='ignore', or a CategoricalNB min_categories"
                 )

@@ -19,7 +19,6 @@ from sparsejit.ir.values import Array
 # Steps whose results differ for a sparse matrix: they multiply by the reciprocal of the scale, to
 # other last bits; quantiles are of stored numbers alone.
 _OTHER_NUMBERS = ("MaxAbsScaler", "QuantileTransformer", "RobustScaler", "StandardScaler")
-_DENSE_ALONE = ("HistGradientBoostingClassifier", "HistGradientBoostingRegressor")
 
 
 class LeftOut(Enum):
@@ -54,13 +53,28 @@ def _of_chain(chain: Sequence[Any], features: int) -> LeftOut:
     except (TypeError, ValueError):  # a step that takes no sparse matrix
         return LeftOut.REFUSED
     is_last = len(steps) == len(before)
-    if is_last and reaches and type(last).__name__ in _DENSE_ALONE:
+    if is_last and reaches and not _takes_sparse(last):
         return LeftOut.REFUSED
     if is_forest(last) and any(type(step).__name__ in _OTHER_NUMBERS for step in each_step(steps)):
         return LeftOut.ROUNDED if any(map(is_mixing, steps)) else LeftOut.BOTH
     if not (is_last and reaches and type(last).__module__.startswith("xgboost")):
         return LeftOut.ZERO
     return LeftOut.BOTH if steps else LeftOut.MISSING
+
+
+def _takes_sparse(estimator: Any) -> bool:
+    """Whether an estimator takes a sparse matrix.
+
+    One of support vectors does if it was fitted to one, one of neighbours unless it has a tree.
+    """
+    if type(estimator).__module__.split(".")[0] != "sklearn":
+        return True
+    from sklearn.utils import get_tags
+
+    searching = getattr(estimator, "nn_fit", None) or estimator
+    has_tree = getattr(searching, "_fit_method", "") in ("ball_tree", "kd_tree")
+    is_dense = has_tree or not getattr(estimator, "_sparse", True)
+    return bool(get_tags(estimator).input_tags.sparse) and not is_dense
 
 
 def _stays_sparse(steps: Sequence[Any], features: int) -> bool:

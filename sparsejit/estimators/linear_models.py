@@ -39,7 +39,7 @@ _REGRESSORS = frozenset(
     SGDRegressor TheilSenRegressor
     """.split()
 )
-_LOG_LINK_REGRESSORS = frozenset({"GammaRegressor", "PoissonRegressor"})
+_LINK_REGRESSORS = frozenset({"GammaRegressor", "PoissonRegressor", "TweedieRegressor"})
 # decision_function is X coef_.T + intercept_.
 _CLASSIFIERS = frozenset(
     """
@@ -48,7 +48,7 @@ _CLASSIFIERS = frozenset(
     """.split()
 )
 PERCEPTRONS = frozenset({"MLPClassifier", "MLPRegressor"})
-LINEAR = _REGRESSORS | _LOG_LINK_REGRESSORS | _CLASSIFIERS | PERCEPTRONS
+LINEAR = _REGRESSORS | _LINK_REGRESSORS | _CLASSIFIERS | PERCEPTRONS
 
 _ACTIVATIONS = {
     "identity": Activation.NONE,
@@ -119,7 +119,7 @@ def _linear_model(estimator: Any) -> _Scores:
     weights = np.atleast_2d(np.asarray(coefficients, np.float64))
     bias = np.broadcast_to(np.asarray(estimator.intercept_, np.float64), len(weights))
     check_held(estimator, "its coefficients", np.append(weights, bias))
-    if type(estimator).__name__ in _LOG_LINK_REGRESSORS:
+    if _has_log_link(estimator):
         with np.errstate(over="ignore"):
             check_held(estimator, "its results", np.exp(bias))
     return _Scores(weights, bias, dtype=estimator.coef_.dtype)
@@ -138,11 +138,17 @@ def _perceptron(estimator: Any) -> _Scores:
 def _regress(writer: EstimatorWriter, estimator: Any, scores: _Scores) -> Value:
     result = scores.write(writer)
     is_perceptron = type(estimator).__name__ in PERCEPTRONS
-    has_log_link = type(estimator).__name__ in _LOG_LINK_REGRESSORS
-    if has_log_link or (is_perceptron and estimator.out_activation_ == "exp"):
+    if _has_log_link(estimator) or (is_perceptron and estimator.out_activation_ == "exp"):
         result = writer.at("exp").pointwise("exp", result)
     one_axis = len(scores.weights) == 1 if is_perceptron else np.ndim(estimator.coef_) == 1
     return _flat(writer, result) if one_axis else result
+
+
+def _has_log_link(estimator: Any) -> bool:
+    """Whether a generalised linear model predicts the exp of its scores."""
+    if type(estimator).__name__ not in _LINK_REGRESSORS:
+        return False
+    return type(estimator._base_loss.link).__name__ == "LogLink"
 
 
 def _flat(writer: EstimatorWriter, scores: Value) -> Value:

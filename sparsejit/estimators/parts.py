@@ -41,6 +41,15 @@ DECOMPOSITIONS = frozenset({"IncrementalPCA", "PCA", "TruncatedSVD"})
 SINGLE_TREES = frozenset(
     {f"{kind}Tree{end}" for kind in ("Decision", "Extra") for end in ("Classifier", "Regressor")}
 )
+# Models of `own_models.MODELS` whose columns others may read.
+MAPPING = frozenset(
+    """
+    BernoulliRBM BisectingKMeans Birch CCA FactorAnalysis FastICA FeatureAgglomeration
+    GaussianRandomProjection KMeans KernelPCA LinearDiscriminantAnalysis MiniBatchKMeans
+    MiniBatchSparsePCA NeighborhoodComponentsAnalysis Nystroem PLSCanonical PLSRegression PLSSVD
+    RBFSampler SparsePCA SparseRandomProjection
+    """.split()
+)
 # Estimators that predict with an inner estimator, and its attribute.
 _HOLDERS = {
     "FrozenEstimator": "estimator",
@@ -110,18 +119,32 @@ class TakenColumns:
         return self.columns
 
 
+@dataclass(frozen=True, eq=False)
+class Mapped:
+    """A step of `MAPPING`, and the function that writes its columns from the current ones."""
+
+    step: Any
+    write: Callable[[Any], Any]
+
+    @property
+    def columns(self) -> int:
+        return columns_of(self.step)
+
+
+def columns_of(step: Any) -> int:
+    """The number of columns of a step that mixes columns."""
+    if isinstance(step, Link):
+        return step.n_features_out
+    return step.columns if isinstance(step, Mapped) else int(step._n_features_out)
+
+
 def is_pipeline(estimator: Any) -> bool:
     return _kind(estimator) == "Pipeline"
 
 
 def is_mixing(step: Any) -> bool:
     """Whether a column of the step's result may depend on several columns."""
-    return isinstance(step, Stack) or _kind(step) in DECOMPOSITIONS
-
-
-def width_behind(step: Any) -> int:
-    """The number of columns of a step that mixes columns."""
-    return step.n_features_out if isinstance(step, Link) else len(step.components_)
+    return isinstance(step, Stack | Mapped) or _kind(step) in DECOMPOSITIONS | MAPPING
 
 
 def held(estimator: Any) -> Any:

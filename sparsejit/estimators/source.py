@@ -33,6 +33,7 @@ from sparsejit.estimators.forests import labels_of
 from sparsejit.estimators.graphs import read_estimator
 from sparsejit.estimators.inputs import EstimatorInput, Refusals
 from sparsejit.estimators.left_out_zeros import LeftOut
+from sparsejit.estimators.own_models import labels_of_model
 from sparsejit.estimators.parts import held, targets_of
 from sparsejit.estimators.sklearn_tags import estimator_kind
 from sparsejit.ir.graph import Graph
@@ -95,6 +96,7 @@ def source_of(
     given = read.input if in_full else replace(read.input, reads_float64=False)
     labels, flags = labels_of(held(estimator))
     targets, splits = targets_of(held(estimator))
+    own = labels_of_model(held(estimator))
     batch = 1 if example is None else len(given.read(example))
     single = next(iter(read.graphs(1, Element.FLOAT32).values()))
     (tile,), shared = batch_tiles(single, batch, settings.resolved().threads, one_tile=True)
@@ -107,7 +109,7 @@ def source_of(
         shared,
         {x_kind(kind[0].value, kind[1]): read.graphs(tile, *kind) for kind in kinds},
         None if targets else getattr(estimator, "classes_", None),
-        labels,
+        labels if own is None else own,
         np.dtype(flags).name,
         getattr(estimator, "feature_names_in_", None),
         targets,

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.column_steps import SELECTORS, ColumnScales
-from sparsejit.estimators.parts import DECOMPOSITIONS, Link, Stack, is_mixing, linear_map
+from sparsejit.estimators.parts import DECOMPOSITIONS, Link, Mapped, Stack, is_mixing, linear_map
 from sparsejit.frontends.writing.arranging import joined
 from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Writer
 from sparsejit.ir.graph import Graph
@@ -84,6 +84,9 @@ class EstimatorWriter(Writer):
                 self._link(step)
             else:
                 self._stack(step)
+            return
+        if isinstance(step, Mapped):
+            self._read(step.write(self))
             return
         self._decompose(step)
 
@@ -216,11 +219,29 @@ class EstimatorWriter(Writer):
             weights, bias = columns.folded(weights, bias, x.shape[1])
         else:
             x = self.columns(Element.FLOAT64)
+        return self.product_of(x, weights, bias, name, result)
+
+    def product_of(
+        self,
+        x: Value,
+        weights: Array,
+        bias: Array,
+        name: str,
+        result: Element = Element.FLOAT64,
+    ) -> Value:
+        """x weights^T + bias in float64."""
         operands = [
             self.constant(array, f"{name}.{what}", Element.FLOAT64)
             for what, array in (("weights", weights), ("bias", bias))
         ]
         return self.at(name).one(DoubleProduct(x.type.element, result), x, *operands)
+
+    def plain_columns(self) -> Value:
+        """The current columns: X itself if they are X, else float64."""
+        if self._beside is not None:
+            self.columns()
+        is_plain = self._columns.changes_nothing(self.x.shape[1])
+        return self.x if is_plain else self.columns(Element.FLOAT64)
 
     def linear(
         self,

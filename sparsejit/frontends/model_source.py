@@ -128,13 +128,10 @@ class NamedModel:
 
     def imported(self) -> Exported | ImportedModel:
         """The model's graphs. Raises the errors of `import_onnx` and of torch's `export`."""
-        return self._read(self.args, free_batch=True)
+        return self.read_at(self.args, free_batch=True)
 
-    def read_at(self, args: tuple[Any, ...]) -> Exported | ImportedModel:
-        """The model's graphs for other arguments, with their batch. Raises as `imported` does."""
-        return self._read(args, free_batch=False)
-
-    def _read(self, args: tuple[Any, ...], free_batch: bool) -> Exported | ImportedModel:
+    def read_at(self, args: tuple[Any, ...], free_batch: bool) -> Exported | ImportedModel:
+        """The model's graphs for other arguments. Raises as `imported` does."""
         if is_onnx(self.model):
             return import_onnx(self.model, args, free_batch, self.constants)
         return export(self.model, args, self.kwargs, free_batch)

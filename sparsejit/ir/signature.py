@@ -2,7 +2,7 @@
 
     x float32 [*rows, in], weights float32 [out, in], bias? float32 [out] -> float32 [*rows, out]
 
-An element is a name of `Element`; `any`: float32, int64 or bool; X: any of these, but the same one
+An element is a name of `Element`; `any`; X: any of these, but the same one
 throughout; or a choice (float32|int64), the same one throughout as well. An axis is a number; a
 name, which is one size throughout; a product of these (3*hidden); any number of axes (*rows); or
 axes that broadcast (...). A name that is an attribute of the operator has its value. An operand
@@ -26,7 +26,7 @@ from sparsejit.ir.values import Element, TensorType
 _TENSOR = re.compile(r"(?:(?P<name>\w+)(?P<maybe>\??) )?(?P<element>[\w|]+) \[(?P<axes>[^]]*)\]")
 BROADCAST, ALIKE = "...", "X"
 
-_USUAL = (Element.FLOAT32, Element.INT64, Element.BOOL)
+_USUAL = tuple(Element)
 
 # Sizes by the name of their axis (a tuple for *rows and ...), and the element of X or a choice.
 Bound = dict[str, Any]

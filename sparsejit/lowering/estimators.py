@@ -3,6 +3,7 @@
     ScaledColumns    columns of x in float64: scalers, categories
     JoinedColumns    x and columns beside it in float64
     DoubleProduct    scores of linear models, in float64
+    Distances        to rows of a fit: neighbours, centres, support vectors
     Forest           all trees in one step, rows of x one after another or together
 """
 
@@ -15,9 +16,10 @@ from sparsejit.asm_templates.pointwise.float64_columns import (
     emit_double_product,
     emit_scaled_columns,
 )
+from sparsejit.asm_templates.pointwise.float64_distances import DistanceSpec, emit_distances
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.operator import Node
-from sparsejit.ir.ops.columns import DoubleProduct, JoinedColumns, ScaledColumns
+from sparsejit.ir.ops.columns import Distances, DoubleProduct, JoinedColumns, ScaledColumns
 from sparsejit.ir.ops.forest import Forest, Trees
 from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.step import Body, Facts, Locations, Step, between
@@ -99,6 +101,20 @@ def lower_double_product(low: Lowering, node: Node) -> None:
     moved = x.type.bytes + spec.rows * 8 * len(spec.bias) * len(spec.used)
     work = vectors, moved
     _add(low, node, "float64-product", reason, work, lambda asm: emit_double_product(asm, spec))
+
+
+@lowers(Distances)
+def lower_distances(low: Lowering, node: Node) -> None:
+    """Append one kernel, which walks through the known rows once for each row of x."""
+    assert isinstance(node.op, Distances)
+    x, known = node.inputs
+    rows = low.constant(known)
+    spec = DistanceSpec(node.op.measure, x.shape[0], x.type.element.bytes, rows)
+    vectors = x.shape[0] * ceil_div(len(rows), low.target.lanes // 2) * rows.shape[1]
+    reason = f"distances to {len(rows)} rows of {rows.shape[1]} features, {x.shape[0]} times"
+    moved = x.type.bytes + node.output.type.bytes + x.shape[0] * rows.nbytes
+    work = 2 * vectors, moved
+    _add(low, node, "distances", reason, work, lambda asm: emit_distances(asm, spec))
 
 
 def _add(

@@ -171,7 +171,8 @@ def lower_topk(low: Lowering, node: Node) -> None:
 
 def _lower_largest(low: Lowering, node: Node, count: int, least: bool) -> None:
     (x,) = node.inputs
-    if x.type.element is not Element.FLOAT32:
+    bytes_ = x.type.element.bytes
+    if x.type.element not in (Element.FLOAT32, Element.FLOAT64):
         raise CompileError(
             f"{x.origin.name} is {x.type.element.value}; cast it to float32 to find the largest "
             "elements"
@@ -179,11 +180,12 @@ def _lower_largest(low: Lowering, node: Node, count: int, least: bool) -> None:
     length, origin = x.shape[-1], node.outputs[0].origin
     shape = (prod(x.shape[:-1]), length)
     source = low.view(x).reshaped(shape)
-    if source is None or source.strides[1] != _FLOAT:
+    if source is None or source.strides[1] != bytes_:
         source = low.contiguous(x).reshaped(shape)
     assert source is not None
     into = tuple(low.dense_result(value) for value in node.outputs)
-    spec = LargestElements(shape[0], length, count, source.strides[0], len(into) > 1, least)
+    pitch, with_values = source.strides[0], len(into) > 1
+    spec = LargestElements(shape[0], length, count, pitch, with_values, least, bytes_)
     registers = (rsi, rdx) if spec.with_values else (rdx,)
 
     def emit(asm: Assembler, at: Locations) -> None:

@@ -9,6 +9,7 @@ from math import prod
 from typing import NamedTuple
 
 from sparsejit.ir.graph import Graph
+from sparsejit.ir.ops.columns import Distances
 from sparsejit.ir.ops.convolution import Convolution, Pooling
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.ops.recurrent import Recurrence
@@ -20,6 +21,8 @@ from sparsejit.whole_numbers import ceil_div
 MOST_SAMPLES = 64
 # Rows of x beyond which a product gains nothing by more rows: a vector's lanes.
 ENOUGH_ROWS = 16
+# Bytes of a tile's distances to known rows, which stay in L2, and the least samples of such a tile.
+_NEAR_BYTES, _LEAST_NEAR = 1 << 17, 4
 # Tiles that a model of narrow layers may have; the ones that pay are kept (`paying`).
 _TILES = (1, ENOUGH_ROWS, MOST_SAMPLES)
 # Models with at most this number of weights get code for every tile; larger ones have two tiles.
@@ -57,11 +60,14 @@ def samples_a_tile(single: Graph, batch: int) -> int:
     """The tile of a model, given as its graph for one sample, that is fastest for a batch.
 
     The tile is one sample if that has enough work to fill vectors, since its data then stay in near
-    caches; otherwise tiles are equal and have at most MOST_SAMPLES.
+    caches; otherwise tiles are equal and have at most MOST_SAMPLES, fewer where a sample has
+    distances to many rows.
     """
     if batch == 1 or _is_wide(single):
         return 1
-    return ceil_div(batch, ceil_div(batch, MOST_SAMPLES))
+    near = [node.output.type.bytes for node in single.nodes if isinstance(node.op, Distances)]
+    most = min(MOST_SAMPLES, max(_LEAST_NEAR, _NEAR_BYTES // max(near, default=1)))
+    return ceil_div(batch, ceil_div(batch, most))
 
 
 def share_tiles(first: Graph, other: Graph) -> bool:

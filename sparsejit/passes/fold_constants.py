@@ -39,7 +39,9 @@ def fold_constants(graph: Graph) -> Graph:
         operands = [known[v] if v in known else _widened(site, v) for v in site.inputs]
         results = site.op.reference(*operands)
         pairs = zip(results, site.outputs, strict=True)
-        made = tuple(site.constant(_rounded(x, old), _origin(site, old)) for x, old in pairs)
+        made = tuple(
+            site.constant(_rounded(x, old), _origin(site, old), old) for x, old in pairs
+        )
         exact.update(zip(made, results, strict=True))
         return made
 

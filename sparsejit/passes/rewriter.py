@@ -80,9 +80,16 @@ class Site:
         """Whether one operand of one node reads `value`, and no output is it."""
         return self.uses(value) == 1
 
-    def constant(self, array: Array, origin: Origin | None = None) -> Value:
-        """A new constant, named like this node's result if no origin is given."""
-        return self._walk.builder.constant(array, origin or self.outputs[0].origin)
+    def constant(
+        self, array: Array, origin: Origin | None = None, like: Value | None = None
+    ) -> Value:
+        """A new constant, named like this node's result if no origin is given.
+
+        Floating-point numbers are rounded to the element of `like`, by default to float32.
+        """
+        is_wide = like is not None and like.type.element is Element.FLOAT64
+        floats = Element.FLOAT64 if is_wide else Element.FLOAT32
+        return self._walk.builder.constant(array, origin or self.outputs[0].origin, floats)
 
     def add(
         self, op: Operator, *inputs: Value, origins: Sequence[Origin] = ()

@@ -86,7 +86,7 @@ def _narrowed(site: Site, value: Value) -> Value:
     if array is None or array.size <= 1:
         return value
     small = _without_repeats(array)
-    return value if small.shape == array.shape else site.constant(small, value.origin)
+    return value if small.shape == array.shape else site.constant(small, value.origin, value)
 
 
 def _without_repeats(array: Array) -> Array:
@@ -118,7 +118,7 @@ def _neutral(site: Site) -> Found:
 def _unary_pair(site: Site) -> Found:
     inner = site.producer(site.inputs[0])
     made = UNARY_PAIRS.get((_kind(site), kind_of(inner)))
-    if made is None or inner is None:
+    if made is None or inner is None or (made == "rsqrt" and not site.is_float):
         return None
     return (site.one(Pointwise(made), *inner.inputs) if made else inner.inputs[0],)
 

@@ -9,7 +9,13 @@ import numpy as np
 
 from sparsejit.ir.graph import Graph, GraphBuilder
 from sparsejit.ir.operator import Operator
-from sparsejit.ir.ops.columns import DoubleProduct, JoinedColumns, ScaledColumns
+from sparsejit.ir.ops.columns import (
+    Distances,
+    DoubleProduct,
+    JoinedColumns,
+    Measure,
+    ScaledColumns,
+)
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.int8_columns import (
@@ -130,6 +136,7 @@ TREES = (
 )
 _BYTES = Quantisation(0.02, 3)
 DOUBLE_TREES = (TREES[0].astype(np.float64), *TREES[1:])
+KNOWN = np.float64(floats(21, 3))
 SCALES = np.array([[0.1, 0.2], [2, 1], [0, 1], [-2, -2], [2, 2], [0, 1]])
 CASES = [
     case(Pointwise("tanh"), floats(3, 5)),
@@ -142,6 +149,9 @@ CASES = [
         *(floats(2, 5), number(0.2), number(1e-5), floats(5), floats(5)),
     ),
     case(log_softmax((3, 1)), floats(3, 1)),
+    case(softmax((3, 20)), np.float64(floats(3, 20)), tolerance=1e-15),
+    case(Pointwise("sub"), np.float64(floats(3, 5)), np.float64(floats(5)), tolerance=1e-15),
+    case(Cast(Element.FLOAT32), np.float64(floats(3, 5))),
     case(Cast(Element.BOOL), floats(2, 3)),
     case(Cast(Element.INT64), 9 * floats(2, 3)),
     case(Cast(Element.FLOAT32), whole(3, -4)),
@@ -255,6 +265,14 @@ CASES = [
         *map(np.float64, (floats(2, 3), floats(2))),
         constants=2,
     ),
+    *(
+        case(Distances(measure, element), x.astype(element.value), KNOWN, constants=1)
+        for measure in Measure
+        for element, x in (
+            (Element.FLOAT32, floats(4, 3)),
+            (Element.FLOAT64, np.concatenate([floats(3, 3), KNOWN[:1]])),
+        )
+    ),
     case(Uniform(), number(3), number(7)),
     case(UniformRow(8), number(3), number(7)),
     case(Draw(1 / 0.9), floats(9), number(0.4)),
@@ -294,6 +312,8 @@ CASES = [
     case(ArgMax(keeps_axis=True), floats(3, 4)),
     case(TopK(3), floats(2, 7)),
     case(TopK(2, least=True), floats(2, 7)),
+    case(TopK(3), np.float64(floats(2, 7)), tolerance=0),
+    case(TopK(4, least=True), np.round(2 * np.float64(floats(3, 21))), tolerance=0),
     case(
         # state' = tanh(state + part), a table's row at a counter that goes on by one
         Turns(

@@ -11,6 +11,7 @@ from fuzzing.estimators import (  # noqa: E402
     check,
     make,
 )
+from fuzzing.model_kinds import MODEL_KINDS  # noqa: E402
 
 from sparsejit.estimators import graphs  # noqa: E402
 from sparsejit.estimators.forests import FORESTS  # noqa: E402
@@ -44,4 +45,5 @@ def test_every_kind_is_tried() -> None:
     """
     forests = (kinds for library, kinds in FORESTS.items() if library != "catboost")
     supported = graphs._KNOWN.union(*forests, VOTES, STACKS, CALIBRATED) - graphs._SCALERS
-    assert {kind.name for kind in (*KINDS, *ENSEMBLE_KINDS)} == supported - {"Booster"}
+    tried = {kind.name for kind in (*KINDS, *ENSEMBLE_KINDS, *MODEL_KINDS)}
+    assert tried == supported - {"Booster"}

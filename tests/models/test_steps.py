@@ -502,7 +502,8 @@ WITH_RULES = {
 }
 APART_OR_REFUSED = {
     *("ArgMax", "Bmm", "ByteAttention", "CachedAttention", "Cast", "Chain", "ChannelMeans"),
-    *("DoubleProduct", "Draw", "EmbeddingBag", "Expand", "Forest", "GruStep", "JoinedColumns"),
+    *("Distances", "DoubleProduct", "Draw", "EmbeddingBag", "Expand", "Forest", "GruStep"),
+    *("JoinedColumns",),
     *("Linear", "NormalisedColumns", "OwnRows", "Permute", "PlacedRows", "Pointwise", "Predict"),
     *("Quantise", "Reconstruct", "ScaledChannels", "ScaledColumns", "SumOfRows", "TopK"),
     *("TreeDraw", "TruePlaces", "Uniform", "UniformRow"),

@@ -7,7 +7,13 @@ from collections.abc import Callable
 from sparsejit.asm_templates.pointwise.row_chain import memory
 from sparsejit.asm_templates.pointwise.row_chain.functions import NARROWED
 from sparsejit.asm_templates.pointwise.row_chain.integers import PairFunction
-from sparsejit.asm_templates.pointwise.row_chain.lanes import bits, longs, move, narrowed
+from sparsejit.asm_templates.pointwise.row_chain.lanes import (
+    bits,
+    doubles,
+    longs,
+    move,
+    narrowed,
+)
 from sparsejit.asm_templates.pointwise.row_chain.memory import Strip
 from sparsejit.asm_templates.pointwise.row_chain.plan import Action, Block, ChainPlan
 from sparsejit.asm_templates.pointwise.row_chain.reductions import (
@@ -18,7 +24,12 @@ from sparsejit.asm_templates.pointwise.row_chain.reductions import (
     start_row,
     take_in,
 )
-from sparsejit.asm_templates.pointwise.row_chain.typed import REDUCTIONS, Strided, function_of
+from sparsejit.asm_templates.pointwise.row_chain.typed import (
+    REDUCTIONS,
+    Strided,
+    function_of,
+    registers_of,
+)
 from sparsejit.asm_templates.shared.rows import vector
 from sparsejit.ir.values import Element
 from sparsejit.x86.assembler import Assembler
@@ -88,14 +99,11 @@ class BlockEmitter:
     def _row(self, array: int, row: int) -> int:
         return row * self.plan.space.loops[-1].strides[array] if row else 0
 
-    def _pairs(self, element: Element) -> int:
-        return 2 if element is Element.INT64 else 1
-
     def _load(self, action: Action) -> None:
         value = self.plan.values[action.item.value]
         array, out = value.array, self._registers(action.out)
         spare = vector(self.asm, action.scratch[0])
-        each = self._pairs(value.element)
+        each = registers_of(value.element)
         for number in range(len(out) // each):
             group = out[number * each : (number + 1) * each]
             if value.per_row and not self.plan.across:
@@ -116,12 +124,14 @@ class BlockEmitter:
         value = self.plan.values[action.item.arguments[number]]
         holder = vector(self.asm, action.scratch[-1])
         move(self.asm, holder, self._constant(action.item.arguments[number]))
-        return [holder] * self._pairs(value.element)
+        return [holder] * registers_of(value.element)
 
     def _constant(self, value: int) -> Literal:
         of = self.plan.values[value]
         if of.element is Element.INT64:
             return longs(self.asm, of.number)
+        if of.element is Element.FLOAT64:
+            return doubles(self.asm, of.number)
         if of.element is Element.BOOL:
             return bits(self.asm, 0xFFFFFFFF if of.number else 0)
         return self.asm.constant(float(of.number))
@@ -132,7 +142,7 @@ class BlockEmitter:
         value = self.plan.values[action.item.arguments[0]]
         held = self._argument(action, 0)
         spares = self._registers(action.scratch[:2])
-        each = self._pairs(value.element)
+        each = registers_of(value.element)
         groups = [held[n : n + each] for n in range(0, len(held), each)]
         for row in range(self.block.rows):
             mine = groups[row if len(groups) > row else 0]
@@ -194,12 +204,12 @@ class BlockEmitter:
     def _pair_function(self, action: Action, function: PairFunction) -> None:
         value = self.plan.values[action.item.value]
         scratch = self._registers(action.scratch)
-        each = self._pairs(value.element)
+        each = registers_of(value.element)
         out = self._registers(action.out)
         groups = [out[n : n + each] for n in range(0, len(out), each)]
         columns: list[list[list[Register]]] = []
         for number, argument in enumerate(action.item.arguments):
-            pairs = self._pairs(self.plan.values[argument].element)
+            pairs = registers_of(self.plan.values[argument].element)
             if action.inputs[number]:
                 held = self._registers(action.inputs[number])
             else:
@@ -214,7 +224,7 @@ class BlockEmitter:
     def _reduce(self, action: Action) -> None:
         """Reduce all vectors of each row to one that holds the result in every lane."""
         kind, registers = action.item.kind, self._registers(action.out)
-        each = self._pairs(self.plan.values[action.item.value].element)
+        each = registers_of(self.plan.values[action.item.value].element)
         out = registers[::each]
         scratch = self._registers(action.scratch)
         of_row = self.block.vectors * each
@@ -239,7 +249,7 @@ class BlockEmitter:
     def _accumulate(self, action: Action) -> None:
         reduction = action.item.array
         kind = self.plan.values[reduction].kind
-        each = self._pairs(self.plan.values[reduction].element)
+        each = registers_of(self.plan.values[reduction].element)
         spare, partial = self._registers(action.scratch[:2])
         columns = [self._argument(action, n) for n in range(len(action.inputs))]
         accumulators = self._registers(self.block.accumulators[reduction])

@@ -71,7 +71,8 @@ from sparsejit.x86.routines import reserve
 _QUIET = {"row_max": "row_max_of_numbers", "row_min": "row_min_of_numbers"}
 _STOPS = {  # functions that may turn NaN into something else
     *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "where"),
-    *("logical_and", "logical_or", "logical_not", "to_float32", "to_int64", "load", "constant"),
+    *("logical_and", "logical_or", "logical_not", "to_float32", "to_int64", "to_float64"),
+    *("load", "constant"),
 }
 
 
@@ -149,10 +150,8 @@ def lower_chain(
     A result whose element differs from its value's is converted: int64 and bool to float32, all to
     bool. A result may lie where an operand with the same strides and element lies: all reads of a
     row, or of a few vectors without reductions, come before any write there. Raises CompileError
-    for float64, and for more arrays than MOST_OPERANDS and MOST_ARRAYS.
+    for more arrays than MOST_OPERANDS and MOST_ARRAYS.
     """
-    if any(array.element is Element.FLOAT64 for array in (*operands, *results)):
-        raise CompileError(f"chain {chain.title!r} has no code for float64; convert to float32")
     reads = sum(operand.constant is None for operand in operands)
     if reads > MOST_OPERANDS or reads + len(results) > MOST_ARRAYS:
         raise CompileError(

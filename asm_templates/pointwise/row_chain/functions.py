@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparsejit.asm_templates.pointwise.row_chain import transcendental
+from sparsejit.asm_templates.pointwise.row_chain.doubles import OF_BOOL, OF_FLOAT
 from sparsejit.asm_templates.pointwise.row_chain.integers import FROM_BOOL, FROM_FLOAT, PairFunction
 from sparsejit.asm_templates.pointwise.row_chain.lanes import (
     FIRST_MASK,
@@ -252,6 +253,7 @@ FLOAT_FUNCTIONS: dict[str, VectorFunction | PairFunction] = {
     "round_float16": VectorFunction(_round_float16, scratch=1),
     "round_bfloat16": VectorFunction(_round_bfloat16, scratch=2),
     "to_int64": FROM_FLOAT,
+    "to_float64": OF_FLOAT,
 }
 BOOL_FUNCTIONS: dict[str, VectorFunction | PairFunction] = {
     "logical_and": _binary("vandps"),
@@ -260,6 +262,7 @@ BOOL_FUNCTIONS: dict[str, VectorFunction | PairFunction] = {
     "where": VectorFunction(_where, memory=1),
     "to_float32": _with_bits("vandps", 0x3F800000),
     "to_int64": FROM_BOOL,
+    "to_float64": OF_BOOL,
 }
 # Functions that are slower on wider vectors: a value that all lanes share is computed in 128 bits.
 NARROWED = {"div", "sqrt", "rsqrt", "reciprocal"}

@@ -9,6 +9,7 @@ import numpy as np
 from sparsejit.asm_templates.pointwise.row_chain.lanes import (
     FIRST_MASK,
     SECOND_MASK,
+    doubles,
     extreme_of_longs,
     high_half,
     is_wide,
@@ -38,7 +39,9 @@ class PairFunction:
     scratch: int = 0
 
 
-def _both(mnemonic: str) -> PairFunction:
+def both(mnemonic: str) -> PairFunction:
+    """The function that is one instruction on each half of its arguments."""
+
     def emit(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
         for half, register in enumerate(d):
             asm.emit(mnemonic, register, *(pair[half] for pair in args))
@@ -86,12 +89,17 @@ def _compared(wide_predicate: int, narrow: str, swap: bool, invert: bool) -> Pai
         first, second = reversed(args) if swap else args
         for half, register in enumerate((d[0], scratch[0])):
             asm.emit(narrow, register, first[half], second[half])
-        asm.emit("vshufps", d[0], d[0], scratch[0], 0x88)
-        asm.emit("vpermq", d[0], d[0], 0xD8)
+        join_truths(asm, d[0], scratch[0])
         if invert:
             asm.emit("vxorps", d[0], d[0], asm.constant(-1))
 
     return PairFunction(emit, scratch=1)
+
+
+def join_truths(asm: Assembler, d: Register, upper: Register) -> None:
+    """AVX2: d = the truth values of d, in 64-bit lanes, and above them those in `upper`."""
+    asm.emit("vshufps", d, d, upper, 0x88)
+    asm.emit("vpermq", d, d, 0xD8)
 
 
 def _extreme(mnemonic: str) -> PairFunction:
@@ -142,6 +150,11 @@ def _to_float(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]
         _double_of_long(asm, register, odd, upper)
         asm.emit("vcvtpd2ps", low(register), register)
     join(asm, d[0], d[0], scratch[0])
+
+
+def _to_double(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]) -> None:
+    for register, a in zip(d, args[0], strict=True):
+        _double_of_long(asm, register, a, scratch[0])
 
 
 def _double_of_long(asm: Assembler, d: Register, a: Register, upper: Register) -> None:
@@ -199,10 +212,10 @@ def _from_float(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Registe
             asm.emit("vcvttps2qq", register, half)
         else:
             asm.emit("vcvtps2pd", register, half)
-            _long_of_double(asm, register, scratch)
+            long_of_double(asm, register, scratch)
 
 
-def _long_of_double(asm: Assembler, d: Register, scratch: list[Register]) -> None:
+def long_of_double(asm: Assembler, d: Register, scratch: list[Register]) -> None:
     """Append code: d = d (float64) as int64, towards zero; the smallest int64 if out of range.
 
     AVX2 clobbers scratch[:2].
@@ -213,22 +226,18 @@ def _long_of_double(asm: Assembler, d: Register, scratch: list[Register]) -> Non
     # d = 2^32 upper + rest with upper whole and 0 <= rest < 2^32, all of them exact doubles.
     upper, whole = scratch
     asm.emit("vroundpd", d, d, _TRUNCATE)
-    asm.emit("vmulpd", upper, d, _doubles(asm, 2.0**-32))
+    asm.emit("vmulpd", upper, d, doubles(asm, 2.0**-32))
     asm.emit("vroundpd", upper, upper, _FLOOR)
     asm.emit("vcvttpd2dq", low(whole), upper)
-    asm.emit("vmulpd", upper, upper, _doubles(asm, 2.0**32))
+    asm.emit("vmulpd", upper, upper, doubles(asm, 2.0**32))
     asm.emit("vsubpd", d, d, upper)
     zero(asm, upper)
     asm.emit("vmaxpd", d, d, upper)  # NaN becomes 0
-    asm.emit("vaddpd", d, d, _doubles(asm, 2.0**52))
-    asm.emit("vxorps", d, d, _doubles(asm, 2.0**52))
+    asm.emit("vaddpd", d, d, doubles(asm, 2.0**52))
+    asm.emit("vxorps", d, d, doubles(asm, 2.0**52))
     asm.emit("vpmovsxdq", upper, low(whole))
     asm.emit("vpsllq", upper, upper, 32)
     asm.emit("vpaddq", d, d, upper)
-
-
-def _doubles(asm: Assembler, number: float) -> Literal:
-    return Literal(asm.literal(np.full(4, number)))
 
 
 def _signs(asm: Assembler, d: Register, a: Register) -> None:
@@ -283,7 +292,7 @@ def _quotient(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]
             _double_of_long(asm, divisor, b, more[0])
             _double_of_long(asm, part, rest if turn else a, more[0])
             asm.emit("vdivpd", part, part, divisor)
-            _long_of_double(asm, part, more[:2])
+            long_of_double(asm, part, more[:2])
             _product(asm, divisor, part, b, more[0])
             asm.emit("vpsubq", rest, rest if turn else a, divisor)
         asm.emit("vpaddq", quotient, quotient, more[2])
@@ -302,8 +311,8 @@ def _quotient(asm: Assembler, d: Pair, args: list[Pair], scratch: list[Register]
 
 
 INT_FUNCTIONS: dict[str, PairFunction] = {
-    "add": _both("vpaddq"),
-    "sub": _both("vpsubq"),
+    "add": both("vpaddq"),
+    "sub": both("vpsubq"),
     "mul": PairFunction(_multiply, 1),
     "neg": PairFunction(_negate, 1),
     "abs": PairFunction(_absolute, 1),
@@ -318,13 +327,14 @@ INT_FUNCTIONS: dict[str, PairFunction] = {
     "greater_equal": _compared(5, "vpcmpgtq", swap=True, invert=True),
     "where": PairFunction(_where),
     "quotient": PairFunction(_quotient, 5),
-    "bitwise_and": _both("vandps"),
-    "bitwise_or": _both("vorps"),
-    "bitwise_xor": _both("vxorps"),
-    "shift_left": _both("vpsllvq"),
+    "bitwise_and": both("vandps"),
+    "bitwise_or": both("vorps"),
+    "bitwise_xor": both("vxorps"),
+    "shift_left": both("vpsllvq"),
     "shift_right": PairFunction(_shift_right, 1),
     **{name: _wrapped(dtype) for dtype, name in WRAPS.items()},
     "to_float32": PairFunction(_to_float, 3),
+    "to_float64": PairFunction(_to_double, 1),
 }
 FROM_BOOL = PairFunction(_from_bool, 1)
 FROM_FLOAT = PairFunction(_from_float, 2)

@@ -65,6 +65,11 @@ def longs(asm: Assembler, value: float) -> Literal:
     return Literal(asm.literal(values))
 
 
+def doubles(asm: Assembler, value: float) -> Literal:
+    """A vector operand with this float64 in every 64-bit lane."""
+    return Literal(asm.literal(np.full(asm.target.lanes // 2, value)))
+
+
 def low(register: Register, kind: str = "half") -> Register:
     """The lower half of a vector register, or its lowest quarter of a zmm (`kind` xmm)."""
     if kind == "xmm" or register.kind == "ymm":
@@ -120,11 +125,15 @@ def select(
 def extreme(
     asm: Assembler, mnemonic: str, destination: Register, arguments: list[Operand], spare: Register
 ) -> None:
-    """destination = vmaxps or vminps of two, NaN where either is NaN. AVX2 clobbers spare."""
+    """destination = a maximum or minimum of two, NaN where either is NaN. AVX2 clobbers spare.
+
+    `mnemonic` ends with ps or pd.
+    """
     first, second = arguments
+    compared = f"vcmp{mnemonic[-2:]}"
     if not is_wide(asm):
         assert isinstance(first, Register)
-        asm.emit("vcmpps", spare, first, first, 3)  # unordered: first is NaN
+        asm.emit(compared, spare, first, first, 3)  # unordered: first is NaN
         asm.emit(mnemonic, destination, first, second)
         asm.emit("vorps", destination, destination, spare)
         return
@@ -132,5 +141,5 @@ def extreme(
         first, second = second, first
     move(asm, destination, first)
     # The second source is the result where either is NaN; a NaN in the first is kept by the mask.
-    asm.emit("vcmpps", FIRST_MASK, destination, destination, _ORDERED)
+    asm.emit(compared, FIRST_MASK, destination, destination, _ORDERED)
     asm.emit(mnemonic, destination.masked(FIRST_MASK), destination, second)

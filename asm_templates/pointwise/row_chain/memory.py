@@ -25,6 +25,7 @@ from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Memory, Register, k, xmm
 
 LOW_TAIL_MASK, HIGH_TAIL_MASK = k(6), k(5)
+_WIDE = 8  # bytes of an int64 or float64, of which two registers make a vector
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ def set_tail_masks(asm: Assembler, tail: int) -> None:
 
 
 def load(asm: Assembler, registers: list[Register], strip: Strip, spare: Register) -> None:
-    """registers (one, or two of int64) = the elements, zeros behind."""
-    if strip.element is Element.INT64:
+    """registers (one, or two of 64-bit elements) = the elements, zeros behind."""
+    if strip.element.bytes == _WIDE:
         _load_longs(asm, registers, strip, spare)
     elif strip.element is Element.BOOL:
         _load_bytes(asm, registers[0], strip, spare)
@@ -171,7 +172,7 @@ def load_one(
     """registers = one element in every lane."""
     if element is Element.FLOAT32:
         asm.emit("vbroadcastss", registers[0], place)
-    elif element is Element.INT64:
+    elif element.bytes == _WIDE:
         for register in registers:
             asm.emit("vpbroadcastq", register, place)
     else:
@@ -186,7 +187,7 @@ def store(
     asm: Assembler, registers: list[Register], strip: Strip, spares: list[Register]
 ) -> None:
     """Append a store of the first lanes of registers, which stay, to a strip's elements."""
-    if strip.element is Element.INT64:
+    if strip.element.bytes == _WIDE:
         _store_longs(asm, registers, strip, spares[0])
     elif strip.element is Element.BOOL:
         _store_bytes(asm, registers[0], strip, spares)
@@ -277,7 +278,7 @@ def store_one(
     """Append a store of the first lane of registers to the one element at `place`."""
     if element is Element.FLOAT32:
         asm.emit("vmovss", place, low(registers[0], "xmm"))
-    elif element is Element.INT64:
+    elif element.bytes == _WIDE:
         asm.emit("vmovlps", place, low(registers[0], "xmm"))
     else:
         move(asm, spare, registers[0])

@@ -28,9 +28,9 @@ from sparsejit.asm_templates.pointwise.row_chain.typed import (
     ChainValue,
     Strided,
     function_of,
+    registers_of,
 )
 from sparsejit.errors import CompileError
-from sparsejit.ir.values import Element
 from sparsejit.machine.target import Target
 from sparsejit.whole_numbers import ceil_div
 
@@ -277,8 +277,7 @@ class ChainPlan:
     def width(self, value: int, rows: int, vectors: int) -> int:
         """Return the number of registers that a value takes in a block."""
         of = self.values[value]
-        pair = 2 if of.element is Element.INT64 else 1
-        return pair * (rows if of.per_row else rows * vectors)
+        return registers_of(of.element) * (rows if of.per_row else rows * vectors)
 
     def _short(self) -> StepOfRows | None:
         """Return the step for short rows, held in registers as a whole; None if they do not fit."""

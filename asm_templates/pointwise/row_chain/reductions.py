@@ -3,15 +3,16 @@
     across lanes    v += v's halves swapped, v += quarters swapped, ... : the result in every lane
 
 The order in which elements are combined depends on the length of the row only. A row of int64
-(`OF_LONGS`) is walked by halves of vectors, a register each.
+(`OF_LONGS`) or float64 (`OF_DOUBLES`) is walked by halves of vectors, a register each.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparsejit.asm_templates.pointwise.row_chain.lanes import (
+    doubles,
     extreme,
     extreme_of_longs,
     is_wide,
@@ -19,7 +20,7 @@ from sparsejit.asm_templates.pointwise.row_chain.lanes import (
     move,
 )
 from sparsejit.asm_templates.pointwise.row_chain.memory import HIGH_TAIL_MASK, LOW_TAIL_MASK
-from sparsejit.asm_templates.pointwise.row_chain.typed import OF_LONGS
+from sparsejit.asm_templates.pointwise.row_chain.typed import OF_DOUBLES, OF_LONGS
 from sparsejit.asm_templates.shared.masks import TAIL_MASK, lane_mask
 from sparsejit.x86.assembler import Assembler
 from sparsejit.x86.operands import Literal, Register
@@ -31,10 +32,19 @@ _LONGS = {
     OF_LONGS["row_max"]: "vpmaxsq",
     OF_LONGS["row_min"]: "vpminsq",
 }
+_DOUBLES = {
+    OF_DOUBLES["row_sum"]: "vaddpd",
+    OF_DOUBLES["row_max"]: "vmaxpd",
+    OF_DOUBLES["row_min"]: "vminpd",
+}
+_IN_HALVES = _LONGS.keys() | _DOUBLES.keys()
 _IDENTITIES = {
     "vmaxps": float("-inf"),
     "vminps": float("inf"),
     "vaddps": 0.0,
+    "vmaxpd": float("-inf"),
+    "vminpd": float("inf"),
+    "vaddpd": 0.0,
     "vpmaxsq": -(2**63),
     "vpminsq": 2**63 - 1,
     "vpaddq": 0,
@@ -58,7 +68,7 @@ def parts_of(kind: str, vectors: int, tail: int, lanes: int) -> list[RowPart]:
     The row has `vectors` vectors, the last with `tail` elements if that is not 0. A part that is
     not whole comes first; registers without elements are left out.
     """
-    halves = 2 if kind in _LONGS else 1
+    halves = 2 if kind in _IN_HALVES else 1
     each, found = lanes // halves, []
     for vector in range(vectors):
         left = tail if tail and vector == vectors - 1 else lanes
@@ -70,8 +80,8 @@ def parts_of(kind: str, vectors: int, tail: int, lanes: int) -> list[RowPart]:
 
 
 def _mnemonic(kind: str) -> str:
-    named = _EXTREMES.get(kind) or _OF_NUMBERS.get(kind) or _LONGS.get(kind)
-    return named or "vaddps"
+    tables = (_EXTREMES, _OF_NUMBERS, _LONGS, _DOUBLES)
+    return next((table[kind] for table in tables if kind in table), "vaddps")
 
 
 def combine(
@@ -82,7 +92,7 @@ def combine(
     A kind of reduction that ignores NaN ignores it in `second` alone.
     """
     mnemonic = _mnemonic(kind)
-    if kind in _EXTREMES:
+    if kind in _EXTREMES or mnemonic in ("vmaxpd", "vminpd"):
         extreme(asm, mnemonic, d, [first, second], spare)
     elif mnemonic in ("vpmaxsq", "vpminsq"):
         extreme_of_longs(asm, mnemonic, d, first, second, spare)
@@ -93,27 +103,35 @@ def combine(
 def set_identity(asm: Assembler, kind: str, register: Register) -> None:
     """register = the identity of the reduction, in every lane."""
     number = _IDENTITIES[_mnemonic(kind)]
-    move(asm, register, longs(asm, number) if kind in _LONGS else asm.constant(number))
+    if kind in _IN_HALVES:
+        move(asm, register, (longs if kind in _LONGS else doubles)(asm, number))
+    else:
+        move(asm, register, asm.constant(number))
 
 
 def without_tail(asm: Assembler, kind: str, d: Register, source: Register, part: RowPart) -> None:
     """d = the part's lanes of source, and the identity of the reduction in the others."""
-    is_long = kind in _LONGS
+    is_half = kind in _IN_HALVES
     if is_wide(asm):
         set_identity(asm, kind, d)
-        if is_long:
+        if is_half:
             mask = HIGH_TAIL_MASK if part.is_upper else LOW_TAIL_MASK
             asm.emit("vmovdqa64", d.masked(mask), source)
         else:
             asm.emit("vmovaps", d.masked(TAIL_MASK), source)
         return
-    asm.emit("vandps", d, source, lane_mask(asm, part.tail, *((4, 8) if is_long else (8, 4))))
+    asm.emit("vandps", d, source, lane_mask(asm, part.tail, *((4, 8) if is_half else (8, 4))))
     identity = _IDENTITIES[_mnemonic(kind)]
     if identity:
-        lanes, element = (4, np.int64) if is_long else (8, np.float32)
-        values = np.full(lanes, identity, element)
+        values = np.full(4 if is_half else 8, identity, _dtype(kind))
         values[: part.tail] = 0
         asm.emit("vorps", d, d, Literal(asm.literal(values)))
+
+
+def _dtype(kind: str) -> type[Any]:
+    if kind in _IN_HALVES:
+        return np.int64 if kind in _LONGS else np.float64
+    return np.float32
 
 
 def take_in(
@@ -168,7 +186,7 @@ def across_lanes(
 
 def _rounds(asm: Assembler, kind: str) -> list[tuple[str, int]]:
     within = [("vpermilps", 0x4E), ("vpermilps", 0xB1)]
-    if kind in _LONGS:
+    if kind in _IN_HALVES:
         within = within[:1]
     if is_wide(asm):
         return [("vshuff32x4", 0x4E), ("vshuff32x4", 0xB1), *within]

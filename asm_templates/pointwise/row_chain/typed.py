@@ -9,6 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
+from sparsejit.asm_templates.pointwise.row_chain.doubles import DOUBLE_FUNCTIONS
 from sparsejit.asm_templates.pointwise.row_chain.functions import (
     BOOL_FUNCTIONS,
     COMMUTATIVE,
@@ -32,14 +33,17 @@ _TABLES: dict[Element, Mapping[str, VectorFunction | PairFunction]] = {
     Element.FLOAT32: FLOAT_FUNCTIONS,
     Element.BOOL: BOOL_FUNCTIONS,
     Element.INT64: INT_FUNCTIONS,
+    Element.FLOAT64: DOUBLE_FUNCTIONS,
 }
 
 
-# Names of a chain's reductions when they reduce int64.
+# Names of a chain's reductions when they reduce int64, and float64.
 OF_LONGS = {kind: f"{kind}_of_longs" for kind in ROW_REDUCTIONS}
+OF_DOUBLES = {kind: f"{kind}_of_doubles" for kind in ROW_REDUCTIONS}
+_OF_HALVES = {Element.INT64: OF_LONGS, Element.FLOAT64: OF_DOUBLES}
 # A chain's reductions, the sum of products, and the extremes that ignore NaN.
 REDUCTIONS = {
-    *(*ROW_REDUCTIONS, *OF_LONGS.values()),
+    *(*ROW_REDUCTIONS, *OF_LONGS.values(), *OF_DOUBLES.values()),
     *("row_dot", "row_max_of_numbers", "row_min_of_numbers"),
 }
 
@@ -122,6 +126,8 @@ class _Typing:
         if value.element is element:
             return number
         if value.kind == "constant":
+            if element is Element.FLOAT64:
+                return self._constant(float(value.number), element)
             (known,) = Cast(element).reference(np.asarray(value.number, value.element.value))
             return self._constant(known.item(), element)
         if element is Element.BOOL:
@@ -166,14 +172,14 @@ class _Typing:
 
     def _common(self, arguments: list[int]) -> Element:
         elements = {self.values[a].element for a in arguments}
-        order = (Element.FLOAT32, Element.INT64, Element.BOOL)
+        order = (Element.FLOAT64, Element.FLOAT32, Element.INT64, Element.BOOL)
         return next(element for element in order if element in elements)
 
     def _step(self, kind: str, arguments: list[int]) -> int:
         if kind in ROW_REDUCTIONS:
-            if self.values[arguments[0]].element is Element.INT64:
-                longs = (arguments[0],)
-                return self._function(OF_LONGS[kind], longs, Element.INT64, Element.INT64)
+            element = self.values[arguments[0]].element
+            if (named := _OF_HALVES.get(element)) is not None:
+                return self._function(named[kind], (arguments[0],), element, element)
             whole = self.convert(arguments[0], Element.FLOAT32)
             return self._function(kind, (whole,), Element.FLOAT32, Element.FLOAT32)
         if kind in _LOGICAL:
@@ -208,6 +214,11 @@ def type_values(
         for number, result in zip(chain.results, results, strict=True)
     ]
     return typing.values, ends
+
+
+def registers_of(element: Element) -> int:
+    """Return the registers that a vector of elements fills: one, or two of 64 bits each."""
+    return 2 if element in _OF_HALVES else 1
 
 
 def function_of(value: ChainValue) -> VectorFunction | PairFunction:

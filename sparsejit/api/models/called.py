@@ -126,7 +126,7 @@ def as_tensors(results: Sequence[Array], nest: Nest) -> list[Any]:
     torch = sys.modules["torch"]
     is_text = [dtype == TEXT.name for dtype in dtypes(nest)]
     pairs = zip_longest(results, is_text, fillvalue=False)
-    made = [result if is_one else torch.from_numpy(result) for result, is_one in pairs]
+    made: list[Any] = [one if is_one else torch.from_numpy(one) for one, is_one in pairs]
     for place, dtype in enumerate(dtypes(nest)):
         if dtype and dtype != TEXT.name:
             made[place] = made[place].to(getattr(torch, dtype))

@@ -136,7 +136,8 @@ class Writer:
         array = np.asarray(x, dtype=element.value)
         key = (array.tobytes(), element)
         if key not in self._numbers:
-            self._numbers[key] = self.builder.constant(array, Origin(f"{x:g}"))
+            floats = element if element is Element.FLOAT64 else Element.FLOAT32
+            self._numbers[key] = self.builder.constant(array, Origin(f"{x:g}"), floats)
         return self._numbers[key]
 
     def zeros(self, shape: tuple[int, ...]) -> Value:
@@ -390,9 +391,12 @@ class Writer:
             lambda number: self.constant(np.asarray(number, np.float32), name),
         )
 
-    def formula(self, title: str) -> Formula:
-        """A new formula, whose steps are written as one chain with that title."""
-        return Formula(self, title)
+    def formula(self, title: str, floats: Element = Element.FLOAT32) -> Formula:
+        """A new formula, whose steps are written as one chain with that title.
+
+        Its numbers are of the element `floats`.
+        """
+        return Formula(self, title, floats)
 
 
 class Formula:
@@ -402,8 +406,8 @@ class Formula:
     values of the graph, numbers, and references to earlier steps.
     """
 
-    def __init__(self, write: Writer, title: str) -> None:
-        self._write, self._title = write, title
+    def __init__(self, write: Writer, title: str, floats: Element = Element.FLOAT32) -> None:
+        self._write, self._title, self._floats = write, title, floats
         self._operands: list[Value] = []
         self._steps: list[tuple[str, list[tuple[bool, int]]]] = []
 
@@ -416,7 +420,8 @@ class Formula:
         if isinstance(argument, FormulaStep):
             return True, argument.number
         number = isinstance(argument, int | float) and not isinstance(argument, bool)
-        value = self._write.floats(argument) if number else self._write.value(argument)
+        write = self._write
+        value = write.number(argument, self._floats) if number else write.value(argument)
         if value not in self._operands:
             self._operands.append(value)
         return False, self._operands.index(value)

@@ -1,6 +1,6 @@
 """Operators that compute in float64 from columns of x, and round once, at the end, if at all."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from sparsejit.ir.operator import Operator
 from sparsejit.ir.signature import Bound
+from sparsejit.ir.spec import Choice
 from sparsejit.ir.values import Array, Element
 
 _FLOATS = (Element.FLOAT32, Element.FLOAT64)
@@ -87,3 +88,46 @@ class DoubleProduct(Operator):
     def reference(self, *operands: Array) -> tuple[Array, ...]:
         x, weights, bias = operands
         return (x @ weights.T + bias,)
+
+
+class Measure(Choice):
+    """A distance between two rows, or their product."""
+
+    SQUARED = "squared"  # the sum of squared differences
+    ABSOLUTE = "absolute"  # the sum of absolute differences
+    LARGEST = "largest"  # the largest absolute difference
+    UNEQUAL = "unequal"  # the number of features that differ
+    PRODUCT = "product"
+
+
+_MEASURES: dict[Measure, Callable[[Array, Array], Array]] = {
+    Measure.SQUARED: lambda x, known: np.square(x - known).sum(axis=-1),
+    Measure.ABSOLUTE: lambda x, known: np.abs(x - known).sum(axis=-1),
+    Measure.LARGEST: lambda x, known: np.abs(x - known).max(axis=-1),
+    Measure.UNEQUAL: lambda x, known: np.not_equal(x, known).sum(axis=-1).astype(np.float64),
+    Measure.PRODUCT: lambda x, known: (x * known).sum(axis=-1),
+}
+
+
+@dataclass(frozen=True)
+class Distances(Operator):
+    """The distance of each row of x to each known row, computed in float64 from differences.
+
+    x is of `element`, float32 or float64.
+    """
+
+    measure: Measure
+    element: Element = Element.FLOAT64
+
+    types: ClassVar[str] = (
+        "x element [batch, features], known float64 [rows, features] -> float64 [batch, rows]"
+    )
+    needs: ClassVar[str] = ", with at least one feature and one known row"
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        fits = self.element in _FLOATS and bound["features"] > 0 and bound["rows"] > 0
+        return {} if fits else None
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        x, known = operands
+        return (np.stack([_MEASURES[self.measure](row, known) for row in np.asarray(x)]),)

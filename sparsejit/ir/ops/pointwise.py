@@ -131,11 +131,16 @@ ROW_REDUCTIONS: dict[str, Callable[[Array], Any]] = {
 }
 
 
+# Functions that take float64 as well as float32.
+_OF_DOUBLES = (
+    *("div", "sqrt", "reciprocal", "exp", "log", "floor", "ceil", "round", "trunc"),
+)
 # The elements of operands by kind of function; all other kinds take float32.
 _ELEMENTS = {
+    **dict.fromkeys(_OF_DOUBLES, "float32|float64"),
     **dict.fromkeys(("logical_and", "logical_or", "logical_not"), "any"),
     **dict.fromkeys(("add", "mul", "maximum", "minimum", "where"), "X"),
-    **dict.fromkeys(("sub", "neg", "abs", "square"), "float32|int64"),
+    **dict.fromkeys(("sub", "neg", "abs", "square"), "float32|int64|float64"),
     **dict.fromkeys((kind for kind, each in FUNCTIONS.items() if each.whole), "int64"),
     **dict.fromkeys(("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"), "X"),
 }

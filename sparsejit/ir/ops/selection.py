@@ -178,7 +178,9 @@ class TopK(Operator):
     count: int
     least: bool = field(default=False, metadata={"newer": "than files of 0.1"})
 
-    types: ClassVar[str] = "x float32 [*rows, n] -> float32 [*rows, count], int64 [*rows, count]"
+    types: ClassVar[str] = (
+        "x float32|float64 [*rows, n] -> float32|float64 [*rows, count], int64 [*rows, count]"
+    )
     needs: ClassVar[str] = ", with at least `count` elements in the last axis"
     mixing: ClassVar[str] = "compares samples with each other"
 

@@ -1,0 +1,40 @@
+"""The table of models with mathematics of their own, by the names of their classes."""
+
+from typing import Any
+
+from sparsejit.errors import InvalidInput
+from sparsejit.estimators.column_maps import COLUMN_MODELS
+from sparsejit.estimators.density_models import DENSITY_MODELS
+from sparsejit.estimators.kernel_models import KERNEL_MODELS
+from sparsejit.estimators.model_table import Model
+from sparsejit.estimators.neighbour_models import NEIGHBOUR_MODELS
+from sparsejit.estimators.parts import Mapped, held, is_pipeline, steps_of
+from sparsejit.ir.values import Array
+
+MODELS: dict[str, Model] = {
+    **COLUMN_MODELS,
+    **DENSITY_MODELS,
+    **KERNEL_MODELS,
+    **NEIGHBOUR_MODELS,
+}
+
+
+def as_step(step: Any) -> Any:
+    """A step before others as writers read it: `Mapped` for a model that transforms."""
+    model = MODELS.get(type(step).__name__)
+    if model is None or model.transform is None:
+        return step
+    write = model.transform(step)
+    if write is None:
+        raise InvalidInput(
+            f"the {type(step).__name__} transforms nothing; fit it with solver='svd'"
+        )
+    return Mapped(step, write)
+
+
+def labels_of_model(estimator: Any) -> Array | None:
+    """The results of a model's `predict` by place, where they are not `classes_`."""
+    if is_pipeline(estimator):
+        estimator = held(steps_of(estimator)[1])
+    model = MODELS.get(type(estimator).__name__)
+    return None if model is None or model.labels is None else model.labels(estimator)
