@@ -28,8 +28,8 @@ from sparsejit.ir.values import Array, Element, TensorType
 
 MONOTONE = frozenset(
     """
-    MaxAbsScaler MinMaxScaler PowerTransformer QuantileTransformer RobustScaler SimpleImputer
-    StandardScaler
+    MaxAbsScaler MinMaxScaler PowerTransformer QuantileTransformer Ranked RobustScaler
+    SimpleImputer StandardScaler
     """.split()
 )
 BEFORE_FORESTS = SELECTORS | MONOTONE

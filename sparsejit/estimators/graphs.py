@@ -28,8 +28,9 @@ from sparsejit.estimators.forests import (
     read_isolation,
     wide_scores,
 )
-from sparsejit.estimators.inputs import EstimatorInput, Refusals
+from sparsejit.estimators.inputs import EstimatorInput, Refusals, word_columns_of
 from sparsejit.estimators.left_out_zeros import LeftOut, left_out_of
+from sparsejit.estimators.lifting import NumberColumn, lifted
 from sparsejit.estimators.linear_models import LINEAR, PERCEPTRONS, linear_methods
 from sparsejit.estimators.parts import (
     DECOMPOSITIONS,
@@ -42,7 +43,13 @@ from sparsejit.estimators.parts import (
     linear_map,
     steps_of,
 )
-from sparsejit.estimators.writer import MOST_DOUBLES, WIDE, EstimatorWriter, Write
+from sparsejit.estimators.writer import (
+    MOST_DOUBLES,
+    WIDE,
+    WRITTEN,
+    EstimatorWriter,
+    Write,
+)
 from sparsejit.frontends.arrays import check_held
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.values import Element, TensorType, Value
@@ -51,7 +58,7 @@ _SCALERS = frozenset({"MaxAbsScaler", "MinMaxScaler", "RobustScaler", "StandardS
 _KNOWN = LINEAR | _SCALERS
 _ISOLATION = "IsolationForest"
 # Steps that may stand before them, columnwise ones first; each has a graph of its own too.
-_APART = _SCALERS | SELECTORS | COLUMN_STEPS | {"SimpleImputer"}
+_APART = _SCALERS | SELECTORS | COLUMN_STEPS | {"SimpleImputer"} | WRITTEN.keys()
 _STEPS = _APART | DECOMPOSITIONS
 
 
@@ -64,23 +71,26 @@ class ReadEstimator:
     """Everything that graphs need of a fitted estimator; fitting it again does not change this.
 
     `input` has the rules for X. `writes` has functions that write the methods, from X on, for X of
-    each element that `input` reads, and for a sparse X if `input` reads it twice.
+    each element that `input` reads, and for a sparse X if `input` reads it twice. `numbers` are
+    columns of codes behind X.
     """
 
     input: EstimatorInput
     writes: Mapping[XKind, Mapping[str, Write]]
+    numbers: Sequence[NumberColumn] = ()
 
     def graphs(self, batch: int, element: Element, is_sparse: bool = False) -> dict[str, Graph]:
         """A graph for each method that predicts, or transforms, by its name.
 
-        The input X (batch, n_features_in_) is of that element, float32 or, if `input` reads it,
+        The input X (batch, width of `input`) is of that element, float32 or, if `input` reads it,
         float64; a sparse X is twice as wide. Outputs have the shapes of the method's results, as
         float32, except for `predict`: a classifier returns int64 places in `classes_` (batch,), or
         bool (batch, labels) for several labels; an isolation forest int64 1 or -1 (batch,).
         """
         graphs = {}
         for method, write in self.writes[element, is_sparse].items():
-            writer = EstimatorWriter(TensorType((batch, self.input.features), element), is_sparse)
+            x = TensorType((batch, self.input.width), element)
+            writer = EstimatorWriter(x, is_sparse, self.numbers)
             graphs[method] = writer.finish(write(writer))
         return graphs
 
@@ -88,33 +98,35 @@ class ReadEstimator:
 def read_estimator(estimator: Any) -> ReadEstimator:
     """Read an estimator. Raises InvalidInput if it is not fitted, or has no graph."""
     estimator = held(estimator)
-    chains = chains_of(estimator)
+    first = chains_of(estimator)[0][0]
+    features = features_of(first.estimator if isinstance(first, Stack) else first)
+    found = lifted(estimator, features)
+    chains = chains_of(found.estimator)
     forests: _Forests = {}
     for chain in chains:
         _check_chain(chain)
         if is_forest(chain[-1]) and id(chain[-1]) not in forests:
             forests[id(chain[-1])] = _forest_of(chain)
-    first = chains[0][0]
-    features = features_of(first.estimator if isinstance(first, Stack) else first)
     reads_float64 = any(_reads_float64(chain, forests) for chain in chains)
-    left_out = left_out_of(chains, features)
+    left_out = left_out_of(chains, found.width)
     rules = EstimatorInput(
         type(estimator).__name__,
         "+".join(sorted({type(chain[-1]).__module__.split(".")[0] for chain in chains})),
         features,
         _names_of(estimator),
         reads_float64,
-        Refusals.of(chains, features),
+        Refusals.of(chains, found),
         left_out,
         not any(has_frame_categories(chain[-1]) for chain in chains),
+        word_columns_of(found, chains),
     )
     elements = (Element.FLOAT32, *([Element.FLOAT64] if reads_float64 else []))
     writes = {}
     for kind in product(elements, (False, *([True] if left_out is LeftOut.BOTH else []))):
-        methods = _methods_behind(forests, TensorType((1, features), kind[0]), kind[1])
-        found = methods(estimator, ())
-        writes[kind] = {name: write for name, write in found.items() if name != WIDE}
-    return ReadEstimator(rules, writes)
+        methods = _methods_behind(forests, TensorType((1, found.width), kind[0]), kind[1])
+        made = methods(found.estimator, ())
+        writes[kind] = {name: write for name, write in made.items() if name != WIDE}
+    return ReadEstimator(rules, writes, found.numbers)
 
 
 # Forests as they are read, by id of their estimators.

@@ -6,11 +6,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.estimators.column_steps import ColumnScales
+from sparsejit.estimators.column_steps import ColumnScales, each_step, parts_of
+from sparsejit.estimators.lifting import NumberColumn
 from sparsejit.estimators.parts import Stack, is_mixing, linear_map
 from sparsejit.frontends.writing.arranging import joined
 from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Writer
-from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
+from sparsejit.ir.ops.columns import DoubleProduct, PiecewiseColumns, ScaledColumns
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import Activation
 from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
@@ -28,11 +29,18 @@ class EstimatorWriter(Writer):
     NaN.
     """
 
-    def __init__(self, x: TensorType, is_sparse: bool = False) -> None:
+    def __init__(
+        self, x: TensorType, is_sparse: bool = False, numbers: Sequence[NumberColumn] = ()
+    ) -> None:
+        """`numbers` are columns of codes behind X, computed from it."""
         super().__init__()
         self.batch, self.features = x.shape
         shape = (self.batch, 2 * self.features) if is_sparse else x.shape
         self._given = self.input(TensorType(shape, x.element), "X")
+        if numbers:
+            codes = self.at("codes").steps_of(self._given, numbers)
+            self._given = joined(self, [self._given, codes], 1)
+            self.features += len(numbers)
         self.begin(())
 
     def begin(self, steps: Sequence[Any], is_whole: bool = False) -> None:
@@ -61,6 +69,14 @@ class EstimatorWriter(Writer):
 
     def transform(self, step: Any) -> None:
         """Apply a step to the current columns."""
+        kind = type(step).__name__
+        if kind == "ColumnTransformer" and any(map(is_written, each_step([step]))):
+            self._in_parts(step)
+            return
+        if is_written(step):
+            x = self.columns(Element.FLOAT64)
+            self._read(WRITTEN[kind](self.at(kind), x, step))
+            return
         if not is_mixing(step):
             self._columns = self._columns.behind(step)
             return
@@ -71,6 +87,54 @@ class EstimatorWriter(Writer):
         is_vast = weights.size > MOST_DOUBLES
         write = self.scores if is_vast else self.product
         self._read(write(weights, bias, "components"))
+
+    def _in_parts(self, transformer: Any) -> None:
+        """Apply the parts of a ColumnTransformer one after another, each in float64."""
+        x, columns, made = self.x, self._columns, []
+        for part in parts_of(transformer, len(columns.source)):
+            self.x, self._columns = x, columns.take(part.columns)
+            for step in part.steps:
+                self.transform(step)
+            made.append(self.columns(Element.FLOAT64))
+        self._read(joined(self.at("columns"), made, 1))
+
+    def steps_of(self, x: Value, columns: Sequence[NumberColumn]) -> Value:
+        """Write columns of codes (batch, columns) of x's element, each computed from x."""
+        return self.pieces(
+            x,
+            [each.feature for each in columns],
+            [each.bounds for each in columns],
+            [each.codes[:, None] for each in columns],
+            [each.missing for each in columns],
+            x.type.element,
+        )
+
+    def pieces(
+        self,
+        x: Value,
+        columns: Sequence[int],
+        bounds: Sequence[Array],
+        pieces: Sequence[Array],
+        missing: Sequence[float],
+        result: Element = Element.FLOAT64,
+    ) -> Value:
+        """Write a `PiecewiseColumns` of x, whose bounds and pieces are given by column."""
+        begins = np.concatenate([[0], np.cumsum([len(each) for each in bounds])])
+        name = self.origin.name
+        arrays = {
+            "bounds": np.concatenate(bounds),
+            "pieces": np.concatenate(pieces),
+            "missing": np.asarray(missing, np.float64),
+        }
+        operands = [
+            self.constant(np.asarray(columns, np.int64), f"{name}.columns"),
+            self.constant(begins.astype(np.int64), f"{name}.begins"),
+            *(
+                self.constant(array, f"{name}.{what}", Element.FLOAT64)
+                for what, array in arrays.items()
+            ),
+        ]
+        return self.one(PiecewiseColumns(x.type.element, result), x, *operands)
 
     def _stack(self, stack: Stack) -> None:
         """Make a stack's predictions the current columns, with X beside them if it is passed on."""
@@ -140,7 +204,7 @@ class EstimatorWriter(Writer):
         if self._beside is not None:
             self.columns()
         x, columns = self.x, self._columns
-        if columns.is_affine:
+        if columns.is_affine and columns.reads_all(x.shape[1]):
             weights, bias = columns.folded(weights, bias, x.shape[1])
         else:
             x = self.columns(Element.FLOAT64)
@@ -164,6 +228,27 @@ class EstimatorWriter(Writer):
         if np.any(bias):
             operands.append(self.constant(bias, f"{name}.bias"))
         return self.one(Linear(activation), x, *operands)
+
+
+def is_written(step: Any) -> bool:
+    """Whether a step has a function that writes it, in `WRITTEN`."""
+    return type(step).__name__ in WRITTEN
+
+
+def _ranked(writer: EstimatorWriter, x: Value, step: Any) -> Value:
+    """The numbers of ranks."""
+    return writer.pieces(
+        x,
+        range(len(step.tables)),
+        [np.arange(len(table) - 1, dtype=np.float64) for table in step.tables],
+        [table[:, None] for table in step.tables],
+        [np.nan] * len(step.tables),
+    )
+
+
+# Steps that are written as operators of their own, by name: functions of the writer, of x (batch,
+# columns) in float64 and of the step, which return the columns behind it in float64.
+WRITTEN: dict[str, Callable[[EstimatorWriter, Value, Any], Value]] = {"Ranked": _ranked}
 
 
 def row_shares(f: Formula, p: Operand, columns: int) -> FormulaStep:

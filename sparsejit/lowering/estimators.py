@@ -1,6 +1,7 @@
 """Operators of scikit-learn's estimators.
 
     ScaledColumns    columns of x in float64: scalers, categories
+    PiecewiseColumns    columns of x in float64: codes, bins, splines
     DoubleProduct    scores of linear models, in float64
     Forest           all trees in one step, rows of x one after another or together
 """
@@ -12,10 +13,12 @@ from sparsejit.asm_templates.pointwise.float64_columns import (
     emit_double_product,
     emit_scaled_columns,
 )
+from sparsejit.asm_templates.pointwise.piecewise_columns import Pieces, emit_piecewise_columns
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.operator import Node
-from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
+from sparsejit.ir.ops.columns import DoubleProduct, PiecewiseColumns, ScaledColumns
 from sparsejit.ir.ops.forest import Forest, Trees
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.step import Body, Facts, Locations, Step, between
 from sparsejit.planner.cost import vector_cost
@@ -32,9 +35,7 @@ def lower_scaled_columns(low: Lowering, node: Node) -> None:
     x, columns, numbers = node.inputs
     rows, features = x.shape
     places = low.constant(columns)
-    wrong = places[(places < 0) | (places >= features)]
-    if wrong.size:
-        raise InvalidInput(f"column {wrong[0]} of x does not exist; give columns below {features}")
+    _check_columns(places, features)
     scaling = ColumnScaling(
         *(rows, features, x.type.element.bytes, node.output.type.element.bytes),
         *(places, low.constant(numbers)),
@@ -44,6 +45,29 @@ def lower_scaled_columns(low: Lowering, node: Node) -> None:
     moved = x.type.bytes + node.output.type.bytes
     work = vectors * 8, moved
     _add(low, node, "columns", reason, work, lambda asm: emit_scaled_columns(asm, scaling))
+
+
+def _check_columns(columns: Array, features: int) -> None:
+    """Raise InvalidInput for a column that x does not have."""
+    wrong = columns[(columns < 0) | (columns >= features)]
+    if wrong.size:
+        raise InvalidInput(f"column {wrong[0]} of x does not exist; give columns below {features}")
+
+
+@lowers(PiecewiseColumns)
+def lower_piecewise_columns(low: Lowering, node: Node) -> None:
+    """Append one kernel, which searches the bounds. Raises InvalidInput as `Pieces` does."""
+    assert isinstance(node.op, PiecewiseColumns)
+    x, *constants = node.inputs
+    rows, features = x.shape
+    columns, *others = map(low.constant, constants)
+    _check_columns(columns, features)
+    sizes = rows, features, x.type.element.bytes, node.output.type.element.bytes
+    spec = Pieces(*sizes, columns, *others)
+    reason = f"{len(columns)} columns of {len(spec.bounds)} bounds in float64, {rows} times"
+    moved = x.type.bytes + node.output.type.bytes
+    work = rows * spec.instructions, moved
+    _add(low, node, "pieces", reason, work, lambda asm: emit_piecewise_columns(asm, spec))
 
 
 @lowers(DoubleProduct)

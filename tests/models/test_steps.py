@@ -466,7 +466,8 @@ WITH_RULES = {
 APART_OR_REFUSED = {
     *("ArgMax", "Bmm", "ByteAttention", "CachedAttention", "Cast", "Chain", "ChannelMeans"),
     *("DoubleProduct", "Draw", "EmbeddingBag", "Expand", "Forest", "GruStep"),
-    *("Linear", "NormalisedColumns", "OwnRows", "Permute", "PlacedRows", "Pointwise", "Predict"),
+    *("Linear", "NormalisedColumns", "OwnRows", "Permute", "PiecewiseColumns", "PlacedRows"),
+    *("Pointwise", "Predict"),
     *("Quantise", "Reconstruct", "ScaledChannels", "ScaledColumns", "SumOfRows", "TopK"),
     *("TreeDraw", "TruePlaces", "Uniform", "UniformRow"),
 }

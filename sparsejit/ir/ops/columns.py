@@ -52,6 +52,52 @@ class ScaledColumns(Operator):
 
 
 @dataclass(frozen=True)
+class PiecewiseColumns(Operator):
+    """y[j]: a polynomial of x[columns[j]] on each of its intervals, of x (batch, features).
+
+    Column j has the bounds from begins[j] to below begins[j + 1], ascending, and one interval more
+    than bounds: interval i ends at bound i, which belongs to it. A row of `pieces` is one number,
+    or origin, c0, c1, ... of c0 + c1 t + ... with t = x - origin. NaN becomes missing[j].
+
+    Operands: x of `element` (y is of `result`), float32 or float64; columns int64 (outputs,);
+    begins int64 (outputs + 1,); bounds float64; pieces float64 (bounds + outputs, numbers), of the
+    columns one after another; missing float64 (outputs,).
+    """
+
+    element: Element = Element.FLOAT64
+    result: Element = Element.FLOAT64
+
+    types: ClassVar[str] = (
+        "x element [batch, features], columns int64 [outputs], begins int64 [ends], "
+        "bounds float64 [bounds], pieces float64 [pieces, numbers], missing float64 [outputs] "
+        "-> result [batch, outputs]"
+    )
+    needs: ClassVar[str] = ", with a begin for each output and one more, and a piece an interval"
+    mixes: ClassVar[tuple[str, ...]] = ("outputs",)
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        fits = self.element in _FLOATS and self.result in _FLOATS and bound["numbers"] > 0
+        outputs = bound["outputs"]
+        intervals = bound["bounds"] + outputs
+        same = bound["ends"] == outputs + 1 and bound["pieces"] == intervals
+        return {} if fits and same else None
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        x, columns, begins, bounds, pieces, missing = operands
+        y = np.empty((len(x), len(columns)))
+        for j, column in enumerate(columns):
+            first, end = begins[j : j + 2]
+            taken = x[:, column].astype(np.float64)
+            chosen = pieces[first + j + np.searchsorted(bounds[first:end], taken)]
+            made = chosen[:, -1]
+            if pieces.shape[1] > 1:
+                for coefficient in chosen[:, -2:0:-1].T:
+                    made = made * (taken - chosen[:, 0]) + coefficient
+            y[:, j] = np.where(np.isnan(taken), missing[j], made)
+        return (y,)
+
+
+@dataclass(frozen=True)
 class DoubleProduct(Operator):
     """y = x W^T + bias in float64; x is of `element` and y of `result`, float32 or float64."""
 
