@@ -43,13 +43,8 @@ from sparsejit.estimators.parts import (
     linear_map,
     steps_of,
 )
-from sparsejit.estimators.writer import (
-    MOST_DOUBLES,
-    WIDE,
-    WRITTEN,
-    EstimatorWriter,
-    Write,
-)
+from sparsejit.estimators.transformers import WRITTEN
+from sparsejit.estimators.writer import MOST_DOUBLES, WIDE, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.values import Element, TensorType, Value
@@ -117,7 +112,7 @@ def read_estimator(estimator: Any) -> ReadEstimator:
         reads_float64,
         Refusals.of(chains, found),
         left_out,
-        not any(has_frame_categories(chain[-1]) for chain in chains),
+        found.reads_codes or not any(has_frame_categories(chain[-1]) for chain in chains),
         word_columns_of(found, chains),
     )
     elements = (Element.FLOAT32, *([Element.FLOAT64] if reads_float64 else []))
@@ -238,7 +233,8 @@ def _check_chain(chain: Sequence[Any]) -> None:
     _check_before(before[:first], _STEPS)
     apart = BEFORE_FORESTS | COLUMN_STEPS if is_forest(last) else _APART
     _check_before(before[first:], apart | DECOMPOSITIONS)
-    _check_before(_inside([*before, last]), apart)
+    inside = apart if is_forest(last) else apart | DECOMPOSITIONS
+    _check_before(_inside([*before, last]), inside)
     passing = [number for number in mixing if isinstance(before[number], Stack)]
     if passing and before[passing[-1]].passes_x and passing[-1] + 1 < len(before):
         raise InvalidInput(

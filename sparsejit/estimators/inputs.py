@@ -28,6 +28,7 @@ from sparsejit.estimators.column_steps import (
 from sparsejit.estimators.left_out_zeros import LeftOut, both, dense
 from sparsejit.estimators.lifting import Lifted
 from sparsejit.estimators.parts import Stack, held, is_mixing
+from sparsejit.estimators.transformers import is_written, outputs_of
 from sparsejit.estimators.words import WordColumns
 from sparsejit.ir.values import Array
 from sparsejit.runtime.array_checks import rows_check
@@ -126,6 +127,13 @@ class Refusals:
             counts = [len(each) for each in kept_categories(step)]
             encoded = _Columns(columns.source, none, none, none)
             return encoded.take(np.repeat(np.arange(len(none)), counts))
+        if type(step).__name__ == "MissingIndicator":
+            if step.error_on_new and step.features == "missing-only":
+                unmarked = np.isin(np.arange(len(none)), step.features_, invert=True)
+                self.no_nan[columns.source[columns.nan & unmarked]] = True
+            return _Columns.computed(len(step.features_))
+        if is_written(step) and outputs_of(step) != len(none):
+            return _Columns.computed(outputs_of(step))
         return columns._replace(own=none)
 
 
@@ -413,4 +421,4 @@ def word_columns_of(lifted: Lifted, chains: Sequence[Sequence[Any]]) -> WordColu
     is_read = read[: lifted.features]
     if is_read.all() and not lifted.words:
         return None
-    return WordColumns(lifted.features, lifted.words, is_read)
+    return WordColumns(lifted.features, lifted.words, is_read, lifted.reads_codes)

@@ -27,11 +27,13 @@ from sparsejit.estimators.encoders import (
     ENCODERS,
     EncoderTable,
     Fill,
+    filled,
     groups_rare,
     has_words,
     is_nan,
     tables_of,
 )
+from sparsejit.estimators.frame_categories import FrameCategories, frame_categories
 from sparsejit.estimators.parts import CALIBRATED, ENSEMBLES, STACKS, held, is_pipeline, steps_of
 from sparsejit.estimators.ranked import Ranked
 from sparsejit.estimators.words import WordColumn
@@ -43,7 +45,8 @@ class NumberColumn:
     """A column of codes computed from a feature: a code for each interval of its numbers.
 
     Interval i ends at bound i, which belongs to it. `missing` is the code of NaN, and with
-    `refuses_nan` there is none. `known` are the only numbers that are taken, None for any.
+    `refuses_nan` there is none. `known` are the only numbers that are taken, None for any. `short`
+    is the code of NaN among float32, to which an imputer's number is rounded, if it differs.
     """
 
     feature: int
@@ -52,6 +55,11 @@ class NumberColumn:
     missing: float
     refuses_nan: bool
     known: Array | None
+    short: float | None = None
+
+    def code_of_nan(self, is_short: bool) -> float:
+        """The code of NaN, among float32 or float64."""
+        return self.missing if self.short is None or not is_short else self.short
 
 
 CodeColumn: TypeAlias = WordColumn | NumberColumn
@@ -59,12 +67,16 @@ CodeColumn: TypeAlias = WordColumn | NumberColumn
 
 @dataclass(frozen=True, eq=False)
 class Lifted:
-    """An estimator that reads X, then the columns of `words`, then the columns of `numbers`."""
+    """An estimator that reads X, then the columns of `words`, then the columns of `numbers`.
+
+    With `reads_codes` words are categories of a frame, and an X without columns has their codes.
+    """
 
     estimator: Any
     features: int
     words: tuple[WordColumn, ...] = ()
     numbers: tuple[NumberColumn, ...] = ()
+    reads_codes: bool = False
 
     @property
     def width(self) -> int:
@@ -79,12 +91,14 @@ def lifted(estimator: Any, features: int) -> Lifted:
     """
     lifting = _Lifting()
     found = lifting.estimator(estimator, [_Raw(number) for number in range(features)])
-    if not lifting.columns:
+    if not (lifting.columns or lifting.is_changed):
         return Lifted(estimator, features)
     words = tuple(each for each in lifting.columns if isinstance(each, WordColumn))
     numbers = tuple(each for each in lifting.columns if isinstance(each, NumberColumn))
-    lifting.resolve({id(each): place for place, each in enumerate((*words, *numbers), features)})
-    return Lifted(found, features, words, numbers)
+    made = Lifted(found, features, words, numbers, lifting.reads_codes)
+    places = {id(each): place for place, each in enumerate((*words, *numbers), features)}
+    lifting.resolve(places, made.width)
+    return made
 
 
 @dataclass(frozen=True)
@@ -117,6 +131,7 @@ class _Lifting:
     def __init__(self) -> None:
         self.columns: list[CodeColumn] = []
         self.transformers: list[Any] = []
+        self.is_changed = self.reads_codes = False
 
     def estimator(self, estimator: Any, columns: list[_Raw]) -> Any:
         """A copy of an estimator that reads these columns, with its encoders replaced."""
@@ -125,12 +140,34 @@ class _Lifting:
         last = estimator
         if is_pipeline(estimator):
             before, last = steps_of(estimator)
-        part = self._steps([*before, last], columns)
+        steps = self._plain([*before, last])
+        part = self._steps(steps, columns)
         if part is not None:
             return _joined([*self._whole(part), *part.rest])
         if type(last).__name__ in ENSEMBLES and not before:
             return self._ensemble(last, columns)
-        return estimator
+        return estimator if steps == [*before, last] else _joined(steps)
+
+    def _plain(self, steps: Sequence[Any]) -> _Steps:
+        """The steps, with unions of features as ColumnTransformers."""
+        kept = [step for step in steps if not _is_identity(step)]
+        if not kept:
+            features = int(steps[-1].n_features_in_)
+            kept = [_transformer_of([("own", "passthrough", [*range(features)])], False, features)]
+        self.is_changed |= len(kept) < len(steps) or _is_identity(steps[-1])
+        return [
+            self._union(step) if type(step).__name__ == "FeatureUnion" else step for step in kept
+        ]
+
+    def _union(self, union: Any) -> Any:
+        """A FeatureUnion as a ColumnTransformer whose parts each read all columns."""
+        if union.transformer_weights:
+            raise InvalidInput("the FeatureUnion has transformer_weights; fit it without them")
+        self.is_changed = True
+        every = list(range(int(union.n_features_in_)))
+        entries = [(name, step, every) for name, step in union.transformer_list if step != "drop"]
+        is_sparse = any(_is_sparse(step) for _, step, _ in entries)
+        return _transformer_of(entries, is_sparse, len(every))
 
     def _whole(self, part: _Lift) -> _Steps:
         """A part's steps as steps that read all columns."""
@@ -161,6 +198,10 @@ class _Lifting:
             kind, rest = type(step).__name__, steps[place + 1 :]
             if kind in ENCODERS and _is_lifted(step, columns):
                 return self._encoder(step, columns, rest)
+            if (categories := frame_categories(step)) is not None:
+                return self._categories(categories, columns)
+            if kind == "KBinsDiscretizer" and step.encode != "ordinal":
+                return self._bins(step, columns, rest)
             if kind == "ColumnTransformer":
                 found = self._in_parts(step, columns)
                 return None if found is None else _Lift([found], [_EVERY], rest)
@@ -183,32 +224,29 @@ class _Lifting:
         parts: list[tuple[_Steps, list[Any]]] = []
         for part in parts_of(transformer, len(columns)):
             own = [columns[number] for number in part.columns.tolist()]
-            made = self._steps(list(part.steps), own)
+            steps = self._plain(part.steps) if part.steps else []
+            made = self._steps(steps, own)
             if made is None:
-                parts.append((list(part.steps), own))
+                parts.append((steps, own))
             else:
                 parts.append(([*made.steps, *made.rest], made.columns))
-        if len(self.columns) == count:
+        if len(self.columns) == count and not self.is_changed:
             return None
         return self._transformer(parts, bool(transformer.sparse_output_))
 
     def _transformer(self, parts: list[tuple[_Steps, list[Any]]], is_sparse: bool) -> Any:
         """A ColumnTransformer of parts, each its steps and columns: features or codes."""
-        from sklearn.compose import ColumnTransformer
-
         entries = []
         for number, (steps, columns) in enumerate(parts):
             step = _joined(steps) if steps else "passthrough"
             places = [_feature_of(each) if isinstance(each, _Raw) else each for each in columns]
             entries.append((f"part{number}", step, places))
-        made = ColumnTransformer(entries)
-        made.transformers_, made.sparse_output_ = entries, is_sparse
+        made = _transformer_of(entries, is_sparse)
         self.transformers.append(made)
         return made
 
-    def resolve(self, places: dict[int, int]) -> None:
+    def resolve(self, places: dict[int, int], width: int) -> None:
         """Replace columns of codes, in all parts, by their numbers."""
-        width = max(places.values()) + 1
         for transformer in self.transformers:
             transformer.n_features_in_ = width
             for _, _, columns in transformer.transformers_:
@@ -227,6 +265,42 @@ class _Lifting:
         write = _one_hot if type(encoder).__name__ == "OneHotEncoder" else _ranked
         is_sparse = bool(getattr(encoder, "sparse_output", False))
         return _Lift(write(encoder, codes), made, rest, is_sparse)
+
+    def _categories(self, categories: FrameCategories, columns: list[_Raw]) -> _Lift:
+        """The columns of boosted trees, with codes where they read categories of a frame."""
+        read: list[Any] = list(columns)
+        kind = type(categories.estimator).__name__
+        self.reads_codes |= categories.reads_codes
+        for number, codes in categories.codes.items():
+            feature = _feature_of(columns[number])
+            read[number] = WordColumn(feature, codes, np.nan, np.nan, kind)
+            self.columns.append(read[number])
+        return _Lift([], read, [categories.estimator])
+
+    def _bins(self, step: Any, columns: list[_Raw], rest: _Steps) -> _Lift:
+        """The columns of a KBinsDiscretizer: a code is the place of a bin."""
+        made, counts = [], [int(count) for count in step.n_bins_]
+        for edges, column in zip(step.bin_edges_, columns, strict=True):
+            inner = np.asarray(edges[1:-1], np.float64)
+            codes = np.arange(len(inner) + 1, dtype=np.float64)
+            fill = filled(np.nan, column.fills)
+            if column.words or any(not is_nan(missing) for missing, _ in column.fills):
+                raise InvalidInput(
+                    "a SimpleImputer that replaces other values than NaN stands before a "
+                    "KBinsDiscretizer; fit it with missing_values=nan"
+                )
+            missing, short = (
+                float(np.searchsorted(inner, number, side="right"))
+                for number in (fill, np.float64(np.float32(fill)))
+            )
+            bounds = np.nextafter(inner, -np.inf)
+            refuses = is_nan(fill)
+            made.append(
+                NumberColumn(column.feature, bounds, codes, missing, refuses, None, short)
+            )
+        self.columns += made
+        is_sparse = step.encode == "onehot"
+        return _Lift(_places(counts, is_sparse), [*made], rest, is_sparse)
 
     def _column(
         self, encoder: Any, is_words: bool, feature: int, table: EncoderTable, codes: _Codes
@@ -304,13 +378,42 @@ def _codes_of_numbers(results: Array, of_nan: float | None, unknown: float | Non
 
 
 def _one_hot(encoder: Any, codes: Sequence[_Codes]) -> _Steps:
+    return _places([each.count for each in codes], bool(encoder.sparse_output))
+
+
+def _places(counts: Sequence[int], is_sparse: bool) -> _Steps:
+    """A OneHotEncoder of the codes from 0 on, as many of each column as `counts` says."""
     from sklearn.preprocessing import OneHotEncoder
 
-    places = [np.arange(each.count, dtype=np.float64) for each in codes]
-    made = OneHotEncoder(
-        categories=places, handle_unknown="ignore", sparse_output=encoder.sparse_output
-    )
+    places = [np.arange(count, dtype=np.float64) for count in counts]
+    made = OneHotEncoder(categories=places, handle_unknown="ignore", sparse_output=is_sparse)
     return [made.fit(np.zeros((1, len(places))))]
+
+
+def _transformer_of(entries: list[Any], is_sparse: bool, features: int = 0) -> Any:
+    """A ColumnTransformer that looks fitted."""
+    from sklearn.compose import ColumnTransformer
+
+    made = ColumnTransformer(entries)
+    made.transformers_, made.sparse_output_ = entries, is_sparse
+    made.n_features_in_ = features
+    return made
+
+
+def _is_identity(step: Any) -> bool:
+    return type(step).__name__ == "FunctionTransformer" and step.func is None
+
+
+def _is_sparse(step: Any) -> bool:
+    """Whether a step may return a sparse matrix for a dense one."""
+    kind = type(step).__name__
+    if kind == "Pipeline":
+        return _is_sparse(step.steps[-1][1])
+    if kind == "ColumnTransformer":
+        return bool(step.sparse_output_)
+    if kind == "KBinsDiscretizer":
+        return bool(step.encode == "onehot")
+    return bool(getattr(step, "sparse_output", False))
 
 
 def _ranked(encoder: Any, codes: Sequence[_Codes]) -> _Steps:
@@ -356,13 +459,22 @@ def _is_plain(imputer: Any) -> bool:
 def _imputed(imputer: Any, columns: list[_Raw]) -> list[_Raw]:
     """The columns behind an imputer, without columns that it drops."""
     found = []
-    for column, fill in zip(columns, np.asarray(imputer.statistics_).tolist(), strict=True):
+    for column, fill in zip(columns, _fills_of(imputer), strict=True):
         if is_nan(fill) and not imputer.keep_empty_features:
             continue
         is_words = not isinstance(fill, int | float)
         fills = (*column.fills, (imputer.missing_values, fill))
         found.append(replace(column, fills=fills, words=column.words or is_words))
     return found
+
+
+def _fills_of(imputer: Any) -> list[Any]:
+    """The values that an imputer fills in, in the dtype to which it was fitted."""
+    statistics = np.asarray(imputer.statistics_)
+    dtype = np.dtype(getattr(imputer, "_fill_dtype", statistics.dtype))
+    if statistics.dtype.kind == "f" and dtype.kind == "f":
+        statistics = statistics.astype(dtype).astype(np.float64)
+    return list(statistics.tolist())
 
 
 def _feature_of(column: _Raw) -> int:

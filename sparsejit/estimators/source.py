@@ -4,8 +4,9 @@
      "tile": ..., "shared": ..., "float64": bool, "names": [name, ...] or null, "flags": name,
      "no_nan": [...], "no_infinity": [...], "known": [[feature, [number, ...]], ...],
      "together": [[feature, ...], ...], "left_out": name,
-     "frames": bool, "words": null or {"read": [bool for each feature], "columns": [{"feature": ...,
-     "words": [...], "codes": [...], "nan": code, "others": code, "step": name}, ...]},
+     "frames": bool, "words": null or {"read": [bool for each feature], "codes": bool,
+     "columns": [{"feature": ..., "words": [...], "codes": [...], "nan": code, "others": code,
+     "step": name}, ...]},
      "classes": labels, "labels": labels, "columns": labels,
      "methods": [{"dtype": of X, "method": name, "graph": ...}, ...]}
 
@@ -279,7 +280,8 @@ def _words_to_data(words: WordColumns | None) -> Any:
         }
         for each in words.columns
     ]
-    return {"read": words.is_read.tolist(), "columns": columns}
+    read = words.is_read.tolist()
+    return {"read": read, "columns": columns, "codes": words.reads_codes}
 
 
 def _word_to_data(word: Any) -> Any:
@@ -296,11 +298,11 @@ def _code_to_data(code: float | None) -> Any:
 def _words_from_data(data: Any, width: int) -> WordColumns | None:
     if data is None:
         return None
-    read, columns = fields_of(data, read=list, columns=list)
+    read, columns, codes = fields_of(data, read=list, columns=list, codes=bool)
     if width != len(read) + len(columns):
         raise DamagedFile(f"has {len(columns)} columns of words for {width} columns")
     found = tuple(_word_column(each, len(read)) for each in columns)
-    return WordColumns(len(read), found, _mask(read, len(read)))
+    return WordColumns(len(read), found, _mask(read, len(read)), codes)
 
 
 def _word_column(data: Any, features: int) -> WordColumn:

@@ -69,12 +69,14 @@ def _is_nan(value: Any) -> bool:
 class WordColumns:
     """The columns of codes behind `features` features of X; `is_read` are the features of numbers.
 
-    Other features hold words.
+    Other features hold words. With `reads_codes` words are categories of a frame, as pandas has
+    them, and arrays have their codes.
     """
 
     features: int
     columns: tuple[WordColumn, ...]
     is_read: Array
+    reads_codes: bool = False
 
     @property
     def width(self) -> int:
@@ -91,6 +93,11 @@ class WordColumns:
         Raises InvalidInput for words that are refused, and for numbers that are none.
         """
         is_frame = hasattr(X, "columns")
+        if self.reads_codes:
+            if not is_frame:
+                numbers = [_numbers(column, number) for number, column in enumerate(X.T)]
+                return np.stack([*numbers, *(numbers[each] for each in self._sources)], axis=1)
+            self._check_categories(X)
         if is_frame and len(X) > _FEW_ROWS:
             return self._by_columns([X.iloc[:, number] for number in range(self.features)])
         objects = X.to_numpy(dtype=object) if is_frame else np.asarray(X, object)
@@ -98,6 +105,19 @@ class WordColumns:
         if cells_reader()(np.ascontiguousarray(objects), self._table, array):
             return array
         return self._by_columns(list(objects.T))
+
+    def _check_categories(self, X: Any) -> None:
+        """Raise InvalidInput unless a frame has categories in the columns of the fit."""
+        kinds = [str(kind) == "category" for kind in X.dtypes]
+        if np.flatnonzero(kinds).tolist() != sorted(set(self._sources)):
+            raise InvalidInput(
+                f"X has categories in the columns {np.flatnonzero(kinds).tolist()}; the fit had "
+                f"them in {sorted(set(self._sources))}: X[column].astype('category')"
+            )
+
+    @property
+    def _sources(self) -> list[int]:
+        return [column.feature for column in self.columns]
 
     @cached_property
     def _table(self) -> Array:

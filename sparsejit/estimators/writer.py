@@ -9,12 +9,14 @@ from sparsejit.errors import InvalidInput
 from sparsejit.estimators.column_steps import ColumnScales, each_step, parts_of
 from sparsejit.estimators.lifting import NumberColumn
 from sparsejit.estimators.parts import Stack, is_mixing, linear_map
+from sparsejit.estimators.piece_writer import PieceWriter
+from sparsejit.estimators.transformers import WRITTEN, is_written
 from sparsejit.frontends.writing.arranging import joined
-from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Writer
-from sparsejit.ir.ops.columns import DoubleProduct, PiecewiseColumns, ScaledColumns
+from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand
+from sparsejit.ir.ops.columns import DoubleProduct, ScaledColumns
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import Activation
-from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
+from sparsejit.ir.values import Array, Element, TensorType, Value
 
 MOST_DOUBLES = 1 << 20  # most weights of a product in float64
 _DOUBLE = np.dtype(np.float64)
@@ -22,7 +24,7 @@ _LARGE = 2.0**20  # float32 rounds products with weights of this size by a tenth
 _FEW_SCORES = 8  # scores for which a product in float64 takes no longer than scaling the columns
 
 
-class EstimatorWriter(Writer):
+class EstimatorWriter(PieceWriter):
     """Writes the methods of an estimator as graphs of X (batch, features).
 
     A sparse X is (batch, 2 features): first with zeros for elements that it leaves out, then with
@@ -38,7 +40,7 @@ class EstimatorWriter(Writer):
         shape = (self.batch, 2 * self.features) if is_sparse else x.shape
         self._given = self.input(TensorType(shape, x.element), "X")
         if numbers:
-            codes = self.at("codes").steps_of(self._given, numbers)
+            codes = self.at("codes").codes(self._given, numbers)
             self._given = joined(self, [self._given, codes], 1)
             self.features += len(numbers)
         self.begin(())
@@ -62,20 +64,17 @@ class EstimatorWriter(Writer):
         self.x, self._columns = x, ColumnScales.of(x.shape[1], dtype)
         self._beside: tuple[Value, ColumnScales] | None = None
 
-    def at(self, name: str) -> "EstimatorWriter":
-        """Give values written from here on this name, and return self."""
-        self.origin = Origin(name)
-        return self
-
     def transform(self, step: Any) -> None:
         """Apply a step to the current columns."""
         kind = type(step).__name__
-        if kind == "ColumnTransformer" and any(map(is_written, each_step([step]))):
+        inner = each_step([step]) if kind == "ColumnTransformer" else []
+        if any(is_written(each) or is_mixing(each) for each in inner):
             self._in_parts(step)
             return
         if is_written(step):
+            dtype = self._columns.dtype
             x = self.columns(Element.FLOAT64)
-            self._read(WRITTEN[kind](self.at(kind), x, step))
+            self._read(WRITTEN[kind](self.at(kind), x, step, dtype))
             return
         if not is_mixing(step):
             self._columns = self._columns.behind(step)
@@ -97,44 +96,6 @@ class EstimatorWriter(Writer):
                 self.transform(step)
             made.append(self.columns(Element.FLOAT64))
         self._read(joined(self.at("columns"), made, 1))
-
-    def steps_of(self, x: Value, columns: Sequence[NumberColumn]) -> Value:
-        """Write columns of codes (batch, columns) of x's element, each computed from x."""
-        return self.pieces(
-            x,
-            [each.feature for each in columns],
-            [each.bounds for each in columns],
-            [each.codes[:, None] for each in columns],
-            [each.missing for each in columns],
-            x.type.element,
-        )
-
-    def pieces(
-        self,
-        x: Value,
-        columns: Sequence[int],
-        bounds: Sequence[Array],
-        pieces: Sequence[Array],
-        missing: Sequence[float],
-        result: Element = Element.FLOAT64,
-    ) -> Value:
-        """Write a `PiecewiseColumns` of x, whose bounds and pieces are given by column."""
-        begins = np.concatenate([[0], np.cumsum([len(each) for each in bounds])])
-        name = self.origin.name
-        arrays = {
-            "bounds": np.concatenate(bounds),
-            "pieces": np.concatenate(pieces),
-            "missing": np.asarray(missing, np.float64),
-        }
-        operands = [
-            self.constant(np.asarray(columns, np.int64), f"{name}.columns"),
-            self.constant(begins.astype(np.int64), f"{name}.begins"),
-            *(
-                self.constant(array, f"{name}.{what}", Element.FLOAT64)
-                for what, array in arrays.items()
-            ),
-        ]
-        return self.one(PiecewiseColumns(x.type.element, result), x, *operands)
 
     def _stack(self, stack: Stack) -> None:
         """Make a stack's predictions the current columns, with X beside them if it is passed on."""
@@ -228,27 +189,6 @@ class EstimatorWriter(Writer):
         if np.any(bias):
             operands.append(self.constant(bias, f"{name}.bias"))
         return self.one(Linear(activation), x, *operands)
-
-
-def is_written(step: Any) -> bool:
-    """Whether a step has a function that writes it, in `WRITTEN`."""
-    return type(step).__name__ in WRITTEN
-
-
-def _ranked(writer: EstimatorWriter, x: Value, step: Any) -> Value:
-    """The numbers of ranks."""
-    return writer.pieces(
-        x,
-        range(len(step.tables)),
-        [np.arange(len(table) - 1, dtype=np.float64) for table in step.tables],
-        [table[:, None] for table in step.tables],
-        [np.nan] * len(step.tables),
-    )
-
-
-# Steps that are written as operators of their own, by name: functions of the writer, of x (batch,
-# columns) in float64 and of the step, which return the columns behind it in float64.
-WRITTEN: dict[str, Callable[[EstimatorWriter, Value, Any], Value]] = {"Ranked": _ranked}
 
 
 def row_shares(f: Formula, p: Operand, columns: int) -> FormulaStep:

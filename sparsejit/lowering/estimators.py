@@ -1,9 +1,11 @@
 """Operators of scikit-learn's estimators.
 
-    ScaledColumns    columns of x in float64: scalers, categories
+    ScaledColumns       columns of x in float64: scalers, categories
     PiecewiseColumns    columns of x in float64: codes, bins, splines
-    DoubleProduct    scores of linear models, in float64
-    Forest           all trees in one step, rows of x one after another or together
+    ColumnProducts      products of columns, in float64
+    RowNorm             rows divided by their norms, in float64
+    DoubleProduct       scores of linear models, in float64
+    Forest              all trees in one step, rows of x one after another or together
 """
 
 from sparsejit.asm_templates.forest.kernels import ForestKernel
@@ -13,10 +15,21 @@ from sparsejit.asm_templates.pointwise.float64_columns import (
     emit_double_product,
     emit_scaled_columns,
 )
+from sparsejit.asm_templates.pointwise.float64_features import (
+    ColumnFactors,
+    emit_column_products,
+    emit_row_norms,
+)
 from sparsejit.asm_templates.pointwise.piecewise_columns import Pieces, emit_piecewise_columns
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.operator import Node
-from sparsejit.ir.ops.columns import DoubleProduct, PiecewiseColumns, ScaledColumns
+from sparsejit.ir.ops.columns import (
+    ColumnProducts,
+    DoubleProduct,
+    PiecewiseColumns,
+    RowNorm,
+    ScaledColumns,
+)
 from sparsejit.ir.ops.forest import Forest, Trees
 from sparsejit.ir.values import Array
 from sparsejit.lowering.context import Lowering, lowers
@@ -68,6 +81,33 @@ def lower_piecewise_columns(low: Lowering, node: Node) -> None:
     moved = x.type.bytes + node.output.type.bytes
     work = rows * spec.instructions, moved
     _add(low, node, "pieces", reason, work, lambda asm: emit_piecewise_columns(asm, spec))
+
+
+@lowers(ColumnProducts)
+def lower_column_products(low: Lowering, node: Node) -> None:
+    """Append one kernel. Raises InvalidInput for a factor that is no column of x."""
+    x, factors = node.inputs
+    rows, features = x.shape
+    numbers = low.constant(factors)
+    _check_columns(numbers[numbers != -1], features)
+    spec = ColumnFactors(rows, features, numbers)
+    outputs, degree = numbers.shape
+    reason = f"{outputs} products of up to {degree} columns in float64, {rows} times"
+    work = rows * outputs * (5 + 4 * degree), x.type.bytes + node.output.type.bytes
+    _add(low, node, "column-products", reason, work, lambda asm: emit_column_products(asm, spec))
+
+
+@lowers(RowNorm)
+def lower_row_norm(low: Lowering, node: Node) -> None:
+    """Append one kernel, which reads each row twice."""
+    assert isinstance(node.op, RowNorm)
+    (x,), norm = node.inputs, node.op.norm
+    rows, features = x.shape
+    reason = f"{features} columns divided by their {norm} norm in float64, {rows} times"
+    work = rows * (12 + 12 * features), 2 * x.type.bytes
+    _add(
+        low, node, "row-norm", reason, work, lambda asm: emit_row_norms(asm, rows, features, norm)
+    )
 
 
 @lowers(DoubleProduct)

@@ -9,7 +9,13 @@ import numpy as np
 
 from sparsejit.ir.graph import Graph, GraphBuilder
 from sparsejit.ir.operator import Operator
-from sparsejit.ir.ops.columns import DoubleProduct, PiecewiseColumns, ScaledColumns
+from sparsejit.ir.ops.columns import (
+    ColumnProducts,
+    DoubleProduct,
+    PiecewiseColumns,
+    RowNorm,
+    ScaledColumns,
+)
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
 from sparsejit.ir.ops.forest import Forest
 from sparsejit.ir.ops.int8_columns import (
@@ -230,6 +236,12 @@ CASES = [
     case(Forest(element=Element.FLOAT64), np.float64(floats(4, 3)), *DOUBLE_TREES, constants=5),
     case(Forest(result=Element.FLOAT64), floats(4, 3), *TREES, constants=5),
     case(ScaledColumns(), floats(4, 3), whole(2, 0), SCALES, constants=2),
+    case(
+        ColumnProducts(),
+        *(floats(4, 3).astype(np.float64), np.array([[-1, -1], [2, -1], [0, 2], [1, 1]])),
+        constants=1,
+    ),
+    *(case(RowNorm(norm), floats(4, 3).astype(np.float64)) for norm in ("l1", "l2", "max")),
     case(
         PiecewiseColumns(Element.FLOAT32, Element.FLOAT32),
         *(floats(4, 3), whole(2, 0), whole(0, 1, 3), np.array([0.1, -0.5, 0.5])),

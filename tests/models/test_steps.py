@@ -465,6 +465,7 @@ WITH_RULES = {
 }
 APART_OR_REFUSED = {
     *("ArgMax", "Bmm", "ByteAttention", "CachedAttention", "Cast", "Chain", "ChannelMeans"),
+    *("ColumnProducts", "RowNorm"),
     *("DoubleProduct", "Draw", "EmbeddingBag", "Expand", "Forest", "GruStep"),
     *("Linear", "NormalisedColumns", "OwnRows", "Permute", "PiecewiseColumns", "PlacedRows"),
     *("Pointwise", "Predict"),

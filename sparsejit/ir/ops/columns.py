@@ -73,6 +73,7 @@ class PiecewiseColumns(Operator):
         "-> result [batch, outputs]"
     )
     needs: ClassVar[str] = ", with a begin for each output and one more, and a piece an interval"
+    takes_empty: ClassVar[bool] = True
     mixes: ClassVar[tuple[str, ...]] = ("outputs",)
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
@@ -95,6 +96,50 @@ class PiecewiseColumns(Operator):
                     made = made * (taken - chosen[:, 0]) + coefficient
             y[:, j] = np.where(np.isnan(taken), missing[j], made)
         return (y,)
+
+
+@dataclass(frozen=True)
+class ColumnProducts(Operator):
+    """y[j]: the product of some columns of x (batch, features), float64; 1 for none.
+
+    Operands: x; factors int64 (outputs, degree), numbers of columns, then -1 for no more.
+    """
+
+    types: ClassVar[str] = (
+        "x float64 [batch, features], factors int64 [outputs, degree] -> float64 [batch, outputs]"
+    )
+    mixes: ClassVar[tuple[str, ...]] = ("outputs",)
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        x, factors = operands
+        ones = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+        return (ones[:, factors].prod(axis=2),)
+
+
+@dataclass(frozen=True)
+class RowNorm(Operator):
+    """Rows of x (batch, features), float64, divided by their norm: "l1", "l2" or "max".
+
+    A row of zeros stays as it is.
+    """
+
+    norm: str = "l2"
+
+    types: ClassVar[str] = "x float64 [batch, features] -> float64 [batch, features]"
+    needs: ClassVar[str] = ', with the norm "l1", "l2" or "max"'
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        return {} if self.norm in ("l1", "l2", "max") else None
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        (x,) = operands
+        size = np.abs(x)
+        found = {
+            "l1": size.sum(axis=1),
+            "l2": np.sqrt((x * x).sum(axis=1)),
+            "max": size.max(axis=1, initial=0),
+        }[self.norm]
+        return (x / np.where(found == 0, 1, found)[:, None],)
 
 
 @dataclass(frozen=True)
