@@ -2,6 +2,7 @@
 
     _piecewise   bins, splines, quantiles: polynomials on intervals, sampled from the step itself
     _products    polynomial features
+    _powers      Yeo-Johnson powers
     _norms       rows divided by their norms
     _marks       marks of missing values
 
@@ -20,8 +21,15 @@ import numpy as np
 
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.piece_writer import PieceWriter
-from sparsejit.ir.ops.columns import ColumnProducts, RowNorm
-from sparsejit.ir.values import Array, Value
+from sparsejit.ir.ops.columns import (
+    CENTRE,
+    SCALE,
+    ColumnProducts,
+    PowerColumns,
+    RowNorm,
+    ScaledColumns,
+)
+from sparsejit.ir.values import Array, Element, Value
 
 Dtype = np.dtype[Any]
 
@@ -187,6 +195,30 @@ def _products(writer: PieceWriter, x: Value, step: Any, dtype: Dtype) -> Value:
     return writer.one(ColumnProducts(), x, writer.constant(factors, "factors"))
 
 
+def _powers(writer: PieceWriter, x: Value, step: Any, dtype: Dtype) -> Value:
+    """The columns of a PowerTransformer, which may be scaled at the end."""
+    if step.method != "yeo-johnson":
+        raise InvalidInput(
+            "the PowerTransformer has method='box-cox', which refuses numbers that are not "
+            "positive; fit it with method='yeo-johnson'"
+        )
+    rising = np.asarray(step.lambdas_, np.float64)
+    powers = np.stack([rising, 2 - rising], axis=1)
+    powers[np.abs(powers) < np.finfo(np.float64).eps] = 0
+    constant = writer.constant(powers, "powers", Element.FLOAT64)
+    raised = writer.one(PowerColumns(), x, constant)
+    if not step.standardize:
+        return raised
+    count = len(rising)
+    numbers = np.tile([[0.0], [1], [0], [-np.inf], [np.inf], [0]], count)
+    numbers[CENTRE], numbers[SCALE] = step._scaler.mean_, 1 / step._scaler.scale_
+    constants = (
+        writer.constant(np.arange(count), "columns"),
+        writer.constant(numbers, "numbers", Element.FLOAT64),
+    )
+    return writer.one(ScaledColumns(Element.FLOAT64, Element.FLOAT64), raised, *constants)
+
+
 def _norms(writer: PieceWriter, x: Value, step: Any, dtype: Dtype) -> Value:
     return writer.one(RowNorm(str(step.norm)), x)
 
@@ -242,5 +274,6 @@ WRITTEN: dict[str, Callable[[PieceWriter, Value, Any, Dtype], Value]] = {
     "MissingIndicator": _marks,
     "Normalizer": _norms,
     "PolynomialFeatures": _products,
+    "PowerTransformer": _powers,
     "Ranked": _ranked,
 }

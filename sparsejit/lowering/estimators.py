@@ -2,6 +2,7 @@
 
     ScaledColumns       columns of x in float64: scalers, categories
     PiecewiseColumns    columns of x in float64: codes, bins, splines
+    PowerColumns        Yeo-Johnson powers of columns, in float64
     ColumnProducts      products of columns, in float64
     RowNorm             rows divided by their norms, in float64
     DoubleProduct       scores of linear models, in float64
@@ -20,6 +21,7 @@ from sparsejit.asm_templates.pointwise.float64_features import (
     emit_column_products,
     emit_row_norms,
 )
+from sparsejit.asm_templates.pointwise.float64_powers import emit_powers
 from sparsejit.asm_templates.pointwise.piecewise_columns import Pieces, emit_piecewise_columns
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.operator import Node
@@ -27,6 +29,7 @@ from sparsejit.ir.ops.columns import (
     ColumnProducts,
     DoubleProduct,
     PiecewiseColumns,
+    PowerColumns,
     RowNorm,
     ScaledColumns,
 )
@@ -95,6 +98,17 @@ def lower_column_products(low: Lowering, node: Node) -> None:
     reason = f"{outputs} products of up to {degree} columns in float64, {rows} times"
     work = rows * outputs * (5 + 4 * degree), x.type.bytes + node.output.type.bytes
     _add(low, node, "column-products", reason, work, lambda asm: emit_column_products(asm, spec))
+
+
+@lowers(PowerColumns)
+def lower_power_columns(low: Lowering, node: Node) -> None:
+    """Append one kernel."""
+    x, powers = node.inputs
+    rows, features = x.shape
+    numbers = low.constant(powers)
+    reason = f"{features} powers of columns in float64, {rows} times"
+    work = rows * features * 70, 2 * x.type.bytes
+    _add(low, node, "powers", reason, work, lambda asm: emit_powers(asm, rows, numbers))
 
 
 @lowers(RowNorm)

@@ -1,4 +1,4 @@
-"""Products of columns and norms of rows in float64, against the references."""
+"""Products and powers of columns, and norms of rows, in float64, against the references."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,8 @@ from sparsejit.asm_templates.pointwise.float64_features import (
     emit_column_products,
     emit_row_norms,
 )
-from sparsejit.ir.ops.columns import ColumnProducts, RowNorm
+from sparsejit.asm_templates.pointwise.float64_powers import emit_powers
+from sparsejit.ir.ops.columns import ColumnProducts, PowerColumns, RowNorm
 from sparsejit.ir.values import Array
 from sparsejit.machine.target import Target
 from sparsejit.runtime.native_timing import call_native
@@ -66,6 +67,22 @@ def test_any_norm(isa: str, norm: str, rows: int, features: int, seed: int) -> N
     program = build("norm", target, lambda asm: emit_row_norms(asm, rows, features, norm))
     (wanted,) = RowNorm(norm).reference(x)
     np.testing.assert_allclose(ran(program, x, features), wanted, rtol=1e-14)
+
+
+@pytest.mark.parametrize("isa", LEVELS)
+@settings(max_examples=40)
+@given(
+    power=st.sampled_from([0.0, 2.0, 1.0, 0.5, -1.3, 3.7, -4.0, 1e-3, 2.001]),
+    size=st.integers(-18, 12),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_power(isa: str, power: float, size: int, seed: int) -> None:
+    x = np.random.default_rng(seed).standard_normal((3, 7)) * 10.0**size
+    x[0, :3] = np.nan, 0, -1
+    powers = np.tile([power, 2 - power], (7, 1))
+    program = build("powers", Target.named(isa), lambda asm: emit_powers(asm, 3, powers))
+    (wanted,) = PowerColumns().reference(x, powers)
+    np.testing.assert_allclose(ran(program, x, 7), wanted, rtol=2e-14)
 
 
 @pytest.mark.parametrize("isa", LEVELS)

@@ -13,6 +13,7 @@ from sparsejit.ir.ops.columns import (
     ColumnProducts,
     DoubleProduct,
     PiecewiseColumns,
+    PowerColumns,
     RowNorm,
     ScaledColumns,
 )
@@ -239,6 +240,11 @@ CASES = [
     case(
         ColumnProducts(),
         *(floats(4, 3).astype(np.float64), np.array([[-1, -1], [2, -1], [0, 2], [1, 1]])),
+        constants=1,
+    ),
+    case(
+        PowerColumns(),
+        *(floats(4, 3).astype(np.float64), np.array([[0, 2], [0.5, 1.5], [-1, 3.0]])),
         constants=1,
     ),
     *(case(RowNorm(norm), floats(4, 3).astype(np.float64)) for norm in ("l1", "l2", "max")),

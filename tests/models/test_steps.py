@@ -465,7 +465,7 @@ WITH_RULES = {
 }
 APART_OR_REFUSED = {
     *("ArgMax", "Bmm", "ByteAttention", "CachedAttention", "Cast", "Chain", "ChannelMeans"),
-    *("ColumnProducts", "RowNorm"),
+    *("ColumnProducts", "PowerColumns", "RowNorm"),
     *("DoubleProduct", "Draw", "EmbeddingBag", "Expand", "Forest", "GruStep"),
     *("Linear", "NormalisedColumns", "OwnRows", "Permute", "PiecewiseColumns", "PlacedRows"),
     *("Pointwise", "Predict"),

@@ -26,6 +26,7 @@ from sklearn.preprocessing import (
     Normalizer,
     OneHotEncoder,
     PolynomialFeatures,
+    PowerTransformer,
     QuantileTransformer,
     SplineTransformer,
     StandardScaler,
@@ -83,6 +84,7 @@ EITHER: list[Make] = [
     bins,
     lambda g: QuantileTransformer(n_quantiles=int(g.choice([2, 40, 150]))),
     lambda g: FunctionTransformer(),
+    lambda g: PowerTransformer(standardize=bool(g.integers(2))),
 ]
 ALONE: list[Make] = [
     lambda g: Normalizer(str(g.choice(["l1", "l2", "max"]))),
@@ -206,11 +208,12 @@ def test_new_missing_values_are_refused_as_by_the_library() -> None:
         (FeatureUnion([("a", Binarizer())], transformer_weights={"a": 2}), "transformer_weights"),
         (FunctionTransformer(np.log1p), "FunctionTransformer cannot stand"),
         (MissingIndicator(missing_values=-1), "marks -1"),
+        (PowerTransformer(method="box-cox"), "method='box-cox'"),
     ],
 )
 def test_what_is_no_polynomial_is_named(step: Any, message: str) -> None:
     X, y = data(np.random.default_rng(0))
-    X = np.abs(X)
+    X = np.abs(X) + 0.5
     X[0, 0] = -1 if "Missing" in str(step) else 1
     with pytest.raises(InvalidInput, match=message):
         sparsejit.compile(make_pipeline(step, Ridge()).fit(X, y))

@@ -117,6 +117,29 @@ class ColumnProducts(Operator):
 
 
 @dataclass(frozen=True)
+class PowerColumns(Operator):
+    """y[j]: the Yeo-Johnson power of column j of x (batch, features), float64; NaN stays NaN.
+
+    y = ((1 + x)^a - 1) / a for x >= 0 with a = powers[j, 0], else -((1 - x)^a - 1) / a with
+    a = powers[j, 1]; the logarithm where a is 0.
+
+    Operands: x; powers float64 (features, 2).
+    """
+
+    types: ClassVar[str] = (
+        "x float64 [batch, features], powers float64 [features, 2] -> float64 [batch, features]"
+    )
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        x, powers = operands
+        power = np.where(x >= 0, powers[:, 0], powers[:, 1])
+        logarithm = np.log1p(np.abs(x))
+        with np.errstate(over="ignore"):
+            raised = np.expm1(power * logarithm) / np.where(power == 0, 1, power)
+        return (np.copysign(np.where(power == 0, logarithm, raised), x),)
+
+
+@dataclass(frozen=True)
 class RowNorm(Operator):
     """Rows of x (batch, features), float64, divided by their norm: "l1", "l2" or "max".
 
