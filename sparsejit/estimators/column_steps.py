@@ -64,6 +64,15 @@ def each_step(steps: Sequence[Any]) -> list[Any]:
     return found
 
 
+def features_read(steps: Sequence[Any], features: Array) -> Array:
+    """The features, of these, that steps read: a ColumnTransformer may leave some out."""
+    if not steps or type(steps[0]).__name__ != "ColumnTransformer":
+        return features
+    parts = parts_of(steps[0], len(features))
+    read = [features_read(part.steps, features[part.columns]) for part in parts]
+    return np.concatenate([features[:0], *read])
+
+
 def computed_together(steps: Sequence[Any], features: Array) -> list[Array]:
     """Groups of features that scikit-learn's steps put into one array, in one common dtype.
 
@@ -81,7 +90,7 @@ def computed_together(steps: Sequence[Any], features: Array) -> list[Array]:
 
 def _computes(step: Any) -> bool:
     is_other = hasattr(step, "get_support") or hasattr(step, "predict")
-    return not is_other and type(step).__name__ != "OneHotEncoder"
+    return not is_other and type(step).__name__ not in ("OneHotEncoder", "Ranked")
 
 
 def kept_categories(encoder: Any) -> list[Array]:
@@ -209,10 +218,14 @@ class ColumnScales:
         plain = all(bool(np.all(self.numbers[row] == _NEUTRAL[row])) for row in rows)
         return plain and bool(np.isnan(self.numbers[MISSING]).all())
 
+    def reads_all(self, features: int) -> bool:
+        """Whether each feature of X is read; others may be NaN, of which no sum may be made."""
+        return bool(np.isin(np.arange(features), self.source).all())
+
     def folded(self, weights: Array, bias: Array, features: int) -> tuple[Array, Array]:
         """Weights (out, columns) and bias turned into weights (out, features) and bias of X.
 
-        All columns must be affine.
+        All columns must be affine, and read all features.
         """
         scaled = weights * self.numbers[SCALE]
         offset = self.numbers[SHIFT] - self.numbers[SCALE] * self.numbers[CENTRE]

@@ -305,7 +305,7 @@ class CompiledEstimator(Compiled):
         x = self._input.read(X)
         if options:
             return self._run_asked(method, x, options)
-        key = method, x.dtype, x.shape[1] != self.n_features_in_
+        key = method, x.dtype, x.shape[1] != self._input.width
         call, finish = self._calls.get(key) or self._calls.setdefault(key, self._call(*key))
         (result,) = call(x)
         return result if finish is None else finish(result)

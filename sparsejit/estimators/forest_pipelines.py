@@ -24,16 +24,17 @@ from sparsejit.estimators.column_steps import (
 )
 from sparsejit.estimators.forest_probes import Gap, Probes, Seen
 from sparsejit.estimators.forest_reading import ReadForest
+from sparsejit.estimators.transformers import marked_by
 from sparsejit.frontends.writing.trees import Nodes, add_search, rounded_down
 from sparsejit.ir.values import Array, Element, TensorType
 
 MONOTONE = frozenset(
     """
-    MaxAbsScaler MinMaxScaler PowerTransformer QuantileTransformer RobustScaler SimpleImputer
-    StandardScaler
+    Binarizer KBinsDiscretizer MaxAbsScaler MinMaxScaler PowerTransformer QuantileTransformer
+    Ranked RobustScaler SimpleImputer StandardScaler
     """.split()
 )
-BEFORE_FORESTS = SELECTORS | MONOTONE
+BEFORE_FORESTS = SELECTORS | MONOTONE | {"MissingIndicator"}
 
 
 def behind(
@@ -82,11 +83,13 @@ class _Outputs:
 
     `source` is the feature of X behind each output; `category` the category that an encoder's
     output stands for, else NaN; `is_mark` is true for an imputer's indicator of NaN.
+    `widths` are the outputs of each part, if the last step is a ColumnTransformer.
     """
 
     source: Array
     category: Array
     is_mark: Array
+    widths: tuple[int, ...] = ()
 
     def take(self, kept: Array) -> "_Outputs":
         return _Outputs(self.source[kept], self.category[kept], self.is_mark[kept])
@@ -115,12 +118,22 @@ class _Outputs:
             return self.take(step.get_support(indices=True))
         if kind == "ColumnTransformer":
             parts = parts_of(step, len(self.source))
-            return self.joined([self.take(part.columns).behind(part.steps) for part in parts])
+            made = [self.take(part.columns).behind(part.steps) for part in parts]
+            return replace(self.joined(made), widths=tuple(len(each.source) for each in made))
         if kind == "SimpleImputer":
             filling = filling_of(step)
             marks = self.take(filling.marked)
             marks.is_mark[:] = True
             return self.joined([self.take(filling.kept), marks])
+        if kind == "KBinsDiscretizer" and step.encode != "ordinal":
+            raise InvalidInput(
+                f"a KBinsDiscretizer of encode={step.encode!r} follows a scaler; apply it to X "
+                "itself"
+            )
+        if kind == "MissingIndicator":
+            marks = self.take(marked_by(step))
+            marks.is_mark[:] = True
+            return marks
         if kind == "OneHotEncoder":
             if is_scaled or not np.isnan(self.category).all():
                 raise InvalidInput("a OneHotEncoder follows a scaler; apply it to X itself")
@@ -160,9 +173,17 @@ class _Tests:
         rises = np.isnan(category) & ~outputs.is_mark
         tested = rises[rows[:, 0]]
         thresholds = np.full(len(rows), np.nan)
-        thresholds[tested] = probes.greatest(source, rows[tested, 0], compared[tested])
-        used = np.unique(rows[tested, 0])
-        gaps = probes.gaps(source, used) if len(used) else {}
+        used, place = np.unique(rows[tested, 0], return_inverse=True)
+        gaps: dict[int, list[Gap]] = {}
+        if len(used):
+            narrow, kept = probes, np.arange(len(source))
+            if len(probes.steps) == 1 and outputs.widths:
+                narrow, kept = probes.narrowed(outputs.widths, used)
+            places = np.searchsorted(kept, used)
+            thresholds[tested] = narrow.greatest(source[kept], places[place], compared[tested])
+            found = narrow.gaps(source[kept], places)
+            for output, intervals in found.items():
+                gaps[int(kept[output])] = [each.among(len(source), kept) for each in intervals]
         others, own = probes.category_rows(source, category)
         numbers = probes.compared(np.ones((1, probes.features)))
         left_out = probes.left_out_row() if probes.is_sparse else None
@@ -180,12 +201,51 @@ class _Tests:
         rows[filled, 3] = self.missing.values[0, feature[filled]] <= self.compared[filled]
         never_rises = ~np.isnan(self.outputs.category) | self.outputs.is_mark
         searched = never_rises[feature] | np.isin(feature, [*self.gaps])
+        more = Nodes(count=len(rows))
         if self.left_out is not None:
             searched[:] = True
-        more = Nodes(count=len(rows))
+        else:
+            of_categories = ~np.isnan(self.outputs.category[feature])
+            self._compare_categories(more, np.flatnonzero(of_categories), thresholds, rows)
+            searched &= ~of_categories
         for node in np.flatnonzero(searched).tolist():
             thresholds[node], rows[node] = self._search(more, node)
         return np.concatenate([thresholds, *more.thresholds]), np.concatenate([rows, *more.rows])
+
+    def _compare_categories(
+        self, more: Nodes, nodes: Array, thresholds: Array, rows: Array
+    ) -> None:
+        """Replace tests of encoders' outputs, all at once, by tests for x equal to a category.
+
+        Such a test is x <= category, then on the left x <= the number below it. A node whose
+        missing x goes to neither child gets a test before it, which only NaN fails.
+        """
+        category = self.outputs.category[self.rows[nodes, 0]]
+        feature = rows[nodes, 0]
+        other, matched, missing = (
+            self._children(nodes, seen) for seen in (self.others, self.own, self.missing)
+        )
+        misses_matched = (missing == matched).astype(np.int64)
+        below = np.column_stack([feature, other, matched, 1 - misses_matched])
+        first = more.add(np.nextafter(category, -np.inf), below)
+        lower = first + np.arange(len(nodes))
+        root = np.column_stack([feature, lower, other, np.ones_like(feature)])
+        same = other == matched
+        root[same, 1], category = other[same], np.where(same, np.inf, category)
+        root[same, 3] = missing[same] == other[same]
+        root[same, 2] = missing[same]
+        apart = (missing != other) & (missing != matched) & ~same
+        inner = more.add(category[apart], root[apart])
+        root[apart, 1] = inner + np.arange(np.count_nonzero(apart))
+        root[apart, 2:] = np.column_stack([missing[apart], np.zeros_like(missing[apart])])
+        thresholds[nodes], rows[nodes] = np.where(apart, np.inf, category), root
+
+    def _children(self, nodes: Array, seen: Seen) -> Array:
+        """The children of nodes to which a row of feature values goes."""
+        output, left, right, missing_left = self.rows[nodes].T
+        goes_left = seen.values[0, output] <= self.compared[nodes]
+        is_missing = seen.is_missing[0, output]
+        return np.where(np.where(is_missing, missing_left != 0, goes_left), left, right)
 
     def _search(self, nodes: Nodes, node: int) -> tuple[float, Array]:
         """Add a search among intervals of x that replaces a node's test of a step's output.

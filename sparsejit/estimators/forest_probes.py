@@ -5,10 +5,13 @@ ColumnTransformer, and steps that keep a sparse X sparse, may return sparse matr
 sparse matrix leaves out are missing for XGBoost, and zeros for all other forests.
 """
 
+from __future__ import annotations
+
+import copy
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +32,7 @@ class Made:
     matrix: Any
     signs: Array
 
-    def take(self, columns: Array) -> "Made":
+    def take(self, columns: Array) -> Made:
         return Made(self.matrix[:, columns], self.signs[:, columns])
 
     @property
@@ -54,11 +57,11 @@ class Seen:
     is_missing: Array
 
     @classmethod
-    def of_zeros(cls, outputs: int) -> "Seen":
+    def of_zeros(cls, outputs: int) -> Seen:
         """One row of zeros, none of them missing."""
         return cls(np.zeros((1, outputs)), np.zeros((1, outputs), bool))
 
-    def take(self, outputs: Array, other: "Seen", rows: Array) -> None:
+    def take(self, outputs: Array, other: Seen, rows: Array) -> None:
         """Copy outputs of `other` into the only row, each from its own row."""
         self.values[0, outputs] = other.values[rows, outputs]
         self.is_missing[0, outputs] = other.is_missing[rows, outputs]
@@ -71,6 +74,12 @@ class Gap:
     above: float
     last: float
     seen: Seen
+
+    def among(self, outputs: int, places: Array) -> Gap:
+        """The gap with its numbers at these places among more outputs, which are zeros."""
+        seen = Seen.of_zeros(outputs)
+        seen.values[0, places], seen.is_missing[0, places] = self.seen.values, self.seen.is_missing
+        return replace(self, seen=seen)
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,24 @@ class Probes:
     skips_zeros: bool
     is_sparse: bool
 
+    def narrowed(self, widths: Sequence[int], outputs: Array) -> tuple[Probes, Array]:
+        """Probes of the parts of a ColumnTransformer, the only step, that give some of `outputs`.
+
+        Returns the numbers of the outputs that are left. `widths` are the outputs of each part.
+        """
+        ends = np.cumsum(widths)
+        (transformer,) = self.steps
+        parts, kept = parts_of(transformer, self.features), []
+        entries = []
+        for number, (part, end) in enumerate(zip(parts, ends, strict=True)):
+            own = np.arange(end - widths[number], end)
+            if np.isin(own, outputs).any():
+                kept.append(own)
+                entries.append((f"part{number}", _joined(part.steps), part.columns.tolist()))
+        narrow = copy.copy(transformer)
+        narrow.transformers_ = entries
+        return replace(self, steps=[narrow]), np.concatenate([outputs[:0], *kept])
+
     def missing_row(self) -> Seen:
         """The numbers that the forest compares for a row of X that is all NaN."""
         return self.compared(np.full((1, self.features), np.nan))
@@ -105,18 +132,20 @@ class Probes:
         """The numbers that the forest compares for x other than a category, and for the category.
 
         There is a row of each, with the outputs of encoders; outputs without a category are zeros.
+        One row of x has a category of every feature, and the last is above all of them.
         """
         outputs = np.flatnonzero(~np.isnan(category))
-        x = np.zeros((2, len(outputs), self.features), self.dtype)
-        places = np.arange(len(outputs)), source[outputs]
-        x[1][places] = category[outputs]
-        x[0][places] = np.nextafter(x[1][places], self.dtype.type(np.inf))
         others, own = Seen.of_zeros(len(source)), Seen.of_zeros(len(source))
         if len(outputs):
-            whole = self.compared(x.reshape(-1, self.features))
-            rows = np.arange(len(outputs))
-            others.take(outputs, whole, rows)
-            own.take(outputs, whole, rows + len(outputs))
+            rows = _repeats(source[outputs])
+            x = np.zeros((rows.max() + 2, self.features), self.dtype)
+            x[rows, source[outputs]] = category[outputs]
+            greatest = np.full(self.features, -np.inf)
+            np.maximum.at(greatest, source[outputs], category[outputs])
+            x[-1] = np.where(np.isinf(greatest), 0, _above(greatest, self.dtype))
+            whole = self.compared(x)
+            others.take(outputs, whole, np.full(len(outputs), len(x) - 1))
+            own.take(outputs, whole, rows)
         return others, own
 
     def compared(self, x: Array) -> Seen:
@@ -188,7 +217,7 @@ class Probes:
         found = np.where(low < -self._largest, -np.inf, found)
         return np.where(low == self._largest, np.inf, found)[row, output]
 
-    def gaps(self, source: Array, outputs: Array) -> dict[int, list["Gap"]]:
+    def gaps(self, source: Array, outputs: Array) -> dict[int, list[Gap]]:
         """Intervals of x, by output, where steps leave a zero out or return a missing number."""
         found: dict[int, list[Gap]] = {}
         if self._made(np.zeros((1, self.features))).leaves_out:
@@ -201,7 +230,7 @@ class Probes:
 
     def _add_gaps(
         self,
-        found: dict[int, list["Gap"]],
+        found: dict[int, list[Gap]],
         source: Array,
         outputs: Array,
         edges: tuple[float, float],
@@ -234,6 +263,15 @@ class Probes:
         return np.where(number < 0, -value, value)
 
 
+def _joined(steps: Sequence[Any]) -> Any:
+    """A part's steps, as a ColumnTransformer has them."""
+    if not steps:
+        return "passthrough"
+    from sklearn.pipeline import Pipeline
+
+    return Pipeline([(f"step{number}", step) for number, step in enumerate(steps)])
+
+
 def _stored(x: Array) -> Any:
     """x as a sparse matrix that leaves nothing out."""
     from scipy.sparse import csr_matrix
@@ -243,9 +281,19 @@ def _stored(x: Array) -> Any:
     return csr_matrix((x.ravel(), *places), shape=x.shape)
 
 
+def _above(numbers: Array, dtype: np.dtype[Any]) -> Array:
+    """The next greater numbers of a dtype."""
+    return np.nextafter(numbers.astype(dtype), dtype.type(np.inf))
+
+
 def _repeats(source: Array) -> Array:
     """The number of earlier outputs with the same source, for each output."""
-    return np.array([np.count_nonzero(source[:n] == one) for n, one in enumerate(source)], int)
+    order = np.argsort(source, kind="stable")
+    ordered = source[order]
+    firsts = np.searchsorted(ordered, ordered)
+    found = np.empty(len(source), np.int64)
+    found[order] = np.arange(len(source)) - firsts
+    return found
 
 
 def transformed(steps: Sequence[Any], x: Any, keeps_zeros: bool = False) -> Made:
@@ -304,7 +352,7 @@ def _signs_behind(step: Any, signs: Array, shape: tuple[int, ...]) -> Array:
     kept: Any = slice(None)
     if type(step).__name__ == "SimpleImputer":
         kept = filling_of(step).kept
-    elif type(step).__name__ == "OneHotEncoder" or is_mixing(step):
+    elif type(step).__name__ in ("OneHotEncoder", "MissingIndicator") or is_mixing(step):
         kept = slice(0)
     own = signs[:, kept]
     return np.hstack([own, np.full((shape[0], shape[1] - own.shape[1]), np.inf)])

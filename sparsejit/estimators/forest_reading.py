@@ -54,7 +54,7 @@ class Categories:
     def of(cls, estimator: Any) -> Categories:
         """Read an estimator's categories. Raises InvalidInput where they are no numbers."""
         is_cut = type(estimator).__module__.startswith("lightgbm")
-        encoder = _encoder_of(estimator)
+        encoder = encoder_inside(estimator)
         if encoder is None:
             return cls({}, is_cut)
         known: dict[int, Array] = {}
@@ -99,7 +99,7 @@ class Categories:
 
 def with_places(estimator: Any) -> Any:
     """The estimator with categories replaced by their places, as its trees name them."""
-    encoder = _encoder_of(estimator)
+    encoder = encoder_inside(estimator)
     if encoder is None:
         return estimator
     copied, encoded = copy.copy(estimator), copy.copy(encoder)
@@ -110,7 +110,7 @@ def with_places(estimator: Any) -> Any:
     return copied
 
 
-def _encoder_of(estimator: Any) -> Any:
+def encoder_inside(estimator: Any) -> Any:
     """The encoder inside of histogram gradient boosting, None where there is none."""
     inside = getattr(getattr(estimator, "_preprocessor", None), "named_transformers_", {})
     return inside.get("encoder")

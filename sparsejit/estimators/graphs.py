@@ -33,8 +33,9 @@ from sparsejit.estimators.forests import (
     read_isolation,
     wide_scores,
 )
-from sparsejit.estimators.inputs import EstimatorInput, Refusals
+from sparsejit.estimators.inputs import EstimatorInput, Refusals, word_columns_of
 from sparsejit.estimators.left_out_zeros import LeftOut, left_out_of
+from sparsejit.estimators.lifting import NumberColumn, lifted
 from sparsejit.estimators.linear_boosters import is_linear_booster, read_linear_booster
 from sparsejit.estimators.linear_models import LINEAR, PERCEPTRONS, linear_methods
 from sparsejit.estimators.meta_estimators import bag_methods, meta_methods
@@ -54,6 +55,7 @@ from sparsejit.estimators.parts import (
     linear_map,
     steps_of,
 )
+from sparsejit.estimators.transformers import WRITTEN
 from sparsejit.estimators.writer import MOST_DOUBLES, EstimatorWriter, Write
 from sparsejit.frontends.arrays import check_held
 from sparsejit.ir.graph import Graph
@@ -63,7 +65,7 @@ _SCALERS = frozenset({"MaxAbsScaler", "MinMaxScaler", "RobustScaler", "StandardS
 _KNOWN = LINEAR | _SCALERS | frozenset(MODELS)
 _ISOLATION = "IsolationForest"
 # Steps that may stand before them, columnwise ones first; each has a graph of its own too.
-_APART = _SCALERS | SELECTORS | COLUMN_STEPS | {"SimpleImputer"}
+_APART = _SCALERS | SELECTORS | COLUMN_STEPS | {"SimpleImputer"} | WRITTEN.keys()
 _STEPS = _APART | DECOMPOSITIONS | MAPPING
 
 
@@ -77,24 +79,26 @@ class ReadEstimator:
 
     `input` has the rules for X. `writes` has functions that write the methods, from X on, for X of
     each element that `input` reads, and for a sparse X if `input` reads it twice. `rounds` is the
-    number of boosting rounds of a single forest.
+    number of boosting rounds of a single forest, `numbers` are columns of codes behind X.
     """
 
     input: EstimatorInput
     writes: Mapping[XKind, Mapping[str, Write]]
     rounds: int = 0
+    numbers: Sequence[NumberColumn] = ()
 
     def graphs(self, batch: int, element: Element, is_sparse: bool = False) -> dict[str, Graph]:
         """A graph for each method that predicts, or transforms, by its name.
 
-        The input X (batch, n_features_in_) is of that element, float32 or, if `input` reads it,
+        The input X (batch, width of `input`) is of that element, float32 or, if `input` reads it,
         float64; a sparse X is twice as wide. Outputs have the shapes of the method's results, as
         float32, except for `predict`: a classifier returns int64 places in `classes_` (batch,), or
         bool (batch, labels) for several labels; an isolation forest int64 1 or -1 (batch,).
         """
         graphs = {}
         for method, write in self.writes[element, is_sparse].items():
-            writer = EstimatorWriter(TensorType((batch, self.input.features), element), is_sparse)
+            x = TensorType((batch, self.input.width), element)
+            writer = EstimatorWriter(x, is_sparse, self.numbers)
             graphs[method] = writer.finish(write(writer))
         return graphs
 
@@ -102,35 +106,37 @@ class ReadEstimator:
 def read_estimator(estimator: Any) -> ReadEstimator:
     """Read an estimator. Raises InvalidInput if it is not fitted, or has no graph."""
     estimator = held(estimator)
-    chains = chains_of(estimator)
+    first = chains_of(estimator)[0][0]
+    features = features_of(first.estimator if isinstance(first, Stack) else first)
+    found = lifted(estimator, features)
+    chains = chains_of(found.estimator)
     forests: _Forests = {}
     for chain in chains:
         _check_chain(chain)
         if is_forest(chain[-1]) and id(chain[-1]) not in forests:
             forests[id(chain[-1])] = _forest_of(chain)
-    first = chains[0][0]
-    features = features_of(first.estimator if isinstance(first, Stack) else first)
     reads_float64 = any(_reads_float64(chain, forests) for chain in chains)
-    left_out = left_out_of(chains, features)
+    left_out = left_out_of(chains, found.width)
     rules = EstimatorInput(
         type(estimator).__name__,
         "+".join(sorted({type(chain[-1]).__module__.split(".")[0] for chain in chains})),
         features,
         _names_of(estimator),
         reads_float64,
-        Refusals.of(chains, features),
+        Refusals.of(chains, found),
         left_out,
-        not any(has_frame_categories(chain[-1]) for chain in chains),
+        found.reads_codes or not any(has_frame_categories(chain[-1]) for chain in chains),
+        word_columns_of(found, chains),
     )
     elements = (Element.FLOAT32, *([Element.FLOAT64] if reads_float64 else []))
     writes = {}
     for kind in product(elements, (False, *([True] if left_out is LeftOut.BOTH else []))):
-        methods = _methods_behind(forests, TensorType((1, features), kind[0]), kind[1])
-        found = methods(estimator, ())
-        names = [name for name in found if name in BY_OPTION or hasattr(estimator, name)]
-        writes[kind] = {name: found[name] for name in names}
+        methods = _methods_behind(forests, TensorType((1, found.width), kind[0]), kind[1])
+        made = methods(found.estimator, ())
+        names = [name for name in made if name in BY_OPTION or hasattr(estimator, name)]
+        writes[kind] = {name: made[name] for name in names}
     last = forests.get(id(chains[0][-1])) if len(chains) == 1 else None
-    return ReadEstimator(rules, writes, 0 if last is None else last.rounds)
+    return ReadEstimator(rules, writes, 0 if last is None else last.rounds, found.numbers)
 
 
 # Forests as they are read, by id of their estimators.
@@ -280,7 +286,8 @@ def _check_chain(chain: Sequence[Any]) -> None:
     _check_before(before[:first], _STEPS)
     apart = BEFORE_FORESTS | COLUMN_STEPS if is_forest(last) else _APART
     _check_before(before[first:], apart | DECOMPOSITIONS | MAPPING)
-    _check_before(_inside([*before, last]), apart)
+    inside = apart if is_forest(last) else apart | DECOMPOSITIONS
+    _check_before(_inside([*before, last]), inside)
     passing = [number for number in mixing if isinstance(before[number], Stack)]
     if passing and before[passing[-1]].passes_x and passing[-1] + 1 < len(before):
         raise InvalidInput(

@@ -20,12 +20,16 @@ from sparsejit.errors import InvalidInput
 from sparsejit.estimators.column_steps import (
     SELECTORS,
     computed_together,
+    features_read,
     filling_of,
     kept_categories,
     parts_of,
 )
 from sparsejit.estimators.left_out_zeros import LeftOut, both, dense
+from sparsejit.estimators.lifting import Lifted
 from sparsejit.estimators.parts import Link, Stack, TakenColumns, columns_of, held, is_mixing
+from sparsejit.estimators.transformers import is_written, outputs_of
+from sparsejit.estimators.words import WordColumns
 from sparsejit.ir.values import Array
 from sparsejit.runtime.array_checks import rows_check
 
@@ -53,15 +57,34 @@ class Refusals:
     together: list[Array]
 
     @classmethod
-    def of(cls, chains: Sequence[Sequence[Any]], features: int) -> Refusals:
-        """Refusals of chains of steps, each from X to an estimator that predicts."""
-        none, every = np.zeros(features, bool), np.ones(features, bool)
+    def of(cls, chains: Sequence[Sequence[Any]], lifted: Lifted) -> Refusals:
+        """Refusals of chains of steps, each from X and codes to an estimator that predicts."""
+        width = lifted.width
+        none, every = np.zeros(width, bool), np.ones(width, bool)
         found = cls(none.copy(), none.copy(), [], [])
         for steps in chains:
             own = list(takewhile(lambda step: not isinstance(step, Stack), steps))
-            found.together.extend(computed_together(own, np.arange(features)))
-            found._follow(steps, _Columns(np.arange(features), every, every, every))
-        return found
+            found.together.extend(computed_together(own, np.arange(width)))
+            found._follow(steps, _Columns(np.arange(width), every, every, every))
+        return found._of_given(lifted)
+
+    def _of_given(self, lifted: Lifted) -> Refusals:
+        """The refusals without columns of codes that are computed from X, by their features."""
+        given = lifted.features + len(lifted.words)
+        for place, column in enumerate(lifted.numbers, given):
+            self.no_infinity[column.feature] = True
+            if column.refuses_nan or (self.no_nan[place] and np.isnan(column.missing)):
+                self.no_nan[column.feature] = True
+            if self.no_nan[place] and np.isnan(column.codes).any():
+                raise InvalidInput(
+                    f"an encoder gives NaN for unknown numbers of column {column.feature}, which a "
+                    "later step refuses; fit it with another unknown_value"
+                )
+            if column.known is not None:
+                self.known.append((column.feature, column.known))
+        together = [group[group < given] for group in self.together]
+        masks = self.no_nan[:given], self.no_infinity[:given]
+        return Refusals(*masks, self.known, [group for group in together if len(group)])
 
     def _follow(self, steps: Sequence[Any], columns: _Columns) -> _Columns:
         for step in steps:
@@ -113,6 +136,13 @@ class Refusals:
             counts = [len(each) for each in kept_categories(step)]
             encoded = _Columns(columns.source, none, none, none)
             return encoded.take(np.repeat(np.arange(len(none)), counts))
+        if type(step).__name__ == "MissingIndicator":
+            if step.error_on_new and step.features == "missing-only":
+                unmarked = np.isin(np.arange(len(none)), step.features_, invert=True)
+                self.no_nan[columns.source[columns.nan & unmarked]] = True
+            return _Columns.computed(len(step.features_))
+        if is_written(step) and outputs_of(step) != len(none):
+            return _Columns.computed(outputs_of(step))
         return columns._replace(own=none)
 
 
@@ -173,7 +203,8 @@ class EstimatorInput:
     """The rules for X (samples, features) of one estimator.
 
     `reads_float64`: results depend on digits that float32 does not hold; `left_out`: the reading of
-    zeros that a sparse X leaves out; `takes_frames`: whether a frame can be read as numbers.
+    zeros that a sparse X leaves out; `takes_frames`: whether a frame can be read as numbers;
+    `words`: columns of codes that follow the features, None where no step reads words.
     """
 
     name: str
@@ -184,14 +215,22 @@ class EstimatorInput:
     refusals: Refusals
     left_out: LeftOut = LeftOut.ZERO
     takes_frames: bool = True
+    words: WordColumns | None = None
+
+    @property
+    def width(self) -> int:
+        """The number of columns that native code reads: of X, and of codes."""
+        return self.features if self.words is None else self.words.width
 
     def read(self, X: Any) -> Array:
-        """Return X as float32, or float64 where that matters; a sparse X may get twice as wide.
+        """Return X as float32, or float64 where that matters, with columns of codes behind it.
 
-        Raises InvalidInput for an X that the estimator refuses.
+        A sparse X may get twice as wide. Raises InvalidInput for an X that the estimator refuses.
         """
         array: Array = X
-        if not self._is_plain(X):
+        if self.words is not None and self.words.reads(X):
+            array = self._with_codes(self.words, X)
+        elif not self._is_plain(X):
             array = self._converted(X)
             self._check_samples(array)
             if self._refuses and not self._is_plain(array):
@@ -205,7 +244,38 @@ class EstimatorInput:
     @cached_property
     def _is_plain(self) -> Callable[[object], bool]:
         """Native check whether X can be read without conversion, as most X can."""
-        return rows_check(self.features, self._dtypes, self._refuses)
+        return rows_check(self.width, self._dtypes, self._refuses)
+
+    def _with_codes(self, words: WordColumns, X: Any) -> Array:
+        """X (samples, width) of numbers, with codes of its words behind them."""
+        if getattr(X, "ndim", 0) == 1 and hasattr(X, "to_frame"):
+            X = X.to_frame().T
+        is_frame = hasattr(X, "columns")
+        if is_frame:
+            self._check_columns(X.columns)
+        if hasattr(X, "toarray"):
+            raise InvalidInput(f"X is sparse, which the {self.name} does not take; give a frame")
+        rows = X if is_frame else np.asarray(X, object)
+        if rows.ndim != 2 or rows.shape[1] != self.features:
+            raise InvalidInput(
+                f"X has shape {rows.shape}; give (samples, {self.features}), such as one row as a "
+                "frame"
+            )
+        self._check_samples(rows)
+        array = words.read(rows)
+        if is_frame and self._keeps_dtypes:
+            array = self._as_computed(array, self._kinds(X))
+        if self._refuses and not self._is_plain(array):
+            self._check_finite(array)
+        return array
+
+    def _kinds(self, X: Any) -> list[np.dtype[Any]]:
+        """The dtypes of a frame's columns, float64 for words and pandas' own, and of codes."""
+        plain = [
+            kind if isinstance(kind, np.dtype) and kind.kind in _NUMBERS else _FLOAT64
+            for kind in X.dtypes
+        ]
+        return plain + [_FLOAT64] * (self.width - self.features)
 
     def _converted(self, X: Any) -> Array:
         """X (samples, features) in one of `_dtypes`; a Series is one row of a frame."""
@@ -220,7 +290,8 @@ class EstimatorInput:
                 "X.reshape(1, -1) for one sample"
             )
         if array is not X and self._keeps_dtypes and hasattr(X, "columns"):
-            array = self._as_computed(array, X)
+            kinds = [kind if isinstance(kind, np.dtype) else _FLOAT64 for kind in X.dtypes]
+            array = self._as_computed(array, kinds)
         return array
 
     @cached_property
@@ -266,6 +337,17 @@ class EstimatorInput:
 
     def _check_columns(self, columns: Any) -> None:
         """Raise InvalidInput unless columns have the names of the fit; numbers are no names."""
+        if any(columns is each for each in self._seen):
+            return
+        self._check_names(columns)
+        self._seen[:] = [columns]
+
+    @cached_property
+    def _seen(self) -> list[Any]:
+        """The last columns of a frame, which rows of one frame share."""
+        return []
+
+    def _check_names(self, columns: Any) -> None:
         named = self.library == "xgboost" or any(isinstance(name, str) for name in columns)
         if self.names is None or not named:
             return
@@ -294,9 +376,11 @@ class EstimatorInput:
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"X has dtype {array.dtype}; give numbers ({error})") from error
 
-    def _as_computed(self, array: Array, X: Any) -> Array:
-        """A frame's array in the dtype in which steps compute; InvalidInput where theirs differ."""
-        kinds = [kind if isinstance(kind, np.dtype) else _FLOAT64 for kind in X.dtypes]
+    def _as_computed(self, array: Array, kinds: Sequence[np.dtype[Any]]) -> Array:
+        """A frame's array in the dtype in which steps compute; InvalidInput where theirs differ.
+
+        `kinds` are the dtypes of its columns.
+        """
         groups = self.refusals.together
         computed = {np.result_type(*(kinds[number] for number in group)) for group in groups}
         if np.float16 in computed:
@@ -306,7 +390,7 @@ class EstimatorInput:
             made = array.astype(wanted.pop(), copy=False)
         if wanted or not np.array_equal(made, array, equal_nan=True):
             raise InvalidInput(
-                f"X has columns of {', '.join(sorted({str(kind) for kind in X.dtypes}))}, and the "
+                f"X has columns of {', '.join(sorted({str(kind) for kind in kinds}))}, and the "
                 "ColumnTransformer computes with each part in its own dtype; give one dtype: "
                 "X.astype(np.float64)"
             )
@@ -326,9 +410,11 @@ class EstimatorInput:
         ):
             rows, columns = np.nonzero(is_there(array) & refused)
             if len(rows):
-                found = array[rows[0], columns[0]]
+                found, column = array[rows[0], columns[0]], int(columns[0])
+                if column >= self.features and self.words is not None:
+                    column = self.words.columns[column - self.features].feature
                 raise InvalidInput(
-                    f"X has {found} in row {rows[0]}, column {columns[0]}, which the {self.name} "
+                    f"X has {found} in row {rows[0]}, column {column}, which the {self.name} "
                     f"does not take; {what}"
                 )
 
@@ -342,3 +428,16 @@ class EstimatorInput:
                     f"column {feature} of X has {column[unseen][0]}, which the fit did not see; "
                     "give an encoder handle_unknown='ignore', or a CategoricalNB min_categories"
                 )
+
+
+def word_columns_of(lifted: Lifted, chains: Sequence[Sequence[Any]]) -> WordColumns | None:
+    """The columns of codes that are read with X; None where every feature is a number."""
+    read = np.zeros(lifted.width, bool)
+    for chain in chains:
+        read[features_read(chain, np.arange(lifted.width))] = True
+    for column in lifted.numbers:
+        read[column.feature] = True
+    is_read = read[: lifted.features]
+    if is_read.all() and not lifted.words:
+        return None
+    return WordColumns(lifted.features, lifted.words, is_read, lifted.reads_codes)

@@ -26,7 +26,7 @@ BAGS = frozenset({"BaggingClassifier", "BaggingRegressor"})
 ADAPTIVE = frozenset({"AdaBoostClassifier", "AdaBoostRegressor"})
 CHAINS = frozenset({"ClassifierChain", "RegressorChain"})
 # Estimators made of others that read their X: the attribute that has these, a list or one.
-_MADE_OF = {
+MADE_OF = {
     **dict.fromkeys((*VOTES, *STACKS, *BAGS, *ADAPTIVE, *CHAINS), "estimators_"),
     **dict.fromkeys(CALIBRATED, "calibrated_classifiers_"),
     **dict.fromkeys(("OneVsOneClassifier", "OneVsRestClassifier"), "estimators_"),
@@ -35,7 +35,7 @@ _MADE_OF = {
     "TransformedTargetRegressor": "regressor_",
     **dict.fromkeys(("FixedThresholdClassifier", "TunedThresholdClassifierCV"), "estimator_"),
 }
-ENSEMBLES = frozenset(_MADE_OF)
+ENSEMBLES = frozenset(MADE_OF)
 _CONSTANT = "_ConstantPredictor"  # of a label that all samples of a fit have, or none
 DECOMPOSITIONS = frozenset({"IncrementalPCA", "PCA", "TruncatedSVD"})
 SINGLE_TREES = frozenset(
@@ -161,9 +161,9 @@ def held(estimator: Any) -> Any:
 def parts_of_ensemble(estimator: Any) -> list[Any]:
     """The fitted estimators that read an ensemble's X. Raises InvalidInput if it is not fitted."""
     kind = _kind(estimator)
-    if not hasattr(estimator, _MADE_OF[kind]):
+    if not hasattr(estimator, MADE_OF[kind]):
         raise InvalidInput(f"the {kind} is not fitted; call its fit(X, y) first")
-    found = getattr(estimator, _MADE_OF[kind])
+    found = getattr(estimator, MADE_OF[kind])
     if kind in CALIBRATED:
         return [each.estimator for each in found]
     return list(found) if isinstance(found, list | tuple) else [found]

@@ -5,13 +5,15 @@
      "no_nan": [...], "no_infinity": [...], "known": [[feature, [number, ...]], ...],
      "together": [[feature, ...], ...], "left_out": name,
      "frames": bool, "targets": [labels, ...] or null, "splits": bool, "kind": name,
-     "rounds": ...,
+     "rounds": ..., "words": null or {"read": [bool for each feature], "codes": bool,
+     "columns": [{"feature": ..., "words": [...], "codes": [...], "nan": code, "others": code,
+     "step": name}, ...]},
      "classes": labels, "labels": labels, "columns": labels,
      "methods": [{"dtype": of X, "method": name, "graph": ...}, ...]}
 
-"dtype" ends with " sparse" for a sparse X; files of 1.0 lack the fields
-of `_NEWER`.
-Labels are null or {"dtype": ..., "values": [...]}; NaN among them is null.
+"dtype" ends with " sparse" for a sparse X; files of 1.0 lack the fields of `_NEWER`. A code is a
+number, "nan", or null where the word is refused. Labels are null or {"dtype": ..., "values":
+[...]}; NaN among them is null.
 """
 
 from collections.abc import Mapping
@@ -36,6 +38,7 @@ from sparsejit.estimators.left_out_zeros import LeftOut
 from sparsejit.estimators.own_models import labels_of_model
 from sparsejit.estimators.parts import held, targets_of
 from sparsejit.estimators.sklearn_tags import estimator_kind
+from sparsejit.estimators.words import WordColumn, WordColumns
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.spec import DType
 from sparsejit.ir.values import Array, Element
@@ -46,11 +49,12 @@ METHODS = (
     *("predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples"),
     *("transform", "apply", *BY_OPTION),
 )
+_WORDS = (str, bool, int, float, type(None))  # types of words that are saved
 _KINDS = "biufU"  # kinds of numpy dtypes that labels may have
 _FLAGS = ("int64", "float64")
 _SPARSE = " sparse"
 # Fields that files of 1.0 lack.
-_NEWER = ("left_out", "frames", "targets", "splits", "kind", "rounds")
+_NEWER = ("left_out", "frames", "targets", "splits", "kind", "rounds", "words")
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +155,7 @@ def estimator_to_data(source: EstimatorSource) -> tuple[dict[str, Any], Tensors]
         "classes": _labels_to_data(source.classes),
         "labels": _labels_to_data(source.labels),
         "columns": _labels_to_data(source.columns),
+        "words": _words_to_data(rules.words),
         "methods": methods,
     }
     return header, writer.tensors
@@ -178,7 +183,9 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
         raise DamagedFile(f"has an estimator of tile {tile} and flags {flags!r}")
     left_out = _left_out_from_data(header.get("left_out"), library)
     graphs = _graphs_from_data(methods, tile, (float64, left_out is LeftOut.BOTH), tensors)
-    features = next(iter(graphs[Element.FLOAT32.value].values())).inputs[0].shape[1]
+    width = next(iter(graphs[Element.FLOAT32.value].values())).inputs[0].shape[1]
+    words = _words_from_data(header.get("words"), width)
+    features = width if words is None else words.features
     names = _labels_from_data(free["names"])
     rules = EstimatorInput(
         name,
@@ -187,13 +194,14 @@ def read_estimator_file(header: Any, tensors: Mapping[str, Array]) -> EstimatorS
         None if names is None else tuple(names.tolist()),
         float64,
         Refusals(
-            _mask(nan, features),
-            _mask(infinity, features),
+            _mask(nan, width),
+            _mask(infinity, width),
             [_known_from_data(entry, features) for entry in known],
-            [_group_from_data(entry, features) for entry in together],
+            [_group_from_data(entry, width) for entry in together],
         ),
         left_out,
         header.get("frames", True) is True,
+        words,
     )
     kept = settings_from_data(settings)
     arrays = [_labels_from_data(free[key]) for key in ("classes", "labels", "columns")]
@@ -296,6 +304,67 @@ def _targets_from_data(data: Any) -> tuple[Array, ...] | None:
     if not targets or len(targets) != len(found):
         raise DamagedFile("has targets without labels")
     return targets
+
+
+def _words_to_data(words: WordColumns | None) -> Any:
+    if words is None:
+        return None
+    columns = [
+        {
+            "feature": each.feature,
+            "words": [_word_to_data(word) for word in each.codes],
+            "codes": [_code_to_data(code) for code in each.codes.values()],
+            "nan": _code_to_data(each.nan),
+            "others": _code_to_data(each.others),
+            "step": each.step,
+        }
+        for each in words.columns
+    ]
+    read = words.is_read.tolist()
+    return {"read": read, "columns": columns, "codes": words.reads_codes}
+
+
+def _word_to_data(word: Any) -> Any:
+    plain = word.item() if isinstance(word, np.generic) else word
+    if type(plain) not in _WORDS or plain in (np.inf, -np.inf):
+        raise InvalidInput(f"the category {word!r} cannot be saved; use strings or numbers")
+    return plain
+
+
+def _code_to_data(code: float | None) -> Any:
+    return "nan" if code is not None and code != code else code
+
+
+def _words_from_data(data: Any, width: int) -> WordColumns | None:
+    if data is None:
+        return None
+    read, columns, codes = fields_of(data, read=list, columns=list, codes=bool)
+    if width != len(read) + len(columns):
+        raise DamagedFile(f"has {len(columns)} columns of words for {width} columns")
+    found = tuple(_word_column(each, len(read)) for each in columns)
+    return WordColumns(len(read), found, _mask(read, len(read)), codes)
+
+
+def _word_column(data: Any, features: int) -> WordColumn:
+    free = {key: data.get(key) for key in ("nan", "others")} if type(data) is dict else {}
+    rest = {key: value for key, value in data.items() if key not in free} if free else data
+    wanted = {"feature": int, "words": list, "codes": list, "step": str}
+    feature, words, codes, step = fields_of(rest, **wanted)
+    numbers = [_code_from_data(code) for code in (*codes, *free.values())]
+    *known, of_nan, others = numbers
+    plain = all(type(word) in _WORDS for word in words) and None not in known
+    if not (plain and 0 <= feature < features and len(words) == len(known)):
+        raise DamagedFile(f"has words of feature {feature} of {features} without their codes")
+    named = dict(zip(words, known, strict=True))
+    return WordColumn(feature, named, of_nan, others, step)
+
+
+def _code_from_data(code: Any) -> float | None:
+    if code == "nan":
+        return float("nan")
+    if code is not None and type(code) is not float:
+        raise DamagedFile(f"has the code {code!r} of a word")
+    return code
 
 
 def _mask(values: list[Any], features: int) -> Array:

@@ -8,15 +8,18 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sparsejit.errors import InvalidInput
-from sparsejit.estimators.column_steps import SELECTORS, ColumnScales
+from sparsejit.estimators.column_steps import SELECTORS, ColumnScales, each_step, parts_of
+from sparsejit.estimators.lifting import NumberColumn
 from sparsejit.estimators.parts import DECOMPOSITIONS, Link, Mapped, Stack, is_mixing, linear_map
+from sparsejit.estimators.piece_writer import PieceWriter
+from sparsejit.estimators.transformers import WRITTEN, is_written
 from sparsejit.frontends.writing.arranging import joined
-from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand, Writer
+from sparsejit.frontends.writing.writer import Formula, FormulaStep, Operand
 from sparsejit.ir.graph import Graph
 from sparsejit.ir.ops.columns import DoubleProduct, JoinedColumns, ScaledColumns
 from sparsejit.ir.ops.products import Linear
 from sparsejit.ir.spec import Activation
-from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
+from sparsejit.ir.values import Array, Element, TensorType, Value
 
 MOST_DOUBLES = 1 << 20  # most weights of a product in float64
 _DOUBLE = np.dtype(np.float64)
@@ -24,20 +27,27 @@ _LARGE = 2.0**20  # float32 rounds products with weights of this size by a tenth
 _FEW_SCORES = 8  # scores for which a product in float64 takes no longer than scaling the columns
 
 
-class EstimatorWriter(Writer):
+class EstimatorWriter(PieceWriter):
     """Writes the methods of an estimator as graphs of X (batch, features).
 
     A sparse X is (batch, 2 features): first with zeros for elements that it leaves out, then with
     NaN.
     """
 
-    def __init__(self, x: TensorType, is_sparse: bool = False) -> None:
+    def __init__(
+        self, x: TensorType, is_sparse: bool = False, numbers: Sequence[NumberColumn] = ()
+    ) -> None:
+        """`numbers` are columns of codes behind X, computed from it."""
         super().__init__()
         self._written: dict[Write, Value] = {}
         self._notes: list[str] = []
         self.batch, self.features = x.shape
         shape = (self.batch, 2 * self.features) if is_sparse else x.shape
         self._given = self.input(TensorType(shape, x.element), "X")
+        if numbers:
+            codes = self.at("codes").codes(self._given, numbers)
+            self._given = joined(self, [self._given, codes], 1)
+            self.features += len(numbers)
         self.begin(())
 
     def begin(self, steps: Sequence[Any], is_whole: bool = False) -> None:
@@ -69,13 +79,18 @@ class EstimatorWriter(Writer):
         self.x, self._columns = x, ColumnScales.of(x.shape[1], dtype)
         self._beside: tuple[Value, ColumnScales] | None = None
 
-    def at(self, name: str) -> "EstimatorWriter":
-        """Give values written from here on this name, and return self."""
-        self.origin = Origin(name)
-        return self
-
     def transform(self, step: Any) -> None:
         """Apply a step to the current columns."""
+        kind = type(step).__name__
+        inner = each_step([step]) if kind == "ColumnTransformer" else []
+        if any(is_written(each) or is_mixing(each) for each in inner):
+            self._in_parts(step)
+            return
+        if is_written(step):
+            dtype = self._columns.dtype
+            x = self.columns(Element.FLOAT64)
+            self._read(WRITTEN[kind](self.at(kind), x, step, dtype))
+            return
         if not is_mixing(step):
             self._columns = self._columns.behind(step)
             return
@@ -103,6 +118,16 @@ class EstimatorWriter(Writer):
         is_vast = weights.size > MOST_DOUBLES
         write = self.scores if is_vast else self.product
         self._read(write(weights, bias, "components"))
+
+    def _in_parts(self, transformer: Any) -> None:
+        """Apply the parts of a ColumnTransformer one after another, each in float64."""
+        x, columns, made = self.x, self._columns, []
+        for part in parts_of(transformer, len(columns.source)):
+            self.x, self._columns = x, columns.take(part.columns)
+            for step in part.steps:
+                self.transform(step)
+            made.append(self.columns(Element.FLOAT64))
+        self._read(joined(self.at("columns"), made, 1))
 
     def _stack(self, stack: Stack) -> None:
         """Make a stack's predictions the current columns, with X beside them if it is passed on."""
@@ -215,7 +240,7 @@ class EstimatorWriter(Writer):
         if used is not None:
             return self._of_some(used, lambda: self.product(weights[:, used], bias, name, result))
         x, columns = self.x, self._columns
-        if columns.is_affine:
+        if columns.is_affine and columns.reads_all(x.shape[1]):
             weights, bias = columns.folded(weights, bias, x.shape[1])
         else:
             x = self.columns(Element.FLOAT64)

@@ -22,7 +22,7 @@ from sparsejit.ir.operator import Node, Operator
 from sparsejit.ir.ops.pointwise import Chain
 from sparsejit.ir.sparse_matrix import SparseMatrix
 from sparsejit.ir.spec import Quantisation
-from sparsejit.ir.values import Array, Origin, TensorType, Value
+from sparsejit.ir.values import Array, Element, Origin, TensorType, Value
 from sparsejit.lowering.chain_step import chain_step
 from sparsejit.lowering.feature_major import (
     FeatureMajor,
@@ -318,7 +318,7 @@ class Lowering:
     def copy(self, source: View, destination: View, origin: Origin) -> None:
         """Append the copy of one view's elements to another of its shape."""
         chain = Chain(source.shape, 1, (), (0,), title="copy")
-        self.add_chain(chain, [source], [None], [destination], origin)
+        self.add_chain(chain, [_as_bits(source)], [None], [_as_bits(destination)], origin)
 
     def fill(self, destination: View, value: float, origin: Origin) -> None:
         """Append a kernel that sets all elements of a view."""
@@ -366,6 +366,13 @@ class Lowering:
     ) -> None:
         """Append a chain; `scalars` are the values of operands known at compile time."""
         self.add(chain_step(chain, reads, scalars, writes, origin, self.target))
+
+
+def _as_bits(view: View) -> View:
+    """A view that a chain copies: it has float64 as whole numbers of as many bytes."""
+    if view.type.element is not Element.FLOAT64:
+        return view
+    return replace(view, type=replace(view.type, element=Element.INT64))
 
 
 # Appends the kernels of a node.

@@ -1,10 +1,14 @@
 """Operators of scikit-learn's estimators.
 
-    ScaledColumns    columns of x in float64: scalers, categories
-    JoinedColumns    x and columns beside it in float64
-    DoubleProduct    scores of linear models, in float64
-    Distances        to rows of a fit: neighbours, centres, support vectors
-    Forest           all trees in one step, rows of x one after another or together
+    ScaledColumns       columns of x in float64: scalers, categories
+    JoinedColumns       x and columns beside it in float64
+    PiecewiseColumns    columns of x in float64: codes, bins, splines
+    PowerColumns        Yeo-Johnson powers of columns, in float64
+    ColumnProducts      products of columns, in float64
+    RowNorm             rows divided by their norms, in float64
+    DoubleProduct       scores of linear models, in float64
+    Distances           to rows of a fit: neighbours, centres, support vectors
+    Forest              all trees in one step, rows of x one after another or together
 """
 
 import numpy as np
@@ -17,10 +21,27 @@ from sparsejit.asm_templates.pointwise.float64_columns import (
     emit_scaled_columns,
 )
 from sparsejit.asm_templates.pointwise.float64_distances import DistanceSpec, emit_distances
+from sparsejit.asm_templates.pointwise.float64_features import (
+    ColumnFactors,
+    emit_column_products,
+    emit_row_norms,
+)
+from sparsejit.asm_templates.pointwise.float64_powers import emit_powers
+from sparsejit.asm_templates.pointwise.piecewise_columns import Pieces, emit_piecewise_columns
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.operator import Node
-from sparsejit.ir.ops.columns import Distances, DoubleProduct, JoinedColumns, ScaledColumns
+from sparsejit.ir.ops.columns import (
+    ColumnProducts,
+    Distances,
+    DoubleProduct,
+    JoinedColumns,
+    PiecewiseColumns,
+    PowerColumns,
+    RowNorm,
+    ScaledColumns,
+)
 from sparsejit.ir.ops.forest import Forest, Trees
+from sparsejit.ir.values import Array
 from sparsejit.lowering.context import Lowering, lowers
 from sparsejit.lowering.step import Body, Facts, Locations, Step, between
 from sparsejit.planner.cost import vector_cost
@@ -40,9 +61,7 @@ def lower_scaled_columns(low: Lowering, node: Node) -> None:
     x, columns, numbers = node.inputs
     rows, features = x.shape
     places = low.constant(columns)
-    wrong = places[(places < 0) | (places >= features)]
-    if wrong.size:
-        raise InvalidInput(f"column {wrong[0]} of x does not exist; give columns below {features}")
+    _check_columns(places, features)
     scaling = ColumnScaling(
         *(rows, features, x.type.element.bytes, node.output.type.element.bytes),
         *(places, low.constant(numbers)),
@@ -85,6 +104,67 @@ def lower_joined_columns(low: Lowering, node: Node) -> None:
     reads = tuple(low.contiguous(value) for value in node.inputs)
     into = low.dense_result(node.output)
     low.add(Step("columns", node.output.origin, reads, (into,), emit, facts))
+
+
+def _check_columns(columns: Array, features: int) -> None:
+    """Raise InvalidInput for a column that x does not have."""
+    wrong = columns[(columns < 0) | (columns >= features)]
+    if wrong.size:
+        raise InvalidInput(f"column {wrong[0]} of x does not exist; give columns below {features}")
+
+
+@lowers(PiecewiseColumns)
+def lower_piecewise_columns(low: Lowering, node: Node) -> None:
+    """Append one kernel, which searches the bounds. Raises InvalidInput as `Pieces` does."""
+    assert isinstance(node.op, PiecewiseColumns)
+    x, *constants = node.inputs
+    rows, features = x.shape
+    columns, *others = map(low.constant, constants)
+    _check_columns(columns, features)
+    sizes = rows, features, x.type.element.bytes, node.output.type.element.bytes
+    spec = Pieces(*sizes, columns, *others)
+    reason = f"{len(columns)} columns of {len(spec.bounds)} bounds in float64, {rows} times"
+    moved = x.type.bytes + node.output.type.bytes
+    work = rows * spec.instructions, moved
+    _add(low, node, "pieces", reason, work, lambda asm: emit_piecewise_columns(asm, spec))
+
+
+@lowers(ColumnProducts)
+def lower_column_products(low: Lowering, node: Node) -> None:
+    """Append one kernel. Raises InvalidInput for a factor that is no column of x."""
+    x, factors = node.inputs
+    rows, features = x.shape
+    numbers = low.constant(factors)
+    _check_columns(numbers[numbers != -1], features)
+    spec = ColumnFactors(rows, features, numbers)
+    outputs, degree = numbers.shape
+    reason = f"{outputs} products of up to {degree} columns in float64, {rows} times"
+    work = rows * outputs * (5 + 4 * degree), x.type.bytes + node.output.type.bytes
+    _add(low, node, "column-products", reason, work, lambda asm: emit_column_products(asm, spec))
+
+
+@lowers(PowerColumns)
+def lower_power_columns(low: Lowering, node: Node) -> None:
+    """Append one kernel."""
+    x, powers = node.inputs
+    rows, features = x.shape
+    numbers = low.constant(powers)
+    reason = f"{features} powers of columns in float64, {rows} times"
+    work = rows * features * 70, 2 * x.type.bytes
+    _add(low, node, "powers", reason, work, lambda asm: emit_powers(asm, rows, numbers))
+
+
+@lowers(RowNorm)
+def lower_row_norm(low: Lowering, node: Node) -> None:
+    """Append one kernel, which reads each row twice."""
+    assert isinstance(node.op, RowNorm)
+    (x,), norm = node.inputs, node.op.norm
+    rows, features = x.shape
+    reason = f"{features} columns divided by their {norm} norm in float64, {rows} times"
+    work = rows * (12 + 12 * features), 2 * x.type.bytes
+    _add(
+        low, node, "row-norm", reason, work, lambda asm: emit_row_norms(asm, rows, features, norm)
+    )
 
 
 @lowers(DoubleProduct)

@@ -10,10 +10,14 @@ import numpy as np
 from sparsejit.ir.graph import Graph, GraphBuilder
 from sparsejit.ir.operator import Operator
 from sparsejit.ir.ops.columns import (
+    ColumnProducts,
     Distances,
     DoubleProduct,
     JoinedColumns,
     Measure,
+    PiecewiseColumns,
+    PowerColumns,
+    RowNorm,
     ScaledColumns,
 )
 from sparsejit.ir.ops.convolution import Convolution, Pooling, PoolingKind
@@ -243,6 +247,23 @@ CASES = [
     case(JoinedColumns(Element.FLOAT64), np.float64(floats(4, 9)), floats(4, 1)),
     case(ScaledColumns(), floats(4, 3), whole(2, 0), SCALES, constants=2),
     case(
+        ColumnProducts(),
+        *(floats(4, 3).astype(np.float64), np.array([[-1, -1], [2, -1], [0, 2], [1, 1]])),
+        constants=1,
+    ),
+    case(
+        PowerColumns(),
+        *(floats(4, 3).astype(np.float64), np.array([[0, 2], [0.5, 1.5], [-1, 3.0]])),
+        constants=1,
+    ),
+    *(case(RowNorm(norm), floats(4, 3).astype(np.float64)) for norm in ("l1", "l2", "max")),
+    case(
+        PiecewiseColumns(Element.FLOAT32, Element.FLOAT32),
+        *(floats(4, 3), whole(2, 0), whole(0, 1, 3), np.array([0.1, -0.5, 0.5])),
+        *(floats(5, 3).astype(np.float64), np.zeros(2)),
+        constants=5,
+    ),
+    case(
         ScaledColumns(Element.FLOAT64),
         *(floats(4, 3).astype(np.float64), whole(2, 0), SCALES),
         constants=2,
@@ -341,6 +362,7 @@ CASES = [
     case(Slice(1, 0, 4, 2), whole(1, 2, 3, 4, 5, 6, 7, 8).reshape(2, 4)),
     case(Expand((4, 2, 3)), floats(2, 1)),
     case(Concat(1), floats(2, 3), floats(2, 1)),
+    case(Concat(1), floats(2, 3).astype(np.float64), floats(2, 1).astype(np.float64)),
     case(Pad(((0, 1), (2, 0)), -0.0), floats(2, 3)),
     *(case(Pad(((0, 1),), sign * float("inf")), floats(2)) for sign in (1, -1)),
 ]

@@ -1,5 +1,6 @@
 """Categories of trees at any number and in frames, and forests without trees."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,25 +72,64 @@ def test_an_infinite_category_is_refused_as_by_the_library() -> None:
         sparsejit.compile(estimator).predict(rows)
 
 
-def test_words_are_refused_by_name() -> None:
-    histogram = HistGradientBoostingRegressor(max_iter=2, categorical_features="from_dtype")
-    with pytest.raises(InvalidInput, match=r"column 0 .* has the categories \['a', 'b', 'c'\]"):
-        sparsejit.compile(histogram.fit(FRAME, Y))
+WORDS = {
+    "c": pandas.Categorical(np.array([*"abcdef"])[CODES]),
+    "x": X[:, 1],
+    "n": pandas.Categorical(np.array([3, 70, -1])[CODES % 3]),
+}
+MANY = pandas.DataFrame(WORDS)
+MANY.loc[::7, "c"] = np.nan
+
+
+@pytest.mark.parametrize("name", ["histogram", "LightGBM"])
+def test_frames_of_categories(name: str, tmp_path: Path) -> None:
+    """Categories that were not seen, and the order in which a frame lists them, are no codes."""
+    estimator: Any = HistGradientBoostingRegressor(max_iter=5, min_samples_leaf=3)
+    if name == "LightGBM":
+        estimator = lightgbm.LGBMRegressor(n_jobs=1, **LIGHT)
+    estimator.fit(MANY, Y)
+    compiled = sparsejit.compile(estimator, MANY)
+    other = MANY.assign(
+        c=pandas.Categorical(np.array([*"fzebay"])[CODES], categories=[*"zyfeba"]),
+        n=MANY.n.cat.reorder_categories([70, 3, -1]),
+    )
+    compiled.save(tmp_path / "e.sjit")
+    again = sparsejit.load(tmp_path / "e.sjit")
+    for rows in (MANY, other, MANY[2:9], other[4:5]):
+        wanted = estimator.predict(rows)
+        np.testing.assert_allclose(compiled.predict(rows), wanted, rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(again.predict(rows), compiled.predict(rows))
+
+
+def test_lightgbm_takes_codes_in_arrays_and_categories_in_frames() -> None:
+    estimator = lightgbm.LGBMRegressor(n_jobs=1, **LIGHT).fit(FRAME, Y)
+    compiled = sparsejit.compile(estimator)
+    for rows in (X, X[:3], X.astype(np.float32), X.tolist()):
+        found = compiled.predict(rows)
+        np.testing.assert_allclose(found, estimator.predict(rows), rtol=1e-6, atol=1e-6)
+    for frame in (pandas.DataFrame(X, columns=["c", "x"]), FRAME.astype({"c": object})):
+        with pytest.raises(ValueError, match="categorical_feature do not match"):
+            estimator.predict(frame)
+        with pytest.raises(InvalidInput, match=r"columns \[\]; the fit had them in \[0\]"):
+            compiled.predict(frame)
+
+
+def test_categories_of_columns_that_no_tree_knows_are_refused_in_frames() -> None:
+    """LightGBM does not say which columns they were, if one has a single category."""
+    frame = FRAME.assign(one=pandas.Categorical(["same"] * ROWS))
+    estimator = lightgbm.LGBMRegressor(n_jobs=1, **LIGHT).fit(frame, Y)
+    compiled = sparsejit.compile(estimator)
+    array = np.column_stack([X, np.zeros(ROWS)])
+    wanted = estimator.predict(array)
+    np.testing.assert_allclose(compiled.predict(array), wanted, rtol=1e-6, atol=1e-6)
+    with pytest.raises(InvalidInput, match="fitted to a frame with columns of categories"):
+        compiled.predict(frame)
+
+
+def test_xgboost_of_a_frame_of_categories_is_refused() -> None:
     extreme = xgboost.XGBRegressor(n_estimators=2, enable_categorical=True, n_jobs=1)
     with pytest.raises(InvalidInput, match=r"frame with columns of categories; .*feature_types"):
         sparsejit.compile(extreme.fit(FRAME, Y))
-
-
-def test_lightgbm_of_a_frame_of_categories_takes_arrays_alone() -> None:
-    estimator = lightgbm.LGBMRegressor(n_jobs=1, **LIGHT).fit(FRAME, Y)
-    same(estimator, X)
-    compiled = sparsejit.compile(estimator)
-    plain = pandas.DataFrame(X, columns=["c", "x"])
-    with pytest.raises(ValueError, match="categorical_feature do not match"):
-        estimator.predict(plain)
-    for frame in (plain, FRAME):
-        with pytest.raises(InvalidInput, match="fitted to a frame with columns of categories"):
-            compiled.predict(frame)
 
 
 def test_a_forest_without_trees_is_refused() -> None:

@@ -502,9 +502,10 @@ WITH_RULES = {
 }
 APART_OR_REFUSED = {
     *("ArgMax", "Bmm", "ByteAttention", "CachedAttention", "Cast", "Chain", "ChannelMeans"),
+    *("ColumnProducts", "JoinedColumns", "PowerColumns", "RowNorm"),
     *("Distances", "DoubleProduct", "Draw", "EmbeddingBag", "Expand", "Forest", "GruStep"),
-    *("JoinedColumns",),
-    *("Linear", "NormalisedColumns", "OwnRows", "Permute", "PlacedRows", "Pointwise", "Predict"),
+    *("Linear", "NormalisedColumns", "OwnRows", "Permute", "PiecewiseColumns", "PlacedRows"),
+    *("Pointwise", "Predict"),
     *("Quantise", "Reconstruct", "ScaledChannels", "ScaledColumns", "SumOfRows", "TopK"),
     *("TreeDraw", "TruePlaces", "Uniform", "UniformRow"),
 }

@@ -71,6 +71,120 @@ class JoinedColumns(Operator):
 
 
 @dataclass(frozen=True)
+class PiecewiseColumns(Operator):
+    """y[j]: a polynomial of x[columns[j]] on each of its intervals, of x (batch, features).
+
+    Column j has the bounds from begins[j] to below begins[j + 1], ascending, and one interval more
+    than bounds: interval i ends at bound i, which belongs to it. A row of `pieces` is one number,
+    or origin, c0, c1, ... of c0 + c1 t + ... with t = x - origin. NaN becomes missing[j].
+
+    Operands: x of `element` (y is of `result`), float32 or float64; columns int64 (outputs,);
+    begins int64 (outputs + 1,); bounds float64; pieces float64 (bounds + outputs, numbers), of the
+    columns one after another; missing float64 (outputs,).
+    """
+
+    element: Element = Element.FLOAT64
+    result: Element = Element.FLOAT64
+
+    types: ClassVar[str] = (
+        "x element [batch, features], columns int64 [outputs], begins int64 [ends], "
+        "bounds float64 [bounds], pieces float64 [pieces, numbers], missing float64 [outputs] "
+        "-> result [batch, outputs]"
+    )
+    needs: ClassVar[str] = ", with a begin for each output and one more, and a piece an interval"
+    takes_empty: ClassVar[bool] = True
+    mixes: ClassVar[tuple[str, ...]] = ("outputs",)
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        fits = self.element in _FLOATS and self.result in _FLOATS and bound["numbers"] > 0
+        outputs = bound["outputs"]
+        intervals = bound["bounds"] + outputs
+        same = bound["ends"] == outputs + 1 and bound["pieces"] == intervals
+        return {} if fits and same else None
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        x, columns, begins, bounds, pieces, missing = operands
+        y = np.empty((len(x), len(columns)))
+        for j, column in enumerate(columns):
+            first, end = begins[j : j + 2]
+            taken = x[:, column].astype(np.float64)
+            chosen = pieces[first + j + np.searchsorted(bounds[first:end], taken)]
+            made = chosen[:, -1]
+            if pieces.shape[1] > 1:
+                for coefficient in chosen[:, -2:0:-1].T:
+                    made = made * (taken - chosen[:, 0]) + coefficient
+            y[:, j] = np.where(np.isnan(taken), missing[j], made)
+        return (y,)
+
+
+@dataclass(frozen=True)
+class ColumnProducts(Operator):
+    """y[j]: the product of some columns of x (batch, features), float64; 1 for none.
+
+    Operands: x; factors int64 (outputs, degree), numbers of columns, then -1 for no more.
+    """
+
+    types: ClassVar[str] = (
+        "x float64 [batch, features], factors int64 [outputs, degree] -> float64 [batch, outputs]"
+    )
+    mixes: ClassVar[tuple[str, ...]] = ("outputs",)
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        x, factors = operands
+        ones = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+        return (ones[:, factors].prod(axis=2),)
+
+
+@dataclass(frozen=True)
+class PowerColumns(Operator):
+    """y[j]: the Yeo-Johnson power of column j of x (batch, features), float64; NaN stays NaN.
+
+    y = ((1 + x)^a - 1) / a for x >= 0 with a = powers[j, 0], else -((1 - x)^a - 1) / a with
+    a = powers[j, 1]; the logarithm where a is 0.
+
+    Operands: x; powers float64 (features, 2).
+    """
+
+    types: ClassVar[str] = (
+        "x float64 [batch, features], powers float64 [features, 2] -> float64 [batch, features]"
+    )
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        x, powers = operands
+        power = np.where(x >= 0, powers[:, 0], powers[:, 1])
+        logarithm = np.log1p(np.abs(x))
+        with np.errstate(over="ignore"):
+            raised = np.expm1(power * logarithm) / np.where(power == 0, 1, power)
+        return (np.copysign(np.where(power == 0, logarithm, raised), x),)
+
+
+@dataclass(frozen=True)
+class RowNorm(Operator):
+    """Rows of x (batch, features), float64, divided by their norm: "l1", "l2" or "max".
+
+    A row of zeros stays as it is.
+    """
+
+    norm: str = "l2"
+
+    types: ClassVar[str] = "x float64 [batch, features] -> float64 [batch, features]"
+    needs: ClassVar[str] = ', with the norm "l1", "l2" or "max"'
+
+    def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
+        return {} if self.norm in ("l1", "l2", "max") else None
+
+    def reference(self, *operands: Array) -> tuple[Array, ...]:
+        (x,) = operands
+        size = np.abs(x)
+        found = {
+            "l1": size.sum(axis=1),
+            "l2": np.sqrt((x * x).sum(axis=1)),
+            "max": size.max(axis=1, initial=0),
+        }[self.norm]
+        return (x / np.where(found == 0, 1, found)[:, None],)
+
+
+@dataclass(frozen=True)
 class DoubleProduct(Operator):
     """y = x W^T + bias in float64; x is of `element` and y of `result`, float32 or float64."""
 

@@ -172,6 +172,10 @@ class Expand(Operator):
         return (np.broadcast_to(operands[0], self.shape),)
 
 
+# Elements of operands that are all alike; other views take no float64.
+_ANY_NUMBER = "float32|float64|int64|bool"
+
+
 @dataclass(frozen=True)
 class Concat(Operator):
     """The operands one after the other along an axis."""
@@ -182,8 +186,8 @@ class Concat(Operator):
     takes_empty: ClassVar[bool] = True
 
     def signature(self, operands: int) -> Signature:
-        parts = ", ".join(f"x{n} X [*part{n}]" for n in range(operands))
-        return signature(f"{parts} -> X [*joined]")
+        parts = ", ".join(f"x{n} {_ANY_NUMBER} [*part{n}]" for n in range(operands))
+        return signature(f"{parts} -> {_ANY_NUMBER} [*joined]")
 
     def sizes_of(self, bound: Mapping[str, Any]) -> Bound | None:
         parts = [sizes for name, sizes in bound.items() if name.startswith("*")]

@@ -1,0 +1,193 @@
+"""Columns of codes that are read from words: strings, categories, None, and numbers as objects.
+
+    WordColumn     a feature of X, and the code of each word in it
+    WordColumns    several such columns, which follow the features of X in the array that is read
+
+A word's code is found in a dict, natively for arrays of objects (`runtime/object_cells.py`). Words
+are what Python finds equal, as in scikit-learn's encoders. Features of words become NaN; no step
+reads these, since every step that reads words reads a column of codes instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sparsejit.errors import InvalidInput
+from sparsejit.ir.values import Array
+from sparsejit.runtime.object_cells import REFUSED, cells_reader
+
+# Frames of up to these many rows are turned into one array of objects; larger ones are read
+# column by column.
+_FEW_ROWS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class WordColumn:
+    """The code of each word in a feature of X.
+
+    `codes` are the words that are known, `nan` is the code of any NaN, `others` the code of all
+    other words; None where these are refused. `step` is the name of the step that refuses.
+    """
+
+    feature: int
+    codes: dict[Any, float]
+    nan: float | None
+    others: float | None
+    step: str
+
+    def coded(self, values: Sequence[Any]) -> Array:
+        """The codes of values. Raises InvalidInput for the first that is refused."""
+        return np.array([self._code(value) for value in values], np.float64)
+
+    def _code(self, value: Any) -> float:
+        try:
+            found = self.codes.get(value)
+        except TypeError as error:  # such as a list
+            raise InvalidInput(
+                f"column {self.feature} of X has {value!r}; give strings or numbers ({error})"
+            ) from error
+        if found is None:
+            found = self.nan if _is_nan(value) else self.others
+        if found is None:
+            raise InvalidInput(
+                f"column {self.feature} of X has {value!r}, which the {self.step} did not see; "
+                "replace it, or fit with another handle_unknown"
+            )
+        return found
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float | np.floating) and bool(value != value)
+
+
+@dataclass(frozen=True, eq=False)
+class WordColumns:
+    """The columns of codes behind `features` features of X; `is_read` are the features of numbers.
+
+    Other features hold words. With `reads_codes` words are categories of a frame, as pandas has
+    them, and arrays have their codes.
+    """
+
+    features: int
+    columns: tuple[WordColumn, ...]
+    is_read: Array
+    reads_codes: bool = False
+
+    @property
+    def width(self) -> int:
+        """The number of columns of the array that `read` returns."""
+        return self.features + len(self.columns)
+
+    def reads(self, X: Any) -> bool:
+        """Whether X must be read by `read`: it has words, or columns that nothing reads."""
+        return bool(self.columns) or not (isinstance(X, np.ndarray) or hasattr(X, "toarray"))
+
+    def read(self, X: Any) -> Array:
+        """X (rows, features), a frame or an array, as float64 (rows, width).
+
+        Raises InvalidInput for words that are refused, and for numbers that are none.
+        """
+        is_frame = hasattr(X, "columns")
+        if self.reads_codes:
+            if not is_frame:
+                numbers = [_numbers(column, number) for number, column in enumerate(X.T)]
+                return np.stack([*numbers, *(numbers[each] for each in self._sources)], axis=1)
+            self._check_categories(X)
+        if is_frame and len(X) > _FEW_ROWS:
+            return self._by_columns([X.iloc[:, number] for number in range(self.features)])
+        objects = X.to_numpy(dtype=object) if is_frame else np.asarray(X, object)
+        array = np.empty((len(objects), self.width))
+        if cells_reader()(np.ascontiguousarray(objects), self._table, array):
+            return array
+        return self._by_columns(list(objects.T))
+
+    def _check_categories(self, X: Any) -> None:
+        """Raise InvalidInput unless a frame has categories in the columns of the fit."""
+        kinds = [str(kind) == "category" for kind in X.dtypes]
+        if np.flatnonzero(kinds).tolist() != sorted(set(self._sources)):
+            raise InvalidInput(
+                f"X has categories in the columns {np.flatnonzero(kinds).tolist()}; the fit had "
+                f"them in {sorted(set(self._sources))}: X[column].astype('category')"
+            )
+
+    @property
+    def _sources(self) -> list[int]:
+        return [column.feature for column in self.columns]
+
+    @cached_property
+    def _table(self) -> Array:
+        numbers = [(8 * n, 0, 0, 0) for n in range(self.features)]
+        # A feature of words is read through an empty dict, which makes NaN of all of them.
+        nothing = id(self._nothing), _bits(np.nan), _bits(np.nan)
+        rows = [
+            row if read else (row[0], *nothing)
+            for row, read in zip(numbers, self.is_read.tolist(), strict=True)
+        ]
+        rows += [
+            (8 * each.feature, id(each.codes), _bits(each.nan), _bits(each.others))
+            for each in self.columns
+        ]
+        return np.array(rows, np.int64)
+
+    @cached_property
+    def _nothing(self) -> dict[Any, float]:
+        return {}
+
+    def _by_columns(self, columns: Sequence[Any]) -> Array:
+        """The array of columns of a frame or of arrays."""
+        array = np.full((len(columns[0]), self.width), np.nan)
+        for number in np.flatnonzero(self.is_read).tolist():
+            array[:, number] = _numbers(columns[number], number)
+        objects: dict[int, Array] = {}
+        for place, column in enumerate(self.columns, self.features):
+            given = columns[column.feature]
+            if str(getattr(given, "dtype", "")) == "category":
+                array[:, place] = _of_categories(column, given)
+                continue
+            if column.feature not in objects:
+                objects[column.feature] = _objects(given)
+            array[:, place] = _coded(column, objects[column.feature])
+        return array
+
+
+def _bits(code: float | None) -> int:
+    return REFUSED if code is None else int(np.float64(code).view(np.int64))
+
+
+def _objects(values: Any) -> Array:
+    if hasattr(values, "to_numpy"):
+        return np.asarray(values.to_numpy(dtype=object))
+    return np.asarray(values, object)
+
+
+def _coded(column: WordColumn, objects: Array) -> Array:
+    codes = np.empty((len(objects), 1))
+    table = np.array([[0, id(column.codes), _bits(column.nan), _bits(column.others)]], np.int64)
+    if cells_reader()(np.ascontiguousarray(objects[:, None]), table, codes):
+        return codes[:, 0]
+    return column.coded(objects.tolist())
+
+
+def _of_categories(column: WordColumn, given: Any) -> Array:
+    """The codes of a column of categories, each of which is looked up once if it is there."""
+    places = np.asarray(given.cat.codes)
+    there, inverse = np.unique(places, return_inverse=True)
+    names = given.cat.categories
+    found = column.coded([np.nan if place < 0 else names[place] for place in there.tolist()])
+    return found[inverse]
+
+
+def _numbers(values: Any, number: int) -> Array:
+    """A column of numbers as float64; what is missing becomes NaN."""
+    try:
+        if hasattr(values, "to_numpy"):
+            missing = {} if isinstance(values.dtype, np.dtype) else {"na_value": np.nan}
+            return np.asarray(values.to_numpy(dtype=np.float64, **missing))
+        return np.asarray(values).astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"column {number} of X is no column of numbers ({error})") from error
