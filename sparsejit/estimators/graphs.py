@@ -43,6 +43,7 @@ from sparsejit.estimators.parts import (
     ENSEMBLES,
     Link,
     Stack,
+    TakenColumns,
     chains_of,
     held,
     is_bag_of_trees,
@@ -63,6 +64,7 @@ _ISOLATION = "IsolationForest"
 # Steps that may stand before them, columnwise ones first; each has a graph of its own too.
 _APART = _SCALERS | SELECTORS | COLUMN_STEPS | {"SimpleImputer"}
 _STEPS = _APART | DECOMPOSITIONS
+_OWN = {TakenColumns.__name__}  # steps that no library has
 
 
 # The element of X, and whether X is sparse.
@@ -299,7 +301,7 @@ def _check_before(steps: Sequence[Any], fitting: frozenset[str]) -> None:
     if odd := [kind for kind in kinds if kind not in fitting]:
         raise InvalidInput(
             f"{', '.join(odd)} cannot stand before the last step; there "
-            f"{', '.join(sorted(fitting))} can: transform X with the others first"
+            f"{', '.join(sorted(fitting - _OWN))} can: transform X with the others first"
         )
 
 
@@ -311,7 +313,7 @@ def _no_graph(estimator: Any) -> InvalidInput:
         known = _KNOWN | _STEPS | ENSEMBLES | others
     return InvalidInput(
         f"{type(estimator).__module__}.{kind} has no graph; leave it to its own predict, or "
-        f"use one of {', '.join(sorted(known))}, alone or in a Pipeline"
+        f"use one of {', '.join(sorted(known - _OWN))}, alone or in a Pipeline"
     )
 
 
