@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MethodType
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +28,7 @@ from sparsejit.estimators.forests import LIBRARIES
 from sparsejit.estimators.sklearn_tags import SCORES, sklearn_tags
 from sparsejit.estimators.source import (
     KIND,
+    METHODS,
     EstimatorSource,
     estimator_to_data,
     read_estimator_file,
@@ -55,12 +57,22 @@ class Estimator(Protocol):
     def set_params(self, **parameters: Any) -> Any: ...
 
 
-class _NamedMethod(partial[Any]):
-    """A method of a compiled estimator, which scorers ask for its name."""
+class _OfferedMethod:
+    """A method of compiled estimators, which exists where the estimator has it."""
 
-    @property
-    def __name__(self) -> str:
-        return str(self.args[0])
+    def __init__(self, name: str) -> None:
+        def method(self: CompiledEstimator, X: Any, **options: Any) -> Any:
+            return self.run(name, X, **options)
+
+        method.__name__ = name  # scorers ask for it
+        self.name, self.function = name, method
+
+    def __get__(self, estimator: CompiledEstimator | None, owner: type) -> Any:
+        if estimator is None:
+            return self.function
+        if self.name not in estimator.methods:
+            raise AttributeError(self.name)
+        return MethodType(self.function, estimator)
 
 
 def is_estimator(model: Any) -> bool:
@@ -171,16 +183,12 @@ class CompiledEstimator(Compiled):
         return f"sparsejit {self._input.name}: {', '.join(self.methods)}"
 
     def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self.methods]
+        return [name for name in super().__dir__() if name not in METHODS or name in self.methods]
 
-    def __getattr__(self, name: str) -> Callable[[Any], Any]:
-        """Return the method of that name. Raises AttributeError where the estimator has none."""
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """Raise AttributeError for a method that the estimator does not have."""
         known = self.__dict__.get("methods", ())
-        if name not in known:
-            raise AttributeError(
-                f"{type(self).__name__} has no {name!r}; it has {', '.join(known)}"
-            )
-        return _NamedMethod(self.run, name)
+        raise AttributeError(f"{type(self).__name__} has no {name!r}; it has {', '.join(known)}")
 
     def explain(self, method: str = "", *, measure: bool = False) -> Report:
         """Report the cost of every layer of a method and why, as `CompiledModel.explain` does.
@@ -346,6 +354,10 @@ class CompiledEstimator(Compiled):
         elif self._source.splits:
             finish = partial(_split, [len(each) for each in self._source.targets or ()])
         return finish
+
+
+for _name in METHODS:
+    setattr(CompiledEstimator, _name, _OfferedMethod(_name))
 
 
 # A native function, and a conversion of its result, or None.

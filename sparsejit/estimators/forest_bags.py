@@ -1,12 +1,13 @@
 """Single trees of scikit-learn that an estimator holds, read as one forest.
 
     own_trees   the operands of a Forest from trees and their leaves
-    read_bag    a bag or an AdaBoost estimator of single trees
+    read_bag    a bag, an AdaBoost estimator or an embedding of single trees
 
-    BaggingRegressor     the mean of leaves
-    BaggingClassifier    the mean of the leaves' shares of classes
-    AdaBoostClassifier   the sum of the leaves' votes
-    AdaBoostRegressor    the leaf of each tree, an output for each
+    BaggingRegressor       the mean of leaves
+    BaggingClassifier      the mean of the leaves' shares of classes
+    AdaBoostClassifier     the sum of the leaves' votes
+    AdaBoostRegressor      the leaf of each tree, an output for each
+    RandomTreesEmbedding   the number of the leaf in each tree
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ import numpy as np
 from sparsejit.errors import InvalidInput
 from sparsejit.estimators.forest_reading import ReadForest
 from sparsejit.estimators.meta_estimators import votes_for
+from sparsejit.estimators.parts import EMBEDDINGS
 from sparsejit.frontends.arrays import check_held
 from sparsejit.ir.values import Array
 
@@ -48,7 +50,7 @@ def own_trees(trees: Sequence[Any], features: Sequence[Array]) -> OwnTrees:
 
 
 def read_bag(estimator: Any) -> ReadForest:
-    """Read a bag, or AdaBoost, of single trees. Raises InvalidInput for numbers beyond float32."""
+    """Read an estimator of single trees. Raises InvalidInput for numbers beyond float32."""
     parts, every = estimator.estimators_, np.arange(int(estimator.n_features_in_))
     taken = getattr(estimator, "estimators_features_", [every] * len(parts))
     trees = [part.tree_ for part in parts]
@@ -59,7 +61,7 @@ def read_bag(estimator: Any) -> ReadForest:
     ]
     leaves = np.concatenate(numbers)
     check_held(estimator, "leaves", leaves)
-    is_each = kind == "AdaBoostRegressor"
+    is_each = kind in ("AdaBoostRegressor", *EMBEDDINGS)
     first = np.arange(count) if is_each else np.zeros(count, np.int64)
     operands = (
         thresholds,
@@ -77,6 +79,8 @@ def _leaves(estimator: Any, place: int) -> Array:
     """The numbers that each node of a part gives, (nodes, outputs)."""
     kind, part = type(estimator).__name__, estimator.estimators_[place]
     values = np.asarray(part.tree_.value, np.float64)
+    if kind in EMBEDDINGS:
+        return np.arange(len(values), dtype=np.float64)[:, None]
     if not hasattr(estimator, "classes_"):
         return values[:, :, 0]
     if np.ndim(part.n_classes_):

@@ -46,6 +46,7 @@ from sparsejit.estimators.parts import (
     MAPPING,
     Link,
     Stack,
+    TakenColumns,
     chains_of,
     columns_of,
     held,
@@ -67,6 +68,7 @@ _ISOLATION = "IsolationForest"
 # Steps that may stand before them, columnwise ones first; each has a graph of its own too.
 _APART = _SCALERS | SELECTORS | COLUMN_STEPS | {"SimpleImputer"} | WRITTEN.keys()
 _STEPS = _APART | DECOMPOSITIONS | MAPPING
+_OWN = {TakenColumns.__name__}  # steps that no library has
 
 
 # The element of X, and whether X is sparse.
@@ -105,7 +107,7 @@ class ReadEstimator:
 
 def read_estimator(estimator: Any) -> ReadEstimator:
     """Read an estimator. Raises InvalidInput if it is not fitted, or has no graph."""
-    estimator = held(estimator)
+    given, estimator = estimator, held(estimator)
     first = chains_of(estimator)[0][0]
     features = features_of(first.estimator if isinstance(first, Stack) else first)
     found = lifted(estimator, features)
@@ -133,7 +135,7 @@ def read_estimator(estimator: Any) -> ReadEstimator:
     for kind in product(elements, (False, *([True] if left_out is LeftOut.BOTH else []))):
         methods = _methods_behind(forests, TensorType((1, found.width), kind[0]), kind[1])
         made = methods(found.estimator, ())
-        names = [name for name in made if name in BY_OPTION or hasattr(estimator, name)]
+        names = [name for name in made if name in BY_OPTION or hasattr(given, name)]
         writes[kind] = {name: made[name] for name in names}
     last = forests.get(id(chains[0][-1])) if len(chains) == 1 else None
     return ReadEstimator(rules, writes, 0 if last is None else last.rounds, found.numbers)
@@ -313,7 +315,7 @@ def _check_before(steps: Sequence[Any], fitting: frozenset[str]) -> None:
     if odd := [kind for kind in kinds if kind not in fitting]:
         raise InvalidInput(
             f"{', '.join(odd)} cannot stand before the last step; there "
-            f"{', '.join(sorted(fitting))} can: transform X with the others first"
+            f"{', '.join(sorted(fitting - _OWN))} can: transform X with the others first"
         )
 
 
@@ -325,7 +327,7 @@ def _no_graph(estimator: Any) -> InvalidInput:
         known = _KNOWN | _STEPS | ENSEMBLES | others
     return InvalidInput(
         f"{type(estimator).__module__}.{kind} has no graph; leave it to its own predict, or "
-        f"use one of {', '.join(sorted(known))}, alone or in a Pipeline"
+        f"use one of {', '.join(sorted(known - _OWN))}, alone or in a Pipeline"
     )
 
 

@@ -30,13 +30,14 @@ from sparsejit.estimators.ensembles import (
     second_column,
     weighted_sum,
 )
-from sparsejit.estimators.parts import Link, is_constant, steps_and_parts
+from sparsejit.estimators.parts import EMBEDDINGS, Link, is_constant, steps_and_parts
 from sparsejit.estimators.target_functions import inverse_of
 from sparsejit.estimators.writer import EstimatorWriter, Write
 from sparsejit.frontends.writing.arranging import joined, reshaped
+from sparsejit.ir.ops.columns import ScaledColumns
 from sparsejit.ir.ops.row_chains import log_softmax, softmax
 from sparsejit.ir.ops.selection import ArgMax
-from sparsejit.ir.values import Array, Value
+from sparsejit.ir.values import Array, Element, Value
 
 # The methods of each part of an ensemble, from X on.
 _Parts = Sequence[Mapping[str, Write]]
@@ -302,7 +303,12 @@ def weighted_median(writer: EstimatorWriter, values: Value, weights: Array) -> V
 
 
 def bag_methods(estimator: Any, sums: Write) -> dict[str, Write]:
-    """The methods of a bag, or of AdaBoost, of single trees, from the sums of its forest."""
+    """The methods of an estimator of single trees, from the sums of its forest."""
+    if type(estimator).__name__ in EMBEDDINGS:
+        return {
+            "transform": lambda writer: _one_of_each(writer, estimator, sums(writer)),
+            "apply": lambda writer: writer.at("leaves").cast(sums(writer), Element.INT64),
+        }
     if type(estimator).__name__ == "AdaBoostClassifier":
         return adaptive_methods(estimator, sums)
     if type(estimator).__name__ == "AdaBoostRegressor":
@@ -313,6 +319,20 @@ def bag_methods(estimator: Any, sums: Write) -> dict[str, Write]:
         log = _logarithm(sums)
         return {"predict": _chosen(sums), "predict_proba": sums, "predict_log_proba": log}
     return {"predict": lambda writer: _flat_or_columns(writer, sums(writer))}
+
+
+def _one_of_each(writer: EstimatorWriter, estimator: Any, leaves: Value) -> Value:
+    """1 for the leaf of each tree that a row reaches, 0 for its others."""
+    numbers = [np.asarray(each, np.float64) for each in estimator.one_hot_encoder_.categories_]
+    source = np.repeat(np.arange(len(numbers)), [len(each) for each in numbers])
+    category = np.concatenate(numbers)
+    ones = np.ones(len(category))
+    rows = (category, ones, 0 * ones, -np.inf * ones, np.inf * ones, ones)
+    constants = (
+        writer.constant(source, "leaves"),
+        writer.constant(np.stack(rows), "leaves.numbers", Element.FLOAT64),
+    )
+    return writer.at("transform").one(ScaledColumns(), leaves, *constants)
 
 
 def _flat_or_columns(writer: EstimatorWriter, found: Value) -> Value:

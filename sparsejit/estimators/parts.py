@@ -24,10 +24,11 @@ STACKS = frozenset({"StackingClassifier", "StackingRegressor"})
 CALIBRATED = frozenset({"CalibratedClassifierCV"})
 BAGS = frozenset({"BaggingClassifier", "BaggingRegressor"})
 ADAPTIVE = frozenset({"AdaBoostClassifier", "AdaBoostRegressor"})
+EMBEDDINGS = frozenset({"RandomTreesEmbedding"})
 CHAINS = frozenset({"ClassifierChain", "RegressorChain"})
 # Estimators made of others that read their X: the attribute that has these, a list or one.
 MADE_OF = {
-    **dict.fromkeys((*VOTES, *STACKS, *BAGS, *ADAPTIVE, *CHAINS), "estimators_"),
+    **dict.fromkeys((*VOTES, *STACKS, *BAGS, *ADAPTIVE, *EMBEDDINGS, *CHAINS), "estimators_"),
     **dict.fromkeys(CALIBRATED, "calibrated_classifiers_"),
     **dict.fromkeys(("OneVsOneClassifier", "OneVsRestClassifier"), "estimators_"),
     **dict.fromkeys(("MultiOutputClassifier", "MultiOutputRegressor"), "estimators_"),
@@ -217,7 +218,7 @@ def targets_of(estimator: Any) -> tuple[tuple[Array, ...] | None, bool]:
 
 def is_bag_of_trees(estimator: Any) -> bool:
     """Whether an estimator is made of single trees alone, which are read as one forest."""
-    if _kind(estimator) not in BAGS | ADAPTIVE:
+    if _kind(estimator) not in BAGS | ADAPTIVE | EMBEDDINGS:
         return False
     return all(_kind(part) in SINGLE_TREES for part in parts_of_ensemble(estimator))
 

@@ -56,11 +56,16 @@ TREES = st.fixed_dictionaries(
 )
 
 
-def _near(found: Any, wanted: Any, name: str) -> None:
+def _near(found: Any, wanted: Any, name: str, shares: Any = None) -> None:
+    """Compare; labels may differ where the two largest of the probabilities `shares` are alike."""
     assert found.shape == wanted.shape, name
     if wanted.dtype.kind != "f":
         assert found.dtype == wanted.dtype
-        assert np.mean(found != wanted) == 0, name
+        differing = (found != wanted).reshape(len(found), -1).any(axis=1)
+        if shares is not None:
+            largest = np.sort(shares, axis=1)
+            differing &= largest[:, -1] - largest[:, -2] > 1e-6
+        assert not differing.any(), name
         return
     bound = 1e-6 if name == "predict_proba" else 2e-6
     assert np.abs(found - wanted).max() <= bound * max(1.0, np.abs(wanted).max()), name
@@ -89,8 +94,9 @@ def test_it_equals_catboost(data: st.DataObject) -> None:
     x = pandas.DataFrame(rows) if given_as == "frame" else rows
     own = ("predict", "predict_proba", "predict_log_proba")
     assert compiled.methods == tuple(name for name in own if hasattr(model, name))
+    shares = model.predict_proba(rows) if classifies else None
     for name in compiled.methods:
-        _near(getattr(compiled, name)(x), np.asarray(getattr(model, name)(rows)), name)
+        _near(getattr(compiled, name)(x), np.asarray(getattr(model, name)(rows)), name, shares)
     for asked in ({"prediction_type": "RawFormulaVal"}, {"ntree_end": 1}):
         _near(compiled.predict(x, **asked), np.asarray(model.predict(rows, **asked)), str(asked))
 

@@ -111,6 +111,18 @@ def test_it_is_cloned_and_fitted_to_itself() -> None:
         compiled.set_params(n_estimators=3)
 
 
+def test_it_has_the_methods_of_the_estimator_alone() -> None:
+    for name in ("classifier", "linear", "regressor"):
+        estimator, _ = FITTED[name]
+        compiled = sparsejit.compile(estimator)
+        for method in ("predict", "predict_proba", "decision_function", "transform", "apply"):
+            assert hasattr(compiled, method) == hasattr(estimator, method)
+            assert (method in dir(compiled)) == hasattr(estimator, method)
+        assert compiled.predict.__name__ == "predict"
+    with pytest.raises(AttributeError, match="has no 'transform'; it has predict"):
+        sparsejit.compile(FITTED["regressor"][0]).transform(X)
+
+
 def test_scores_that_make_no_sense_are_refused() -> None:
     with pytest.raises(InvalidInput, match="no classifier or regressor"):
         sparsejit.compile(PCA(2).fit(X)).score(X, WORDS)
