@@ -29,12 +29,7 @@ def read_data(path: str | Path, names: Sequence[str]) -> list[tuple[Array, ...]]
         if not files:
             raise InvalidInput(f"{path} has no .npy file; give a folder with one for each element")
         return [(read_npy(file),) for file in files]
-    arrays = read_arrays(path, names)
-    if set(arrays) != set(names):
-        raise InvalidInput(
-            f"{path} has {', '.join(sorted(arrays)) or 'nothing'}, and the model takes "
-            f"{', '.join(names)}; give an array for each, without labels"
-        )
+    arrays = read_arrays(path, names, all_of_them=True)
     lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     if len(set(lengths.values())) != 1:
         raise InvalidInput(f"{path} has arrays of lengths {lengths}; give equal lengths")

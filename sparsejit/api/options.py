@@ -26,6 +26,7 @@ from sparsejit.lowering.context import ModelOptions
 from sparsejit.machine.target import Target
 from sparsejit.planner.calibration import calibrated
 from sparsejit.planner.split import parse_threads
+from sparsejit.whole_numbers import whole_number
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -60,7 +61,7 @@ class Options:
             self._x_steps(),
         )
         matrix.check_fits(each)
-        columns, order = _checked_batch(self.batch), Layout.parse(self.layout)
+        columns, order = whole_number("batch", self.batch, 1), Layout.parse(self.layout)
         pitch = _checked_pitch(self.pitch, columns)
         return each if columns == 1 else MatMul(each, columns, order, pitch)
 
@@ -121,12 +122,6 @@ class ModelSettings:
         target, threads = calibrated(Target.resolve(self.target)), parse_threads(self.threads)
         own = self.tune, self.exact
         return ModelOptions(target, threads, *own, any_length=self.any_length)
-
-
-def _checked_batch(batch: int) -> int:
-    if isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1:
-        raise InvalidInput(f"batch={batch!r}; give a whole number of at least 1")
-    return int(batch)
 
 
 def _checked_pitch(pitch: int | None, batch: int) -> int | None:

@@ -79,7 +79,7 @@ def model(
     ] = None,
     dtype: Annotated[
         list[str] | None,
-        typer.Option(help="Our dtypes, or auto; repeatable. Default: float32, bfloat16, int8."),
+        typer.Option(help="Dtypes, or auto; repeatable. Default: float32, bfloat16, int8."),
     ] = None,
     threads: ThreadsOption = 1,
     fallback: FallbackOption = None,

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from sparsejit.api.kernels.kernel import Kernel
     from sparsejit.api.reports.report import Report
 
-_MATRIX = "A .npy or .safetensors file, or a state dict as .pt"
-WeightsArgument = Annotated[Path, typer.Argument(help=f"{_MATRIX}.")]
+_MATRIX = ".npy, .safetensors, or a state dict in a .pt file"
+WeightsArgument = Annotated[Path, typer.Argument(help=f"The file of a matrix: {_MATRIX}.")]
 TensorOption = Annotated[
     str | None, typer.Option(help="Name of the tensor, in a file with several.")
 ]
@@ -54,7 +54,7 @@ def explain(
         str,
         typer.Argument(
             metavar="MODEL",
-            help=f"A model in any form that `compile` takes, or a matrix. {_MATRIX}.",
+            help=f"A model in any form that `compile` takes, or the file of a matrix: {_MATRIX}.",
         ),
     ],
     tensor: TensorOption = None,

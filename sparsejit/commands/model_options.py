@@ -57,7 +57,7 @@ WindowOption = Annotated[
 ]
 BatchOption = Annotated[
     int | None,
-    typer.Option(min=1, help="Samples a call, where an ONNX file leaves the batch open."),
+    typer.Option(min=1, help="Samples in a call, where an ONNX file leaves the batch open."),
 ]
 DTypesOption = Annotated[
     list[str] | None,
@@ -69,7 +69,7 @@ TuneOption = Annotated[bool, typer.Option(help="Time the most promising kernels 
 ExactOption = Annotated[bool, typer.Option(help="Use only kernels that change no weight.")]
 FallbackOption = Annotated[
     str | None,
-    typer.Option(help="onnxruntime: let it run nodes of an ONNX file that do not compile."),
+    typer.Option(help="onnxruntime: leave nodes of an ONNX file that do not compile to it."),
 ]
 MeasureOption = Annotated[bool, typer.Option(help="Time every layer too.")]
 HtmlOption = Annotated[

@@ -38,7 +38,7 @@ BudgetOption = Annotated[
     str | None, typer.Option(help="Error of the outputs, such as 1% (the default).")
 ]
 SpeedOption = Annotated[
-    str | None, typer.Option(help="In place of --budget, the speed over dense: 2x.")
+    str | None, typer.Option(help="In place of --budget: times as fast as dense, such as 2x.")
 ]
 MetricOption = Annotated[
     str | None, typer.Option(help="Score: file.py:function of outputs; --budget limits its loss.")
@@ -47,7 +47,7 @@ DtypeOption = Annotated[
     str, typer.Option(help="auto (int8 and 16 bits where these gain more) or float32.")
 ]
 FinetuneOption = Annotated[
-    int, typer.Option(min=0, help="Steps of training on the dense outputs, at most.")
+    int, typer.Option(min=0, help="Most steps of training towards the dense outputs.")
 ]
 ResumeOption = Annotated[
     Path | None, typer.Option(dir_okay=False, help="File of error tables, kept for the next run.")

@@ -105,7 +105,8 @@ def _converted(values: Any, name: str) -> Array:
         return _tensor_to_array(values, name)
     if hasattr(values, "toarray"):  # scipy.sparse
         return np.asarray(values.toarray())
-    if isinstance(values, np.ma.MaskedArray):
+    # `np.ma` is imported by its first use, which takes 10 ms.
+    if type(values) is not np.ndarray and isinstance(values, np.ma.MaskedArray):
         raise InvalidInput(f"{name} is a masked array; give its filled(0)")
     array = np.asarray(values)
     return array.astype(np.float32) if array.dtype.name.startswith(_WIDENED) else array

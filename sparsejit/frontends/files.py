@@ -144,12 +144,14 @@ def read_npy(file: Path) -> Array:
     return array
 
 
-def read_arrays(path: str | PathLike[str], names: Sequence[str]) -> dict[str, Array]:
+def read_arrays(
+    path: str | PathLike[str], names: Sequence[str], all_of_them: bool = False
+) -> dict[str, Array]:
     """The arrays in a file, by the names of a model's inputs.
 
     An .npz file has them by name, an .npy file is the array of the only input; so is the only array
-    of an .npz file. Raises InvalidInput for other files, and for names that the model does not
-    have.
+    of an .npz file. Raises InvalidInput for other files, for names that the model does not have,
+    and for missing names where the file has to have all of them.
     """
     file, inputs = existing_file(path, "an .npz or .npy file"), ", ".join(names)
     if file.suffix not in (".npy", ".npz"):
@@ -162,10 +164,10 @@ def read_arrays(path: str | PathLike[str], names: Sequence[str]) -> dict[str, Ar
     arrays = {"": read_npy(file)} if file.suffix == ".npy" else read_npz(file)
     if len(arrays) == len(names) == 1:
         return dict(zip(names, arrays.values(), strict=True))
-    if arrays.keys() - set(names):
+    if arrays.keys() - set(names) or (all_of_them and arrays.keys() != set(names)):
         raise InvalidInput(
-            f"{file} has {', '.join(sorted(arrays))}, and the model takes {inputs}; give an array "
-            "for each input, by its name, without labels"
+            f"{file} has {', '.join(sorted(arrays)) or 'nothing'}, and the model takes {inputs}; "
+            "give an array for each input, by its name, without labels"
         )
     return arrays
 

@@ -40,6 +40,9 @@ class GraphOptimizationLevel(IntEnum):
     ORT_ENABLE_ALL = 99
 
 
+_KEEPING_LAYOUTS = GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+
+
 class ExecutionMode(IntEnum):
     """Whether ONNX Runtime runs branches of a graph at once; compiled code does not."""
 
@@ -80,7 +83,8 @@ class SessionOptions:
 
     `intra_op_num_threads` and `log_severity_level` are followed, and 0 threads are one a core.
     A session that profiles, or has custom operators, given initialisers or fixed dimensions is ONNX
-    Runtime's, which also writes an optimised model. Other options change nothing.
+    Runtime's, which also writes an optimised model, in the file's layouts. Other options change
+    nothing.
     """
 
     __slots__ = (*_ACCEPTED, "_calls", "_entries")
@@ -124,12 +128,19 @@ class SessionOptions:
         return bool(self._calls or self.enable_profiling)
 
     def of_runtime(self, runtime: Any) -> Any:
-        """Return the same options as ONNX Runtime's own object."""
+        """Return the same options as ONNX Runtime's own object.
+
+        A model that it writes has no nodes in layouts of its own, which a later session would have
+        to leave to it.
+        """
         options = runtime.SessionOptions()
         for name in _ACCEPTED:
             own, given = getattr(options, name, None), getattr(self, name)
             if own is not None and own != given:
                 setattr(options, name, type(own)(int(given)) if _is_enum(own) else given)
+        level = options.graph_optimization_level
+        if self.optimized_model_filepath and int(level) > _KEEPING_LAYOUTS:
+            options.graph_optimization_level = type(level)(int(_KEEPING_LAYOUTS))
         if self.log_severity_level < 0:
             options.log_severity_level = DefaultSettings.severity
         for key, value in self._entries.items():

@@ -175,6 +175,24 @@ def test_advice_names_weights_behind_computed_ones(name: str) -> None:
     check(make().eval(), inputs, wanted)
 
 
+@pytest.mark.parametrize(
+    "activation",
+    [
+        *(nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Softplus, nn.LogSigmoid),
+        *(nn.LeakyReLU, nn.PReLU, nn.Hardswish, nn.Hardsigmoid, nn.Hardshrink, nn.Softshrink),
+    ],
+)
+def test_relu_is_advised_in_place_of_a_function_with_a_kernel_of_its_own(activation: Any) -> None:
+    net = nn.Sequential(nn.Linear(4, 4096), activation()).eval()
+    check(net, (torch.zeros(1, 4),), "torch.nn.ReLU()")
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.ReLU6, nn.Tanh, nn.Sigmoid])
+def test_a_function_that_products_apply_is_not_replaced(activation: Any) -> None:
+    net = nn.Sequential(nn.Linear(4, 4096), activation()).eval()
+    assert "torch.nn.ReLU()" not in statements(sparsejit.compile(net, (torch.zeros(1, 4),)))
+
+
 @pytest.mark.parametrize("make", [Adapted, Held])
 def test_no_advice_prunes_a_weight_that_is_no_parameter(make: Callable[[], nn.Module]) -> None:
     found = statements(sparsejit.compile(make().eval(), VECTOR))

@@ -354,6 +354,29 @@ def test_options_that_only_onnx_runtime_has(tmp_path: Path) -> None:
     assert session.compiled
 
 
+def test_a_model_that_onnx_runtime_optimised_for_a_session_is_compiled_whole(
+    tmp_path: Path,
+) -> None:
+    """ONNX Runtime alone would write convolutions in a layout of its own."""
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["y"]),
+    ]
+    x, y = info("x", [1, 16, 12, 12]), info("y", [1, 32, 12, 12])
+    source = model_bytes(nodes, [x], [y], weights("w", 32, 16, 3, 3))
+    domains = []
+    for package in (theirs, ours):
+        options, path = package.SessionOptions(), tmp_path / f"{package.__name__}.onnx"
+        options.optimized_model_filepath = str(path)
+        package.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        written = onnx.load(path)
+        domains.append({node.domain for node in written.graph.node})
+    assert "com.microsoft.nchwc" in domains[0] - domains[1]
+    ones = np.ones((1, 16, 12, 12), np.float32)
+    session = check(written.SerializeToString(), {"x": ones})
+    assert session.compiled
+
+
 def test_sizes_may_be_compiled_at_a_later_use() -> None:
     options = ours.SessionOptions()
     options.add_session_config_entry("sparsejit.compile_at_use", "2")

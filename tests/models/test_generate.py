@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "two prompts": (([[1], [2]], 3), {}, "tokens are int64(2, 1)"),
     "too large": (([1, 37], 3), {}, "token 37 is not in 0 .. 36"),
     "negative": (([-1], 3), {}, "token -1 is not in 0 .. 36"),
-    "n below 0": (([1], -1), {}, "n=-1; give a whole number from 0"),
+    "n below 0": (([1], -1), {}, "n=-1; give a whole number of at least 0"),
     "n is no number": (([1], 2.0), {}, "n=2.0; give a whole number"),
     "longer than the caches": (([1, 2], 64), {}, "need 65 positions, and the model's caches have"),
     "temperature": (([1], 3), {"temperature": -1.0}, "temperature=-1.0"),

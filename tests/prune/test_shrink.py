@@ -441,6 +441,8 @@ def test_files_of_data(tmp_path: Path) -> None:
     assert np.array_equal(read_data(folder, ["x"])[0][0], x)
     with pytest.raises(InvalidInput, match=r"has x, y, and the model takes x; .* without labels"):
         read_data(tmp_path / "two.npz", ["x"])
+    with pytest.raises(InvalidInput, match="has x, y, and the model takes x, y, z; "):
+        read_data(tmp_path / "two.npz", ["x", "y", "z"])
     np.savez(tmp_path / "unlike.npz", x=x, y=y[:3])
     with pytest.raises(InvalidInput, match="arrays of lengths"):
         read_data(tmp_path / "unlike.npz", ["x", "y"])

@@ -18,6 +18,7 @@ from sparsejit.ir.ops.views import Expand, Permute, Reshape
 from sparsejit.ir.values import Array, Value
 from sparsejit.lowering.token_loop import NO_TOKEN, NUMBER, SEED, STOP_COUNT, STOPS, TokenLoop
 from sparsejit.runtime.native_call import address_table, new_workspace, require_success
+from sparsejit.whole_numbers import whole_number
 
 # Names of the input that counts positions: transformers', gpt-fast's, llama's.
 _POSITIONS = (
@@ -78,7 +79,7 @@ def generate(
         raise InvalidInput(f"fast is {type(fast).__name__}; give what sparsejit.compile returns")
     decoder = _decoder_of(fast, position, inputs or {})
     prompt = _prompt(tokens, decoder.loop.classes)
-    steps = len(prompt) + _whole("n", n, 0) - 1
+    steps = len(prompt) + whole_number("n", n, 0) - 1
     stops = _stops(stop, decoder.loop.classes)
     draw = _new_draw(decoder.loop, temperature, top_k, top_p, seed, stops)
     if decoder.positions is not None and steps > decoder.positions:
@@ -202,15 +203,6 @@ def _cache_length(graph: Graph, shared: SteppedModel, position: Value | None) ->
     return min(lengths, default=None)
 
 
-def _whole(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return a whole number in a range. Raises InvalidInput for any other value."""
-    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not is_whole or value < least or (most is not None and value > most):
-        upper = "on" if most is None else f"to {most}"
-        raise InvalidInput(f"{name}={value!r}; give a whole number from {least} {upper}")
-    return int(value)
-
-
 def _prompt(tokens: Any, classes: int) -> Array:
     found = np.asarray(tokens)
     if found.ndim == 2 and len(found) == 1:
@@ -229,7 +221,7 @@ def _prompt(tokens: Any, classes: int) -> Array:
 def _stops(stop: int | Iterable[int], classes: int) -> list[int]:
     """Return the tokens at which to stop. Raises InvalidInput for numbers that are no tokens."""
     given = list(stop) if isinstance(stop, Iterable) else [stop]
-    return [_whole("stop", each, 0, classes - 1) for each in given]
+    return [whole_number("stop", each, 0, classes - 1) for each in given]
 
 
 def _new_draw(
@@ -243,8 +235,8 @@ def _new_draw(
         raise InvalidInput(f"temperature={temperature!r}; give a finite number from 0 on")
     if not 0 < top_p <= 1:
         raise InvalidInput(f"top_p={top_p!r}; give a number above 0, at most 1")
-    k = _whole("top_k", top_k, 0)
-    number = _whole("seed", seed, 0, (1 << 64) - 1)
+    k = whole_number("top_k", top_k, 0)
+    number = whole_number("seed", seed, 0, (1 << 64) - 1)
     made = new_workspace(loop.draw_bytes(len(stops)))
     made[:] = 0
     factor = math.log2(math.e) / max(temperature, _LEAST) if temperature else 0.0

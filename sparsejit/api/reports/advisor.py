@@ -122,7 +122,10 @@ _LANES = 16
 _SPARSE = 0.1
 # Activations with kernels of their own; products apply relu, tanh and sigmoid for free.
 _UNFUSED = frozenset(
-    {"gelu", "silu", "mish", "elu", "selu", "celu", "softplus", "leaky_relu", "hardswish"}
+    (
+        *("elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "leaky_relu"),
+        *("log_sigmoid", "mish", "prelu", "silu", "softplus", "softshrink"),
+    )
 )
 
 _ACCURACY = "accuracy: measure it"

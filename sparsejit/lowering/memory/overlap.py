@@ -1,13 +1,17 @@
 """Overlap of two views: whether they share bytes, so steps may not run at once, and how many."""
 
 from dataclasses import replace
+from functools import lru_cache
 
+from sparsejit.ir.values import TensorType
 from sparsejit.lowering.memory.storage import View
 from sparsejit.whole_numbers import ceil_div
 
 # Most positions of an axis to search; in row-major tensors, at most two cover any byte.
 _MOST_PLACES = 4
 _LINE = 64  # bytes
+# Pairs of views that are remembered: a schedule on threads asks for each pair many times.
+_REMEMBERED = 1 << 12
 
 _Lengths = dict[int, int]  # of axes, by their strides
 
@@ -30,7 +34,7 @@ def torn_lines(before: View, view: View) -> int:
     """
     size, run = view.type.element.bytes, view.type.element.bytes
     is_torn = view.offset % _LINE != 0
-    for stride, length in sorted(_lengths(view).items()):
+    for stride, length in sorted(_lengths(view.type, view.strides).items()):
         if stride == run:
             run *= length
         else:
@@ -42,31 +46,46 @@ def torn_lines(before: View, view: View) -> int:
 
 def _shared_elements(one: View, other: View) -> int | None:
     """Number of elements that two views share; None where that takes too long to find out."""
-    if one.buffer is not other.buffer or not one.type.size or not other.type.size:
+    if one.buffer is not other.buffer:
         return 0
-    (first, end), (other_first, other_end) = _extent(one), _extent(other)
+    places = (one.type, one.strides), (other.type, other.strides)
+    return _elements_at_distance(other.offset - one.offset, *places)
+
+
+_Place = tuple[TensorType, tuple[int, ...]]  # type and strides of a view
+
+
+@lru_cache(_REMEMBERED)
+def _elements_at_distance(distance: int, one: _Place, other: _Place) -> int | None:
+    """Number of elements that two views share, the second `distance` bytes behind the first.
+
+    None where that takes too long to find out.
+    """
+    if not one[0].size or not other[0].size:
+        return 0
+    (first, end), (other_first, other_end) = _extent(0, *one), _extent(distance, *other)
     if end <= other_first or other_end <= first:
         return 0
-    if one.type.element is not other.type.element:
+    if one[0].element is not other[0].element:
         return None
-    mine, theirs = _lengths(one), _lengths(other)
+    mine, theirs = _lengths(*one), _lengths(*other)
     strides = sorted({*mine, *theirs}, reverse=True)
     mine, theirs = _split(mine, strides), _split(theirs, strides)
     axes = [(stride, mine.get(stride, 1), theirs.get(stride, 1)) for stride in strides]
     return _elements_at(other_first - first, axes)
 
 
-def _extent(view: View) -> tuple[int, int]:
-    """Offsets in its buffer of a view's first byte, and of the byte behind its last."""
-    reach = [(n - 1) * stride for n, stride in zip(view.shape, view.strides, strict=True)]
-    first = view.offset + sum(min(0, each) for each in reach)
-    return first, first + sum(map(abs, reach)) + view.type.element.bytes
+def _extent(offset: int, kind: TensorType, strides: tuple[int, ...]) -> tuple[int, int]:
+    """Offsets of a view's first byte, and of the byte behind its last."""
+    reach = [(n - 1) * stride for n, stride in zip(kind.shape, strides, strict=True)]
+    first = offset + sum(min(0, each) for each in reach)
+    return first, first + sum(map(abs, reach)) + kind.element.bytes
 
 
-def _lengths(view: View) -> _Lengths:
+def _lengths(kind: TensorType, strides: tuple[int, ...]) -> _Lengths:
     """Lengths of the axes with a stride; two axes with the same stride count as one longer axis."""
     lengths: _Lengths = {}
-    for length, stride in zip(view.shape, view.strides, strict=True):
+    for length, stride in zip(kind.shape, strides, strict=True):
         if length > 1 and stride:
             lengths[abs(stride)] = lengths.get(abs(stride), 1) + length - 1
     return lengths

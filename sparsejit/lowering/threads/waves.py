@@ -345,22 +345,24 @@ class _Growing:
         """
         crew = Crew(self._ways.threads, self._writers)
         crew.take(first, [way])
-        number = first
+        number, alone_ns, crossing_ns = first, 0.0, 0.0
         while True:
-            grown = self._wave(crew, first, number + 1)
+            step = self._ways.steps[number]
+            alone_ns += step.ns
+            crossing_ns += self._writers.crossing_ns(step, 0)
+            grown = self._wave(crew, alone_ns, crossing_ns)
             if grown.wave.is_shared or number == first:
                 yield grown
             number += 1
             if number == len(self._ways.steps) or not crew.take(number, ways_of(number)):
                 return
 
-    def _wave(self, crew: Crew, first: int, end: int) -> _Grown:
+    def _wave(self, crew: Crew, alone_ns: float, crossing_ns: float) -> _Grown:
+        """Return a wave, whose steps take both times together on the caller's thread alone."""
         busy = tuple(tuple(steps) for steps in crew.steps if steps)
-        steps = self._ways.steps[first:end]
         ns = self._prices.wave_ns(max(crew.ns), len(busy))
-        wave = Wave(busy, sum(step.ns for step in steps), ns)
-        alone = wave.alone_ns + sum(self._writers.crossing_ns(step, 0) for step in steps)
-        return _Grown(wave, self._prices.score(alone, ns, wave.is_shared))
+        wave = Wave(busy, alone_ns, ns)
+        return _Grown(wave, self._prices.score(alone_ns + crossing_ns, ns, wave.is_shared))
 
 
 RunSteps = Callable[[Assembler, Sequence[ScheduledStep]], None]
