@@ -112,8 +112,7 @@ def model(
 
     check_outputs(out)
     rivals = peers_named(MODEL_PEERS if peers is None else filter(None, peers.split(",")))
-    unknown = [name for name in dtype or () if name not in OURS]
-    if unknown:
+    if unknown := [name for name in dtype or () if name not in OURS]:
         raise InvalidInput(f"dtype {unknown[0]!r} is unknown; use some of {', '.join(OURS)}")
     pace = _pace(latency, rate, load)
     asked = ModelRequest(
@@ -122,11 +121,11 @@ def model(
     source = _source(asked, data)
     states = _states(asked, source)
     with error_console.status("") as status, source.advising():
-        given = source, rivals, dtype or DTYPES, threads, pace, status.update
-        found = compare_any(*given, state=given_states(state))
+        given = source, rivals, dtype or DTYPES, threads, pace
+        found = compare_any(*given, status.update, state=given_states(state))
         status.update("predicting the gain of zeros")
         speeds = _speeds_by_zeros(source, threads)
-    forecast = [{"zeros": zeros, "speed": speed} for zeros, speed in speeds.items()]
+    forecast = [{"zeros": share, "speed": speed} for share, speed in speeds.items()]
     if not hand_over({**found.as_dict(), "shrink": forecast, "states": states}, as_json, out):
         _show(found)
         if states:
