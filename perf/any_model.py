@@ -7,19 +7,29 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparsejit.api.models.compiled_model import CompiledModel
-from sparsejit.errors import InvalidInput, UnsupportedOperator
+from sparsejit.api.models.parted_model import PartedModel
+from sparsejit.compiling import compile_model
+from sparsejit.errors import InvalidInput, SparseJitError, UnsupportedOperator
 from sparsejit.frontends.model_source import NamedModel
 from sparsejit.frontends.onnx import import_onnx, is_onnx
 from sparsejit.frontends.onnx.reading import read_model
 from sparsejit.frontends.onnx.sessions import model_bytes, open_session
+from sparsejit.frontends.states import GivenStates
 from sparsejit.frontends.torch_export import export
 from sparsejit.ir.graph import Graph
-from sparsejit.perf.call_latency import LatencyReport, latency_report
+from sparsejit.ir.values import Array
+from sparsejit.perf.call_latency import (
+    LatencyReport,
+    busy_core,
+    latency_report,
+    native_latencies,
+    spare_core,
+)
 from sparsejit.perf.model_contest import ROUNDS, Arrays, ContestantTime, ModelRounds, export_onnx
 from sparsejit.perf.peers.model_peers import MODEL_PEERS, ModelPeer
 
@@ -40,14 +50,26 @@ DTYPES = ("float32", "bfloat16", "int8")
 _WRONG = 1e-2
 
 
+class Pace(NamedTuple):
+    """Calls to measure latencies: seconds for each engine, calls a second, another core busy."""
+
+    seconds: float
+    rate: float
+    is_loaded: bool = False
+
+
 @dataclass(frozen=True)
 class AnyComparison:
-    """Times of all engines, fastest first, and the reason for each engine that was skipped."""
+    """Times of all engines, fastest first, and the reason for each engine that was skipped.
+
+    `latency` is of calls from Python at a steady rate, `native` of ours in one native loop.
+    """
 
     model: str
     times: tuple[ContestantTime, ...]
     skipped: dict[str, str]
     latency: LatencyReport | None = None
+    native: LatencyReport | None = None
 
     @property
     def verdicts(self) -> dict[str, str]:
@@ -85,8 +107,7 @@ class AnyComparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        latency = None if self.latency is None else self.latency.as_dict()
-        return {**asdict(self), "latency": latency, "verdicts": self.verdicts}
+        return {**asdict(self), "verdicts": self.verdicts}
 
 
 def _compared(ours: ContestantTime, best: ContestantTime, ratio: float) -> str:
@@ -214,14 +235,16 @@ def compare_any(
     peers: Sequence[ModelPeer] = tuple(MODEL_PEERS.values()),
     dtypes: Sequence[str] = DTYPES,
     threads: int = 1,
-    pace: tuple[float, float] | None = None,
+    pace: Pace | None = None,
     progress: Callable[[str], None] = lambda step: None,
     rounds: int = ROUNDS,
+    state: GivenStates | None = None,
 ) -> AnyComparison:
     """Measure errors, then times, of sparsejit in each of `dtypes` and of the peers.
 
-    An absent engine is skipped, with the reason. pace: seconds of calls to each engine, and calls
-    a second, to measure `latency`. Raises InvalidInput for more threads than there are cores.
+    An absent engine is skipped, with the reason. `pace` asks for latencies too; our native steps
+    are those of a stream with the states that `state` names. Raises InvalidInput for more threads
+    than there are cores.
     """
     ours = [OURS[dtype] for dtype in dtypes]
     if isinstance(source.model, CompiledModel):
@@ -229,14 +252,20 @@ def compare_any(
     unfit = _reasons(source.model, peers)
     runs_it = [each for each in peers if each.name not in unfit]
     name = Path(source.reference).name
+    other = spare_core() if pace is not None and pace.is_loaded else None
     with ExitStack() as stack:
         folder = stack.enter_context(TemporaryDirectory(prefix="sparsejit-bench-"))
         task = AnyTask(source, Path(folder))
         given = stack, task, name, (*ours, *runs_it), progress, lambda peer: float("inf"), threads
         contest = ModelRounds(*given, both_ways=True)
         times = contest.times(rounds)
-        latency = None if pace is None else _latency(contest, times, *pace)
-        return AnyComparison(name, times, {**unfit, **contest.skipped}, latency)
+        latency = native = None
+        if pace is not None:
+            load = "" if other is None else stack.enter_context(busy_core(other))
+            latency = _latency(contest, times, pace, load)
+            progress(f"{name}, our steps in a native loop")
+            native = _native(source, dtypes, threads, state, pace.seconds, load)
+        return AnyComparison(name, times, {**unfit, **contest.skipped}, latency, native)
 
 
 def _reasons(model: Any, peers: Iterable[ModelPeer]) -> dict[str, str]:
@@ -249,16 +278,57 @@ def _reasons(model: Any, peers: Iterable[ModelPeer]) -> dict[str, str]:
 
 
 def _latency(
-    contest: ModelRounds, times: Sequence[ContestantTime], seconds: float, rate: float
+    contest: ModelRounds, times: Sequence[ContestantTime], pace: Pace, load: str
 ) -> LatencyReport:
     """Latencies of the engines whose median call is shorter than the period of the calls."""
-    period_us = 1e6 / rate
+    period_us = 1e6 / pace.rate
     slow = {
         one.name: f"a call takes {one.ns_median / 1000:,.0f} us, one is due every {period_us:,.0f}"
         for one in times
         if one.ns_median / 1000 >= period_us
     }
-    return latency_report(rate, contest.latencies(seconds, rate, slow), slow)
+    late = contest.latencies(pace.seconds, pace.rate, slow)
+    return latency_report(pace.rate, late, slow, load)
+
+
+def _native(
+    source: NamedModel,
+    dtypes: Sequence[str],
+    threads: int,
+    state: GivenStates | None,
+    seconds: float,
+    load: str,
+) -> LatencyReport:
+    """Latencies of our native calls, or steps, one after another."""
+    found, skipped = dict[str, Array](), dict[str, str]()
+    for dtype in ["float32"] if isinstance(source.model, CompiledModel) else dtypes:
+        own = OURS[dtype].name
+        try:
+            fast = _compiled(source, dtype, threads, state)
+        except SparseJitError as error:
+            skipped[own] = str(error)
+            continue
+        if isinstance(fast, CompiledModel):
+            found[own] = native_latencies(fast, seconds)
+        else:
+            skipped[own] = "it runs in parts, which Python calls in turn"
+    return latency_report(0.0, found, skipped, load)
+
+
+def _compiled(
+    source: NamedModel, dtype: str, threads: int, state: GivenStates | None
+) -> CompiledModel | PartedModel:
+    if isinstance(source.model, CompiledModel):
+        return source.model
+    return compile_model(
+        source.model,
+        source.args,
+        constants=source.constants,
+        state=state,
+        fallback=source.fallback,
+        dtype=dtype,
+        threads=threads,
+    )
 
 
 def _of_program(program: Any) -> Any:

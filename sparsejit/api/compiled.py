@@ -134,7 +134,8 @@ class Compiled(Explained):
         outputs, workspace)` for the shapes of the example inputs, with a workspace for each thread.
         Where the batch is free, a last parameter `ptrdiff_t samples` is its length. A model with
         states has `NAME_step(inputs, outputs, state, workspace)` for one sample instead, and
-        `NAME_state_init(state)`.
+        `NAME_state_init(state)`. A model for several threads takes a table with which the host
+        starts threads and waits for them, as its last argument.
         `NAME_prepare` touches all memory that a call needs, so that the first call waits for none.
 
         Args:
@@ -146,8 +147,8 @@ class Compiled(Explained):
 
         Raises:
             InvalidInput: another suffix or system, a file that cannot be written, AMX tiles for
-                another system than Linux, or code for several threads, whose workers belong to this
-                process
+                another system than Linux, a kernel for several threads, whose workers belong to
+                this process, or a model for several on Windows
             MissingDependency: there is no linker
         """
         export(self._exported(c_name(path)), path, header, system)

@@ -40,6 +40,11 @@ def export_package(function: ExportedFunction, folder: PathLike, system: str = L
 
     Raises InvalidInput for a folder that cannot be written to, and what `export` raises.
     """
+    if function.by_host:
+        raise InvalidInput(
+            f"the C++ class of a package runs on one thread, and {function.name} is compiled for "
+            f"{function.threads}; compile it with threads=1, or export an object file"
+        )
     name, chosen = package_name(function.name), system_named(system)
     place = checked_path(folder)
     try:

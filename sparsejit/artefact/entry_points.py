@@ -104,6 +104,10 @@ def object_code(function: ExportedFunction, system: System, digest: str) -> Obje
             f"this code uses AMX tiles, for which it asks Linux; code for {system.name} cannot "
             "ask: compile with target='avx512' to export it"
         )
+    if function.by_host and system.is_microsoft:
+        raise InvalidInput(
+            f"code for {system.name} cannot take a table of threads; compile with threads=1"
+        )
     return _EntryCode(function, system).emit(digest)
 
 
@@ -152,11 +156,14 @@ class _EntryCode:
             asm.bind(work)
         point.emit(asm, self.image)
         asm.bind(cold)
+        kept = (r8,) if self.function.by_host else ()  # an argument that `ask` overwrites
+        push(asm, kept)
         for register, home in homes:
             asm.emit("mov", home, register)
         asm.jump("call", self.ask)
         for register, home in homes:
             asm.emit("mov", register, home)
+        pop(asm, kept)
         asm.emit("test", dword(rax), dword(rax))
         asm.jump("jg", go)
         asm.emit("ret")

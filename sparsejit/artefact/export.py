@@ -42,6 +42,7 @@ def c_header(function: ExportedFunction) -> str:
 
 def _text(function: ExportedFunction, digest: str) -> str:
     prefix, points = function.name.upper(), entry_points(function)
+    types = "".join(f"{line}\n" for line in (*function.types, "") if function.types)
     codes = (
         Macro("OK", OK, "a function has done its work"),
         Macro("UNSUPPORTED_CPU", UNSUPPORTED_CPU, "it did nothing: a feature above is missing"),
@@ -80,7 +81,7 @@ def _text(function: ExportedFunction, digest: str) -> str:
 extern "C" {{
 #endif
 
-{functions}
+{types}{functions}
 
 #ifdef __cplusplus
 }}

@@ -53,8 +53,9 @@ class ExportedFunction:
     registers, four in all at most, and returns an int, or nothing where `returns_status` is false.
     It keeps callee-saved registers and calls nothing outside itself. `target` is the target of the
     code. `about` describes the function, line by line. `functions`, where there are any,
-    take the place of `run`. `workspace_bytes` is 0 for a function without workspace. Raises
-    InvalidInput for code on several `threads`.
+    take the place of `run`. `workspace_bytes` is 0 for a function without workspace. `types` are
+    lines of C before the prototypes. Code on several `threads` has its host start them, by a table
+    that its functions take (`by_host`). Raises InvalidInput for other code on several threads.
     """
 
     name: str
@@ -68,9 +69,11 @@ class ExportedFunction:
     threads: int = 1
     functions: Sequence[EntryPoint] = ()
     workspace_bytes: int = 0
+    types: Sequence[str] = ()
+    by_host: bool = False
 
     def __post_init__(self) -> None:
-        if self.threads > 1:
+        if self.threads > 1 and not self.by_host:
             raise InvalidInput(
                 f"this kernel or model was compiled for {self.threads} threads of this process; "
                 "compile it with threads=1 to export it"

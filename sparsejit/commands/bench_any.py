@@ -40,7 +40,7 @@ from sparsejit.errors import InvalidInput
 
 if TYPE_CHECKING:
     from sparsejit.frontends.model_source import NamedModel
-    from sparsejit.perf.any_model import AnyComparison
+    from sparsejit.perf.any_model import AnyComparison, Pace
     from sparsejit.perf.call_latency import LatencyReport
 
 # Calls a second, as of a loop in real time.
@@ -52,6 +52,9 @@ LatencyOption = Annotated[
 ]
 RateOption = Annotated[
     float | None, typer.Option(min=0.01, help="Calls a second for --latency. Default: 100.")
+]
+LoadOption = Annotated[
+    bool, typer.Option("--load", help="Keep another core busy during --latency.")
 ]
 _CONVENTION = "called with arrays, or bound to buffers that are set once"
 _SHARES = {0.5: "half of the weights zero", 0.75: "three quarters"}
@@ -89,6 +92,7 @@ def model(
     window: WindowOption = None,
     latency: LatencyOption = None,
     rate: RateOption = None,
+    load: LoadOption = False,
     peers: Annotated[
         str | None, typer.Option(help="Other engines, separated by commas. Default: all installed.")
     ] = None,
@@ -105,10 +109,9 @@ def model(
 
     check_outputs(out)
     rivals = peers_named(MODEL_PEERS if peers is None else filter(None, peers.split(",")))
-    unknown = [name for name in dtype or () if name not in OURS]
-    if unknown:
+    if unknown := [name for name in dtype or () if name not in OURS]:
         raise InvalidInput(f"dtype {unknown[0]!r} is unknown; use some of {', '.join(OURS)}")
-    pace = _pace(latency, rate)
+    pace = _pace(latency, rate, load)
     asked = ModelRequest(
         *(model, shape, constant, batch, dtype),
         threads=threads,
@@ -124,10 +127,11 @@ def model(
         states = _states(asked, source)
         status = stack.enter_context(error_console.status(""))
         stack.enter_context(source.advising())
-        found = compare_any(source, rivals, dtype or DTYPES, threads, pace, status.update)
+        given = source, rivals, dtype or DTYPES, threads, pace
+        found = compare_any(*given, status.update, state=given_states(state))
         status.update("predicting the gain of zeros")
         speeds = _speeds_by_zeros(source, threads)
-    forecast = [{"zeros": zeros, "speed": speed} for zeros, speed in speeds.items()]
+    forecast = [{"zeros": share, "speed": speed} for share, speed in speeds.items()]
     if not hand_over({**found.as_dict(), "shrink": forecast, "states": states}, as_json, out):
         _show(found)
         if states:
@@ -148,17 +152,22 @@ def _states(asked: ModelRequest, source: "NamedModel") -> list[str]:
     return list(map(str, imported_states(source.imported(), given_states(asked.state))))
 
 
-def _pace(latency: float | None, rate: float | None) -> tuple[float, float] | None:
-    """Seconds and calls a second; None without --latency. Raises InvalidInput for a rate alone."""
-    if rate is not None and latency is None:
-        raise InvalidInput(f"--rate {rate:g} is of no use alone; give --latency SECONDS")
-    return None if latency is None else (latency, rate or _RATE)
+def _pace(latency: float | None, rate: float | None, load: bool) -> "Pace | None":
+    """The calls of --latency; None without it. Raises InvalidInput for its options alone."""
+    from sparsejit.perf.any_model import Pace
+
+    for name, given in ((f"--rate {rate:g}" if rate else "", rate), ("--load", load)):
+        if given and latency is None:
+            raise InvalidInput(f"{name} is of no use alone; give --latency SECONDS")
+    return None if latency is None else Pace(latency, rate or _RATE, load)
 
 
 def _show(found: "AnyComparison") -> None:
     console.print(_table(found))
     if found.latency is not None:
         console.print(_latency_table(found.latency))
+    if found.native is not None:
+        console.print(_latency_table(found.native))
     verdicts = found.verdicts
     if len({*verdicts.values()}) == 1:
         say(verdicts["called"], style="bold")
@@ -267,7 +276,11 @@ def _latency_table(found: "LatencyReport") -> Table:
         notes.insert(0, f"{calls} calls each; histogram: {span}, bins and heights by logarithms")
     if any(None in one.percentiles.values() for one in found.engines):
         notes.append("a percentile with no call beyond it is left out")
+    if found.load:
+        notes.append(f"meanwhile {found.load}")
     title = f"us from when a call with arrays was due to its end, at {found.rate:g} calls a second"
+    if not found.rate:
+        title = "us of each call, or step of a stream, one after another in a native loop"
     figures = (*(f"p{percent:g}" for percent in PERCENTILES), "worst")
     table = table_of(title, (), (), notes)
     table.box, table.pad_edge = None, False

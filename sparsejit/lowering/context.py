@@ -71,7 +71,7 @@ class ModelOptions:
     `shares_tiles`: threads take turns with the tiles of a batch, instead of sharing the kernels of
     each. `any_length`: code for other lengths will follow, and shall read the same weights.
     `same_bits`: a sample has the same bits in any batch, where a function has one tile; `exact`
-    promises the same.
+    promises the same. `by_host`: the host of exported code starts the threads (`HostThreads`).
     """
 
     target: Target
@@ -83,6 +83,7 @@ class ModelOptions:
     shares_tiles: bool = False
     any_length: bool = False
     same_bits: bool = False
+    by_host: bool = False
 
     @cached_property
     def planner(self) -> LayerPlanner:

@@ -47,7 +47,7 @@ from sparsejit.lowering.model_schedule import POINTER, ModelSchedule
 from sparsejit.lowering.threads.waves import emit_thread
 from sparsejit.planner.sample_plan import fewest_samples
 from sparsejit.runtime.program import CommonWeights, Program, build
-from sparsejit.runtime.workers import CALLING_NS, NativePart, pool
+from sparsejit.runtime.workers import CALLING_NS, NativePart
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import Memory, dword, r12, r13, r14, rax, rbx, rcx, rdi, rdx, rsi
 from sparsejit.x86.routines import pop, push
@@ -282,7 +282,7 @@ class _SharedTiles(ModelCode):
             gather_status(asm, Memory(rbx, offset + self.lowered.status_offset), rcx, rax)
 
     def _emit_dispatcher(self, asm: Assembler, dispatch: Label, thread: Label) -> None:
-        workers = pool()
+        workers = self.lowered.workers
         workers.require(self.tile_step - 1)
         asm.align(64)
         asm.bind(dispatch)

@@ -149,7 +149,7 @@ class ModelCode:
             self._hand_over(asm, wave, around, behind)
             if wave.is_shared:
                 saved_ns = sum(each.alone_ns - each.ns for each in waves[number:])
-                emit_wave(asm, wave, self._run, saved_ns)
+                emit_wave(asm, wave, self._run, saved_ns, self.lowered.workers)
             else:
                 self.run_wave(asm, wave, around)
             self._probe(asm, number + 1, behind)

@@ -23,6 +23,7 @@ from sparsejit.lowering.memory_plan import MemoryPlan, SampleTurns, aligned
 from sparsejit.lowering.step import OPERAND_SLOTS, Step
 from sparsejit.lowering.threads.waves import Wave
 from sparsejit.planner.sample_plan import TileTime
+from sparsejit.runtime.workers import HostThreads, Pool, pool
 
 POINTER = 8  # bytes
 _LOOP_SLOTS = 5
@@ -99,6 +100,11 @@ class ModelSchedule:
     def prefetch_distance(self) -> int:
         """Distance in bytes at which its code is prefetched; 0 if it stays in L2 between calls."""
         return self.options.target.prefetch_distance(self.options.weight_bytes)
+
+    @property
+    def workers(self) -> Pool | HostThreads:
+        """The threads that run waves; a host's table lies in the slots of probes."""
+        return HostThreads(self.probe_offset) if self.options.by_host else pool()
 
     @cached_property
     def left_offset(self) -> int:

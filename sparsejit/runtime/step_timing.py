@@ -145,6 +145,20 @@ class ModelTimer:
         return run
 
 
+def ns_of_calls(
+    memory: ExecutableMemory,
+    arrays: tuple[list[Array], ...],
+    workspace: Array,
+    samples: int,
+    count: int,
+) -> Array:
+    """Return the nanoseconds of each of `count` calls of a model's function on the same arrays."""
+    tables = [address_table(each) for each in arrays]
+    inputs, outputs = map(ctypes.addressof, tables)
+    call = memory.address, (inputs, outputs, workspace.ctypes.data, samples)
+    return native_timing.ns_of_each(call, count)
+
+
 def increments(prefixes: Sequence[float]) -> list[float]:
     """Return the time that each prefix adds to the one before, never negative.
 

@@ -3,6 +3,7 @@
     mailbox_at, Routines   mailboxes of the threads, and the native code that serves them
     NativePart             a part of a kernel
     Pool, pool             the process's workers
+    HostThreads            threads that the host of exported code starts
 
 The code:
 
@@ -24,6 +25,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -47,6 +49,7 @@ from sparsejit.x86.operands import (
     rdi,
     rdx,
     rsi,
+    rsp,
 )
 from sparsejit.x86.routines import pop, push
 
@@ -398,6 +401,78 @@ class Pool:
             asm.jump("call", part.label)
         asm.emit("pop", rbx)
         asm.emit("ret")
+
+
+@dataclass(frozen=True)
+class HostThreads:
+    """Threads of the host of exported code, which gives a table of functions.
+
+    The table has its own pointer, `start(pointer, number, function, argument)` and `wait(pointer,
+    number)`. Its address lies `slot` bytes into the workspace, MXCSR behind it. Where the address
+    is 0, the caller's thread runs all parts.
+    """
+
+    slot: int
+
+    def require(self, workers: int) -> None:
+        """Do nothing: the host has its threads."""
+
+    def emit_dispatcher(self, asm: Assembler, parts: Sequence[NativePart], saved_ns: float) -> None:
+        """Append void dispatcher(workspace), which runs `parts`, as `Pool` does."""
+        serial, end = asm.label("serial"), asm.label("parts are done")
+        stubs = [asm.label(f"part {number}") for number in range(1, len(parts))]
+        kept = rbx, r12, rbp
+        push(asm, kept)
+        asm.emit("mov", rbp, rsp)
+        asm.emit("and", rsp, -16)  # as the host's functions expect it
+        asm.emit("mov", rbx, rdi)
+        asm.emit("stmxcsr", Memory(rbx, self.slot + 8))
+        asm.emit("vzeroupper")
+        asm.emit("mov", r12, Memory(rbx, self.slot))
+        asm.emit("test", r12, r12)
+        asm.jump("jz", serial)
+        for number, (part, stub) in enumerate(zip(parts[1:], stubs, strict=True), 1):
+            asm.emit("mov", rdi, Memory(r12))
+            asm.emit("mov", dword(rsi), number)
+            asm.address(rdx, stub)
+            asm.emit("lea", rcx, Memory(rbx, part.x_bytes))
+            asm.emit("mov", rax, Memory(r12, _START))
+            asm.emit("call", rax)
+        self._run(asm, parts[0])
+        for number in range(1, len(parts)):
+            asm.emit("mov", rdi, Memory(r12))
+            asm.emit("mov", dword(rsi), number)
+            asm.emit("mov", rax, Memory(r12, _WAIT))
+            asm.emit("call", rax)
+        asm.jump("jmp", end)
+        asm.bind(serial)
+        for part in parts:
+            self._run(asm, part)
+        asm.bind(end)
+        asm.emit("mov", rsp, rbp)
+        pop(asm, kept)
+        asm.emit("ret")
+        for part, stub in zip(parts[1:], stubs, strict=True):
+            self._emit_stub(asm, part, stub)
+
+    def _run(self, asm: Assembler, part: NativePart) -> None:
+        asm.emit("lea", rdi, Memory(rbx, part.x_bytes))
+        asm.jump("call", part.label)
+
+    def _emit_stub(self, asm: Assembler, part: NativePart, stub: Label) -> None:
+        """Append void stub(argument), which runs a part with the caller's MXCSR."""
+        asm.align(16)
+        asm.bind(stub)
+        asm.emit("sub", rsp, 8)
+        asm.emit("stmxcsr", Memory(rsp))
+        asm.emit("ldmxcsr", Memory(rdi, self.slot + 8 - part.x_bytes))
+        asm.jump("call", part.label)
+        asm.emit("ldmxcsr", Memory(rsp))
+        asm.emit("add", rsp, 8)
+        asm.emit("ret")
+
+
+_START, _WAIT = 8, 16  # offsets of the functions in the host's table
 
 
 @cache

@@ -28,7 +28,12 @@ from sparsejit.errors import InvalidInput
 from sparsejit.frontends.model_source import example_arrays, read_source
 from sparsejit.frontends.onnx import DeclaredInput
 from sparsejit.perf.any_model import AnyComparison, AnyTask
-from sparsejit.perf.call_latency import latency_report
+from sparsejit.perf.call_latency import (
+    busy_core,
+    latency_report,
+    native_latencies,
+    spare_core,
+)
 from sparsejit.perf.model_contest import ContestantTime
 from sparsejit.prune.shrink import shrunk
 
@@ -250,8 +255,39 @@ def test_ours_and_torch_are_timed_and_compared(source: str, tmp_path: Path) -> N
         late = found["latency"]
         assert late["rate"] == 200 and {each["name"] for each in late["engines"]} == names.keys()
         assert all(each["calls"] == 10 == sum(each["histogram"]) for each in late["engines"])
+        native = found["native"]
+        assert native["rate"] == 0 and [each["name"] for each in native["engines"]] == [*ours]
+        assert all(each["calls"] == sum(each["histogram"]) >= 1000 for each in native["engines"])
     else:
-        assert found["latency"] is None
+        assert found["latency"] is found["native"] is None
+
+
+@pytest.mark.parametrize("option", [("--load",), ("--rate", "50")])
+def test_options_of_latencies_need_them(option: tuple[str, ...], tmp_path: Path) -> None:
+    done = invoked("bench", onnx_file(tmp_path), *option)
+    assert isinstance(done.exception, InvalidInput)
+    assert f"{' '.join(option)} is of no use alone; give --latency" in str(done.exception)
+
+
+def test_native_steps_are_those_of_a_stream() -> None:
+    gru = torch.nn.GRU(5, 8, batch_first=True).eval()
+    given = torch.zeros(1, 1, 5), torch.zeros(1, 1, 8)
+    fast = sparsejit.compile(gru, given, state={1: 1})
+    found = native_latencies(fast, 0.001)
+    assert len(found) >= 1000 and (found > 0).all()
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_load_ends_with_its_context() -> None:
+    with busy_core(spare_core()) as load:
+        assert str(spare_core()) in load
+        (child,) = children_of_this_process()
+    assert child not in children_of_this_process()
+
+
+def children_of_this_process() -> set[int]:
+    listed = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
+    return {int(each) for each in listed.split()}
 
 
 WIDE = """

@@ -1,8 +1,11 @@
-"""Exported models in C programs: the bits of Python's calls, from two threads at once."""
+"""Exported models in C programs: the bits of Python's calls, on any threads."""
 
+import ctypes
 import re
 import subprocess
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +22,13 @@ from saved_models import (
     words,
 )
 from system_tools import GCC, needs_gcc, needs_linker, run_tool
+from torch import nn
 
 import sparsejit
 from sparsejit.errors import InvalidInput
 from sparsejit.ir.values import Origin
+from sparsejit.runtime.native_call import address_table, new_workspace
+from sparsejit.runtime.workers import available_cores
 
 
 @needs_gcc
@@ -148,10 +154,115 @@ def test_no_name_ends_the_comment(tmp_path: Path) -> None:
     assert "inputs[0]: float32 x___int_y____[1][16]" in header(tmp_path)
 
 
-def test_a_model_for_several_threads_is_not_exported(tmp_path: Path) -> None:
-    model = compiled(words(1), 1, threads=2)
-    with pytest.raises(InvalidInput, match="for 2 threads of this process; compile it with thread"):
-        model.export(tmp_path / "model.o")
+def on_threads(width: int = 512, samples: int = 1, **options: Any) -> tuple[Any, np.ndarray]:
+    """A perceptron whose layers two threads share, or where they take turns with tiles."""
+    torch.manual_seed(0)
+    layers = nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.Linear(width, 8)
+    x = torch.randn(samples, width)
+    fast = sparsejit.compile(nn.Sequential(*layers).eval(), (x,), threads=2, **options)
+    return fast, x.numpy()
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "host_threads.c"
+
+
+@needs_gcc
+@pytest.mark.skipif(available_cores() < 2, reason="needs two cores")
+@pytest.mark.parametrize("gives_threads", [True, False])
+def test_threads_of_the_host_give_the_bits_of_python(tmp_path: Path, gives_threads: bool) -> None:
+    """The example's program; without a table the caller's thread runs all parts."""
+    fast, x = on_threads(free_batch=False)
+    assert any(wave.is_shared for wave in fast.parts.variants[0].waves)
+    fast.export(tmp_path / "model.o", header=tmp_path / "model.h")
+    given = "workspace, &threads)" if gives_threads else "workspace, count == 3 ? NULL : &threads)"
+    text = EXAMPLE.read_text()
+    assert "workspace, &threads)" in text
+    (tmp_path / "main.c").write_text(text.replace("workspace, &threads)", given))
+    strict = "-O2", "-Wall", "-Wextra", "-Werror", "-pthread"
+    run_tool(GCC, *strict, tmp_path / "main.c", tmp_path / "model.o", "-o", tmp_path / "main")
+    (tmp_path / "x").write_bytes(x.tobytes())
+    for _ in range(20):
+        run_tool(tmp_path / "main", tmp_path / "x", tmp_path / "y")
+        assert (tmp_path / "y").read_bytes() == fast(x).tobytes()
+
+
+class Host(ctypes.Structure):
+    """The table of a host with a thread that was there before; `started` counts its parts."""
+
+    _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    _START = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, _RUN, ctypes.c_void_p)
+    _WAIT = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
+    _fields_ = (("self", ctypes.c_void_p), ("start", _START), ("wait", _WAIT))
+
+    def __init__(self) -> None:
+        self.started, running, pool = 0, dict[int, Future[None]](), ThreadPoolExecutor(1)
+        pool.submit(int).result()  # a thread has the MXCSR of the one that begins it
+
+        def start(own: int, number: int, function: Any, argument: int) -> None:
+            assert own == 77
+            self.started += 1
+            running[number] = pool.submit(function, argument)
+
+        super().__init__(77, self._START(start), self._WAIT(lambda _, n: running.pop(n).result()))
+
+
+def called(library: Any, name: str, arrays: list[list[np.ndarray]], *others: Any) -> int:
+    tables = [ctypes.byref(address_table(each)) for each in arrays]
+    return int(getattr(library, name)(*tables, *others))
+
+
+@needs_linker
+@pytest.mark.skipif(available_cores() < 2, reason="needs two cores")
+def test_the_host_has_threads_take_turns_with_tiles(tmp_path: Path) -> None:
+    fast, x = on_threads(64, samples=150)
+    assert fast.parts.variants[0].options.shares_tiles
+    fast.export(tmp_path / "model.so", header=tmp_path / "model.h")
+    library, host, y = ctypes.CDLL(str(tmp_path / "model.so")), Host(), np.zeros((150, 8), "f4")
+    room = new_workspace(int(re.search(r"WORKSPACE_BYTES (\d+)", header(tmp_path))[1]))
+    given = ctypes.c_void_p(room.ctypes.data), ctypes.c_ssize_t(150)
+    assert called(library, "model_run", [[x], [y]], *given, ctypes.byref(host)) == 0
+    assert host.started > 0
+    np.testing.assert_array_equal(y, fast(x))
+
+
+@needs_linker
+@pytest.mark.skipif(available_cores() < 2, reason="needs two cores")
+def test_steps_on_threads_of_the_host_count_denormals_as_zero(tmp_path: Path) -> None:
+    """So that all parts have the caller's rounding and flushing."""
+
+    class Fading(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (nn.Linear(512, 512, bias=False) for _ in range(2))
+
+        def forward(self, x: Any, h: Any) -> Any:
+            h = self.second(self.first(x + 1e-30 * h))
+            return h, h
+
+    torch.manual_seed(0)
+    given = torch.randn(1, 512), torch.zeros(1, 512)
+    options = {"threads": 2, "free_batch": False, "state": {1: 1}}
+    fast = sparsejit.compile(Fading().eval(), given, **options)
+    assert any(wave.is_shared for wave in fast.parts.variants[0].waves)
+    fast.export(tmp_path / "model.so", header=tmp_path / "model.h")
+    library, host, stream = ctypes.CDLL(str(tmp_path / "model.so")), Host(), fast.stream()
+    sizes = dict(re.findall(r"MODEL_(STATE|WORKSPACE)_BYTES (\d+)", header(tmp_path)))
+    state, room = (new_workspace(int(sizes[each])) for each in ("STATE", "WORKSPACE"))
+    places = [ctypes.c_void_p(each.ctypes.data) for each in (state, room)]
+    assert library.model_state_init(places[0]) == 0
+    for scale in (1.0, 1e-37, 1e-37, 1e-38):
+        x, y = given[0].numpy() * np.float32(scale), np.zeros((1, 512), np.float32)
+        assert called(library, "model_step", [[x], [y]], *places, ctypes.byref(host)) == 0
+        np.testing.assert_array_equal(y, stream(x))
+    assert host.started > 0
+
+
+def test_what_threads_of_the_host_cannot_do_is_refused(tmp_path: Path) -> None:
+    fast, _ = on_threads(free_batch=False)
+    with pytest.raises(InvalidInput, match="cannot take a table of threads; compile with thread"):
+        fast.export(tmp_path / "model.obj", system="windows")
+    with pytest.raises(InvalidInput, match="runs on one thread, and vad is compiled for 2"):
+        fast.export(tmp_path / "vad", cmake="vad")
     with pytest.raises(InvalidInput, match=r"is no \.o or \.so file"):
         compiled(words(1), 1).export(tmp_path / "model.sjit")
     assert not list(tmp_path.iterdir())

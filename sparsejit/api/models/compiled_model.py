@@ -19,7 +19,7 @@ from sparsejit.api.models.called import (
     output_names,
 )
 from sparsejit.api.models.dtypes import ModelDtypes
-from sparsejit.api.models.export import exported_model
+from sparsejit.api.models.export import exported_model, for_host
 from sparsejit.api.models.model_file import (
     KIND,
     ModelSource,
@@ -361,9 +361,11 @@ class CompiledModel(CalledModel, Compiled):
         return sealed.SealedFile(KIND, *model_to_data(self.source()))
 
     def _exported(self, name: str) -> ExportedFunction:
-        stepped = self.stepped(1) if self.states else None
+        variant = for_host(self._first)
+        streamed = self._streamed._replace(variant=variant)
+        stepped = SteppedModel(streamed, 1) if self.states else None
         nests = self._input_nest, self._output_nest
-        return exported_model(name, self._first, nests, stepped)
+        return exported_model(name, variant, nests, stepped)
 
     def export(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from sparsejit.api.models.called import output_names
 from sparsejit.api.models.stepped import SteppedModel
-from sparsejit.api.models.variant import Variant
+from sparsejit.api.models.variant import Variant, lowered_variant
 from sparsejit.artefact.exported import EntryPoint, ExportedFunction, Macro
 from sparsejit.errors import InvalidInput
 from sparsejit.frontends.nesting import Nest, NestKind, dtypes, words_of
@@ -19,7 +20,7 @@ from sparsejit.ir.values import Array, Element, Value
 from sparsejit.runtime.native_call import WORKSPACE_ALIGNMENT
 from sparsejit.runtime.state_step import STATE_ALIGNMENT, StateLayout, emit_step
 from sparsejit.x86.assembler import Assembler, Label
-from sparsejit.x86.operands import Literal, Memory, dword, rax, rcx, rdi, rsi, ymm
+from sparsejit.x86.operands import Literal, Memory, dword, r8, rax, rcx, rdi, rdx, rsi, ymm
 
 
 def exported_model(
@@ -29,7 +30,8 @@ def exported_model(
 
     `nests` are the nests of the model's inputs and outputs, whose dtypes the header names. A model
     with states, `stepped` for one sample, has `int NAME_step(inputs, outputs, state, workspace)`
-    and `int NAME_state_init(state)` instead. Raises InvalidInput for a model on several threads, or
+    and `int NAME_state_init(state)` instead. A model on several threads, which `for_host` has made,
+    takes a table of the host's functions behind these arguments. Raises InvalidInput for a model
     with strings.
     """
     if any(map(words_of, nests)):
@@ -39,11 +41,18 @@ def exported_model(
         )
     arrays = _arrays(variant, nests, stepped)
     is_fixed = variant.tile is None
+    by_host = variant.options.by_host
     tables = [
         f"const {_pointee(arrays, 'input')} *const *inputs",
         f"{_pointee(arrays, 'output')} *const *outputs",
     ]
     given = [*tables, "void *workspace", *([] if is_fixed else ["ptrdiff_t samples"])]
+    threads = [f"const {name}_threads *threads"] if by_host else []
+    slot = variant.lowered_again().probe_offset if by_host else None
+    functions = _step_functions(stepped, tables, threads, slot)
+    if slot is not None and stepped is None:
+        run = partial(_emit_hosted_run, slot, is_fixed)
+        functions = [EntryPoint("run", ", ".join([*given, *threads]), run)]
     return ExportedFunction(
         name,
         variant.program.image,
@@ -54,21 +63,57 @@ def exported_model(
         macros=_macros(variant, arrays, stepped),
         about=_about(variant, name.upper(), _noted(nests), arrays, stepped),
         threads=variant.options.threads,
-        functions=_step_functions(stepped, tables),
+        functions=functions,
         workspace_bytes=variant.workspace_bytes,
+        types=_types(name, variant.options.threads) if by_host else (),
+        by_host=by_host,
     )
 
 
-def _step_functions(stepped: SteppedModel | None, tables: Sequence[str]) -> list[EntryPoint]:
+def for_host(variant: Variant) -> Variant:
+    """Return the variant whose threads the host of exported code starts, if it has several."""
+    if variant.options.threads == 1:
+        return variant
+    options = replace(variant.options, by_host=True)
+    return lowered_variant(variant.graphs, options, variant.program.name, is_cached=False)
+
+
+def _types(name: str, threads: int) -> list[str]:
+    """Lines of C that declare the table of the host's functions."""
+    return [
+        f"/* Threads of the caller, {threads - 1} besides its own, numbered from 1; a null pointer",
+        " * runs all on its own. Different calls at once need threads of their own. */",
+        "typedef struct {",
+        "    void *self; /* the first argument of both functions */",
+        "    /* Has a thread run function(argument), and returns at once. */",
+        "    void (*start)(void *self, int thread, void (*function)(void *), void *argument);",
+        "    /* Returns when the thread is done with that. */",
+        "    void (*wait)(void *self, int thread);",
+        f"}} {name}_threads;",
+    ]
+
+
+def _emit_hosted_run(slot: int, is_fixed: bool, asm: Assembler, image: Label) -> None:
+    """Put the last argument into the workspace, and run the image."""
+    asm.emit("mov", Memory(rdx, slot), rcx if is_fixed else r8)
+    if is_fixed:
+        asm.emit("mov", dword(rcx), 1)
+    asm.jump("jmp", image)
+
+
+def _step_functions(
+    stepped: SteppedModel | None, tables: Sequence[str], threads: Sequence[str], slot: int | None
+) -> list[EntryPoint]:
     """Return the functions of a model with states."""
     if stepped is None:
         return []
     layout = stepped.layout
     block = np.zeros(layout.bytes, np.uint8)
     stepped.fill(block)
-    step = partial(_emit_step, layout)
+    step = partial(_emit_step, layout, slot)
+    given = [*tables, "void *state", "void *workspace", *threads]
     return [
-        EntryPoint("step", ", ".join([*tables, "void *state", "void *workspace"]), step),
+        EntryPoint("step", ", ".join(given), step),
         EntryPoint("state_init", "void *state", partial(_emit_state_init, block), _ABOUT_INIT),
     ]
 
@@ -76,7 +121,9 @@ def _step_functions(stepped: SteppedModel | None, tables: Sequence[str]) -> list
 _ABOUT_INIT = ("Sets the states of a stream to their values before the first step.",)
 
 
-def _emit_step(layout: StateLayout, asm: Assembler, image: Label) -> None:
+def _emit_step(layout: StateLayout, slot: int | None, asm: Assembler, image: Label) -> None:
+    if slot is not None:
+        asm.emit("mov", Memory(rcx, slot), r8)
     emit_step(asm, layout, lambda asm: asm.jump("call", image))
     asm.emit("ret")
 

@@ -40,7 +40,7 @@ class StreamedModel(NamedTuple):
     pace: Pace = NO_PACE
 
 
-class _Operand(NamedTuple):
+class StepOperand(NamedTuple):
     """An input or output: its value, its batch axis in a call, and the type of the native array.
 
     The axis is None where it has no batch, or the batch is fixed.
@@ -60,7 +60,7 @@ class _Operand(NamedTuple):
         """The type of a call's array, in the model's layout."""
         return type_of_call(self.kind, self.axis)
 
-    def for_samples(self, samples: int) -> _Operand:
+    def for_samples(self, samples: int) -> StepOperand:
         """Return the operand of another batch."""
         if self.axis is None:
             return self
@@ -81,13 +81,13 @@ class _Operand(NamedTuple):
 
 def _operands(
     values: Sequence[Value], axes: Sequence[int | None] | None, samples: int
-) -> tuple[_Operand, ...]:
+) -> tuple[StepOperand, ...]:
     made = []
     for number, value in enumerate(values):
         axis = None if axes is None else axes[number]
         shape = value.shape if axis is None else (samples, *value.shape[1:])
         kind = ArrayType(value.type.element.value, shape, value.origin.name)
-        made.append(_Operand(value, axis, kind))
+        made.append(StepOperand(value, axis, kind))
     return tuple(made)
 
 
@@ -297,7 +297,7 @@ def _check_streams(streamed: StreamedModel, batch: int) -> None:
             )
 
 
-def _initial(state: State, operand: _Operand, tile: int | None) -> Array:
+def _initial(state: State, operand: StepOperand, tile: int | None) -> Array:
     """Return a state's first value, a native array that broadcasts over samples, or a number."""
     shape, dtype = operand.shape, operand.kind.dtype
     value = np.zeros((), dtype) if state.initial is None else np.asarray(state.initial, dtype)

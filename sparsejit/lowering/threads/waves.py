@@ -43,7 +43,7 @@ from sparsejit.lowering.memory.storage import Buffer, View
 from sparsejit.lowering.step import Step
 from sparsejit.planner.cheapest_row import choose, least, priced
 from sparsejit.planner.sharing import WavePrices
-from sparsejit.runtime.workers import NativePart, pool
+from sparsejit.runtime.workers import HostThreads, NativePart, Pool
 from sparsejit.x86.assembler import Assembler, Label
 from sparsejit.x86.operands import rdi
 from sparsejit.x86.routines import pop, push
@@ -368,7 +368,9 @@ class _Growing:
 RunSteps = Callable[[Assembler, Sequence[ScheduledStep]], None]
 
 
-def emit_wave(asm: Assembler, wave: Wave, run: RunSteps, saved_ns: float) -> None:
+def emit_wave(
+    asm: Assembler, wave: Wave, run: RunSteps, saved_ns: float, workers: Pool | HostThreads
+) -> None:
     """Append a wave of several threads, whose steps `run` appends.
 
     saved_ns: predicted saving by this and later waves.
@@ -378,7 +380,6 @@ def emit_wave(asm: Assembler, wave: Wave, run: RunSteps, saved_ns: float) -> Non
     asm.jump("call", function)
     asm.jump("jmp", end)
     labels = [asm.label(f"thread {number}") for number in range(len(wave.threads))]
-    workers = pool()
     workers.require(len(labels) - 1)
     asm.align(64)
     asm.bind(function)
