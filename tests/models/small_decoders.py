@@ -1,4 +1,4 @@
-"""Decoders with caches in buffers: Llama's, GPT-2's and Whisper's forms, and a trained file."""
+"""Decoders with caches in buffers, in the forms of Llama, GPT-2, Whisper and Moonshine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Sizes(NamedTuple):
 
 
 class CachedAttention(nn.Module):
-    """Attention of one query to all keys up to its position, which lie in buffers."""
+    """Attention of queries to all keys up to their positions, which lie in buffers."""
 
     def __init__(self, sizes: Sizes, *, bias: bool) -> None:
         super().__init__()
@@ -43,23 +43,37 @@ class CachedAttention(nn.Module):
         self.register_buffer("values", cache.clone())
 
     def forward(self, x: Tensor, position: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
-        pairs = self.sizes.pairs
-        query = self.query(x).view(1, self.sizes.heads, 1, self.each)
-        key, value = (layer(x).view(1, pairs, 1, self.each) for layer in (self.key, self.value))
+        pairs, count = self.sizes.pairs, x.shape[1]
+        layers = self.query, self.key, self.value
+        query, key, value = (
+            layer(x).view(1, count, -1, self.each).transpose(1, 2) for layer in layers
+        )
         if turn is not None:
             query, key = _turned(query, *turn), _turned(key, *turn)
         self.keys.index_copy_(2, position, key)
         self.values[:, :, position] = value
-        seen = torch.arange(self.sizes.length)[None] <= position
-        grouped = query.view(1, pairs, -1, self.each)
-        found = functional.scaled_dot_product_attention(grouped, self.keys, self.values, seen)
-        return self.out(found.reshape(1, 1, -1))
+        seen = torch.arange(self.sizes.length)[None] <= position[:, None]
+        groups = self.sizes.heads // pairs
+        grouped = query.reshape(1, pairs, groups * count, self.each)
+        mask = seen.repeat(groups, 1) if count > 1 else seen
+        found = functional.scaled_dot_product_attention(grouped, self.keys, self.values, mask)
+        heads = found.reshape(1, self.sizes.heads, count, self.each)
+        return self.out(heads.transpose(1, 2).reshape(1, count, -1))
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate pairs of neighbouring elements."""
-    even, odd = x[..., ::2], x[..., 1::2]
-    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
+    """Rotate pairs of neighbouring elements, where there are angles for them."""
+    most = 2 * cos.shape[-1]
+    even, odd = x[..., :most:2], x[..., 1:most:2]
+    turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], -1).flatten(-2)
+    return torch.cat([turned, x[..., most:]], -1) if most < x.shape[-1] else turned
+
+
+def _angles(length: int, elements: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (length, elements / 2) of rotations by position."""
+    rates = 10000.0 ** (-torch.arange(0, elements, 2) / elements)
+    angles = torch.arange(length)[:, None] * rates
+    return angles.cos(), angles.sin()
 
 
 class RootMeanSquare(nn.Module):
@@ -97,13 +111,11 @@ class Llama(nn.Module):
         self.embedding = nn.Embedding(sizes.tokens, sizes.width)
         self.layers = nn.ModuleList(LlamaLayer(sizes) for _ in range(sizes.layers))
         self.norm = RootMeanSquare(sizes.width)
-        each = sizes.width // sizes.heads
-        rates = 10000.0 ** (-torch.arange(0, each, 2) / each)
-        angles = torch.arange(sizes.length)[:, None] * rates
+        cos, sin = _angles(sizes.length, sizes.width // sizes.heads)
         self.cos: Tensor
         self.sin: Tensor
-        self.register_buffer("cos", angles.cos())
-        self.register_buffer("sin", angles.sin())
+        self.register_buffer("cos", cos)
+        self.register_buffer("sin", sin)
 
     def forward(self, token: Tensor, position: Tensor) -> Tensor:
         x = self.embedding(token)
@@ -151,10 +163,11 @@ class Gpt(nn.Module):
         self.register_buffer("position", torch.zeros(1, dtype=torch.int64))
 
     def forward(self, token: Tensor) -> Tensor:
-        x = self.embedding(token) + self.places(self.position)[None]
+        position = self.position + torch.arange(token.shape[1])
+        x = self.embedding(token) + self.places(position)[None]
         for layer in self.layers:
-            x = layer(x, self.position)
-        self.position.add_(1)
+            x = layer(x, position)
+        self.position.add_(token.shape[1])
         return self.head(self.norm(x))[:, 0]
 
 
@@ -174,6 +187,74 @@ class Whisper(nn.Module):
         for layer in self.layers:
             x = layer(x, step, states)
         return self.norm(x) @ self.embedding.weight.T
+
+
+class MoonshineLayer(nn.Module):
+    """Rotated attention to a cache, attention to an encoder's states, a gated layer; no biases."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.attention = CachedAttention(sizes, bias=False)
+        self.cross = nn.MultiheadAttention(sizes.width, sizes.heads, bias=False, batch_first=True)
+        self.norms = nn.ModuleList(nn.LayerNorm(sizes.width, bias=False) for _ in range(3))
+        self.up = nn.Linear(sizes.width, 2 * sizes.hidden)
+        self.down = nn.Linear(sizes.hidden, sizes.width)
+
+    def forward(
+        self, x: Tensor, position: Tensor, turn: tuple[Tensor, Tensor], states: Tensor
+    ) -> Tensor:
+        first, second, third = self.norms
+        x = x + self.attention(first(x), position, turn)
+        x = x + self.cross(second(x), states, states, need_weights=False)[0]
+        y, gate = self.up(third(x)).chunk(2, -1)
+        return x + self.down(functional.silu(gate) * y)
+
+
+class Moonshine(nn.Module):
+    """Moonshine's decoder: eight of nine elements of a head are rotated."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        self.embedding = nn.Embedding(sizes.tokens, sizes.width)
+        self.layers = nn.ModuleList(MoonshineLayer(sizes) for _ in range(sizes.layers))
+        self.norm = nn.LayerNorm(sizes.width, bias=False)
+        each = sizes.width // sizes.heads
+        cos, sin = _angles(sizes.length, each * 9 // 10 // 2 * 2)
+        self.cos: Tensor
+        self.sin: Tensor
+        self.register_buffer("cos", cos)
+        self.register_buffer("sin", sin)
+
+    def forward(self, token: Tensor, step: Tensor, states: Tensor) -> Tensor:
+        x = self.embedding(token)
+        turn = self.cos[step], self.sin[step]
+        for layer in self.layers:
+            x = layer(x, step, turn, states)
+        return self.norm(x) @ self.embedding.weight.T
+
+
+class Listener(nn.Module):
+    """Moonshine's encoder: samples (1, time) to states, one for each 384 of them."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        width, wide = sizes.width, 2 * sizes.width
+        self.first = nn.Conv1d(1, width, 127, 64, bias=False)
+        self.norm = nn.GroupNorm(1, width)
+        self.second, self.third = nn.Conv1d(width, wide, 7, 3), nn.Conv1d(wide, width, 3, 2)
+        layer = nn.TransformerEncoderLayer(
+            *(width, sizes.heads, sizes.hidden, 0.0, functional.gelu),
+            batch_first=True,
+            norm_first=True,
+            bias=False,
+        )
+        self.layers = nn.TransformerEncoder(layer, sizes.layers, enable_nested_tensor=False)
+
+    def forward(self, samples: Tensor) -> Tensor:
+        x = self.norm(torch.tanh(self.first(samples[:, None])))
+        x = functional.gelu(self.third(functional.gelu(self.second(x))))
+        return self.layers(x.transpose(1, 2))
 
 
 def said_by_torch(module: nn.Module, prompt: list[int], n: int, *others: Tensor) -> list[int]:

@@ -12,7 +12,18 @@ import numpy.typing as npt
 import pytest
 import torch
 from runnable import ISAS
-from small_decoders import STORIES, Gpt, Llama, Sizes, Tokenizer, Whisper, said_by_torch, stories
+from small_decoders import (
+    STORIES,
+    Gpt,
+    Listener,
+    Llama,
+    Moonshine,
+    Sizes,
+    Tokenizer,
+    Whisper,
+    said_by_torch,
+    stories,
+)
 from torch import Tensor, nn
 
 import sparsejit
@@ -157,6 +168,42 @@ def test_draws_are_counted_from_the_first_token(llama: Any) -> None:
             assert int(said[drawn]) in possible(logits, float(uniforms[drawn]), 4.0, 9, 0.8)
 
 
+class FromFirst(Llama):
+    """A model that takes the position of its first token."""
+
+    def forward(self, token: Tensor, position: Tensor) -> Tensor:
+        return super().forward(token, position + torch.arange(token.shape[1]))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kind", [Llama, Gpt, FromFirst])
+def test_a_prompt_is_read_in_blocks(kind: Callable[[Sizes], nn.Module], isa: str) -> None:
+    """A prompt that is read token by token gives the same, for any length of it."""
+    module, prompt = random(kind), [5, 17, 3, 8, 30, 2, 11, 23, 36, 1, 0, 7, 19]
+    several, places = torch.ones(1, 4, dtype=torch.int64), torch.arange(4)
+    ones, fours = ((TOKEN,), (several,)) if kind is Gpt else ((TOKEN, PLACE), (several, places))
+    if kind is FromFirst:
+        fours = several, PLACE
+    fast, blocks = (sparsejit.compile(module, args, target=isa) for args in (ones, fours))
+    for count in (1, 4, 5, 8, 9, 13):
+        given = prompt[:count]
+        said = sparsejit.generate(fast, given, 12, blocks=blocks).tolist()
+        assert said == sparsejit.generate(fast, given, 12).tolist()
+        assert said == said_by_torch(module, given, 12)
+
+
+def test_blocks_of_another_model_are_refused(llama: Any) -> None:
+    several, places = torch.ones(1, 4, dtype=torch.int64), torch.arange(4)
+    longer = sparsejit.compile(random(Llama, SMALL._replace(length=80)), (several, places))
+    for blocks, message in (
+        (longer, "blocks and fast differ in state"),
+        (llama, "blocks takes 1 tokens and 1 positions"),
+        (random(Llama), "blocks is Llama; give what sparsejit.compile returns"),
+    ):
+        with pytest.raises(InvalidInput, match=message):
+            sparsejit.generate(llama, PROMPT, 4, blocks=blocks)
+
+
 @pytest.mark.parametrize("n", [0, 1, SMALL.length + 1 - len(PROMPT)])
 def test_lengths(llama: Any, n: int) -> None:
     said = sparsejit.generate(llama, PROMPT, n)
@@ -250,6 +297,21 @@ def test_an_encoders_states_are_inputs() -> None:
         assert said.tolist() == said_by_torch(module, PROMPT, 40, given)
     with pytest.raises(InvalidInput, match="step, states are neither states nor given"):
         sparsejit.generate(fast, PROMPT, 4)
+
+
+def test_sound_becomes_tokens() -> None:
+    """An encoder's code gives the states that a decoder's loop reads, in Moonshine's form."""
+    sizes = SMALL._replace(width=36, heads=4, pairs=4)
+    listener, module = random(Listener, sizes), random(Moonshine, sizes)
+    sound = torch.sin(torch.arange(8000) / 5)[None] * torch.rand(1, 8000)
+    hears = sparsejit.compile(listener, (sound,))
+    with torch.no_grad():
+        states = listener(sound)
+    torch.testing.assert_close(hears(sound), states, rtol=1e-4, atol=1e-4)
+    fast = sparsejit.compile(module, (TOKEN, PLACE, states))
+    given = {"position": "step", "inputs": {"states": hears(sound)}}
+    said = sparsejit.generate(fast, PROMPT, 40, **given).tolist()
+    assert said == said_by_torch(module, PROMPT, 40, states) and len(set(said)) > 5
 
 
 @pytest.mark.skipif(not STORIES.exists(), reason="needs ../shared/data/llama")

@@ -46,6 +46,7 @@ def generate(
     stop: int | Iterable[int] = (),
     position: str | None = None,
     inputs: Mapping[str, Any] | None = None,
+    blocks: CompiledModel | None = None,
 ) -> Array:
     """Return the tokens that a decoder says after a prompt, in one native loop.
 
@@ -67,6 +68,9 @@ def generate(
         position: the name of the input that counts positions, where it has an unusual name
         inputs: the model's other inputs by name, the same in all steps, such as the states of an
             encoder
+        blocks: the same model compiled for several tokens a call, such as (1, 16), which reads the
+            weights once for all of them: it runs the prompt, as far as its blocks are whole, and
+            sums may differ in the last bits from those that a token alone gives
 
     Returns:
         The tokens after the prompt, int64, at most n.
@@ -78,6 +82,7 @@ def generate(
     if not isinstance(fast, CompiledModel):
         raise InvalidInput(f"fast is {type(fast).__name__}; give what sparsejit.compile returns")
     decoder = _decoder_of(fast, position, inputs or {})
+    reader = None if blocks is None else _reader_of(blocks, decoder, inputs or {})
     prompt = _prompt(tokens, decoder.loop.classes)
     steps = len(prompt) + whole_number("n", n, 0) - 1
     stops = _stops(stop, decoder.loop.classes)
@@ -89,7 +94,7 @@ def generate(
         )
     if n == 0:
         return np.zeros(0, np.int64)
-    return _run(decoder, prompt, n, draw)
+    return _run(decoder, reader, prompt, n, draw)
 
 
 class _Decoder(NamedTuple):
@@ -98,6 +103,7 @@ class _Decoder(NamedTuple):
     Attributes:
         shared: its steps
         loop: the input and output between which tokens pass
+        token: the number of the input for tokens, among those that are no states
         position: the number of the input that counts, among those that are no states; or None
         constants: the arrays of all inputs; empty where each step has its own
         positions: the length of the caches, where the graph says it
@@ -105,9 +111,24 @@ class _Decoder(NamedTuple):
 
     shared: SteppedModel
     loop: TokenLoop
+    token: int
     position: int | None
     constants: list[Array]
     positions: int | None
+
+
+class _Reader(NamedTuple):
+    """A decoder of several tokens a call, whose states are another's.
+
+    Attributes:
+        shared: its steps
+        constants: the arrays of all inputs; zeros where each step has its own
+        tokens: the tokens of a call
+    """
+
+    shared: SteppedModel
+    constants: list[Array]
+    tokens: int
 
 
 def _decoder_of(fast: CompiledModel, position: str | None, given: Mapping[str, Any]) -> _Decoder:
@@ -137,7 +158,45 @@ def _decoder_of(fast: CompiledModel, position: str | None, given: Mapping[str, A
     loop = TokenLoop(_operand(shared, 0, token), _operand(shared, 1, 0), _classes(shared))
     counts = None if counter is None else shared.inputs[counter].value
     length = _cache_length(fast.graph, shared, counts)
-    return _Decoder(shared, loop, counter, _constants(shared, names, given), length)
+    return _Decoder(shared, loop, token, counter, _constants(shared, names, given), length)
+
+
+def _reader_of(
+    blocks: CompiledModel, decoder: _Decoder, given: Mapping[str, Any]
+) -> _Reader:
+    """Return the parts of the model of blocks. Raises InvalidInput for another decoder's."""
+    if not isinstance(blocks, CompiledModel):
+        found = type(blocks).__name__
+        raise InvalidInput(f"blocks is {found}; give what sparsejit.compile returns")
+    shared = blocks.stepped(1)
+    own, others = (_interface(each) for each in (shared, decoder.shared))
+    if own != others:
+        odd = sorted({*own} ^ {*others}) or ["another order of inputs"]
+        raise InvalidInput(
+            f"blocks and fast differ in {odd[0]}; compile one model twice, for one token and for "
+            "several"
+        )
+    tokens = _elements(shared, decoder.token)
+    counts = tokens if decoder.position is None else _elements(shared, decoder.position)
+    if tokens < 2 or counts not in (1, tokens):
+        raise InvalidInput(
+            f"blocks takes {tokens} tokens and {counts} positions a call; compile it for at least "
+            "two tokens, with the position of each or of the first"
+        )
+    names = [each.kind.name for each in shared.inputs]
+    return _Reader(shared, _constants(shared, names, given), tokens)
+
+
+def _interface(shared: SteppedModel) -> list[str]:
+    """Return the names of inputs, and the types of states, a line each."""
+    states = (f"state {name}: {each.kind}" for name, each in shared.states.items())
+    return [*(f"input {each.kind.name}" for each in shared.inputs), *states]
+
+
+def _elements(shared: SteppedModel, number: int) -> int:
+    """Return the elements of an input; 0 where they are no int64."""
+    kind = shared.inputs[number].kind
+    return kind.bytes // _INT64 if kind.dtype == "int64" else 0
 
 
 def _operand(shared: SteppedModel, side: int, number: int) -> int:
@@ -249,24 +308,25 @@ def _new_draw(
     return made
 
 
-def _run(decoder: _Decoder, prompt: Array, n: int, draw: Array) -> Array:
+def _run(
+    decoder: _Decoder, reader: _Reader | None, prompt: Array, n: int, draw: Array
+) -> Array:
     """Run the prompt, then n steps at most, each with a draw."""
     shared, loop = decoder.shared, decoder.loop
     said = np.zeros(len(prompt) + n, np.int64)
     said[: len(prompt)] = prompt
+    block, first = shared.new_block(), len(prompt) - 1
+    done = 0 if reader is None else _read_blocks(decoder, reader, said[:first], block)
     arrays = list(decoder.constants)
     advances = [0] * (len(arrays) + len(shared.outputs))
-    moving = [(shared.layout.inputs[: loop.token].count(None), said)]
-    if decoder.position is not None:
-        moving.append((decoder.position, np.arange(len(said))))
+    moving = _moving(decoder, said, 1)
     for number, values in moving:
-        arrays[number], advances[number] = values, _INT64
+        arrays[number], advances[number] = values[done:], _INT64
     outputs = [np.empty(each.shape, each.kind.dtype) for each in shared.outputs]
-    made, block = address_table(outputs), shared.new_block()
-    first = len(prompt) - 1
-    if first:
+    made = address_table(outputs)
+    if first > done:
         run = shared.steps(tuple(advances))
-        require_success(run(address_table(arrays), made, block.ctypes.data, first))
+        require_success(run(address_table(arrays), made, block.ctypes.data, first - done))
     for number, values in moving:
         arrays[number] = values[first:]
     run = shared.token_steps(tuple(advances), loop)
@@ -279,3 +339,29 @@ def _run(decoder: _Decoder, prompt: Array, n: int, draw: Array) -> Array:
         )
     require_success(status)
     return said[len(prompt) : len(prompt) + drawn]
+
+
+def _moving(decoder: _Decoder, said: Array, each: int) -> list[tuple[int, Array]]:
+    """Return the inputs of which steps have their own values: tokens, and every `each` position."""
+    moving = [(decoder.token, said)]
+    if decoder.position is not None:
+        moving.append((decoder.position, np.arange(0, len(said), each)))
+    return moving
+
+
+def _read_blocks(decoder: _Decoder, reader: _Reader, prompt: Array, block: Array) -> int:
+    """Run the whole blocks of a prompt, and write the states to `block`; return their tokens."""
+    shared, count = reader.shared, len(prompt) // reader.tokens
+    if not count:
+        return 0
+    positions = reader.tokens if decoder.position is None else _elements(shared, decoder.position)
+    arrays = list(reader.constants)
+    advances = [0] * (len(arrays) + len(shared.outputs))
+    for number, values in _moving(decoder, prompt, reader.tokens // positions):
+        arrays[number], advances[number] = values, shared.inputs[number].kind.bytes
+    outputs = [np.empty(each.shape, each.kind.dtype) for each in shared.outputs]
+    own, run = shared.new_block(), shared.steps(tuple(advances))
+    tables = address_table(arrays), address_table(outputs)
+    require_success(run(*tables, own.ctypes.data, count))
+    decoder.shared.fill(block, shared.views(own))
+    return count * reader.tokens
