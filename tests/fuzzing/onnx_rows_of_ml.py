@@ -36,7 +36,7 @@ def _extractor(grow: OnnxGrowing) -> None:
     x = grow.tensor("fi", (1, 2), fits=lambda a: a.size > 0)
     width = grow.values[x].shape[-1]
     places = grow.numbers.integers(0, width, grow.draw.randint(1, 4))
-    _add(grow, "ArrayFeatureExtractor", [x, grow.either(places.astype(np.int64))])
+    _add(grow, "ArrayFeatureExtractor", [x, grow.longs(places)])
 
 
 def _binarizer(grow: OnnxGrowing) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -124,10 +123,11 @@ def as_tensors(results: Sequence[Array], nest: Nest) -> list[Any]:
     Strings stay arrays.
     """
     torch = sys.modules["torch"]
-    is_text = [dtype == TEXT.name for dtype in dtypes(nest)]
-    pairs = zip_longest(results, is_text, fillvalue=False)
-    made: list[Any] = [one if is_one else torch.from_numpy(one) for one, is_one in pairs]
-    for place, dtype in enumerate(dtypes(nest)):
+    made, noted = list[Any](results), dtypes(nest)
+    for place, result in enumerate(results):
+        if place >= len(noted) or noted[place] != TEXT.name:
+            made[place] = torch.from_numpy(result)
+    for place, dtype in enumerate(noted):
         if dtype and dtype != TEXT.name:
             made[place] = made[place].to(getattr(torch, dtype))
     return made
