@@ -25,6 +25,7 @@ from sparsejit.ir.ops.selection import ArgMax
 from sparsejit.ir.values import Array, Element, Value
 
 DOUBLE = Element.FLOAT64
+_MANY = 16  # sums of a product for which lanes across sums are faster than lanes along inputs
 MOST_KNOWN = 1 << 24  # most numbers of the rows of a fit: 128 MB of float64
 
 
@@ -84,6 +85,19 @@ def distances(writer: EstimatorWriter, x: Value, known: Array, measure: Measure)
     """Distances of x to known rows, float64 (batch, rows)."""
     rows = writer.constant(np.asarray(known, np.float64), "rows", DOUBLE)
     return writer.at("distances").one(Distances(measure, x.type.element), x, rows)
+
+
+def many_products(
+    writer: EstimatorWriter, x: Value, weights: Array, bias: Array, name: str
+) -> Value:
+    """x weights^T + bias in float64; many sums become lanes, as rows of a fit do."""
+    if len(weights) < _MANY:
+        return writer.product_of(x, weights, bias, name)
+    found = distances(writer, x, weights, Measure.PRODUCT)
+    if not bias.any():
+        return found
+    f = double_formula(writer, name)
+    return f.finish(f("add", found, writer.constant(bias[None], f"{name}.bias", DOUBLE)))
 
 
 @dataclass(frozen=True, eq=False)

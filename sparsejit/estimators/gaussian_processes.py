@@ -16,6 +16,7 @@ from sparsejit.estimators.double_values import (
     check_rows,
     distances,
     double_formula,
+    many_products,
     place_of_largest,
     power,
     scaled_columns,
@@ -245,7 +246,7 @@ def _second_class(writer: EstimatorWriter, part: Any) -> Value:
     values = kernel_of_process(writer, part.kernel_, np.asarray(part.X_train_, np.float64))
     mean = _latent_mean(writer, values, part)
     rows = np.linalg.solve(part.L_, np.diag(part.W_sr_))
-    v = writer.product_of(values, rows, np.zeros(len(rows)), "latent variance")
+    v = many_products(writer, values, rows, np.zeros(len(rows)), "latent variance")
     own = float(part.kernel_.diag(part.X_train_[:1])[0])
     f = double_formula(writer, "variance")
     variance = f.finish(f("sub", own, f("row_sum", f("square", v))), shape=v.shape)

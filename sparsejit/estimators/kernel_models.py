@@ -24,6 +24,7 @@ from sparsejit.estimators.double_values import (
     flat,
     inliers,
     kernel_of,
+    many_products,
     place_of_largest,
     single,
 )
@@ -42,7 +43,7 @@ def weighted_kernels(
     """K(x, known) weights^T + bias, float64; a linear kernel becomes one product."""
     if kernel.is_linear:
         return writer.product(weights @ known, bias, "scores")
-    return writer.product_of(kernel.of(writer, known), weights, bias, "scores")
+    return many_products(writer, kernel.of(writer, known), weights, bias, "scores")
 
 
 def _svm_scores(estimator: Any) -> Callable[[EstimatorWriter], Value]:
